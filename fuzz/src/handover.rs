@@ -16,10 +16,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use ringfence_live::MemoryError;
-use ringfence_live::caps::Caps;
-use ringfence_live::daemon::{Daemon, Here, Log};
-use ringfence_live::handover::{Handed, StateError, TakeOverError};
-use ringfence_live::host::HostOptimisations;
+use ringfence_live::daemon::{Daemon, LocalConfig, Log};
+use ringfence_live::handover::{SavedDevices, StateError, TakeOverError};
+use ringfence_live::host::HostPagePool;
+use ringfence_live::limits::GuestLimits;
 use ringfence_pviommu::backend::RestoreError;
 use ringfence_pviommu::wire::crc32c;
 use ringfence_virtio_iommu::SnapshotError;
@@ -147,20 +147,20 @@ struct Lasting {
     soft: File,
     directory: File,
     datagram: UnixDatagram,
-    caps: Caps,
+    caps: GuestLimits,
     log: Log,
 }
 
 impl Lasting {
-    fn here(&self, told: bool) -> Here<'_> {
+    fn here(&self, told: bool) -> LocalConfig<'_> {
         let optimisations = if told {
-            HostOptimisations::On
+            HostPagePool::On
         } else {
-            HostOptimisations::Off
+            HostPagePool::Off
         };
-        Here {
-            optimisations,
-            ..Here::new(Path::new("/"), &self.caps, &self.log)
+        LocalConfig {
+            host_page_pool: optimisations,
+            ..LocalConfig::new(Path::new("/"), &self.caps, &self.log)
         }
     }
 }
@@ -175,9 +175,9 @@ thread_local! {
             directory: File::open("/").expect("a directory"),
             datagram: UnixDatagram::unbound().expect("a socket"),
             // Few tables: zeros of an allocator that has used the memory before take most of the time.
-            caps: Caps {
+            caps: GuestLimits {
                 tables: 64,
-                ..Caps::default()
+                ..GuestLimits::default()
             },
             log: Arc::new(|_, _| {}),
         }
@@ -316,13 +316,13 @@ impl Message {
         let fds = self.fds(things, lasting);
         self.kind == STREAM
             && self.flags & LIES == 0
-            && Handed::decode(&self.body, fds)
+            && SavedDevices::decode(&self.body, fds)
                 .is_ok_and(|handed| Daemon::rehearse(lasting.here(told), handed).is_ok())
     }
 
     /// The stream of devices that have not completed a request yet.
     fn without_counts(&self, things: &Things, lasting: &Lasting) -> Vec<u8> {
-        let handed = Handed::decode(&self.body, self.fds(things, lasting));
+        let handed = SavedDevices::decode(&self.body, self.fds(things, lasting));
         let mut handed = handed.expect("was taken");
         for device in &mut handed.devices {
             device.requests = 0;

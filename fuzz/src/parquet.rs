@@ -16,7 +16,7 @@ use std::path::Path;
 use std::sync::{Once, OnceLock};
 
 use ringfence_trace::{
-    Chunk, Op, Operations, Options, ParquetProblem, Source, TraceError, write_parquet,
+    Chunk, Op, Operations, ParquetProblem, TraceError, TraceOptions, TraceSource, write_parquet,
 };
 use ringfence_types::PhysRange;
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -67,8 +67,8 @@ fn bases() -> &'static [Vec<u8>] {
     static FILES: OnceLock<Vec<Vec<u8>>> = OnceLock::new();
     FILES.get_or_init(|| {
         let write = |base: &&'static [u8]| {
-            let source = Source::from_reader("base", *base).expect("text");
-            let mut operations = Operations::new("base", source, Options::default());
+            let source = TraceSource::from_reader("base", *base).expect("text");
+            let mut operations = Operations::new("base", source, TraceOptions::default());
             let mut file = Vec::new();
             write_parquet(&mut operations, &mut file).expect("a sound trace");
             file
@@ -153,7 +153,7 @@ fn judge(file: &[u8], reached: Reached<'_>) {
             }
             // What is sound can be written again, and says the same.
             let mut again = Vec::new();
-            let mut operations = open_bytes(file, Options::default()).expect("opened before");
+            let mut operations = open_bytes(file, TraceOptions::default()).expect("opened before");
             if write_parquet(&mut operations, &mut again).is_ok() {
                 assert_eq!(read(&again).expect("just written"), (ops, marks));
             }
@@ -171,7 +171,10 @@ fn judge(file: &[u8], reached: Reached<'_>) {
 }
 
 /// Opens an input in a file without a name: the reader takes files only.
-pub(crate) fn open_bytes(bytes: &[u8], options: Options) -> Result<Operations<Source>, TraceError> {
+pub(crate) fn open_bytes(
+    bytes: &[u8],
+    options: TraceOptions,
+) -> Result<Operations<TraceSource>, TraceError> {
     let file = memfd_create("trace.parquet", MemfdFlags::CLOEXEC).expect("a file in memory");
     let mut file = File::from(file);
     file.write_all(bytes).expect("a file in memory");
@@ -181,7 +184,7 @@ pub(crate) fn open_bytes(bytes: &[u8], options: Options) -> Result<Operations<So
 
 /// All operations, which keep what operations promise.
 fn read(bytes: &[u8]) -> Result<Read, TraceError> {
-    let mut operations = open_bytes(bytes, Options::default())?;
+    let mut operations = open_bytes(bytes, TraceOptions::default())?;
     let mut chunk = Chunk::default();
     let mut live = Live::default();
     let mut ops = Vec::new();

@@ -21,17 +21,17 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use ringfence_hw::{FaultLog, Geometry, Purge, Replacement, UnitConfig, VtdUnit};
+use ringfence_hw::{FaultLog, Geometry, InvalidationGranularity, Replacement, UnitConfig, VtdUnit};
 use ringfence_pgtable::{Coherency, ContextTables, Levels, SecondStage};
 use ringfence_pviommu::backend::{
-    Backend, HardwareTables, Limits, OnDemand, ReclaimError, RepairedLastTable, Slot,
+    Backend, BackendLimits, DeviceSlot, FixedLastTable, HardwareTables, OnDemand, ReclaimError,
 };
 use ringfence_pviommu::wire::{
     Config, Devid, Gpa, GuestPhysical, Status, encode_map, encode_unmap,
 };
 use ringfence_types::{
-    Access, AddressRange, DeviceId, Direction, DomainId, FrameSource, Invalidation,
-    InvalidationError, Invalidator, Iova, IovaRange, Ticket,
+    Access, AddressRange, Direction, DomainId, FrameSource, Invalidation, InvalidationError,
+    Invalidator, Iova, IovaRange, RequesterId, Ticket,
 };
 
 use crate::Reached;
@@ -89,10 +89,8 @@ impl Invalidator for Unit {
     }
 }
 
-type Guest = Backend<
-    OnDemand<Rc<Tables>, Source, RepairedLastTable>,
-    HardwareTables<Rc<Tables>, Source, Unit>,
->;
+type Guest =
+    Backend<OnDemand<Rc<Tables>, Source, FixedLastTable>, HardwareTables<Rc<Tables>, Source, Unit>>;
 
 struct Host {
     memory: Rc<Tables>,
@@ -110,7 +108,7 @@ fn unit(fails: &Rc<Cell<bool>>) -> Unit {
         contexts: geometry(2),
         replacement: Replacement::Lru,
         fault_log: FaultLog::MAX_CAPACITY,
-        purge: Purge::Selective,
+        granularity: InvalidationGranularity::Selective,
     };
     Unit {
         hardware: VtdUnit::vtd(&config),
@@ -127,7 +125,7 @@ impl Host {
         let fails = Rc::new(Cell::new(false));
         let format = SecondStage::new(Levels::Four);
         let range: AddressRange<GuestPhysical> = AddressRange::new(Gpa::new(0), MEMORY_BYTES)?;
-        let last = RepairedLastTable::default();
+        let last = FixedLastTable::default();
         let backing = OnDemand::new(
             Rc::clone(&memory),
             tables.clone(),
@@ -150,18 +148,18 @@ impl Host {
         )
         .ok()?;
         // So few that unmaps give tables back, and some stay.
-        hardware.keep(6);
+        hardware.set_kept_tables(6);
         let mut contexts = ContextTables::new(Coherency::Coherent, &memory, &tables).ok()?;
         for (index, device) in (0..).zip(DEVICES) {
-            let context = hardware.context(Slot::new(index))?;
-            let id = DeviceId::new(device as u16);
+            let context = hardware.context(DeviceSlot::new(index))?;
+            let id = RequesterId::new(device as u16);
             contexts.attach(&memory, &tables, id, &context).ok()?;
         }
         let window = IovaRange::new(Iova::new(WINDOW), WINDOW_BYTES)?;
         let config = Config::new(window, PAGES_MAX, DEVICES.map(|id| id as u32)).ok()?;
-        let limits = Limits {
+        let limits = BackendLimits {
             mappings,
-            stretches: 3,
+            leaves: 3,
         };
         let mut backend = Backend::new(config, limits, backing, hardware);
         let hardware = &mut backend.tables().invalidator().hardware;
@@ -177,7 +175,7 @@ impl Host {
     }
 
     fn reach(&mut self, device: u64, giova: u64, access: Access) -> Option<u64> {
-        let id = DeviceId::new(device as u16);
+        let id = RequesterId::new(device as u16);
         let unit = &mut self.backend.tables().invalidator().hardware;
         let reached = unit.translate(&self.memory, id, Iova::new(giova), 1, access);
         Some(reached.ok()?.first().start().get())

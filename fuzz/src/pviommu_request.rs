@@ -6,9 +6,10 @@
 
 use std::collections::BTreeSet;
 
-use ringfence_pviommu::backend::{Backend, Limits, Resident, Slot};
+use ringfence_pviommu::backend::{Backend, BackendLimits, DeviceSlot, Resident};
 use ringfence_pviommu::wire::{
-    Config, Devid, Gpa, Malformed, PAGES_LIMIT, Request, Status, Stream, encode_map, encode_unmap,
+    Config, Devid, Gpa, Malformed, MigrationStream, PAGES_LIMIT, Request, Status, encode_map,
+    encode_unmap,
 };
 use ringfence_types::{AddressRange, Direction, Iova, IovaRange, PhysAddr};
 
@@ -127,7 +128,10 @@ fn compare(backend: &mut Backend<Resident, Recorded>, model: &Model, touched: &B
             let wanted = model.get(&(device, *at)).copied();
             let found = backend.mapping(Devid::new(device), Iova::new(*at));
             assert_eq!(found.map(|(gpa, to)| (gpa.get(), to)), wanted, "{at:#x}");
-            let entry = backend.tables().0.get(&(Slot::new(slot), Iova::new(*at)));
+            let entry = backend
+                .tables()
+                .0
+                .get(&(DeviceSlot::new(slot), Iova::new(*at)));
             let wanted = wanted.map(|(gpa, to)| (PhysAddr::new(gpa), to));
             assert_eq!(entry.copied(), wanted, "{at:#x}");
         }
@@ -136,7 +140,7 @@ fn compare(backend: &mut Backend<Resident, Recorded>, model: &Model, touched: &B
     }
     assert_eq!(backend.tables().0.len(), model.len());
     let stream = backend.export().expect("in order");
-    let stream = Stream::decode(&stream).expect("sound");
+    let stream = MigrationStream::decode(&stream).expect("sound");
     let pages = stream.records().flat_map(|record| {
         let of = (record.device.get(), record.direction);
         let pairs = record.pairs().collect::<Vec<_>>();
@@ -165,9 +169,9 @@ pub fn run(data: &[u8], reached: Reached<'_>) {
     let config =
         Config::new(window, rules.pages_max, DEVICES.map(|id| id as u32)).expect("a configuration");
     let memory = AddressRange::new(Gpa::new(0), BYTES).expect("a range");
-    let limits = Limits {
+    let limits = BackendLimits {
         mappings: rules.mappings,
-        stretches: rules.stretches,
+        leaves: rules.stretches,
     };
     let backing = Resident::new(vec![memory]);
     let mut backend = Backend::new(config, limits, backing, Recorded::default());

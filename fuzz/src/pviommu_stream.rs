@@ -3,8 +3,10 @@
 //! Input: a byte of flags, then the stream. Bit 0: its checksum is put behind it here, so that what lies behind the checksum is reached too. Bit 1:
 //! there is a mapping already.
 
-use ringfence_pviommu::backend::{Backend, Limits, Resident, RestoreError};
-use ringfence_pviommu::wire::{Config, Devid, Gpa, Status, Stream, StreamErrorKind, encode_map};
+use ringfence_pviommu::backend::{Backend, BackendLimits, Resident, RestoreError};
+use ringfence_pviommu::wire::{
+    Config, Devid, Gpa, MigrationStream, Status, StreamErrorKind, encode_map,
+};
 use ringfence_types::{AddressRange, Direction, Iova, IovaRange};
 
 use crate::Reached;
@@ -49,9 +51,9 @@ pub fn run(data: &[u8], reached: Reached<'_>) {
     let window = IovaRange::new(Iova::new(0x1_0000), 1 << 20).expect("a window");
     let config = Config::new(window, 16, [0x10, 0x12]).expect("a configuration");
     let memory = AddressRange::new(Gpa::new(0), 1 << 20).expect("a range");
-    let limits = Limits {
+    let limits = BackendLimits {
         mappings: 8,
-        stretches: 2,
+        leaves: 2,
     };
     let devices = [0x10, 0x12].map(Devid::new);
     let backing = Resident::new(vec![memory]);
@@ -69,7 +71,7 @@ pub fn run(data: &[u8], reached: Reached<'_>) {
     match outcome {
         Ok(()) => {
             let pages = |bytes: &[u8]| -> Vec<_> {
-                let stream = Stream::decode(bytes).expect("taken");
+                let stream = MigrationStream::decode(bytes).expect("taken");
                 let records = stream.records().flat_map(|record| {
                     let of = (record.device, record.direction);
                     record.pairs().map(|pair| (of, pair)).collect::<Vec<_>>()

@@ -10,14 +10,15 @@
 use std::fs;
 
 use ringfence_lab::compare::{self, compare};
-use ringfence_lab::hosted::Cycling;
+use ringfence_lab::guest::RtcParams;
 use ringfence_lab::modes::Mode;
 use ringfence_lab::plan::{Planner, each_plan};
-use ringfence_lab::size::{self, size, take_usage};
-use ringfence_lab::{LabError, Limits as ReplayLimits, Profile};
+use ringfence_lab::size::{self, measure_demand, size};
+use ringfence_lab::{LabError, Profile, ReplayLimits};
 use ringfence_pviommu::rtc::Cycles;
 use ringfence_trace::{
-    Excess, Info, Malformed, Operations, Options, Source, TraceError, write_parquet,
+    Info, LimitExceeded, Malformed, Operations, TraceError, TraceOptions, TraceSource,
+    write_parquet,
 };
 
 use crate::Reached;
@@ -64,8 +65,8 @@ const BASE: u64 = 64 << 20;
 /// 256 ends of each of two cycles.
 const STEPS: u64 = 600;
 
-fn options() -> Options {
-    let mut options = Options::default();
+fn options() -> TraceOptions {
+    let mut options = TraceOptions::default();
     let limits = &mut options.limits;
     limits.line = 2048;
     limits.text = Some(64 << 10);
@@ -95,7 +96,7 @@ pub fn run(data: &[u8], reached: Reached<'_>) {
         1 => zstd::encode_all(rest, 1).expect("into memory"),
         2 => {
             let mut file = Vec::new();
-            let mut options = Options::default();
+            let mut options = TraceOptions::default();
             options.limits.text = Some(64 << 10);
             let mut operations = Operations::new("text", rest, options);
             match write_parquet(&mut operations, &mut file) {
@@ -151,8 +152,8 @@ fn info(file: &[u8]) -> Result<&'static str, LabError> {
 }
 
 fn sizes(file: &[u8]) -> Result<&'static str, LabError> {
-    let usage = take_usage(open(file)?, None, replay_limits(), |_| {})?;
-    let options = size::Options {
+    let usage = measure_demand(open(file)?, None, replay_limits(), |_| {})?;
+    let options = size::SizeOptions {
         profile: Profile::r210_2015(),
         devices: None,
         entries: vec![4],
@@ -170,11 +171,11 @@ fn sizes(file: &[u8]) -> Result<&'static str, LabError> {
 }
 
 fn compared(file: &[u8], mode: &str) -> Result<&'static str, LabError> {
-    let options = compare::Options {
+    let options = compare::CompareOptions {
         modes: Mode::find(mode).into_iter().collect(),
         repetitions: 0,
         limits: replay_limits(),
-        ..compare::Options::new()
+        ..compare::CompareOptions::new()
     };
     let comparison = compare("fuzz", open(file)?, &options, |_| {})?;
     assert_eq!(comparison.rows.len(), 1, "{mode}");
@@ -183,11 +184,11 @@ fn compared(file: &[u8], mode: &str) -> Result<&'static str, LabError> {
 
 /// Counts the steps of a replay with two cycles.
 fn steps(file: &[u8]) {
-    let fine = Cycling {
+    let fine = RtcParams {
         cycle_ns: 156_862_745,
         cycles: Cycles::new(Cycles::MAX).expect("the highest"),
     };
-    let mut planner = Planner::new().with_cycles([fine, Cycling::DOCUMENT]);
+    let mut planner = Planner::new().with_cycles([fine, RtcParams::PAPER]);
     let (mut steps, mut operations) = (0, 0);
     let done = open(file).map_err(LabError::from).and_then(|trace| {
         let mut trace = trace;
@@ -203,7 +204,7 @@ fn steps(file: &[u8]) {
 }
 
 /// A recording would start a foreign program for each input, so it is read as an empty file.
-fn open(bytes: &[u8]) -> Result<Operations<Source>, TraceError> {
+fn open(bytes: &[u8]) -> Result<Operations<TraceSource>, TraceError> {
     let recording = bytes.starts_with(b"\x17\x08\x44tracing");
     open_bytes(if recording { b"" } else { bytes }, options())
 }
@@ -247,14 +248,14 @@ fn name(error: &LabError) -> &'static str {
         other => panic!("{other}"),
     };
     match excess {
-        Excess::Text { .. } => "Text",
-        Excess::Mapping { .. } => "Mapping",
-        Excess::Live { .. } => "Live",
-        Excess::Mapped { .. } => "Mapped",
-        Excess::Segments { .. } => "Segments",
-        Excess::List { .. } => "List",
-        Excess::Rows { .. } => "Rows",
-        Excess::Marks { .. } => "Marks",
+        LimitExceeded::Text { .. } => "Text",
+        LimitExceeded::Mapping { .. } => "Mapping",
+        LimitExceeded::Live { .. } => "Live",
+        LimitExceeded::Mapped { .. } => "Mapped",
+        LimitExceeded::Segments { .. } => "Segments",
+        LimitExceeded::List { .. } => "List",
+        LimitExceeded::Rows { .. } => "Rows",
+        LimitExceeded::Marks { .. } => "Marks",
         _ => "unknown limit",
     }
 }

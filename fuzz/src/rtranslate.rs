@@ -19,11 +19,11 @@
 use std::sync::atomic::Ordering;
 
 use ringfence_hw::{
-    ByValue, Geometry, Literal, Prefetch, Repaired, Replacement, RingLogic, RingUnit,
+    ByValue, FixedLogic, Geometry, LogicAsPublished, Prefetch, Replacement, RingLogic, RingUnit,
     RingUnitConfig, Translate,
 };
 use ringfence_types::{
-    Access, DeviceId, DomainId, FaultReason, Invalidation, Iova, PhysAddr, PhysMemory, RingId,
+    Access, DomainId, FaultReason, Invalidation, Iova, PhysAddr, PhysMemory, RequesterId, RingId,
     RingIova,
 };
 
@@ -61,13 +61,13 @@ pub fn run(data: &[u8], reached: Reached<'_>) {
     let (records, steps) = rest.split_at(rest.len().min(usize::from(records) * 11));
     let run = Run {
         memory: Memory::parse(records),
-        device: DeviceId::new(u16::from(devfn)),
+        device: RequesterId::new(u16::from(devfn)),
         root: PhysAddr::new(u64::from(root) * PAGE_BYTES),
         config: shape(config),
     };
     match config & 3 {
-        0 | 1 => run.steps::<Repaired>(steps, true, reached),
-        2 => run.steps::<Literal>(steps, false, reached),
+        0 | 1 => run.steps::<FixedLogic>(steps, true, reached),
+        2 => run.steps::<LogicAsPublished>(steps, false, reached),
         _ => run.steps::<ByValue>(steps, false, reached),
     }
 }
@@ -99,7 +99,7 @@ fn shape(bits: u8) -> RingUnitConfig {
 
 struct Run {
     memory: Memory,
-    device: DeviceId,
+    device: RequesterId,
     root: PhysAddr,
     config: RingUnitConfig,
 }
@@ -119,7 +119,7 @@ impl Run {
     /// invalidation of everything.
     fn steps<L: RingLogic>(&self, steps: &[u8], exact: bool, reached: Reached<'_>) {
         let mut unit = self.unit::<L>(&self.config);
-        let mut uncached = self.unit::<Repaired>(&RingUnitConfig::UNCACHED);
+        let mut uncached = self.unit::<FixedLogic>(&RingUnitConfig::UNCACHED);
         let mut changed = false;
         for step in steps.as_chunks::<8>().0 {
             let request = match step[0] % 7 {

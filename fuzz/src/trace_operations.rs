@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::io::Read;
 
 use ringfence_trace::{
-    Chunk, DeviceIndex, MapClass, MapFlags, MappingId, Op, OpKind, Operations, Options, Store,
-    Summary, TraceError,
+    Chunk, DeviceIndex, MapClass, MapFlags, MappingId, Op, OpKind, OpStore, Operations, Summary,
+    TraceError, TraceOptions,
 };
 use ringfence_types::PhysRange;
 
@@ -51,7 +51,7 @@ const MAX_LINE: usize = 1000;
 
 /// Runs one input: strictly, leniently, and in small pieces through a store.
 pub fn run(data: &[u8], reached: Reached<'_>) {
-    let mut options = Options::default();
+    let mut options = TraceOptions::default();
     options.limits.line = MAX_LINE;
     // What a few bytes claim runs out of the arena first.
     (options.limits.mapping, options.limits.live) = (u64::MAX, u64::MAX);
@@ -71,7 +71,7 @@ pub fn run(data: &[u8], reached: Reached<'_>) {
         assert_eq!(strict, lenient, "nothing to be lenient about");
     }
     let mut pieces = Operations::new("input", Pieces(data), options.lenient());
-    match Store::read(&mut pieces) {
+    match OpStore::read(&mut pieces) {
         Ok(store) => {
             let mut ops = Vec::new();
             let mut marks = 0;
@@ -101,7 +101,7 @@ struct Outcome {
     error: Option<&'static str>,
 }
 
-fn read(data: impl Read, options: Options) -> Outcome {
+fn read(data: impl Read, options: TraceOptions) -> Outcome {
     let mut operations = Operations::new("input", data, options);
     let mut chunk = Chunk::default();
     let mut ops = Vec::new();

@@ -3,7 +3,7 @@
 use std::io::Read;
 
 use ringfence_trace::text::{Counts, ListSpan, RawChunk, RawKind, TraceReader};
-use ringfence_trace::{Malformed, Options, TraceError};
+use ringfence_trace::{Malformed, TraceError, TraceOptions};
 use ringfence_types::{IovaRange, PhysRange};
 
 use crate::Reached;
@@ -101,13 +101,13 @@ struct Outcome {
     error: Option<(u64, &'static str)>,
 }
 
-fn options() -> Options {
-    let mut options = Options::default();
+fn options() -> TraceOptions {
+    let mut options = TraceOptions::default();
     options.limits.line = MAX_LINE;
     options
 }
 
-fn read(data: impl Read, options: &Options) -> Outcome {
+fn read(data: impl Read, options: &TraceOptions) -> Outcome {
     let mut reader = TraceReader::new("input", data, options);
     let mut chunk = RawChunk::default();
     let mut events = Vec::new();

@@ -17,10 +17,12 @@
 mod history;
 mod reference;
 
-use ringfence_hw::{FaultRecord, Geometry, Purge, Replacement, UnitConfig, VtdUnit, WALK_CACHES};
+use ringfence_hw::{
+    FaultRecord, Geometry, InvalidationGranularity, Replacement, UnitConfig, VtdUnit, WALK_CACHES,
+};
 use ringfence_types::{
-    Access, CachedLevels, DeviceId, DomainId, Fault, FaultReason, Invalidation, Iova, Pfn,
-    PfnRange, PhysAddr, PhysRange,
+    Access, CachedLevels, DomainId, Fault, FaultReason, Invalidation, Iova, Pfn, PfnRange,
+    PhysAddr, PhysRange, RequesterId,
 };
 
 use crate::Reached;
@@ -53,11 +55,11 @@ pub const OUTCOMES: &[&str] = &[
 ];
 
 /// Three behind one bus, one behind another.
-const DEVICES: [DeviceId; 4] = [
-    DeviceId::new(0x000),
-    DeviceId::new(0x001),
-    DeviceId::new(0x002),
-    DeviceId::new(0x100),
+const DEVICES: [RequesterId; 4] = [
+    RequesterId::new(0x000),
+    RequesterId::new(0x001),
+    RequesterId::new(0x002),
+    RequesterId::new(0x100),
 ];
 
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
@@ -111,10 +113,10 @@ fn config(header: u8) -> UnitConfig {
             Replacement::Fifo
         },
         fault_log: if header & 64 == 0 { 2 } else { 16 },
-        purge: if header & 32 == 0 {
-            Purge::Selective
+        granularity: if header & 32 == 0 {
+            InvalidationGranularity::Selective
         } else {
-            Purge::WholeOnly
+            InvalidationGranularity::GlobalOnly
         },
     }
 }
@@ -199,7 +201,8 @@ impl Run<'_> {
         if cached.is_ok() && cached != plain {
             (self.reached)("stale");
         }
-        let whole = self.cached.unit.purge() == Purge::WholeOnly;
+        let whole =
+            self.cached.unit.invalidation_granularity() == InvalidationGranularity::GlobalOnly;
         for (answer, caches) in [(&plain, Memory::None), (&cached, Memory::Cached { whole })] {
             let reference = Reference {
                 history: &self.history,

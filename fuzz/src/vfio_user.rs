@@ -137,14 +137,14 @@ fn session(data: &[u8], files: &Files, reached: Reached<'_>) {
             .map(|_| kind.as_fd().try_clone_to_owned().expect("a copy"))
             .collect();
         let message = loop {
-            let wants = inbox.wants();
+            let wants = inbox.bytes_wanted();
             assert!((1..=MAX_MESSAGE_BYTES).contains(&wants), "bounded");
             let (piece, after) = rest.split_at(wants.min(rest.len()));
             rest = after;
             if piece.is_empty() {
                 return;
             }
-            match inbox.take(piece, fds.drain(..), false) {
+            match inbox.feed(piece, fds.drain(..), false) {
                 Ok(Some(message)) => break message,
                 Ok(None) => {}
                 Err(error) => {

@@ -17,10 +17,11 @@ use std::collections::BTreeMap;
 
 use ringfence_softiommu::Reader;
 use ringfence_softiommu::iotlb::{
-    Asked, Iotlb, IotlbError, IotlbLimits, Message, MessageError, MissId, Outcome, Region, Regions,
+    Iotlb, IotlbError, IotlbLimits, Message, MessageError, MissAction, MissId, MissOutcome, Region,
+    Regions,
 };
 use ringfence_types::{
-    Access, DeviceId, Fault, FaultReason, Iova, IovaRange, Permissions, PhysAddr,
+    Access, Fault, FaultReason, Iova, IovaRange, Permissions, PhysAddr, RequesterId,
 };
 
 use crate::Reached;
@@ -48,14 +49,14 @@ pub const OUTCOMES: &[&str] = &[
     "NoMiss",
 ];
 
-const DISK: DeviceId = DeviceId::new(0x20);
+const DISK: RequesterId = RequesterId::new(0x20);
 const PAGE: u64 = 1 << 12;
 const USER: u64 = 0x7f00_0000_0000;
 /// Pages whose last update is remembered: those that short messages name, and some behind them.
 const WINDOW: u64 = 512;
 const LIMITS: IotlbLimits = IotlbLimits {
     pages: 16,
-    ahead: 4,
+    extra_pages: 4,
     tables: 8,
     misses: 3,
     width: ringfence_softiommu::Width::BITS_39,
@@ -203,7 +204,7 @@ impl Session<'_> {
             };
         }
         let first = *pages.start();
-        if told.is_some() && pages.count() > LIMITS.ahead && self.iotlb.pages() < before {
+        if told.is_some() && pages.count() > LIMITS.extra_pages && self.iotlb.pages() < before {
             (self.reached)("outdated");
         }
         for page in first..WINDOW.min(first + 2 * LIMITS.pages as u64) {
@@ -242,7 +243,7 @@ impl Session<'_> {
         for access in [Access::Read, Access::Write] {
             let byte = IovaRange::new(Iova::new(page * PAGE), 1).expect("one byte");
             let mut burst = self.reader.online();
-            if let Ok(pieces) = burst.pin().translate(byte, access) {
+            if let Ok(pieces) = burst.guard().translate(byte, access) {
                 let frame = pieces.first().start().get() / PAGE;
                 let said = self.said.get(&page);
                 let right = said.is_some_and(|(at, most)| *at == frame && most.allows(access));
@@ -259,12 +260,12 @@ impl Session<'_> {
             return (self.reached)("translated");
         };
         match self.iotlb.miss(&fault) {
-            Ok(Asked::Send(miss, Message::Miss { iova, wanted })) => {
+            Ok(MissAction::Send(miss, Message::Miss { iova, wanted })) => {
                 assert_eq!((iova.get(), wanted.allows(access)), (at, true));
                 self.misses.push(miss);
                 (self.reached)("sent");
             }
-            Ok(Asked::Wait(miss)) => {
+            Ok(MissAction::Wait(miss)) => {
                 assert!(self.misses.contains(&miss));
                 (self.reached)("waiting");
             }
@@ -282,11 +283,11 @@ impl Session<'_> {
         let miss = self.misses.swap_remove(at % self.misses.len());
         let arrived = self.iotlb.has_arrived(miss);
         let outcome = self.iotlb.replied(miss, done).expect("under way");
-        assert_eq!(arrived, outcome == Outcome::Present);
+        assert_eq!(arrived, outcome == MissOutcome::Present);
         (self.reached)(match outcome {
-            Outcome::Present => "Present",
-            Outcome::Gone => "Gone",
-            Outcome::Refused => "Refused",
+            MissOutcome::Present => "Present",
+            MissOutcome::Invalidated => "Gone",
+            MissOutcome::Refused => "Refused",
         });
         let again = self.iotlb.replied(miss, done).expect_err("over");
         (self.reached)(name(&again));
@@ -295,7 +296,7 @@ impl Session<'_> {
     fn translate(&mut self, at: u64, access: Access) -> Result<(), Fault> {
         let byte = IovaRange::inclusive(Iova::new(at), Iova::new(at)).expect("one byte");
         let mut burst = self.reader.online();
-        let pieces = burst.pin().translate(byte, access)?;
+        let pieces = burst.guard().translate(byte, access)?;
         assert!(pieces.first().start().get() < self.shared * PAGE);
         Ok(())
     }

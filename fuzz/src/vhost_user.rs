@@ -29,7 +29,7 @@ use self::files::with_files;
 use self::front::Front;
 use crate::Reached;
 
-/// What the corpus reaches: everything but what only the host can cause (`Refusal::Host`, the IOTLB's `Unit` and `PinHeld`), what eight regions cannot
+/// What the corpus reaches: everything but what only the host can cause (`Refusal::Host`, the IOTLB's `Unit` and `ReadSectionOpen`), what eight regions cannot
 /// (`MemoryError::TooMany`, `RegionError::TooMany`), what takes a file longer than any here (`TooLong`, which `vfio_user` has) or one of huge pages (`HugePages`,
 /// which not every host has), what no message of this protocol asks of memory (`Split`, `Absent`), and what the device itself asks
 /// of the IOTLB (`NotAMiss`, `TooManyMisses`), which `vhost_iotlb` has.

@@ -13,9 +13,9 @@ use std::sync::atomic::Ordering;
 
 use ringfence_pgtable::{
     CalgaryTce, Context, ContextError, Cursor, Format, Leaf, Level, Levels, SecondStage,
-    Translation, WalkErrorKind, find_context, walk,
+    TranslationType, WalkErrorKind, find_context, walk,
 };
-use ringfence_types::{Access, DeviceId, Iova, PageSize, PhysAddr, PhysMemory};
+use ringfence_types::{Access, Iova, PageSize, PhysAddr, PhysMemory, RequesterId};
 
 use crate::Reached;
 use crate::memory::{Memory, PAGE_BYTES};
@@ -49,7 +49,7 @@ pub fn run(data: &[u8], reached: Reached<'_>) {
     let iova = Iova::new(u64::from_le_bytes(
         header[2..10].try_into().expect("8 bytes"),
     ));
-    let device = DeviceId::new(u16::from_le_bytes([header[10], header[11]]));
+    let device = RequesterId::new(u16::from_le_bytes([header[10], header[11]]));
     let largest = match header[0] >> 2 & 3 {
         0 => PageSize::Size4K,
         1 => PageSize::Size2M,
@@ -60,16 +60,16 @@ pub fn run(data: &[u8], reached: Reached<'_>) {
     if header[0] & 0x80 != 0 {
         match find_context(&memory, root, device) {
             Ok(Context {
-                translation: Translation::Table { root, levels },
+                translation: TranslationType::Table { root, levels },
                 ..
             }) => table(&second_stage(levels), &memory, root, iova, reached),
             Ok(Context {
-                translation: Translation::PassThrough { .. },
+                translation: TranslationType::PassThrough { .. },
                 ..
             }) => reached("pass-through"),
             // What a ring unit makes of it is the target `rtranslate`'s.
             Ok(Context {
-                translation: Translation::Rings { .. },
+                translation: TranslationType::Rings { .. },
                 ..
             }) => reached("rings"),
             Err(error) => reached(context_error(error)),

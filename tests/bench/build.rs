@@ -6,15 +6,17 @@ use ringfence_dma::space::{Identity, Paged, Rings, Space, StaticTable};
 use ringfence_dma::{Dma, Platform};
 use ringfence_hw::RingLogic;
 use ringfence_lab::Profile;
-use ringfence_lab::build::{Job, Recipe, ReplayTable, Single};
-use ringfence_lab::hardware::{Directed, Hardware, Riommu, Vtd};
-use ringfence_lab::hosted::{CachedRecipe, CachedSpace, Cycles, Cycling, Hosted, PviommuHost};
-use ringfence_lab::machine::Machine;
+use ringfence_lab::guest::{
+    Cycles, DynRtcSpace, PviommuHost, RtcParams, RtcParts, VirtIommuHardware,
+};
+use ringfence_lab::hardware::{ContextTarget, Hardware, Riommu, Vtd};
 use ringfence_lab::meter::{FlushFor, FlushForRings, ReplayAlloc, ReplayRing};
+use ringfence_lab::mode_dispatch::{ModeParts, ModeVisitor, ReplayTable, ThreadCell};
 use ringfence_lab::modes::TableKind;
 use ringfence_lab::oracle::Ownership;
-use ringfence_lab::replay::{Attached, Newcomer};
-use ringfence_lab::ring::{RingRecipe, RingSizes};
+use ringfence_lab::platform::ReplayPlatform;
+use ringfence_lab::replay::{AttachInfo, Attachments};
+use ringfence_lab::ring::{RingParts, RingSizes};
 use ringfence_pgtable::{Levels, SecondStage, Table};
 use ringfence_trace::DeviceIndex;
 use ringfence_types::{Iova, PageSize, PhysAddr, PhysRange};
@@ -34,19 +36,19 @@ impl Build {
         flush: F,
         enabled: bool,
         ownership: Ownership,
-        mut make: impl FnMut(&Newcomer, &Machine<H>) -> (S, Directed),
+        mut make: impl FnMut(&AttachInfo, &ReplayPlatform<H>) -> (S, ContextTarget),
     ) -> Box<dyn Bench> {
-        let mut machine = Machine::new(&Profile::r210_2015(), enabled).unwrap();
+        let mut machine = ReplayPlatform::new(&Profile::r210_2015(), enabled).unwrap();
         let mut dma = Dma::new(flush);
         let mut at = Vec::new();
         for index in 0..DEVICES {
-            let mut to = Directed::PassThrough;
+            let mut to = ContextTarget::PassThrough;
             let attachment = dma
                 .attach(device(index), Iova::new(u64::MAX), |domain| {
-                    let newcomer = Newcomer {
+                    let newcomer = AttachInfo {
                         domain,
                         device: device(index),
-                        row: DeviceIndex(index as u16),
+                        index: DeviceIndex(index as u16),
                     };
                     let (space, directed) = make(&newcomer, &machine);
                     to = directed;
@@ -56,13 +58,13 @@ impl Build {
             machine
                 .attach(device(index), attachment.domain(), to)
                 .unwrap();
-            at.push(Attached::new(&dma, attachment));
+            at.push(Attachments::new(&dma, attachment));
         }
         Box::new(World::new(machine, dma, at, ownership))
     }
 }
 
-impl Job for Build {
+impl ModeVisitor for Build {
     type Output = Box<dyn Bench>;
 
     fn identity(self, kind: TableKind) -> Box<dyn Bench> {
@@ -71,24 +73,24 @@ impl Job for Build {
             Never,
             enabled,
             Ownership::Byte,
-            |&Newcomer { domain, .. }, machine: &Machine<Vtd>| {
+            |&AttachInfo { domain, .. }, machine: &ReplayPlatform<Vtd>| {
                 let directed = if kind == TableKind::StaticRadix {
                     let format = SecondStage::new(Levels::Four).with_pages_up_to(PageSize::Size2M);
                     let (memory, frames) = (&**machine.arena(), machine.frames());
                     let coherency = machine.coherency();
                     let table = Table::new(format, domain, coherency, memory, frames).unwrap();
-                    let all = PhysRange::new(PhysAddr::ZERO, ringfence_lab::machine::DATA_BYTES);
+                    let all = PhysRange::new(PhysAddr::ZERO, ringfence_lab::platform::DATA_BYTES);
                     StaticTable::fill(&table, machine, &[all.unwrap()]).unwrap();
-                    Directed::Table(table.root())
+                    ContextTarget::Table(table.root())
                 } else {
-                    Directed::PassThrough
+                    ContextTarget::PassThrough
                 };
                 (Identity::new(domain), directed)
             },
         )
     }
 
-    fn paged<A, T, F>(self, recipe: Recipe<A, T, F>) -> Box<dyn Bench>
+    fn paged<A, T, F>(self, recipe: ModeParts<A, T, F>) -> Box<dyn Bench>
     where
         A: ReplayAlloc,
         T: ReplayTable,
@@ -99,55 +101,55 @@ impl Job for Build {
             flush,
             true,
             Ownership::Page,
-            |&Newcomer { domain, .. }, machine| {
+            |&AttachInfo { domain, .. }, machine| {
                 let (memory, frames) = (machine.arena(), machine.frames());
                 let (coherency, host) = (machine.coherency(), machine.host());
                 let table = (recipe.table)(domain, coherency, memory, frames, host).unwrap();
-                let directed = Directed::Table(table.root());
+                let directed = ContextTarget::Table(table.root());
                 let alloc = recipe.allocator(memory, frames, Some(&table)).unwrap();
                 (Paged::new(alloc, table, recipe.rounding), directed)
             },
         )
     }
 
-    fn cached(self, recipe: CachedRecipe) -> Box<dyn Bench> {
-        Self::world::<Hosted<PviommuHost>, CachedSpace, _>(
-            CachedRecipe::flush(),
+    fn rtc(self, recipe: RtcParts) -> Box<dyn Bench> {
+        Self::world::<VirtIommuHardware<PviommuHost>, DynRtcSpace, _>(
+            RtcParts::flush(),
             true,
             Ownership::Shared,
-            |&Newcomer { domain, .. }, machine| {
+            |&AttachInfo { domain, .. }, machine| {
                 let (memory, frames, host) = (machine.arena(), machine.frames(), machine.host());
                 let made = recipe.space(domain, CYCLING, memory, frames, host);
                 let (space, root) = made.unwrap();
-                (space, Directed::Table(root))
+                (space, ContextTarget::Table(root))
             },
         )
     }
 
-    fn rings<D, L, F>(self, recipe: RingRecipe<D, L, F>) -> Box<dyn Bench>
+    fn rings<D, L, F>(self, recipe: RingParts<D, L, F>) -> Box<dyn Bench>
     where
         D: ReplayRing,
         L: RingLogic + 'static,
         F: FlushForRings<D> + 'static,
     {
         let sizes = RingSizes::Every(SLOTS);
-        Self::world::<Riommu<L>, Rings<D, Single<D>>, F>(
+        Self::world::<Riommu<L>, Rings<D, ThreadCell<D>>, F>(
             (recipe.flush)(),
             true,
             Ownership::Page,
             |newcomer, machine| {
                 let (memory, frames) = (machine.arena(), machine.frames());
                 let (space, rings) = recipe.space(newcomer, &sizes, memory, frames).unwrap();
-                (space, Directed::Table(rings))
+                (space, ContextTarget::Table(rings))
             },
         )
     }
 }
 
 /// T and C of caches: short enough that a test sees cycles end.
-pub(super) const CYCLING: Cycling = Cycling {
+pub(super) const CYCLING: RtcParams = RtcParams {
     cycle_ns: 10_000_000,
-    cycles: Cycles::DOCUMENT,
+    cycles: Cycles::PAPER,
 };
 
 /// Slots of every ring: fewer than a test may have live, so that maps wait.

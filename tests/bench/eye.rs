@@ -1,8 +1,8 @@
 //! What the oracle and the test see of every access.
 
-use ringfence_devices::{Observer, Request};
+use ringfence_devices::{DmaRequest, Observer};
 use ringfence_lab::oracle::{Oracle, Verdict};
-use ringfence_types::{DeviceId, Fault, PhysRange};
+use ringfence_types::{Fault, PhysRange, RequesterId};
 
 /// Sees every access for the oracle, and keeps the last one.
 pub(super) struct Eye<'a> {
@@ -12,12 +12,12 @@ pub(super) struct Eye<'a> {
 }
 
 /// The oracle's row of a device: strangers get one of their own each.
-pub(super) fn row(device: DeviceId) -> usize {
+pub(super) fn row(device: RequesterId) -> usize {
     usize::from(device.get())
 }
 
 impl Observer for Eye<'_> {
-    fn allowed(&mut self, request: &Request, ranges: &[PhysRange]) {
+    fn allowed(&mut self, request: &DmaRequest, ranges: &[PhysRange]) {
         self.reached.clear();
         self.reached.extend_from_slice(ranges);
         let mut iova = request.iova;
@@ -39,7 +39,7 @@ impl Observer for Eye<'_> {
         *self.last = worst;
     }
 
-    fn faulted(&mut self, request: &Request, fault: &Fault) {
+    fn faulted(&mut self, request: &DmaRequest, fault: &Fault) {
         let bytes = if fault.iova == request.iova {
             request.bytes.min(4096 - request.iova.offset_in(4096))
         } else {

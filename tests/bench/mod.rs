@@ -4,10 +4,12 @@ mod build;
 mod eye;
 mod world;
 
-use ringfence_lab::build::dispatch;
+use ringfence_lab::mode_dispatch::dispatch;
 use ringfence_lab::modes::Mode;
 use ringfence_lab::oracle::{Tally, Verdict};
-use ringfence_types::{Access, DeviceId, Direction, Fault, Iova, IovaRange, PhysAddr, PhysRange};
+use ringfence_types::{
+    Access, Direction, Fault, Iova, IovaRange, PhysAddr, PhysRange, RequesterId,
+};
 
 use build::Build;
 
@@ -17,8 +19,8 @@ pub(crate) const DEVICES: usize = 2;
 pub(crate) const CPUS: usize = 2;
 
 /// Each on a bus of its own: a Calgary bridge has one space for all devices behind it.
-pub(crate) fn device(index: usize) -> DeviceId {
-    DeviceId::new((0x10 + index as u16) << 8)
+pub(crate) fn device(index: usize) -> RequesterId {
+    RequesterId::new((0x10 + index as u16) << 8)
 }
 
 /// Names a mapping of a bench, dead or alive.
@@ -62,7 +64,7 @@ pub(crate) trait Bench {
     /// Flushes all that the layer holds back.
     fn flush(&mut self);
     /// An access by a device, judged by the oracle.
-    fn access(&mut self, device: DeviceId, iova: Iova, bytes: u64, access: Access) -> Reached;
+    fn access(&mut self, device: RequesterId, iova: Iova, bytes: u64, access: Access) -> Reached;
     /// The device-visible bytes of a mapping, or of its first piece where pieces lie apart.
     fn range(&self, handle: Handle) -> IovaRange {
         self.ranges(handle)[0]

@@ -1,20 +1,21 @@
 //! The bench of one mode: its layer over its hardware, with attackers and the oracle.
 
 use ringfence_devices::{
-    Attacker, Event, Mapping as Target, Neighbour, Passive, Port, Racer, Replayer, Request,
+    Attacker, DeviceMapping as Target, DmaPort, DmaRequest, DriverEvent, Neighbour, Passive, Racer,
+    Replayer,
 };
 use ringfence_dma::flush::Flush;
 use ringfence_dma::space::Space;
 use ringfence_dma::{
-    Coherent, Cpu, Dma, MapReason, Mapping, Outcome, Request as MapRequest, Segment, SgLimits,
-    SgMapping, SgRequest,
+    Coherent, Cpu, Dma, DmaSegment, MapMultiRequest as MapRequest, MapReason, Mapping, Outcome,
+    SgLimits, SgMapping, SgRequest,
 };
 use ringfence_lab::hardware::Hardware;
-use ringfence_lab::machine::Machine;
 use ringfence_lab::oracle::{GrantId, Oracle, Ownership, Tally, Verdict};
-use ringfence_lab::replay::Attached;
+use ringfence_lab::platform::ReplayPlatform;
+use ringfence_lab::replay::Attachments;
 use ringfence_types::{
-    Access, DeviceId, Direction, Fault, Iova, IovaRange, Nanos, PhysAddr, PhysMemory, PhysRange,
+    Access, Direction, Fault, Iova, IovaRange, Nanos, PhysAddr, PhysMemory, PhysRange, RequesterId,
 };
 
 use super::build::attackers;
@@ -41,10 +42,10 @@ struct Slot {
 }
 
 pub(super) struct World<H, S: Space, F: Flush<S, u64>> {
-    machine: Machine<H>,
+    machine: ReplayPlatform<H>,
     dma: Dma<S, F, u64>,
     cpus: Vec<Cpu<S, F, u64>>,
-    at: Vec<Attached>,
+    at: Vec<Attachments>,
     oracle: Oracle,
     last: Verdict,
     reached: Vec<PhysRange>,
@@ -56,13 +57,13 @@ pub(super) struct World<H, S: Space, F: Flush<S, u64>> {
 }
 
 struct Accesses<'a, H> {
-    machine: &'a mut Machine<H>,
+    machine: &'a mut ReplayPlatform<H>,
     eye: Eye<'a>,
     made: u64,
 }
 
-impl<H: Hardware> Port for Accesses<'_, H> {
-    fn access(&mut self, request: &Request) -> Result<(), Fault> {
+impl<H: Hardware> DmaPort for Accesses<'_, H> {
+    fn access(&mut self, request: &DmaRequest) -> Result<(), Fault> {
         self.made += 1;
         self.machine.probe(request, &mut self.eye)
     }
@@ -70,9 +71,9 @@ impl<H: Hardware> Port for Accesses<'_, H> {
 
 impl<H: Hardware, S: Space, F: Flush<S, u64>> World<H, S, F> {
     pub(super) fn new(
-        machine: Machine<H>,
+        machine: ReplayPlatform<H>,
         dma: Dma<S, F, u64>,
-        at: Vec<Attached>,
+        at: Vec<Attachments>,
         ownership: Ownership,
     ) -> Self {
         let translates = ownership != Ownership::Byte;
@@ -104,7 +105,7 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>> World<H, S, F> {
         }
     }
 
-    fn attack(&mut self, event: &Event) {
+    fn attack(&mut self, event: &DriverEvent) {
         let Some(mut attackers) = self.attackers.take() else {
             return;
         };
@@ -123,10 +124,11 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>> World<H, S, F> {
         pieces: &[PhysRange],
         direction: Direction,
     ) -> Handle {
-        let at = self.at[device].towards(direction);
+        let at = self.at[device].for_direction(direction);
         let row = row(at.device());
-        let grant = if self.translates && !S::JOINS && ranges.len() == pieces.len() {
-            self.oracle.grant_apart(row, &ranges, pieces, direction)
+        let grant = if self.translates && !S::CONTIGUOUS_SG && ranges.len() == pieces.len() {
+            self.oracle
+                .grant_per_segment(row, &ranges, pieces, direction)
         } else {
             self.oracle.grant(row, ranges[0], pieces, direction)
         };
@@ -139,15 +141,15 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>> World<H, S, F> {
             back: false,
         });
         let handle = self.slots.len() - 1;
-        self.tell(Event::Mapped, handle);
+        self.tell(DriverEvent::Mapped, handle);
         handle
     }
 
     /// The attackers notice what the driver does with each range of a mapping.
-    fn tell(&mut self, event: fn(Target) -> Event, handle: Handle) {
+    fn tell(&mut self, event: fn(Target) -> DriverEvent, handle: Handle) {
         let slot = &self.slots[handle];
         let (direction, at) = (slot.direction, &self.at[slot.device]);
-        let device = at.towards(direction).device();
+        let device = at.for_direction(direction).device();
         for range in slot.ranges.clone() {
             self.attack(&event(Target {
                 device,
@@ -163,7 +165,7 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>> World<H, S, F> {
         let grant = self.oracle.get(slot.grant).expect("a live grant");
         let pieces: Vec<_> = grant.pieces().collect();
         let (direction, at) = (slot.direction, &self.at[slot.device]);
-        let device = at.towards(direction).device();
+        let device = at.for_direction(direction).device();
         let mut port = self.port();
         for range in pieces {
             let target = Target {
@@ -171,9 +173,9 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>> World<H, S, F> {
                 range,
                 direction,
             };
-            Passive.on(&Event::Unmapping(target), &mut port);
+            Passive.on(&DriverEvent::Unmapping(target), &mut port);
         }
-        self.tell(Event::Unmapping, handle);
+        self.tell(DriverEvent::Unmapping, handle);
     }
 
     fn back(&mut self, handle: u64) {
@@ -185,7 +187,7 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>> World<H, S, F> {
 
     fn after_unmap(&mut self, handle: Handle) {
         self.unmaps += 1;
-        self.tell(Event::Unmapped, handle);
+        self.tell(DriverEvent::Unmapped, handle);
     }
 }
 
@@ -198,7 +200,10 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>> Bench for World<H, S, F> {
         direction: Direction,
     ) -> Option<Handle> {
         let name = self.slots.len() as u64;
-        let (own, at) = (&mut self.cpus[cpu], self.at[device].towards(direction));
+        let (own, at) = (
+            &mut self.cpus[cpu],
+            self.at[device].for_direction(direction),
+        );
         let machine = &mut self.machine;
         let made = if let [piece] = pieces {
             self.dma
@@ -209,7 +214,7 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>> Bench for World<H, S, F> {
                 })
         } else {
             let nothing = IovaRange::new(Iova::ZERO, 1).unwrap();
-            let mut out = vec![Segment { range: nothing }; pieces.len()];
+            let mut out = vec![DmaSegment { range: nothing }; pieces.len()];
             let limits = SgLimits {
                 max_bytes: u64::MAX,
                 boundary: None,
@@ -225,7 +230,7 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>> Bench for World<H, S, F> {
             made.map(|(mapping, count)| {
                 let ranges = match mapping.range() {
                     Some(range) => vec![range],
-                    None if S::KEEPS => mapping.apart().to_vec(),
+                    None if S::CACHES_UNMAPPED => mapping.piece_ranges().to_vec(),
                     None => out[..count].iter().map(|out| out.range).collect(),
                 };
                 (Held::List(mapping), ranges)
@@ -239,7 +244,7 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>> Bench for World<H, S, F> {
                 return None;
             }
         };
-        self.dma.doorbell(own, machine, at);
+        self.dma.sync_map(own, machine, at);
         Some(self.keep(device, held, ranges, pieces, direction))
     }
 
@@ -261,7 +266,7 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>> Bench for World<H, S, F> {
         let ring = buffers
             .first()
             .map_or(Direction::ToDevice, |(_, ring)| *ring);
-        let (own, at) = (&mut self.cpus[cpu], self.at[device].towards(ring));
+        let (own, at) = (&mut self.cpus[cpu], self.at[device].for_direction(ring));
         let made = match self.dma.map_multi(own, &mut self.machine, at, requests) {
             Ok(made) => made,
             Err((back, error)) => {
@@ -270,7 +275,7 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>> Bench for World<H, S, F> {
                 return Vec::new();
             }
         };
-        self.dma.doorbell(own, &mut self.machine, at);
+        self.dma.sync_map(own, &mut self.machine, at);
         made.into_iter()
             .zip(buffers)
             .map(|(mapping, (memory, direction))| {
@@ -288,7 +293,7 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>> Bench for World<H, S, F> {
 
     fn map_coherent(&mut self, device: usize, cpu: usize, pages: usize) -> Option<Handle> {
         let both = Direction::Bidirectional;
-        let (own, at) = (&mut self.cpus[cpu], self.at[device].towards(both));
+        let (own, at) = (&mut self.cpus[cpu], self.at[device].for_direction(both));
         let memory = self
             .dma
             .alloc_coherent(own, &mut self.machine, at, pages)
@@ -296,7 +301,7 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>> Bench for World<H, S, F> {
         let frames = memory.frames().iter();
         let pieces: Vec<_> = frames.map(|f| PhysRange::new(*f, 4096).unwrap()).collect();
         let ranges = vec![memory.range()];
-        self.dma.doorbell(own, &mut self.machine, at);
+        self.dma.sync_map(own, &mut self.machine, at);
         Some(self.keep(device, Held::Coherent(memory), ranges, &pieces, both))
     }
 
@@ -306,7 +311,7 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>> Bench for World<H, S, F> {
         let held = std::mem::replace(&mut slot.held, Held::Gone);
         let (own, at) = (
             &mut self.cpus[cpu],
-            self.at[slot.device].towards(slot.direction),
+            self.at[slot.device].for_direction(slot.direction),
         );
         let machine = &mut self.machine;
         let outcome = match held {
@@ -343,7 +348,7 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>> Bench for World<H, S, F> {
             };
             mappings.push(mapping);
         }
-        let (own, at) = (&mut self.cpus[cpu], self.at[device].towards(ring));
+        let (own, at) = (&mut self.cpus[cpu], self.at[device].for_direction(ring));
         let mut back = Vec::new();
         self.dma
             .unmap_multi(own, &mut self.machine, at, mappings, |name| back.push(name))
@@ -363,7 +368,10 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>> Bench for World<H, S, F> {
     }
 
     fn end_burst(&mut self, device: usize, cpu: usize, direction: Direction) {
-        let (own, at) = (&mut self.cpus[cpu], self.at[device].towards(direction));
+        let (own, at) = (
+            &mut self.cpus[cpu],
+            self.at[device].for_direction(direction),
+        );
         let mut back = Vec::new();
         self.dma
             .end_burst(own, &mut self.machine, at, direction, |name| {
@@ -375,7 +383,7 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>> Bench for World<H, S, F> {
             assert_eq!((slot.device, slot.direction), (device, direction));
             self.back(name);
         }
-        self.attack(&Event::Other);
+        self.attack(&DriverEvent::Other);
     }
 
     fn tick(&mut self, cpu: usize, nanos: u64) {
@@ -384,7 +392,7 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>> Bench for World<H, S, F> {
         self.dma
             .tick(own, &mut self.machine)
             .expect("an invalidation that works");
-        self.attack(&Event::Other);
+        self.attack(&DriverEvent::Other);
     }
 
     fn flush(&mut self) {
@@ -394,14 +402,14 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>> Bench for World<H, S, F> {
                     self.end_burst(device, cpu, direction);
                 }
             }
-            let at = self.at[device].towards(Direction::ToDevice);
+            let at = self.at[device].for_direction(Direction::ToDevice);
             let own = &mut self.cpus[0];
             self.dma.flush(own, &mut self.machine, at).unwrap();
         }
     }
 
-    fn access(&mut self, device: DeviceId, iova: Iova, bytes: u64, access: Access) -> Reached {
-        let request = Request {
+    fn access(&mut self, device: RequesterId, iova: Iova, bytes: u64, access: Access) -> Reached {
+        let request = DmaRequest {
             device,
             iova,
             bytes,
@@ -432,7 +440,7 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>> Bench for World<H, S, F> {
     }
 
     fn purge(&mut self) {
-        let purged = self.machine.iommu.hardware.purge();
+        let purged = self.machine.iommu.hardware.invalidate_all();
         purged.expect("purged");
     }
 

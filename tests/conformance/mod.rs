@@ -77,14 +77,15 @@ impl Model {
 
     /// Whether a live mapping keeps its addresses: the literal ring gives them to others, and the literal cache's leave under their users.
     fn keeps_addresses(&self) -> bool {
-        self.mode.alloc != Alloc::RingTailLiteral && self.mode.flush != FlushKind::PerCycleLiteral
+        self.mode.alloc != Alloc::RingTailAsPublished
+            && self.mode.flush != FlushKind::PerCycleAsPublished
     }
 
     /// Whether buffers in the same pages can have the same addresses: behind a cache.
     fn shares_addresses(&self) -> bool {
         matches!(
             self.mode.flush,
-            FlushKind::PerCycle | FlushKind::PerCycleAdaptive | FlushKind::PerCycleLiteral
+            FlushKind::PerCycle | FlushKind::PerCycleAdaptive | FlushKind::PerCycleAsPublished
         )
     }
 

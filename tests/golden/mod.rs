@@ -6,9 +6,9 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use ringfence_lab::compare::{Options, compare};
+use ringfence_lab::compare::{CompareOptions, compare};
 use ringfence_lab::row::Row;
-use ringfence_trace::{Operations, Options as TraceOptions, SAMPLE, Source};
+use ringfence_trace::{Operations, SAMPLE, TraceOptions, TraceSource};
 
 const TABLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/golden/sample.txt");
 
@@ -93,11 +93,11 @@ fn table(rows: &[Row]) -> String {
 
 #[test]
 fn the_sample_counts_what_it_counted() {
-    let options = Options {
+    let options = CompareOptions {
         repetitions: 0,
-        ..Options::new()
+        ..CompareOptions::new()
     };
-    let source = Source::from_reader("sample", SAMPLE).unwrap();
+    let source = TraceSource::from_reader("sample", SAMPLE).unwrap();
     let operations = Operations::new("sample", source, TraceOptions::default());
     let found = compare("sample", operations, &options, |_| {}).unwrap();
     let text = table(&found.rows);

@@ -5,25 +5,25 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use ringfence_dma::flush::{Burst, Deferred, Flush, Strict};
-use ringfence_dma::space::{CachedTable, Paged, PlainTable, Reclaiming, Rounding, Translations};
-use ringfence_dma::{Dma, Platform, Segment, SgLimits, SgRequest};
+use ringfence_dma::space::{CachedTable, IoPageTable, Paged, PlainTable, Reclaiming, Rounding};
+use ringfence_dma::{Dma, DmaSegment, Platform, SgLimits, SgRequest};
 use ringfence_hw::{Geometry, UnitConfig, VtdUnit};
 use ringfence_iova::{CachedTree, Locked};
 use ringfence_memory::fake::NonCoherent;
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{
     Coherency, Context, ContextTables, Levels, Reclaim, ReclaimingTable, SecondStage, Table,
-    Translation,
+    TranslationType,
 };
 use ringfence_types::{
-    Access, DeviceId, Direction, DomainId, Iova, IovaRange, Nanos, Pfn, PfnRange, PhysAddr,
-    PhysRange,
+    Access, Direction, DomainId, Iova, IovaRange, Nanos, Pfn, PfnRange, PhysAddr, PhysRange,
+    RequesterId,
 };
 
 use crate::bench::memory;
 
 const BYTES: u64 = 4 << 20;
-const DEVICE: DeviceId = DeviceId::new(0x18);
+const DEVICE: RequesterId = RequesterId::new(0x18);
 type Memory = Rc<NonCoherent<Arena>>;
 type Tree = Locked<CachedTree, RefCell<CachedTree>>;
 
@@ -74,7 +74,7 @@ fn table(board: &Board, domain: DomainId) -> Table<SecondStage> {
 
 fn device_sees_what_it_should<T, F>(flush: F, make: Make<T>)
 where
-    T: Translations,
+    T: IoPageTable,
     F: Flush<Paged<Tree, T>, u64>,
 {
     // What devices see of memory that was never written back is rubbish.
@@ -115,7 +115,7 @@ where
         .unwrap();
     let context = Context {
         domain: at.domain(),
-        translation: Translation::Table {
+        translation: TranslationType::Table {
             root,
             levels: Levels::Four,
         },
@@ -132,7 +132,7 @@ where
             .map_single(&mut cpu, &mut board, &at, round, one, direction)
             .unwrap();
         let nothing = IovaRange::new(Iova::ZERO, 1).unwrap();
-        let mut out = [Segment { range: nothing }; 2];
+        let mut out = [DmaSegment { range: nothing }; 2];
         let limits = SgLimits::default();
         let (list, _) = dma
             .map_sg(

@@ -3,16 +3,17 @@
 use ringfence_hw::{Geometry, UnitConfig, VtdUnit};
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{
-    Coherency, Context, ContextTables, Levels, MapRequest, SecondStage, Table, Translation,
+    Coherency, Context, ContextTables, Levels, MapRequest, SecondStage, Table, TranslationType,
 };
 use ringfence_types::{
-    Access, DeviceId, DomainId, FaultReason, Invalidation, Iova, Permissions, PhysAddr, PhysRange,
+    Access, DomainId, FaultReason, Invalidation, Iova, Permissions, PhysAddr, PhysRange,
+    RequesterId,
 };
 
-const DEVICE: DeviceId = DeviceId::new(0x18);
+const DEVICE: RequesterId = RequesterId::new(0x18);
 const TARGET: Iova = Iova::new(0x5000);
 
-fn reach(unit: &mut VtdUnit, arena: &Arena, device: DeviceId) -> Result<u64, FaultReason> {
+fn reach(unit: &mut VtdUnit, arena: &Arena, device: RequesterId) -> Result<u64, FaultReason> {
     unit.translate(arena, device, TARGET, 8, Access::Write)
         .map(|found| found.first().start().get())
         .map_err(|fault| fault.reason)
@@ -53,7 +54,7 @@ fn a_device_reaches_only_what_its_context_says() {
     let root = table.root();
     let context = Context {
         domain,
-        translation: Translation::Table { root, levels },
+        translation: TranslationType::Table { root, levels },
     };
     contexts.attach(&arena, &frames, DEVICE, &context).unwrap();
     assert_eq!(
@@ -69,7 +70,7 @@ fn a_device_reaches_only_what_its_context_says() {
     table.map(&arena, &frames, request).unwrap();
     assert_eq!(reach(&mut unit, &arena, DEVICE), Ok(0x9000));
     // Its neighbour on the same bus has no context of its own.
-    let neighbour = DeviceId::new(0x19);
+    let neighbour = RequesterId::new(0x19);
     assert_eq!(
         reach(&mut unit, &arena, neighbour),
         Err(FaultReason::ContextNotPresent)
@@ -84,7 +85,7 @@ fn a_device_reaches_only_what_its_context_says() {
     // In an identity domain it reaches all memory, by design.
     let context = Context {
         domain: DomainId::new(2),
-        translation: Translation::PassThrough { levels },
+        translation: TranslationType::PassThrough { levels },
     };
     contexts.attach(&arena, &frames, DEVICE, &context).unwrap();
     assert_eq!(reach(&mut unit, &arena, DEVICE), Ok(0x5000));

@@ -4,13 +4,14 @@
 use std::collections::{BTreeMap, HashMap};
 use std::io::Read;
 
-use ringfence_devices::api::{Attacked, DmaApi, Ring, Stop};
-use ringfence_devices::nic::World;
+use ringfence_devices::api::{AttackHook, DeviceRing, DmaApi, MapFailure};
+use ringfence_devices::nic::Environment;
 use ringfence_devices::{Pool, Racer, Replayer, Reuse, Straddler};
 use ringfence_dma::ring::{RingSetup, SlotChoice};
 use ringfence_pgtable::Coherency;
 use ringfence_trace::{
-    Chunk, DeviceIndex, MapClass, MappingId, Op, OpKind, Operations, Options, SAMPLE, Source,
+    Chunk, DeviceIndex, MapClass, MappingId, Op, OpKind, Operations, SAMPLE, TraceOptions,
+    TraceSource,
 };
 use ringfence_types::{Direction, Iova, Nanos, PhysRange};
 
@@ -76,7 +77,7 @@ fn recorded<R: Read>(mut operations: Operations<R>) -> BTreeMap<DeviceIndex, Rec
 
 impl Recorded {
     /// Slots of each ring: the power of two from twice the pieces alive at once (decision 0012).
-    fn rings(&self) -> Vec<(Ring, u32)> {
+    fn rings(&self) -> Vec<(DeviceRing, u32)> {
         let mut alive: HashMap<MappingId, (Direction, u32)> = HashMap::new();
         let mut counts: BTreeMap<u8, (Direction, u32, u32)> = BTreeMap::new();
         for (op, pieces) in &self.ops {
@@ -93,7 +94,7 @@ impl Recorded {
                 }
             }
         }
-        let ring = |direction| Ring {
+        let ring = |direction| DeviceRing {
             queue: 0,
             direction,
         };
@@ -104,7 +105,7 @@ impl Recorded {
     }
 }
 
-type Attackers = Attacked<((Replayer, Straddler), Racer)>;
+type Attackers = AttackHook<((Replayer, Straddler), Racer)>;
 
 /// What came of a device.
 #[derive(Debug, Default, Clone, Copy)]
@@ -118,23 +119,23 @@ struct Driven {
     world: rig::RingRig<Attackers>,
     pool: Pool,
     /// Maps since the last doorbell, by ring.
-    untold: Vec<Ring>,
+    untold: Vec<DeviceRing>,
     /// Rings with unmaps that wait, and since when.
-    bursts: Vec<(Ring, Nanos)>,
+    bursts: Vec<(DeviceRing, Nanos)>,
     came: Came,
 }
 
-type Handle = <rig::RingRig<Attackers> as World>::Handle;
+type Handle = <rig::RingRig<Attackers> as Environment>::Handle;
 
 impl Driven {
-    fn new(rings: Vec<(Ring, u32)>) -> Self {
+    fn new(rings: Vec<(DeviceRing, u32)>) -> Self {
         let setup = RingSetup {
             choice: SlotChoice::Tail,
             coherency: Coherency::NonCoherent,
         };
         let attackers = ((Replayer::new(Reuse::Page), Straddler), Racer::new());
         Self {
-            world: rig::RingRig::rings(rings, setup, Attacked(attackers)),
+            world: rig::RingRig::rings(rings, setup, AttackHook(attackers)),
             pool: Pool::new(rig::buffers(rig::TABLES - (1 << 20)), SLOT).unwrap(),
             untold: Vec::new(),
             bursts: Vec::new(),
@@ -144,36 +145,36 @@ impl Driven {
 
     fn doorbells(&mut self) {
         for ring in std::mem::take(&mut self.untold) {
-            self.world.api().publish(ring);
+            self.world.api().sync_map(ring);
         }
     }
 
-    fn end_bursts(&mut self, over: impl Fn(Ring, Nanos) -> bool) {
-        let ended: Vec<Ring> = self
+    fn end_bursts(&mut self, over: impl Fn(DeviceRing, Nanos) -> bool) {
+        let ended: Vec<DeviceRing> = self
             .bursts
             .extract_if(.., |(ring, since)| over(*ring, *since))
             .map(|(ring, _)| ring)
             .collect();
         for ring in ended {
             let pool = &mut self.pool;
-            let back = |buffer| pool.give(buffer).unwrap();
+            let back = |buffer| pool.free(buffer).unwrap();
             self.world.api().end_burst(ring, back).unwrap();
         }
     }
 
     /// Maps the pieces; what finds no slot is left out.
-    fn map(&mut self, ring: Ring, pieces: &[PhysRange]) -> Vec<(Iova, usize, Handle)> {
+    fn map(&mut self, ring: DeviceRing, pieces: &[PhysRange]) -> Vec<(Iova, usize, Handle)> {
         self.end_bursts(|of, _| of == ring);
         let mut held = Vec::new();
         for piece in pieces {
-            let buffer = self.pool.take().expect("as many as any trace holds");
+            let buffer = self.pool.alloc().expect("as many as any trace holds");
             let bytes = piece.bytes().min(SLOT);
             let memory = self.pool.range(&buffer, bytes).unwrap();
             match self.world.api().map(ring, buffer, memory) {
                 Ok(mapped) => held.push((mapped.iova, bytes as usize, mapped.handle)),
                 Err(refused) => {
-                    assert_eq!(refused.stop, Stop::Busy);
-                    self.pool.give(refused.buffer).unwrap();
+                    assert_eq!(refused.failure, MapFailure::Busy);
+                    self.pool.free(refused.buffer).unwrap();
                     self.came.refused += 1;
                 }
             }
@@ -185,7 +186,7 @@ impl Driven {
     }
 
     /// The device uses what it was given, and must not be stopped; then it is unmapped.
-    fn unmap(&mut self, ring: Ring, now: Nanos, held: Vec<(Iova, usize, Handle)>) {
+    fn unmap(&mut self, ring: DeviceRing, now: Nanos, held: Vec<(Iova, usize, Handle)>) {
         for (iova, bytes, handle) in held {
             let mut piece = [0x5a; PIECE];
             let piece = &mut piece[..bytes.min(PIECE)];
@@ -197,7 +198,7 @@ impl Driven {
             used.expect("mapped, and the doorbell rang");
             self.came.uses += 1;
             if let Some(buffer) = self.world.api().unmap(ring, handle).unwrap() {
-                self.pool.give(buffer).unwrap();
+                self.pool.free(buffer).unwrap();
             }
         }
         if !self.bursts.iter().any(|(of, _)| *of == ring) {
@@ -214,7 +215,7 @@ impl Driven {
             self.end_bursts(|_, since| op.time.0 >= since.0 + BURST.0);
             match op.kind {
                 OpKind::Map { id, direction, .. } => {
-                    let ring = Ring {
+                    let ring = DeviceRing {
                         queue: 0,
                         direction,
                     };
@@ -233,7 +234,7 @@ impl Driven {
             self.unmap(ring, Nanos(0), held);
         }
         self.end_bursts(|_, _| true);
-        assert_eq!(self.pool.out(), 0);
+        assert_eq!(self.pool.in_use(), 0);
         let judge = &self.world.machine.judge;
         assert_eq!(
             (judge.violations, judge.colocated, judge.false_faults),
@@ -259,10 +260,10 @@ fn every_device<R: Read>(name: &str, operations: Operations<R>) -> Came {
 
 #[test]
 fn the_sample_on_memory_that_lags_behind() {
-    let source = Source::from_reader("sample", SAMPLE).unwrap();
+    let source = TraceSource::from_reader("sample", SAMPLE).unwrap();
     let came = every_device(
         "sample",
-        Operations::new("sample", source, Options::default()),
+        Operations::new("sample", source, TraceOptions::default()),
     );
     assert!(came.uses > 1000 && came.attempts > came.uses, "{came:?}");
 }
@@ -282,7 +283,7 @@ fn all_recorded_traces_on_memory_that_lags_behind() {
         .collect();
     paths.sort();
     for path in paths {
-        let operations = Operations::open(&path, Options::default()).unwrap();
+        let operations = Operations::open(&path, TraceOptions::default()).unwrap();
         let came = every_device(&path.display().to_string(), operations);
         all.uses += came.uses;
         all.attempts += came.attempts;

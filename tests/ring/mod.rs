@@ -7,23 +7,23 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use ringfence_dma::flush::{Burst, Flush, LiteralBurst};
-use ringfence_dma::ring::{LiteralRing, Ring, RingSetup, SlotChoice, Tables, lay_out};
+use ringfence_dma::flush::{Burst, BurstAsPublished, Flush};
+use ringfence_dma::ring::{Ring, RingAsPublished, RingSetup, RingTables, SlotChoice, lay_out};
 use ringfence_dma::space::{RingDriver, Rings};
 use ringfence_dma::{Attachment, Cpu, Dma, MapReason, Mapping, Outcome, Platform};
 use ringfence_hw::{
-    Geometry, Literal, Prefetch, Repaired, Replacement, RingLogic, RingUnit, RingUnitConfig,
-    Translate,
+    FixedLogic, Geometry, LogicAsPublished, Prefetch, Replacement, RingLogic, RingUnit,
+    RingUnitConfig, Translate,
 };
 use ringfence_memory::{Arena, Frames, fake::NonCoherent};
-use ringfence_pgtable::{Coherency, Context, ContextTables, Translation};
-use ringfence_types::{Access, DeviceId, Direction, Iova, Nanos, PhysAddr, PhysRange, RingId};
+use ringfence_pgtable::{Coherency, Context, ContextTables, TranslationType};
+use ringfence_types::{Access, Direction, Iova, Nanos, PhysAddr, PhysRange, RequesterId, RingId};
 
 use crate::bench::memory;
 
 const BYTES: u64 = 4 << 20;
 const TABLES: PhysAddr = PhysAddr::new(1 << 20);
-const DEVICE: DeviceId = DeviceId::new(0x18);
+const DEVICE: RequesterId = RequesterId::new(0x18);
 type Memory = Rc<NonCoherent<Arena>>;
 
 struct Board<L: RingLogic> {
@@ -101,14 +101,14 @@ where
         let mut dma = Dma::new(flush);
         let at = dma
             .attach(DEVICE, Iova::new(u64::MAX), |domain| {
-                let tables = Tables::new(TABLES, slots).unwrap();
+                let tables = RingTables::new(TABLES, slots).unwrap();
                 let rings = lay_out(&*board.memory, &tables, setup).unwrap();
                 Ok::<_, ()>(Rings::new(domain, DEVICE, rings, RefCell::new))
             })
             .unwrap();
         let context = Context {
             domain: at.domain(),
-            translation: Translation::Rings { device: TABLES },
+            translation: TranslationType::Rings { device: TABLES },
         };
         contexts
             .attach(&*board.memory, &board.frames, DEVICE, &context)
@@ -174,7 +174,7 @@ where
         let Self {
             board, dma, cpu, ..
         } = self;
-        dma.doorbell(cpu, board, &self.rings[0]);
+        dma.sync_map(cpu, board, &self.rings[0]);
     }
 }
 
@@ -201,7 +201,7 @@ struct Known {
 
 fn at_random(setup: RingSetup, prefetch: Prefetch, seed: u64) {
     const SLOTS: [u32; 3] = [1, 4, 7];
-    let mut rig = Rig::<Ring, _, Repaired>::new(Burst::default(), setup, &SLOTS, prefetch);
+    let mut rig = Rig::<Ring, _, FixedLogic>::new(Burst::default(), setup, &SLOTS, prefetch);
     let mut dice = Dice(seed | 1);
     let mut known: BTreeMap<u64, Known> = BTreeMap::new();
     let (mut through, mut stopped) = (0, 0);
@@ -350,14 +350,17 @@ where
 /// Erratum 8: "199 of 200 buffers after their unmap".
 #[test]
 fn the_racer_reaches_what_the_literal_driver_hands_up() {
-    assert_eq!(racer::<LiteralRing, _, Literal>(LiteralBurst), 199);
     assert_eq!(
-        racer::<LiteralRing, _, Repaired>(LiteralBurst),
+        racer::<RingAsPublished, _, LogicAsPublished>(BurstAsPublished),
+        199
+    );
+    assert_eq!(
+        racer::<RingAsPublished, _, FixedLogic>(BurstAsPublished),
         199,
         "the unit alone is no cure"
     );
-    assert_eq!(racer::<Ring, _, Literal>(Burst::default()), 0);
-    assert_eq!(racer::<Ring, _, Repaired>(Burst::default()), 0);
+    assert_eq!(racer::<Ring, _, LogicAsPublished>(Burst::default()), 0);
+    assert_eq!(racer::<Ring, _, FixedLogic>(Burst::default()), 0);
 }
 
 /// Erratum 7, seen by the device: A's address leads to C, though A is mapped. Repaired, C waits.
@@ -365,8 +368,12 @@ fn the_racer_reaches_what_the_literal_driver_hands_up() {
 fn the_literal_driver_overwrites_a_live_entry() {
     let to = Direction::ToDevice;
     let [a, b, c] = [0x10_0000, 0x20_0000, 0x30_0000].map(|start| memory(start, 64));
-    let mut rig =
-        Rig::<LiteralRing, _, Repaired>::new(LiteralBurst, COHERENT, &[2], Prefetch::Absent);
+    let mut rig = Rig::<RingAsPublished, _, FixedLogic>::new(
+        BurstAsPublished,
+        COHERENT,
+        &[2],
+        Prefetch::Absent,
+    );
     let live = rig.map(0, 1, a, to).unwrap();
     let out_of_order = rig.map(0, 2, b, to).unwrap();
     rig.unmap(0, out_of_order);
@@ -377,7 +384,7 @@ fn the_literal_driver_overwrites_a_live_entry() {
     for choice in [SlotChoice::Tail, SlotChoice::NextFree] {
         let setup = RingSetup { choice, ..COHERENT };
         let mut rig =
-            Rig::<Ring, _, Repaired>::new(Burst::default(), setup, &[2], Prefetch::Absent);
+            Rig::<Ring, _, FixedLogic>::new(Burst::default(), setup, &[2], Prefetch::Absent);
         let live = rig.map(0, 1, a, to).unwrap();
         let out_of_order = rig.map(0, 2, b, to).unwrap();
         rig.unmap(0, out_of_order);

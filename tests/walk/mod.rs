@@ -7,8 +7,10 @@ mod traced;
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use ringfence_dma::flush::{Burst, Deferred, PerCpuQueue, PerWrap, QueueConfig, Ring, Strict};
-use ringfence_dma::{MapReason, Segment, SgLimits};
+use ringfence_dma::flush::{
+    Burst, Deferred, FlushQueue, PerCpuQueue, PerWrap, QueueConfig, Strict,
+};
+use ringfence_dma::{DmaSegment, MapReason, SgLimits};
 use ringfence_pgtable::MapError;
 use ringfence_types::{
     Access, CachedLevels, Direction, DomainId, FaultReason, Invalidation, Iova, IovaRange, Nanos,
@@ -87,7 +89,7 @@ fn deferred() {
 
 #[test]
 fn per_cpu_queue() {
-    type One = RefCell<Ring>;
+    type One = RefCell<FlushQueue>;
     let config = QueueConfig {
         entries: 10,
         timeout_ns: 1000,
@@ -182,7 +184,7 @@ fn rolled_back_half_way() {
     // The root exists: two tables above the leaves, and the first leaf table.
     walk.board.frames.fail_after(3);
     let nothing = IovaRange::new(Iova::ZERO, 1).unwrap();
-    let mut out = [Segment { range: nothing }; 2];
+    let mut out = [DmaSegment { range: nothing }; 2];
     let (buffer, error) = walk.map(SgLimits::default(), &mut out).unwrap_err();
     assert_eq!(buffer, 7);
     assert_eq!(error.reason, MapReason::Table(MapError::OutOfFrames));
@@ -210,7 +212,7 @@ fn rolled_back_for_want_of_room() {
     let nothing = IovaRange::new(Iova::ZERO, 1).unwrap();
     let mut walk = Walk::new(tree(), Strict);
     let mut map = |limits, room: usize| {
-        let mut out = vec![Segment { range: nothing }; room];
+        let mut out = vec![DmaSegment { range: nothing }; room];
         let (_, error) = walk.map(limits, &mut out).unwrap_err();
         assert_eq!(error.reason, MapReason::TooManySegments);
         walk.take()

@@ -6,17 +6,17 @@ use std::rc::Rc;
 use ringfence_dma::flush::Flush;
 use ringfence_dma::space::{Paged, PlainTable, Rounding};
 use ringfence_dma::{
-    Attachment, Cpu, Dma, MapError, Outcome, Platform, Segment, SgLimits, SgMapping, SgRequest,
+    Attachment, Cpu, Dma, DmaSegment, MapError, Outcome, Platform, SgLimits, SgMapping, SgRequest,
 };
 use ringfence_hw::{Geometry, UnitConfig, VtdUnit};
 use ringfence_iova::{Bitmap, BitmapState, CachedTree, IovaAllocator, Locked};
 use ringfence_memory::fake::FaultyFrames;
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{
-    Coherency, Context, ContextTables, Levels, SecondStage, Table, Translation,
+    Coherency, Context, ContextTables, Levels, SecondStage, Table, TranslationType,
 };
 use ringfence_types::{
-    Access, DeviceId, Direction, Iova, IovaRange, Nanos, Pfn, PfnRange, PhysAddr, PhysRange,
+    Access, Direction, Iova, IovaRange, Nanos, Pfn, PfnRange, PhysAddr, PhysRange, RequesterId,
 };
 
 use super::traced::Event::{self, *};
@@ -56,7 +56,7 @@ pub(super) type Tree = Locked<CachedTree, RefCell<CachedTree>>;
 pub(super) type Bits = Bitmap<RefCell<BitmapState>>;
 pub(super) type Space<A> = Paged<Allocator<A>, Traced>;
 
-pub(super) const DEVICE: DeviceId = DeviceId::new(0x18);
+pub(super) const DEVICE: RequesterId = RequesterId::new(0x18);
 /// Four pages that lie astride two leaf tables, so that a failure can come between them.
 pub(super) const FIRST: u64 = 0x1fe;
 
@@ -109,7 +109,7 @@ impl<A: IovaAllocator, F: Flush<Space<A>, u64>> Walk<A, F> {
             .unwrap();
         let context = Context {
             domain: at.domain(),
-            translation: Translation::Table {
+            translation: TranslationType::Table {
                 root,
                 levels: Levels::Four,
             },
@@ -151,7 +151,7 @@ impl<A: IovaAllocator, F: Flush<Space<A>, u64>> Walk<A, F> {
     pub(super) fn map(
         &mut self,
         limits: SgLimits,
-        out: &mut [Segment],
+        out: &mut [DmaSegment],
     ) -> Result<(SgMapping<u64>, usize), (u64, MapError)> {
         let Self {
             board,
@@ -173,7 +173,7 @@ impl<A: IovaAllocator, F: Flush<Space<A>, u64>> Walk<A, F> {
     /// Map, access, a wrong access, unmap, access: everything up to the moment when unmap has returned.
     pub(super) fn there_and_back(&mut self) -> Vec<Event> {
         let nothing = IovaRange::new(Iova::ZERO, 1).unwrap();
-        let mut out = [Segment { range: nothing }; 2];
+        let mut out = [DmaSegment { range: nothing }; 2];
         let (mapping, count) = self.map(SgLimits::default(), &mut out).unwrap();
         assert_eq!(count, 2);
         let [first, second] = out.map(|segment| segment.range);

@@ -4,9 +4,9 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use ringfence_dma::Platform;
-use ringfence_dma::space::{PlainTable, Translations};
+use ringfence_dma::space::{IoPageTable, PlainTable};
 use ringfence_hw::VtdUnit;
-use ringfence_iova::{AllocError, Allocation, IovaAllocator, Request, Returned};
+use ringfence_iova::{AllocError, AllocRequest, Allocation, FreeProof, IovaAllocator};
 use ringfence_pgtable::{MapError, MapRequest, SecondStage, UnmapError};
 use ringfence_types::{
     CachedLevels, DomainId, FaultReason, Flushed, Invalidation, InvalidationError, Invalidator,
@@ -55,15 +55,15 @@ pub(super) struct Allocator<A> {
 
 impl<A: IovaAllocator> IovaAllocator for Allocator<A> {
     type PerCpu = A::PerCpu;
-    type Returned = A::Returned;
+    type FreeProof = A::FreeProof;
 
-    const FINDS: bool = A::FINDS;
+    const HAS_LOOKUP: bool = A::HAS_LOOKUP;
 
     fn per_cpu(&self) -> A::PerCpu {
         self.inner.per_cpu()
     }
 
-    fn alloc(&self, cpu: &mut A::PerCpu, request: &Request) -> Result<Allocation, AllocError> {
+    fn alloc(&self, cpu: &mut A::PerCpu, request: &AllocRequest) -> Result<Allocation, AllocError> {
         let found = self.inner.alloc(cpu, request)?;
         let range = found.range;
         self.log
@@ -77,7 +77,7 @@ impl<A: IovaAllocator> IovaAllocator for Allocator<A> {
         self.inner.find(cpu, page)
     }
 
-    fn free(&self, cpu: &mut A::PerCpu, range: A::Returned) -> bool {
+    fn free(&self, cpu: &mut A::PerCpu, range: A::FreeProof) -> bool {
         let pages = range.range();
         self.log
             .borrow_mut()
@@ -113,8 +113,8 @@ impl Traced {
     }
 }
 
-impl Translations for Traced {
-    type PerCpu = ringfence_pgtable::Dirty;
+impl IoPageTable for Traced {
+    type PerCpu = ringfence_pgtable::DirtyLines;
     type Pages = ();
 
     fn per_cpu(&self) -> Self::PerCpu {
@@ -134,13 +134,13 @@ impl Translations for Traced {
         self.note(request, self.inner.map(cpu, platform, request))
     }
 
-    fn map_deferred<P: Platform>(
+    fn map_nosync<P: Platform>(
         &self,
         cpu: &mut Self::PerCpu,
         platform: &mut P,
         request: MapRequest,
     ) -> Result<(), MapError> {
-        self.note(request, self.inner.map_deferred(cpu, platform, request))
+        self.note(request, self.inner.map_nosync(cpu, platform, request))
     }
 
     fn unmap<P: Platform>(

@@ -20,7 +20,7 @@ const LIMIT_SECONDS: u32 = 600;
 
 /// A command and what the document says about it.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Shown {
+struct ShownCommand {
     line: usize,
     command: String,
     output: Vec<String>,
@@ -29,7 +29,7 @@ struct Shown {
 
 /// Runs every shown command.
 pub(crate) fn run(repo: &Repo) -> anyhow::Result<String> {
-    let mut sessions: Vec<(PathBuf, Shown)> = Vec::new();
+    let mut sessions: Vec<(PathBuf, ShownCommand)> = Vec::new();
     for path in repo.files()? {
         let document = path == Path::new("README.md")
             || path.starts_with("docs") && path.extension().is_some_and(|e| e == "md");
@@ -65,7 +65,11 @@ fn search_path(repo: &Repo) -> anyhow::Result<std::ffi::OsString> {
     )?)
 }
 
-fn execute(repo: &Repo, shown: &Shown, path: Option<&std::ffi::OsString>) -> anyhow::Result<()> {
+fn execute(
+    repo: &Repo,
+    shown: &ShownCommand,
+    path: Option<&std::ffi::OsString>,
+) -> anyhow::Result<()> {
     anyhow::ensure!(
         !shown.command.contains("cargo xtask test"),
         "a document that runs cannot run everything: fence it as `sh`"
@@ -98,8 +102,8 @@ fn execute(repo: &Repo, shown: &Shown, path: Option<&std::ffi::OsString>) -> any
     Ok(())
 }
 
-fn parse(text: &str) -> Vec<Shown> {
-    let mut all: Vec<Shown> = Vec::new();
+fn parse(text: &str) -> Vec<ShownCommand> {
+    let mut all: Vec<ShownCommand> = Vec::new();
     let mut lines = text.lines().enumerate();
     while let Some((_, line)) = lines.next() {
         if line.trim_end() != "```console" {
@@ -109,7 +113,7 @@ fn parse(text: &str) -> Vec<Shown> {
             }
             continue;
         }
-        let mut session: Vec<Shown> = Vec::new();
+        let mut session: Vec<ShownCommand> = Vec::new();
         while let Some((index, line)) = lines.next().filter(|(_, line)| line.trim_end() != "```") {
             if let Some(first) = line.strip_prefix("$ ") {
                 let mut command = first.to_owned();
@@ -118,10 +122,10 @@ fn parse(text: &str) -> Vec<Shown> {
                     command.push('\n');
                     command.push_str(more);
                 }
-                session.push(Shown {
+                session.push(ShownCommand {
                     line: index + 1,
                     command,
-                    ..Shown::default()
+                    ..ShownCommand::default()
                 });
             } else if let Some(shown) = session.last_mut() {
                 shown.output.push(line.trim_end().to_owned());
@@ -135,7 +139,7 @@ fn parse(text: &str) -> Vec<Shown> {
     all
 }
 
-impl Shown {
+impl ShownCommand {
     /// Takes the exit status off the output, and blank lines that only set commands apart.
     fn finish(&mut self) {
         self.drop_blank_end();
@@ -192,13 +196,13 @@ mod tests {
         assert_eq!(
             shown,
             [
-                Shown {
+                ShownCommand {
                     line: 6,
                     command: "one".into(),
                     output: vec!["a".into()],
                     status: 0
                 },
-                Shown {
+                ShownCommand {
                     line: 9,
                     command: "two \\\n  more".into(),
                     output: vec![],
@@ -241,7 +245,7 @@ mod tests {
             ("false | true", "", 1, true),
             ("true; cargo xtask test", "", 0, false),
         ] {
-            let shown = Shown {
+            let shown = ShownCommand {
                 line: 1,
                 command: command.into(),
                 output: output.lines().map(str::to_owned).collect(),

@@ -19,12 +19,12 @@ const PLANNED: &str = "planned";
 struct Row {
     line: usize,
     id: String,
-    files: Place,
+    files: Coverage,
     tests: Vec<String>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Place {
+enum Coverage {
     Planned,
     Files(Vec<String>),
 }
@@ -43,7 +43,7 @@ pub(crate) fn check(repo: &Repo) -> anyhow::Result<String> {
     rules::verdict(&violations(&ids, &rows, exists, has_test))?;
     let planned = rows
         .iter()
-        .filter(|row| row.files == Place::Planned)
+        .filter(|row| row.files == Coverage::Planned)
         .count();
     Ok(format!(
         "{} of {} ids there, {planned} planned",
@@ -61,7 +61,7 @@ pub(crate) fn print(repo: &Repo) -> anyhow::Result<bool> {
             .trim_end_matches(|c: char| c.is_ascii_digit())
             .to_owned();
         let (there, all) = families.entry(family).or_default();
-        *there += usize::from(row.files != Place::Planned);
+        *there += usize::from(row.files != Coverage::Planned);
         *all += 1;
     }
     for (family, (there, all)) in families {
@@ -100,9 +100,9 @@ fn parse_table(text: &str) -> Vec<Row> {
             line: index + 1,
             id: (*id).to_owned(),
             files: if *files == PLANNED {
-                Place::Planned
+                Coverage::Planned
             } else {
-                Place::Files(quoted(files))
+                Coverage::Files(quoted(files))
             },
             tests: quoted(tests),
         });
@@ -144,7 +144,7 @@ fn violations(
         if !ids.contains(id) {
             report(format!("{id} is not in {LIST}"));
         }
-        let Place::Files(files) = &row.files else {
+        let Coverage::Files(files) = &row.files else {
             if !row.tests.is_empty() {
                 report(format!("{id} is planned and has a test"));
             }

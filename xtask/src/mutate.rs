@@ -6,8 +6,8 @@
 //! # kill: cargo test -p ringfence-dma --test order
 //! ```
 
-mod fate;
 mod journal;
+mod outcome;
 mod patch;
 mod scratch;
 
@@ -23,8 +23,8 @@ use crate::process;
 use crate::repo::Repo;
 use crate::rules;
 use crate::violation::Violation;
-use fate::Fate;
 use journal::Journal;
+use outcome::MutantOutcome;
 use patch::{Mutation, TestCommand};
 use scratch::Scratch;
 
@@ -51,7 +51,7 @@ pub(crate) struct Options {
 /// One mutation's row.
 struct Row<'a> {
     mutation: &'a Mutation,
-    fate: Fate,
+    fate: MutantOutcome,
     time: Duration,
 }
 
@@ -105,7 +105,7 @@ pub(crate) fn run(repo: &Repo, options: &Options) -> anyhow::Result<bool> {
             }
             let fate = match pristine.get(&mutation.kill) {
                 Some(Some(time)) => scratch.fate(repo, mutation, *time * PATIENCE + GRACE)?,
-                _ => Fate::Unsound,
+                _ => MutantOutcome::FailsUnmutated,
             };
             let time = start.elapsed();
             journal.add(&name, &fate, time)?;
@@ -177,7 +177,10 @@ impl Row<'_> {
 /// How many fared how, and again what needs attention.
 fn closing(rows: &[Row<'_>]) -> String {
     let kills = rows.iter().filter(|row| row.fate.is_kill()).count();
-    let by_time = rows.iter().filter(|row| row.fate == Fate::TimedOut).count();
+    let by_time = rows
+        .iter()
+        .filter(|row| row.fate == MutantOutcome::TimedOut)
+        .count();
     let total: Duration = rows.iter().map(|row| row.time).sum();
     let mut text = String::new();
     for row in rows.iter().filter(|row| !row.fate.is_kill()) {
@@ -214,12 +217,15 @@ mod tests {
         let text = "# breaks: a promise\n# kill: cargo test -p a\n";
         let mutation = |name: &str| Mutation::parse(Path::new(name), text).unwrap();
         let (first, second) = (mutation("first.patch"), mutation("second.patch"));
-        let rows =
-            [(&first, Fate::TimedOut), (&second, Fate::Survived)].map(|(mutation, fate)| Row {
-                mutation,
-                fate,
-                time: Duration::from_secs(2),
-            });
+        let rows = [
+            (&first, MutantOutcome::TimedOut),
+            (&second, MutantOutcome::Survived),
+        ]
+        .map(|(mutation, fate)| Row {
+            mutation,
+            fate,
+            time: Duration::from_secs(2),
+        });
         assert_eq!(
             closing(&rows),
             "SURVIVED            2.0 s  second: a promise\n\

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use crate::output;
 use crate::repo::Repo;
-use crate::table::{Outcome, table};
+use crate::table::{StepOutcome, table};
 use crate::usage;
 
 /// What a step has to say in the closing table, such as how many tests passed.
@@ -57,7 +57,7 @@ impl Step {
     }
 
     /// Runs it under its heading.
-    fn run(self, repo: &Repo, place: &str) -> Outcome {
+    fn run(self, repo: &Repo, place: &str) -> StepOutcome {
         output::line(&format!("\n==== {place} {} ====", self.name));
         let start = Instant::now();
         let used = usage::so_far();
@@ -74,7 +74,7 @@ impl Step {
             time.as_secs_f64(),
             used.as_secs_f64()
         ));
-        Outcome {
+        StepOutcome {
             name: self.name,
             beside: self.beside,
             result,
@@ -101,8 +101,8 @@ pub(crate) fn run_all(repo: &Repo, steps: Vec<Step>) -> anyhow::Result<bool> {
                 }
             }
         });
-        let mut beside = Beside {
-            told,
+        let mut beside = BackgroundSteps {
+            results: told,
             running: VecDeque::new(),
         };
         for (index, step) in steps.into_iter().enumerate() {
@@ -118,36 +118,36 @@ pub(crate) fn run_all(repo: &Repo, steps: Vec<Step>) -> anyhow::Result<bool> {
                 outcomes.extend(beside.wait_for(name));
             }
             outcomes.push(step.run(repo, &place));
-            outcomes.extend(beside.ended());
+            outcomes.extend(beside.finished());
         }
         drop(lane);
-        outcomes.extend(beside.rest());
+        outcomes.extend(beside.wait_for_all());
     });
     println!("\n{}", table(&outcomes, start.elapsed()));
     Ok(outcomes.iter().all(|outcome| outcome.result.is_ok()))
 }
 
 /// What runs beside.
-struct Beside {
-    told: Receiver<(String, Outcome)>,
+struct BackgroundSteps {
+    results: Receiver<(String, StepOutcome)>,
     running: VecDeque<&'static str>,
 }
 
-impl Beside {
+impl BackgroundSteps {
     /// Those that have ended since; shows what they printed.
-    fn ended(&mut self) -> Vec<Outcome> {
-        let told: Vec<_> = self.told.try_iter().collect();
+    fn finished(&mut self) -> Vec<StepOutcome> {
+        let told: Vec<_> = self.results.try_iter().collect();
         told.into_iter().map(|one| self.show(one)).collect()
     }
 
     /// The same, once the one called `name` has.
-    fn wait_for(&mut self, name: &str) -> Vec<Outcome> {
-        let mut ended = self.ended();
+    fn wait_for(&mut self, name: &str) -> Vec<StepOutcome> {
+        let mut ended = self.finished();
         if self.running.contains(&name) {
             println!("\nwaiting for: {name}");
         }
         while self.running.contains(&name) {
-            match self.told.recv() {
+            match self.results.recv() {
                 Ok(one) => ended.push(self.show(one)),
                 // The lane has panicked, and the scope will.
                 Err(_) => self.running.clear(),
@@ -157,7 +157,7 @@ impl Beside {
     }
 
     /// The same, once all have.
-    fn rest(&mut self) -> Vec<Outcome> {
+    fn wait_for_all(&mut self) -> Vec<StepOutcome> {
         let mut ended = Vec::new();
         while let Some(last) = self.running.back().copied() {
             ended.extend(self.wait_for(last));
@@ -165,7 +165,7 @@ impl Beside {
         ended
     }
 
-    fn show(&mut self, (text, outcome): (String, Outcome)) -> Outcome {
+    fn show(&mut self, (text, outcome): (String, StepOutcome)) -> StepOutcome {
         print!("{text}");
         self.running.retain(|name| *name != outcome.name);
         outcome

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// What became of a step.
 #[derive(Debug)]
-pub(crate) struct Outcome {
+pub(crate) struct StepOutcome {
     pub(crate) name: &'static str,
     /// It ran beside others.
     pub(crate) beside: bool,
@@ -16,7 +16,7 @@ pub(crate) struct Outcome {
 }
 
 /// A line each, in the order in which they ended, and the sums; `time` is what all of them took.
-pub(crate) fn table(outcomes: &[Outcome], time: Duration) -> String {
+pub(crate) fn table(outcomes: &[StepOutcome], time: Duration) -> String {
     let names = outcomes.iter().map(|outcome| outcome.name.chars().count());
     let width = names.max().unwrap_or(0);
     let mut lines = vec!["           time  processors".to_owned()];
@@ -55,7 +55,7 @@ mod tests {
 
     #[test]
     fn times_and_notes_stand_below_each_other() {
-        let outcome = |name, beside, result, used| Outcome {
+        let outcome = |name, beside, result, used| StepOutcome {
             name,
             beside,
             result,

@@ -7,8 +7,8 @@ mod live;
 
 #[cfg(feature = "live")]
 pub(crate) use live::{
-    CapArgs, DeviceArgs, GuestArgs, GuestJudgeArgs, GuestPrepareArgs, GuestReadsArgs, GuestRunArgs,
-    ModuleArgs,
+    DeviceArgs, GuestArgs, GuestJudgeArgs, GuestLimitArgs, GuestPrepareArgs, GuestReadsArgs,
+    GuestRunArgs, ModuleArgs,
 };
 pub(crate) use live::{GuestCommand, ServeArgs, TopArgs};
 
@@ -24,7 +24,7 @@ use ringfence_lab::LabError;
 use ringfence_lab::compose::compose;
 use ringfence_lab::experiments::Experiment;
 use ringfence_lab::experiments::guests::{Configuration, Kind};
-use ringfence_lab::hosted::Cycles;
+use ringfence_lab::guest::Cycles;
 use ringfence_lab::modes::Mode;
 use ringfence_report::{Condition, ConditionError};
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
 use crate::failure::Failure;
-use crate::interrupt::{self, UnderWay};
+use crate::interrupt::{self, RemoveOnSignal};
 
 /// Of the user alone.
 const MODE: u32 = 0o700;
@@ -19,7 +19,7 @@ const RANDOM: usize = 12;
 #[derive(Debug)]
 pub(crate) struct PrivateDir {
     dir: TempDir,
-    _under_way: UnderWay,
+    _remove_on_signal: RemoveOnSignal,
 }
 
 impl PrivateDir {
@@ -40,7 +40,7 @@ impl PrivateDir {
         let (dir, under_way) = made.map_err(Failure::io(parent))?;
         Ok(Self {
             dir,
-            _under_way: under_way,
+            _remove_on_signal: under_way,
         })
     }
 

@@ -9,10 +9,10 @@ use std::process::{ExitCode, ExitStatus};
 use ringfence_lab::{LabError, ProfileError};
 #[cfg(feature = "live")]
 use ringfence_live::guest::GuestError;
-use ringfence_report::{ConditionError, DiffError, NotComparable, Unmet};
+use ringfence_report::{ConditionError, DiffError, FailedCondition, IncomparableRow};
 use ringfence_trace::{RecordError, TraceError, printable_line};
 
-use crate::output::tell;
+use crate::output::print_line;
 use crate::profile_file::ProfileFileError;
 
 /// Exit codes, as `--help` lists them.
@@ -48,11 +48,11 @@ pub(crate) enum Failure {
         source: DiffError,
     },
     /// `--fail-if`: rows for which a condition holds.
-    Held(Vec<Unmet>),
+    Held(Vec<FailedCondition>),
     /// `diff --fail-over`: rows that got worse.
     Worse(Vec<String>),
     /// `diff --fail-over`: reports that do not say whether anything got worse.
-    NotComparable(NotComparable),
+    NotComparable(IncomparableRow),
     /// An output that is the input as well.
     SameFile(PathBuf),
     /// An output whose name promises another form than the command writes.
@@ -146,7 +146,7 @@ impl Failure {
                     }
                     source = error.source();
                 }
-                tell(&line);
+                print_line(&line);
             }
         }
     }

@@ -5,7 +5,7 @@ use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use ringfence_trace::{Operations, Options, SAMPLE, Source, printable};
+use ringfence_trace::{Operations, SAMPLE, TraceOptions, TraceSource, printable};
 
 use crate::failure::Failure;
 use crate::spool::Spool;
@@ -49,7 +49,7 @@ impl Input {
     ///
     /// # Errors
     /// It cannot be read or kept.
-    pub(crate) fn kept(self, limit: u64) -> Result<Self, Failure> {
+    pub(crate) fn reusable(self, limit: u64) -> Result<Self, Failure> {
         match self {
             Self::Stdin => Spool::of_stdin(limit).map(Self::Spooled),
             other => Ok(other),
@@ -102,12 +102,12 @@ impl Input {
     ///
     /// # Errors
     /// The file cannot be opened.
-    pub(crate) fn source(&self) -> Result<Source, Failure> {
+    pub(crate) fn source(&self) -> Result<TraceSource, Failure> {
         Ok(match self {
-            Self::Sample => Source::from_reader("sample", SAMPLE)?,
-            Self::Stdin => Source::from_reader("stdin", io::stdin())?,
-            Self::Spooled(spool) => Source::from_reader("stdin", spool.reader()?)?,
-            Self::File(path) => Source::open(path)?,
+            Self::Sample => TraceSource::from_reader("sample", SAMPLE)?,
+            Self::Stdin => TraceSource::from_reader("stdin", io::stdin())?,
+            Self::Spooled(spool) => TraceSource::from_reader("stdin", spool.reader()?)?,
+            Self::File(path) => TraceSource::open(path)?,
         })
     }
 
@@ -115,7 +115,10 @@ impl Input {
     ///
     /// # Errors
     /// The file cannot be opened.
-    pub(crate) fn operations(&self, options: Options) -> Result<Operations<Source>, Failure> {
+    pub(crate) fn operations(
+        &self,
+        options: TraceOptions,
+    ) -> Result<Operations<TraceSource>, Failure> {
         Ok(match self {
             Self::File(path) => Operations::open(path, options)?,
             Self::Sample => Operations::from_source("sample", self.source()?, options),
@@ -135,7 +138,7 @@ impl Input {
         if !meta.is_file() || meta.len() > LARGEST {
             return None;
         }
-        let mut source = Source::open(path).ok()?;
+        let mut source = TraceSource::open(path).ok()?;
         let mut block = vec![0; 1 << 16];
         let mut lines = 0;
         loop {

@@ -15,7 +15,7 @@ const INTERRUPTED: i32 = 130;
 
 /// What comes after a command's action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Then {
+pub(crate) enum AfterSignal {
     /// The command ends by itself, soon.
     GoOn,
     /// The process ends.
@@ -23,27 +23,30 @@ pub(crate) enum Then {
 }
 
 /// A command that was to end and has not by this signal is ended.
-const LAST_SIGNAL: u32 = 3;
+const FORCE_EXIT_SIGNAL: u32 = 3;
 
-type Action = Box<dyn FnMut() -> Then + Send>;
+type Action = Box<dyn FnMut() -> AfterSignal + Send>;
 
 #[derive(Default)]
 struct State {
     installed: bool,
     signals: u32,
     action: Option<Action>,
-    under_way: Vec<PathBuf>,
+    temporary_paths: Vec<PathBuf>,
 }
 
 impl State {
     /// A signal has come.
-    fn signal(&mut self) -> Then {
+    fn signal(&mut self) -> AfterSignal {
         self.signals = self.signals.saturating_add(1);
-        let then = self.action.as_mut().map_or(Then::End, |action| action());
-        if self.signals < LAST_SIGNAL {
+        let then = self
+            .action
+            .as_mut()
+            .map_or(AfterSignal::End, |action| action());
+        if self.signals < FORCE_EXIT_SIGNAL {
             then
         } else {
-            Then::End
+            AfterSignal::End
         }
     }
 }
@@ -52,7 +55,7 @@ static STATE: Mutex<State> = Mutex::new(State {
     installed: false,
     signals: 0,
     action: None,
-    under_way: Vec::new(),
+    temporary_paths: Vec::new(),
 });
 
 /// The state is whole at any time.
@@ -64,14 +67,14 @@ fn state() -> MutexGuard<'static, State> {
 ///
 /// # Errors
 /// The handler cannot be installed.
-pub(crate) fn on_interrupt(action: impl FnMut() -> Then + Send + 'static) -> io::Result<()> {
+pub(crate) fn on_interrupt(action: impl FnMut() -> AfterSignal + Send + 'static) -> io::Result<()> {
     let mut state = state();
     install(&mut state)?;
     state.action = Some(Box::new(action));
     Ok(())
 }
 
-/// Makes a file or a directory with `make`, which a signal removes until [`UnderWay`] is dropped. A signal
+/// Makes a file or a directory with `make`, which a signal removes until [`RemoveOnSignal`] is dropped. A signal
 /// that comes meanwhile waits for the end of `make`.
 ///
 /// # Errors
@@ -79,13 +82,13 @@ pub(crate) fn on_interrupt(action: impl FnMut() -> Then + Send + 'static) -> io:
 pub(crate) fn make<T>(
     make: impl FnOnce() -> io::Result<T>,
     path: impl FnOnce(&T) -> &Path,
-) -> io::Result<(T, UnderWay)> {
+) -> io::Result<(T, RemoveOnSignal)> {
     let mut state = state();
     install(&mut state)?;
     let made = make()?;
     let path = path(&made).to_owned();
-    state.under_way.push(path.clone());
-    Ok((made, UnderWay(path)))
+    state.temporary_paths.push(path.clone());
+    Ok((made, RemoveOnSignal(path)))
 }
 
 fn install(state: &mut State) -> io::Result<()> {
@@ -98,10 +101,10 @@ fn install(state: &mut State) -> io::Result<()> {
 
 fn handle() {
     let mut state = state();
-    if state.signal() == Then::GoOn {
+    if state.signal() == AfterSignal::GoOn {
         return;
     }
-    for path in &state.under_way {
+    for path in &state.temporary_paths {
         remove(path);
     }
     // The lock is held: nothing is made any more.
@@ -120,13 +123,17 @@ fn remove(path: &Path) {
 /// A path that a signal removes.
 #[derive(Debug)]
 #[must_use]
-pub(crate) struct UnderWay(PathBuf);
+pub(crate) struct RemoveOnSignal(PathBuf);
 
-impl Drop for UnderWay {
+impl Drop for RemoveOnSignal {
     fn drop(&mut self) {
         let mut state = state();
-        if let Some(place) = state.under_way.iter().position(|path| *path == self.0) {
-            state.under_way.swap_remove(place);
+        if let Some(place) = state
+            .temporary_paths
+            .iter()
+            .position(|path| *path == self.0)
+        {
+            state.temporary_paths.swap_remove(place);
         }
     }
 }
@@ -138,12 +145,15 @@ mod tests {
     #[test]
     fn a_command_that_does_not_end_is_ended() {
         let mut state = State::default();
-        assert_eq!(state.signal(), Then::End);
+        assert_eq!(state.signal(), AfterSignal::End);
         state = State {
-            action: Some(Box::new(|| Then::GoOn)),
+            action: Some(Box::new(|| AfterSignal::GoOn)),
             ..State::default()
         };
-        let then: Vec<Then> = (0..LAST_SIGNAL).map(|_| state.signal()).collect();
-        assert_eq!(then, [Then::GoOn, Then::GoOn, Then::End]);
+        let then: Vec<AfterSignal> = (0..FORCE_EXIT_SIGNAL).map(|_| state.signal()).collect();
+        assert_eq!(
+            then,
+            [AfterSignal::GoOn, AfterSignal::GoOn, AfterSignal::End]
+        );
     }
 }

@@ -14,12 +14,12 @@ use rustix::fs::OFlags;
 use tempfile::{NamedTempFile, TempPath};
 
 use crate::failure::Failure;
-use crate::interrupt::{self, UnderWay};
+use crate::interrupt::{self, RemoveOnSignal};
 
 /// A file under way, or standard output for `-`. Compressed if its name ends in `.zst`.
 pub(crate) struct OutFile {
     path: PathBuf,
-    part: Option<Part>,
+    part: Option<TemporaryFile>,
     writer: Writer,
 }
 
@@ -30,7 +30,7 @@ enum Writer {
 
 /// Who may read a file that did not exist before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Readers {
+pub(crate) enum FileAccess {
     /// Those whom the umask leaves. A file that is replaced keeps its permissions.
     Umask,
     /// The user alone, also where a file is replaced.
@@ -47,17 +47,17 @@ const PERMISSIONS: u32 = 0o777;
 const PRIVATE: u32 = 0o600;
 
 /// What takes the place of a regular file.
-struct Part {
+struct TemporaryFile {
     temporary: TempPath,
     file: File,
     target: PathBuf,
     /// The mode in the end.
     mode: u32,
-    _under_way: UnderWay,
+    _remove_on_signal: RemoveOnSignal,
 }
 
 /// Where the bytes of a path go.
-enum Place {
+enum OutputTarget {
     /// To a device, a FIFO or the like, which is open.
     Open(File),
     /// To a regular file of that path, which replaces the one there may be.
@@ -66,14 +66,14 @@ enum Place {
 
 impl OutFile {
     /// Begins a file. A symbolic link is followed if the kernel follows it for this user.
-    pub(crate) fn create(path: &Path, readers: Readers) -> Result<Self, Failure> {
+    pub(crate) fn create(path: &Path, readers: FileAccess) -> Result<Self, Failure> {
         let (part, sink): (_, Box<dyn Write + Send>) = if path == OsStr::new("-") {
             (None, Box::new(io::stdout()))
         } else {
-            match place(path).map_err(Failure::io(path))? {
-                Place::Open(file) => (None, Box::new(file)),
-                Place::Replace(target, replaced) => {
-                    let part = Part::new(target, replaced.as_ref(), readers);
+            match output_target(path).map_err(Failure::io(path))? {
+                OutputTarget::Open(file) => (None, Box::new(file)),
+                OutputTarget::Replace(target, replaced) => {
+                    let part = TemporaryFile::new(target, replaced.as_ref(), readers);
                     let part = part.map_err(Failure::io(path))?;
                     let file = part.file.try_clone().map_err(Failure::io(path))?;
                     (Some(part), Box::new(file))
@@ -123,7 +123,7 @@ pub(crate) fn write_into(dir: &Path, name: &str, content: &[u8]) -> Result<PathB
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) => return Err(error),
         };
-        let mut part = Part::new(path.clone(), replaced.as_ref(), Readers::Umask)?;
+        let mut part = TemporaryFile::new(path.clone(), replaced.as_ref(), FileAccess::Umask)?;
         part.file.write_all(content)?;
         part.finish()
     };
@@ -132,11 +132,11 @@ pub(crate) fn write_into(dir: &Path, name: &str, content: &[u8]) -> Result<PathB
 }
 
 /// Looks at what has the name, and opens what is written in place.
-fn place(path: &Path) -> io::Result<Place> {
+fn output_target(path: &Path) -> io::Result<OutputTarget> {
     let about = match fs::symlink_metadata(path) {
         Ok(about) => about,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            return Ok(Place::Replace(path.to_owned(), None));
+            return Ok(OutputTarget::Replace(path.to_owned(), None));
         }
         Err(error) => return Err(error),
     };
@@ -154,12 +154,12 @@ fn place(path: &Path) -> io::Result<Place> {
     }
     if about.is_file() {
         options.open(path)?;
-        return Ok(Place::Replace(path.to_owned(), Some(about)));
+        return Ok(OutputTarget::Replace(path.to_owned(), Some(about)));
     }
     let file = options.create(!is_link).mode(PRIVATE).open(path)?;
     let opened = file.metadata()?;
     if !opened.is_file() {
-        return Ok(Place::Open(file));
+        return Ok(OutputTarget::Open(file));
     }
     // The file behind a link: the one that the kernel has found, not the one that the path now leads to.
     let target = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
@@ -167,11 +167,11 @@ fn place(path: &Path) -> io::Result<Place> {
     if (there.dev(), there.ino()) != (opened.dev(), opened.ino()) {
         return Err(io::Error::other("the link changes while it is read"));
     }
-    Ok(Place::Replace(target, Some(opened)))
+    Ok(OutputTarget::Replace(target, Some(opened)))
 }
 
-impl Part {
-    fn new(target: PathBuf, replaced: Option<&Metadata>, readers: Readers) -> io::Result<Self> {
+impl TemporaryFile {
+    fn new(target: PathBuf, replaced: Option<&Metadata>, readers: FileAccess) -> io::Result<Self> {
         let parent = target.parent().filter(|dir| !dir.as_os_str().is_empty());
         let parent = parent.unwrap_or(Path::new("."));
         let make = |mode: u32| {
@@ -184,12 +184,12 @@ impl Part {
         };
         let user = rustix::process::geteuid().as_raw();
         let (begun, mode) = match (readers, replaced) {
-            (Readers::Umask, None) => (0o666, None),
-            (Readers::Umask, Some(old)) if old.uid() == user => {
+            (FileAccess::Umask, None) => (0o666, None),
+            (FileAccess::Umask, Some(old)) if old.uid() == user => {
                 (PRIVATE, Some(old.mode() & PERMISSIONS))
             }
             // Another user's file: its permissions were not this user's choice.
-            (Readers::Umask, Some(_)) | (Readers::User, _) => (PRIVATE, Some(PRIVATE)),
+            (FileAccess::Umask, Some(_)) | (FileAccess::User, _) => (PRIVATE, Some(PRIVATE)),
         };
         let (made, under_way) = interrupt::make(|| make(begun), NamedTempFile::path)?;
         let (file, temporary) = made.into_parts();
@@ -203,7 +203,7 @@ impl Part {
             file,
             target,
             mode,
-            _under_way: under_way,
+            _remove_on_signal: under_way,
         })
     }
 
@@ -248,10 +248,10 @@ mod tests {
             assert_eq!(fs::read(&path).unwrap(), b"text");
             fs::metadata(&path).unwrap().mode() & 0o777
         };
-        assert_eq!(written(Readers::User), 0o600);
+        assert_eq!(written(FileAccess::User), 0o600);
         fs::set_permissions(&path, Permissions::from_mode(0o664)).unwrap();
-        assert_eq!(written(Readers::Umask), 0o664);
-        assert_eq!(written(Readers::User), 0o600);
+        assert_eq!(written(FileAccess::Umask), 0o664);
+        assert_eq!(written(FileAccess::User), 0o600);
         assert_eq!(fs::read_dir(scratch.path()).unwrap().count(), 1);
     }
 }

@@ -3,18 +3,18 @@
 use std::io::{self, ErrorKind, Write};
 
 use console::Term;
-use ringfence_report::Look;
+use ringfence_report::TableStyle;
 use ringfence_trace::printable_line;
 
 use crate::failure::Failure;
 
 /// As wide as the terminal and coloured there (unless `NO_COLOR` says no); plain in a pipe.
-pub(crate) fn look() -> Look {
+pub(crate) fn table_style() -> TableStyle {
     let term = Term::stdout();
     if !term.is_term() {
-        return Look::PLAIN;
+        return TableStyle::PLAIN;
     }
-    Look {
+    TableStyle {
         width: term.size_checked().map(|(_, columns)| usize::from(columns)),
         colour: console::colors_enabled(),
     }
@@ -39,6 +39,6 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
 }
 
 /// Says something on standard error, in a line. What an input has in it is not obeyed by a terminal.
-pub(crate) fn tell(text: &str) {
+pub(crate) fn print_line(text: &str) {
     eprintln!("ringfence: {}", printable_line(text));
 }

@@ -39,7 +39,7 @@ impl Progress {
     }
 
     /// So many lines are done.
-    pub(crate) fn at(&self, lines: u64) {
+    pub(crate) fn update(&self, lines: u64) {
         if let Some(bar) = &self.0 {
             bar.set_position(lines);
             bar.tick();

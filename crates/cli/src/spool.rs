@@ -26,7 +26,7 @@ impl Spool {
     /// # Errors
     /// There is no room, nothing to be read from, or more than `limit` bytes.
     pub(crate) fn of_stdin(limit: u64) -> Result<Self, Failure> {
-        let (path, mut file) = temporary()?;
+        let (path, mut file) = private_temp_file()?;
         // From here on only this program reaches it.
         fs::remove_file(&path).map_err(Failure::io(&path))?;
         let mut input = io::stdin().lock().take(limit.saturating_add(1));
@@ -52,7 +52,7 @@ impl Spool {
 }
 
 /// A new file that nobody else can open.
-fn temporary() -> Result<(PathBuf, File), Failure> {
+fn private_temp_file() -> Result<(PathBuf, File), Failure> {
     let dir = std::env::temp_dir();
     let mut number = 0_u32;
     loop {

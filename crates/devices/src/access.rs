@@ -3,9 +3,9 @@
 use core::fmt;
 
 use ringfence_hw::Translate;
-use ringfence_types::{Access, DeviceId, Fault, Iova, PhysMemory};
+use ringfence_types::{Access, Fault, Iova, PhysMemory, RequesterId};
 
-use crate::{ByteMemory, Observer, Port, Request, Unreachable};
+use crate::{ByteMemory, DmaPort, DmaRequest, Observer, Unreachable};
 
 /// The way from devices to memory: through a unit, or a machine of several, under the eyes of an observer. Borrows all of them, costs nothing to make.
 #[derive(Debug)]
@@ -71,8 +71,8 @@ impl<'a, U: Translate, M: PhysMemory, O: Observer> Bus<'a, U, M, O> {
     /// # Errors
     /// The fault that stopped it.
     #[inline]
-    pub fn probe(&mut self, request: &Request) -> Result<(), Fault> {
-        let Request {
+    pub fn probe(&mut self, request: &DmaRequest) -> Result<(), Fault> {
+        let DmaRequest {
             device,
             iova,
             bytes,
@@ -97,7 +97,7 @@ impl<'a, U: Translate, M: PhysMemory, O: Observer> Bus<'a, U, M, O> {
     ///
     /// # Errors
     /// [`DmaError`]; `into` is as it was if the access was stopped.
-    pub fn read(&mut self, device: DeviceId, iova: Iova, into: &mut [u8]) -> Result<(), DmaError>
+    pub fn read(&mut self, device: RequesterId, iova: Iova, into: &mut [u8]) -> Result<(), DmaError>
     where
         M: ByteMemory,
     {
@@ -114,7 +114,7 @@ impl<'a, U: Translate, M: PhysMemory, O: Observer> Bus<'a, U, M, O> {
     ///
     /// # Errors
     /// [`DmaError`]; memory is as it was if the access was stopped.
-    pub fn write(&mut self, device: DeviceId, iova: Iova, from: &[u8]) -> Result<(), DmaError>
+    pub fn write(&mut self, device: RequesterId, iova: Iova, from: &[u8]) -> Result<(), DmaError>
     where
         M: ByteMemory,
     {
@@ -129,13 +129,13 @@ impl<'a, U: Translate, M: PhysMemory, O: Observer> Bus<'a, U, M, O> {
 
     fn transfer(
         &mut self,
-        device: DeviceId,
+        device: RequesterId,
         iova: Iova,
         bytes: usize,
         access: Access,
         mut piece: impl FnMut(ringfence_types::PhysAddr, usize) -> Result<(), Unreachable>,
     ) -> Result<(), DmaError> {
-        let request = Request {
+        let request = DmaRequest {
             device,
             iova,
             bytes: bytes as u64,
@@ -162,9 +162,9 @@ impl<'a, U: Translate, M: PhysMemory, O: Observer> Bus<'a, U, M, O> {
 }
 
 /// Attackers probe: what they reach counts, not what stands there.
-impl<U: Translate, M: PhysMemory, O: Observer> Port for Bus<'_, U, M, O> {
+impl<U: Translate, M: PhysMemory, O: Observer> DmaPort for Bus<'_, U, M, O> {
     #[inline]
-    fn access(&mut self, request: &Request) -> Result<(), Fault> {
+    fn access(&mut self, request: &DmaRequest) -> Result<(), Fault> {
         self.probe(request)
     }
 }

@@ -18,14 +18,14 @@ impl Buffer {
 }
 
 /// What stands for a buffer inside a mapping layer: the `B` of [`Dma`](ringfence_dma::Dma).
-pub trait Custody: Sized {
+pub trait BufferOwner: Sized {
     /// Takes a buffer into custody.
     fn hold(buffer: Buffer) -> Self;
     /// Hands it up again.
     fn release(self) -> Buffer;
 }
 
-impl Custody for Buffer {
+impl BufferOwner for Buffer {
     #[inline]
     fn hold(buffer: Buffer) -> Self {
         buffer
@@ -38,7 +38,7 @@ impl Custody for Buffer {
 }
 
 /// The buffer's address, for layers whose buffers are numbers.
-impl Custody for u64 {
+impl BufferOwner for u64 {
     #[inline]
     fn hold(buffer: Buffer) -> Self {
         buffer.0.get()
@@ -105,7 +105,7 @@ impl Pool {
 
     /// A free buffer.
     #[inline]
-    pub fn take(&mut self) -> Option<Buffer> {
+    pub fn alloc(&mut self) -> Option<Buffer> {
         self.free.pop()
     }
 
@@ -114,7 +114,7 @@ impl Pool {
     /// # Errors
     /// It is not one of this pool.
     #[inline]
-    pub fn give(&mut self, buffer: Buffer) -> Result<(), Buffer> {
+    pub fn free(&mut self, buffer: Buffer) -> Result<(), Buffer> {
         if !self.region.contains_address(buffer.0) {
             return Err(buffer);
         }
@@ -145,7 +145,7 @@ impl Pool {
 
     /// How many of them are not in the pool.
     #[inline]
-    pub fn out(&self) -> usize {
+    pub fn in_use(&self) -> usize {
         self.slots.saturating_sub(self.free.len())
     }
 }
@@ -158,16 +158,19 @@ mod tests {
     fn buffers_come_once_and_go_home() {
         let region = PhysRange::new(PhysAddr::new(0x1000), 0x2800).unwrap();
         let mut pool = Pool::new(region, 0x1000).unwrap();
-        let (a, b) = (pool.take().unwrap(), pool.take().unwrap());
+        let (a, b) = (pool.alloc().unwrap(), pool.alloc().unwrap());
         assert_eq!((a.start().get(), b.start().get()), (0x1000, 0x2000));
-        assert_eq!(pool.take(), None);
+        assert_eq!(pool.alloc(), None);
         assert_eq!(pool.range(&a, 0x1001), None);
         assert_eq!(pool.range(&a, 0), None);
-        assert_eq!(pool.out(), 2);
-        assert_eq!(pool.give(a), Ok(()));
+        assert_eq!(pool.in_use(), 2);
+        assert_eq!(pool.free(a), Ok(()));
         let stranger = Buffer(PhysAddr::new(0x8000));
-        assert!(pool.give(stranger).is_err());
-        assert_eq!(<u64 as Custody>::hold(b).release().start().get(), 0x2000);
+        assert!(pool.free(stranger).is_err());
+        assert_eq!(
+            <u64 as BufferOwner>::hold(b).release().start().get(),
+            0x2000
+        );
         assert!(Pool::new(region, 0).is_err());
         assert!(Pool::new(region, 0x2801).is_err());
     }

@@ -31,12 +31,12 @@ pub mod workload;
 
 pub use access::{Bus, DmaError};
 pub use attack::{
-    Attacker, DEAD_RANGES, Event, Mapping, Neighbour, Passive, Port, Racer, Replayer, Reuse,
-    Straddler, WARM_MAPPINGS,
+    Attacker, DEAD_RANGES, DeviceMapping, DmaPort, DriverEvent, Neighbour, Passive, Racer,
+    Replayer, Reuse, Straddler, WARM_MAPPINGS,
 };
-pub use buffer::{Buffer, Custody, Pool, PoolError};
+pub use buffer::{Buffer, BufferOwner, Pool, PoolError};
 pub use bytes::{ByteMemory, Unreachable};
 pub use observer::Observer;
-pub use request::Request;
+pub use request::DmaRequest;
 pub use seed::Seed;
 pub use transfer::Transfer;

@@ -2,13 +2,13 @@
 
 use core::fmt;
 
-use ringfence_types::{Access, DeviceId, Iova};
+use ringfence_types::{Access, Iova, RequesterId};
 
 /// A request of a device for a number of bytes. It may be nonsense: devices are not trusted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Request {
+pub struct DmaRequest {
     /// Who issues it (HW01).
-    pub device: DeviceId,
+    pub device: RequesterId,
     /// First byte.
     pub iova: Iova,
     /// How many bytes.
@@ -17,7 +17,7 @@ pub struct Request {
     pub access: Access,
 }
 
-impl fmt::Display for Request {
+impl fmt::Display for DmaRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,

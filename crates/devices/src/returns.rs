@@ -8,7 +8,7 @@ use crate::Buffer;
 
 /// A piece of work and those of its buffers that are back. `C` holds them: `[Option<Buffer>; N]` or `Vec<Option<Buffer>>`.
 #[derive(Debug)]
-struct Finished<T, C> {
+struct CompletedWork<T, C> {
     item: T,
     buffers: C,
     missing: usize,
@@ -16,15 +16,15 @@ struct Finished<T, C> {
 
 /// Finished work in the order of its completion.
 #[derive(Debug)]
-pub(crate) struct Returns<T, C> {
-    finished: VecDeque<Finished<T, C>>,
+pub(crate) struct OrderedCompletions<T, C> {
+    finished: VecDeque<CompletedWork<T, C>>,
     /// Number of the one in front.
     first: u64,
     /// Buffers that the layer withholds, in the order of their unmap: where, whose, which.
     withheld: VecDeque<(PhysAddr, u64, usize)>,
 }
 
-impl<T, C> Default for Returns<T, C> {
+impl<T, C> Default for OrderedCompletions<T, C> {
     fn default() -> Self {
         Self {
             finished: VecDeque::new(),
@@ -34,10 +34,10 @@ impl<T, C> Default for Returns<T, C> {
     }
 }
 
-impl<T, C: AsMut<[Option<Buffer>]>> Returns<T, C> {
+impl<T, C: AsMut<[Option<Buffer>]>> OrderedCompletions<T, C> {
     /// One more piece of work, whose buffers will come into the first `missing` places of `buffers`; its number.
     pub(crate) fn begin(&mut self, item: T, buffers: C, missing: usize) -> u64 {
-        self.finished.push_back(Finished {
+        self.finished.push_back(CompletedWork {
             item,
             buffers,
             missing,
@@ -59,7 +59,7 @@ impl<T, C: AsMut<[Option<Buffer>]>> Returns<T, C> {
     }
 
     /// A buffer of `number` is back.
-    pub(crate) fn back(&mut self, buffer: Buffer, number: u64, which: usize) {
+    pub(crate) fn buffer_returned(&mut self, buffer: Buffer, number: u64, which: usize) {
         let place = number.wrapping_sub(self.first) as usize;
         if let Some(finished) = self.finished.get_mut(place)
             && let Some(empty) = finished.buffers.as_mut().get_mut(which)
@@ -81,7 +81,7 @@ impl<T, C: AsMut<[Option<Buffer>]>> Returns<T, C> {
             .position(|(at, _, _)| *at == buffer.start());
         match found.and_then(|place| self.withheld.remove(place)) {
             Some((_, number, which)) => {
-                self.back(buffer, number, which);
+                self.buffer_returned(buffer, number, which);
                 Ok(())
             }
             None => Err(buffer),
@@ -112,15 +112,16 @@ impl<T, C: AsMut<[Option<Buffer>]>> Returns<T, C> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Custody;
+    use crate::BufferOwner;
 
     #[test]
     fn work_goes_up_whole_and_in_order() {
-        let buffer = |at: u64| <Buffer as Custody>::hold(u64::release(at));
+        let buffer = |at: u64| <Buffer as BufferOwner>::hold(u64::release(at));
         let at = PhysAddr::new;
-        let mut returns: Returns<char, [Option<Buffer>; 2]> = Returns::default();
+        let mut returns: OrderedCompletions<char, [Option<Buffer>; 2]> =
+            OrderedCompletions::default();
         let a = returns.begin('a', [None, None], 2);
-        returns.back(buffer(1), a, 0);
+        returns.buffer_returned(buffer(1), a, 0);
         returns.withhold(at(2), a, 1);
         let b = returns.begin('b', [None, None], 1);
         returns.withhold(at(3), b, 0);
@@ -136,7 +137,7 @@ mod tests {
         );
         assert_eq!(returns.next(), Some(('b', [Some(buffer(3)), None])));
         let c = returns.begin('c', [None, None], 2);
-        returns.back(buffer(4), c, 1);
+        returns.buffer_returned(buffer(4), c, 1);
         let mut left = Vec::new();
         returns.abandon(|buffer| left.push(buffer));
         assert_eq!(left, [buffer(4)]);

@@ -1,20 +1,20 @@
 //! The access engine and the attackers against a real unit: what they reach, and that an access moves all of its bytes or none.
 
 use ringfence_devices::{
-    Attacker, Bus, DmaError, Event, Mapping, Neighbour, Observer, Passive, Racer, Replayer,
-    Request, Reuse,
+    Attacker, Bus, DeviceMapping, DmaError, DmaRequest, DriverEvent, Neighbour, Observer, Passive,
+    Racer, Replayer, Reuse,
 };
-use ringfence_hw::{FaultLog, Geometry, Purge, Replacement, UnitConfig, VtdUnit};
+use ringfence_hw::{FaultLog, Geometry, InvalidationGranularity, Replacement, UnitConfig, VtdUnit};
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{
-    Coherency, Context, ContextTables, Levels, MapRequest, SecondStage, Table, Translation,
+    Coherency, Context, ContextTables, Levels, MapRequest, SecondStage, Table, TranslationType,
 };
 use ringfence_types::{
-    CachedLevels, DeviceId, Direction, DomainId, Fault, FaultReason, Invalidation, Iova, IovaRange,
-    Permissions, PfnRange, PhysAddr, PhysRange,
+    CachedLevels, Direction, DomainId, Fault, FaultReason, Invalidation, Iova, IovaRange,
+    Permissions, PfnRange, PhysAddr, PhysRange, RequesterId,
 };
 
-const NIC: DeviceId = DeviceId::new(0x0100);
+const NIC: RequesterId = RequesterId::new(0x0100);
 const DOMAIN: DomainId = DomainId::new(7);
 const ARENA: u64 = 64 << 20;
 const TABLES: u64 = 32 << 20;
@@ -22,16 +22,16 @@ const TABLES: u64 = 32 << 20;
 /// Counts, and remembers what was reached.
 #[derive(Debug, Default)]
 struct Watch {
-    allowed: Vec<(Request, Vec<PhysRange>)>,
-    faulted: Vec<(Request, Fault)>,
+    allowed: Vec<(DmaRequest, Vec<PhysRange>)>,
+    faulted: Vec<(DmaRequest, Fault)>,
 }
 
 impl Observer for Watch {
-    fn allowed(&mut self, request: &Request, ranges: &[PhysRange]) {
+    fn allowed(&mut self, request: &DmaRequest, ranges: &[PhysRange]) {
         self.allowed.push((*request, ranges.to_vec()));
     }
 
-    fn faulted(&mut self, request: &Request, fault: &Fault) {
+    fn faulted(&mut self, request: &DmaRequest, fault: &Fault) {
         self.faulted.push((*request, *fault));
     }
 }
@@ -53,7 +53,7 @@ impl<'m> Rig<'m> {
         let table = Table::new(format, DOMAIN, Coherency::Coherent, mem, &frames).unwrap();
         let context = Context {
             domain: DOMAIN,
-            translation: Translation::Table {
+            translation: TranslationType::Table {
                 root: table.root(),
                 levels: Levels::Four,
             },
@@ -66,7 +66,7 @@ impl<'m> Rig<'m> {
             contexts: small,
             replacement: Replacement::Lru,
             fault_log: FaultLog::MAX_CAPACITY,
-            purge: Purge::Selective,
+            granularity: InvalidationGranularity::Selective,
         });
         unit.set_root_table(contexts.root());
         unit.enable();
@@ -108,7 +108,7 @@ impl<'m> Rig<'m> {
         Bus::new(&mut self.unit, self.mem, &mut self.watch)
     }
 
-    fn tell<A: Attacker>(&mut self, attacker: &mut A, event: Event) {
+    fn tell<A: Attacker>(&mut self, attacker: &mut A, event: DriverEvent) {
         attacker.on(&event, &mut self.bus());
     }
 }
@@ -187,16 +187,16 @@ fn attackers_reach_what_is_not_flushed() {
             Passive,
             (Racer::new(), (Neighbour, Replayer::new(Reuse::Page))),
         );
-        let mapping = Mapping {
+        let mapping = DeviceMapping {
             device: NIC,
             range: IovaRange::new(Iova::new(0x1100), 0x40).unwrap(),
             direction: Direction::FromDevice,
         };
         rig.map(0x1000, 0x9000, Permissions::WRITE);
-        rig.tell(&mut attackers, Event::Mapped(mapping));
+        rig.tell(&mut attackers, DriverEvent::Mapped(mapping));
         // The neighbour's two bytes.
         assert_eq!(rig.watch.allowed.len(), 2);
-        rig.tell(&mut attackers, Event::Unmapping(mapping));
+        rig.tell(&mut attackers, DriverEvent::Unmapping(mapping));
         assert_eq!(rig.watch.allowed.len(), 4, "passive and racer");
         assert!(rig.watch.faulted.is_empty());
         rig.unmap(&mapping.range);
@@ -204,16 +204,16 @@ fn attackers_reach_what_is_not_flushed() {
             rig.flush(&mapping.range);
         }
         rig.watch = Watch::default();
-        rig.tell(&mut attackers, Event::Unmapped(mapping));
-        rig.tell(&mut attackers, Event::Other);
+        rig.tell(&mut attackers, DriverEvent::Unmapped(mapping));
+        rig.tell(&mut attackers, DriverEvent::Other);
         let (reached, stopped) = if strict { (0, 2) } else { (4, 0) };
         assert_eq!(rig.watch.allowed.len(), reached, "strict: {strict}");
         assert_eq!(rig.watch.faulted.len(), stopped, "strict: {strict}");
         // The late flush ends it, after one more attempt at each end.
         rig.flush(&mapping.range);
         rig.watch = Watch::default();
-        rig.tell(&mut attackers, Event::Other);
-        rig.tell(&mut attackers, Event::Other);
+        rig.tell(&mut attackers, DriverEvent::Other);
+        rig.tell(&mut attackers, DriverEvent::Other);
         assert!(rig.watch.allowed.is_empty());
         assert_eq!(rig.watch.faulted.len(), if strict { 0 } else { 2 });
     }

@@ -10,9 +10,9 @@ use std::hint::black_box;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ringfence_dma::flush::{Burst, Flush, LiteralBurst, Strict};
+use ringfence_dma::flush::{Burst, BurstAsPublished, Flush, Strict};
 use ringfence_dma::ring::{
-    LiteralRing, OwnedRing, Ring, RingMapping, RingSetup, SlotChoice, Tables, lay_out,
+    OwnedRing, Ring, RingAsPublished, RingMapping, RingSetup, RingTables, SlotChoice, lay_out,
 };
 use ringfence_dma::space::{Paged, PlainTable, Rings, Rounding};
 use ringfence_dma::{Attachment, Cpu, Dma, Mapping, Outcome, Platform, Space};
@@ -20,8 +20,8 @@ use ringfence_iova::{CachedTree, Capacity, Eiovar, Locked};
 use ringfence_memory::{Arena, Frames, WriteBack};
 use ringfence_pgtable::{Coherency, Levels, RingWords, SecondStage, Table, ring_words};
 use ringfence_types::{
-    DeviceId, Direction, DomainId, Invalidation, InvalidationError, Invalidator, Iova, Lock, Nanos,
-    Pfn, PfnRange, PhysAddr, PhysRange, Ticket,
+    Direction, DomainId, Invalidation, InvalidationError, Invalidator, Iova, Lock, Nanos, Pfn,
+    PfnRange, PhysAddr, PhysRange, RequesterId, Ticket,
 };
 
 /// Maps and unmaps of a burst: the average of the documents' throughput workload.
@@ -34,7 +34,7 @@ const SLOTS: u32 = 512;
 /// What an invalidation is charged (profile r210-2015: rIOMMU Table 1).
 const INVALIDATION: f64 = 2150.0;
 const FLOOR: &str = "floor: two stores, one clear";
-const DEVICE: DeviceId = DeviceId::new(0x18);
+const DEVICE: RequesterId = RequesterId::new(0x18);
 const MEMORY: u64 = 64 << 20;
 
 #[cfg(target_arch = "x86_64")]
@@ -113,7 +113,7 @@ impl Board {
 
     fn ring(&self, choice: SlotChoice, coherency: Coherency) -> Vec<Ring> {
         let base = self.frames.alloc_contiguous(4).expect("memory");
-        let tables = Tables::new(base, &[SLOTS]).expect("tables");
+        let tables = RingTables::new(base, &[SLOTS]).expect("tables");
         let setup = RingSetup { choice, coherency };
         lay_out(self.memory, &tables, setup).expect("ring")
     }
@@ -238,7 +238,7 @@ fn owned<const EACH: bool, A: Access + 'static>(
             let mapped = ring.with(|ring| {
                 let mapped = ring.map(memory, op as u32, &buffer, Direction::FromDevice);
                 if EACH {
-                    ring.doorbell(memory);
+                    ring.sync_map(memory);
                 }
                 mapped
             });
@@ -247,12 +247,12 @@ fn owned<const EACH: bool, A: Access + 'static>(
                 Err(_) => unreachable!("N >= L + burst"),
             }
         }
-        ring.with(|ring| ring.doorbell(memory));
+        ring.with(|ring| ring.sync_map(memory));
         for mapping in held.drain(..) {
             ring.with(|ring| {
                 assert!(ring.unmap(memory, mapping).is_ok());
                 if EACH {
-                    ring.doorbell(memory);
+                    ring.sync_map(memory);
                 }
             });
         }
@@ -291,7 +291,7 @@ where
                 Err((_, error)) => unreachable!("{error}"),
             }
         }
-        dma.doorbell(&mut cpu, &mut board, &at);
+        dma.sync_map(&mut cpu, &mut board, &at);
         for mapping in held.drain(..) {
             match dma.unmap_single(&mut cpu, &mut board, &at, mapping) {
                 Ok(outcome) => drop(black_box(outcome.into_buffer())),
@@ -318,9 +318,9 @@ fn rings<L: Lock<Ring> + 'static>(
 }
 
 fn literal(coherency: Coherency, kind: WriteBack) -> impl FnMut() + 'static {
-    layered(Board::new(kind), LiteralBurst, move |board, domain| {
+    layered(Board::new(kind), BurstAsPublished, move |board, domain| {
         let rings = board.ring(SlotChoice::Tail, coherency);
-        Rings::<LiteralRing, _>::new(domain, DEVICE, rings, RefCell::new)
+        Rings::<RingAsPublished, _>::new(domain, DEVICE, rings, RefCell::new)
     })
 }
 

@@ -8,10 +8,10 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use ringfence_types::{Direction, PhysAddr, PhysMemory, PhysRange};
 
 use crate::flush::Flush;
-use crate::map::{Wanted, refused};
-use crate::mapping::Live;
+use crate::map::{MapArgs, map_error};
+use crate::mapping::LiveMapping;
 use crate::sg::segments;
-use crate::space::{Placed, Space};
+use crate::space::{MapResult, Space};
 use crate::{
     Attachment, Cpu, Dma, MapError, MapReason, Mapping, Platform, SgMapping, SgRequest, UnmapError,
     UnmapReason,
@@ -194,16 +194,16 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         buffer: B,
         memory: PhysRange,
         direction: Direction,
-    ) -> Result<(B, BounceSlot, Placed), (B, MapError)> {
+    ) -> Result<(B, BounceSlot, MapResult), (B, MapError)> {
         let Some(slot) = self.copied(platform, memory) else {
-            let error = refused(at, Some(memory), MapReason::BeyondMask);
+            let error = map_error(at, Some(memory), MapReason::BeyondMask);
             return Err((buffer, error));
         };
-        match self.place_rarely(cpu, platform, at, Wanted::one(&slot.copy, direction)) {
+        match self.map_cold(cpu, platform, at, MapArgs::one(&slot.copy, direction)) {
             Ok(placed) => Ok((buffer, slot, placed)),
             Err(reason) => {
                 self.free_slots(&[slot]);
-                Err((buffer, refused(at, Some(memory), reason)))
+                Err((buffer, map_error(at, Some(memory), reason)))
             }
         }
     }
@@ -214,7 +214,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
 
     /// Copies of a mapping whose domain was detached are of no use to anyone.
     #[cold]
-    fn forget_copies(&self, error: &UnmapError<B>, slots: &[BounceSlot]) {
+    fn free_detached_copies(&self, error: &UnmapError<B>, slots: &[BounceSlot]) {
         if let UnmapReason::Detached(_) = error.reason {
             self.free_slots(slots);
         }
@@ -241,11 +241,11 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         let mut bounced = Vec::new();
         let mut failed = None;
         for piece in request.pieces {
-            let placed = match self.place_rarely(cpu, platform, at, Wanted::one(piece, direction)) {
+            let placed = match self.map_cold(cpu, platform, at, MapArgs::one(piece, direction)) {
                 Err(MapReason::BeyondMask) => match self.copied(platform, *piece) {
                     Some(slot) => {
                         bounced.push(slot);
-                        self.place_rarely(cpu, platform, at, Wanted::one(&slot.copy, direction))
+                        self.map_cold(cpu, platform, at, MapArgs::one(&slot.copy, direction))
                     }
                     None => Err(MapReason::BeyondMask),
                 },
@@ -263,9 +263,9 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         match (failed, ranges.first(), told) {
             (None, Some(first), Some(used)) => {
                 let mapping = SgMapping {
-                    live: Live::new(at, *first, direction, request.buffer),
-                    joined: false,
-                    apart: Vec::new(),
+                    live: LiveMapping::new(at, *first, direction, request.buffer),
+                    contiguous: false,
+                    piece_ranges: Vec::new(),
                     bounced,
                     steps: 0,
                 };
@@ -274,8 +274,8 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
             (failed, ..) => {
                 self.free_slots(&bounced);
                 Err(match failed {
-                    Some((piece, reason)) => (request.buffer, refused(at, Some(piece), reason)),
-                    None => request.refused(at, MapReason::TooManySegments),
+                    Some((piece, reason)) => (request.buffer, map_error(at, Some(piece), reason)),
+                    None => request.into_map_error(at, MapReason::TooManySegments),
                 })
             }
         }
@@ -292,8 +292,8 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     ) -> Result<F::Outcome, UnmapError<B>> {
         let direction = mapping.direction();
         let SgMapping { live, bounced, .. } = mapping;
-        let outcome = self.take_down_rarely(cpu, platform, at, live);
-        let outcome = outcome.inspect_err(|error| self.forget_copies(error, &bounced))?;
+        let outcome = self.unmap_cold(cpu, platform, at, live);
+        let outcome = outcome.inspect_err(|error| self.free_detached_copies(error, &bounced))?;
         if let Some(pool) = &self.bounce {
             for slot in &bounced {
                 pool.finish(platform.memory(), slot, direction);
@@ -323,19 +323,19 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         cpu: &mut Cpu<S, F, B>,
         platform: &mut P,
         at: &Attachment,
-        live: Live<B>,
+        live: LiveMapping<B>,
         slot: BounceSlot,
     ) -> Result<F::Outcome, UnmapError<B>> {
         let Some(pool) = &self.bounce else {
             return Err(UnmapError {
                 device: at.device,
                 range: live.range,
-                reason: UnmapReason::NotAllocated(live.exposed()),
+                reason: UnmapReason::NotAllocated(live.into_still_mapped()),
             });
         };
         let direction = live.direction;
-        let outcome = self.take_down_rarely(cpu, platform, at, live);
-        let outcome = outcome.inspect_err(|error| self.forget_copies(error, &[slot]))?;
+        let outcome = self.unmap_cold(cpu, platform, at, live);
+        let outcome = outcome.inspect_err(|error| self.free_detached_copies(error, &[slot]))?;
         pool.finish(platform.memory(), &slot, direction);
         Ok(outcome)
     }

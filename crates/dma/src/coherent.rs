@@ -4,11 +4,11 @@ use alloc::vec::Vec;
 
 use ringfence_types::{Direction, FrameSource, InvalidationError, IovaRange, PhysAddr, PhysRange};
 
+use crate::domain_table::DomainHandle;
 use crate::flush::Flush;
 use crate::layer::GRANULE;
-use crate::map::{Shape, Wanted, refused};
-use crate::space::{Gone, Remains, Space};
-use crate::tenancy::Tenant;
+use crate::map::{Layout, MapArgs, map_error};
+use crate::space::{ClearedRange, IotlbSync, Space};
 use crate::{Attachment, Cpu, Dma, MapError, MapReason, Platform};
 
 /// Memory shared with a device until it is freed: rings, completion queues, head registers.
@@ -16,10 +16,10 @@ use crate::{Attachment, Cpu, Dma, MapError, MapReason, Platform};
 #[derive(Debug, PartialEq, Eq)]
 pub struct Coherent {
     range: IovaRange,
-    tenant: Tenant,
+    domain_handle: DomainHandle,
     frames: Vec<PhysAddr>,
     /// Taken down already, by a [`Dma::free_coherent`] whose invalidation failed.
-    cleared: Option<Gone>,
+    cleared: Option<ClearedRange>,
 }
 
 impl Coherent {
@@ -39,7 +39,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     /// in an identity space and in a ring they must come out so.
     ///
     /// # Errors
-    /// Nothing stays allocated, unless the reason is [`MapReason::NotUndone`].
+    /// Nothing stays allocated, unless the reason is [`MapReason::RollbackFailed`].
     pub fn alloc_coherent<P: Platform>(
         &self,
         cpu: &mut Cpu<S, F, B>,
@@ -50,10 +50,10 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         let mut frames = Vec::new();
         let mut pieces = Vec::new();
         if pages == 0 {
-            return Err(refused(at, None, MapReason::Empty));
+            return Err(map_error(at, None, MapReason::Empty));
         }
         if frames.try_reserve_exact(pages).is_err() || pieces.try_reserve_exact(pages).is_err() {
-            return Err(refused(at, None, MapReason::OutOfMemory));
+            return Err(map_error(at, None, MapReason::OutOfMemory));
         }
         for _ in 0..pages {
             let frame = platform.frames().alloc_zeroed().ok();
@@ -64,29 +64,29 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
                     join(&mut pieces, piece);
                 }
                 _ => {
-                    give_back(platform, &frames);
-                    return Err(refused(at, None, MapReason::OutOfMemory));
+                    free_frames(platform, &frames);
+                    return Err(map_error(at, None, MapReason::OutOfMemory));
                 }
             }
         }
-        let wanted = Wanted {
+        let wanted = MapArgs {
             pieces: &pieces,
-            shape: Shape::Unkept,
+            layout: Layout::BypassCache,
             direction: Direction::Bidirectional,
         };
-        match self.place(cpu, platform, at, wanted) {
+        match self.map_common(cpu, platform, at, wanted) {
             Ok(placed) => Ok(Coherent {
                 range: placed.range,
-                tenant: at.tenant,
+                domain_handle: at.domain_handle,
                 frames,
                 cleared: None,
             }),
             Err(reason) => {
                 // Frames that a device may still reach are nobody's any more.
-                if !matches!(reason, MapReason::NotUndone(_)) {
-                    give_back(platform, &frames);
+                if !matches!(reason, MapReason::RollbackFailed(_)) {
+                    free_frames(platform, &frames);
                 }
-                Err(refused(at, pieces.first().copied(), reason))
+                Err(map_error(at, pieces.first().copied(), reason))
             }
         }
     }
@@ -104,16 +104,16 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         at: &Attachment,
         mut memory: Coherent,
     ) -> Result<(), (FreeCoherentError, Coherent)> {
-        self.catch_up(cpu);
-        let seat = self.seats.get(memory.tenant.index());
-        if seat.is_some_and(|seat| seat.has_seen_off(memory.tenant)) {
-            give_back(platform, &memory.frames);
+        self.refresh_if_stale(cpu);
+        let seat = self.domain_slots.get(memory.domain_handle.index());
+        if seat.is_some_and(|seat| seat.is_stale(memory.domain_handle)) {
+            free_frames(platform, &memory.frames);
             return Ok(());
         }
-        let Some((space, own)) = self.parts(&mut cpu.spaces, at) else {
+        let Some((space, own)) = self.space_and_cpu(&mut cpu.spaces, at) else {
             return Err((FreeCoherentError::NotMapped, memory));
         };
-        if memory.tenant != at.tenant {
+        if memory.domain_handle != at.domain_handle {
             return Err((FreeCoherentError::NotMapped, memory));
         }
         let purged = match memory.cleared.take() {
@@ -121,13 +121,15 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
                 let Ok(gone) = space.unmap(own, platform, memory.range) else {
                     return Err((FreeCoherentError::NotMapped, memory));
                 };
-                gone.purge(&mut self.home(cpu, at), platform)
+                gone.iotlb_sync(&mut self.flush_ctx(cpu, at), platform)
             }
-            Some(gone) => self.home(cpu, at).purge(gone, platform),
+            Some(gone) => self
+                .flush_ctx(cpu, at)
+                .invalidate_and_release(gone, platform),
         };
         match purged {
             Ok(()) => {
-                give_back(platform, &memory.frames);
+                free_frames(platform, &memory.frames);
                 Ok(())
             }
             Err((error, gone)) => {
@@ -171,7 +173,7 @@ fn join(pieces: &mut Vec<PhysRange>, piece: PhysRange) {
     }
 }
 
-fn give_back<P: Platform>(platform: &P, frames: &[PhysAddr]) {
+fn free_frames<P: Platform>(platform: &P, frames: &[PhysAddr]) {
     for frame in frames {
         platform.frames().free(*frame);
     }

@@ -11,11 +11,13 @@
 
 use core::fmt;
 
-use ringfence_types::{DeviceId, Flushed, Invalidation, InvalidationError, Pending, WholeDomain};
+use ringfence_types::{
+    Flushed, Invalidation, InvalidationError, Pending, RequesterId, WholeDomain,
+};
 
-use crate::flush::{Flush, Home};
+use crate::domain_table::DomainHandle;
+use crate::flush::{Flush, FlushContext};
 use crate::space::Space;
-use crate::tenancy::Tenant;
 use crate::{Attachment, Cpu, Dma, Platform};
 
 /// What happens to mappings that live when the last device leaves their domain.
@@ -43,11 +45,11 @@ pub struct Detached<S> {
 #[non_exhaustive]
 pub enum DetachError {
     /// The device is not attached to that domain (any more), or the domain is not one of this layer.
-    NotAttached(DeviceId),
+    NotAttached(RequesterId),
     /// Mappings live in the domain of this device, the last one attached to it. Nothing has changed.
-    MappingsLive(DeviceId),
+    MappingsLive(RequesterId),
     /// An invalidation failed. The device stays attached, though its context entry may be cleared already; to be tried again.
-    NotFlushed(DeviceId, InvalidationError),
+    NotFlushed(RequesterId, InvalidationError),
 }
 
 impl fmt::Display for DetachError {
@@ -83,10 +85,10 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     ) -> Result<Option<Detached<S>>, DetachError> {
         let device = at.device;
         let not_flushed = |error| DetachError::NotFlushed(device, error);
-        self.catch_up(cpu);
-        let (index, attached) = (at.tenant.index(), DetachError::NotAttached(device));
+        self.refresh_if_stale(cpu);
+        let (index, attached) = (at.domain_handle.index(), DetachError::NotAttached(device));
         let space = self.space(at).ok_or(attached)?;
-        let devices = &self.seats.get(index).ok_or(attached)?.devices;
+        let devices = &self.domain_slots.get(index).ok_or(attached)?.devices;
         if !devices.contains(&device) {
             return Err(attached);
         }
@@ -95,7 +97,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
             if teardown == Teardown::IfUnused && !space.is_empty(platform) {
                 return Err(DetachError::MappingsLive(device));
             }
-            self.leave(cpu, platform, index, each)
+            self.drain_cpu(cpu, platform, index, each)
                 .map_err(not_flushed)?;
             self.flush(cpu, platform, at).map_err(not_flushed)?;
         }
@@ -103,7 +105,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         let done = invalidate(platform, Invalidation::Context(device), ());
         let () = done.map_err(not_flushed)?.into_batch();
         if !is_last {
-            if let Some(seat) = self.seats.get_mut(index) {
+            if let Some(seat) = self.domain_slots.get_mut(index) {
                 seat.devices.retain(|other| *other != device);
             }
             return Ok(None);
@@ -115,9 +117,9 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
             *shared = None;
         }
         self.epoch = self.epoch.wrapping_add(1);
-        let seat = self.seats.get_mut(index).ok_or(attached)?;
-        let space = seat.vacate().ok_or(attached)?;
-        self.catch_up(cpu);
+        let seat = self.domain_slots.get_mut(index).ok_or(attached)?;
+        let space = seat.release().ok_or(attached)?;
+        self.refresh_if_stale(cpu);
         Ok(Some(Detached { space, proof }))
     }
 
@@ -126,24 +128,24 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     ///
     /// # Errors
     /// An invalidation failed: the handle comes back with what it still holds, to be tried again.
-    pub fn retire_cpu<P: Platform>(
+    pub fn remove_cpu<P: Platform>(
         &self,
         mut cpu: Cpu<S, F, B>,
         platform: &mut P,
         mut each: impl FnMut(B),
     ) -> Result<(), (InvalidationError, Cpu<S, F, B>)> {
-        self.catch_up(&mut cpu);
-        self.let_go(&mut cpu, None, &mut each);
+        self.refresh_if_stale(&mut cpu);
+        self.release_withheld(&mut cpu, None, &mut each);
         let mut result = Ok(());
-        for here in 0..self.seats.len() {
-            let left = self.leave(&mut cpu, platform, here, &mut each);
+        for here in 0..self.domain_slots.len() {
+            let left = self.drain_cpu(&mut cpu, platform, here, &mut each);
             result = result.and(left);
         }
         result.map_err(|error| (error, cpu))
     }
 
     /// Gives up what this processor holds of the domain at `here`.
-    fn leave<P: Platform>(
+    fn drain_cpu<P: Platform>(
         &self,
         cpu: &mut Cpu<S, F, B>,
         platform: &mut P,
@@ -153,12 +155,12 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         let Some(own) = cpu.flush.get_mut(here).and_then(Option::as_mut) else {
             return Ok(());
         };
-        let mut home = Home {
-            seats: &self.seats,
+        let mut home = FlushContext {
+            domain_slots: &self.domain_slots,
             cpus: &mut cpu.spaces,
-            here,
+            domain_index: here,
         };
-        let left = self.flush.leave(own, home.reborrow(), platform, each);
+        let left = self.flush.drain_cpu(own, home.reborrow(), platform, each);
         home.sync(platform);
         home.drain();
         left
@@ -166,16 +168,17 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
 
     /// Hands up what this processor withholds of a domain that is gone, or of all of them.
     #[cold]
-    pub(crate) fn let_go(
+    pub(crate) fn release_withheld(
         &self,
         cpu: &mut Cpu<S, F, B>,
-        of: Option<Tenant>,
+        of: Option<DomainHandle>,
         mut each: impl FnMut(B),
     ) {
         let mut at = 0;
-        while let Some((tenant, _)) = cpu.left.get(at) {
+        while let Some((tenant, _)) = cpu.detached.get(at) {
             if of.is_none_or(|of| of == *tenant) {
-                self.flush.let_go(cpu.left.swap_remove(at).1, &mut each);
+                self.flush
+                    .release_withheld(cpu.detached.swap_remove(at).1, &mut each);
             } else {
                 at += 1;
             }

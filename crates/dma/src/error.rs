@@ -1,4 +1,4 @@
-//! Errors of the mapping layer. After a failed map the layer is as it was before the call, but for [`MapReason::NotUndone`].
+//! Errors of the mapping layer. After a failed map the layer is as it was before the call, but for [`MapReason::RollbackFailed`].
 
 use core::fmt;
 use core::mem::ManuallyDrop;
@@ -6,18 +6,18 @@ use core::mem::ManuallyDrop;
 use ringfence_iova::AllocError;
 use ringfence_pgtable::{MapError as TableMapError, UnmapError as TableUnmapError};
 use ringfence_types::{
-    DeviceId, Direction, DomainId, InvalidationError, IovaRange, PhysRange, RingId,
+    Direction, DomainId, InvalidationError, IovaRange, PhysRange, RequesterId, RingId,
 };
 
-use crate::flush::Cleared;
-use crate::mapping::Custody;
+use crate::flush::ClearedMapping;
+use crate::mapping::HeldBuffer;
 use crate::ring::{RingFull, RingRefusal};
 
 /// A mapping that was not made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MapError {
     /// The device it was for.
-    pub device: DeviceId,
+    pub device: RequesterId,
     /// The buffer, or the first segment of the list.
     pub buffer: Option<PhysRange>,
     /// Why.
@@ -47,7 +47,7 @@ pub enum MapReason {
     /// The space must be flushed before addresses are reused, and the flush failed.
     Flush(InvalidationError),
     /// So often was the domain flushed for addresses, and each time other processors took all that were released: try again later.
-    FlushedInVain {
+    FlushRetriesExhausted {
         /// Number of flushes.
         flushes: u32,
     },
@@ -61,7 +61,7 @@ pub enum MapReason {
     NotAttached,
     /// The mapping failed half-way, and so did the invalidation that should undo it. The addresses are given up. No device was told of
     /// them, but one that guessed them may still reach the first pieces: the buffer comes back exposed.
-    NotUndone(InvalidationError),
+    RollbackFailed(InvalidationError),
 }
 
 impl fmt::Display for MapReason {
@@ -76,14 +76,14 @@ impl fmt::Display for MapReason {
             Self::BeyondMask => f.write_str("beyond the device's DMA mask, and no bounce buffer"),
             Self::NotContiguous => f.write_str("scattered memory without translation"),
             Self::Flush(e) => e.fmt(f),
-            Self::FlushedInVain { flushes } => {
+            Self::FlushRetriesExhausted { flushes } => {
                 write!(f, "no address after {flushes} flushes of the domain")
             }
             Self::OutOfMemory => f.write_str("out of memory"),
             Self::RingFull(full) => full.fmt(f),
             Self::Ring(refusal) => refusal.fmt(f),
             Self::NotAttached => f.write_str("device is not attached"),
-            Self::NotUndone(e) => write!(f, "half-way, and not undone: {e}"),
+            Self::RollbackFailed(e) => write!(f, "half-way, and not undone: {e}"),
         }
     }
 }
@@ -107,7 +107,7 @@ impl core::error::Error for MapError {}
 #[derive(Debug)]
 pub struct UnmapError<B> {
     /// The device.
-    pub device: DeviceId,
+    pub device: RequesterId,
     /// The addresses that were to be unmapped.
     pub range: IovaRange,
     /// Why, with what is still owed.
@@ -119,33 +119,33 @@ pub struct UnmapError<B> {
 #[non_exhaustive]
 pub enum UnmapReason<B> {
     /// The table refused: the range is not mapped (any more), or only part of it. Nothing was changed.
-    Table(TableUnmapError, Exposed<B>),
+    Table(TableUnmapError, StillMapped<B>),
     /// The address space knows no allocated range that starts there, or one of another size. Nothing was changed.
-    NotAllocated(Exposed<B>),
+    NotAllocated(StillMapped<B>),
     /// The translation is cleared in the table, but the invalidation failed: the device may still reach the buffer, which is
-    /// therefore not handed back. Try again with [`Dma::settle`](crate::Dma::settle).
-    NotFlushed(InvalidationError, Owed<B>),
+    /// therefore not handed back. Try again with [`Dma::retry_invalidation`](crate::Dma::retry_invalidation).
+    NotFlushed(InvalidationError, NotInvalidated<B>),
     /// The attachment is not one of this layer.
-    NotAttached(Exposed<B>),
+    NotAttached(StillMapped<B>),
     /// The mapping's domain was detached with it, so that no device reaches the buffer any more. It is the driver's again.
     Detached(B),
     /// The burst withholds as many buffers as it may. Nothing was changed: the device still reaches the buffer. End the burst, then
     /// [`Mapping::claim`](crate::Mapping::claim) it and unmap it again.
-    BurstFull(Exposed<B>),
+    BurstFull(StillMapped<B>),
     /// The mapping belongs to this domain, which is not the attachment's (attack A25). Nothing was changed: the device still reaches the
     /// buffer. [`Mapping::claim`](crate::Mapping::claim) it for its own device.
-    OtherDomain(DomainId, Exposed<B>),
+    OtherDomain(DomainId, StillMapped<B>),
     /// The mapping belongs to this ring of the device, which is not the attachment's. Nothing was changed.
-    OtherRing(RingId, Exposed<B>),
+    OtherRing(RingId, StillMapped<B>),
 }
 
 /// The buffer of a mapping that unmap has refused: as far as the layer knows, the device still reaches it. Dropped, it leaks, as the mapping
 /// would have.
 #[must_use = "the buffer may still be reachable by the device"]
 #[derive(Debug)]
-pub struct Exposed<B>(pub(crate) Custody<B>);
+pub struct StillMapped<B>(pub(crate) HeldBuffer<B>);
 
-impl<B> Exposed<B> {
+impl<B> StillMapped<B> {
     /// What stands for the buffer.
     pub fn buffer(&self) -> &B {
         &self.0
@@ -160,14 +160,14 @@ impl<B> Exposed<B> {
 /// A cleared range and its buffer whose invalidation has failed so far.
 #[must_use = "the buffer may still be reachable by the device"]
 #[derive(Debug)]
-pub struct Owed<B> {
-    pub(crate) cleared: Cleared<B>,
+pub struct NotInvalidated<B> {
+    pub(crate) mapping: ClearedMapping<B>,
 }
 
-impl<B> Owed<B> {
+impl<B> NotInvalidated<B> {
     /// The direction of the mapping.
     pub fn direction(&self) -> Direction {
-        self.cleared.direction
+        self.mapping.direction
     }
 }
 

@@ -5,15 +5,15 @@ use core::fmt;
 use alloc::vec::Vec;
 
 use ringfence_types::{
-    DeviceId, DomainId, Flushed, Invalidation, InvalidationError, Iova, PageSize, Pending, Pfn,
+    DomainId, Flushed, Invalidation, InvalidationError, Iova, PageSize, Pending, Pfn, RequesterId,
     RingId, WholeDomain,
 };
 
 use crate::Platform;
 use crate::bounce::BouncePool;
-use crate::flush::{Flush, Home};
-use crate::space::{Limits, Space};
-use crate::tenancy::{Seat, Tenant};
+use crate::domain_table::{DomainHandle, DomainSlot};
+use crate::flush::{Flush, FlushContext};
+use crate::space::{AddressLimits, Space};
 
 /// The mapping layer of one IOMMU. `S` answers where addresses come from and what the hardware looks up, `F` when a stale translation
 /// dies; `B` stands for a driver's buffer.
@@ -25,10 +25,10 @@ use crate::tenancy::{Seat, Tenant};
 /// # Bounds
 /// What a driver can make the layer hold: a token's worth of table and address for each of its live mappings; in a deferred mode a
 /// queue of fixed length; under [`Burst`](crate::flush::Burst) as many withheld buffers as that is told. Failed invalidations queue
-/// nothing: what they should have released is [owed](crate::Owed), and owed things are the driver's to hold. There are at most 2^16 - 1
+/// nothing: what they should have released is [owed](crate::NotInvalidated), and owed things are the driver's to hold. There are at most 2^16 - 1
 /// domains, and a handle keeps of those that are gone only what bursts withhold.
 pub struct Dma<S: Space, F: Flush<S, B>, B> {
-    pub(crate) seats: Vec<Seat<S>>,
+    pub(crate) domain_slots: Vec<DomainSlot<S>>,
     /// By seat: what the processors share of the flush policy.
     pub(crate) shared: Vec<Option<F::PerDomain>>,
     unit: u16,
@@ -38,7 +38,7 @@ pub struct Dma<S: Space, F: Flush<S, B>, B> {
     pub(crate) bounce: Option<BouncePool>,
 }
 
-/// One processor's handle to a [`Dma`]. A processor that goes away gives it to [`Dma::retire_cpu`]. Dropping it instead is safe and
+/// One processor's handle to a [`Dma`]. A processor that goes away gives it to [`Dma::remove_cpu`]. Dropping it instead is safe and
 /// leaks: the addresses in its magazines stay allocated until their domain is detached, and buffers that its bursts withhold never come
 /// back, as a device may still reach them. What it has queued in a deferred mode is flushed by the timer.
 pub struct Cpu<S: Space, F: Flush<S, B>, B> {
@@ -46,28 +46,28 @@ pub struct Cpu<S: Space, F: Flush<S, B>, B> {
     pub(crate) spaces: Vec<Option<S::PerCpu>>,
     pub(crate) flush: Vec<Option<F::PerCpu>>,
     /// Whose parts these are, by seat.
-    tenants: Vec<Tenant>,
+    domain_handles: Vec<DomainHandle>,
     /// Parts of detached domains that withhold buffers still.
-    pub(crate) left: Vec<(Tenant, F::PerCpu)>,
+    pub(crate) detached: Vec<(DomainHandle, F::PerCpu)>,
 }
 
 /// A device attached to a domain. Worth nothing once [`Dma::detach`] has ended the domain, whoever has its identifier then.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attachment {
-    pub(crate) device: DeviceId,
-    pub(crate) tenant: Tenant,
-    pub(crate) limits: Limits,
+    pub(crate) device: RequesterId,
+    pub(crate) domain_handle: DomainHandle,
+    pub(crate) limits: AddressLimits,
 }
 
 impl Attachment {
     /// The device.
-    pub fn device(&self) -> DeviceId {
+    pub fn device(&self) -> RequesterId {
         self.device
     }
 
     /// The domain.
     pub fn domain(&self) -> DomainId {
-        self.tenant.domain()
+        self.domain_handle.domain()
     }
 
     /// Which of the device's rings its mappings go to: the first one unless [`Dma::on_ring`] has named another.
@@ -116,14 +116,14 @@ impl<E: fmt::Debug + fmt::Display> core::error::Error for AttachError<E> {}
 const PREFERRED: Iova = Iova::new(u32::MAX as u64);
 
 /// The limits that a DMA mask (highest reachable address) sets.
-fn limits(mask: Iova) -> Option<Limits> {
+fn limits(mask: Iova) -> Option<AddressLimits> {
     // A page counts only if all of it can be reached.
     let pages = mask
         .get()
         .checked_add(1)
         .map_or(1 << 52, |bytes| bytes >> 12);
     let mask = Pfn::new(pages.checked_sub(1)?);
-    Some(Limits {
+    Some(AddressLimits {
         preferred: mask.min(Pfn::containing(PREFERRED)),
         mask,
         ring: RingId::new(0),
@@ -131,11 +131,11 @@ fn limits(mask: Iova) -> Option<Limits> {
 }
 
 /// The place that the next domain can have, and its identifier.
-fn vacancy<S>(unit: u16, seats: &[Seat<S>]) -> Option<(usize, DomainId)> {
-    let vacant = seats.iter().position(Seat::is_vacant);
+fn free_slot<S>(unit: u16, seats: &[DomainSlot<S>]) -> Option<(usize, DomainId)> {
+    let vacant = seats.iter().position(DomainSlot::is_free);
     let index = vacant.unwrap_or(seats.len());
-    let seat = Seat::<S>::new(unit, index)?;
-    Some((index, seat.tenant().domain()))
+    let seat = DomainSlot::<S>::new(unit, index)?;
+    Some((index, seat.handle().domain()))
 }
 
 impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
@@ -147,7 +147,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     /// The layer of the machine's IOMMU number `unit`, without domains.
     pub fn for_unit(unit: u16, flush: F) -> Self {
         Self {
-            seats: Vec::new(),
+            domain_slots: Vec::new(),
             shared: Vec::new(),
             unit,
             // 2^48 domains come and go before one unit's epochs reach the next one's.
@@ -175,7 +175,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     /// See [`AttachError`]; the layer is unchanged.
     pub fn attach<E>(
         &mut self,
-        device: DeviceId,
+        device: RequesterId,
         mask: Iova,
         make: impl FnOnce(DomainId) -> Result<S, E>,
     ) -> Result<Attachment, AttachError<E>> {
@@ -183,7 +183,8 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         if let Some(domain) = self.domain_of(device) {
             return Err(AttachError::Attached(domain));
         }
-        let (index, domain) = vacancy(self.unit, &self.seats).ok_or(AttachError::TooManyDomains)?;
+        let (index, domain) =
+            free_slot(self.unit, &self.domain_slots).ok_or(AttachError::TooManyDomains)?;
         let space = make(domain).map_err(AttachError::Space)?;
         if space.domain() != domain {
             return Err(AttachError::WrongDomain);
@@ -191,26 +192,31 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         if !space.serves(device) {
             return Err(AttachError::OtherDevice);
         }
-        let tenant = self.seat(index, space, device);
+        let tenant = self.install_domain(index, space, device);
         let tenant = tenant.ok_or(AttachError::TooManyDomains)?;
         Ok(Attachment {
             device,
-            tenant,
+            domain_handle: tenant,
             limits,
         })
     }
 
     /// Gives `space` and its first device the place at `index`. Apart from [`attach`](Self::attach), of which there is a copy for each
     /// closure.
-    fn seat(&mut self, index: usize, space: S, device: DeviceId) -> Option<Tenant> {
-        if index == self.seats.len() {
-            self.seats.push(Seat::new(self.unit, index)?);
+    fn install_domain(
+        &mut self,
+        index: usize,
+        space: S,
+        device: RequesterId,
+    ) -> Option<DomainHandle> {
+        if index == self.domain_slots.len() {
+            self.domain_slots.push(DomainSlot::new(self.unit, index)?);
             self.shared.push(None);
         }
-        let seat = self.seats.get_mut(index)?;
+        let seat = self.domain_slots.get_mut(index)?;
         let shared = self.shared.get_mut(index)?;
         *shared = Some(self.flush.per_domain());
-        let tenant = seat.take(space, device);
+        let tenant = seat.assign(space, device);
         self.epoch = self.epoch.wrapping_add(1);
         Some(tenant)
     }
@@ -221,7 +227,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     /// See [`AttachError`].
     pub fn attach_to(
         &mut self,
-        device: DeviceId,
+        device: RequesterId,
         mask: Iova,
         other: &Attachment,
     ) -> Result<Attachment, AttachError<core::convert::Infallible>> {
@@ -234,22 +240,25 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         if let Some(domain) = elsewhere {
             return Err(AttachError::Attached(domain));
         }
-        if let Some(seat) = self.seats.get_mut(other.tenant.index())
+        if let Some(seat) = self.domain_slots.get_mut(other.domain_handle.index())
             && !seat.devices.contains(&device)
         {
             seat.devices.push(device);
         }
         Ok(Attachment {
             device,
-            tenant: other.tenant,
+            domain_handle: other.domain_handle,
             limits,
         })
     }
 
     /// The domain that `device` is attached to.
-    fn domain_of(&self, device: DeviceId) -> Option<DomainId> {
-        let seat = self.seats.iter().find(|s| s.devices.contains(&device))?;
-        Some(seat.tenant().domain())
+    fn domain_of(&self, device: RequesterId) -> Option<DomainId> {
+        let seat = self
+            .domain_slots
+            .iter()
+            .find(|s| s.devices.contains(&device))?;
+        Some(seat.handle().domain())
     }
 
     /// The same attachment for mappings of another of the device's rings; `None` if it has no such ring. A space without rings counts
@@ -257,7 +266,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     pub fn on_ring(&self, at: &Attachment, ring: RingId) -> Option<Attachment> {
         let rings = self.space(at)?.rings();
         (u32::from(ring.get()) < rings).then_some(Attachment {
-            limits: Limits { ring, ..at.limits },
+            limits: AddressLimits { ring, ..at.limits },
             ..*at
         })
     }
@@ -268,8 +277,8 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
             epoch: self.epoch,
             spaces: Vec::new(),
             flush: Vec::new(),
-            tenants: Vec::new(),
-            left: Vec::new(),
+            domain_handles: Vec::new(),
+            detached: Vec::new(),
         };
         self.refresh(&mut cpu);
         cpu
@@ -277,7 +286,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
 
     /// Makes a handle's parts those of the present domains.
     #[inline]
-    pub(crate) fn catch_up(&self, cpu: &mut Cpu<S, F, B>) {
+    pub(crate) fn refresh_if_stale(&self, cpu: &mut Cpu<S, F, B>) {
         if cpu.epoch != self.epoch {
             self.refresh(cpu);
         }
@@ -287,17 +296,17 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     #[cold]
     #[inline(never)]
     fn refresh(&self, cpu: &mut Cpu<S, F, B>) {
-        for (index, (seat, shared)) in self.seats.iter().zip(&self.shared).enumerate() {
-            let tenant = seat.tenant();
-            if index == cpu.tenants.len() {
+        for (index, (seat, shared)) in self.domain_slots.iter().zip(&self.shared).enumerate() {
+            let tenant = seat.handle();
+            if index == cpu.domain_handles.len() {
                 cpu.spaces.push(None);
                 cpu.flush.push(None);
-                cpu.tenants.push(tenant);
+                cpu.domain_handles.push(tenant);
             }
             let (Some(space), Some(flush), Some(of)) = (
                 cpu.spaces.get_mut(index),
                 cpu.flush.get_mut(index),
-                cpu.tenants.get_mut(index),
+                cpu.domain_handles.get_mut(index),
             ) else {
                 continue;
             };
@@ -305,9 +314,9 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
                 *space = None;
                 // What another unit's handle withholds is still mapped there, and is not for this one to give back.
                 if let Some(old) = flush.take().filter(|old| self.flush.withholds(old))
-                    && of.is_beside(tenant)
+                    && of.same_iommu(tenant)
                 {
-                    cpu.left.push((*of, old));
+                    cpu.detached.push((*of, old));
                 }
                 *of = tenant;
             }
@@ -321,47 +330,51 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
 
     /// Where ranges of the device's domain go home through this processor.
     #[inline]
-    pub(crate) fn home<'a>(&'a self, cpu: &'a mut Cpu<S, F, B>, at: &Attachment) -> Home<'a, S> {
-        Home {
-            seats: &self.seats,
+    pub(crate) fn flush_ctx<'a>(
+        &'a self,
+        cpu: &'a mut Cpu<S, F, B>,
+        at: &Attachment,
+    ) -> FlushContext<'a, S> {
+        FlushContext {
+            domain_slots: &self.domain_slots,
             cpus: &mut cpu.spaces,
-            here: at.tenant.index(),
+            domain_index: at.domain_handle.index(),
         }
     }
 
     /// The space of an attached device; none if it is detached.
     #[inline]
     pub fn space(&self, at: &Attachment) -> Option<&S> {
-        self.space_of(at.tenant)
+        self.space_of(at.domain_handle)
     }
 
     /// The space of a domain, unless that is gone.
     #[inline]
-    pub(crate) fn space_of(&self, tenant: Tenant) -> Option<&S> {
-        self.seats.get(tenant.index())?.space_of(tenant)
+    pub(crate) fn space_of(&self, tenant: DomainHandle) -> Option<&S> {
+        self.domain_slots.get(tenant.index())?.space_of(tenant)
     }
 
     /// The space of an attached device with this processor's part of it. The handle has caught up.
     #[inline]
-    pub(crate) fn parts<'a>(
+    pub(crate) fn space_and_cpu<'a>(
         &'a self,
         own: &'a mut [Option<S::PerCpu>],
         at: &Attachment,
     ) -> Option<(&'a S, &'a mut S::PerCpu)> {
         let space = self.space(at)?;
-        let own = own.get_mut(at.tenant.index())?.as_mut()?;
+        let own = own.get_mut(at.domain_handle.index())?.as_mut()?;
         Some((space, own))
     }
 
     /// What the processors share of the flush policy for the device's domain, and this processor's part. The handle has caught up.
     #[inline]
-    pub(crate) fn policies<'a>(
+    pub(crate) fn flush_state<'a>(
         &'a self,
         own: &'a mut [Option<F::PerCpu>],
         at: &Attachment,
     ) -> Option<(&'a F::PerDomain, &'a mut F::PerCpu)> {
-        let shared = self.shared.get(at.tenant.index())?.as_ref()?;
-        let own = own.get_mut(at.tenant.index())?.as_mut()?;
+        let shared = self.shared.get(at.domain_handle.index())?.as_ref()?;
+        let own = own.get_mut(at.domain_handle.index())?.as_mut()?;
         Some((shared, own))
     }
 
@@ -379,14 +392,14 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         cpu: &mut Cpu<S, F, B>,
         platform: &mut P,
     ) -> Result<(), InvalidationError> {
-        self.catch_up(cpu);
+        self.refresh_if_stale(cpu);
         let mut result = Ok(());
         for (here, shared) in self.shared.iter().enumerate() {
             let Some(shared) = shared else { continue };
-            let home = Home {
-                seats: &self.seats,
+            let home = FlushContext {
+                domain_slots: &self.domain_slots,
                 cpus: &mut cpu.spaces,
-                here,
+                domain_index: here,
             };
             let done = self.flush.tick(shared, home, platform);
             result = result.and(done);
@@ -404,12 +417,15 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         platform: &mut P,
         at: &Attachment,
     ) -> Result<(), InvalidationError> {
-        self.catch_up(cpu);
-        let shared = self.shared.get(at.tenant.index()).and_then(Option::as_ref);
+        self.refresh_if_stale(cpu);
+        let shared = self
+            .shared
+            .get(at.domain_handle.index())
+            .and_then(Option::as_ref);
         let (Some(_), Some(shared)) = (self.space(at), shared) else {
             return Ok(());
         };
-        self.flush.flush(shared, self.home(cpu, at), platform)
+        self.flush.flush(shared, self.flush_ctx(cpu, at), platform)
     }
 
     /// Invalidates the device's whole domain and tells its space, so that an allocator that has handed out every address
@@ -421,7 +437,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         platform: &mut P,
         at: &Attachment,
     ) -> Result<(), InvalidationError> {
-        let Some((space, own)) = self.parts(&mut cpu.spaces, at) else {
+        let Some((space, own)) = self.space_and_cpu(&mut cpu.spaces, at) else {
             return Ok(());
         };
         space.sync(own, platform);

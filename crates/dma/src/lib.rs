@@ -7,7 +7,7 @@
 //! | file | one concept |
 //! |---|---|
 //! | `layer.rs` | the layer of one IOMMU: domains, attach, per-CPU handles |
-//! | `tenancy.rs` | who holds a domain identifier, and since when |
+//! | `domain_table.rs` | who holds a domain identifier, and since when |
 //! | `detach.rs` | domains and processors that go away |
 //! | `map.rs` | `map_single`, `unmap_single`: the path of one DMA |
 //! | `sg.rs`, `multi.rs`, `coherent.rs` | the other shapes of mapping |
@@ -21,10 +21,10 @@
 
 extern crate alloc;
 
-mod apart;
 mod bounce;
 mod coherent;
 mod detach;
+mod domain_table;
 mod error;
 pub mod flush;
 mod layer;
@@ -35,18 +35,18 @@ mod platform;
 mod premapped;
 pub mod ring;
 mod sg;
+mod sg_per_segment;
 pub mod space;
-mod tenancy;
 
 pub use bounce::{BouncePool, BounceSlot};
 pub use coherent::{Coherent, FreeCoherentError};
 pub use detach::{DetachError, Detached, Teardown};
-pub use error::{Exposed, MapError, MapReason, Owed, UnmapError, UnmapReason};
-pub use flush::{Flush, Lane, Outcome, Released, ReleasedStale, Withheld};
+pub use error::{MapError, MapReason, NotInvalidated, StillMapped, UnmapError, UnmapReason};
+pub use flush::{BurstKey, Flush, Outcome, Released, ReleasedStale, Withheld};
 pub use layer::{AttachError, Attachment, Cpu, Dma};
-pub use mapping::{Mapping, Segment};
-pub use multi::{MultiError, Refused, Request};
+pub use mapping::{DmaSegment, Mapping};
+pub use multi::{MapMultiError, MapMultiRequest, UnmapMultiError};
 pub use platform::Platform;
-pub use premapped::{Loan, Posted, Premapped, PremappedError};
+pub use premapped::{CpuOwned, DeviceOwned, Premapped, PremappedError};
 pub use sg::{SgLimits, SgMapping, SgRequest};
 pub use space::Space;

@@ -8,39 +8,40 @@ use core::mem::ManuallyDrop;
 use ringfence_iova::AllocError;
 use ringfence_types::{Direction, InvalidationError, PhysRange};
 
-use crate::flush::{Flush, Home, Lane, Released, Strict};
-use crate::mapping::Live;
-use crate::space::{Placed, Remains, Space};
+use crate::flush::{BurstKey, Flush, FlushContext, Released, Strict};
+use crate::mapping::LiveMapping;
+use crate::space::{IotlbSync, MapResult, Space};
 use crate::{
-    Attachment, Cpu, Dma, MapError, MapReason, Mapping, Owed, Platform, UnmapError, UnmapReason,
+    Attachment, Cpu, Dma, MapError, MapReason, Mapping, NotInvalidated, Platform, UnmapError,
+    UnmapReason,
 };
 
 /// How the pieces of a request lie in the device's eyes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Shape {
+pub(crate) enum Layout {
     /// At consecutive pages.
-    Run,
-    /// The same, and the space does not [keep](Space::KEEPS) it when it is unmapped.
-    Unkept,
+    Contiguous,
+    /// The same, and the space does not [keep](Space::CACHES_UNMAPPED) it when it is unmapped.
+    BypassCache,
     /// Wherever the space puts each.
     List,
 }
 
 /// Memory that is to be made reachable.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Wanted<'a> {
+pub(crate) struct MapArgs<'a> {
     pub(crate) pieces: &'a [PhysRange],
-    pub(crate) shape: Shape,
+    pub(crate) layout: Layout,
     pub(crate) direction: Direction,
 }
 
-impl<'a> Wanted<'a> {
+impl<'a> MapArgs<'a> {
     /// One buffer.
     #[inline]
     pub(crate) fn one(memory: &'a PhysRange, direction: Direction) -> Self {
         Self {
             pieces: core::slice::from_ref(memory),
-            shape: Shape::Run,
+            layout: Layout::Contiguous,
             direction,
         }
     }
@@ -48,7 +49,7 @@ impl<'a> Wanted<'a> {
 
 /// How often a map flushes the domain for addresses. One flush releases all that was freed before it; another is needed only if other
 /// processors took, used and freed all of that in the meantime.
-const FLUSHES: u32 = 8;
+const MAX_FLUSHES: u32 = 8;
 
 impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     /// Makes the bytes of `memory` reachable by the device in `direction`, and takes `buffer` into custody until unmap.
@@ -64,20 +65,20 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         buffer: B,
         memory: PhysRange,
         direction: Direction,
-    ) -> Result<(Mapping<B>, Placed), (B, MapError)> {
+    ) -> Result<(Mapping<B>, MapResult), (B, MapError)> {
         // The mapping is put together here for bounced buffers too: if the other function did, it would have to stand in memory for
         // both, and be read again, in other widths, before its stores have left the processor.
         let (buffer, bounce, placed) =
-            match self.place(cpu, platform, at, Wanted::one(&memory, direction)) {
+            match self.map_common(cpu, platform, at, MapArgs::one(&memory, direction)) {
                 Ok(placed) => (buffer, None, placed),
-                Err(MapReason::BeyondMask) if !S::Gone::INSTALLS => {
+                Err(MapReason::BeyondMask) if !S::UnmapResult::HAS_TABLE => {
                     let bounced = self.map_bounced(cpu, platform, at, buffer, memory, direction);
                     let (buffer, slot, placed) = bounced?;
                     (buffer, Some(slot), placed)
                 }
-                Err(reason) => return Err((buffer, refused(at, Some(memory), reason))),
+                Err(reason) => return Err((buffer, map_error(at, Some(memory), reason))),
             };
-        let live = Live::new(at, placed.range, direction, buffer);
+        let live = LiveMapping::new(at, placed.range, direction, buffer);
         Ok((Mapping { live, bounce }, placed))
     }
 
@@ -95,107 +96,109 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     ) -> Result<F::Outcome, UnmapError<B>> {
         let Mapping { live, bounce } = mapping;
         // Behind a table nothing is bounced, and nothing of this is compiled.
-        if !S::Gone::INSTALLS
+        if !S::UnmapResult::HAS_TABLE
             && let Some(slot) = bounce
         {
             return self.unmap_bounced(cpu, platform, at, live, slot);
         }
-        self.take_down(cpu, platform, at, live)
+        self.unmap_common(cpu, platform, at, live)
     }
 
     /// Finds addresses for what is wanted and installs it; flushes and tries again when addresses have run out.
     #[inline]
-    pub(crate) fn place<P: Platform>(
+    pub(crate) fn map_common<P: Platform>(
         &self,
         cpu: &mut Cpu<S, F, B>,
         platform: &mut P,
         at: &Attachment,
-        wanted: Wanted<'_>,
-    ) -> Result<Placed, MapReason> {
-        match self.try_place(cpu, platform, at, wanted) {
-            Err(MapReason::Alloc(error)) => self.place_again(cpu, platform, at, wanted, error),
+        wanted: MapArgs<'_>,
+    ) -> Result<MapResult, MapReason> {
+        match self.try_map(cpu, platform, at, wanted) {
+            Err(MapReason::Alloc(error)) => self.map_after_flush(cpu, platform, at, wanted, error),
             other => other,
         }
     }
 
-    /// [`place`](Self::place) for callers that are rare.
+    /// [`map_common`](Self::map_common) for callers that are rare.
     #[cold]
-    pub(crate) fn place_rarely<P: Platform>(
+    pub(crate) fn map_cold<P: Platform>(
         &self,
         cpu: &mut Cpu<S, F, B>,
         platform: &mut P,
         at: &Attachment,
-        wanted: Wanted<'_>,
-    ) -> Result<Placed, MapReason> {
-        match self.try_rarely(cpu, platform, at, wanted) {
-            Err(MapReason::Alloc(error)) => self.place_again(cpu, platform, at, wanted, error),
+        wanted: MapArgs<'_>,
+    ) -> Result<MapResult, MapReason> {
+        match self.try_map_cold(cpu, platform, at, wanted) {
+            Err(MapReason::Alloc(error)) => self.map_after_flush(cpu, platform, at, wanted, error),
             other => other,
         }
     }
 
-    /// [`try_place`](Self::try_place), which is copied into each of its callers, for those that share one copy.
+    /// [`try_map`](Self::try_map), which is copied into each of its callers, for those that share one copy.
     #[cold]
     #[inline(never)]
-    fn try_rarely<P: Platform>(
+    fn try_map_cold<P: Platform>(
         &self,
         cpu: &mut Cpu<S, F, B>,
         platform: &mut P,
         at: &Attachment,
-        wanted: Wanted<'_>,
-    ) -> Result<Placed, MapReason> {
-        self.try_place(cpu, platform, at, wanted)
+        wanted: MapArgs<'_>,
+    ) -> Result<MapResult, MapReason> {
+        self.try_map(cpu, platform, at, wanted)
     }
 
     #[inline]
-    fn try_place<P: Platform>(
+    fn try_map<P: Platform>(
         &self,
         cpu: &mut Cpu<S, F, B>,
         platform: &mut P,
         at: &Attachment,
-        wanted: Wanted<'_>,
-    ) -> Result<Placed, MapReason> {
-        self.catch_up(cpu);
-        let parts = self.parts(&mut cpu.spaces, at);
+        wanted: MapArgs<'_>,
+    ) -> Result<MapResult, MapReason> {
+        self.refresh_if_stale(cpu);
+        let parts = self.space_and_cpu(&mut cpu.spaces, at);
         let (space, own) = parts.ok_or(MapReason::NotAttached)?;
         let permissions = wanted.direction.permissions();
-        match wanted.shape {
-            Shape::Run => space.map(own, platform, wanted.pieces, permissions, at.limits),
-            Shape::List => space.map_list(own, platform, wanted.pieces, permissions, at.limits),
-            Shape::Unkept => space.map_unkept(own, platform, wanted.pieces, permissions, at.limits),
+        match wanted.layout {
+            Layout::Contiguous => space.map(own, platform, wanted.pieces, permissions, at.limits),
+            Layout::List => space.map_list(own, platform, wanted.pieces, permissions, at.limits),
+            Layout::BypassCache => {
+                space.map_bypass_cache(own, platform, wanted.pieces, permissions, at.limits)
+            }
         }
     }
 
     /// Does what makes addresses free, as the allocator's `error` asks for, and tries again.
     #[cold]
     #[inline(never)]
-    fn place_again<P: Platform>(
+    fn map_after_flush<P: Platform>(
         &self,
         cpu: &mut Cpu<S, F, B>,
         platform: &mut P,
         at: &Attachment,
-        wanted: Wanted<'_>,
+        wanted: MapArgs<'_>,
         mut error: AllocError,
-    ) -> Result<Placed, MapReason> {
+    ) -> Result<MapResult, MapReason> {
         let (mut flushes, mut gathered) = (0, false);
         loop {
             match error {
-                AllocError::NeedsFlush if flushes < FLUSHES => {
+                AllocError::NeedsFlush if flushes < MAX_FLUSHES => {
                     flushes += 1;
                     self.flush_domain(cpu, platform, at)
                         .map_err(MapReason::Flush)?;
                 }
-                AllocError::NeedsFlush => return Err(MapReason::FlushedInVain { flushes }),
+                AllocError::NeedsFlush => return Err(MapReason::FlushRetriesExhausted { flushes }),
                 // Addresses may be waiting for their flush, or in this processor's caches.
                 AllocError::Exhausted { .. } if !gathered => {
                     gathered = true;
                     self.flush(cpu, platform, at).map_err(MapReason::Flush)?;
-                    if let Some((space, own)) = self.parts(&mut cpu.spaces, at) {
+                    if let Some((space, own)) = self.space_and_cpu(&mut cpu.spaces, at) {
                         space.drain(own);
                     }
                 }
                 other => return Err(MapReason::Alloc(other)),
             }
-            match self.try_rarely(cpu, platform, at, wanted) {
+            match self.try_map_cold(cpu, platform, at, wanted) {
                 Err(MapReason::Alloc(next)) => error = next,
                 other => return other,
             }
@@ -204,12 +207,12 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
 
     /// Clears the translations of a mapping and hands the rest to the flush policy.
     #[inline]
-    pub(crate) fn take_down<P: Platform>(
+    pub(crate) fn unmap_common<P: Platform>(
         &self,
         cpu: &mut Cpu<S, F, B>,
         platform: &mut P,
         at: &Attachment,
-        live: Live<B>,
+        live: LiveMapping<B>,
     ) -> Result<F::Outcome, UnmapError<B>> {
         let range = live.range;
         let failed = |reason| UnmapError {
@@ -218,62 +221,65 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
             reason,
         };
         // A queue that several domains share may hand this processor ranges of any of them to free.
-        self.catch_up(cpu);
-        if live.tenant != at.tenant {
-            return Err(failed(self.misplaced(live)));
+        self.refresh_if_stale(cpu);
+        if live.domain_handle != at.domain_handle {
+            return Err(failed(self.wrong_domain(live)));
         }
         let (Some((space, own)), Some((shared, flush))) = (
-            self.parts(&mut cpu.spaces, at),
-            self.policies(&mut cpu.flush, at),
+            self.space_and_cpu(&mut cpu.spaces, at),
+            self.flush_state(&mut cpu.flush, at),
         ) else {
-            return Err(failed(self.misplaced(live)));
+            return Err(failed(self.wrong_domain(live)));
         };
         let ring = space.ring_of(&range);
         if ring != at.ring() {
-            return Err(failed(UnmapReason::OtherRing(ring, live.exposed())));
+            return Err(failed(UnmapReason::OtherRing(
+                ring,
+                live.into_still_mapped(),
+            )));
         }
-        if !self.flush.admits(flush, live.lane(ring)) {
-            return Err(failed(UnmapReason::BurstFull(live.exposed())));
+        if !self.flush.has_room(flush, live.burst_key(ring)) {
+            return Err(failed(UnmapReason::BurstFull(live.into_still_mapped())));
         }
         let gone = match space.unmap(own, platform, range) {
             Ok(gone) => gone,
-            Err(refusal) => return Err(failed(refusal.with(live.exposed()))),
+            Err(refusal) => return Err(failed(refusal.with(live.into_still_mapped()))),
         };
-        let item = live.retiring(gone, ring);
-        let home = Home {
-            seats: &self.seats,
+        let item = live.into_pending_unmap(gone, ring);
+        let home = FlushContext {
+            domain_slots: &self.domain_slots,
             cpus: &mut cpu.spaces,
-            here: at.tenant.index(),
+            domain_index: at.domain_handle.index(),
         };
         self.flush
-            .retire(shared, flush, home, platform, item)
+            .queue_unmap(shared, flush, home, platform, item)
             .map_err(|(error, owed)| failed(UnmapReason::NotFlushed(error, owed)))
     }
 
-    /// [`take_down`](Self::take_down), which is copied into each of its callers, for those that are rare and share one copy.
+    /// [`unmap_common`](Self::unmap_common), which is copied into each of its callers, for those that are rare and share one copy.
     #[cold]
     #[inline(never)]
-    pub(crate) fn take_down_rarely<P: Platform>(
+    pub(crate) fn unmap_cold<P: Platform>(
         &self,
         cpu: &mut Cpu<S, F, B>,
         platform: &mut P,
         at: &Attachment,
-        live: Live<B>,
+        live: LiveMapping<B>,
     ) -> Result<F::Outcome, UnmapError<B>> {
-        self.take_down(cpu, platform, at, live)
+        self.unmap_common(cpu, platform, at, live)
     }
 
     /// Why a mapping cannot be taken down as one of another domain, or by an attachment that is none.
     #[cold]
-    pub(crate) fn misplaced(&self, live: Live<B>) -> UnmapReason<B> {
-        let seat = self.seats.get(live.tenant.index());
-        let (domain, tenant) = (live.tenant.domain(), live.tenant);
+    pub(crate) fn wrong_domain(&self, live: LiveMapping<B>) -> UnmapReason<B> {
+        let seat = self.domain_slots.get(live.domain_handle.index());
+        let (domain, tenant) = (live.domain_handle.domain(), live.domain_handle);
         match seat {
             Some(seat) if seat.space_of(tenant).is_some() => {
-                UnmapReason::OtherDomain(domain, live.exposed())
+                UnmapReason::OtherDomain(domain, live.into_still_mapped())
             }
-            Some(seat) if seat.has_seen_off(tenant) => UnmapReason::Detached(live.into_buffer()),
-            _ => UnmapReason::NotAttached(live.exposed()),
+            Some(seat) if seat.is_stale(tenant) => UnmapReason::Detached(live.into_buffer()),
+            _ => UnmapReason::NotAttached(live.into_still_mapped()),
         }
     }
 
@@ -292,20 +298,20 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         direction: Direction,
         each: impl FnMut(B),
     ) -> Result<(), InvalidationError> {
-        self.catch_up(cpu);
+        self.refresh_if_stale(cpu);
         if self.space(at).is_none() {
-            self.let_go(cpu, Some(at.tenant), each);
+            self.release_withheld(cpu, Some(at.domain_handle), each);
             return Ok(());
         }
-        let Some((_, flush)) = self.policies(&mut cpu.flush, at) else {
+        let Some((_, flush)) = self.flush_state(&mut cpu.flush, at) else {
             return Ok(());
         };
-        let home = Home {
-            seats: &self.seats,
+        let home = FlushContext {
+            domain_slots: &self.domain_slots,
             cpus: &mut cpu.spaces,
-            here: at.tenant.index(),
+            domain_index: at.domain_handle.index(),
         };
-        let lane = Lane {
+        let lane = BurstKey {
             ring: at.ring(),
             direction,
         };
@@ -317,9 +323,9 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     /// Makes what this processor has mapped visible to hardware that does not snoop: before the device is told of new addresses by the
     /// write to its doorbell. Only rings leave that to this call, so that a burst of maps writes lines back and not entries.
     #[inline]
-    pub fn doorbell<P: Platform>(&self, cpu: &mut Cpu<S, F, B>, platform: &mut P, at: &Attachment) {
-        self.catch_up(cpu);
-        if let Some((space, own)) = self.parts(&mut cpu.spaces, at) {
+    pub fn sync_map<P: Platform>(&self, cpu: &mut Cpu<S, F, B>, platform: &mut P, at: &Attachment) {
+        self.refresh_if_stale(cpu);
+        if let Some((space, own)) = self.space_and_cpu(&mut cpu.spaces, at) {
             space.sync(own, platform);
         }
     }
@@ -329,33 +335,37 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     ///
     /// # Errors
     /// It failed again, or it is another unit's to settle ([`InvalidationError::Unsupported`]): what is owed comes back.
-    pub fn settle<P: Platform>(
+    pub fn retry_invalidation<P: Platform>(
         &self,
         cpu: &mut Cpu<S, F, B>,
         platform: &mut P,
-        owed: Owed<B>,
-    ) -> Result<Released<B>, (InvalidationError, Owed<B>)> {
-        self.catch_up(cpu);
-        let tenant = owed.cleared.tenant;
+        owed: NotInvalidated<B>,
+    ) -> Result<Released<B>, (InvalidationError, NotInvalidated<B>)> {
+        self.refresh_if_stale(cpu);
+        let tenant = owed.mapping.domain_handle;
         let here = tenant.index();
-        if self.seats.get(here).is_some_and(|s| s.has_seen_off(tenant)) {
-            return Ok(Released(ManuallyDrop::into_inner(owed.cleared.buffer)));
+        if self
+            .domain_slots
+            .get(here)
+            .is_some_and(|s| s.is_stale(tenant))
+        {
+            return Ok(Released(ManuallyDrop::into_inner(owed.mapping.buffer)));
         }
         if self.space_of(tenant).is_none() {
             return Err((InvalidationError::Unsupported, owed));
         }
-        let mut home = Home {
-            seats: &self.seats,
+        let mut home = FlushContext {
+            domain_slots: &self.domain_slots,
             cpus: &mut cpu.spaces,
-            here,
+            domain_index: here,
         };
-        Strict::purge(&mut home, platform, owed.cleared)
+        Strict::invalidate(&mut home, platform, owed.mapping)
     }
 }
 
 /// The error of a refused map.
 #[cold]
-pub(crate) fn refused(at: &Attachment, buffer: Option<PhysRange>, reason: MapReason) -> MapError {
+pub(crate) fn map_error(at: &Attachment, buffer: Option<PhysRange>, reason: MapReason) -> MapError {
     MapError {
         device: at.device,
         buffer,

@@ -4,30 +4,30 @@ use core::mem::ManuallyDrop;
 
 use ringfence_types::{Direction, DomainId, Iova, IovaRange, RingId};
 
-use crate::flush::{Cleared, Lane, Retiring};
-use crate::space::{Gone, Space};
-use crate::tenancy::Tenant;
-use crate::{Attachment, BounceSlot, Exposed, Owed};
+use crate::domain_table::DomainHandle;
+use crate::flush::{BurstKey, ClearedMapping, PendingUnmap};
+use crate::space::{ClearedRange, Space};
+use crate::{Attachment, BounceSlot, NotInvalidated, StillMapped};
 
 /// A buffer that must not be dropped while a device may reach it.
-pub(crate) type Custody<B> = ManuallyDrop<B>;
+pub(crate) type HeldBuffer<B> = ManuallyDrop<B>;
 
 /// What every token of a live mapping remembers, to be taken down.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Live<B> {
+pub(crate) struct LiveMapping<B> {
     pub(crate) range: IovaRange,
-    pub(crate) tenant: Tenant,
+    pub(crate) domain_handle: DomainHandle,
     pub(crate) direction: Direction,
-    pub(crate) buffer: Custody<B>,
+    pub(crate) buffer: HeldBuffer<B>,
 }
 
-impl<B> Live<B> {
+impl<B> LiveMapping<B> {
     /// The mapping of `buffer` at `range` for the device `at`.
     #[inline]
     pub(crate) fn new(at: &Attachment, range: IovaRange, direction: Direction, buffer: B) -> Self {
         Self {
             range,
-            tenant: at.tenant,
+            domain_handle: at.domain_handle,
             direction,
             buffer: ManuallyDrop::new(buffer),
         }
@@ -35,8 +35,8 @@ impl<B> Live<B> {
 
     /// Among which unmaps of a device's `ring` its own is.
     #[inline]
-    pub(crate) fn lane(&self, ring: RingId) -> Lane {
-        Lane {
+    pub(crate) fn burst_key(&self, ring: RingId) -> BurstKey {
+        BurstKey {
             ring,
             direction: self.direction,
         }
@@ -44,29 +44,33 @@ impl<B> Live<B> {
 
     /// What the flush policy takes over once the mapping, of a device's `ring`, has left the space.
     #[inline]
-    pub(crate) fn retiring<S: Space>(self, gone: S::Gone, ring: RingId) -> Retiring<S, B> {
-        Retiring {
-            gone,
-            lane: self.lane(ring),
-            tenant: self.tenant,
+    pub(crate) fn into_pending_unmap<S: Space>(
+        self,
+        gone: S::UnmapResult,
+        ring: RingId,
+    ) -> PendingUnmap<S, B> {
+        PendingUnmap {
+            result: gone,
+            burst_key: self.burst_key(ring),
+            domain_handle: self.domain_handle,
             buffer: self.buffer,
         }
     }
 
     /// The buffer of a mapping that is not taken down.
     #[cold]
-    pub(crate) fn exposed(self) -> Exposed<B> {
-        Exposed(self.buffer)
+    pub(crate) fn into_still_mapped(self) -> StillMapped<B> {
+        StillMapped(self.buffer)
     }
 
     /// What is owed of a mapping that has left the table and was not invalidated.
     #[cold]
-    pub(crate) fn owed(self, gone: Gone) -> Owed<B> {
-        Owed {
-            cleared: Cleared {
-                gone,
+    pub(crate) fn into_not_invalidated(self, gone: ClearedRange) -> NotInvalidated<B> {
+        NotInvalidated {
+            mapping: ClearedMapping {
+                range: gone,
                 direction: self.direction,
-                tenant: self.tenant,
+                domain_handle: self.domain_handle,
                 buffer: self.buffer,
             },
         }
@@ -85,7 +89,7 @@ impl<B> Live<B> {
 #[must_use = "a mapping that is dropped stays reachable by the device for ever"]
 #[derive(Debug, PartialEq, Eq)]
 pub struct Mapping<B> {
-    pub(crate) live: Live<B>,
+    pub(crate) live: LiveMapping<B>,
     pub(crate) bounce: Option<BounceSlot>,
 }
 
@@ -117,7 +121,7 @@ impl<B> Mapping<B> {
     /// The domain whose devices reach it.
     #[inline]
     pub fn domain(&self) -> DomainId {
-        self.live.tenant.domain()
+        self.live.domain_handle.domain()
     }
 
     /// The bounce slot that stands in for the buffer, if any.
@@ -135,13 +139,13 @@ impl<B> Mapping<B> {
     /// [`AlreadyMapped`](ringfence_pgtable::MapError::AlreadyMapped); no device reaches what it should not, and debug builds keep
     /// the addresses instead. Whoever cannot trust its callers keeps the mappings themselves.
     ///
-    /// A table that another machine keeps ([`Translations::is_mapped`](crate::space::Translations::is_mapped)
+    /// A table that another machine keeps ([`IoPageTable::is_mapped`](crate::space::IoPageTable::is_mapped)
     /// is `None`) refuses nothing. Behind it trees refuse an address that is not allocated; with other
     /// allocators the host is asked to unmap it, and its refusal ends the channel.
     #[inline]
     pub fn claim(at: &Attachment, range: IovaRange, direction: Direction, buffer: B) -> Self {
         Self {
-            live: Live::new(at, range, direction, buffer),
+            live: LiveMapping::new(at, range, direction, buffer),
             bounce: None,
         }
     }
@@ -149,7 +153,7 @@ impl<B> Mapping<B> {
 
 /// One entry of the list that the device is given for a scatterlist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Segment {
+pub struct DmaSegment {
     /// The device-visible bytes.
     pub range: IovaRange,
 }

@@ -5,7 +5,7 @@
 //! pool, whatever the flush policy. The types order the turns, they do not enforce them on the device:
 //!
 //! ```text
-//! pool --lend--> Loan (the processor's turn) --post--> Posted (the device's turn) --reap--> Loan --give_back--> pool
+//! pool --lend--> CpuOwned (the processor's turn) --post--> DeviceOwned (the device's turn) --reap--> CpuOwned --give_back--> pool
 //! ```
 
 use alloc::vec::Vec;
@@ -14,7 +14,7 @@ use core::fmt;
 use ringfence_types::{Direction, Iova, IovaRange};
 
 use crate::flush::Flush;
-use crate::multi::{MultiError, Refused, Request};
+use crate::multi::{MapMultiError, MapMultiRequest, UnmapMultiError};
 use crate::space::Space;
 use crate::{Attachment, Cpu, Dma, Mapping, Platform};
 
@@ -24,24 +24,24 @@ use crate::{Attachment, Cpu, Dma, Mapping, Platform};
 pub struct Premapped<B> {
     at: Attachment,
     idle: Vec<Mapping<B>>,
-    lent: usize,
+    in_use: usize,
 }
 
 /// A buffer of a pool while it is the processor's turn.
 #[must_use = "a buffer that does not come back keeps its pool alive"]
 #[derive(Debug)]
-pub struct Loan<B> {
+pub struct CpuOwned<B> {
     mapping: Mapping<B>,
 }
 
 /// A buffer of a pool while it is the device's turn: only now there is an address to tell it.
 #[must_use = "a buffer that does not come back keeps its pool alive"]
 #[derive(Debug)]
-pub struct Posted<B> {
+pub struct DeviceOwned<B> {
     mapping: Mapping<B>,
 }
 
-impl<B> Loan<B> {
+impl<B> CpuOwned<B> {
     /// What stands for the buffer.
     pub fn buffer(&self) -> &B {
         self.mapping.buffer()
@@ -53,7 +53,7 @@ impl<B> Loan<B> {
     }
 }
 
-impl<B> Posted<B> {
+impl<B> DeviceOwned<B> {
     /// What the device is told.
     pub fn iova(&self) -> Iova {
         self.mapping.iova()
@@ -67,20 +67,20 @@ impl<B> Posted<B> {
 
 impl<B> Premapped<B> {
     /// A buffer to use, last in first out, so that the IOTLB and the processor's caches know it; `None` if all are out.
-    pub fn lend(&mut self) -> Option<Loan<B>> {
+    pub fn acquire(&mut self) -> Option<CpuOwned<B>> {
         let mapping = self.idle.pop()?;
-        self.lent = self.lent.saturating_add(1);
-        Some(Loan { mapping })
+        self.in_use = self.in_use.saturating_add(1);
+        Some(CpuOwned { mapping })
     }
 
     /// Takes a buffer back for the next use.
     ///
     /// # Errors
     /// The loan comes back: it is of another domain's pool, whoever has that domain's identifier now, or none is out.
-    pub fn give_back(&mut self, loan: Loan<B>) -> Result<(), Loan<B>> {
-        match self.lent.checked_sub(1) {
-            Some(lent) if loan.mapping.live.tenant == self.at.tenant => {
-                self.lent = lent;
+    pub fn release(&mut self, loan: CpuOwned<B>) -> Result<(), CpuOwned<B>> {
+        match self.in_use.checked_sub(1) {
+            Some(lent) if loan.mapping.live.domain_handle == self.at.domain_handle => {
+                self.in_use = lent;
                 self.idle.push(loan.mapping);
                 Ok(())
             }
@@ -94,8 +94,8 @@ impl<B> Premapped<B> {
     }
 
     /// Buffers that are out.
-    pub fn lent(&self) -> usize {
-        self.lent
+    pub fn in_use(&self) -> usize {
+        self.in_use
     }
 }
 
@@ -104,15 +104,15 @@ impl<B> Premapped<B> {
 #[non_exhaustive]
 pub enum PremappedError<B> {
     /// This many buffers are out; the pool comes back.
-    StillLent(usize, Premapped<B>),
+    InUse(usize, Premapped<B>),
     /// Some of its mappings were refused, or their invalidation failed.
-    Unmap(MultiError<B>),
+    Unmap(UnmapMultiError<B>),
 }
 
 impl<B> fmt::Display for PremappedError<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::StillLent(count, _) => write!(f, "{count} buffers of the pool are out"),
+            Self::InUse(count, _) => write!(f, "{count} buffers of the pool are out"),
             Self::Unmap(error) => error.fmt(f),
         }
     }
@@ -130,28 +130,28 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         cpu: &mut Cpu<S, F, B>,
         platform: &mut P,
         at: &Attachment,
-        requests: Vec<Request<B>>,
-    ) -> Result<Premapped<B>, Refused<B>> {
+        requests: Vec<MapMultiRequest<B>>,
+    ) -> Result<Premapped<B>, MapMultiError<B>> {
         let idle = self.map_multi(cpu, platform, at, requests)?;
         Ok(Premapped {
             at: *at,
             idle,
-            lent: 0,
+            in_use: 0,
         })
     }
 
     /// The device's turn: after this call it reads what the processor wrote.
-    pub fn post<P: Platform>(&self, platform: &P, loan: Loan<B>) -> Posted<B> {
+    pub fn post<P: Platform>(&self, platform: &P, loan: CpuOwned<B>) -> DeviceOwned<B> {
         self.sync_for_device(platform, &loan.mapping);
-        Posted {
+        DeviceOwned {
             mapping: loan.mapping,
         }
     }
 
     /// The processor's turn: after this call it reads what the device wrote.
-    pub fn reap<P: Platform>(&self, platform: &P, posted: Posted<B>) -> Loan<B> {
+    pub fn reap<P: Platform>(&self, platform: &P, posted: DeviceOwned<B>) -> CpuOwned<B> {
         self.sync_for_cpu(platform, &posted.mapping);
-        Loan {
+        CpuOwned {
             mapping: posted.mapping,
         }
     }
@@ -167,8 +167,8 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         pool: Premapped<B>,
         each: impl FnMut(B),
     ) -> Result<(), PremappedError<B>> {
-        if pool.lent > 0 {
-            return Err(PremappedError::StillLent(pool.lent, pool));
+        if pool.in_use > 0 {
+            return Err(PremappedError::InUse(pool.in_use, pool));
         }
         self.unmap_multi(cpu, platform, &pool.at, pool.idle, each)
             .map_err(PremappedError::Unmap)

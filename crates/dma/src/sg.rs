@@ -5,10 +5,12 @@ use ringfence_types::{Direction, DomainId, Iova, IovaRange, PhysRange};
 
 use crate::flush::Flush;
 use crate::layer::GRANULE;
-use crate::map::{Shape, Wanted, refused};
-use crate::mapping::Live;
-use crate::space::{Remains, Space};
-use crate::{Attachment, BounceSlot, Cpu, Dma, MapError, MapReason, Platform, Segment, UnmapError};
+use crate::map::{Layout, MapArgs, map_error};
+use crate::mapping::LiveMapping;
+use crate::space::{IotlbSync, Space};
+use crate::{
+    Attachment, BounceSlot, Cpu, Dma, DmaSegment, MapError, MapReason, Platform, UnmapError,
+};
 
 /// What a device accepts as one segment. A piece that is longer than `max_bytes` is passed on as it is: who makes the list knows the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,7 +52,7 @@ pub struct SgRequest<'a, B> {
     /// What the device accepts as a segment.
     pub limits: SgLimits,
     /// Room for the segments that the device is told of: as many as there are pieces, unless they merge or cross a boundary.
-    pub out: &'a mut [Segment],
+    pub out: &'a mut [DmaSegment],
 }
 
 /// A live scatterlist mapping; owns the driver's buffer until unmap, and leaks it if dropped.
@@ -58,11 +60,11 @@ pub struct SgRequest<'a, B> {
 #[derive(Debug, PartialEq, Eq)]
 pub struct SgMapping<B> {
     /// The whole list, or its first piece if the space does not join lists.
-    pub(crate) live: Live<B>,
+    pub(crate) live: LiveMapping<B>,
     /// Whether the pieces lie at consecutive pages.
-    pub(crate) joined: bool,
+    pub(crate) contiguous: bool,
     /// Where each piece is, in spaces that keep what is unmapped.
-    pub(crate) apart: Vec<IovaRange>,
+    pub(crate) piece_ranges: Vec<IovaRange>,
     /// Copies of pieces that the device cannot reach; none behind a table.
     pub(crate) bounced: Vec<BounceSlot>,
     /// Steps that the allocator's search took.
@@ -71,16 +73,16 @@ pub struct SgMapping<B> {
 
 impl<B> SgMapping<B> {
     /// The I/O virtual pages of the whole list, as bytes from the first byte of the first segment to the last of the last. `None` in
-    /// spaces that do not join lists ([`Space::JOINS`]): there only the segments that [`Dma::map_sg`] wrote say where the pieces are.
+    /// spaces that do not join lists ([`Space::CONTIGUOUS_SG`]): there only the segments that [`Dma::map_sg`] wrote say where the pieces are.
     #[inline]
     pub fn range(&self) -> Option<IovaRange> {
-        self.joined.then_some(self.live.range)
+        self.contiguous.then_some(self.live.range)
     }
 
-    /// Where each piece is, in spaces that [keep](Space::KEEPS) what is unmapped; empty in others.
+    /// Where each piece is, in spaces that [keep](Space::CACHES_UNMAPPED) what is unmapped; empty in others.
     #[inline]
-    pub fn apart(&self) -> &[IovaRange] {
-        &self.apart
+    pub fn piece_ranges(&self) -> &[IovaRange] {
+        &self.piece_ranges
     }
 
     /// What stands for the buffer.
@@ -98,7 +100,7 @@ impl<B> SgMapping<B> {
     /// The domain whose devices reach it.
     #[inline]
     pub fn domain(&self) -> DomainId {
-        self.live.tenant.domain()
+        self.live.domain_handle.domain()
     }
 }
 
@@ -107,7 +109,7 @@ impl<B> SgMapping<B> {
 pub(crate) fn segments(
     ranges: impl Iterator<Item = IovaRange>,
     limits: SgLimits,
-    out: &mut [Segment],
+    out: &mut [DmaSegment],
 ) -> Option<usize> {
     let mut used = 0_usize;
     for range in ranges.flat_map(|range| split(range, limits.boundary)) {
@@ -120,7 +122,7 @@ pub(crate) fn segments(
             last.range = merged;
             continue;
         }
-        *out.get_mut(used)? = Segment { range };
+        *out.get_mut(used)? = DmaSegment { range };
         used += 1;
     }
     Some(used)
@@ -162,7 +164,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     ) -> Result<(SgMapping<B>, usize), (B, MapError)> {
         let (pieces, limits) = (request.pieces, request.limits);
         if !limits.are_valid() {
-            return Err(request.refused(at, MapReason::BadLimits));
+            return Err(request.into_map_error(at, MapReason::BadLimits));
         }
         // What no placement could make fit is refused before anything is mapped.
         let anywhere = SgLimits {
@@ -170,47 +172,47 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
             ..limits
         };
         let Some(space) = self.space(at) else {
-            return Err(request.refused(at, MapReason::NotAttached));
+            return Err(request.into_map_error(at, MapReason::NotAttached));
         };
         if request.out.len() < pieces.len()
             && segments(space.pieces(Iova::ZERO, pieces), anywhere, request.out).is_none()
         {
-            return Err(request.refused(at, MapReason::TooManySegments));
+            return Err(request.into_map_error(at, MapReason::TooManySegments));
         }
-        if S::KEEPS {
-            return self.map_list_apart(cpu, platform, at, request);
+        if S::CACHES_UNMAPPED {
+            return self.map_sg_per_segment(cpu, platform, at, request);
         }
-        let wanted = Wanted {
+        let wanted = MapArgs {
             pieces,
-            shape: Shape::List,
+            layout: Layout::List,
             direction: request.direction,
         };
-        match self.place(cpu, platform, at, wanted) {
+        match self.map_common(cpu, platform, at, wanted) {
             Ok(found) => {
                 let ranges = space.pieces(found.range.start(), pieces);
                 let Some(used) = segments(ranges, limits, request.out) else {
                     // Where the addresses lie decides what crosses a boundary. No descriptor was written, but the device may have
                     // guessed: the range is invalidated before it is free again.
-                    let reason = match self.withdraw(cpu, platform, at, found.range) {
+                    let reason = match self.undo_map(cpu, platform, at, found.range) {
                         Ok(()) => MapReason::TooManySegments,
-                        Err(failed) => MapReason::NotUndone(failed),
+                        Err(failed) => MapReason::RollbackFailed(failed),
                     };
-                    return Err(request.refused(at, reason));
+                    return Err(request.into_map_error(at, reason));
                 };
                 let mapping = SgMapping {
-                    live: Live::new(at, found.range, request.direction, request.buffer),
-                    joined: S::JOINS,
-                    apart: Vec::new(),
+                    live: LiveMapping::new(at, found.range, request.direction, request.buffer),
+                    contiguous: S::CONTIGUOUS_SG,
+                    piece_ranges: Vec::new(),
                     bounced: Vec::new(),
                     steps: found.steps,
                 };
                 Ok((mapping, used))
             }
             // Copies are placed one by one, which could not be undone as a whole where something is installed.
-            Err(MapReason::BeyondMask) if !S::Gone::INSTALLS => {
+            Err(MapReason::BeyondMask) if !S::UnmapResult::HAS_TABLE => {
                 self.map_list_bounced(cpu, platform, at, request)
             }
-            Err(reason) => Err(request.refused(at, reason)),
+            Err(reason) => Err(request.into_map_error(at, reason)),
         }
     }
 
@@ -226,21 +228,21 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         at: &Attachment,
         mapping: SgMapping<B>,
     ) -> Result<F::Outcome, UnmapError<B>> {
-        if !S::Gone::INSTALLS && !mapping.bounced.is_empty() {
+        if !S::UnmapResult::HAS_TABLE && !mapping.bounced.is_empty() {
             return self.unmap_list_bounced(cpu, platform, at, mapping);
         }
-        if S::KEEPS {
-            return self.take_down_apart(cpu, platform, at, mapping);
+        if S::CACHES_UNMAPPED {
+            return self.unmap_sg_per_segment(cpu, platform, at, mapping);
         }
-        self.take_down(cpu, platform, at, mapping.live)
+        self.unmap_common(cpu, platform, at, mapping.live)
     }
 }
 
 impl<B> SgRequest<'_, B> {
     /// The error of a refused list, which names its first piece.
     #[cold]
-    pub(crate) fn refused(self, at: &Attachment, reason: MapReason) -> (B, MapError) {
+    pub(crate) fn into_map_error(self, at: &Attachment, reason: MapReason) -> (B, MapError) {
         let first = self.pieces.first().copied();
-        (self.buffer, refused(at, first, reason))
+        (self.buffer, map_error(at, first, reason))
     }
 }

@@ -12,12 +12,12 @@ use ringfence_dma::Dma;
 use ringfence_dma::flush::{Deferred, Flush, PerCpuQueue, QueueConfig};
 use ringfence_dma::space::{Paged, PlainTable, Rounding};
 use ringfence_iova::{
-    AllocError, Allocation, CachedTree, IovaAllocator, Locked, Request, Returned,
+    AllocError, AllocRequest, Allocation, CachedTree, FreeProof, IovaAllocator, Locked,
 };
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{Coherency, Levels, SecondStage, Table};
 use ringfence_types::{
-    DeviceId, Direction, DomainId, Flushed, Iova, Nanos, Pfn, PfnRange, PhysAddr, PhysRange,
+    Direction, DomainId, Flushed, Iova, Nanos, Pfn, PfnRange, PhysAddr, PhysRange, RequesterId,
 };
 use shuttle::sync::Arc;
 use shuttle::thread;
@@ -35,11 +35,11 @@ struct Judge {
 
 impl IovaAllocator for Judge {
     type PerCpu = ();
-    type Returned = Flushed;
+    type FreeProof = Flushed;
 
     fn per_cpu(&self) {}
 
-    fn alloc(&self, cpu: &mut (), request: &Request) -> Result<Allocation, AllocError> {
+    fn alloc(&self, cpu: &mut (), request: &AllocRequest) -> Result<Allocation, AllocError> {
         let found = self.inner.alloc(cpu, request)?;
         assert!(self.out.lock().unwrap().insert(found.range));
         Ok(found)
@@ -50,7 +50,7 @@ impl IovaAllocator for Judge {
     }
 
     fn free(&self, cpu: &mut (), range: Flushed) -> bool {
-        let pages = Returned::range(&range);
+        let pages = FreeProof::range(&range);
         assert_eq!(range.domain(), self.domain, "freed into another domain");
         assert!(
             self.out.lock().unwrap().remove(&pages),
@@ -99,7 +99,7 @@ where
     let mut attached = Vec::new();
     for device in 0..DOMAINS {
         let at = dma
-            .attach(DeviceId::new(device), Iova::new(u64::MAX), |domain| {
+            .attach(RequesterId::new(device), Iova::new(u64::MAX), |domain| {
                 let space = PfnRange::inclusive(Pfn::new(1), Pfn::new(64)).unwrap();
                 let judge = Judge {
                     inner: Locked::new(CachedTree::new(space), shuttled),
@@ -138,7 +138,9 @@ where
                         else {
                             panic!("{:?}", error.reason);
                         };
-                        while let Err((_, left)) = dma.settle(&mut cpu, &mut board, owed) {
+                        while let Err((_, left)) =
+                            dma.retry_invalidation(&mut cpu, &mut board, owed)
+                        {
                             owed = left;
                         }
                     }
@@ -172,7 +174,7 @@ fn deferred() -> Deferred<Shuttled<ringfence_dma::flush::DeferredQueue>> {
     Deferred::with(3, 2, shuttled)
 }
 
-type Ring = Shuttled<ringfence_dma::flush::Ring>;
+type Ring = Shuttled<ringfence_dma::flush::FlushQueue>;
 type Rings = Shuttled<Vec<std::sync::Arc<Ring>>>;
 
 fn queues() -> PerCpuQueue<Ring, Rings> {

@@ -15,8 +15,8 @@ use ringfence_iova::{CachedTree, Locked};
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{Coherency, Cursor, Levels, Reclaim, ReclaimingTable, SecondStage, walk};
 use ringfence_types::{
-    CachedLevels, DeviceId, Direction, FrameSource, Invalidation, InvalidationError, Invalidator,
-    Iova, Nanos, OutOfFrames, Pfn, PfnRange, PhysAddr, PhysRange, Ticket,
+    CachedLevels, Direction, FrameSource, Invalidation, InvalidationError, Invalidator, Iova,
+    Nanos, OutOfFrames, Pfn, PfnRange, PhysAddr, PhysRange, RequesterId, Ticket,
 };
 use shuttle::sync::Arc;
 use shuttle::thread;
@@ -153,7 +153,7 @@ fn run() {
     let mut dma = Dma::<_, _, u64>::new(Strict);
     let mut root = PhysAddr::ZERO;
     let at = dma
-        .attach(DeviceId::new(1), Iova::new(u64::MAX), |domain| {
+        .attach(RequesterId::new(1), Iova::new(u64::MAX), |domain| {
             let space = PfnRange::inclusive(Pfn::new(1), Pfn::new(LEAVES - 1)).unwrap();
             let tree = Locked::new(CachedTree::new(space), shuttled);
             let (coherency, how) = (Coherency::Coherent, Reclaim::FlushTouched);

@@ -7,22 +7,22 @@ use std::sync::Mutex as Plain;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ringfence_dma::flush::Burst;
-use ringfence_dma::ring::{Ring, RingSetup, SlotChoice, Tables, lay_out};
+use ringfence_dma::ring::{Ring, RingSetup, RingTables, SlotChoice, lay_out};
 use ringfence_dma::space::Rings;
 use ringfence_dma::{
-    Attachment, Cpu, Dma, MapError, MapReason, Mapping, Platform, Segment, SgLimits, SgMapping,
+    Attachment, Cpu, Dma, DmaSegment, MapError, MapReason, Mapping, Platform, SgLimits, SgMapping,
     SgRequest, Withheld,
 };
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{Coherency, RingDevice, RingPte, RingTable};
 use ringfence_types::{
-    DeviceId, Direction, Invalidation, InvalidationError, Invalidator, Iova, IovaRange, Lock,
-    MemoryError, Nanos, PhysAddr, PhysMemory, PhysRange, RingId, RingSlot, TABLE_WORDS, Ticket,
+    Direction, Invalidation, InvalidationError, Invalidator, Iova, IovaRange, Lock, MemoryError,
+    Nanos, PhysAddr, PhysMemory, PhysRange, RequesterId, RingId, RingSlot, TABLE_WORDS, Ticket,
 };
 use shuttle::sync::{Arc, Mutex};
 use shuttle::thread;
 
-const DEVICE: DeviceId = DeviceId::new(0x18);
+const DEVICE: RequesterId = RequesterId::new(0x18);
 const TABLES: PhysAddr = PhysAddr::new(0x1000);
 /// Slots of the ring: too few for all that two processors want at once and, for walkers that do not snoop, two lines of entries.
 const fn slots(coherency: Coherency) -> u32 {
@@ -228,7 +228,7 @@ fn map(
         return Ok((Held::One(mapping), slots));
     }
     let nothing = IovaRange::inclusive(Iova::ZERO, Iova::ZERO).unwrap();
-    let mut out = vec![Segment { range: nothing }; pieces.len()];
+    let mut out = vec![DmaSegment { range: nothing }; pieces.len()];
     let request = SgRequest {
         buffer: name,
         pieces,
@@ -268,7 +268,7 @@ fn drive(dma: &Dma<Space, Burst, u64>, at: &Attachment, mut board: Processor, wh
                     };
                     lies(&board.port.processors);
                     thread::yield_now();
-                    dma.doorbell(&mut cpu, &mut board, at);
+                    dma.sync_map(&mut cpu, &mut board, at);
                     lies(board.port.view());
                     held.push(mapping);
                 }
@@ -329,7 +329,7 @@ fn two_processors(setup: RingSetup, most: u64) {
     let mut dma = Dma::new(Burst::default());
     let at = dma
         .attach(DEVICE, Iova::new(u64::MAX), |domain| {
-            let tables = Tables::new(TABLES, &[slots(setup.coherency)]).unwrap();
+            let tables = RingTables::new(TABLES, &[slots(setup.coherency)]).unwrap();
             let rings = lay_out(&board().memory, &tables, setup).unwrap();
             Ok::<_, ()>(Rings::new(domain, DEVICE, rings, |ring| {
                 Shuttled(Mutex::new(ring))

@@ -10,7 +10,7 @@ use ringfence_dma::{Dma, ReleasedStale};
 use ringfence_iova::Bitmap;
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{Coherency, Levels, SecondStage, Table};
-use ringfence_types::{DeviceId, Direction, Iova, Nanos, Pfn, PfnRange, PhysAddr, PhysRange};
+use ringfence_types::{Direction, Iova, Nanos, Pfn, PfnRange, PhysAddr, PhysRange, RequesterId};
 use shuttle::sync::Arc;
 use shuttle::thread;
 
@@ -25,7 +25,7 @@ fn run() {
     let frames = std::sync::Arc::new(Frames::new(std::sync::Arc::clone(&arena), region));
     let mut dma = Dma::<_, _, u64>::new(PerWrap);
     let at = dma
-        .attach(DeviceId::new(1), Iova::new(u64::MAX), |domain| {
+        .attach(RequesterId::new(1), Iova::new(u64::MAX), |domain| {
             let space = PfnRange::inclusive(Pfn::new(1), Pfn::new(PROCESSORS)).unwrap();
             let bitmap = Bitmap::new(space, shuttled).unwrap();
             let format = SecondStage::new(Levels::Three);

@@ -8,17 +8,18 @@ use std::hint::black_box;
 use std::sync::atomic::Ordering;
 
 use ringfence_hw::{
-    FaultLog, Geometry, Literal, Machine, Prefetch, Purge, Repaired, Replacement, RingLogic,
-    RingUnit, RingUnitConfig, Translate, UnitConfig, VtdUnit, Wiring,
+    FaultLog, FixedLogic, Geometry, InvalidationGranularity, IommuKind, IommuRouter,
+    LogicAsPublished, Prefetch, Replacement, RingLogic, RingUnit, RingUnitConfig, Translate,
+    UnitConfig, VtdUnit,
 };
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{
     Coherency, Context, ContextTables, Levels, MapRequest, RingDevice, RingPte, RingTable,
-    SecondStage, Table, Translation, ring_words,
+    SecondStage, Table, TranslationType, ring_words,
 };
 use ringfence_types::{
-    Access, CachedLevels, DeviceId, DomainId, Invalidation, Iova, Permissions, Pfn, PfnRange,
-    PhysAddr, PhysMemory, PhysRange, RingId, RingIova, RingSlot,
+    Access, CachedLevels, DomainId, Invalidation, Iova, Permissions, Pfn, PfnRange, PhysAddr,
+    PhysMemory, PhysRange, RequesterId, RingId, RingIova, RingSlot,
 };
 
 #[path = "../../iova/benches/support/clock.rs"]
@@ -26,8 +27,8 @@ mod clock;
 
 use clock::{now, quantile};
 
-const NIC: DeviceId = DeviceId::new(0x0100);
-const DISK: DeviceId = DeviceId::new(0x0208);
+const NIC: RequesterId = RequesterId::new(0x0100);
+const DISK: RequesterId = RequesterId::new(0x0208);
 const DOMAIN: DomainId = DomainId::new(1);
 const RING: RingId = RingId::new(1);
 /// Slots, and pages of the walking unit; as many as the IOTLB holds.
@@ -71,7 +72,7 @@ fn ring_unit<L: RingLogic>(root: PhysAddr, prefetch: Prefetch) -> RingUnit<L> {
 }
 
 #[inline(always)]
-fn access(unit: &mut impl Translate, mem: &Arena, device: DeviceId, at: Iova) {
+fn access(unit: &mut impl Translate, mem: &Arena, device: RequesterId, at: Iova) {
     match unit.translate(mem, device, at, 64, Access::Write) {
         Ok(translation) => {
             let range = translation.first();
@@ -120,7 +121,7 @@ fn main() {
     let mut ring_contexts = new_contexts();
     let context = Context {
         domain: DOMAIN,
-        translation: Translation::Rings { device },
+        translation: TranslationType::Rings { device },
     };
     ring_contexts
         .attach(&mem, &frames, NIC, &context)
@@ -138,7 +139,7 @@ fn main() {
     .expect("frames");
     let context = Context {
         domain: DOMAIN,
-        translation: Translation::Table {
+        translation: TranslationType::Table {
             root: pages.root(),
             levels: Levels::Four,
         },
@@ -163,7 +164,7 @@ fn main() {
             contexts: geometry(64, 1),
             replacement: Replacement::Lru,
             fault_log: FaultLog::MAX_CAPACITY,
-            purge: Purge::Selective,
+            granularity: InvalidationGranularity::Selective,
         });
         unit.set_root_table(contexts.root());
         unit.enable();
@@ -171,7 +172,7 @@ fn main() {
     };
 
     let root = ring_contexts.root();
-    let immediate = || ring_unit::<Repaired>(root, Prefetch::Immediate);
+    let immediate = || ring_unit::<FixedLogic>(root, Prefetch::Immediate);
     let (mut hit, mut sequential, mut anywhere, mut burst, mut missing) = (
         immediate(),
         immediate(),
@@ -179,12 +180,12 @@ fn main() {
         immediate(),
         immediate(),
     );
-    let mut unprefetched = ring_unit::<Repaired>(root, Prefetch::Absent);
-    let mut random = ring_unit::<Repaired>(root, Prefetch::Absent);
-    let mut literal = ring_unit::<Literal>(root, Prefetch::Immediate);
-    let mut machine = Machine::new(walking(geometry(1024, 8)), immediate(), 1);
-    machine.attach(NIC, Wiring::Ring);
-    machine.attach(DISK, Wiring::Baseline);
+    let mut unprefetched = ring_unit::<FixedLogic>(root, Prefetch::Absent);
+    let mut random = ring_unit::<FixedLogic>(root, Prefetch::Absent);
+    let mut literal = ring_unit::<LogicAsPublished>(root, Prefetch::Immediate);
+    let mut machine = IommuRouter::new(walking(geometry(1024, 8)), immediate(), 1);
+    machine.attach(NIC, IommuKind::Ring);
+    machine.attach(DISK, IommuKind::Baseline);
     let (mut page_hit, mut page_miss) = (walking(geometry(1024, 8)), walking(Geometry::ABSENT));
     let mut page_burst = walking(geometry(1024, 8));
     // Every slot once in an order in which none follows its predecessor.

@@ -9,17 +9,17 @@ use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use ringfence_hw::{FaultLog, Geometry, Purge, Replacement, UnitConfig, VtdUnit};
+use ringfence_hw::{FaultLog, Geometry, InvalidationGranularity, Replacement, UnitConfig, VtdUnit};
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{
-    Coherency, Context, ContextTables, Levels, MapRequest, SecondStage, Table, Translation,
+    Coherency, Context, ContextTables, Levels, MapRequest, SecondStage, Table, TranslationType,
 };
 use ringfence_types::{
-    Access, CachedLevels, DeviceId, DomainId, Invalidation, Iova, Permissions, Pfn, PfnRange,
-    PhysAddr, PhysMemory, PhysRange,
+    Access, CachedLevels, DomainId, Invalidation, Iova, Permissions, Pfn, PfnRange, PhysAddr,
+    PhysMemory, PhysRange, RequesterId,
 };
 
-const DEVICE: DeviceId = DeviceId::new(0x0100);
+const DEVICE: RequesterId = RequesterId::new(0x0100);
 const DOMAIN: DomainId = DomainId::new(1);
 /// Pages mapped; more than the IOTLB holds, as in the spike.
 const PAGES: u64 = 16 << 10;
@@ -36,7 +36,7 @@ fn config(iotlb: Geometry) -> UnitConfig {
         contexts: shape(64, 1),
         replacement: Replacement::Lru,
         fault_log: FaultLog::MAX_CAPACITY,
-        purge: Purge::Selective,
+        granularity: InvalidationGranularity::Selective,
     }
 }
 
@@ -117,7 +117,7 @@ fn main() {
     .expect("frames");
     let context = Context {
         domain: DOMAIN,
-        translation: Translation::Table {
+        translation: TranslationType::Table {
             root: table.root(),
             levels: Levels::Four,
         },

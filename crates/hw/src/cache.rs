@@ -77,28 +77,28 @@ impl<V: Copy> SetAssociative<V> {
 
     /// Where the set of `selector` is.
     #[inline]
-    fn places(&self, selector: u64) -> Range<usize> {
+    fn set_range(&self, selector: u64) -> Range<usize> {
         let first = ((selector & self.set_mask) as usize) << self.way_shift;
         first..first.wrapping_add(self.ways)
     }
 
     #[inline]
     fn set(&mut self, selector: u64) -> &mut [Slot<V>] {
-        let places = self.places(selector);
+        let places = self.set_range(selector);
         self.slots.get_mut(places).unwrap_or_default()
     }
 
     /// The value under `key`, which counts as a use.
     #[inline]
     pub(crate) fn lookup(&mut self, selector: u64, key: u64) -> Option<&mut V> {
-        let places = self.places(selector);
+        let places = self.set_range(selector);
         let set = self.slots.get_mut(places)?;
         let mut at = 0;
         if set.first()?.key != key {
             at = set.iter().position(|slot| slot.key == key)?;
             if self.replacement == Replacement::Lru {
                 self.clock = self.clock.wrapping_add(1);
-                put_first(set, at)?.age = self.clock;
+                move_to_front(set, at)?.age = self.clock;
                 at = 0;
             }
         }
@@ -116,7 +116,7 @@ impl<V: Copy> SetAssociative<V> {
     /// The same, to be changed.
     #[inline]
     pub(crate) fn newest_mut(&mut self, selector: u64, key: u64) -> Option<&mut V> {
-        let first = self.places(selector).start;
+        let first = self.set_range(selector).start;
         let slot = self.slots.get_mut(first)?;
         (slot.key == key).then_some(&mut slot.value)
     }
@@ -134,7 +134,7 @@ impl<V: Copy> SetAssociative<V> {
         let age = self.clock.wrapping_add(1);
         self.clock = age;
         let set = self.set(selector);
-        let first = put_first(set, next_to_go(set))?;
+        let first = move_to_front(set, victim(set))?;
         let old = core::mem::replace(first, Slot { key, age, value }).key;
         if old == 0 {
             self.live = self.live.wrapping_add(1);
@@ -192,7 +192,7 @@ impl<V> Slot<V> {
 
 /// The first free entry, or else the oldest.
 #[inline]
-fn next_to_go<V>(set: &[Slot<V>]) -> usize {
+fn victim<V>(set: &[Slot<V>]) -> usize {
     let mut found = 0;
     let mut lowest = u64::MAX;
     for (at, slot) in set.iter().enumerate() {
@@ -208,7 +208,7 @@ fn next_to_go<V>(set: &[Slot<V>]) -> usize {
 
 /// Lets the entry at `at` and the first change places.
 #[inline]
-fn put_first<V>(set: &mut [Slot<V>], at: usize) -> Option<&mut Slot<V>> {
+fn move_to_front<V>(set: &mut [Slot<V>], at: usize) -> Option<&mut Slot<V>> {
     let (first, others) = set.split_first_mut()?;
     if let Some(before) = at.checked_sub(1) {
         core::mem::swap(first, others.get_mut(before)?);

@@ -3,45 +3,42 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-use ringfence_types::{DeviceId, Iova};
+use ringfence_types::{Iova, RequesterId};
 
 use ringfence_pgtable::Format;
 
 use crate::tag::MAX_WIDTH;
-use crate::{Attachment, Geometry, Source};
+use crate::{ContextEntry, Geometry, TableRoot};
 
 /// A cached context of a unit that walks tables. The widest address is kept beside it, so that the check of every access is one comparison.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Cached<F> {
-    pub(crate) attachment: Attachment<F>,
+pub(crate) struct CachedContext<F> {
+    pub(crate) entry: ContextEntry<F>,
     /// The highest address that the table translates or that is passed through.
     pub(crate) highest: Iova,
 }
 
-impl<F: Format> Cached<F> {
+impl<F: Format> CachedContext<F> {
     #[inline]
-    pub(crate) fn new(attachment: Attachment<F>) -> Self {
-        let width = match &attachment {
-            Attachment::Translated(source) => source.format.width().min(MAX_WIDTH),
-            Attachment::PassThrough { width, .. } => (*width).min(64),
+    pub(crate) fn new(entry: ContextEntry<F>) -> Self {
+        let width = match &entry {
+            ContextEntry::Translated(source) => source.format.width().min(MAX_WIDTH),
+            ContextEntry::PassThrough { width, .. } => (*width).min(64),
         };
         let highest = Iova::new(
             u64::MAX
                 .checked_shr(64_u32.wrapping_sub(width))
                 .unwrap_or(0),
         );
-        Self {
-            attachment,
-            highest,
-        }
+        Self { entry, highest }
     }
 
     /// What translates for the device; `None` if it is passed through.
     #[inline]
-    pub(crate) const fn source(&self) -> Option<&Source<F>> {
-        match &self.attachment {
-            Attachment::Translated(source) => Some(source),
-            Attachment::PassThrough { .. } => None,
+    pub(crate) const fn table_root(&self) -> Option<&TableRoot<F>> {
+        match &self.entry {
+            ContextEntry::Translated(source) => Some(source),
+            ContextEntry::PassThrough { .. } => None,
         }
     }
 }
@@ -49,7 +46,7 @@ impl<F: Format> Cached<F> {
 /// What a unit keeps of the contexts it has read: a direct-mapped cache with a slot per set of device numbers.
 #[derive(Debug, Clone)]
 pub(crate) struct ContextCache<C> {
-    slots: Box<[Option<(DeviceId, C)>]>,
+    slots: Box<[Option<(RequesterId, C)>]>,
     mask: usize,
 }
 
@@ -65,14 +62,14 @@ impl<C> ContextCache<C> {
     }
 
     #[inline]
-    fn slot(&self, device: DeviceId) -> usize {
+    fn slot(&self, device: RequesterId) -> usize {
         // Most machines have their devices at function 0 of many buses: let the bus take part.
         let id = usize::from(device.get());
         (id ^ (id >> 8)) & self.mask
     }
 
     #[inline]
-    pub(crate) fn lookup(&self, device: DeviceId) -> Option<&C> {
+    pub(crate) fn lookup(&self, device: RequesterId) -> Option<&C> {
         match self.slots.get(self.slot(device))? {
             Some((cached, context)) if *cached == device => Some(context),
             _ => None,
@@ -80,7 +77,7 @@ impl<C> ContextCache<C> {
     }
 
     #[inline]
-    pub(crate) fn fill(&mut self, device: DeviceId, context: C) {
+    pub(crate) fn fill(&mut self, device: RequesterId, context: C) {
         let at = self.slot(device);
         if let Some(slot) = self.slots.get_mut(at) {
             *slot = Some((device, context));
@@ -88,7 +85,7 @@ impl<C> ContextCache<C> {
     }
 
     /// Drops the context of `device` and returns it.
-    pub(crate) fn remove(&mut self, device: DeviceId) -> Option<C> {
+    pub(crate) fn remove(&mut self, device: RequesterId) -> Option<C> {
         let at = self.slot(device);
         self.slots
             .get_mut(at)?

@@ -2,7 +2,7 @@
 
 use alloc::collections::VecDeque;
 
-use ringfence_types::{Access, DeviceId, Fault, FaultReason, Iova};
+use ringfence_types::{Access, Fault, FaultReason, Iova, RequesterId};
 
 /// F: the register holds a fault that software has not taken yet.
 const F: u64 = 1 << 63;
@@ -19,7 +19,7 @@ const FI: u64 = !0xfff;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FaultRecord {
     /// Source identifier (SID).
-    pub source: DeviceId,
+    pub source: RequesterId,
     /// Fault information (FI): the first byte of the page.
     pub page: Iova,
     /// Type (T1): what was attempted.
@@ -61,7 +61,7 @@ impl FaultRecord {
             return None;
         }
         Some(Self {
-            source: DeviceId::new((high & SID) as u16),
+            source: RequesterId::new((high & SID) as u16),
             page: Iova::new(low & FI),
             access: if high & T1 != 0 {
                 Access::Read
@@ -164,7 +164,7 @@ mod tests {
 
     fn fault(iova: u64, access: Access, reason: FaultReason) -> Fault {
         Fault {
-            device: DeviceId::from_parts(0x3a, 0x1f, 5).unwrap(),
+            device: RequesterId::from_parts(0x3a, 0x1f, 5).unwrap(),
             iova: Iova::new(iova),
             access,
             reason,

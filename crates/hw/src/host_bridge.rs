@@ -3,9 +3,9 @@
 use alloc::vec::Vec;
 
 use ringfence_pgtable::CalgaryTce;
-use ringfence_types::{DeviceId, DomainId, FaultReason, PhysAddr, PhysMemory};
+use ringfence_types::{DomainId, FaultReason, PhysAddr, PhysMemory, RequesterId};
 
-use crate::{Attachment, Directory, Source};
+use crate::{ContextEntry, ContextLookup, TableRoot};
 
 /// One host bridge: the buses behind it, and its table address register. All devices behind it share one space (CG02).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,20 +43,20 @@ impl HostBridges {
     }
 }
 
-impl Directory for HostBridges {
+impl ContextLookup for HostBridges {
     type Format = CalgaryTce;
 
     fn find<M: PhysMemory + ?Sized>(
         &self,
         _mem: &M,
-        device: DeviceId,
-    ) -> Result<Attachment<CalgaryTce>, FaultReason> {
+        device: RequesterId,
+    ) -> Result<ContextEntry<CalgaryTce>, FaultReason> {
         let bridge = self
             .bridges
             .iter()
             .find(|bridge| (bridge.first_bus..=bridge.last_bus).contains(&device.bus()))
             .ok_or(FaultReason::Blocked)?;
-        Ok(Attachment::Translated(Source {
+        Ok(ContextEntry::Translated(TableRoot {
             domain: bridge.domain,
             format: bridge.format,
             root: bridge.table,

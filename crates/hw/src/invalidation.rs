@@ -1,12 +1,12 @@
 //! The invalidation interface (HW06, HW07; VT-d specification, section 6.5).
 
 use ringfence_types::{
-    CachedLevels, DeviceId, Invalidation, InvalidationError, Invalidator, Ticket,
+    CachedLevels, Invalidation, InvalidationError, Invalidator, RequesterId, Ticket,
 };
 
-use crate::{Directory, Iommu, Purge};
+use crate::{ContextLookup, InvalidationGranularity, Iommu};
 
-impl<D: Directory> Iommu<D> {
+impl<D: ContextLookup> Iommu<D> {
     /// Purges what `request` names, at once. A ring's entry is in no cache of this unit, so there is nothing to purge.
     #[inline]
     pub fn invalidate(&mut self, request: &Invalidation) {
@@ -19,12 +19,12 @@ impl<D: Directory> Iommu<D> {
             Invalidation::Ring { .. } => &mut counts.ring,
         };
         *count = count.wrapping_add(1);
-        match (request, self.purge) {
+        match (request, self.granularity) {
             (Invalidation::Context(device), _) => self.invalidate_context(*device),
             (Invalidation::Global, _) => self.invalidate_translations(),
             (Invalidation::Ring { .. }, _) => {}
-            (_, Purge::WholeOnly) => self.widen(),
-            (Invalidation::Domain(domain), Purge::Selective) => {
+            (_, InvalidationGranularity::GlobalOnly) => self.widen(),
+            (Invalidation::Domain(domain), InvalidationGranularity::Selective) => {
                 self.walker.iotlb.invalidate_domain(*domain);
                 self.walker.walk_caches.invalidate_domain(*domain);
             }
@@ -34,7 +34,7 @@ impl<D: Directory> Iommu<D> {
                     range,
                     levels,
                 },
-                Purge::Selective,
+                InvalidationGranularity::Selective,
             ) => {
                 self.walker.iotlb.invalidate_pages(*domain, range);
                 if *levels == CachedLevels::All {
@@ -58,10 +58,10 @@ impl<D: Directory> Iommu<D> {
 
     /// The context of `device`, and the translations of the domain it named. If the context has been replaced in its cache meanwhile, nobody
     /// knows which domain that was, and everything goes.
-    fn invalidate_context(&mut self, device: DeviceId) {
-        match (self.contexts.remove(device), self.purge) {
-            (Some(cached), Purge::Selective) => {
-                let domain = cached.attachment.domain();
+    fn invalidate_context(&mut self, device: RequesterId) {
+        match (self.contexts.remove(device), self.granularity) {
+            (Some(cached), InvalidationGranularity::Selective) => {
+                let domain = cached.entry.domain();
                 self.walker.iotlb.invalidate_domain(domain);
                 self.walker.walk_caches.invalidate_domain(domain);
             }
@@ -73,7 +73,7 @@ impl<D: Directory> Iommu<D> {
 /// Completes every request before it returns from [`submit`](Invalidator::submit), but refuses one for a ring: to say that it has completed
 /// would certify what another unit still caches. What a delay uncovers is tested with
 /// [`fake::Delayed`](crate::fake::Delayed).
-impl<D: Directory> Invalidator for Iommu<D> {
+impl<D: ContextLookup> Invalidator for Iommu<D> {
     #[inline]
     fn submit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {
         if matches!(request, Invalidation::Ring { .. }) {

@@ -152,7 +152,7 @@ impl Iotlb {
             translation,
         );
         if let Some(old) = evicted {
-            self.forget(tag::kind(old), 1);
+            self.count_removed(tag::kind(old), 1);
         }
         if (evicted.is_some() || self.entries.live() != before)
             && let Some(live) = self.live.get_mut(kind as usize)
@@ -163,7 +163,7 @@ impl Iotlb {
     }
 
     #[inline]
-    fn forget(&mut self, kind: u64, entries: u32) {
+    fn count_removed(&mut self, kind: u64, entries: u32) {
         if let Some(live) = self.live.get_mut(kind as usize) {
             *live = live.wrapping_sub(entries);
         }
@@ -185,7 +185,7 @@ impl Iotlb {
                 range.lo(),
                 range.hi(),
             );
-            self.forget(kind, dropped);
+            self.count_removed(kind, dropped);
         }
     }
 

@@ -2,7 +2,7 @@
 //! to, stops and records what has none.
 //!
 //! [`Iommu`] is the unit that walks tables; [`VtdUnit`] and [`CalgaryUnit`] are the two that exist. [`RingUnit`] is the one that looks up rings,
-//! and a [`Machine`] has one of each. A unit reads [`PhysMemory`](ringfence_types::PhysMemory)
+//! and a [`IommuRouter`] has one of each. A unit reads [`PhysMemory`](ringfence_types::PhysMemory)
 //! in the hardware's formats and obeys [`Invalidator`](ringfence_types::Invalidator) requests, and never sees a structure of the mapping
 //! layer: the two meet in memory, as a kernel and its hardware do.
 //!
@@ -19,17 +19,17 @@ extern crate std;
 
 mod cache;
 mod context_cache;
-mod directory;
+mod context_lookup;
 pub mod fake;
 mod fault;
 mod geometry;
 mod host_bridge;
 mod invalidation;
 mod iotlb;
-mod machine;
 pub mod prefetch;
 mod ring;
 mod root_table;
+mod router;
 mod stats;
 mod tag;
 mod translate;
@@ -39,18 +39,18 @@ mod walk_cache;
 mod walker;
 
 pub use cache::Replacement;
-pub use directory::{Attachment, Directory, Source};
+pub use context_lookup::{ContextEntry, ContextLookup, TableRoot};
 pub use fault::{FaultLog, FaultRecord};
 pub use geometry::{Geometry, GeometryError};
 pub use host_bridge::{HostBridge, HostBridges};
-pub use machine::{Machine, Translate, Wiring};
 pub use ring::{
-    ByValue, Literal, NoSuccessor, Passing, Prefetch, Repaired, RingLogic, RingStats, RingUnit,
-    RingUnitConfig,
+    ByValue, FixedLogic, LogicAsPublished, NoSuccessorPolicy, ParameterPassing, Prefetch,
+    RingLogic, RingStats, RingUnit, RingUnitConfig,
 };
 pub use root_table::RootTable;
-pub use stats::{InvalidationCounts, Stats};
+pub use router::{IommuKind, IommuRouter, Translate};
+pub use stats::{InvalidationCounts, IommuStats};
 pub use translate::MAX_TRANSLATED_BYTES;
 pub use translation::Translation;
-pub use unit::{CalgaryUnit, Iommu, Purge, UnitConfig, VtdUnit};
+pub use unit::{CalgaryUnit, InvalidationGranularity, Iommu, UnitConfig, VtdUnit};
 pub use walk_cache::WALK_CACHES;

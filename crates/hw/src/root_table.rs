@@ -1,10 +1,10 @@
 //! VT-d's way from a requester to its table: root table, then context table (HW02).
 
 use ringfence_pgtable::Levels;
-use ringfence_pgtable::{SecondStage, Translation, find_context};
-use ringfence_types::{DeviceId, FaultReason, PageSize, PhysAddr, PhysMemory};
+use ringfence_pgtable::{SecondStage, TranslationType, find_context};
+use ringfence_types::{FaultReason, PageSize, PhysAddr, PhysMemory, RequesterId};
 
-use crate::{Attachment, Directory, Source};
+use crate::{ContextEntry, ContextLookup, TableRoot};
 
 /// The root table address register (RTADDR_REG), and what the unit supports of what contexts can ask for.
 #[derive(Debug, Clone, Copy)]
@@ -30,28 +30,28 @@ impl RootTable {
     }
 }
 
-impl Directory for RootTable {
+impl ContextLookup for RootTable {
     type Format = SecondStage;
 
     fn find<M: PhysMemory + ?Sized>(
         &self,
         mem: &M,
-        device: DeviceId,
-    ) -> Result<Attachment<SecondStage>, FaultReason> {
+        device: RequesterId,
+    ) -> Result<ContextEntry<SecondStage>, FaultReason> {
         let root_table = self.at.ok_or(FaultReason::Blocked)?;
         let context =
             find_context(mem, root_table, device).map_err(|error| error.fault_reason())?;
         let domain = context.domain;
         match context.translation {
-            Translation::Table { root, levels } if levels <= self.widest => {
-                Ok(Attachment::Translated(Source {
+            TranslationType::Table { root, levels } if levels <= self.widest => {
+                Ok(ContextEntry::Translated(TableRoot {
                     domain,
                     format: SecondStage::new(levels).with_pages_up_to(self.largest),
                     root,
                 }))
             }
-            Translation::PassThrough { levels } if levels <= self.widest => {
-                Ok(Attachment::PassThrough {
+            TranslationType::PassThrough { levels } if levels <= self.widest => {
+                Ok(ContextEntry::PassThrough {
                     domain,
                     width: levels.width(),
                 })

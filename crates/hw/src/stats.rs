@@ -5,7 +5,7 @@ use crate::WALK_CACHES;
 /// Counters of one unit since it was made or [reset](crate::Iommu::reset_stats). A lookup is one page of one access.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Stats {
+pub struct IommuStats {
     /// Pages found in the IOTLB.
     pub iotlb_hits: u64,
     /// Pages not found in the IOTLB: each costs a walk.
@@ -56,7 +56,7 @@ impl InvalidationCounts {
     }
 }
 
-impl Stats {
+impl IommuStats {
     /// Pages looked up in the IOTLB.
     pub const fn lookups(&self) -> u64 {
         self.iotlb_hits.wrapping_add(self.iotlb_misses)

@@ -4,14 +4,14 @@ use alloc::vec::Vec;
 
 use ringfence_pgtable::Format;
 use ringfence_types::{
-    Access, DeviceId, Fault, FaultReason, Iova, IovaRange, PageSize, PhysAddr, PhysMemory,
-    PhysRange,
+    Access, Fault, FaultReason, Iova, IovaRange, PageSize, PhysAddr, PhysMemory, PhysRange,
+    RequesterId,
 };
 
-use crate::context_cache::Cached;
-use crate::unit::Power;
-use crate::walker::{Stopped, Walker};
-use crate::{Directory, Iommu, Source, Translation};
+use crate::context_cache::CachedContext;
+use crate::unit::TranslationState;
+use crate::walker::{Faulted, Walker};
+use crate::{ContextLookup, Iommu, TableRoot, Translation};
 
 /// The longest access that is translated by a table, 1 GiB. No bus carries one in a single request; the bound keeps a table that
 /// points at itself, and so translates every address, from keeping the unit busy for ever.
@@ -19,7 +19,7 @@ pub const MAX_TRANSLATED_BYTES: u64 = 1 << 30;
 
 const GRANULE: u64 = PageSize::Size4K.bytes();
 
-impl<D: Directory> Iommu<D> {
+impl<D: ContextLookup> Iommu<D> {
     /// Translates an access of `bytes` bytes at `iova`: the whole of it before any byte counts as accessed (HW09; the defect of rIOMMU
     /// Fig. 10, which checks the start only).
     ///
@@ -32,12 +32,12 @@ impl<D: Directory> Iommu<D> {
     pub fn translate<M: PhysMemory + ?Sized>(
         &mut self,
         mem: &M,
-        device: DeviceId,
+        device: RequesterId,
         iova: Iova,
         bytes: u64,
         access: Access,
     ) -> Result<Translation<'_>, Fault> {
-        if self.power == Power::Off {
+        if self.translation_state == TranslationState::Disabled {
             return match PhysRange::new(PhysAddr::new(iova.get()), bytes) {
                 Some(range) => Ok(Translation::one(self.pass_through(range))),
                 None => Err(self.fault_at(device, iova, access, FaultReason::BadLength)),
@@ -47,7 +47,7 @@ impl<D: Directory> Iommu<D> {
         if bytes.wrapping_sub(1) < GRANULE.wrapping_sub(iova.offset_in(GRANULE))
             && let Some(context) = self.contexts.lookup(device)
             && iova <= context.highest
-            && let Some(source) = context.source()
+            && let Some(source) = context.table_root()
         {
             if let Some(page) = self.walker.iotlb.newest(source.domain, iova)
                 && page.allows(access)
@@ -72,7 +72,7 @@ impl<D: Directory> Iommu<D> {
     fn translate_on<M: PhysMemory + ?Sized>(
         &mut self,
         mem: &M,
-        device: DeviceId,
+        device: RequesterId,
         iova: Iova,
         bytes: u64,
         access: Access,
@@ -94,16 +94,16 @@ impl<D: Directory> Iommu<D> {
     fn try_translate<M: PhysMemory + ?Sized>(
         &mut self,
         mem: &M,
-        device: DeviceId,
+        device: RequesterId,
         iova: Iova,
         bytes: u64,
         access: Access,
-    ) -> Result<Option<PhysRange>, Stopped> {
+    ) -> Result<Option<PhysRange>, Faulted> {
         let (Some(range), Some(untranslated)) = (
             IovaRange::new(iova, bytes),
             PhysRange::new(PhysAddr::new(iova.get()), bytes),
         ) else {
-            return Err(self.walker.stop_at(iova, FaultReason::BadLength));
+            return Err(self.walker.fault_at(iova, FaultReason::BadLength));
         };
         let walker = &mut self.walker;
         let read;
@@ -111,40 +111,41 @@ impl<D: Directory> Iommu<D> {
             Some(cached) => cached,
             None => {
                 walker.stats.context_misses = walker.stats.context_misses.wrapping_add(1);
-                let attachment = self.directory.find(mem, device);
-                read = Cached::new(attachment.map_err(|reason| walker.stop_at(iova, reason))?);
+                let attachment = self.context_lookup.find(mem, device);
+                read =
+                    CachedContext::new(attachment.map_err(|reason| walker.fault_at(iova, reason))?);
                 self.contexts.fill(device, read);
                 &read
             }
         };
         let highest = context.highest;
         if iova > highest {
-            return Err(walker.stop_at(iova, FaultReason::AddressBeyondWidth));
+            return Err(walker.fault_at(iova, FaultReason::AddressBeyondWidth));
         }
-        match context.source() {
+        match context.table_root() {
             Some(_) if bytes > MAX_TRANSLATED_BYTES => {
-                Err(walker.stop_at(iova, FaultReason::BadLength))
+                Err(walker.fault_at(iova, FaultReason::BadLength))
             }
             Some(source) if range.pages(PageSize::Size4K) == 1 => {
                 let page = walker.page(mem, source, iova, access)?;
                 match PhysRange::new(page.translate(iova), bytes) {
                     Some(range) => Ok(Some(range)),
-                    None => Err(walker.stop_at(iova, FaultReason::TableAccess)),
+                    None => Err(walker.fault_at(iova, FaultReason::TableAccess)),
                 }
             }
             Some(source) => {
                 self.ranges.clear();
-                let pages = Pages {
+                let pages = MultiPageAccess {
                     walker,
                     mem,
-                    source,
+                    table_root: source,
                     highest,
                     access,
                 };
                 pages.translate(&range, &mut self.ranges)
             }
             None if range.last() <= highest => Ok(Some(self.pass_through(untranslated))),
-            None => Err(walker.stop_at(highest.wrapping_add(1), FaultReason::AddressBeyondWidth)),
+            None => Err(walker.fault_at(highest.wrapping_add(1), FaultReason::AddressBeyondWidth)),
         }
     }
 
@@ -159,20 +160,20 @@ impl<D: Directory> Iommu<D> {
     #[inline(never)]
     fn fault_at(
         &mut self,
-        device: DeviceId,
+        device: RequesterId,
         iova: Iova,
         access: Access,
         reason: FaultReason,
     ) -> Fault {
-        let stopped = self.walker.stop_at(iova, reason);
+        let stopped = self.walker.fault_at(iova, reason);
         self.fault(device, access, stopped)
     }
 
     /// Counts and records the fault.
     #[cold]
     #[inline(never)]
-    fn fault(&mut self, device: DeviceId, access: Access, _: Stopped) -> Fault {
-        let (iova, reason) = self.walker.stop();
+    fn fault(&mut self, device: RequesterId, access: Access, _: Faulted) -> Fault {
+        let (iova, reason) = self.walker.last_fault();
         let fault = Fault {
             device,
             iova,
@@ -186,22 +187,22 @@ impl<D: Directory> Iommu<D> {
 }
 
 /// An access of several pages.
-struct Pages<'a, F, M: ?Sized> {
+struct MultiPageAccess<'a, F, M: ?Sized> {
     walker: &'a mut Walker,
     mem: &'a M,
-    source: &'a Source<F>,
+    table_root: &'a TableRoot<F>,
     highest: Iova,
     access: Access,
 }
 
-impl<F: Format, M: PhysMemory + ?Sized> Pages<'_, F, M> {
+impl<F: Format, M: PhysMemory + ?Sized> MultiPageAccess<'_, F, M> {
     /// Translates all pages of `range`, or stops at the first that is not allowed. The one range they lead to; `None` if there are
     /// several, in `ranges`.
     fn translate(
         mut self,
         range: &IovaRange,
         ranges: &mut Vec<PhysRange>,
-    ) -> Result<Option<PhysRange>, Stopped> {
+    ) -> Result<Option<PhysRange>, Faulted> {
         let mut at = range.start();
         let mut open: Option<PhysRange> = None;
         loop {
@@ -232,15 +233,17 @@ impl<F: Format, M: PhysMemory + ?Sized> Pages<'_, F, M> {
 
     /// From `at` to the end of its page, whatever the page's size, or to `last`: where that leads, and its last address.
     #[inline]
-    fn piece(&mut self, at: Iova, last: Iova) -> Result<(PhysRange, Iova), Stopped> {
+    fn piece(&mut self, at: Iova, last: Iova) -> Result<(PhysRange, Iova), Faulted> {
         if at > self.highest {
-            return Err(self.walker.stop_at(at, FaultReason::AddressBeyondWidth));
+            return Err(self.walker.fault_at(at, FaultReason::AddressBeyondWidth));
         }
-        let page = self.walker.page(self.mem, self.source, at, self.access)?;
+        let page = self
+            .walker
+            .page(self.mem, self.table_root, at, self.access)?;
         let end = Iova::new(at.get() | page.mask()).min(last);
         match PhysRange::inclusive(page.translate(at), page.translate(end)) {
             Some(piece) => Ok((piece, end)),
-            None => Err(self.walker.stop_at(at, FaultReason::TableAccess)),
+            None => Err(self.walker.fault_at(at, FaultReason::TableAccess)),
         }
     }
 
@@ -251,9 +254,9 @@ impl<F: Format, M: PhysMemory + ?Sized> Pages<'_, F, M> {
         ranges: &mut Vec<PhysRange>,
         range: PhysRange,
         at: Iova,
-    ) -> Result<(), Stopped> {
+    ) -> Result<(), Faulted> {
         if ranges.try_reserve(1).is_err() {
-            return Err(self.walker.stop_at(at, FaultReason::BadLength));
+            return Err(self.walker.fault_at(at, FaultReason::BadLength));
         }
         ranges.push(range);
         Ok(())

@@ -5,21 +5,21 @@ use alloc::vec::Vec;
 use ringfence_pgtable::Levels;
 use ringfence_types::{PageSize, PhysAddr, PhysRange};
 
-use crate::context_cache::{Cached, ContextCache};
+use crate::context_cache::{CachedContext, ContextCache};
 use crate::walker::Walker;
 use crate::{
-    Directory, FaultLog, Geometry, HostBridge, HostBridges, Replacement, RootTable, Stats,
+    ContextLookup, FaultLog, Geometry, HostBridge, HostBridges, IommuStats, Replacement, RootTable,
     WALK_CACHES,
 };
 
 /// Whether a unit can purge less than everything (HW07).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub enum Purge {
+pub enum InvalidationGranularity {
     /// Page ranges and domains.
     #[default]
     Selective,
     /// All of it or nothing: every request is widened to [`Invalidation::Global`](ringfence_types::Invalidation::Global).
-    WholeOnly,
+    GlobalOnly,
 }
 
 /// What a unit is made of.
@@ -36,7 +36,7 @@ pub struct UnitConfig {
     /// Fault recording registers, at most [`FaultLog::MAX_CAPACITY`].
     pub fault_log: usize,
     /// What the unit can purge.
-    pub purge: Purge,
+    pub granularity: InvalidationGranularity,
 }
 
 impl UnitConfig {
@@ -47,15 +47,15 @@ impl UnitConfig {
         contexts: Geometry::ABSENT,
         replacement: Replacement::Lru,
         fault_log: FaultLog::MAX_CAPACITY,
-        purge: Purge::Selective,
+        granularity: InvalidationGranularity::Selective,
     };
 }
 
 /// Whether a unit translates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Power {
-    Off,
-    On,
+pub(crate) enum TranslationState {
+    Disabled,
+    Enabled,
 }
 
 /// An I/O memory management unit.
@@ -63,11 +63,11 @@ pub(crate) enum Power {
 /// It knows memory, its registers and the invalidations it is sent, and nothing of who wrote the tables. It is one piece of
 /// hardware: the embedder serialises its use.
 #[derive(Debug, Clone)]
-pub struct Iommu<D: Directory> {
-    pub(crate) directory: D,
-    pub(crate) power: Power,
-    pub(crate) purge: Purge,
-    pub(crate) contexts: ContextCache<Cached<D::Format>>,
+pub struct Iommu<D: ContextLookup> {
+    pub(crate) context_lookup: D,
+    pub(crate) translation_state: TranslationState,
+    pub(crate) granularity: InvalidationGranularity,
+    pub(crate) contexts: ContextCache<CachedContext<D::Format>>,
     pub(crate) walker: Walker,
     pub(crate) faults: FaultLog,
     /// The ranges of the last access of several pages; kept for its storage.
@@ -82,13 +82,13 @@ pub type VtdUnit = Iommu<RootTable>;
 /// A Calgary unit.
 pub type CalgaryUnit = Iommu<HostBridges>;
 
-impl<D: Directory> Iommu<D> {
-    /// A unit that finds tables by `directory`, switched off: every access is passed through untranslated.
-    pub fn new(config: &UnitConfig, directory: D) -> Self {
+impl<D: ContextLookup> Iommu<D> {
+    /// A unit that finds tables by `context_lookup`, switched off: every access is passed through untranslated.
+    pub fn new(config: &UnitConfig, context_lookup: D) -> Self {
         Self {
-            directory,
-            power: Power::Off,
-            purge: config.purge,
+            context_lookup,
+            translation_state: TranslationState::Disabled,
+            granularity: config.granularity,
             contexts: ContextCache::new(config.contexts),
             walker: Walker::new(config),
             faults: FaultLog::new(config.fault_log),
@@ -99,22 +99,22 @@ impl<D: Directory> Iommu<D> {
 
     /// Translates from now on (Global Command register, TE). What is cached stays cached.
     pub fn enable(&mut self) {
-        self.power = Power::On;
+        self.translation_state = TranslationState::Enabled;
     }
 
     /// Passes everything through from now on. What is cached stays cached.
     pub fn disable(&mut self) {
-        self.power = Power::Off;
+        self.translation_state = TranslationState::Disabled;
     }
 
     /// Whether the unit translates.
     pub fn is_enabled(&self) -> bool {
-        self.power == Power::On
+        self.translation_state == TranslationState::Enabled
     }
 
     /// What the unit can purge.
-    pub fn purge(&self) -> Purge {
-        self.purge
+    pub fn invalidation_granularity(&self) -> InvalidationGranularity {
+        self.granularity
     }
 
     /// The fault recording registers.
@@ -123,13 +123,13 @@ impl<D: Directory> Iommu<D> {
     }
 
     /// The counters.
-    pub fn stats(&self) -> &Stats {
+    pub fn stats(&self) -> &IommuStats {
         &self.walker.stats
     }
 
     /// Counts from zero again; the caches are untouched.
     pub fn reset_stats(&mut self) {
-        self.walker.stats = Stats::default();
+        self.walker.stats = IommuStats::default();
     }
 
     /// The IOTLB's entries in use.
@@ -143,7 +143,7 @@ impl<D: Directory> Iommu<D> {
     }
 
     /// Drops all that is cached, contexts included.
-    pub(crate) fn purge_all(&mut self) {
+    pub(crate) fn invalidate_all(&mut self) {
         self.contexts.clear();
         self.walker.iotlb.invalidate_all();
         self.walker.walk_caches.invalidate_all();
@@ -162,8 +162,8 @@ impl VtdUnit {
     /// Programs the root table's address and drops all that is cached (Global Command register, SRTP, of a unit with capability
     /// ESRTPS). Before this an enabled unit denies every device.
     pub fn set_root_table(&mut self, at: PhysAddr) {
-        self.directory.program(at);
-        self.purge_all();
+        self.context_lookup.program(at);
+        self.invalidate_all();
     }
 }
 
@@ -176,7 +176,7 @@ impl CalgaryUnit {
     /// Programs the table address register of a host bridge, in place of those that share a bus with it, and drops all that is
     /// cached.
     pub fn set_bridge(&mut self, bridge: HostBridge) {
-        self.directory.program(bridge);
-        self.purge_all();
+        self.context_lookup.program(bridge);
+        self.invalidate_all();
     }
 }

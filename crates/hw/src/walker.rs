@@ -5,43 +5,43 @@ use ringfence_types::{Access, FaultReason, Iova, PhysMemory};
 
 use crate::iotlb::{Iotlb, Page};
 use crate::walk_cache::WalkCaches;
-use crate::{Source, Stats, UnitConfig};
+use crate::{IommuStats, TableRoot, UnitConfig};
 
 /// The caches of translations, with the counters that tell how they did.
 #[derive(Debug, Clone)]
 pub(crate) struct Walker {
     pub(crate) iotlb: Iotlb,
     pub(crate) walk_caches: WalkCaches,
-    pub(crate) stats: Stats,
-    stop: (Iova, FaultReason),
+    pub(crate) stats: IommuStats,
+    last_fault: (Iova, FaultReason),
 }
 
-/// An access is stopped; [`Walker::stop`] knows where and why. It is not said here, so that the results of accesses that are not
+/// An access is stopped; [`Walker::last_fault`] knows where and why. It is not said here, so that the results of accesses that are not
 /// stopped stay in registers: with it, a miss took 1.6 times as long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Stopped;
+pub(crate) struct Faulted;
 
 impl Walker {
     pub(crate) fn new(config: &UnitConfig) -> Self {
         Self {
             iotlb: Iotlb::new(config.iotlb, config.replacement),
             walk_caches: WalkCaches::new(config.walk_caches, config.replacement),
-            stats: Stats::default(),
-            stop: (Iova::ZERO, FaultReason::NotPresent),
+            stats: IommuStats::default(),
+            last_fault: (Iova::ZERO, FaultReason::NotPresent),
         }
     }
 
     /// Where and why the access was stopped that was stopped last.
-    pub(crate) const fn stop(&self) -> (Iova, FaultReason) {
-        self.stop
+    pub(crate) const fn last_fault(&self) -> (Iova, FaultReason) {
+        self.last_fault
     }
 
     /// Stops an access at `iova`.
     #[cold]
     #[inline(never)]
-    pub(crate) fn stop_at(&mut self, iova: Iova, reason: FaultReason) -> Stopped {
-        self.stop = (iova, reason);
-        Stopped
+    pub(crate) fn fault_at(&mut self, iova: Iova, reason: FaultReason) -> Faulted {
+        self.last_fault = (iova, reason);
+        Faulted
     }
 
     /// The page that `iova` lies on, if `access` to it is allowed. An entry in the IOTLB decides alone, its permissions included.
@@ -49,10 +49,10 @@ impl Walker {
     pub(crate) fn page<F: Format, M: PhysMemory + ?Sized>(
         &mut self,
         mem: &M,
-        source: &Source<F>,
+        source: &TableRoot<F>,
         iova: Iova,
         access: Access,
-    ) -> Result<Page, Stopped> {
+    ) -> Result<Page, Faulted> {
         match self.iotlb.lookup(source.domain, iova) {
             Some(page) if page.allows(access) => {
                 self.stats.iotlb_hits = self.stats.iotlb_hits.wrapping_add(1);
@@ -60,7 +60,7 @@ impl Walker {
             }
             Some(_) => {
                 self.stats.iotlb_hits = self.stats.iotlb_hits.wrapping_add(1);
-                Err(self.stop_at(iova, denied(access)))
+                Err(self.fault_at(iova, denied(access)))
             }
             None => self.fetch(mem, source, iova, access),
         }
@@ -71,11 +71,11 @@ impl Walker {
     fn fetch<F: Format, M: PhysMemory + ?Sized>(
         &mut self,
         mem: &M,
-        source: &Source<F>,
+        source: &TableRoot<F>,
         iova: Iova,
         access: Access,
-    ) -> Result<Page, Stopped> {
-        let Source {
+    ) -> Result<Page, Faulted> {
+        let TableRoot {
             domain,
             format,
             root,
@@ -113,8 +113,8 @@ impl Walker {
                 stats.iotlb_evictions = stats.iotlb_evictions.wrapping_add(u64::from(evicted));
                 Ok(page)
             }
-            Ok(_) => Err(self.stop_at(iova, denied(access))),
-            Err(error) => Err(self.stop_at(iova, error.kind.fault_reason(access))),
+            Ok(_) => Err(self.fault_at(iova, denied(access))),
+            Err(error) => Err(self.fault_at(iova, error.kind.fault_reason(access))),
         }
     }
 }

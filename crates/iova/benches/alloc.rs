@@ -24,14 +24,14 @@ struct Stack {
 
 impl IovaAllocator for Stack {
     type PerCpu = Vec<u64>;
-    type Returned = Flushed;
+    type FreeProof = Flushed;
 
     fn per_cpu(&self) -> Vec<u64> {
         Vec::with_capacity(1 << 15)
     }
 
     #[inline]
-    fn alloc(&self, cpu: &mut Vec<u64>, request: &Request) -> Result<Allocation, AllocError> {
+    fn alloc(&self, cpu: &mut Vec<u64>, request: &AllocRequest) -> Result<Allocation, AllocError> {
         let lo = match cpu.pop() {
             Some(lo) => lo,
             None => {

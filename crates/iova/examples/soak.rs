@@ -7,7 +7,7 @@
 use std::cell::RefCell;
 use std::process::ExitCode;
 
-use ringfence_iova::{IovaAllocator, MagazineLimits, Magazines, Request};
+use ringfence_iova::{AllocRequest, IovaAllocator, MagazineLimits, Magazines};
 use ringfence_types::{
     DomainId, Flushed, Invalidation, InvalidationError, Invalidator, Pending, Pfn, PfnRange,
     Ticket, Unmapped,
@@ -124,7 +124,7 @@ fn main() -> ExitCode {
                 }
                 None => {
                     let limit = limits[random.below(limits.len() as u64) as usize];
-                    match allocator.alloc(cpu, &Request::new(random.size(), limit)) {
+                    match allocator.alloc(cpu, &AllocRequest::new(random.size(), limit)) {
                         Ok(found) => {
                             live[slot] = Some(found.range);
                             peak.steps = peak.steps.max(found.steps);
@@ -162,7 +162,7 @@ fn main() -> ExitCode {
         allocator.drain(cpu);
     }
     // What the depot still holds comes back when everything is asked for.
-    let whole = allocator.alloc(&mut cpus[0], &Request::new(space.pages(), hi));
+    let whole = allocator.alloc(&mut cpus[0], &AllocRequest::new(space.pages(), hi));
     verdict(&peaks, whole.is_ok())
 }
 

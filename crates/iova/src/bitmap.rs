@@ -12,7 +12,7 @@ use core::mem;
 
 use ringfence_types::{Flushed, Lock, Pfn, PfnRange, Unmapped, WholeDomain};
 
-use crate::{AllocError, Allocation, IovaAllocator, Request};
+use crate::{AllocError, AllocRequest, Allocation, IovaAllocator};
 
 const WORD: u64 = 64;
 
@@ -125,9 +125,9 @@ pub struct BitmapState {
     /// Freed before that request, which has not been answered yet.
     flushing: Bits,
     /// Pages freed since the last flush, literal variant.
-    literal_freed: u64,
+    freed_as_published: u64,
     /// Number of requests for a flush that found something to release.
-    asked: u64,
+    flush_requests: u64,
     /// Whether the pointer goes back to the start with the flush.
     wrapping: bool,
     /// Where the next search starts.
@@ -146,7 +146,7 @@ pub struct Bitmap<L> {
 /// submitted after that; for a later request of another processor it proves nothing.
 #[derive(Debug, Default)]
 pub struct BitmapCpu {
-    asked: u64,
+    flush_requests: u64,
 }
 
 impl BitmapState {
@@ -161,8 +161,8 @@ impl BitmapState {
                 Some(Bits::new(pages)?)
             },
             flushing: Bits::new(if literal { 0 } else { pages })?,
-            literal_freed: 0,
-            asked: 0,
+            freed_as_published: 0,
+            flush_requests: 0,
             wrapping: false,
             next: 0,
         })
@@ -173,7 +173,7 @@ impl BitmapState {
         &self,
         from: u64,
         end: u64,
-        request: &Request,
+        request: &AllocRequest,
         inspected: &mut u32,
     ) -> Option<u64> {
         let base = self.space.lo().get();
@@ -198,7 +198,7 @@ impl BitmapState {
     fn take(
         &mut self,
         lo: u64,
-        request: &Request,
+        request: &AllocRequest,
         inspected: u32,
     ) -> Result<Allocation, AllocError> {
         let first = self.space.lo().get().saturating_add(lo);
@@ -215,7 +215,7 @@ impl BitmapState {
     fn withheld(&self) -> u64 {
         match &self.freed {
             Some(freed) => freed.set.saturating_add(self.flushing.set),
-            None => self.literal_freed,
+            None => self.freed_as_published,
         }
     }
 
@@ -225,13 +225,17 @@ impl BitmapState {
             if let Some(freed) = &mut self.freed {
                 mem::swap(freed, &mut self.flushing);
             }
-            self.asked = self.asked.saturating_add(1);
+            self.flush_requests = self.flush_requests.saturating_add(1);
         }
-        cpu.asked = self.asked;
+        cpu.flush_requests = self.flush_requests;
         AllocError::NeedsFlush
     }
 
-    fn alloc(&mut self, cpu: &mut BitmapCpu, request: &Request) -> Result<Allocation, AllocError> {
+    fn alloc(
+        &mut self,
+        cpu: &mut BitmapCpu,
+        request: &AllocRequest,
+    ) -> Result<Allocation, AllocError> {
         request.validate()?;
         let size = self.space.pages();
         let end = match request.limit.get().checked_sub(self.space.lo().get()) {
@@ -277,18 +281,18 @@ impl BitmapState {
             Some(freed) => freed.insert(lo, pages),
             None => {
                 self.used.remove(lo, pages);
-                self.literal_freed = self.literal_freed.saturating_add(pages);
+                self.freed_as_published = self.freed_as_published.saturating_add(pages);
             }
         }
         true
     }
 
     fn flushed(&mut self, cpu: &BitmapCpu) {
-        if cpu.asked == 0 || cpu.asked != self.asked {
+        if cpu.flush_requests == 0 || cpu.flush_requests != self.flush_requests {
             return;
         }
         self.flushing.subtract_from(&mut self.used);
-        self.literal_freed = 0;
+        self.freed_as_published = 0;
         if mem::take(&mut self.wrapping) {
             self.next = 0;
         }
@@ -311,7 +315,7 @@ impl<L: Lock<BitmapState>> Bitmap<L> {
     ///
     /// # Errors
     /// [`AllocError::OutOfMemory`].
-    pub fn literal(
+    pub fn as_published(
         space: PfnRange,
         lock: impl FnOnce(BitmapState) -> L,
     ) -> Result<Self, AllocError> {
@@ -327,16 +331,16 @@ impl<L: Lock<BitmapState>> Bitmap<L> {
 
 impl<L: Lock<BitmapState>> IovaAllocator for Bitmap<L> {
     type PerCpu = BitmapCpu;
-    type Returned = Unmapped;
+    type FreeProof = Unmapped;
 
-    const FINDS: bool = false;
+    const HAS_LOOKUP: bool = false;
 
     fn per_cpu(&self) -> BitmapCpu {
         BitmapCpu::default()
     }
 
     #[inline]
-    fn alloc(&self, cpu: &mut BitmapCpu, request: &Request) -> Result<Allocation, AllocError> {
+    fn alloc(&self, cpu: &mut BitmapCpu, request: &AllocRequest) -> Result<Allocation, AllocError> {
         self.state.with(|state| state.alloc(cpu, request))
     }
 

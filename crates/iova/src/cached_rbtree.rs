@@ -9,9 +9,9 @@
 
 use ringfence_types::{Pfn, PfnRange};
 
+use crate::allocator::LAST_32BIT_PAGE;
 use crate::rbtree::{Index, NIL, RbTree};
-use crate::role::LAST_32BIT_PAGE;
-use crate::{AllocError, Allocation, Locked, RangeStore, Request, Reusable};
+use crate::{AllocError, AllocRequest, Allocation, Locked, RangeStore, ReusableRange};
 
 /// The allocator of Linux 3.4 behind one lock.
 pub type CachedRbTree<L> = Locked<CachedTree, L>;
@@ -115,7 +115,7 @@ impl CachedTree {
         &self,
         mut left: Index,
         mut top: u64,
-        request: &Request,
+        request: &AllocRequest,
         steps: &mut u32,
     ) -> Option<u64> {
         loop {
@@ -139,7 +139,7 @@ impl CachedTree {
 }
 
 impl RangeStore for CachedTree {
-    fn alloc(&mut self, request: &Request) -> Result<Allocation, AllocError> {
+    fn alloc(&mut self, request: &AllocRequest) -> Result<Allocation, AllocError> {
         request.validate()?;
         let limit = request.limit.get().min(self.space.hi().get());
         let uses_cache = limit == self.cached_limit;
@@ -170,7 +170,7 @@ impl RangeStore for CachedTree {
         Ok(Allocation { range, steps })
     }
 
-    fn free(&mut self, range: Reusable) -> bool {
+    fn free(&mut self, range: ReusableRange) -> bool {
         let range = range.range();
         let node = self.tree.at_or_below(range.lo().get());
         let (lo, hi) = (self.tree.lo(node), self.tree.hi(node));

@@ -11,8 +11,8 @@ use alloc::vec::Vec;
 
 use ringfence_types::{Pfn, PfnRange};
 
-use crate::live::Live;
-use crate::{AllocError, Allocation, Locked, RangeStore, Request, Reusable};
+use crate::debug_check::DebugCheck;
+use crate::{AllocError, AllocRequest, Allocation, Locked, RangeStore, ReusableRange};
 
 /// Number of lists.
 const M: usize = 28;
@@ -35,34 +35,34 @@ pub enum Capacity {
 /// pages asked for, [`find`](RangeStore::find) shows the reservation.
 #[derive(Debug)]
 pub struct Eiovar<S> {
-    behind: S,
+    store: S,
     /// First pages, the most recently freed last.
     lists: [Vec<u64>; M],
-    held: usize,
+    cached: usize,
     capacity: Capacity,
-    live: Live,
+    debug_check: DebugCheck,
 }
 
 impl<S: RangeStore> Eiovar<S> {
-    /// Empty lists in front of `behind`.
-    pub fn new(behind: S, capacity: Capacity) -> Self {
+    /// Empty lists in front of `store`.
+    pub fn new(store: S, capacity: Capacity) -> Self {
         Self {
-            behind,
+            store,
             lists: [const { Vec::new() }; M],
-            held: 0,
+            cached: 0,
             capacity,
-            live: Live::default(),
+            debug_check: DebugCheck::default(),
         }
     }
 
     /// Freed ranges in the lists.
-    pub fn held(&self) -> usize {
-        self.held
+    pub fn cached_ranges(&self) -> usize {
+        self.cached
     }
 
     /// The head of list `order`, if it suits `request`.
     #[inline]
-    fn pop(&mut self, order: u32, request: &Request) -> Option<PfnRange> {
+    fn pop(&mut self, order: u32, request: &AllocRequest) -> Option<PfnRange> {
         let list = self.lists.get_mut(order as usize)?;
         let head = *list.last()?;
         let range = PfnRange::new(Pfn::new(head), request.pages)?;
@@ -72,7 +72,7 @@ impl<S: RangeStore> Eiovar<S> {
             return None;
         }
         list.pop();
-        self.held = self.held.saturating_sub(1);
+        self.cached = self.cached.saturating_sub(1);
         Some(range)
     }
 
@@ -82,41 +82,41 @@ impl<S: RangeStore> Eiovar<S> {
         for (order, list) in self.lists.iter_mut().enumerate() {
             for lo in list.drain(..) {
                 if let Some(range) = PfnRange::new(Pfn::new(lo), 1 << order) {
-                    self.behind.free(Reusable::cached(range));
+                    self.store.free(ReusableRange::cached(range));
                 }
             }
         }
-        self.held = 0;
+        self.cached = 0;
     }
 
     fn has_room(&self) -> bool {
         match self.capacity {
-            Capacity::AtMost(k) => self.held < k,
+            Capacity::AtMost(k) => self.cached < k,
             Capacity::Unbounded => true,
         }
     }
 }
 
 impl<S: RangeStore> RangeStore for Eiovar<S> {
-    const FINDS: bool = S::FINDS;
+    const HAS_LOOKUP: bool = S::HAS_LOOKUP;
 
-    fn alloc(&mut self, request: &Request) -> Result<Allocation, AllocError> {
+    fn alloc(&mut self, request: &AllocRequest) -> Result<Allocation, AllocError> {
         request.validate()?;
         let order = request.order();
         if let Some(range) = self.pop(order, request) {
-            self.live.insert(range);
+            self.debug_check.insert(range);
             return Ok(Allocation { range, steps: 0 });
         }
-        let rounded = Request {
+        let rounded = AllocRequest {
             pages: 1_u64
                 .checked_shl(order)
                 .ok_or_else(|| request.exhausted())?,
             ..*request
         };
-        let mut found = self.behind.alloc(&rounded);
-        if self.held > 0 && matches!(found, Err(AllocError::Exhausted { .. })) {
+        let mut found = self.store.alloc(&rounded);
+        if self.cached > 0 && matches!(found, Err(AllocError::Exhausted { .. })) {
             self.drain();
-            found = self.behind.alloc(&rounded);
+            found = self.store.alloc(&rounded);
         }
         let found = match found {
             Ok(found) => found,
@@ -124,43 +124,43 @@ impl<S: RangeStore> RangeStore for Eiovar<S> {
             Err(other) => return Err(other),
         };
         let range = PfnRange::new(found.range.lo(), request.pages).unwrap_or(found.range);
-        self.live.insert(range);
+        self.debug_check.insert(range);
         Ok(Allocation {
             range,
             steps: found.steps,
         })
     }
 
-    fn free(&mut self, range: Reusable) -> bool {
+    fn free(&mut self, range: ReusableRange) -> bool {
         let range = range.range();
-        if !self.live.remove(range) {
+        if !self.debug_check.remove(range) {
             return false;
         }
-        let order = crate::role::order_of(range.pages());
+        let order = crate::allocator::order_of(range.pages());
         if self.has_room()
             && let Some(list) = self.lists.get_mut(order as usize)
             && list.try_reserve(1).is_ok()
         {
             list.push(range.lo().get());
-            self.held = self.held.saturating_add(1);
+            self.cached = self.cached.saturating_add(1);
             return true;
         }
         match 1_u64
             .checked_shl(order)
             .and_then(|pages| PfnRange::new(range.lo(), pages))
         {
-            Some(reserved) => self.behind.free(Reusable::cached(reserved)),
+            Some(reserved) => self.store.free(ReusableRange::cached(reserved)),
             None => false,
         }
     }
 
     fn find(&self, page: Pfn) -> Option<PfnRange> {
-        self.behind.find(page)
+        self.store.find(page)
     }
 
     fn footprint(&self) -> usize {
         let lists: usize = self.lists.iter().map(Vec::capacity).sum();
-        self.behind
+        self.store
             .footprint()
             .saturating_add(lists.saturating_mul(size_of::<u64>()))
     }

@@ -8,7 +8,7 @@
 use ringfence_types::{Pfn, PfnRange};
 
 use crate::rbtree::{Index, NIL, RbTree, Summary};
-use crate::{AllocError, Allocation, RangeStore, Request, Reusable};
+use crate::{AllocError, AllocRequest, Allocation, RangeStore, ReusableRange};
 
 /// What a subtree of free ranges can serve.
 #[derive(Debug, Clone, Copy, Default)]
@@ -60,8 +60,8 @@ pub struct FreeSpace {
 }
 
 /// What a search looks for: a request, and which subtrees are worth a visit.
-struct Want<'a> {
-    request: &'a Request,
+struct FitSearch<'a> {
+    request: &'a AllocRequest,
     order_plus_1: u8,
     pages: u64,
 }
@@ -99,7 +99,7 @@ impl FreeSpace {
         &self,
         node: Index,
         top: u64,
-        want: &Want<'_>,
+        want: &FitSearch<'_>,
         visited: &mut u32,
     ) -> Option<(Index, u64)> {
         let largest = self.free.summary(node);
@@ -119,7 +119,7 @@ impl FreeSpace {
         self.search(self.free.left(node), top, want, visited)
     }
 
-    fn place(&self, request: &Request, visited: &mut u32) -> Option<(Index, u64)> {
+    fn find_fit(&self, request: &AllocRequest, visited: &mut u32) -> Option<(Index, u64)> {
         let top = request
             .limit
             .get()
@@ -129,7 +129,7 @@ impl FreeSpace {
             u32::from(request.align_order) == request.order() && request.pages.is_power_of_two();
         // Any range of pages + alignment - 1 contains a place; an aligned power of two needs exactly its block; and one page in
         // line needs only length. In these cases the summary is exact and no subtree is visited in vain.
-        let sure = Want {
+        let sure = FitSearch {
             request,
             order_plus_1: if natural {
                 request.align_order.saturating_add(1)
@@ -150,7 +150,7 @@ impl FreeSpace {
             return found;
         }
         // Odd sizes with large alignment: a shorter range may do if it happens to lie right.
-        let perhaps = Want {
+        let perhaps = FitSearch {
             request,
             // An aligned place of so many pages begins with an aligned block of the power of two below.
             order_plus_1: (request.pages.ilog2() as u8)
@@ -163,13 +163,13 @@ impl FreeSpace {
 }
 
 impl RangeStore for FreeSpace {
-    const FINDS: bool = false;
+    const HAS_LOOKUP: bool = false;
 
-    fn alloc(&mut self, request: &Request) -> Result<Allocation, AllocError> {
+    fn alloc(&mut self, request: &AllocRequest) -> Result<Allocation, AllocError> {
         request.validate()?;
         let mut visited = 0;
         let (node, start) = self
-            .place(request, &mut visited)
+            .find_fit(request, &mut visited)
             .ok_or_else(|| request.exhausted())?;
         let range =
             PfnRange::new(Pfn::new(start), request.pages).ok_or_else(|| request.exhausted())?;
@@ -201,7 +201,7 @@ impl RangeStore for FreeSpace {
         })
     }
 
-    fn free(&mut self, range: Reusable) -> bool {
+    fn free(&mut self, range: ReusableRange) -> bool {
         let range = range.range();
         let (lo, hi) = (range.lo().get(), range.hi().get());
         let below = self.free.at_or_below(hi);

@@ -7,9 +7,9 @@
 
 use ringfence_types::{Pfn, PfnRange};
 
+use crate::allocator::LAST_32BIT_PAGE;
 use crate::rbtree::{Index, NIL, RbTree, Summary};
-use crate::role::LAST_32BIT_PAGE;
-use crate::{AllocError, Allocation, Locked, RangeStore, Request, Reusable};
+use crate::{AllocError, AllocRequest, Allocation, Locked, RangeStore, ReusableRange};
 
 /// FreeBSD's allocator behind one lock.
 pub type FreeBsd<L> = Locked<FreeBsdTree, L>;
@@ -90,7 +90,7 @@ impl FreeBsdTree {
         node: Index,
         from: u64,
         top: u64,
-        request: &Request,
+        request: &AllocRequest,
         visited: &mut u32,
     ) -> Result<u64, u64> {
         if node == NIL {
@@ -118,7 +118,7 @@ impl FreeBsdTree {
         &self,
         mut from: u64,
         top: u64,
-        request: &Request,
+        request: &AllocRequest,
         visited: &mut u32,
     ) -> Option<u64> {
         let below = self.tree.at_or_below(from);
@@ -141,7 +141,7 @@ impl FreeBsdTree {
 }
 
 impl RangeStore for FreeBsdTree {
-    fn alloc(&mut self, request: &Request) -> Result<Allocation, AllocError> {
+    fn alloc(&mut self, request: &AllocRequest) -> Result<Allocation, AllocError> {
         request.validate()?;
         let top = request
             .limit
@@ -173,7 +173,7 @@ impl RangeStore for FreeBsdTree {
         })
     }
 
-    fn free(&mut self, range: Reusable) -> bool {
+    fn free(&mut self, range: ReusableRange) -> bool {
         let range = range.range();
         let node = self.tree.containing(range.lo().get());
         if node == NIL || self.find(range.lo()) != Some(range) {

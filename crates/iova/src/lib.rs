@@ -19,21 +19,22 @@
 
 extern crate alloc;
 
+mod allocator;
 mod bitmap;
 mod cached_rbtree;
+mod debug_check;
 mod eiovar;
 mod free_space;
 mod freebsd;
 mod identity;
 mod linux_rcache;
-mod live;
+mod locked;
 pub mod magazine;
 mod rbtree;
-mod role;
-mod store;
 mod table_bitmap;
 mod vmalloc;
 
+pub use allocator::{AllocError, AllocRequest, Allocation, FreeProof, IovaAllocator};
 pub use bitmap::{Bitmap, BitmapCpu, BitmapState};
 pub use cached_rbtree::{CachedRbTree, CachedTree, SeedError};
 pub use eiovar::{Capacity, Eiovar, LockedEiovar};
@@ -41,8 +42,7 @@ pub use free_space::FreeSpace;
 pub use freebsd::{FreeBsd, FreeBsdTree};
 pub use identity::identity;
 pub use linux_rcache::{LinuxRcache, RcacheCpu, RcacheShared};
+pub use locked::{Locked, RangeStore, ReusableRange};
 pub use magazine::{Depot, MagazineCpu, MagazineLimits, Magazines};
-pub use role::{AllocError, Allocation, IovaAllocator, Request, Returned};
-pub use store::{Locked, RangeStore, Reusable};
 pub use table_bitmap::{TableBitmap, TableBitmapCpu, TableCursor};
 pub use vmalloc::{Vmalloc, VmallocTree};

@@ -17,9 +17,9 @@ use core::mem;
 
 use ringfence_types::{Flushed, Lock, Pfn, PfnRange};
 
-use crate::live::Live;
-use crate::role::order_of;
-use crate::{AllocError, Allocation, IovaAllocator, RangeStore, Request, Reusable};
+use crate::allocator::order_of;
+use crate::debug_check::DebugCheck;
+use crate::{AllocError, AllocRequest, Allocation, IovaAllocator, RangeStore, ReusableRange};
 
 /// Number of size classes ("IOVA_RANGE_CACHE_MAX_SIZE").
 const CLASSES: usize = 6;
@@ -45,9 +45,9 @@ pub struct RcacheCpu {
 /// What all processors share: the depot and the store behind it.
 #[derive(Debug)]
 pub struct RcacheShared<S> {
-    behind: S,
+    store: S,
     depot: [Vec<Magazine>; CLASSES],
-    live: Live,
+    debug_check: DebugCheck,
 }
 
 /// The allocator; in Linux, `S` is a [`CachedTree`](crate::CachedTree).
@@ -94,11 +94,11 @@ fn push(magazine: &mut Magazine, lo: u64) -> bool {
 
 impl<S: RangeStore> RcacheShared<S> {
     /// Empties `magazine` into the store.
-    fn pour(behind: &mut S, magazine: &mut Magazine, class: usize) -> bool {
+    fn flush_magazine(behind: &mut S, magazine: &mut Magazine, class: usize) -> bool {
         let any = !magazine.is_empty();
         for lo in magazine.drain(..) {
             if let Some(range) = PfnRange::new(Pfn::new(lo), 1 << class) {
-                behind.free(Reusable::cached(range));
+                behind.free(ReusableRange::cached(range));
             }
         }
         any
@@ -107,8 +107,8 @@ impl<S: RangeStore> RcacheShared<S> {
     fn drain(&mut self, cpu: &mut RcacheCpu) -> bool {
         let mut any = false;
         for (class, racks) in cpu.classes.iter_mut().enumerate() {
-            any |= Self::pour(&mut self.behind, &mut racks.loaded, class);
-            any |= Self::pour(&mut self.behind, &mut racks.previous, class);
+            any |= Self::flush_magazine(&mut self.store, &mut racks.loaded, class);
+            any |= Self::flush_magazine(&mut self.store, &mut racks.previous, class);
         }
         any
     }
@@ -119,7 +119,7 @@ impl<S: RangeStore> RcacheShared<S> {
         for (class, list) in self.depot.iter_mut().enumerate() {
             for _ in 0..magazines(list.len()) {
                 if let Some(mut magazine) = list.pop() {
-                    any |= Self::pour(&mut self.behind, &mut magazine, class);
+                    any |= Self::flush_magazine(&mut self.store, &mut magazine, class);
                 }
             }
         }
@@ -132,9 +132,9 @@ impl<S: RangeStore, L: Lock<RcacheShared<S>>> LinuxRcache<S, L> {
     pub fn new(behind: S, lock: impl FnOnce(RcacheShared<S>) -> L) -> Self {
         Self {
             shared: lock(RcacheShared {
-                behind,
+                store: behind,
                 depot: Default::default(),
-                live: Live::default(),
+                debug_check: DebugCheck::default(),
             }),
             store: PhantomData,
         }
@@ -203,27 +203,27 @@ impl<S: RangeStore, L: Lock<RcacheShared<S>>> LinuxRcache<S, L> {
 
     /// `alloc_iova`, and a second time with the caches emptied.
     #[cold]
-    fn alloc_behind(
+    fn alloc_from_store(
         &self,
         cpu: &mut RcacheCpu,
-        request: &Request,
+        request: &AllocRequest,
     ) -> Result<Allocation, AllocError> {
         request.validate()?;
         let pages = class_of(request.pages).map_or(request.pages, |class| 1 << class);
         let order = order_of(pages).min(51) as u8;
-        let rounded = Request {
+        let rounded = AllocRequest {
             pages,
             align_order: request.align_order.max(order),
             limit: request.limit,
         };
         let found = self
             .shared
-            .with(|shared| match shared.behind.alloc(&rounded) {
+            .with(|shared| match shared.store.alloc(&rounded) {
                 Err(AllocError::Exhausted { .. }) => {
                     let own = shared.drain(cpu);
                     let depot = shared.drain_depot(|held| held);
                     if own || depot {
-                        shared.behind.alloc(&rounded)
+                        shared.store.alloc(&rounded)
                     } else {
                         Err(request.exhausted())
                     }
@@ -243,16 +243,16 @@ impl<S: RangeStore, L: Lock<RcacheShared<S>>> LinuxRcache<S, L> {
 
 impl<S: RangeStore, L: Lock<RcacheShared<S>>> IovaAllocator for LinuxRcache<S, L> {
     type PerCpu = RcacheCpu;
-    type Returned = Flushed;
+    type FreeProof = Flushed;
 
-    const FINDS: bool = false;
+    const HAS_LOOKUP: bool = false;
 
     fn per_cpu(&self) -> RcacheCpu {
         RcacheCpu::default()
     }
 
     #[inline]
-    fn alloc(&self, cpu: &mut RcacheCpu, request: &Request) -> Result<Allocation, AllocError> {
+    fn alloc(&self, cpu: &mut RcacheCpu, request: &AllocRequest) -> Result<Allocation, AllocError> {
         let mut cached = None;
         if let Some(number) = class_of(request.pages)
             && usize::from(request.align_order) <= number
@@ -269,10 +269,11 @@ impl<S: RangeStore, L: Lock<RcacheShared<S>>> IovaAllocator for LinuxRcache<S, L
         }
         let found = match cached {
             Some(range) => Allocation { range, steps: 0 },
-            None => self.alloc_behind(cpu, request)?,
+            None => self.alloc_from_store(cpu, request)?,
         };
-        if Live::CHECKED {
-            self.shared.with(|shared| shared.live.insert(found.range));
+        if DebugCheck::CHECKED {
+            self.shared
+                .with(|shared| shared.debug_check.insert(found.range));
         }
         Ok(found)
     }
@@ -286,7 +287,7 @@ impl<S: RangeStore, L: Lock<RcacheShared<S>>> IovaAllocator for LinuxRcache<S, L
     #[inline]
     fn free(&self, cpu: &mut RcacheCpu, range: Flushed) -> bool {
         let range = range.range();
-        if Live::CHECKED && !self.shared.with(|shared| shared.live.remove(range)) {
+        if DebugCheck::CHECKED && !self.shared.with(|shared| shared.debug_check.remove(range)) {
             return false;
         }
         if let Some(number) = class_of(range.pages())
@@ -300,7 +301,7 @@ impl<S: RangeStore, L: Lock<RcacheShared<S>>> IovaAllocator for LinuxRcache<S, L
         match reserved(range) {
             Some(range) => self
                 .shared
-                .with(|shared| shared.behind.free(Reusable::cached(range))),
+                .with(|shared| shared.store.free(ReusableRange::cached(range))),
             None => false,
         }
     }
@@ -317,7 +318,7 @@ impl<S: RangeStore, L: Lock<RcacheShared<S>>> IovaAllocator for LinuxRcache<S, L
         self.shared.with(|shared| {
             let slots: usize = shared.depot.iter().flatten().map(Vec::capacity).sum();
             shared
-                .behind
+                .store
                 .footprint()
                 .saturating_add(slots.saturating_mul(size_of::<u64>()))
         })

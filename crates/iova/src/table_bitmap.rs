@@ -24,7 +24,7 @@ use ringfence_types::{
     Flushed, Lock, MemoryError, Pfn, PfnRange, PhysAddr, PhysMemory, Unmapped, WholeDomain,
 };
 
-use crate::{AllocError, Allocation, IovaAllocator, Request};
+use crate::{AllocError, AllocRequest, Allocation, IovaAllocator};
 
 /// The two low bits: what a device may do.
 const PERMISSIONS: u64 = 3;
@@ -64,7 +64,7 @@ pub struct TableBitmap<M, L> {
 /// Handle of one processor: the lap that it was told to flush.
 #[derive(Debug, Default)]
 pub struct TableBitmapCpu {
-    asked: u64,
+    flush_lap: u64,
 }
 
 impl<M: PhysMemory, L: Lock<TableCursor>> TableBitmap<M, L> {
@@ -130,7 +130,7 @@ impl<M: PhysMemory, L: Lock<TableCursor>> TableBitmap<M, L> {
         entries: &[AtomicU64],
         flushed: u64,
         (from, end): (u64, u64),
-        request: &Request,
+        request: &AllocRequest,
         inspected: &mut u32,
     ) -> Option<u64> {
         let base = self.space.lo().get();
@@ -154,7 +154,7 @@ impl<M: PhysMemory, L: Lock<TableCursor>> TableBitmap<M, L> {
         &self,
         entries: &[AtomicU64],
         lo: u64,
-        request: &Request,
+        request: &AllocRequest,
         inspected: u32,
     ) -> Result<Allocation, AllocError> {
         let first = Pfn::new(self.space.lo().get().saturating_add(lo));
@@ -177,7 +177,7 @@ impl<M: PhysMemory, L: Lock<TableCursor>> TableBitmap<M, L> {
         &self,
         cursor: &mut TableCursor,
         cpu: &mut TableBitmapCpu,
-        request: &Request,
+        request: &AllocRequest,
     ) -> Result<Allocation, AllocError> {
         let entries = self.entries().map_err(|_| AllocError::OutOfMemory)?;
         let size = self.space.pages();
@@ -232,7 +232,7 @@ impl TableCursor {
 
     /// Ends the lap: the flush that the caller now submits releases what was freed in it, and nothing freed later.
     fn needs_flush(&mut self, cpu: &mut TableBitmapCpu) -> AllocError {
-        cpu.asked = self.lap;
+        cpu.flush_lap = self.lap;
         // After 2^52 laps pages stay withheld for ever rather than be mistaken for flushed ones.
         self.lap = self.lap.saturating_add(1).min(LAST_LAP);
         self.unflushed = self.withheld();
@@ -241,10 +241,10 @@ impl TableCursor {
     }
 
     fn flushed(&mut self, cpu: &TableBitmapCpu) {
-        if cpu.asked <= self.flushed || cpu.asked >= LAST_LAP {
+        if cpu.flush_lap <= self.flushed || cpu.flush_lap >= LAST_LAP {
             return;
         }
-        self.flushed = cpu.asked;
+        self.flushed = cpu.flush_lap;
         if self.flushed.saturating_add(1) == self.lap {
             self.unflushed = 0;
         }
@@ -256,15 +256,19 @@ impl TableCursor {
 
 impl<M: PhysMemory, L: Lock<TableCursor>> IovaAllocator for TableBitmap<M, L> {
     type PerCpu = TableBitmapCpu;
-    type Returned = Unmapped;
+    type FreeProof = Unmapped;
 
-    const FINDS: bool = false;
+    const HAS_LOOKUP: bool = false;
 
     fn per_cpu(&self) -> TableBitmapCpu {
         TableBitmapCpu::default()
     }
 
-    fn alloc(&self, cpu: &mut TableBitmapCpu, request: &Request) -> Result<Allocation, AllocError> {
+    fn alloc(
+        &self,
+        cpu: &mut TableBitmapCpu,
+        request: &AllocRequest,
+    ) -> Result<Allocation, AllocError> {
         request.validate()?;
         self.cursor
             .with(|cursor| self.alloc_under_lock(cursor, cpu, request))

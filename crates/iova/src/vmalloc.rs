@@ -8,7 +8,7 @@
 use ringfence_types::{Pfn, PfnRange};
 
 use crate::rbtree::{Index, NIL, RbTree};
-use crate::{AllocError, Allocation, Locked, RangeStore, Request, Reusable};
+use crate::{AllocError, AllocRequest, Allocation, Locked, RangeStore, ReusableRange};
 
 /// vmalloc's allocator behind one lock.
 pub type Vmalloc<L> = Locked<VmallocTree, L>;
@@ -53,7 +53,7 @@ impl VmallocTree {
     }
 
     /// First fit behind `skip.cache`: the first page found, the largest hole below it, and the ranges walked past.
-    fn first_fit(&self, skip: Skip, request: &Request) -> Option<(u64, u64, u32)> {
+    fn first_fit(&self, skip: Skip, request: &AllocRequest) -> Option<(u64, u64, u32)> {
         let top = request.limit.min(self.space.hi()).get().saturating_add(1);
         let (mut floor, mut next) = match skip.cache {
             NIL => (self.space.lo().get(), self.tree.first()),
@@ -81,7 +81,7 @@ impl VmallocTree {
 }
 
 impl RangeStore for VmallocTree {
-    fn alloc(&mut self, request: &Request) -> Result<Allocation, AllocError> {
+    fn alloc(&mut self, request: &AllocRequest) -> Result<Allocation, AllocError> {
         request.validate()?;
         // A hole that was passed over by larger requests may do for this one.
         let from = if request.pages <= self.skip.hole {
@@ -102,7 +102,7 @@ impl RangeStore for VmallocTree {
         Ok(Allocation { range, steps })
     }
 
-    fn free(&mut self, range: Reusable) -> bool {
+    fn free(&mut self, range: ReusableRange) -> bool {
         let range = range.range();
         let node = self.tree.at_or_below(range.lo().get());
         let (lo, hi) = (self.tree.lo(node), self.tree.hi(node));
@@ -145,15 +145,15 @@ mod tests {
     }
 
     fn take(tree: &mut VmallocTree, pages: u64) -> Allocation {
-        tree.alloc(&Request::new(pages, Pfn::MAX)).unwrap()
+        tree.alloc(&AllocRequest::new(pages, Pfn::MAX)).unwrap()
     }
 
     fn give(tree: &mut VmallocTree, range: PfnRange) {
-        assert!(tree.free(Reusable::cached(range)));
+        assert!(tree.free(ReusableRange::cached(range)));
     }
 
     /// The lowest place, found by looking at every page.
-    fn lowest(live: &[PfnRange], request: &Request) -> Option<u64> {
+    fn lowest(live: &[PfnRange], request: &AllocRequest) -> Option<u64> {
         (space().lo().get()..=space().hi().min(request.limit).get()).find(|lo| {
             let Some(range) = PfnRange::new(Pfn::new(*lo), request.pages) else {
                 return false;
@@ -186,7 +186,7 @@ mod tests {
                         Pfn::MAX
                     };
                     let most = 1 << below(6);
-                    let request = Request {
+                    let request = AllocRequest {
                         pages: 1 + below(most),
                         align_order: if below(3) == 0 { below(5) as u8 } else { 0 },
                         limit,

@@ -6,10 +6,10 @@ mod common;
 use std::cell::RefCell;
 
 use common::{DOMAIN, Words, domain_flushed, pages};
-use ringfence_iova::{AllocError, Bitmap, IovaAllocator, Request, Returned, TableBitmap};
+use ringfence_iova::{AllocError, AllocRequest, Bitmap, FreeProof, IovaAllocator, TableBitmap};
 use ringfence_types::{Pfn, PfnRange, PhysAddr, PhysMemory as _, Unmapped};
 
-const ONE: Request = Request::new(1, Pfn::MAX);
+const ONE: AllocRequest = AllocRequest::new(1, Pfn::MAX);
 
 fn space() -> PfnRange {
     pages(16, 47)
@@ -26,7 +26,7 @@ fn take<A: IovaAllocator>(allocator: &A, cpu: &mut A::PerCpu) -> Result<u64, All
 
 /// Two laps; a page of the first is freed in the second while the pointer is still below it. Returns the pages handed out after
 /// that, up to the next request for a flush.
-fn freed_ahead<A: IovaAllocator<Returned = Unmapped>>(allocator: &A) -> Vec<u64> {
+fn freed_ahead<A: IovaAllocator<FreeProof = Unmapped>>(allocator: &A) -> Vec<u64> {
     let mut cpu = allocator.per_cpu();
     let long_lived = 40;
     for page in 16..=47 {
@@ -71,7 +71,7 @@ fn a_page_freed_ahead_of_the_pointer_waits_for_the_flush() {
 
 #[test]
 fn the_literal_bitmap_hands_it_out_before() {
-    let allocator = Bitmap::literal(space(), RefCell::new).unwrap();
+    let allocator = Bitmap::as_published(space(), RefCell::new).unwrap();
     let mut cpu = allocator.per_cpu();
     for page in 16..=47 {
         assert_eq!(take(&allocator, &mut cpu), Ok(page));
@@ -90,7 +90,7 @@ fn the_literal_bitmap_hands_it_out_before() {
 }
 
 /// A flush proves nothing about pages that were freed after it was asked for, whoever reports it.
-fn flushes_overtake<A: IovaAllocator<Returned = Unmapped>>(allocator: &A) {
+fn flushes_overtake<A: IovaAllocator<FreeProof = Unmapped>>(allocator: &A) {
     let (mut a, mut b) = (allocator.per_cpu(), allocator.per_cpu());
     let free =
         |cpu: &mut A::PerCpu, page| assert!(allocator.free(cpu, unmapped(pages(page, page))));
@@ -126,7 +126,7 @@ fn a_flush_releases_only_what_was_freed_before_it_was_asked_for() {
 }
 
 /// A's proof, reported late, must not release what was freed for B's next flush.
-fn late_proof<A: IovaAllocator<Returned = Unmapped>>(allocator: &A) {
+fn late_proof<A: IovaAllocator<FreeProof = Unmapped>>(allocator: &A) {
     let (mut a, mut b) = (allocator.per_cpu(), allocator.per_cpu());
     for page in 16..=47 {
         assert_eq!(take(allocator, &mut a), Ok(page));
@@ -194,7 +194,7 @@ fn a_table_keeps_absent_and_free_apart() {
     assert_eq!(take(&allocator, &mut cpu), Ok(17));
     entry(16).store(0xabc_d003_u64.to_be(), relaxed);
     let token = || unmapped(pages(16, 16));
-    assert_eq!(token().range(), Returned::range(&token()));
+    assert_eq!(token().range(), FreeProof::range(&token()));
     assert!(!allocator.free(&mut cpu, token()), "still mapped");
     entry(16).store(0, relaxed);
     assert!(allocator.free(&mut cpu, token()));
@@ -216,10 +216,10 @@ fn a_table_outside_memory_is_an_error() {
 }
 
 /// A device that reaches only low pages takes them from below the pointer, and the lap of the others goes on.
-fn narrow_beside_wide<A: IovaAllocator<Returned = Unmapped>>(allocator: &A) {
+fn narrow_beside_wide<A: IovaAllocator<FreeProof = Unmapped>>(allocator: &A) {
     let mut cpu = allocator.per_cpu();
     // Pages 16 to 23 stay free for a while: the first wide request is aligned to 32.
-    let aligned = Request {
+    let aligned = AllocRequest {
         align_order: 5,
         ..ONE
     };
@@ -232,7 +232,7 @@ fn narrow_beside_wide<A: IovaAllocator<Returned = Unmapped>>(allocator: &A) {
             .get(),
         32
     );
-    let narrow = Request::new(1, Pfn::new(23));
+    let narrow = AllocRequest::new(1, Pfn::new(23));
     for (narrow_page, wide_page) in (16..=23).zip(33..) {
         assert_eq!(
             allocator.alloc(&mut cpu, &narrow).unwrap().range.lo().get(),
@@ -249,7 +249,7 @@ fn narrow_beside_wide<A: IovaAllocator<Returned = Unmapped>>(allocator: &A) {
 #[test]
 fn a_narrow_device_does_not_move_the_pointer() {
     narrow_beside_wide(&Bitmap::new(space(), RefCell::new).unwrap());
-    narrow_beside_wide(&Bitmap::literal(space(), RefCell::new).unwrap());
+    narrow_beside_wide(&Bitmap::as_published(space(), RefCell::new).unwrap());
     let memory = Words::holding(space());
     narrow_beside_wide(&TableBitmap::new(&memory, PhysAddr::ZERO, space(), RefCell::new).unwrap());
 }

@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 
 use common::{Random, flushed, pages};
 use ringfence_iova::{
-    AllocError, CachedTree, IovaAllocator, Locked, RangeStore, Request, SeedError,
+    AllocError, AllocRequest, CachedTree, IovaAllocator, Locked, RangeStore, SeedError,
 };
 use ringfence_types::Pfn;
 
@@ -50,7 +50,7 @@ fn replay_column(first: usize) -> Vec<u32> {
         }
         assert_eq!(cache_of(&tree), before, "C before {operation}");
         if operation.contains("alloc") {
-            let found = tree.alloc(&Request::new(1, Pfn::new(999))).unwrap();
+            let found = tree.alloc(&AllocRequest::new(1, Pfn::new(999))).unwrap();
             assert_eq!(found.range.lo().get().to_string(), result, "{operation}");
             steps.push(found.steps);
         } else {
@@ -110,7 +110,7 @@ fn a_seed_that_is_no_state_is_refused() {
 #[test]
 fn long_lasting_ring_interference() {
     let limit = Pfn::new(0xf_ffff);
-    let one = Request::new(1, limit);
+    let one = AllocRequest::new(1, limit);
     let allocator = Locked::new(CachedTree::new(pages(1, 0xf_ffff)), RefCell::new);
     let take = || allocator.alloc(&mut (), &one).unwrap();
     let tx: Vec<_> = (0..64).map(|_| take().range).collect();
@@ -197,7 +197,7 @@ fn run_sequence(seed: u64, script: &mut String, answers: &mut String) {
                 _ => 0xf_ffff,
             };
             writeln!(script, "a {count} {order} {limit}").unwrap();
-            let request = Request {
+            let request = AllocRequest {
                 pages: count,
                 align_order: order as u8,
                 limit: Pfn::new(limit),

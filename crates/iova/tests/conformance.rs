@@ -85,7 +85,7 @@ impl<A: IovaAllocator> Run<'_, A> {
     }
 
     /// Allocates, flushing when asked to, and draining the other handle before a refusal is judged.
-    fn alloc(&mut self, cpu: usize, request: &Request) -> Option<PfnRange> {
+    fn alloc(&mut self, cpu: usize, request: &AllocRequest) -> Option<PfnRange> {
         let mut answer = self.allocator.alloc(&mut self.cpus[cpu], request);
         if answer == Err(AllocError::NeedsFlush) {
             assert!(self.rules.flushes);
@@ -148,7 +148,7 @@ impl<A: IovaAllocator> Run<'_, A> {
                     6 => 0x7_ffff,
                     _ => Pfn::MAX.get(),
                 };
-                let request = Request {
+                let request = AllocRequest {
                     pages,
                     align_order: order,
                     limit: Pfn::new(limit),
@@ -190,7 +190,7 @@ impl<A: IovaAllocator> Run<'_, A> {
         for range in self.reference.live() {
             self.free(0, range);
         }
-        let one = Request::new(1, Pfn::MAX);
+        let one = AllocRequest::new(1, Pfn::MAX);
         let mut all = Vec::new();
         while let Some(range) = self.alloc(1, &one) {
             all.push(range);
@@ -203,7 +203,7 @@ impl<A: IovaAllocator> Run<'_, A> {
         self.allocator.drain(&mut self.cpus[1]);
         self.flush(0);
         if self.rules.rounds_up_to.is_none() {
-            let whole = Request::new(self.space.pages(), Pfn::MAX);
+            let whole = AllocRequest::new(self.space.pages(), Pfn::MAX);
             assert!(
                 self.alloc(0, &whole).is_some(),
                 "fragmented after everything was freed"
@@ -215,7 +215,7 @@ impl<A: IovaAllocator> Run<'_, A> {
 fn bad_requests<A: IovaAllocator>(allocator: &A) {
     let mut cpu = allocator.per_cpu();
     for (pages, align_order) in [(0, 0), (0, 60), (1, 52), (1, 255), (u64::MAX, 64)] {
-        let request = Request {
+        let request = AllocRequest {
             pages,
             align_order,
             limit: Pfn::MAX,
@@ -226,7 +226,7 @@ fn bad_requests<A: IovaAllocator>(allocator: &A) {
         );
     }
     for pages in [1 << 51, 1 << 52, (1 << 52) + 1, u64::MAX] {
-        let request = Request::new(pages, Pfn::MAX);
+        let request = AllocRequest::new(pages, Pfn::MAX);
         let error = allocator.alloc(&mut cpu, &request).unwrap_err();
         assert_eq!(
             error,
@@ -239,7 +239,7 @@ fn bad_requests<A: IovaAllocator>(allocator: &A) {
 }
 
 fn conforms<A: IovaAllocator>(rules: Rules, make: impl Fn(PfnRange) -> A) {
-    assert_eq!(A::FINDS, rules.finds);
+    assert_eq!(A::HAS_LOOKUP, rules.finds);
     bad_requests(&make(pages(1, 99)));
     const SEED: [u8; 32] = *b"the same operations on every run";
     for space in spaces() {
@@ -401,7 +401,9 @@ fn bitmap_literal() {
         quarantines: false,
         ..BITMAP
     };
-    conforms(rules, |space| Bitmap::literal(space, RefCell::new).unwrap());
+    conforms(rules, |space| {
+        Bitmap::as_published(space, RefCell::new).unwrap()
+    });
 }
 
 #[test]

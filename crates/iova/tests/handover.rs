@@ -51,9 +51,9 @@ struct World<A> {
     owned: Owned,
 }
 
-impl<A: IovaAllocator<Returned = ringfence_types::Flushed>> World<A> {
+impl<A: IovaAllocator<FreeProof = ringfence_types::Flushed>> World<A> {
     fn alloc(&self, cpu: &mut A::PerCpu, pages: u64) -> Option<PfnRange> {
-        let request = Request::new(pages, Pfn::MAX);
+        let request = AllocRequest::new(pages, Pfn::MAX);
         let range = self.allocator.alloc(cpu, &request).ok()?.range;
         self.owned.add(range);
         Some(range)
@@ -75,7 +75,7 @@ const TINY: MagazineLimits = MagazineLimits {
 /// One task maps and hands over, another unmaps; a third works alone. At the end everything is free again.
 fn hand_over<A>(make: impl Fn(PfnRange) -> A, space: PfnRange, rounds: usize)
 where
-    A: IovaAllocator<Returned = ringfence_types::Flushed> + Send + Sync + 'static,
+    A: IovaAllocator<FreeProof = ringfence_types::Flushed> + Send + Sync + 'static,
     A::PerCpu: Send,
 {
     let world = Arc::new(World {

@@ -65,7 +65,7 @@ fn attack<A: IovaAllocator>(knows: Knows, make: impl Fn(PfnRange) -> A) {
                     0..5 => {
                         let pages = anything(&mut random, space).map_or(0, |range| range.pages());
                         let limit = anything(&mut random, space).map_or(Pfn::MAX, |r| r.hi());
-                        let request = Request {
+                        let request = AllocRequest {
                             pages,
                             align_order: [0, 0, 1, 5, 20, 51, 64][random.below(7) as usize],
                             limit,
@@ -133,7 +133,7 @@ fn bitmaps() {
         Bitmap::new(space, RefCell::new).unwrap()
     });
     attack(Knows::Always, |space| {
-        Bitmap::literal(space, RefCell::new).unwrap()
+        Bitmap::as_published(space, RefCell::new).unwrap()
     });
     attack(Knows::Always, |space| {
         TableBitmap::new(Words::holding(space), PhysAddr::ZERO, space, RefCell::new).unwrap()

@@ -32,7 +32,7 @@ fn take(
     limit: Pfn,
 ) -> Result<PfnRange, AllocError> {
     subject
-        .alloc(cpu, &Request::new(pages, limit))
+        .alloc(cpu, &AllocRequest::new(pages, limit))
         .map(|found| found.range)
 }
 
@@ -273,7 +273,7 @@ fn no_search_is_long() {
             give(&subject, &mut cpu, range);
         } else {
             let found = subject
-                .alloc(&mut cpu, &Request::new(1 + random.below(200), MASK_32))
+                .alloc(&mut cpu, &AllocRequest::new(1 + random.below(200), MASK_32))
                 .unwrap();
             longest = longest.max(found.steps);
             live.push(found.range);

@@ -20,7 +20,7 @@ fn space() -> PfnRange {
 fn deferred(capacity: Capacity) -> (f64, u32) {
     const W: usize = 250;
     let mut eiovar = Eiovar::new(CachedTree::new(space()), capacity);
-    let one = Request::new(1, LIMIT);
+    let one = AllocRequest::new(1, LIMIT);
     let take = |eiovar: &mut Eiovar<CachedTree>| {
         let found = eiovar.alloc(&one).unwrap();
         (found.range, found.steps)
@@ -48,7 +48,7 @@ fn deferred(capacity: Capacity) -> (f64, u32) {
         }
         let (range, steps) = take(&mut eiovar);
         rings[ring][slot] = range;
-        held += eiovar.held();
+        held += eiovar.cached_ranges();
         samples += 1;
         if round > rounds / 2 {
             longest = longest.max(steps);
@@ -90,17 +90,17 @@ fn eiovar_caches_up_to_2_to_the_27_pages_and_no_more() {
     let whole = pages(0, (1 << 30) - 1);
     let mut eiovar = Eiovar::new(FreeSpace::new(whole).unwrap(), Capacity::Unbounded);
     for (order, cached) in [(0, 1), (27, 2), (28, 2)] {
-        let request = Request::new(1 << order, Pfn::MAX);
+        let request = AllocRequest::new(1 << order, Pfn::MAX);
         let range = eiovar.alloc(&request).unwrap().range;
         assert!(eiovar.free(flushed(range).into()));
-        assert_eq!(eiovar.held(), cached, "order {order}");
+        assert_eq!(eiovar.cached_ranges(), cached, "order {order}");
     }
 }
 
 #[test]
 fn eiovar_is_last_in_first_out() {
     let mut eiovar = Eiovar::new(CachedTree::new(space()), Capacity::Unbounded);
-    let four = Request::new(4, LIMIT);
+    let four = AllocRequest::new(4, LIMIT);
     let ranges: Vec<_> = (0..10)
         .map(|_| eiovar.alloc(&four).unwrap().range)
         .collect();
@@ -117,7 +117,7 @@ fn eiovar_is_last_in_first_out() {
 fn freebsd_visits_a_path_of_the_tree() {
     let mut tree = FreeBsdTree::new(space());
     let mut random = Random::new(2);
-    let one = Request::new(1, LIMIT);
+    let one = AllocRequest::new(1, LIMIT);
     let mut live: Vec<_> = (0..2048).map(|_| tree.alloc(&one).unwrap().range).collect();
     let mut visited = 0;
     let rounds = 20_000;
@@ -135,12 +135,12 @@ fn freebsd_visits_a_path_of_the_tree() {
 #[test]
 fn freebsd_is_first_fit_and_linear_only_above_the_boundary() {
     let mut tree = FreeBsdTree::new(pages(0, 1 << 21));
-    let one = Request::new(1, Pfn::MAX);
+    let one = AllocRequest::new(1, Pfn::MAX);
     let lowest: Vec<_> = (0..4)
         .map(|_| tree.alloc(&one).unwrap().range.lo().get())
         .collect();
     assert_eq!(lowest, [0, 1, 2, 3]);
-    let low = Request::new((1 << 20) - 4, LIMIT);
+    let low = AllocRequest::new((1 << 20) - 4, LIMIT);
     assert_eq!(tree.alloc(&low).unwrap().range.lo().get(), 4);
     let mut last = 0;
     for expected in 0..200 {
@@ -149,7 +149,7 @@ fn freebsd_is_first_fit_and_linear_only_above_the_boundary() {
         assert!(found.steps > last, "each range above is passed one by one");
         last = found.steps;
     }
-    assert!(tree.alloc(&Request::new(1, LIMIT)).is_err());
+    assert!(tree.alloc(&AllocRequest::new(1, LIMIT)).is_err());
 }
 
 /// Baselines f1 and f2: Linux caches ranges of up to 32 pages; larger ones search the tree each time.
@@ -165,7 +165,7 @@ fn linux_leaves_large_ranges_to_the_tree() {
     ] {
         let rcache = LinuxRcache::new(CachedTree::new(space()), RefCell::new);
         let mut cpu = rcache.per_cpu();
-        let request = Request::new(size, LIMIT);
+        let request = AllocRequest::new(size, LIMIT);
         let mut live: Vec<_> = (0..1024)
             .map(|_| rcache.alloc(&mut cpu, &request).unwrap().range)
             .collect();
@@ -187,7 +187,7 @@ fn linux_leaves_large_ranges_to_the_tree() {
 fn linux_exchanges_magazines_of_127_and_trims_the_depot() {
     let rcache = LinuxRcache::new(CachedTree::new(space()), RefCell::new);
     let (mut here, mut there) = (rcache.per_cpu(), rcache.per_cpu());
-    let one = Request::new(1, LIMIT);
+    let one = AllocRequest::new(1, LIMIT);
     let mut live: Vec<_> = (0..127 * 8)
         .map(|_| rcache.alloc(&mut here, &one).unwrap().range)
         .collect();
@@ -225,17 +225,17 @@ fn linux_passes_over_cached_ranges_above_the_limit() {
     let rcache = LinuxRcache::new(CachedTree::new(space()), RefCell::new);
     let mut cpu = rcache.per_cpu();
     let high = rcache
-        .alloc(&mut cpu, &Request::new(1, LIMIT))
+        .alloc(&mut cpu, &AllocRequest::new(1, LIMIT))
         .unwrap()
         .range;
     let low = rcache
-        .alloc(&mut cpu, &Request::new(1, Pfn::new(500)))
+        .alloc(&mut cpu, &AllocRequest::new(1, Pfn::new(500)))
         .unwrap()
         .range;
     assert!(rcache.free(&mut cpu, flushed(low)));
     assert!(rcache.free(&mut cpu, flushed(high)));
     let found = rcache
-        .alloc(&mut cpu, &Request::new(1, Pfn::new(600)))
+        .alloc(&mut cpu, &AllocRequest::new(1, Pfn::new(600)))
         .unwrap();
     assert_eq!((found.range, found.steps), (low, 0));
 }
@@ -247,16 +247,16 @@ fn eiovar_holds_k_ranges_and_not_one_more() {
         let live: Vec<_> = (0..100)
             .map(|number| {
                 eiovar
-                    .alloc(&Request::new(1 << (number % 3), LIMIT))
+                    .alloc(&AllocRequest::new(1 << (number % 3), LIMIT))
                     .unwrap()
                     .range
             })
             .collect();
         for range in live {
             assert!(eiovar.free(flushed(range).into()));
-            assert!(eiovar.held() <= k);
+            assert!(eiovar.cached_ranges() <= k);
         }
-        assert_eq!(eiovar.held(), k);
+        assert_eq!(eiovar.cached_ranges(), k);
     }
 }
 
@@ -264,16 +264,19 @@ fn eiovar_holds_k_ranges_and_not_one_more() {
 #[test]
 fn free_space_is_not_led_astray_by_gaps_that_lie_askew() {
     let mut store = FreeSpace::new(pages(0, (1 << 16) - 1)).unwrap();
-    let all = store.alloc(&Request::new(1 << 16, Pfn::MAX)).unwrap().range;
+    let all = store
+        .alloc(&AllocRequest::new(1 << 16, Pfn::MAX))
+        .unwrap()
+        .range;
     assert_eq!(all, pages(0, (1 << 16) - 1));
     // Gaps of 8 pages that begin 4 pages off, above one that is aligned.
     assert!(store.free(flushed(pages(0, 7)).into()));
     for block in 1..4000 {
         assert!(store.free(flushed(pages(block * 16 + 4, block * 16 + 11)).into()));
     }
-    let request = Request {
+    let request = AllocRequest {
         align_order: 3,
-        ..Request::new(8, Pfn::MAX)
+        ..AllocRequest::new(8, Pfn::MAX)
     };
     let found = store.alloc(&request).unwrap();
     assert_eq!(found.range, pages(0, 7));

@@ -12,19 +12,19 @@ use std::sync::atomic::Ordering;
 use ringfence_dma::flush::Flush;
 use ringfence_dma::space::Paged;
 use ringfence_hw::RingLogic;
-use ringfence_lab::build::{Job, Recipe, ReplayTable, dispatch};
-use ringfence_lab::compare::{Options, meter};
-use ringfence_lab::hosted::CachedRecipe;
+use ringfence_lab::compare::{CompareOptions, meter};
+use ringfence_lab::guest::RtcParts;
 use ringfence_lab::meter::{
-    Bench, Clock, FlushFor, FlushForRings, Idle, InvalidationQueue, Meter, ReplayAlloc, ReplayRing,
-    Replica, cycles,
+    Clock, EmptyLoop, FlushFor, FlushForRings, InvalidationQueue, Meter, ReplayAlloc, ReplayRing,
+    TimedPlatform, TimedReplay, cycles,
 };
+use ringfence_lab::mode_dispatch::{ModeParts, ModeVisitor, ReplayTable, dispatch};
 use ringfence_lab::modes::{Mode, TableKind};
 use ringfence_lab::plan::{Plan, Planner, Step};
-use ringfence_lab::ring::{RingRecipe, RingSizes};
+use ringfence_lab::ring::{RingParts, RingSizes};
 use ringfence_lab::{LabError, Profile};
 use ringfence_memory::{Arena, Frames};
-use ringfence_trace::{Chunk, Op, OpKind, Operations, Options as TraceOptions, SAMPLE, Source};
+use ringfence_trace::{Chunk, Op, OpKind, Operations, SAMPLE, TraceOptions, TraceSource};
 use ringfence_types::{Nanos, PhysAddr, PhysMemory, PhysRange};
 
 const MODES: [&str; 6] = [
@@ -79,7 +79,7 @@ trait Phased {
     fn run(&mut self, phases: &[Plan]) -> Result<Vec<u64>, LabError>;
 }
 
-struct Full<S: ringfence_dma::Space, F: Flush<S, u64>>(Replica<S, F, InvalidationQueue>);
+struct Full<S: ringfence_dma::Space, F: Flush<S, u64>>(TimedReplay<S, F, InvalidationQueue>);
 
 impl<S: ringfence_dma::Space, F: Flush<S, u64>> Phased for Full<S, F> {
     fn run(&mut self, phases: &[Plan]) -> Result<Vec<u64>, LabError> {
@@ -92,15 +92,15 @@ impl<S: ringfence_dma::Space, F: Flush<S, u64>> Phased for Full<S, F> {
     }
 }
 
-impl Phased for Idle {
+impl Phased for EmptyLoop {
     fn run(&mut self, phases: &[Plan]) -> Result<Vec<u64>, LabError> {
         let mut clock = Clock::blocks();
-        let run = |phase| timed(|| Idle::run(self, phase, &mut clock));
+        let run = |phase| timed(|| EmptyLoop::run(self, phase, &mut clock));
         Ok(phases.iter().map(run).collect())
     }
 }
 
-fn platform() -> Result<Bench<InvalidationQueue>, LabError> {
+fn platform() -> Result<TimedPlatform<InvalidationQueue>, LabError> {
     let arena = Rc::new(Arena::new(ARENA)?);
     // Page faults of this process are no work of the layer.
     for page in 0..64 {
@@ -111,7 +111,7 @@ fn platform() -> Result<Bench<InvalidationQueue>, LabError> {
     let region = PhysRange::new(PhysAddr::new(0x2000), ARENA - 0x2000)
         .ok_or(LabError::Internal("region"))?;
     let queue = InvalidationQueue::new(Rc::clone(&arena), PhysAddr::new(0), PhysAddr::new(0x1000));
-    Ok(Bench {
+    Ok(TimedPlatform {
         frames: Frames::new(Rc::clone(&arena), region),
         arena,
         invalidator: queue,
@@ -121,21 +121,21 @@ fn platform() -> Result<Bench<InvalidationQueue>, LabError> {
 
 struct MakeFull;
 
-impl Job for MakeFull {
+impl ModeVisitor for MakeFull {
     type Output = Result<Box<dyn Phased>, LabError>;
 
     fn identity(self, _: TableKind) -> Self::Output {
         Err(LabError::Internal("a mode without components"))
     }
 
-    fn paged<A, T, F>(self, recipe: Recipe<A, T, F>) -> Self::Output
+    fn paged<A, T, F>(self, recipe: ModeParts<A, T, F>) -> Self::Output
     where
         A: ReplayAlloc,
         T: ReplayTable,
         F: FlushFor<A, T> + 'static,
     {
         let coherency = Profile::r210_2015().coherency();
-        let replica = Replica::new((recipe.flush)(), platform()?, move |of, bench| {
+        let replica = TimedReplay::new((recipe.flush)(), platform()?, move |of, bench| {
             let table = (recipe.table)(of.domain, coherency, &bench.arena, &bench.frames, None)?;
             let alloc = recipe.allocator(&bench.arena, &bench.frames, Some(&table))?;
             Ok(Paged::new(alloc, table, recipe.rounding))
@@ -143,11 +143,11 @@ impl Job for MakeFull {
         Ok(Box::new(Full(replica)))
     }
 
-    fn cached(self, _: CachedRecipe) -> Self::Output {
+    fn rtc(self, _: RtcParts) -> Self::Output {
         Err(LabError::Internal("a mode that is not measured here"))
     }
 
-    fn rings<D, L, F>(self, recipe: RingRecipe<D, L, F>) -> Self::Output
+    fn rings<D, L, F>(self, recipe: RingParts<D, L, F>) -> Self::Output
     where
         D: ReplayRing,
         L: RingLogic + 'static,
@@ -155,7 +155,7 @@ impl Job for MakeFull {
     {
         let sizes = RingSizes::default();
         let flush: F = (recipe.flush)();
-        let replica = Replica::new(flush, platform()?, move |of, bench| {
+        let replica = TimedReplay::new(flush, platform()?, move |of, bench| {
             let made = recipe.space(of, &sizes, &bench.arena, &bench.frames);
             made.map(|(space, _)| space)
         });
@@ -165,7 +165,7 @@ impl Job for MakeFull {
 
 /// The operations of the sample; whatever lives at its end is unmapped, so that it can begin again.
 fn sample() -> Result<Chunk, LabError> {
-    let source = Source::from_reader("sample", SAMPLE)?;
+    let source = TraceSource::from_reader("sample", SAMPLE)?;
     let mut operations = Operations::new("sample", source, TraceOptions::default());
     let (mut whole, mut part) = (Chunk::default(), Chunk::default());
     let mut more = true;
@@ -231,14 +231,14 @@ fn sum_of_medians(repetitions: &[Vec<u64>]) -> f64 {
 
 /// Cycles a pair: the sum of the meter's components, and by phases.
 fn measure(mode: &Mode, plans: &[Plan]) -> Result<(f64, f64), LabError> {
-    let mut options = Options::new();
+    let mut options = CompareOptions::new();
     options.repetitions = REPETITIONS;
     let mut meter: Box<dyn Meter> = meter(mode, &options)?;
     let mut full = Vec::new();
     let mut idle: Vec<Box<dyn Phased>> = Vec::new();
     for _ in 0..REPETITIONS {
         full.push(dispatch(mode, MakeFull)??);
-        idle.push(Box::new(Idle::default()));
+        idle.push(Box::new(EmptyLoop::default()));
     }
     let (mut maps, mut unmaps, mut phased) = (0_u64, 0_u64, 0.0);
     for plan in plans {

@@ -6,10 +6,10 @@
 use std::path::PathBuf;
 use std::time::Instant;
 
-use ringfence_lab::compare::{Options, runner};
+use ringfence_lab::compare::{CompareOptions, runner};
 use ringfence_lab::modes::Mode;
 use ringfence_lab::plan::{Plan, Planner};
-use ringfence_trace::{Chunk, Operations, Options as TraceOptions, SAMPLE, TraceError};
+use ringfence_trace::{Chunk, Operations, SAMPLE, TraceError, TraceOptions};
 
 const REPETITIONS: usize = 5;
 
@@ -44,14 +44,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let input = match path.map(PathBuf::from) {
         Some(path) => read(Operations::open(&path, TraceOptions::default())?)?,
         None => {
-            let source = ringfence_trace::Source::from_reader("sample", SAMPLE)?;
+            let source = ringfence_trace::TraceSource::from_reader("sample", SAMPLE)?;
             read(Operations::new("sample", source, TraceOptions::default()))?
         }
     };
-    let options = Options {
+    let options = CompareOptions {
         repetitions: 0,
-        hostile: false,
-        ..Options::default()
+        attack: false,
+        ..CompareOptions::default()
     };
     let modes = Mode::named();
     let mut seconds = vec![Vec::new(); modes.len()];

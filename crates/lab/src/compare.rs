@@ -6,21 +6,21 @@ use ringfence_trace::{Chunk, Devices, Operations, Summary};
 
 use crate::Profile;
 use crate::error::LabError;
-use crate::hosted::Cycling;
-use crate::limits::Limits;
+use crate::guest::RtcParams;
+use crate::limits::ReplayLimits;
 use crate::modes::Mode;
 use crate::plan::{Planner, each_plan};
 use crate::replay::Outcomes;
 use crate::ring::RingSizes;
-use crate::row::{Parts, Row};
-use crate::status::Status;
+use crate::row::{Row, RowInputs};
+use crate::status::ReplayStatus;
 
 use crate::meter::TIMED_REPLAYS;
 pub use crate::runner::{Runner, meter, runner};
 
 /// What to run, and how.
 #[derive(Debug, Clone)]
-pub struct Options {
+pub struct CompareOptions {
     /// The modes, in the order of the rows.
     pub modes: Vec<Mode>,
     /// Costs and geometry.
@@ -30,18 +30,18 @@ pub struct Options {
     /// Timed repetitions; 0 leaves the meter out.
     pub repetitions: usize,
     /// Whether the hostile pass is run.
-    pub hostile: bool,
+    pub attack: bool,
     /// Whether the device of the metered pass touches a buffer's pages when it is mapped, too, and not only before its unmap.
     pub early_touches: bool,
     /// Slots of the rings of ring modes.
     pub rings: RingSizes,
     /// T and C of modes with a reverse translation cache.
-    pub cycling: Cycling,
+    pub rtc: RtcParams,
     /// Bounds on the replay.
-    pub limits: Limits,
+    pub limits: ReplayLimits,
 }
 
-impl Options {
+impl CompareOptions {
     /// All named modes under the profile of the documents' machine.
     pub fn new() -> Self {
         Self {
@@ -49,16 +49,16 @@ impl Options {
             profile: Profile::r210_2015(),
             devices: None,
             repetitions: 3,
-            hostile: true,
+            attack: true,
             early_touches: false,
             rings: RingSizes::default(),
-            cycling: Cycling::DOCUMENT,
-            limits: Limits::default(),
+            rtc: RtcParams::PAPER,
+            limits: ReplayLimits::default(),
         }
     }
 }
 
-impl Options {
+impl CompareOptions {
     /// How many pages may be mapped at once so that the tables of all timed replays stay below 4 GiB: they live side by side, and a
     /// trace of one line can map 64 GiB.
     fn timed_pages(&self) -> u64 {
@@ -69,7 +69,7 @@ impl Options {
     }
 }
 
-impl Default for Options {
+impl Default for CompareOptions {
     fn default() -> Self {
         Self::new()
     }
@@ -100,7 +100,7 @@ pub struct Comparison {
 pub fn compare<R: Read>(
     name: &str,
     mut operations: Operations<R>,
-    options: &Options,
+    options: &CompareOptions,
     mut progress: impl FnMut(u64),
 ) -> Result<Comparison, LabError> {
     let mut runners = Vec::with_capacity(options.modes.len());
@@ -114,7 +114,7 @@ pub fn compare<R: Read>(
     let cycling = options
         .modes
         .iter()
-        .filter_map(|mode| options.cycling.of(mode));
+        .filter_map(|mode| options.rtc.for_mode(mode));
     let mut planner = planner.with_cycles(cycling);
     let mut lines = 0;
     let only = options.devices.as_deref();
@@ -131,7 +131,7 @@ pub fn compare<R: Read>(
             }
             for runner in &mut runners {
                 runner.metered.run(plan, devices)?;
-                if let Some(hostile) = &mut runner.hostile {
+                if let Some(hostile) = &mut runner.attack {
                     hostile.run(plan, devices)?;
                 }
                 if let Some(meter) = &mut runner.meter {
@@ -145,40 +145,40 @@ pub fn compare<R: Read>(
     if let Some(names) = &options.devices {
         known(name, operations.devices(), names)?;
     }
-    let alive = planner.alive();
+    let alive = planner.live_mappings();
     let summary = operations.summary().clone();
     let of_trace = status_of_trace(&summary, &planner);
     let mut rows = Vec::with_capacity(runners.len());
     for (mode, runner) in options.modes.iter().zip(&mut runners) {
         let metered = runner.metered.finish(&alive);
-        let hostile = runner.hostile.as_mut().map(|judge| judge.finish(&alive));
+        let hostile = runner.attack.as_mut().map(|judge| judge.finish(&alive));
         let meter = runner.meter.as_ref();
         let components = meter.map(|meter| meter.finish());
         let status = if !of_trace.is_ok() && metered.first_refusal.is_none() {
             of_trace.clone()
         } else {
-            let timed =
-                match meter {
-                    None if options.repetitions > 0 => Status::NotTimed {
-                        bytes: planner.live_pages_max.saturating_mul(4096),
-                    },
-                    meter => meter.and_then(|meter| meter.refusals()).map_or(
-                        Status::Ok,
-                        |(count, first)| Status::RefusedInMeter { count, first },
-                    ),
-                };
+            let timed = match meter {
+                None if options.repetitions > 0 => ReplayStatus::NotTimed {
+                    bytes: planner.live_pages_max.saturating_mul(4096),
+                },
+                meter => meter
+                    .and_then(|meter| meter.refusals())
+                    .map_or(ReplayStatus::Ok, |(count, first)| {
+                        ReplayStatus::RefusedInMeter { count, first }
+                    }),
+            };
             of_replay(&metered).unwrap_or(timed)
         };
-        rows.push(Row::new(&Parts {
+        rows.push(Row::new(&RowInputs {
             trace: name,
             mode,
             metered: &metered,
-            hostile: hostile.as_ref(),
+            attack: hostile.as_ref(),
             components,
-            c_none: options.profile.c_none,
+            baseline_cycles: options.profile.c_none,
             invalidation_cycles: options.profile.invalidation_cycles,
             kick_cycles: options.profile.kick_cycles,
-            cycling: options.cycling,
+            rtc: options.rtc,
             status,
         }));
     }
@@ -223,36 +223,36 @@ fn known(trace: &str, devices: &Devices, names: &[String]) -> Result<(), LabErro
 }
 
 /// Why the rows of a trace cannot be taken at their word, if so. Devices that are not replayed spoil nothing.
-pub(crate) fn status_of_trace(summary: &Summary, planner: &Planner) -> Status {
+pub(crate) fn status_of_trace(summary: &Summary, planner: &Planner) -> ReplayStatus {
     if summary.lost > 0 {
-        return Status::LostEvents(summary.lost);
+        return ReplayStatus::LostEvents(summary.lost);
     }
     let mut skipping = summary.skipping_devices();
     if skipping.any(|device| planner.keeps(device)) {
-        return Status::SkipsUnmaps;
+        return ReplayStatus::SkipsUnmaps;
     }
-    Status::Ok
+    ReplayStatus::Ok
 }
 
 /// What a mode did not do that the trace asks for; `None` if it did all.
-pub fn of_replay(outcomes: &Outcomes) -> Option<Status> {
+pub fn of_replay(outcomes: &Outcomes) -> Option<ReplayStatus> {
     if let Some(first) = outcomes.first_refusal {
         let count = outcomes.refused_maps;
-        return Some(Status::RefusedMaps { count, first });
+        return Some(ReplayStatus::RefusedMaps { count, first });
     }
     if outcomes.not_flushed > 0 {
-        return Some(Status::NotFlushed(outcomes.not_flushed));
+        return Some(ReplayStatus::NotFlushed(outcomes.not_flushed));
     }
     if outcomes.refused_unmaps > 0 {
-        return Some(Status::RefusedUnmaps(outcomes.refused_unmaps));
+        return Some(ReplayStatus::RefusedUnmaps(outcomes.refused_unmaps));
     }
     let stalled_out = outcomes.stalled_out;
     let wanted = outcomes.maps.saturating_add(stalled_out);
-    (stalled_out > wanted / MOST_IN_VAIN).then_some(Status::RingDoesNotFit {
+    (stalled_out > wanted / STALLED_OUT_DIVISOR).then_some(ReplayStatus::RingDoesNotFit {
         stalled_out,
         wanted,
     })
 }
 
 /// One map in so many may wait in vain, and the row still stands for its trace.
-const MOST_IN_VAIN: u64 = 100;
+const STALLED_OUT_DIVISOR: u64 = 100;

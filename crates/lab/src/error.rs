@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use ringfence_devices::nic::StationError;
+use ringfence_devices::nic::TestbedError;
 use ringfence_dma::ring::RingError;
 use ringfence_hw::GeometryError;
 use ringfence_iova::AllocError;
@@ -48,7 +48,7 @@ pub enum LabError {
         known: Vec<String>,
     },
     /// A workload that could not go on.
-    Station(StationError),
+    Station(TestbedError),
     /// More devices than domains.
     TooManyDevices,
     /// More devices than the para-virtual IOMMU's host lists, in a mode behind it.
@@ -56,13 +56,13 @@ pub enum LabError {
         /// Devices that it lists at most.
         limit: usize,
     },
-    /// More devices map memory than [`Limits::devices`](crate::Limits::devices).
+    /// More devices map memory than [`ReplayLimits::devices`](crate::ReplayLimits::devices).
     DeviceLimit {
         /// The limit.
         limit: usize,
     },
     /// More buffers are alive on one page than
-    /// [`Limits::buffers_on_a_page`](crate::Limits::buffers_on_a_page).
+    /// [`ReplayLimits::buffers_on_a_page`](crate::ReplayLimits::buffers_on_a_page).
     CrowdedPage {
         /// The device's name.
         device: String,
@@ -72,24 +72,24 @@ pub enum LabError {
         limit: usize,
     },
     /// The searches of a mode's allocator step over more ranges than
-    /// [`Limits::search`](crate::Limits::search).
+    /// [`ReplayLimits::search`](crate::ReplayLimits::search).
     LongSearch {
         /// The limit.
         limit: u64,
     },
     /// The product of devices and processors that map memory is above
-    /// [`Limits::device_cpus`](crate::Limits::device_cpus).
+    /// [`ReplayLimits::device_cpus`](crate::ReplayLimits::device_cpus).
     DeviceCpus {
         /// The limit.
         limit: usize,
     },
     /// The caches of all devices have more ends of cycles while the trace is quiet than
-    /// [`Limits::cycle_ends`](crate::Limits::cycle_ends).
+    /// [`ReplayLimits::cycle_ends`](crate::ReplayLimits::cycle_ends).
     CycleEnds {
         /// The limit.
         limit: u64,
     },
-    /// A mode's cache keeps more mappings than [`Limits::kept`](crate::Limits::kept).
+    /// A mode's cache keeps more mappings than [`ReplayLimits::kept`](crate::ReplayLimits::kept).
     Kept {
         /// The limit.
         limit: usize,

@@ -4,25 +4,25 @@
 use std::fmt;
 use std::rc::Rc;
 
-use ringfence_devices::{Bus, Observer, Request};
+use ringfence_devices::{Bus, DmaRequest, Observer};
 use ringfence_hw::{
-    CalgaryUnit, FaultLog, Geometry, GeometryError, HostBridge, Prefetch, Purge, Replacement,
-    RingLogic, RingUnit, RingUnitConfig, Stats, UnitConfig, VtdUnit,
+    CalgaryUnit, FaultLog, Geometry, GeometryError, HostBridge, InvalidationGranularity,
+    IommuStats, Prefetch, Replacement, RingLogic, RingUnit, RingUnitConfig, UnitConfig, VtdUnit,
 };
 use ringfence_memory::{Arena, Frames};
-use ringfence_pgtable::{CalgaryTce, Coherency, Context, ContextTables, Levels, Translation};
+use ringfence_pgtable::{CalgaryTce, Coherency, Context, ContextTables, Levels, TranslationType};
 use ringfence_types::{
-    DeviceId, DomainId, Fault, Invalidation, InvalidationError, Invalidator, PhysAddr,
+    DomainId, Fault, Invalidation, InvalidationError, Invalidator, PhysAddr, RequesterId,
 };
 
 use crate::Profile;
 use crate::error::LabError;
-use crate::hosted::Traffic;
-use crate::meter::{InvalidationQueue, queued};
+use crate::guest::QueueStats;
+use crate::meter::{InvalidationQueue, invalidation_queue};
 
 /// Where a device's accesses are directed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Directed {
+pub enum ContextTarget {
     /// To the table at this root; where devices have rings, to the rDEVICE.
     Table(PhysAddr),
     /// Past all tables.
@@ -47,11 +47,11 @@ pub trait Hardware: fmt::Debug + Sized + 'static {
     ) -> Result<Self, LabError>;
 
     /// Lets all accesses through untranslated.
-    fn switch_off(&mut self);
+    fn disable(&mut self);
 
     /// The requester ID under which the device in `row` of the trace's devices makes its accesses; `recorded` is its own. `None` if
     /// the hardware has no place for so many.
-    fn requester(_row: u16, recorded: DeviceId) -> Option<DeviceId> {
+    fn requester(_row: u16, recorded: RequesterId) -> Option<RequesterId> {
         Some(recorded)
     }
 
@@ -63,9 +63,9 @@ pub trait Hardware: fmt::Debug + Sized + 'static {
         &mut self,
         memory: &Arena,
         frames: &Frames<Rc<Arena>>,
-        device: DeviceId,
+        device: RequesterId,
         domain: DomainId,
-        to: Directed,
+        to: ContextTarget,
     ) -> Result<(), LabError>;
 
     /// Makes an access without moving bytes, before the eyes of `observer`.
@@ -75,7 +75,7 @@ pub trait Hardware: fmt::Debug + Sized + 'static {
     fn probe<O: Observer>(
         &mut self,
         memory: &Arena,
-        request: &Request,
+        request: &DmaRequest,
         observer: O,
     ) -> Result<(), Fault>;
 
@@ -83,7 +83,7 @@ pub trait Hardware: fmt::Debug + Sized + 'static {
     fn invalidator(&mut self) -> &mut Self::Invalidator;
 
     /// What it has counted.
-    fn stats(&self) -> Stats;
+    fn stats(&self) -> IommuStats;
 
     /// Who keeps the tables, if it is not the layer.
     fn host(&self) -> Option<&Self::Host> {
@@ -94,18 +94,18 @@ pub trait Hardware: fmt::Debug + Sized + 'static {
     ///
     /// # Errors
     /// It may not have.
-    fn purge(&mut self) -> Result<(), InvalidationError> {
+    fn invalidate_all(&mut self) -> Result<(), InvalidationError> {
         self.invalidator().submit(Invalidation::Global).map(drop)
     }
 
     /// Moves the invalidations that the host had it complete since the last call to the end of `completed`.
-    fn take_completed(&mut self, completed: &mut Vec<Invalidation>) {
+    fn drain_completed(&mut self, completed: &mut Vec<Invalidation>) {
         let _ = completed;
     }
 
     /// What went through the queue to the host.
-    fn traffic(&self) -> Traffic {
-        Traffic::default()
+    fn traffic(&self) -> QueueStats {
+        QueueStats::default()
     }
 }
 
@@ -120,7 +120,7 @@ pub trait Host: Sized + 'static {
     ///
     /// # Errors
     /// No room.
-    fn metered(
+    fn for_meter(
         memory: &Rc<Arena>,
         coherency: Coherency,
     ) -> Result<(Option<Self>, Self::Invalidator), LabError>;
@@ -130,11 +130,11 @@ impl Host for () {
     const REMOTE: bool = false;
     type Invalidator = InvalidationQueue;
 
-    fn metered(
+    fn for_meter(
         memory: &Rc<Arena>,
         _: Coherency,
     ) -> Result<(Option<Self>, InvalidationQueue), LabError> {
-        Ok((None, queued(memory)))
+        Ok((None, invalidation_queue(memory)))
     }
 }
 
@@ -162,7 +162,7 @@ impl Hardware for Vtd {
         Ok(Self { unit, contexts })
     }
 
-    fn switch_off(&mut self) {
+    fn disable(&mut self) {
         self.unit.disable();
     }
 
@@ -170,14 +170,14 @@ impl Hardware for Vtd {
         &mut self,
         memory: &Arena,
         frames: &Frames<Rc<Arena>>,
-        device: DeviceId,
+        device: RequesterId,
         domain: DomainId,
-        to: Directed,
+        to: ContextTarget,
     ) -> Result<(), LabError> {
         let levels = Levels::Four;
         let translation = match to {
-            Directed::Table(root) => Translation::Table { root, levels },
-            Directed::PassThrough => Translation::PassThrough { levels },
+            ContextTarget::Table(root) => TranslationType::Table { root, levels },
+            ContextTarget::PassThrough => TranslationType::PassThrough { levels },
         };
         let context = Context {
             domain,
@@ -190,7 +190,7 @@ impl Hardware for Vtd {
     fn probe<O: Observer>(
         &mut self,
         memory: &Arena,
-        request: &Request,
+        request: &DmaRequest,
         observer: O,
     ) -> Result<(), Fault> {
         Bus::new(&mut self.unit, memory, observer).probe(request)
@@ -201,7 +201,7 @@ impl Hardware for Vtd {
         &mut self.unit
     }
 
-    fn stats(&self) -> Stats {
+    fn stats(&self) -> IommuStats {
         *self.unit.stats()
     }
 }
@@ -224,7 +224,7 @@ impl Hardware for Calgary {
         _frames: &Rc<Frames<Rc<Arena>>>,
     ) -> Result<Self, LabError> {
         let config = UnitConfig {
-            purge: Purge::WholeOnly,
+            granularity: InvalidationGranularity::GlobalOnly,
             ..config(profile)?
         };
         let mut unit = CalgaryUnit::calgary(&config);
@@ -232,24 +232,24 @@ impl Hardware for Calgary {
         Ok(Self { unit })
     }
 
-    fn switch_off(&mut self) {
+    fn disable(&mut self) {
         self.unit.disable();
     }
 
     /// The row is the bus.
-    fn requester(row: u16, _recorded: DeviceId) -> Option<DeviceId> {
-        (row < 256).then(|| DeviceId::new(row << 8))
+    fn requester(row: u16, _recorded: RequesterId) -> Option<RequesterId> {
+        (row < 256).then(|| RequesterId::new(row << 8))
     }
 
     fn attach(
         &mut self,
         _memory: &Arena,
         _frames: &Frames<Rc<Arena>>,
-        device: DeviceId,
+        device: RequesterId,
         domain: DomainId,
-        to: Directed,
+        to: ContextTarget,
     ) -> Result<(), LabError> {
-        let Directed::Table(table) = to else {
+        let ContextTarget::Table(table) = to else {
             return Err(LabError::Internal("a host bridge without a table"));
         };
         self.unit.set_bridge(HostBridge {
@@ -266,7 +266,7 @@ impl Hardware for Calgary {
     fn probe<O: Observer>(
         &mut self,
         memory: &Arena,
-        request: &Request,
+        request: &DmaRequest,
         observer: O,
     ) -> Result<(), Fault> {
         Bus::new(&mut self.unit, memory, observer).probe(request)
@@ -277,7 +277,7 @@ impl Hardware for Calgary {
         &mut self.unit
     }
 
-    fn stats(&self) -> Stats {
+    fn stats(&self) -> IommuStats {
         *self.unit.stats()
     }
 }
@@ -313,7 +313,7 @@ impl<L: RingLogic + 'static> Hardware for Riommu<L> {
         Ok(Self { unit, contexts })
     }
 
-    fn switch_off(&mut self) {
+    fn disable(&mut self) {
         self.unit.disable();
     }
 
@@ -321,14 +321,14 @@ impl<L: RingLogic + 'static> Hardware for Riommu<L> {
         &mut self,
         memory: &Arena,
         frames: &Frames<Rc<Arena>>,
-        device: DeviceId,
+        device: RequesterId,
         domain: DomainId,
-        to: Directed,
+        to: ContextTarget,
     ) -> Result<(), LabError> {
-        let Directed::Table(rings) = to else {
+        let ContextTarget::Table(rings) = to else {
             return Err(LabError::Internal("a ring unit without rings"));
         };
-        let translation = Translation::Rings { device: rings };
+        let translation = TranslationType::Rings { device: rings };
         let context = Context {
             domain,
             translation,
@@ -340,7 +340,7 @@ impl<L: RingLogic + 'static> Hardware for Riommu<L> {
     fn probe<O: Observer>(
         &mut self,
         memory: &Arena,
-        request: &Request,
+        request: &DmaRequest,
         observer: O,
     ) -> Result<(), Fault> {
         Bus::new(&mut self.unit, memory, observer).probe(request)
@@ -353,9 +353,9 @@ impl<L: RingLogic + 'static> Hardware for Riommu<L> {
 
     /// In the words of a unit with tables: a hit is an access that read no table, a miss one that read the rPTE, and before it the rRING
     /// where the ring had no entry.
-    fn stats(&self) -> Stats {
+    fn stats(&self) -> IommuStats {
         let ring = self.unit.stats();
-        let mut stats = Stats::default();
+        let mut stats = IommuStats::default();
         stats.iotlb_hits = ring.hits + ring.prefetch_hits;
         stats.iotlb_misses = ring.slot_walks + ring.misses;
         stats.iotlb_evictions = ring.evictions;

@@ -1,10 +1,10 @@
 //! Bounds on what one replay may ask for.
 
-/// Bounds on one replay. [`Limits::default`] suits machines; a caller that trusts a larger trace
+/// Bounds on one replay. [`ReplayLimits::default`] suits machines; a caller that trusts a larger trace
 /// raises them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Limits {
+pub struct ReplayLimits {
     /// Devices that map memory. Every mode keeps tables for each.
     pub devices: usize,
     /// Product of the devices and the processors that map memory. A mode may keep free addresses
@@ -24,7 +24,7 @@ pub struct Limits {
     pub cycle_ends: Option<u64>,
 }
 
-impl Default for Limits {
+impl Default for ReplayLimits {
     fn default() -> Self {
         Self {
             devices: 256,
@@ -37,7 +37,7 @@ impl Default for Limits {
     }
 }
 
-impl Limits {
+impl ReplayLimits {
     /// The bound on searches behind `ranges` mapped ranges.
     pub(crate) fn search_of(&self, ranges: u64) -> u64 {
         let relative = ranges.saturating_mul(4096).saturating_add(1 << 28);

@@ -14,7 +14,7 @@ pub enum Alloc {
     /// Fujita and Moriai: next-fit bitmap.
     Bitmap,
     /// The same as the document has it: addresses freed ahead of the pointer are reused before the flush.
-    BitmapLiteral,
+    BitmapAsPublished,
     /// The bitmap whose bits are the entries of the flat table.
     TableBitmap,
     /// FreeBSD: augmented tree.
@@ -28,7 +28,7 @@ pub enum Alloc {
     /// Ringfence: the next free slot of the ring, from the tail on.
     RingFree,
     /// The tail as the document has it: a live entry is overwritten.
-    RingTailLiteral,
+    RingTailAsPublished,
 }
 
 /// Question 2: what does the hardware look up?
@@ -55,9 +55,9 @@ pub enum TableKind {
     /// The same, and the walks do not snoop: every touched line is written back.
     RingNonCoherent,
     /// [`Ring`](Self::Ring) looked up as the document has it: the first byte of an access is checked against the length.
-    RingLiteral,
+    RingAsPublished,
     /// [`RingNonCoherent`](Self::RingNonCoherent) looked up so.
-    RingNonCoherentLiteral,
+    RingNonCoherentAsPublished,
 }
 
 impl TableKind {
@@ -65,7 +65,10 @@ impl TableKind {
     pub fn is_ring(self) -> bool {
         matches!(
             self,
-            Self::Ring | Self::RingNonCoherent | Self::RingLiteral | Self::RingNonCoherentLiteral
+            Self::Ring
+                | Self::RingNonCoherent
+                | Self::RingAsPublished
+                | Self::RingNonCoherentAsPublished
         )
     }
 }
@@ -86,19 +89,19 @@ pub enum FlushKind {
     /// At the end of a burst of unmaps; buffers are withheld until then.
     Burst,
     /// The same as rIOMMU's figures have it: buffers are back at once.
-    BurstLiteral,
+    BurstAsPublished,
     /// After C whole timer cycles without a user, in one batch: a reverse translation cache stands in front of question 1, and finds
     /// what was released by the pages that it leads to.
     PerCycle,
     /// The same as long as reuse has been taking, and never longer.
     PerCycleAdaptive,
     /// The same as the document has it: direction and length are not asked for, and whoever releases first of several users releases all.
-    PerCycleLiteral,
+    PerCycleAsPublished,
 }
 
 /// Question 4: who does the work?
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Who {
+pub enum Owner {
     /// This kernel.
     Kernel,
     /// The host, before the guest runs; nobody asks it for anything.
@@ -111,7 +114,7 @@ pub enum Who {
     PviommuHopt,
 }
 
-impl Who {
+impl Owner {
     /// Whether it is a host behind the para-virtual IOMMU.
     pub fn is_pviommu(self) -> bool {
         matches!(self, Self::Pviommu | Self::PviommuHopt)
@@ -154,15 +157,15 @@ pub struct Mode {
     /// Question 3.
     pub flush: FlushKind,
     /// Question 4.
-    pub who: Who,
+    pub owner: Owner,
     /// Where it comes from, in a line.
     pub about: &'static str,
 }
 
 /// The named modes, in the order in which reports show them.
 #[rustfmt::skip]
-pub const NAMED: &[(&str, Alloc, TableKind, FlushKind, Who, &str)] = {
-    use {Alloc::*, FlushKind::*, TableKind as T, Who::*};
+pub const NAMED: &[(&str, Alloc, TableKind, FlushKind, Owner, &str)] = {
+    use {Alloc::*, FlushKind::*, TableKind as T, Owner::*};
     &[
         ("none",            Identity,        T::None,                   Never,        Kernel,      "no IOMMU"),
         ("hwpt",            Identity,        T::PassThrough,            Never,        Kernel,      "IOMMU on, pass-through in hardware (rIOMMU 5.1)"),
@@ -172,7 +175,7 @@ pub const NAMED: &[(&str, Alloc, TableKind, FlushKind, Who, &str)] = {
         ("defer",           CachedRbTree,    T::Radix,                  Deferred,     Kernel,      "Linux 3.4, deferred: 250 entries or 10 ms"),
         ("defer+",          Eiovar(None),    T::Radix,                  Deferred,     Kernel,      "deferred with EIOVAR"),
         ("bitmap",          Bitmap,          T::Radix,                  PerWrap,      Kernel,      "Fujita and Moriai: one flush per wrap"),
-        ("bitmap-literal",  BitmapLiteral,   T::Radix,                  PerWrap,      Kernel,      "the bitmap as documented, defect included"),
+        ("bitmap-literal",  BitmapAsPublished,   T::Radix,                  PerWrap,      Kernel,      "the bitmap as documented, defect included"),
         ("strict-bitmap",   Bitmap,          T::Radix,                  PerUnmap,     Kernel,      "the bitmap with a flush per unmap"),
         ("freebsd",         FreeBsd,         T::RadixReclaimPage,       PerUnmap,     Kernel,      "FreeBSD as EIOVAR section 7 found it"),
         ("freebsd-fixed",   FreeBsd,         T::RadixReclaim,           PerUnmap,     Kernel,      "FreeBSD with the flush repaired"),
@@ -180,8 +183,8 @@ pub const NAMED: &[(&str, Alloc, TableKind, FlushKind, Who, &str)] = {
         ("linux-lazy",      LinuxRcache,     T::Radix,                  PerCpuQueue,  Kernel,      "today's Linux, default"),
         ("fence",           Magazine,        T::CachedRadix,            PerUnmap,     Kernel,      "Ringfence: the best strict composition"),
         ("fence-burst",     Magazine,        T::CachedRadix,            Burst,        Kernel,      "Ringfence: strict, one invalidation per burst"),
-        ("riommu-literal",  RingTailLiteral, T::RingLiteral,            BurstLiteral, Kernel,      "rIOMMU as its figures have it, defects included"),
-        ("riommu--literal", RingTailLiteral, T::RingNonCoherentLiteral, BurstLiteral, Kernel,      "the same, and its walks do not snoop"),
+        ("riommu-literal",  RingTailAsPublished, T::RingAsPublished,            BurstAsPublished, Kernel,      "rIOMMU as its figures have it, defects included"),
+        ("riommu--literal", RingTailAsPublished, T::RingNonCoherentAsPublished, BurstAsPublished, Kernel,      "the same, and its walks do not snoop"),
         ("riommu",          RingTail,        T::Ring,                   Burst,        Kernel,      "rIOMMU repaired: protection to the byte; no such hardware yet"),
         ("riommu-",         RingTail,        T::RingNonCoherent,        Burst,        Kernel,      "the same, and its walks do not snoop"),
         ("riommu-ooo",      RingFree,        T::Ring,                   Burst,        Kernel,      "Ringfence: rIOMMU for drivers that unmap out of order"),
@@ -189,7 +192,7 @@ pub const NAMED: &[(&str, Alloc, TableKind, FlushKind, Who, &str)] = {
         ("virtio-strict",   LinuxRcache,     T::Radix,                  PerUnmap,     VirtioIommu, "a guest behind virtio-iommu, iommu.strict=1"),
         ("virtio-lazy",     LinuxRcache,     T::Radix,                  PerCpuQueue,  VirtioIommu, "a guest behind virtio-iommu, default"),
         ("pviommu",         LinuxRcache,     T::Radix,                  PerUnmap,     Pviommu,     "a guest behind the para-virtual IOMMU (PVIOMMU 4)"),
-        ("rtc-literal",     LinuxRcache,     T::Radix,                  PerCycleLiteral, Pviommu,  "with its reverse translation cache as printed, defects included"),
+        ("rtc-literal",     LinuxRcache,     T::Radix,                  PerCycleAsPublished, Pviommu,  "with its reverse translation cache as printed, defects included"),
         ("pviommu+rtc",     LinuxRcache,     T::Radix,                  PerCycle,     Pviommu,     "with its reverse translation cache, repaired (PVIOMMU 4.5)"),
         ("pviommu+rtc+hopt", LinuxRcache,    T::Radix,                  PerCycle,     PviommuHopt, "and its host with a page pool and a pointer to the last table (PVIOMMU 4.6)"),
         ("pviommu+rtc-adaptive", LinuxRcache, T::Radix,                 PerCycleAdaptive, Pviommu, "Ringfence: with a cache whose residency follows reuse"),
@@ -206,7 +209,7 @@ impl Mode {
                 alloc,
                 table,
                 flush,
-                who,
+                owner: who,
                 about,
             })
             .collect()
@@ -222,7 +225,9 @@ impl Mode {
         match self.flush {
             // The literal ring overwrites live entries and lets accesses run past a buffer's end, and the literal cache lets a device write
             // what it was to read, for as long as that is in use: nothing bounds that.
-            FlushKind::Never | FlushKind::BurstLiteral | FlushKind::PerCycleLiteral => Safety::None,
+            FlushKind::Never | FlushKind::BurstAsPublished | FlushKind::PerCycleAsPublished => {
+                Safety::None
+            }
             FlushKind::PerUnmap | FlushKind::Burst if self.has_rings() => Safety::ByteGranular,
             FlushKind::PerUnmap | FlushKind::Burst => Safety::Strict,
             FlushKind::Deferred

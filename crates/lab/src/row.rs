@@ -2,8 +2,8 @@
 
 use serde::Serialize;
 
-use crate::Status;
-use crate::hosted::Cycling;
+use crate::ReplayStatus;
+use crate::guest::RtcParams;
 use crate::meter::Components;
 use crate::modes::{Mode, Safety};
 use crate::oracle::Tally;
@@ -53,7 +53,7 @@ pub struct Row {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bound: Option<String>,
     /// `ok`, or what keeps the row from being taken at its word.
-    pub status: Status,
+    pub status: ReplayStatus,
     /// Mappings made.
     pub maps: u64,
     /// Mappings ended.
@@ -104,7 +104,7 @@ pub struct Row {
     pub release_delay_max_ns: u64,
     /// Mappings alive when the trace ends.
     pub live_at_end: u64,
-    /// [`Status::code`] of `status`.
+    /// [`ReplayStatus::code`] of `status`.
     pub status_code: &'static str,
     /// Maps that waited for a slot of their ring.
     pub stalls: u64,
@@ -140,7 +140,7 @@ pub struct Row {
 }
 
 /// What a row is made of.
-pub struct Parts<'a> {
+pub struct RowInputs<'a> {
     /// Name of the trace.
     pub trace: &'a str,
     /// The mode.
@@ -148,19 +148,19 @@ pub struct Parts<'a> {
     /// The metered pass.
     pub metered: &'a Outcomes,
     /// The hostile pass.
-    pub hostile: Option<&'a Outcomes>,
+    pub attack: Option<&'a Outcomes>,
     /// The meter; `None` without a timed replay.
     pub components: Option<Components>,
     /// The c of `relative_throughput`.
-    pub c_none: f64,
+    pub baseline_cycles: f64,
     /// Cycles charged for an invalidation.
     pub invalidation_cycles: u64,
     /// Cycles charged for a notification of the host.
     pub kick_cycles: u64,
     /// T and C of modes with a cache.
-    pub cycling: Cycling,
+    pub rtc: RtcParams,
     /// Whether safety may be claimed, and if not, why.
-    pub status: Status,
+    pub status: ReplayStatus,
 }
 
 /// `None` where there is nothing to take a share of.
@@ -200,14 +200,14 @@ impl Row {
     }
 
     /// Puts a row together.
-    pub fn new(parts: &Parts<'_>) -> Self {
-        let Parts {
+    pub fn new(parts: &RowInputs<'_>) -> Self {
+        let RowInputs {
             trace,
             mode,
             metered,
-            hostile,
+            attack: hostile,
             components,
-            c_none,
+            baseline_cycles: c_none,
             invalidation_cycles,
             kick_cycles,
             ..
@@ -241,7 +241,7 @@ impl Row {
         let promise = mode.safety();
         let broken = promise >= Safety::Strict && tally.violations() > 0;
         let status = if safe && broken {
-            Status::Broken {
+            ReplayStatus::Broken {
                 violations: tally.violations(),
                 promise,
             }
@@ -256,9 +256,9 @@ impl Row {
             } else {
                 Safety::None.to_string()
             },
-            bound: match parts.cycling.of(mode) {
+            bound: match parts.rtc.for_mode(mode) {
                 // The bound is the same whatever the cycles are that a mode has it in.
-                Some(_) if promise == Safety::Bounded => Some(parts.cycling.to_string()),
+                Some(_) if promise == Safety::Bounded => Some(parts.rtc.to_string()),
                 _ => mode.bound().map(str::to_owned),
             },
             status_code: status.code(),

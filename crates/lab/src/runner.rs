@@ -1,6 +1,8 @@
 //! What runs for one mode: its passes under the oracle, and its meter.
 
-use ringfence_devices::{Attacker, Event, Neighbour, Port, Racer, Replayer, Reuse, Straddler};
+use ringfence_devices::{
+    Attacker, DmaPort, DriverEvent, Neighbour, Racer, Replayer, Reuse, Straddler,
+};
 use ringfence_dma::flush::{Flush, Never};
 use ringfence_dma::space::{Identity, Paged, Rings, StaticTable};
 use ringfence_dma::{Platform, Space};
@@ -9,29 +11,32 @@ use ringfence_pgtable::{Levels, SecondStage, Table};
 use ringfence_trace::{DeviceIndex, Devices, MappingId};
 use ringfence_types::{PageSize, PhysAddr, PhysRange};
 
-use crate::any;
-use crate::build::{Job, Recipe, ReplayTable, Single, dispatch_by_parts, is_whole, named, whole};
-use crate::compare::Options;
+use crate::compare::CompareOptions;
+use crate::dynamic;
 use crate::error::LabError;
-use crate::hardware::{Directed, Hardware, Riommu, Vtd};
-use crate::hosted::{CachedRecipe, CachedSpace, Cycling, Hosted, PviommuHost};
-use crate::machine::{DATA_BYTES, Machine};
-use crate::meter::{FlushFor, FlushForRings, Meter, ReplayAlloc, ReplayRing, Sets};
+use crate::guest::{DynRtcSpace, PviommuHost, RtcParams, RtcParts, VirtIommuHardware};
+use crate::hardware::{ContextTarget, Hardware, Riommu, Vtd};
+use crate::meter::{Ablations, FlushFor, FlushForRings, Meter, ReplayAlloc, ReplayRing};
+use crate::mode_dispatch::{
+    ModeParts, ModeVisitor, ReplayTable, ThreadCell, dispatch_dyn, dispatch_special,
+    dispatch_static, is_special,
+};
 use crate::modes::{Mode, TableKind};
 use crate::oracle::Ownership;
 use crate::plan::Plan;
-use crate::replay::{Judged, MakeSpace, Newcomer, Outcomes};
-use crate::ring::RingRecipe;
+use crate::platform::{DATA_BYTES, ReplayPlatform};
+use crate::replay::{AttachInfo, CheckedReplay, MakeSpace, Outcomes};
+use crate::ring::RingParts;
 
 /// A replay under the oracle, whatever its mode.
-pub trait Judge {
+pub trait OracleReplay {
     /// Performs a plan.
     fn run(&mut self, plan: &Plan, devices: &Devices) -> Result<(), LabError>;
     /// Ends the replay.
     fn finish(&mut self, alive: &[(MappingId, DeviceIndex)]) -> Outcomes;
 }
 
-impl<H, S, F, X> Judge for Judged<H, S, F, X>
+impl<H, S, F, X> OracleReplay for CheckedReplay<H, S, F, X>
 where
     H: Hardware,
     S: Space,
@@ -39,30 +44,30 @@ where
     X: Attacker,
 {
     fn run(&mut self, plan: &Plan, devices: &Devices) -> Result<(), LabError> {
-        Judged::run(self, plan, devices)
+        CheckedReplay::run(self, plan, devices)
     }
 
     fn finish(&mut self, alive: &[(MappingId, DeviceIndex)]) -> Outcomes {
-        Judged::finish(self, alive)
+        CheckedReplay::finish(self, alive)
     }
 }
 
 /// Whom rings meet as well: who looks beside a buffer, and who does not stop at its end.
-type Beside = (Neighbour, Straddler);
+type BufferEdgeAttackers = (Neighbour, Straddler);
 
 /// Who attacks in a pass. A value and no type, so that both passes of a mode are one type.
-enum Party {
+enum PassAttackers {
     /// Nobody, in the metered pass.
-    Nobody,
+    None,
     /// Whom every mode meets.
-    Pages(Box<(Replayer, Neighbour)>),
+    Paged(Box<(Replayer, Neighbour)>),
     /// Rings meet the straddler too, and the racer last: what it keeps warm next takes the place of what the replayer has just tried.
-    Rings(Box<((Replayer, Beside), Racer)>),
+    Rings(Box<((Replayer, BufferEdgeAttackers), Racer)>),
 }
 
-impl Party {
+impl PassAttackers {
     fn pages(reuse: Reuse) -> Self {
-        Self::Pages(Box::new((Replayer::new(reuse), Neighbour)))
+        Self::Paged(Box::new((Replayer::new(reuse), Neighbour)))
     }
 
     fn rings() -> Self {
@@ -71,62 +76,63 @@ impl Party {
     }
 
     #[inline(never)]
-    fn attack<P: Port>(&mut self, event: &Event, port: &mut P) {
+    fn attack<P: DmaPort>(&mut self, event: &DriverEvent, port: &mut P) {
         match self {
-            Self::Nobody => {}
-            Self::Pages(attackers) => attackers.on(event, port),
+            Self::None => {}
+            Self::Paged(attackers) => attackers.on(event, port),
             Self::Rings(attackers) => attackers.on(event, port),
         }
     }
 }
 
-impl Attacker for Party {
+impl Attacker for PassAttackers {
     #[inline]
-    fn on<P: Port>(&mut self, event: &Event, port: &mut P) {
-        if !matches!(self, Self::Nobody) {
+    fn on<P: DmaPort>(&mut self, event: &DriverEvent, port: &mut P) {
+        if !matches!(self, Self::None) {
             self.attack(event, port);
         }
     }
 }
 
 /// Makes the replays of one mode.
-struct Assemble<'a> {
-    options: &'a Options,
+struct BuildReplays<'a> {
+    options: &'a CompareOptions,
 }
 
 /// What runs for one mode.
 pub struct Runner {
     /// The metered pass.
-    pub metered: Box<dyn Judge>,
+    pub metered: Box<dyn OracleReplay>,
     /// The hostile pass.
-    pub hostile: Option<Box<dyn Judge>>,
+    pub attack: Option<Box<dyn OracleReplay>>,
     /// The meter.
     pub meter: Option<Box<dyn Meter>>,
 }
 
-impl Assemble<'_> {
+impl BuildReplays<'_> {
     /// The passes under the oracle, without a meter.
-    fn judges<H, S, F>(
+    fn oracle_replays<H, S, F>(
         &self,
         enabled: bool,
         ownership: Ownership,
         flush: fn() -> F,
-        attackers: fn() -> Party,
+        attackers: fn() -> PassAttackers,
         make: impl Fn() -> MakeSpace<S, H>,
-        cycling: Option<Cycling>,
+        cycling: Option<RtcParams>,
     ) -> Result<Runner, LabError>
     where
         H: Hardware,
         S: Space + 'static,
         F: Flush<S, u64> + 'static,
     {
-        let machine = || Machine::new(&self.options.profile, enabled);
-        let metered = Judged::new(machine()?, flush(), ownership, Party::Nobody, make())
-            .with_early_touches(self.options.early_touches)
-            .with_limits(self.options.limits)
-            .with_cycling(cycling);
-        let hostile: Option<Box<dyn Judge>> = if self.options.hostile {
-            let judged = Judged::new(machine()?, flush(), ownership, attackers(), make());
+        let machine = || ReplayPlatform::new(&self.options.profile, enabled);
+        let metered =
+            CheckedReplay::new(machine()?, flush(), ownership, PassAttackers::None, make())
+                .with_early_touches(self.options.early_touches)
+                .with_limits(self.options.limits)
+                .with_cycling(cycling);
+        let hostile: Option<Box<dyn OracleReplay>> = if self.options.attack {
+            let judged = CheckedReplay::new(machine()?, flush(), ownership, attackers(), make());
             let judged = judged.with_limits(self.options.limits);
             Some(Box::new(judged.with_cycling(cycling)))
         } else {
@@ -134,18 +140,18 @@ impl Assemble<'_> {
         };
         Ok(Runner {
             metered: Box::new(metered),
-            hostile,
+            attack: hostile,
             meter: None,
         })
     }
 }
 
-impl Job for Assemble<'_> {
+impl ModeVisitor for BuildReplays<'_> {
     type Output = Result<Runner, LabError>;
 
     fn identity(self, kind: TableKind) -> Self::Output {
         let make = move || -> MakeSpace<Identity, Vtd> {
-            Box::new(move |of: &Newcomer, machine: &Machine| {
+            Box::new(move |of: &AttachInfo, machine: &ReplayPlatform| {
                 let domain = of.domain;
                 let directed = match kind {
                     TableKind::StaticRadix => {
@@ -162,74 +168,78 @@ impl Job for Assemble<'_> {
                         let all = PhysRange::new(PhysAddr::ZERO, DATA_BYTES)
                             .ok_or(LabError::Internal("all of memory"))?;
                         StaticTable::fill(&table, machine, &[all])?;
-                        Directed::Table(table.root())
+                        ContextTarget::Table(table.root())
                     }
-                    _ => Directed::PassThrough,
+                    _ => ContextTarget::PassThrough,
                 };
                 Ok((Identity::new(domain), directed))
             })
         };
         let enabled = kind != TableKind::None;
-        let attackers = || Party::pages(Reuse::Byte);
-        self.judges(enabled, Ownership::Byte, || Never, attackers, make, None)
+        let attackers = || PassAttackers::pages(Reuse::Byte);
+        self.oracle_replays(enabled, Ownership::Byte, || Never, attackers, make, None)
     }
 
-    fn paged<A, T, F>(self, recipe: Recipe<A, T, F>) -> Self::Output
+    fn paged<A, T, F>(self, recipe: ModeParts<A, T, F>) -> Self::Output
     where
         A: ReplayAlloc,
         T: ReplayTable,
         F: FlushFor<A, T> + 'static,
     {
         let make = move || -> MakeSpace<Paged<A, T>, T::Hardware> {
-            Box::new(move |of: &Newcomer, machine: &Machine<T::Hardware>| {
-                let (memory, frames) = (machine.arena(), machine.frames());
-                let (coherency, host) = (machine.coherency(), machine.host());
-                let table = (recipe.table)(of.domain, coherency, memory, frames, host)?;
-                let directed = Directed::Table(table.root());
-                let alloc = recipe.allocator(memory, frames, Some(&table))?;
-                Ok((Paged::new(alloc, table, recipe.rounding), directed))
-            })
+            Box::new(
+                move |of: &AttachInfo, machine: &ReplayPlatform<T::Hardware>| {
+                    let (memory, frames) = (machine.arena(), machine.frames());
+                    let (coherency, host) = (machine.coherency(), machine.host());
+                    let table = (recipe.table)(of.domain, coherency, memory, frames, host)?;
+                    let directed = ContextTarget::Table(table.root());
+                    let alloc = recipe.allocator(memory, frames, Some(&table))?;
+                    Ok((Paged::new(alloc, table, recipe.rounding), directed))
+                },
+            )
         };
-        let attackers = || Party::pages(Reuse::Page);
-        self.judges(true, Ownership::Page, recipe.flush, attackers, make, None)
+        let attackers = || PassAttackers::pages(Reuse::Page);
+        self.oracle_replays(true, Ownership::Page, recipe.flush, attackers, make, None)
     }
 
-    fn cached(self, recipe: CachedRecipe) -> Self::Output {
-        let cycling = self.options.cycling;
-        let make = move || -> MakeSpace<CachedSpace, Hosted<PviommuHost>> {
-            Box::new(move |of: &Newcomer, machine: &Machine<_>| {
+    fn rtc(self, recipe: RtcParts) -> Self::Output {
+        let cycling = self.options.rtc;
+        let make = move || -> MakeSpace<DynRtcSpace, VirtIommuHardware<PviommuHost>> {
+            Box::new(move |of: &AttachInfo, machine: &ReplayPlatform<_>| {
                 let (memory, frames, host) = (machine.arena(), machine.frames(), machine.host());
                 let (space, root) = recipe.space(of.domain, cycling, memory, frames, host)?;
-                Ok((space, Directed::Table(root)))
+                Ok((space, ContextTarget::Table(root)))
             })
         };
-        let attackers = || Party::pages(Reuse::Page);
-        let (flush, cycles) = (CachedRecipe::flush, recipe.cycling(cycling));
-        self.judges(true, Ownership::Shared, flush, attackers, make, cycles)
+        let attackers = || PassAttackers::pages(Reuse::Page);
+        let (flush, cycles) = (RtcParts::flush, recipe.cycling(cycling));
+        self.oracle_replays(true, Ownership::Shared, flush, attackers, make, cycles)
     }
 
     /// The attackers of the other modes and two more. An entry of a ring's cache is overwritten by its successor's, so that a stale one is
     /// only met by a device that keeps it warm; and a unit that looks buffers up by the byte may stop an access at its first byte only.
-    fn rings<D, L, F>(self, recipe: RingRecipe<D, L, F>) -> Self::Output
+    fn rings<D, L, F>(self, recipe: RingParts<D, L, F>) -> Self::Output
     where
         D: ReplayRing,
         L: RingLogic + 'static,
         F: FlushForRings<D> + 'static,
     {
         let sizes = &self.options.rings;
-        let make = move || -> MakeSpace<Rings<D, Single<D>>, Riommu<L>> {
+        let make = move || -> MakeSpace<Rings<D, ThreadCell<D>>, Riommu<L>> {
             let sizes = sizes.clone();
-            Box::new(move |of: &Newcomer, machine: &Machine<Riommu<L>>| {
-                let (memory, frames) = (machine.arena(), machine.frames());
-                let (space, rings) = recipe.space(of, &sizes, memory, frames)?;
-                Ok((space, Directed::Table(rings)))
-            })
+            Box::new(
+                move |of: &AttachInfo, machine: &ReplayPlatform<Riommu<L>>| {
+                    let (memory, frames) = (machine.arena(), machine.frames());
+                    let (space, rings) = recipe.space(of, &sizes, memory, frames)?;
+                    Ok((space, ContextTarget::Table(rings)))
+                },
+            )
         };
-        self.judges(
+        self.oracle_replays(
             true,
             Ownership::Page,
             recipe.flush,
-            Party::rings,
+            PassAttackers::rings,
             make,
             None,
         )
@@ -240,8 +250,8 @@ impl Job for Assemble<'_> {
 ///
 /// # Errors
 /// The mode is not built in, or no memory could be had.
-pub fn runner(mode: &Mode, options: &Options) -> Result<Runner, LabError> {
-    let mut runner = dispatch_by_parts(mode, Assemble { options })??;
+pub fn runner(mode: &Mode, options: &CompareOptions) -> Result<Runner, LabError> {
+    let mut runner = dispatch_dyn(mode, BuildReplays { options })??;
     if options.repetitions > 0 {
         runner.meter = Some(meter(mode, options)?);
     }
@@ -249,21 +259,21 @@ pub fn runner(mode: &Mode, options: &Options) -> Result<Runner, LabError> {
 }
 
 /// Makes the meter alone.
-struct MeterAlone<'a> {
-    options: &'a Options,
+struct BuildMeter<'a> {
+    options: &'a CompareOptions,
 }
 
-impl Job for MeterAlone<'_> {
+impl ModeVisitor for BuildMeter<'_> {
     type Output = Result<Box<dyn Meter>, LabError>;
 
     fn identity(self, _kind: TableKind) -> Self::Output {
-        Ok(Box::new(Sets::identity(
+        Ok(Box::new(Ablations::identity(
             || Never,
             self.options.repetitions,
         )?))
     }
 
-    fn paged<A, T, F>(self, recipe: Recipe<A, T, F>) -> Self::Output
+    fn paged<A, T, F>(self, recipe: ModeParts<A, T, F>) -> Self::Output
     where
         A: ReplayAlloc,
         T: ReplayTable,
@@ -271,18 +281,18 @@ impl Job for MeterAlone<'_> {
     {
         let repetitions = self.options.repetitions;
         let coherency = self.options.profile.coherency();
-        Ok(Box::new(Sets::paged(recipe, coherency, repetitions)?))
+        Ok(Box::new(Ablations::paged(recipe, coherency, repetitions)?))
     }
 
-    fn cached(self, recipe: CachedRecipe) -> Self::Output {
-        let Options {
-            cycling,
+    fn rtc(self, recipe: RtcParts) -> Self::Output {
+        let CompareOptions {
+            rtc: cycling,
             repetitions,
             profile,
             ..
         } = self.options;
         let coherency = profile.coherency();
-        Ok(Box::new(Sets::cached(
+        Ok(Box::new(Ablations::cached(
             recipe,
             *cycling,
             coherency,
@@ -290,16 +300,16 @@ impl Job for MeterAlone<'_> {
         )?))
     }
 
-    fn rings<D, L, F>(self, recipe: RingRecipe<D, L, F>) -> Self::Output
+    fn rings<D, L, F>(self, recipe: RingParts<D, L, F>) -> Self::Output
     where
         D: ReplayRing,
         L: RingLogic + 'static,
         F: FlushForRings<D> + 'static,
     {
-        let Options {
+        let CompareOptions {
             rings, repetitions, ..
         } = self.options;
-        Ok(Box::new(Sets::rings(recipe, rings, *repetitions)?))
+        Ok(Box::new(Ablations::rings(recipe, rings, *repetitions)?))
     }
 }
 
@@ -307,12 +317,12 @@ impl Job for MeterAlone<'_> {
 ///
 /// # Errors
 /// The mode is not built in, or no memory could be had.
-pub fn meter(mode: &Mode, options: &Options) -> Result<Box<dyn Meter>, LabError> {
-    let alone = MeterAlone { options };
-    if is_whole(mode) {
-        return whole(mode, alone)?;
+pub fn meter(mode: &Mode, options: &CompareOptions) -> Result<Box<dyn Meter>, LabError> {
+    let alone = BuildMeter { options };
+    if is_special(mode) {
+        return dispatch_special(mode, alone)?;
     }
     let repetitions = options.repetitions;
-    named(mode, alone)
-        .unwrap_or_else(|_| any::meter(mode, options.profile.coherency(), repetitions))
+    dispatch_static(mode, alone)
+        .unwrap_or_else(|_| dynamic::meter(mode, options.profile.coherency(), repetitions))
 }

@@ -11,7 +11,7 @@ use crate::modes::Safety;
 /// programs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Status {
+pub enum ReplayStatus {
     /// Nothing.
     #[default]
     Ok,
@@ -59,7 +59,7 @@ pub enum Status {
     },
 }
 
-impl Status {
+impl ReplayStatus {
     /// Whether the row may be taken at its word.
     pub fn is_ok(&self) -> bool {
         *self == Self::Ok
@@ -82,7 +82,7 @@ impl Status {
     }
 }
 
-impl fmt::Display for Status {
+impl fmt::Display for ReplayStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Ok => f.write_str("ok"),
@@ -124,7 +124,7 @@ impl fmt::Display for Status {
     }
 }
 
-impl Serialize for Status {
+impl Serialize for ReplayStatus {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
     }

@@ -6,11 +6,11 @@
 use std::collections::BTreeMap;
 use std::process::Command;
 
-use ringfence_lab::compare::{Options, meter};
-use ringfence_lab::meter::{CONFIG_NAMES, Orders, Second};
+use ringfence_lab::compare::{CompareOptions, meter};
+use ringfence_lab::meter::{AblationOrders, CONFIG_NAMES, SecondAblation};
 use ringfence_lab::modes::Mode;
 use ringfence_lab::plan::{Plan, Planner};
-use ringfence_trace::{Chunk, Operations, Options as TraceOptions, SAMPLE, Source};
+use ringfence_trace::{Chunk, Operations, SAMPLE, TraceOptions, TraceSource};
 
 const WORKER: &str = "RINGFENCE_COUNT";
 
@@ -29,14 +29,14 @@ fn worker() {
     };
     let (mode, config) = job.split_once(':').unwrap();
     let config: usize = config.parse().unwrap();
-    let source = Source::from_reader("sample", SAMPLE).unwrap();
+    let source = TraceSource::from_reader("sample", SAMPLE).unwrap();
     let mut operations = Operations::new("sample", source, TraceOptions::default());
     let mut planner = Planner::new();
     let (mut chunk, mut plan) = (Chunk::default(), Plan::default());
-    let options = Options {
+    let options = CompareOptions {
         repetitions: 1,
-        hostile: false,
-        ..Options::default()
+        attack: false,
+        ..CompareOptions::default()
     };
     let mode = Mode::find(mode).unwrap();
     let mut meter = meter(&mode, &options).unwrap();
@@ -85,7 +85,7 @@ fn components_add_up_exactly_in_instructions() {
             .collect();
         println!("{mode}: {counts:?}");
         let counted = |name| *counts.get(name).unwrap_or(&counts["full"]) as f64;
-        let orders = Orders::new(CONFIG_NAMES.map(counted), Second::Table);
+        let orders = AblationOrders::new(CONFIG_NAMES.map(counted), SecondAblation::Table);
         for order in [orders.forward, orders.backward] {
             let sum = order.iter().sum::<f64>() + orders.other;
             assert!(

@@ -3,13 +3,13 @@
 use std::collections::HashMap;
 
 use ringfence_lab::experiments::prefetch::{
-    Addresses, Event, Predictor, PrefetchRow, Stream, Synthetic, histories, measure, of_trace,
-    recorded, summarise,
+    Addresses, BufferEvent, DeviceStream, Predictor, PrefetchRow, Synthetic, histories, measure,
+    of_trace, recorded, summarise,
 };
-use ringfence_trace::{Chunk, MapClass, OpKind, Operations, Options, SAMPLE, Source};
+use ringfence_trace::{Chunk, MapClass, OpKind, Operations, SAMPLE, TraceOptions, TraceSource};
 use ringfence_types::PhysRange;
 
-fn ring(entries: u32, burst: u32, addresses: Addresses) -> Stream {
+fn ring(entries: u32, burst: u32, addresses: Addresses) -> DeviceStream {
     let device = Synthetic {
         rings: vec![entries],
         burst,
@@ -110,22 +110,22 @@ fn streams_have_the_rings_that_were_asked_for() {
         let mut used = [0_u64; 2];
         for &event in stream.events() {
             match event {
-                Event::Map(buffer) => {
+                BufferEvent::Map(buffer) => {
                     let [page] = *stream.pages(buffer) else {
                         panic!("one page")
                     };
                     assert_eq!(live.insert(page.lo().get(), buffer), None);
                 }
-                Event::Use(buffer) => {
-                    let (ring, entry) = stream.place(buffer);
+                BufferEvent::Use(buffer) => {
+                    let (ring, entry) = stream.ring_position(buffer);
                     assert_eq!(entry, used[usize::from(ring)]);
                     used[usize::from(ring)] += 1;
                 }
-                Event::Unmap(buffer) => {
+                BufferEvent::Unmap(buffer) => {
                     let page = stream.pages(buffer)[0].lo().get();
                     assert_eq!(live.remove(&page), Some(buffer));
                 }
-                Event::EndBurst(_) => {}
+                BufferEvent::EndBurst(_) => {}
             }
         }
         assert_eq!(live.len(), 48);
@@ -171,7 +171,7 @@ const DISK: &str = "0000:00:1f.2";
 
 #[test]
 fn a_trace_gives_the_addresses_that_it_prints() {
-    use Event::{EndBurst, Map, Unmap, Use};
+    use BufferEvent::{EndBurst, Map, Unmap, Use};
     let text = [
         line(0, 0, &map(NIC, "FROM_DEVICE", 0xff00_0840, 100)),
         line(0, 1, &map(NIC, "FROM_DEVICE", 0xff00_2ff0, 0x1011)),
@@ -209,7 +209,7 @@ fn a_trace_gives_the_addresses_that_it_prints() {
     assert_eq!(pages(1), [(0xff002, 0xff004)]);
     assert_eq!(pages(2), [(0xff005, 0xff005)]);
     assert_eq!(
-        [0, 1, 2, 3, 4].map(|buffer| stream.place(buffer)),
+        [0, 1, 2, 3, 4].map(|buffer| stream.ring_position(buffer)),
         [(0, 0), (0, 1), (1, 0), (1, 1), (0, 2)]
     );
     let expected = [
@@ -238,7 +238,7 @@ fn a_trace_gives_the_addresses_that_it_prints() {
 
 #[test]
 fn lists_are_found_by_their_starts_and_devices_are_apart() {
-    use Event::{EndBurst, Map, Unmap, Use};
+    use BufferEvent::{EndBurst, Map, Unmap, Use};
     let list = |addrs: &str, starts: &str| {
         format!(
             "dma_map_sg: {DISK} dir=TO_DEVICE nents=2/2 ents=2/2 dma_addrs={{{addrs}}} sizes={{0x1000,0x2000}} phys_addrs={{{starts}}}"
@@ -297,7 +297,7 @@ fn a_buffer_costs_bounded_work() {
 /// The bundled trace against a count over its operations, which come by another way and know no IOVA.
 #[test]
 fn every_page_of_every_unmap_of_the_sample_is_accessed_once() {
-    let mut operations = Operations::new("sample", sample(), Options::default());
+    let mut operations = Operations::new("sample", sample(), TraceOptions::default());
     let mut chunk = Chunk::default();
     let mut live: HashMap<u32, Option<u64>> = HashMap::new();
     let (mut expected, mut buffers) = (0, 0);
@@ -357,8 +357,8 @@ fn every_page_of_every_unmap_of_the_sample_is_accessed_once() {
 }
 
 /// The sample's text.
-fn sample() -> Source {
-    Source::from_reader("sample", SAMPLE).unwrap()
+fn sample() -> TraceSource {
+    TraceSource::from_reader("sample", SAMPLE).unwrap()
 }
 
 /// Pages inside a buffer are predicted by their distance, the next buffer is not.

@@ -18,13 +18,13 @@ use std::time::Instant;
 use guest::*;
 use para::Para;
 use rig::*;
-use ringfence_live::caps::Caps;
 use ringfence_live::counters::DeviceCounters;
-use ringfence_live::iommu::Behind;
-use ringfence_live::isolate::{Front, Image, Program, start};
+use ringfence_live::iommu::GuestIommu;
+use ringfence_live::limits::GuestLimits;
+use ringfence_live::sandbox::{DiskProxy, SandboxDisk, SandboxProgram, start};
 use ringfence_live::virtio::Device;
 use ringfence_live::virtio::blk::Blk;
-use ringfence_types::DeviceId;
+use ringfence_types::RequesterId;
 
 /// Operations of a sample.
 const EACH: u16 = 64;
@@ -33,7 +33,7 @@ const FREE: u64 = 0x100_0000 + AWAY;
 
 /// A guest by its IOMMU.
 trait Boundary: Sized {
-    fn guest<D: Device>(make: impl FnOnce(Behind, Arc<DeviceCounters>) -> D) -> Guest<D, Self>;
+    fn guest<D: Device>(make: impl FnOnce(GuestIommu, Arc<DeviceCounters>) -> D) -> Guest<D, Self>;
     fn mapped<D: Device>(guest: Guest<D, Self>) -> Guest<D, Self>;
     /// A request each.
     fn map<D: Device>(guest: &mut Guest<D, Self>, bytes: u64) -> u8;
@@ -55,40 +55,40 @@ macro_rules! requests {
 }
 
 impl Boundary for Virtio {
-    fn guest<D: Device>(make: impl FnOnce(Behind, Arc<DeviceCounters>) -> D) -> Guest<D, Self> {
-        Guest::with(|iommu, counters| make(Behind::Virtio(iommu.clone()), counters))
+    fn guest<D: Device>(make: impl FnOnce(GuestIommu, Arc<DeviceCounters>) -> D) -> Guest<D, Self> {
+        Guest::with(|iommu, counters| make(GuestIommu::Virtio(iommu.clone()), counters))
     }
     requests!();
 }
 
 impl Boundary for Para {
-    fn guest<D: Device>(make: impl FnOnce(Behind, Arc<DeviceCounters>) -> D) -> Guest<D, Self> {
-        Guest::behind_para(|iommu, counters| make(Behind::Para(iommu.clone()), counters))
+    fn guest<D: Device>(make: impl FnOnce(GuestIommu, Arc<DeviceCounters>) -> D) -> Guest<D, Self> {
+        Guest::behind_para(|iommu, counters| make(GuestIommu::Para(iommu.clone()), counters))
     }
     requests!();
 }
 
-fn thread(_: Behind, counters: Arc<DeviceCounters>) -> Blk {
+fn thread(_: GuestIommu, counters: Arc<DeviceCounters>) -> Blk {
     Blk::new(disk_file(), false, counters).unwrap()
 }
 
-fn process(behind: Behind, counters: Arc<DeviceCounters>) -> Front {
+fn process(behind: GuestIommu, counters: Arc<DeviceCounters>) -> DiskProxy {
     let file = disk_file();
-    let program = Program {
+    let program = SandboxProgram {
         path: env!("CARGO_BIN_EXE_ringfence-test-simulator").into(),
         arguments: Vec::new(),
     };
-    let image = Image {
+    let image = SandboxDisk {
         file: file.as_fd(),
         read_only: false,
-        caps: Caps::default(),
-        errant: &[],
+        limits: GuestLimits::default(),
+        injected: &[],
     };
     let (grants, link) = start(&program, &image, &counters).unwrap();
-    let device = DeviceId::new(ENDPOINT as u16);
-    behind.set_apart(device, grants).unwrap();
+    let device = RequesterId::new(ENDPOINT as u16);
+    behind.set_sandboxed(device, grants).unwrap();
     let disk = Blk::new(file.try_clone().unwrap(), false, Arc::clone(&counters)).unwrap();
-    Front::new(disk, link, behind, device, counters, Box::new(|_| {}))
+    DiskProxy::new(disk, link, behind, device, counters, Box::new(|_| {}))
 }
 
 /// Microseconds.
@@ -104,7 +104,7 @@ struct Bench<D: Device, I> {
 }
 
 impl<D: Device + Idle, I: Boundary> Bench<D, I> {
-    fn new(make: impl FnOnce(Behind, Arc<DeviceCounters>) -> D) -> Self {
+    fn new(make: impl FnOnce(GuestIommu, Arc<DeviceCounters>) -> D) -> Self {
         Self {
             guest: I::mapped(I::guest(make)),
             reads: 0,
@@ -218,7 +218,7 @@ fn main() {
     trips("para-virtual", &mut para.1);
 }
 
-fn trips<I: Boundary>(iommu: &str, process: &mut Bench<Front, I>) {
+fn trips<I: Boundary>(iommu: &str, process: &mut Bench<DiskProxy, I>) {
     for pages in [1, 64] {
         let (rounds, calls) = process.trips(|bench| _ = bench.map(pages));
         println!(

@@ -21,14 +21,14 @@ use rustix::process::geteuid;
 pub use self::directory::{NotPrivate, make_cache};
 pub use rustix::process::{Gid, Uid};
 
-use crate::left_behind;
+use crate::stale_socket;
 
 /// Most connections that wait to be accepted at a socket; later ones wait in `connect`.
 const BACKLOG: i32 = 128;
 
 /// Who may connect to the devices' sockets beside the user who runs this process, and root.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Access {
+pub enum SocketAccess {
     /// Nobody.
     #[default]
     OwnUser,
@@ -38,12 +38,12 @@ pub enum Access {
 
 /// A connection that was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stranger {
+pub struct RefusedPeer {
     /// Whose process asked.
     pub user: u32,
 }
 
-impl std::fmt::Display for Stranger {
+impl std::fmt::Display for RefusedPeer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { user } = self;
         write!(
@@ -53,9 +53,9 @@ impl std::fmt::Display for Stranger {
     }
 }
 
-impl std::error::Error for Stranger {}
+impl std::error::Error for RefusedPeer {}
 
-impl Access {
+impl SocketAccess {
     fn group(self) -> Option<u32> {
         match self {
             Self::OwnUser => None,
@@ -93,7 +93,7 @@ impl Access {
     /// # Errors
     /// What listening meets.
     pub fn listen(self, path: &Path) -> io::Result<UnixListener> {
-        left_behind::clear(path)?;
+        stale_socket::clear(path)?;
         let socket = named(SocketType::STREAM, path)?;
         listen(&socket, BACKLOG)?;
         self.open_up(path, self.mode())?;
@@ -103,14 +103,14 @@ impl Access {
     /// Whether the process at the other end of `stream` may use it.
     ///
     /// # Errors
-    /// [`Stranger`].
-    pub fn admit(self, stream: &UnixStream) -> Result<(), Stranger> {
-        let user = peer(stream).map_err(|_| Stranger { user: u32::MAX })?;
+    /// [`RefusedPeer`].
+    pub fn admit(self, stream: &UnixStream) -> Result<(), RefusedPeer> {
+        let user = peer(stream).map_err(|_| RefusedPeer { user: u32::MAX })?;
         // The kernel looked at the group when it let the process connect.
         if is_own(user) || self != Self::OwnUser {
             return Ok(());
         }
-        Err(Stranger {
+        Err(RefusedPeer {
             user: user.as_raw(),
         })
     }
@@ -137,7 +137,7 @@ impl Access {
 
 /// A datagram socket at `path` that only this user can send to.
 pub(crate) fn bind_datagram(path: &Path) -> io::Result<UnixDatagram> {
-    left_behind::clear(path)?;
+    stale_socket::clear(path)?;
     named(SocketType::DGRAM, path).map(Into::into)
 }
 
@@ -177,7 +177,7 @@ mod tests {
             // Another user reaches what is below, as in a directory of everybody's.
             fs::set_permissions(parent.path(), fs::Permissions::from_mode(0o711)).unwrap();
             let path = parent.path().join(name);
-            Access::OwnUser.make_directory(&path).unwrap();
+            SocketAccess::OwnUser.make_directory(&path).unwrap();
             Self(path, parent)
         }
 
@@ -201,12 +201,12 @@ mod tests {
     fn what_is_made_is_the_users_alone() {
         let dir = Dir::new("alone");
         let (socket, file) = (dir.0.join("socket"), dir.0.join("file"));
-        let _listener = Access::OwnUser.listen(&socket).unwrap();
+        let _listener = SocketAccess::OwnUser.listen(&socket).unwrap();
         let _datagrams = bind_datagram(&dir.0.join("datagrams")).unwrap();
         // What was there is replaced, not followed.
         fs::write(dir.0.join("precious"), "precious").unwrap();
         std::os::unix::fs::symlink(dir.0.join("precious"), &file).unwrap();
-        Access::OwnUser.write(&file, b"new").unwrap();
+        SocketAccess::OwnUser.write(&file, b"new").unwrap();
         assert_eq!(fs::read(dir.0.join("precious")).unwrap(), b"precious");
         assert_eq!(fs::read(&file).unwrap(), b"new");
         assert_eq!(dir.mode(""), 0o700);
@@ -224,9 +224,12 @@ mod tests {
     fn who_comes_is_asked_whatever_the_mode() {
         let dir = Dir::new("asked");
         let socket = dir.0.join("socket");
-        let listener = Access::OwnUser.listen(&socket).unwrap();
+        let listener = SocketAccess::OwnUser.listen(&socket).unwrap();
         let own = UnixStream::connect(&socket).unwrap();
-        assert_eq!(Access::OwnUser.admit(&listener.accept().unwrap().0), Ok(()));
+        assert_eq!(
+            SocketAccess::OwnUser.admit(&listener.accept().unwrap().0),
+            Ok(())
+        );
         drop(own);
         fs::set_permissions(&dir.0, fs::Permissions::from_mode(0o755)).unwrap();
         fs::set_permissions(&socket, fs::Permissions::from_mode(0o666)).unwrap();
@@ -235,16 +238,19 @@ mod tests {
         };
         let _theirs = connected.unwrap();
         let (stream, _) = listener.accept().unwrap();
-        let refused = Err(Stranger { user: 65534 });
-        assert_eq!(Access::OwnUser.admit(&stream), refused);
-        assert_eq!(Access::Group(Gid::from_raw(65534)).admit(&stream), Ok(()));
+        let refused = Err(RefusedPeer { user: 65534 });
+        assert_eq!(SocketAccess::OwnUser.admit(&stream), refused);
+        assert_eq!(
+            SocketAccess::Group(Gid::from_raw(65534)).admit(&stream),
+            Ok(())
+        );
     }
 
     #[test]
     fn a_group_gets_what_it_needs_and_no_more() {
         let dir = Dir::new("group");
         let own = rustix::process::getegid();
-        let shared = Access::Group(own);
+        let shared = SocketAccess::Group(own);
         shared.make_directory(&dir.0.join("shared")).unwrap();
         let _listener = shared.listen(&dir.0.join("shared/socket")).unwrap();
         shared.write(&dir.0.join("shared/file"), b"").unwrap();

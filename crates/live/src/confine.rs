@@ -15,12 +15,12 @@ use rustix::process::{
 use rustix::thread::CapabilitySet;
 
 use crate::event;
-use crate::isolate::sys;
 use crate::privileges;
+use crate::sandbox::sys;
 use crate::seccomp::{Rule, program};
 
 /// Files of the daemon's own, a log for example, may become so long.
-const OWN_FILE_BYTES: u64 = 1 << 30;
+const FILE_SIZE_LIMIT: u64 = 1 << 30;
 /// A limit of 1 byte keeps core dumps from files and from programs that take them (core(5)).
 const CORE_BYTES: u64 = 1;
 
@@ -184,7 +184,7 @@ pub fn drop_privileges() -> io::Result<()> {
 pub fn serving_process(file_bytes: u64) -> io::Result<()> {
     set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
     sys::ignore_file_size_signal()?;
-    limit(Resource::Fsize, file_bytes.max(OWN_FILE_BYTES))?;
+    limit(Resource::Fsize, file_bytes.max(FILE_SIZE_LIMIT))?;
     limit(Resource::Core, CORE_BYTES)?;
     privileges::drop_all()?;
     sys::confine(&filter(ENDING), false).map(drop)

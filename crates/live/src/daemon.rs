@@ -1,15 +1,15 @@
 //! The devices of one guest, each on a socket and a thread of its own, and their counters on one more.
 
-mod apart;
-mod here;
+mod dma_path;
+mod local_config;
 mod options;
-mod ready;
+mod paused;
 mod rebuild;
+mod sandboxed_disk;
 mod take_over;
-mod way;
 
-pub use here::Here;
-pub use rebuild::Rebuilt;
+pub use local_config::LocalConfig;
+pub use rebuild::RestoredDevices;
 
 use std::fs::{self, File};
 use std::io;
@@ -20,43 +20,46 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
-use ringfence_types::DeviceId;
+use ringfence_types::RequesterId;
 use rustix::process::{Resource, getrlimit, setrlimit};
 use rustix::rand::{GetRandomFlags, getrandom};
 use rustix::thread::CapabilitySet;
 
-use self::apart::{Told, front};
-use self::ready::Ready;
-use crate::access::Access;
+use self::paused::PausedDevice;
+use self::sandboxed_disk::{SandboxArgs, start_sandboxed_disk};
+use crate::access::SocketAccess;
 use crate::assigned::AssignedDma;
-use crate::caps::{Caps, Complaints};
 use crate::confine;
 use crate::counters::{DeviceCounters, prometheus};
 use crate::dma::Direct;
-use crate::errant::{Errant, Misbehaviour, Tried};
-use crate::guest::{ForeignIommu, IOMMU, Machine, PVIOMMU, Slot};
-use crate::handover::{Attention, CONTROL, Limits, Offer, Offered, StateError, offer};
-use crate::iommu::{Behind, Iommu, Recorder};
+use crate::dma_fault_injection::{DmaInjector, InjectedDma, InjectionResult};
+use crate::guest::{IOMMU, PVIOMMU, PciSlot, QemuArgs, QemuIommu};
+use crate::handover::{
+    CONTROL, HandOverSource, HandOverTimeouts, PauseHandle, SourceOutcome, StateError,
+    serve_destination,
+};
+use crate::iommu::{GuestIommu, Recorder, VirtioIommu};
+use crate::limits::{GuestLimits, RateLimitedLog};
 use crate::link;
 use crate::memory::{Locked, MemoryRules};
 use crate::pviommu::PvIommu;
-use crate::server::{Event, Post, Report, Served, Stop, serve_text};
+use crate::server::{ClientSlot, EventHandler, PolledFunction, ServeEvent, StopSignal, serve_text};
 use crate::vhost_user::{self, Clients, Settings};
 use crate::virtio::blk::Blk;
+use crate::virtio::delayed::Delayed;
 use crate::virtio::iommu::IommuDevice;
-use crate::virtio::late::Late;
 use crate::virtio::net::Net;
 use crate::virtio::pviommu::PvIommuDevice;
 use crate::virtio::rng::Rng;
 use crate::virtio::{Device, VirtioPci};
 
-pub use options::{Devices, NetOptions};
+pub use options::{DeviceOptions, NetOptions};
 
 /// Takes what is worth a line in a log: the device and what happened.
-pub type Log = Arc<dyn Fn(&str, &Event<'_>) + Send + Sync>;
+pub type Log = Arc<dyn Fn(&str, &ServeEvent<'_>) + Send + Sync>;
 
 /// A device's name and its counters.
-type Counted = (&'static str, Arc<DeviceCounters>);
+type NamedCounters = (&'static str, Arc<DeviceCounters>);
 
 /// Lets this process have as many descriptors as it may. A client keeps one for each range of memory that it shares, up to
 /// [`MAX_RANGES`](crate::MAX_RANGES), and must not take them from other devices' clients: the usual limit is about as many.
@@ -70,38 +73,38 @@ pub fn use_all_descriptors() {
 /// Devices that are being served.
 #[derive(Debug)]
 pub struct Daemon {
-    machine: Machine,
+    machine: QemuArgs,
     /// What clients share has to be like this.
     rules: MemoryRules,
-    stop: Stop,
+    stop: StopSignal,
     threads: Vec<JoinHandle<io::Result<()>>>,
     sockets: Vec<PathBuf>,
-    counters: Vec<Counted>,
+    counters: Vec<NamedCounters>,
     /// The bells of the devices, by which they are asked to stand still.
-    bells: Vec<(&'static str, Attention)>,
+    bells: Vec<(&'static str, PauseHandle)>,
     /// What is to serve and does not yet.
-    ready: Vec<Ready>,
+    paused: Vec<PausedDevice>,
     metrics: Option<UnixListener>,
     control: Option<UnixListener>,
     /// The longest that a file of theirs can become.
     file_bytes: u64,
     /// Another process has taken the devices over.
-    gone: Arc<AtomicBool>,
+    handed_over: Arc<AtomicBool>,
 }
 
 /// Why devices are no longer served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
+pub enum EndReason {
     /// It was told to stop.
     Stopped,
     /// Another process serves them now.
     HandedOver,
 }
 
-const IOMMU_SLOT: Slot = Slot(3);
-const BLK: (Slot, &str) = (Slot(4), "blk");
-const NET: (Slot, &str) = (Slot(5), "net");
-const RNG: (Slot, &str) = (Slot(6), "rng");
+const IOMMU_SLOT: PciSlot = PciSlot(3);
+const BLK: (PciSlot, &str) = (PciSlot(4), "blk");
+const NET: (PciSlot, &str) = (PciSlot(5), "net");
+const RNG: (PciSlot, &str) = (PciSlot(6), "rng");
 /// Name of the socket that answers with the counters.
 pub const METRICS: &str = "metrics.sock";
 const MEMORY_MIB: u32 = 512;
@@ -111,12 +114,16 @@ impl Daemon {
     ///
     /// # Errors
     /// What opening the disk and listening meet, with the path.
-    pub fn start(dir: &Path, devices: &Devices, log: &Log) -> Result<Self, (PathBuf, io::Error)> {
+    pub fn start(
+        dir: &Path,
+        devices: &DeviceOptions,
+        log: &Log,
+    ) -> Result<Self, (PathBuf, io::Error)> {
         let at = at(dir);
         let invalid = |why| io::Error::new(io::ErrorKind::InvalidInput, why);
         devices.check().map_err(invalid).map_err(&at)?;
         let dir = devices.access.check_directory(dir).map_err(&at)?;
-        let mut daemon = Self::empty(&dir, devices.back_end).map_err(&at)?;
+        let mut daemon = Self::empty(&dir, devices.vhost_user).map_err(&at)?;
         match daemon.fill(devices, log) {
             Ok(()) => Ok(daemon),
             Err(error) => {
@@ -128,20 +135,20 @@ impl Daemon {
         }
     }
 
-    fn fill(&mut self, devices: &Devices, log: &Log) -> Result<(), (PathBuf, io::Error)> {
+    fn fill(&mut self, devices: &DeviceOptions, log: &Log) -> Result<(), (PathBuf, io::Error)> {
         let daemon = self;
         daemon.machine.access = devices.access;
         daemon.rules = devices.memory.clone();
-        daemon.file_bytes = devices.caps.record_bytes;
+        daemon.file_bytes = devices.limits.record_bytes;
         if let Some(path) = &devices.memory.file {
             daemon.make_memory(path).map_err(at(path))?;
         }
-        let iommu = if devices.untranslated || devices.back_end.is_some() {
+        let iommu = if devices.untranslated || devices.vhost_user.is_some() {
             None
         } else if devices.paravirtual {
-            Some(Behind::Para(daemon.attach_pviommu(devices, log)?))
+            Some(GuestIommu::Para(daemon.attach_pviommu(devices, log)?))
         } else {
-            Some(Behind::Virtio(daemon.attach_iommu(devices, log)?))
+            Some(GuestIommu::Virtio(daemon.attach_iommu(devices, log)?))
         };
         if devices.entropy {
             let counters = daemon.count(RNG.1);
@@ -168,67 +175,67 @@ impl Daemon {
             let counters = daemon.count(BLK.1);
             let mut disk =
                 Blk::new(file, devices.read_only, Arc::clone(&counters)).map_err(at(path))?;
-            disk.keep_within(&devices.caps, complaints(BLK.1, log));
+            disk.set_limits(&devices.limits, complaints(BLK.1, log));
             daemon.file_bytes = daemon.file_bytes.max(disk.bytes());
-            if let (Some(program), Some(behind)) = (&devices.isolate, &iommu) {
-                let told = Told {
+            if let (Some(program), Some(behind)) = (&devices.sandbox, &iommu) {
+                let told = SandboxArgs {
                     read_only: devices.read_only,
-                    caps: &devices.caps,
-                    errant: &devices.errant,
+                    caps: &devices.limits,
+                    injected: &devices.inject_dma,
                 };
-                let front = front(program, disk, &told, behind, &counters, log);
+                let front = start_sandboxed_disk(program, disk, &told, behind, &counters, log);
                 let front = front.map_err(at(path))?;
                 daemon.attach(BLK, front, iommu.as_ref(), counters, log)?;
             } else {
-                if !devices.errant.is_empty() {
+                if !devices.inject_dma.is_empty() {
                     disk.misbehave(misbehaviour(
-                        &devices.errant,
+                        &devices.inject_dma,
                         iommu.as_ref(),
                         &counters,
                         log,
                     ));
                 }
                 let iommu = iommu.as_ref();
-                if devices.back_end.is_some() {
-                    daemon.back_end(BLK, disk, &devices.caps, counters, log)?;
-                } else if let Some(delay) = devices.late {
-                    let disk = Late::new(disk, delay).map_err(at(path))?;
+                if devices.vhost_user.is_some() {
+                    daemon.back_end(BLK, disk, &devices.limits, counters, log)?;
+                } else if let Some(delay) = devices.delay {
+                    let disk = Delayed::new(disk, delay).map_err(at(path))?;
                     daemon.attach_disk(disk, devices, iommu, counters, log)?;
                 } else {
                     daemon.attach_disk(disk, devices, iommu, counters, log)?;
                 }
             }
         }
-        daemon.publish()?;
+        daemon.listen_metrics()?;
         daemon.launch();
         Ok(())
     }
 
-    fn empty(dir: &Path, foreign: Option<ForeignIommu>) -> io::Result<Self> {
+    fn empty(dir: &Path, foreign: Option<QemuIommu>) -> io::Result<Self> {
         Ok(Self {
-            machine: Machine {
+            machine: QemuArgs {
                 dir: dir.to_owned(),
-                access: Access::OwnUser,
+                access: SocketAccess::OwnUser,
                 memory_file: None,
                 iommu: None,
-                foreign,
+                qemu_iommu: foreign,
                 devices: Vec::new(),
                 memory: MEMORY_MIB,
                 processors: 1,
-                counted: false,
+                icount: false,
                 extra: Vec::new(),
             },
             rules: MemoryRules::default(),
-            stop: Stop::new()?,
+            stop: StopSignal::new()?,
             threads: Vec::new(),
             sockets: Vec::new(),
             counters: Vec::new(),
             bells: Vec::new(),
-            ready: Vec::new(),
+            paused: Vec::new(),
             metrics: None,
             control: None,
             file_bytes: 0,
-            gone: Arc::default(),
+            handed_over: Arc::default(),
         })
     }
 
@@ -252,7 +259,7 @@ impl Daemon {
     fn listen(
         &mut self,
         path: &Path,
-        access: Access,
+        access: SocketAccess,
     ) -> Result<UnixListener, (PathBuf, io::Error)> {
         let listener = access.listen(path);
         let listener = listener.map_err(|error| (path.to_owned(), error))?;
@@ -262,16 +269,16 @@ impl Daemon {
 
     fn attach_iommu(
         &mut self,
-        devices: &Devices,
+        devices: &DeviceOptions,
         log: &Log,
-    ) -> Result<Iommu, (PathBuf, io::Error)> {
+    ) -> Result<VirtioIommu, (PathBuf, io::Error)> {
         let counters = self.count(IOMMU);
-        let iommu = Iommu::within(&devices.caps, Arc::clone(&counters))
+        let iommu = VirtioIommu::with_limits(&devices.limits, Arc::clone(&counters))
             .map_err(|e| (self.machine.dir.clone(), e))?;
         let mut device = IommuDevice::new(iommu.clone(), Arc::clone(&counters));
         device.complain(complaints(IOMMU, log));
         if let Some(path) = &devices.requests {
-            let record = Recorder::create(path, devices.caps.record_bytes);
+            let record = Recorder::create(path, devices.limits.record_bytes);
             device.record(record.map_err(at(path))?);
         }
         let dma = iommu.memory();
@@ -284,7 +291,7 @@ impl Daemon {
     /// Nothing of the firmware's tells of it: its driver knows it by its number.
     fn attach_pviommu(
         &mut self,
-        devices: &Devices,
+        devices: &DeviceOptions,
         log: &Log,
     ) -> Result<PvIommu, (PathBuf, io::Error)> {
         let counters = self.count(PVIOMMU);
@@ -295,14 +302,14 @@ impl Daemon {
         ];
         let behind = behind.iter().filter(|(_, there)| *there);
         let behind: Vec<_> = behind
-            .map(|(slot, _)| DeviceId::new(slot.address()))
+            .map(|(slot, _)| RequesterId::new(slot.address()))
             .collect();
-        let assigned = DeviceId::new(BLK.0.address());
+        let assigned = RequesterId::new(BLK.0.address());
         let assigned = devices.assigned.then_some(assigned);
         let iommu = PvIommu::with_assigned(
             &behind,
             assigned.as_slice(),
-            devices.optimisations,
+            devices.host_page_pool,
             Arc::clone(&counters),
         );
         let iommu = iommu.map_err(|e| (self.machine.dir.clone(), e))?;
@@ -310,8 +317,8 @@ impl Daemon {
             iommu.lock_mapped();
         }
         let mut device = PvIommuDevice::new(iommu.clone(), Arc::clone(&counters));
-        if let Some(misanswer) = devices.misanswer {
-            device.misanswer(misanswer);
+        if let Some(misanswer) = devices.inject_reply {
+            device.inject_reply(misanswer);
         }
         let function = VirtioPci::new(device, iommu.memory(), false, Arc::clone(&counters));
         self.machine.devices.push((IOMMU_SLOT, PVIOMMU));
@@ -322,9 +329,9 @@ impl Daemon {
     /// A device behind the IOMMU, or with all of memory if there is none.
     fn attach<D: Device + Send + 'static>(
         &mut self,
-        (slot, name): (Slot, &'static str),
+        (slot, name): (PciSlot, &'static str),
         device: D,
-        iommu: Option<&Behind>,
+        iommu: Option<&GuestIommu>,
         counters: Arc<DeviceCounters>,
         log: &Log,
     ) -> Result<(), (PathBuf, io::Error)> {
@@ -334,7 +341,7 @@ impl Daemon {
             return self.listen_for(name, function, counters, log);
         };
         let dma = iommu
-            .add_endpoint(DeviceId::new(slot.address()))
+            .add_endpoint(RequesterId::new(slot.address()))
             .map_err(|error| (self.machine.socket(name), io::Error::other(error)))?;
         let function = VirtioPci::new(device, dma, true, Arc::clone(&counters));
         self.listen_for(name, function, counters, log)
@@ -344,8 +351,8 @@ impl Daemon {
     fn attach_disk<D: Device + Send + 'static>(
         &mut self,
         disk: D,
-        devices: &Devices,
-        iommu: Option<&Behind>,
+        devices: &DeviceOptions,
+        iommu: Option<&GuestIommu>,
         counters: Arc<DeviceCounters>,
         log: &Log,
     ) -> Result<(), (PathBuf, io::Error)> {
@@ -354,10 +361,10 @@ impl Daemon {
         }
         let (slot, name) = BLK;
         self.machine.devices.push((slot, name));
-        let device = DeviceId::new(slot.address());
+        let device = RequesterId::new(slot.address());
         let dma = match iommu {
             Some(iommu) => iommu.assign(device, Arc::clone(&counters)),
-            None => AssignedDma::whole(device, Arc::clone(&counters)),
+            None => AssignedDma::identity_mapped(device, Arc::clone(&counters)),
         };
         let dma = dma.map_err(|error| (self.machine.socket(name), error))?;
         let function = VirtioPci::new(disk, dma, iommu.is_some(), Arc::clone(&counters));
@@ -367,9 +374,9 @@ impl Daemon {
     /// A device behind the IOMMU of a vhost-user front-end.
     fn back_end<D: Device + Send + 'static>(
         &mut self,
-        (slot, name): (Slot, &'static str),
+        (slot, name): (PciSlot, &'static str),
         device: D,
-        caps: &Caps,
+        caps: &GuestLimits,
         counters: Arc<DeviceCounters>,
         log: &Log,
     ) -> Result<(), (PathBuf, io::Error)> {
@@ -378,10 +385,10 @@ impl Daemon {
         let listener = self.listen(&self.machine.socket(name), access)?;
         let (stop, log) = (self.stop.clone(), Arc::clone(log));
         let settings = Settings {
-            device: DeviceId::new(slot.address()),
+            device: RequesterId::new(slot.address()),
             iotlb: caps.iotlb(),
         };
-        let report: Report = Arc::new(move |event| log(name, event));
+        let report: EventHandler = Arc::new(move |event| log(name, event));
         self.threads.push(thread::spawn(move || {
             confine::serving_thread(CapabilitySet::empty())?;
             let clients = Clients {
@@ -393,7 +400,7 @@ impl Daemon {
         Ok(())
     }
 
-    fn listen_for<F: Served + Send + 'static>(
+    fn listen_for<F: PolledFunction + Send + 'static>(
         &mut self,
         name: &'static str,
         function: F,
@@ -402,26 +409,26 @@ impl Daemon {
     ) -> Result<(), (PathBuf, io::Error)> {
         let path = self.machine.socket(name);
         let access = self.machine.access;
-        let post = Post::new(self.listen(&path, access)?, function)
-            .under(self.rules.clone())
-            .open_to(access);
+        let post = ClientSlot::new(self.listen(&path, access)?, function)
+            .with_memory_rules(self.rules.clone())
+            .with_access(access);
         let prepared = self.prepare(name, post, counters, log);
         prepared.map_err(|error| (path, io::Error::other(error)))
     }
 
     /// Makes a thread ready that will serve.
-    fn prepare<F: Served + Send + 'static>(
+    fn prepare<F: PolledFunction + Send + 'static>(
         &mut self,
         name: &'static str,
-        post: Post<F>,
+        post: ClientSlot<F>,
         counters: Arc<DeviceCounters>,
         log: &Log,
     ) -> Result<(), StateError> {
-        let bell = Attention::new()?;
+        let bell = PauseHandle::new()?;
         self.bells.push((name, bell.clone()));
         let (stop, log) = (self.stop.clone(), Arc::clone(log));
-        let ready = Ready::new(name, post, bell, counters, stop, log);
-        self.ready.push(ready);
+        let ready = PausedDevice::new(name, post, bell, counters, stop, log);
+        self.paused.push(ready);
         Ok(())
     }
 
@@ -432,7 +439,7 @@ impl Daemon {
             _ => confine::allow_locking(),
         };
         confine::prepare();
-        let ready = std::mem::take(&mut self.ready);
+        let ready = std::mem::take(&mut self.paused);
         let threads = ready.into_iter().map(|ready| {
             thread::spawn(move || confine::serving_thread(kept).and_then(|()| ready.serve()))
         });
@@ -441,14 +448,14 @@ impl Daemon {
             let (stop, counters) = (self.stop.clone(), self.counters.clone());
             self.threads.push(thread::spawn(move || {
                 confine::serving_thread(CapabilitySet::empty())?;
-                serve_text(&listener, Access::OwnUser, &stop, || text(&counters))
+                serve_text(&listener, SocketAccess::OwnUser, &stop, || text(&counters))
             }));
         }
     }
 
-    fn publish(&mut self) -> Result<(), (PathBuf, io::Error)> {
+    fn listen_metrics(&mut self) -> Result<(), (PathBuf, io::Error)> {
         let path = self.machine.dir.join(METRICS);
-        self.metrics = Some(self.listen(&path, Access::OwnUser)?);
+        self.metrics = Some(self.listen(&path, SocketAccess::OwnUser)?);
         Ok(())
     }
 
@@ -457,27 +464,31 @@ impl Daemon {
     ///
     /// # Errors
     /// What listening meets.
-    pub fn offer_hand_over(&mut self, limits: Limits, log: &Log) -> io::Result<()> {
+    pub fn offer_hand_over(&mut self, limits: HandOverTimeouts, log: &Log) -> io::Result<()> {
         let path = self.machine.dir.join(CONTROL);
-        if self.control.is_none() && self.machine.foreign.is_none() {
-            let listener = self.listen(&path, Access::OwnUser);
+        if self.control.is_none() && self.machine.qemu_iommu.is_none() {
+            let listener = self.listen(&path, SocketAccess::OwnUser);
             let listener = listener.map_err(|(_, error)| error)?;
             self.control = Some(listener);
         }
         let (Some(control), Some(metrics)) = (self.control.take(), self.metrics.take()) else {
             return Ok(());
         };
-        let offered = Offer {
+        let offered = HandOverSource {
             control,
             metrics: metrics.into(),
             devices: self.bells.clone(),
             limits,
         };
-        let (stop, gone, log) = (self.stop.clone(), Arc::clone(&self.gone), Arc::clone(log));
+        let (stop, gone, log) = (
+            self.stop.clone(),
+            Arc::clone(&self.handed_over),
+            Arc::clone(log),
+        );
         self.threads.push(thread::spawn(move || {
             confine::serving_thread(CapabilitySet::empty())?;
-            let say = |why: &str| log("hand-over", &Event::Kept(why));
-            if offer(offered, &stop, say)? == Offered::Gone {
+            let say = |why: &str| log("hand-over", &ServeEvent::Kept(why));
+            if serve_destination(offered, &stop, say)? == SourceOutcome::Gone {
                 gone.store(true, Ordering::Release);
             }
             Ok(())
@@ -486,7 +497,7 @@ impl Daemon {
     }
 
     /// The machine that fits the devices.
-    pub fn machine(&mut self) -> &mut Machine {
+    pub fn machine(&mut self) -> &mut QemuArgs {
         &mut self.machine
     }
 
@@ -495,8 +506,8 @@ impl Daemon {
         text(&self.counters)
     }
 
-    /// Waits until every thread has ended, which they do only after [`Stop::stop`] or an error.
-    pub fn join(mut self) -> io::Result<Ended> {
+    /// Waits until every thread has ended, which they do only after [`StopSignal::stop`] or an error.
+    pub fn join(mut self) -> io::Result<EndReason> {
         let mut result = Ok(());
         for thread in self.threads.drain(..) {
             let ended = thread
@@ -507,11 +518,11 @@ impl Daemon {
             }
         }
         // They are the other process's.
-        if self.gone.load(Ordering::Acquire) {
-            return result.map(|()| Ended::HandedOver);
+        if self.handed_over.load(Ordering::Acquire) {
+            return result.map(|()| EndReason::HandedOver);
         }
         self.remove_sockets();
-        result.map(|()| Ended::Stopped)
+        result.map(|()| EndReason::Stopped)
     }
 
     fn remove_sockets(&self) {
@@ -530,7 +541,7 @@ impl Daemon {
     }
 
     /// What makes it end.
-    pub fn stopper(&self) -> Stop {
+    pub fn stopper(&self) -> StopSignal {
         self.stop.clone()
     }
 }
@@ -541,9 +552,9 @@ fn at(path: &Path) -> impl Fn(io::Error) -> (PathBuf, io::Error) {
     move |error| (path.clone(), error)
 }
 
-fn complaints(name: &'static str, log: &Log) -> Complaints {
+fn complaints(name: &'static str, log: &Log) -> RateLimitedLog {
     let log = Arc::clone(log);
-    Complaints::new(move |refused| log(name, &Event::Refused(refused)))
+    RateLimitedLog::new(move |refused| log(name, &ServeEvent::Refused(refused)))
 }
 
 /// For local use, and for one device.
@@ -558,19 +569,19 @@ fn random_mac() -> [u8; 6] {
 
 /// The disk's; the entropy device lends a hand.
 fn misbehaviour(
-    errant: &[Errant],
-    iommu: Option<&Behind>,
+    errant: &[InjectedDma],
+    iommu: Option<&GuestIommu>,
     counters: &Arc<DeviceCounters>,
     log: &Log,
-) -> Misbehaviour {
-    let other = DeviceId::new(RNG.0.address());
-    let other = iommu.and_then(|iommu| iommu.another_reader(other).ok());
+) -> DmaInjector {
+    let other = RequesterId::new(RNG.0.address());
+    let other = iommu.and_then(|iommu| iommu.add_reader(other).ok());
     let log = Arc::clone(log);
-    let tell = move |tried: &Tried| log(BLK.1, &Event::Errant(tried));
-    Misbehaviour::new(errant, other, tell, Arc::clone(counters))
+    let tell = move |tried: &InjectionResult| log(BLK.1, &ServeEvent::InjectedDma(tried));
+    DmaInjector::new(errant, other, tell, Arc::clone(counters))
 }
 
-fn text(counters: &[Counted]) -> String {
+fn text(counters: &[NamedCounters]) -> String {
     let counters: Vec<_> = counters.iter().map(|(name, c)| (*name, &**c)).collect();
     prometheus(&counters)
 }

@@ -2,7 +2,7 @@
 
 use vm_memory::{GuestMemory, GuestMemoryMmap};
 
-use crate::handover::{Own, Unmovable};
+use crate::handover::{DeviceState, HandOverBlocker};
 
 /// One device's view of the guest's memory.
 ///
@@ -19,21 +19,21 @@ pub trait Dma: Send {
 
     /// Whether the last [`with`](Self::with) met an address that was not known and is now: then it is worth doing again. May wait; never does
     /// where translations are not asked for.
-    fn again(&mut self) -> bool {
+    fn should_retry(&mut self) -> bool {
         false
     }
 
     /// Whether waiting for a translation was cut short: the device is to stop. What it has in hand is to be left as if it had not begun.
-    fn cut_short(&self) -> bool {
+    fn interrupted(&self) -> bool {
         false
     }
 
     /// [`with`](Self::with), as often as it takes for every translation to be there that is to be had. Of what `access` changes beside the guest's
     /// memory nothing may depend on how often it ran.
-    fn settled<R>(&mut self, mut access: impl FnMut(&Self::View<'_>) -> R) -> R {
+    fn with_retry<R>(&mut self, mut access: impl FnMut(&Self::View<'_>) -> R) -> R {
         loop {
             let result = self.with(&mut access);
-            if !self.again() {
+            if !self.should_retry() {
                 return result;
             }
         }
@@ -46,13 +46,13 @@ pub trait Dma: Send {
     ///
     /// # Errors
     /// It cannot have it.
-    fn hand_over(&self, device: Own) -> Result<Own, Unmovable> {
+    fn hand_over(&self, device: DeviceState) -> Result<DeviceState, HandOverBlocker> {
         Ok(device)
     }
 
     /// For tests: whether the device goes on using, where it has none, the translations that it once had. Only one that keeps them itself can: see
-    /// [`isolate`](crate::isolate).
-    fn use_past(&mut self, _on: bool) {}
+    /// [`sandbox`](crate::sandbox).
+    fn use_stale(&mut self, _on: bool) {}
 }
 
 /// Without translation: the device sees guest-physical memory. For the IOMMU itself, and for guests without one.

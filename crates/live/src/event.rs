@@ -14,18 +14,18 @@ use std::sync::OnceLock;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// `IOCB_CMD_PREAD` (Linux, include/uapi/linux/aio_abi.h).
-const READ: u16 = 0;
+const IOCB_CMD_PREAD: u16 = 0;
 /// `IOCB_FLAG_RESFD`: an eventfd hears of the end.
-const TELL: u32 = 1;
+const IOCB_FLAG_RESFD: u32 = 1;
 /// Ends that the kernel keeps until they are taken; it makes room for some more.
-const KEPT: libc::c_long = 64;
+const MAX_EVENTS: libc::c_long = 64;
 /// Times that others may fill what was emptied.
 const ATTEMPTS: usize = 8;
 
 /// `struct iocb`. `key` and `rw_flags` change places where the highest byte comes first; both are zero.
 #[repr(C)]
 #[derive(Default)]
-struct Request {
+struct Iocb {
     data: u64,
     key: u32,
     rw_flags: u32,
@@ -37,13 +37,13 @@ struct Request {
     offset: i64,
     reserved: u64,
     flags: u32,
-    told: u32,
+    resfd: u32,
 }
 
 /// `struct io_event`.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-struct End {
+struct IoEvent {
     data: u64,
     object: u64,
     result: i64,
@@ -51,15 +51,15 @@ struct End {
 }
 
 /// What asynchronous I/O takes: the process's context, as the kernel has them, and a file to read nothing from.
-struct Asynchronous {
+struct AioContext {
     context: libc::c_ulong,
-    nothing: File,
+    dev_null: File,
 }
 
-impl Asynchronous {
+impl AioContext {
     /// The one that there is; none where the host offers no asynchronous I/O.
     fn get() -> Option<&'static Self> {
-        static ONE: OnceLock<Option<Asynchronous>> = OnceLock::new();
+        static ONE: OnceLock<Option<AioContext>> = OnceLock::new();
         ONE.get_or_init(|| Self::new().ok()).as_ref()
     }
 
@@ -67,20 +67,23 @@ impl Asynchronous {
         let nothing = File::open("/dev/null")?;
         let mut context: libc::c_ulong = 0;
         // SAFETY: the call writes a context's number where its second argument points, and that lives longer than the call.
-        if unsafe { libc::syscall(libc::SYS_io_setup, KEPT, &raw mut context) } < 0 {
+        if unsafe { libc::syscall(libc::SYS_io_setup, MAX_EVENTS, &raw mut context) } < 0 {
             return Err(io::Error::last_os_error());
         }
-        Ok(Self { context, nothing })
+        Ok(Self {
+            context,
+            dev_null: nothing,
+        })
     }
 
     /// Whether it was signalled.
     fn signal(&self, event: &OwnedFd) -> bool {
-        let mut request = Request {
-            operation: READ,
-            file: self.nothing.as_raw_fd().cast_unsigned(),
-            flags: TELL,
-            told: event.as_raw_fd().cast_unsigned(),
-            ..Request::default()
+        let mut request = Iocb {
+            operation: IOCB_CMD_PREAD,
+            file: self.dev_null.as_raw_fd().cast_unsigned(),
+            flags: IOCB_FLAG_RESFD,
+            resfd: event.as_raw_fd().cast_unsigned(),
+            ..Iocb::default()
         };
         let one: libc::c_long = 1;
         for _ in 0..ATTEMPTS {
@@ -95,27 +98,27 @@ impl Asynchronous {
             if io::Error::last_os_error().raw_os_error() != Some(libc::EAGAIN) {
                 return false;
             }
-            self.take_ends();
+            self.reap();
         }
         false
     }
 
     /// Nobody wants to know how it ended.
-    fn take_ends(&self) {
-        let mut ends = [End::default(); KEPT as usize];
+    fn reap(&self) {
+        let mut ends = [IoEvent::default(); MAX_EVENTS as usize];
         let at_once = libc::timespec {
             tv_sec: 0,
             tv_nsec: 0,
         };
         let none: libc::c_long = 0;
-        // SAFETY: the call writes at most `KEPT` ends where its fourth argument points, which has room for so many, and reads a time; both live longer
-        // than the call. Any bytes are an `End`.
+        // SAFETY: the call writes at most `MAX_EVENTS` ends where its fourth argument points, which has room for so many, and reads a time; both live longer
+        // than the call. Any bytes are an `IoEvent`.
         let _ = unsafe {
             libc::syscall(
                 libc::SYS_io_getevents,
                 self.context,
                 none,
-                KEPT,
+                MAX_EVENTS,
                 ends.as_mut_ptr(),
                 &raw const at_once,
             )
@@ -125,12 +128,12 @@ impl Asynchronous {
 
 /// Opens what signals take, before the process may open nothing any more.
 pub(crate) fn prepare() {
-    let _ = Asynchronous::get();
+    let _ = AioContext::get();
 }
 
 /// Signals an eventfd. Never waits: a counter that is full is signalled already.
 pub(crate) fn signal(event: &OwnedFd) {
-    if !Asynchronous::get().is_some_and(|asynchronous| asynchronous.signal(event)) {
+    if !AioContext::get().is_some_and(|asynchronous| asynchronous.signal(event)) {
         signal_if_there_is_room(event);
     }
 }
@@ -181,7 +184,7 @@ mod tests {
     #[test]
     fn asynchronous_io_is_used_where_there_is_some() {
         let event = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
-        match Asynchronous::get() {
+        match AioContext::get() {
             Some(asynchronous) => assert!(asynchronous.signal(&event) && count(&event) == 1),
             None => println!("not tried: this host has no asynchronous I/O"),
         }

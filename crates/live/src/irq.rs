@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 
 use crate::event::{is_eventfd, signal};
 use crate::handover::StateError;
-use crate::pci::Mastery;
+use crate::pci::BusMasterGuard;
 use crate::session::{ERROR_IRQ, FunctionError, MSIX_IRQ};
 use crate::wire::{IrqAction, IrqData, SetIrqs};
 
@@ -58,7 +58,7 @@ impl Vectors {
     }
 
     /// The function writes a vector's message, which only a master of the bus can.
-    pub(crate) fn signal(&self, vector: u16, _by: Mastery<'_>) {
+    pub(crate) fn signal(&self, vector: u16, _by: BusMasterGuard<'_>) {
         self.raise(vector);
     }
 

@@ -7,35 +7,35 @@
 
 pub mod access;
 pub mod assigned;
-pub mod caps;
 pub mod confine;
+pub mod counter_table;
 pub mod counters;
 pub mod daemon;
+pub mod differential;
 pub mod dma;
-pub mod errant;
+pub mod dma_fault_injection;
 mod event;
 pub mod guest;
 pub mod handover;
 pub mod host;
 pub mod iommu;
 mod irq;
-pub mod isolate;
-pub mod judge;
-mod left_behind;
+pub mod limits;
 pub mod link;
 mod memory;
 mod pci;
 mod privileges;
 pub mod pviommu;
+pub mod sandbox;
 mod seccomp;
 pub mod server;
 mod session;
+mod stale_socket;
 pub mod vhost_user;
-pub mod view;
 pub mod virtio;
 pub mod wire;
 
-pub use memory::{GuestRam, Locked, MAX_RANGES, MemoryError, MemoryRules, Source};
+pub use memory::{GuestRam, Locked, MAX_RANGES, MemoryError, MemoryRules, RangeSource};
 pub use session::{
     CONFIG_REGION, ERROR_IRQ, Function, FunctionError, IRQ_KINDS, MSIX_IRQ, Outcome, REGIONS,
     Refusal, Region, Session,

@@ -124,7 +124,7 @@ impl std::error::Error for MemoryError {}
 
 /// Where a range's bytes are, and what a device may do there.
 #[derive(Debug)]
-pub struct Source {
+pub struct RangeSource {
     /// The file, if the client shares one.
     pub file: Option<OwnedFd>,
     /// Offset of the range in it.
@@ -137,13 +137,13 @@ pub struct Source {
 #[derive(Debug, Default)]
 pub struct GuestRam {
     rules: MemoryRules,
-    ranges: Vec<(IovaRange, Reach)>,
+    ranges: Vec<(IovaRange, Reachability)>,
     memory: GuestMemoryMmap,
 }
 
 /// Whether bytes of a range can be reached from here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Reach {
+enum Reachability {
     Mapped,
     Unreachable,
 }
@@ -176,7 +176,7 @@ impl GuestRam {
     ///
     /// # Errors
     /// [`MemoryError`]; nothing has changed.
-    pub fn map(&mut self, range: IovaRange, source: Source) -> Result<(), MemoryError> {
+    pub fn map(&mut self, range: IovaRange, source: RangeSource) -> Result<(), MemoryError> {
         if self.ranges.len() >= MAX_RANGES {
             return Err(MemoryError::TooMany { range });
         }
@@ -186,9 +186,9 @@ impl GuestRam {
         let reach = match source.file {
             Some(file) if source.accessible => {
                 self.memory = self.with_mapped(range, file, source.offset)?;
-                Reach::Mapped
+                Reachability::Mapped
             }
-            _ => Reach::Unreachable,
+            _ => Reachability::Unreachable,
         };
         self.ranges.push((range, reach));
         Ok(())
@@ -204,7 +204,7 @@ impl GuestRam {
             let file = self.memory.find_region(start);
             let file = file.and_then(|region| region.file_offset());
             // Known and out of reach: there is no file, or none of its own.
-            let file = file.filter(|_| *reach == Reach::Mapped);
+            let file = file.filter(|_| *reach == Reachability::Mapped);
             Ok(RangeState {
                 range: *range,
                 offset: file.map_or(0, FileOffset::start),
@@ -231,7 +231,7 @@ impl GuestRam {
             file,
         } in ranges
         {
-            let source = Source {
+            let source = RangeSource {
                 file,
                 offset,
                 accessible: true,
@@ -269,7 +269,7 @@ impl GuestRam {
         let mapped = self
             .ranges
             .iter()
-            .filter(|(_, reach)| *reach == Reach::Mapped);
+            .filter(|(_, reach)| *reach == Reachability::Mapped);
         let mapped = mapped.map(|(other, _)| other.bytes());
         if mapped.fold(range.bytes(), u64::saturating_add) > MAX_MAPPED_BYTES {
             return Err(MemoryError::TooLong { range });
@@ -312,7 +312,7 @@ impl GuestRam {
                 continue;
             }
             found = true;
-            if *reach == Reach::Mapped {
+            if *reach == Reachability::Mapped {
                 let start = GuestAddress(other.start().get());
                 memory = memory
                     .remove_region(start, other.bytes())

@@ -10,41 +10,41 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::Instant;
 
 use self::stream::{Received, receive};
-use self::waiting::wait_or_bell;
-use crate::access::Access;
+use self::waiting::wait_or_pause;
+use crate::access::SocketAccess;
 use crate::counters::DeviceCounters;
-use crate::handover::{FunctionState, Own, Unmovable};
+use crate::handover::{DeviceState, FunctionState, HandOverBlocker};
 use crate::memory::MemoryRules;
 use crate::session::{Function, Session};
-use crate::virtio::{Awaited, QueueBroken};
+use crate::virtio::{PollSource, QueueBroken};
 use crate::wire::Inbox;
 
-pub(crate) use self::event::Words;
-pub use self::event::{Event, Report};
+pub(crate) use self::event::LogBudget;
+pub use self::event::{EventHandler, ServeEvent};
 pub(crate) use self::stream::{Piece, answer, receive_piece};
-pub use self::waiting::Stop;
-pub(crate) use self::waiting::{Pause, wait};
+pub use self::waiting::StopSignal;
+pub(crate) use self::waiting::{ServeEnd, wait};
 
 /// A function that also waits for something of the host's.
-pub trait Served: Function {
+pub trait PolledFunction: Function {
     /// Its registers and what only it has, for another process.
     ///
     /// # Errors
     /// It cannot be handed over.
-    fn save(&self) -> Result<(FunctionState, Own), Unmovable> {
-        Err(Unmovable::Keeps("a function of this kind"))
+    fn save(&self) -> Result<(FunctionState, DeviceState), HandOverBlocker> {
+        Err(HandOverBlocker::Keeps("a function of this kind"))
     }
 
     /// It will serve no more, here or in another process.
     fn end(&mut self) {}
 
     /// Comes to the end of its turn if others work for it, by then. False if it has not: it goes on.
-    fn stand_still(&mut self, _until: Instant) -> bool {
+    fn pause(&mut self, _until: Instant) -> bool {
         true
     }
 
     /// Another process has it from now on. When this returns true, nothing that works for it is left, or reaches anything.
-    fn leave(&mut self) -> bool {
+    fn release(&mut self) -> bool {
         true
     }
 
@@ -54,12 +54,12 @@ pub trait Served: Function {
     }
 
     /// What to wait for beside messages.
-    fn waits_for(&self) -> Option<Awaited<'_>> {
+    fn waits_for(&self) -> Option<PollSource<'_>> {
         None
     }
 
     /// It has come.
-    fn came(&mut self) {}
+    fn on_ready(&mut self) {}
 
     /// Whether there is work left that nobody will ask for again.
     fn unfinished(&self) -> bool {
@@ -67,10 +67,10 @@ pub trait Served: Function {
     }
 
     /// Does a bounded part of what is left.
-    fn go_on(&mut self) {}
+    fn continue_work(&mut self) {}
 
     /// Why a queue cannot be used any further, once for each time.
-    fn take_broken(&mut self) -> Option<QueueBroken> {
+    fn take_queue_error(&mut self) -> Option<QueueBroken> {
         None
     }
 }
@@ -79,14 +79,14 @@ pub trait Served: Function {
 ///
 /// # Errors
 /// What listening or waiting meets. What a client does wrong is no error: it is reported and at worst ends its connection.
-pub fn serve<F: Served>(
+pub fn serve<F: PolledFunction>(
     listener: &UnixListener,
     function: F,
     counters: &DeviceCounters,
-    stop: &Stop,
-    report: impl FnMut(Event<'_>),
+    stop: &StopSignal,
+    report: impl FnMut(ServeEvent<'_>),
 ) -> io::Result<()> {
-    let mut post = Post::new(listener.try_clone()?, function);
+    let mut post = ClientSlot::new(listener.try_clone()?, function);
     post.serve(counters, stop, None, report)?;
     post.end();
     Ok(())
@@ -94,61 +94,61 @@ pub fn serve<F: Served>(
 
 /// A function, where it listens, and the client it has.
 #[derive(Debug)]
-pub(crate) struct Post<F> {
+pub(crate) struct ClientSlot<F> {
     listener: UnixListener,
     rules: MemoryRules,
-    access: Access,
-    talk: Talk<F>,
+    access: SocketAccess,
+    client: ClientState<F>,
     /// For the next client.
-    words: Words,
+    words: LogBudget,
 }
 
 #[derive(Debug)]
-enum Talk<F> {
-    Alone(F),
-    With(Box<Conversation<F>>),
+enum ClientState<F> {
+    Idle(F),
+    Connected(Box<ClientConnection<F>>),
     /// The function was lost to an error.
     Ended,
 }
 
 /// What there is of a client between two messages.
 #[derive(Debug)]
-pub(crate) struct Conversation<F> {
+pub(crate) struct ClientConnection<F> {
     pub(crate) stream: UnixStream,
     pub(crate) session: Session<F>,
     pub(crate) inbox: Inbox,
-    pub(crate) words: Words,
+    pub(crate) words: LogBudget,
 }
 
-impl<F: Served> Post<F> {
+impl<F: PolledFunction> ClientSlot<F> {
     pub(crate) fn new(listener: UnixListener, function: F) -> Self {
         Self {
             listener,
             rules: MemoryRules::default(),
-            access: Access::default(),
-            talk: Talk::Alone(function),
-            words: Words::default(),
+            access: SocketAccess::default(),
+            client: ClientState::Idle(function),
+            words: LogBudget::default(),
         }
     }
 
     /// Clients that come share memory under these rules.
-    pub(crate) fn under(self, rules: MemoryRules) -> Self {
+    pub(crate) fn with_memory_rules(self, rules: MemoryRules) -> Self {
         Self { rules, ..self }
     }
 
     /// Only these may be its clients.
-    pub(crate) fn open_to(self, access: Access) -> Self {
+    pub(crate) fn with_access(self, access: SocketAccess) -> Self {
         Self { access, ..self }
     }
 
     /// Goes on with a client.
-    pub(crate) fn with(listener: UnixListener, conversation: Conversation<F>) -> Self {
+    pub(crate) fn with(listener: UnixListener, conversation: ClientConnection<F>) -> Self {
         Self {
             listener,
             rules: MemoryRules::default(),
-            access: Access::default(),
-            words: conversation.words.next(),
-            talk: Talk::With(Box::new(conversation)),
+            access: SocketAccess::default(),
+            words: conversation.words.next_client(),
+            client: ClientState::Connected(Box::new(conversation)),
         }
     }
 
@@ -157,33 +157,33 @@ impl<F: Served> Post<F> {
     }
 
     /// The function, if there is no client.
-    pub(crate) fn alone(&self) -> Option<&F> {
-        match &self.talk {
-            Talk::Alone(function) => Some(function),
+    pub(crate) fn idle_function(&self) -> Option<&F> {
+        match &self.client {
+            ClientState::Idle(function) => Some(function),
             _ => None,
         }
     }
 
     /// The function, unless it was lost.
     pub(crate) fn function(&mut self) -> Option<&mut F> {
-        match &mut self.talk {
-            Talk::Alone(function) => Some(function),
-            Talk::With(conversation) => Some(conversation.session.function()),
-            Talk::Ended => None,
+        match &mut self.client {
+            ClientState::Idle(function) => Some(function),
+            ClientState::Connected(conversation) => Some(conversation.session.function()),
+            ClientState::Ended => None,
         }
     }
 
     /// Told to stop: it has no client any more.
     pub(crate) fn end(&mut self) {
-        if let Talk::Alone(function) = &mut self.talk {
+        if let ClientState::Idle(function) = &mut self.client {
             function.end();
         }
     }
 
     /// The client, if there is one.
-    pub(crate) fn conversation(&self) -> Option<&Conversation<F>> {
-        match &self.talk {
-            Talk::With(conversation) => Some(conversation),
+    pub(crate) fn conversation(&self) -> Option<&ClientConnection<F>> {
+        match &self.client {
+            ClientState::Connected(conversation) => Some(conversation),
             _ => None,
         }
     }
@@ -195,48 +195,53 @@ impl<F: Served> Post<F> {
     pub(crate) fn serve(
         &mut self,
         counters: &DeviceCounters,
-        stop: &Stop,
+        stop: &StopSignal,
         bell: Option<BorrowedFd<'_>>,
-        mut report: impl FnMut(Event<'_>),
-    ) -> io::Result<Pause> {
+        mut report: impl FnMut(ServeEvent<'_>),
+    ) -> io::Result<ServeEnd> {
         loop {
-            match &mut self.talk {
-                Talk::Ended => return Ok(Pause::Stop),
-                Talk::Alone(_) => {
+            match &mut self.client {
+                ClientState::Ended => return Ok(ServeEnd::Stop),
+                ClientState::Idle(_) => {
                     let listener = Some(self.listener.as_fd());
-                    let woken = wait_or_bell(listener, None, stop, bell, false)?;
-                    if let Some(pause) = woken.pause() {
+                    let woken = wait_or_pause(listener, None, stop, bell, false)?;
+                    if let Some(pause) = woken.serve_end() {
                         return Ok(pause);
                     }
                     let words = &mut self.words;
-                    let mut say = |event: Event<'_>| words.say(event, &mut report);
+                    let mut say = |event: ServeEvent<'_>| words.log(event, &mut report);
                     let Some(stream) = stop.take(&self.listener, self.access, &mut say)? else {
                         continue;
                     };
-                    report(Event::Connected);
-                    if let Talk::Alone(function) = std::mem::replace(&mut self.talk, Talk::Ended) {
-                        self.talk = Talk::With(Box::new(Conversation {
+                    report(ServeEvent::Connected);
+                    if let ClientState::Idle(function) =
+                        std::mem::replace(&mut self.client, ClientState::Ended)
+                    {
+                        self.client = ClientState::Connected(Box::new(ClientConnection {
                             stream,
-                            session: Session::under(self.rules.clone(), function),
+                            session: Session::with_memory_rules(self.rules.clone(), function),
                             inbox: Inbox::default(),
-                            words: self.words.next(),
+                            words: self.words.next_client(),
                         }));
                     }
                 }
-                Talk::With(conversation) => {
+                ClientState::Connected(conversation) => {
                     let end = conversation.go_on(counters, stop, bell, &mut report);
-                    if let Ok(Some(Pause::Bell)) = end {
-                        return Ok(Pause::Bell);
+                    if let Ok(Some(ServeEnd::PauseRequested)) = end {
+                        return Ok(ServeEnd::PauseRequested);
                     }
                     if let Err(error) = &end {
-                        conversation.words.say(Event::Closed(error), &mut report);
+                        conversation
+                            .words
+                            .log(ServeEvent::Closed(error), &mut report);
                     }
-                    self.words = conversation.words.next();
-                    if let Talk::With(conversation) = std::mem::replace(&mut self.talk, Talk::Ended)
+                    self.words = conversation.words.next_client();
+                    if let ClientState::Connected(conversation) =
+                        std::mem::replace(&mut self.client, ClientState::Ended)
                     {
-                        self.talk = Talk::Alone(conversation.session.end());
+                        self.client = ClientState::Idle(conversation.session.end());
                     }
-                    report(Event::Disconnected);
+                    report(ServeEvent::Disconnected);
                     if let Ok(Some(pause)) = end {
                         return Ok(pause);
                     }
@@ -252,8 +257,8 @@ impl<F: Served> Post<F> {
 /// What listening or waiting meets.
 pub fn serve_text(
     listener: &UnixListener,
-    access: Access,
-    stop: &Stop,
+    access: SocketAccess,
+    stop: &StopSignal,
     text: impl Fn() -> String,
 ) -> io::Result<()> {
     while let Some(mut stream) = stop.accept(listener, access, |_| ())? {
@@ -264,15 +269,15 @@ pub fn serve_text(
     Ok(())
 }
 
-impl<F: Served> Conversation<F> {
+impl<F: PolledFunction> ClientConnection<F> {
     /// Until the client goes (none), or a pause comes.
     fn go_on(
         &mut self,
         counters: &DeviceCounters,
-        stop: &Stop,
+        stop: &StopSignal,
         bell: Option<BorrowedFd<'_>>,
-        report: &mut impl FnMut(Event<'_>),
-    ) -> io::Result<Option<Pause>> {
+        report: &mut impl FnMut(ServeEvent<'_>),
+    ) -> io::Result<Option<ServeEnd>> {
         let Self {
             stream,
             session,
@@ -281,21 +286,21 @@ impl<F: Served> Conversation<F> {
         } = self;
         loop {
             let function = session.function();
-            if let Some(broken) = function.take_broken() {
-                words.say(Event::Broken(&broken), &mut *report);
+            if let Some(broken) = function.take_queue_error() {
+                words.log(ServeEvent::Broken(&broken), &mut *report);
             }
             let unfinished = function.unfinished();
             let (main, extra) = (Some(stream.as_fd()), function.waits_for());
-            let woken = wait_or_bell(main, extra, stop, bell, unfinished)?;
-            if let Some(pause) = woken.pause() {
+            let woken = wait_or_pause(main, extra, stop, bell, unfinished)?;
+            if let Some(pause) = woken.serve_end() {
                 return Ok(Some(pause));
             }
             // Neither keeps the other waiting: a flood of packets the driver's registers, or a flood of doorbells the packets.
             if woken.extra {
-                function.came();
+                function.on_ready();
             }
             if unfinished {
-                function.go_on();
+                function.continue_work();
             }
             if !woken.main {
                 continue;
@@ -305,7 +310,7 @@ impl<F: Served> Conversation<F> {
                 Received::Part => continue,
                 Received::End => return Ok(None),
                 Received::Lost(error) => {
-                    words.say(Event::Closed(&error), &mut *report);
+                    words.log(ServeEvent::Closed(&error), &mut *report);
                     return Ok(None);
                 }
             };
@@ -313,12 +318,12 @@ impl<F: Served> Conversation<F> {
             let outcome = session.handle(message);
             if let Some(refusal) = &outcome.refusal {
                 counters.refused.add(1);
-                words.say(Event::Refused(refusal), &mut *report);
+                words.log(ServeEvent::Refused(refusal), &mut *report);
             }
             if let Some(reply) = outcome.reply
                 && !answer(stream, &reply, stop)?
             {
-                return Ok(Some(Pause::Stop));
+                return Ok(Some(ServeEnd::Stop));
             }
         }
     }

@@ -2,9 +2,10 @@
 
 use vm_memory::GuestMemoryMmap;
 
-use crate::memory::{GuestRam, MAX_RANGES, MemoryError, MemoryRules, Source};
+use crate::memory::{GuestRam, MAX_RANGES, MemoryError, MemoryRules, RangeSource};
 use crate::wire::{
-    Command, MAX_DATA_BYTES, MAX_FDS, Message, Request, RequestError, SetIrqs, errno,
+    MAX_DATA_BYTES, MAX_FDS, Message, RequestError, SetIrqs, VfioUserCommand, VfioUserRequest,
+    errno,
 };
 
 /// Regions that a PCI function has (VFIO: six BARs, ROM, configuration space, VGA).
@@ -130,7 +131,7 @@ pub enum Refusal {
     /// The version has not been agreed on, or is asked for again, or is another major one.
     Version {
         /// The command that came.
-        command: Option<Command>,
+        command: Option<VfioUserCommand>,
     },
     /// The guest's memory.
     Memory(MemoryError),
@@ -189,11 +190,11 @@ pub struct Session<F> {
 impl<F: Function> Session<F> {
     /// Begins with a function as after power-on.
     pub fn new(function: F) -> Self {
-        Self::under(MemoryRules::default(), function)
+        Self::with_memory_rules(MemoryRules::default(), function)
     }
 
     /// The same, whose client shares memory under these rules.
-    pub fn under(rules: MemoryRules, function: F) -> Self {
+    pub fn with_memory_rules(rules: MemoryRules, function: F) -> Self {
         Self {
             function,
             ram: GuestRam::new(rules),
@@ -249,14 +250,14 @@ impl<F: Function> Session<F> {
     }
 
     fn answer(&mut self, message: Message) -> Result<Vec<u8>, Refusal> {
-        let command = Command::from_number(message.header.command);
-        let request = Request::parse(message).map_err(Refusal::Request)?;
-        if self.agreed == matches!(request, Request::Version { .. }) {
+        let command = VfioUserCommand::from_number(message.header.command);
+        let request = VfioUserRequest::parse(message).map_err(Refusal::Request)?;
+        if self.agreed == matches!(request, VfioUserRequest::Version { .. }) {
             return Err(Refusal::Version { command });
         }
         match request {
-            Request::Version { major, .. } => self.version(major),
-            Request::DmaMap {
+            VfioUserRequest::Version { major, .. } => self.version(major),
+            VfioUserRequest::DmaMap {
                 range,
                 readable,
                 writable,
@@ -265,24 +266,24 @@ impl<F: Function> Session<F> {
             } => self.changed(|ram| {
                 ram.map(
                     range,
-                    Source {
+                    RangeSource {
                         file,
                         offset,
                         accessible: readable && writable,
                     },
                 )
             }),
-            Request::DmaUnmap { range, flags } => {
+            VfioUserRequest::DmaUnmap { range, flags } => {
                 self.changed(|ram| ram.unmap(range))?;
                 let (start, bytes) = range.map_or((0, 0), |r| (r.start().get(), r.bytes()));
                 Ok(body(&[24, flags], &[start, bytes]))
             }
-            Request::DeviceInfo => {
+            VfioUserRequest::DeviceInfo => {
                 const RESET: u32 = 1;
                 const PCI: u32 = 2;
                 Ok(body(&[16, RESET | PCI, REGIONS, IRQ_KINDS], &[]))
             }
-            Request::RegionInfo { index } => {
+            VfioUserRequest::RegionInfo { index } => {
                 const READ_WRITE: u32 = 3;
                 let region = (index < REGIONS)
                     .then(|| self.function.region(index))
@@ -290,7 +291,7 @@ impl<F: Function> Session<F> {
                 let flags = if region.bytes == 0 { 0 } else { READ_WRITE };
                 Ok(body(&[32, flags, index, 0], &[region.bytes, 0]))
             }
-            Request::IrqInfo { index } => {
+            VfioUserRequest::IrqInfo { index } => {
                 const EVENTFD: u32 = 1;
                 const NO_RESIZE: u32 = 8;
                 let vectors = (index < IRQ_KINDS)
@@ -298,11 +299,11 @@ impl<F: Function> Session<F> {
                     .ok_or(Refusal::Index { index })?;
                 Ok(body(&[16, EVENTFD | NO_RESIZE, index, vectors], &[]))
             }
-            Request::SetIrqs(request) => {
+            VfioUserRequest::SetIrqs(request) => {
                 self.function.set_irqs(request).map_err(Refusal::Function)?;
                 Ok(Vec::new())
             }
-            Request::RegionRead {
+            VfioUserRequest::RegionRead {
                 region,
                 offset,
                 count,
@@ -315,7 +316,7 @@ impl<F: Function> Session<F> {
                 reply.extend(data);
                 Ok(reply)
             }
-            Request::RegionWrite {
+            VfioUserRequest::RegionWrite {
                 region,
                 offset,
                 data,
@@ -326,7 +327,7 @@ impl<F: Function> Session<F> {
                 let count = u32::try_from(data.len()).unwrap_or(u32::MAX);
                 Ok(access(region, offset, count))
             }
-            Request::Reset => {
+            VfioUserRequest::Reset => {
                 self.function.reset().map_err(Refusal::Function)?;
                 Ok(Vec::new())
             }

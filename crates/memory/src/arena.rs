@@ -7,14 +7,14 @@ use ringfence_types::{MemoryError, PageSize, PhysAddr, PhysMemory, TABLE_WORDS};
 
 use crate::WriteBack;
 use crate::line::LINE;
-use crate::mapping::Mapping;
+use crate::mmap_region::MmapRegion;
 
 /// Physical memory from address 0 on, backed only where it has been written. Reads zero where it has not.
 ///
 /// Tables and buffers lie in the same arena; who wants them apart gives [`Frames`](crate::Frames) a range above the buffers.
 #[derive(Debug)]
 pub struct Arena {
-    mapping: Mapping,
+    mapping: MmapRegion,
     bytes: u64,
     write_back: WriteBack,
 }
@@ -45,7 +45,7 @@ impl Arena {
             return Err(ArenaError::BadSize { bytes });
         }
         let length = usize::try_from(bytes).map_err(|_| ArenaError::BadSize { bytes })?;
-        let mapping = Mapping::new(length).map_err(|errno| ArenaError::Refused {
+        let mapping = MmapRegion::new(length).map_err(|errno| ArenaError::Refused {
             bytes,
             errno: errno.raw_os_error(),
         })?;

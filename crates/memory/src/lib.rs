@@ -9,7 +9,7 @@ mod bytes;
 pub mod fake;
 mod frames;
 mod line;
-mod mapping;
+mod mmap_region;
 
 pub use arena::{Arena, ArenaError};
 pub use frames::Frames;

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 
-use ringfence_memory::fake::{FaultyFrames, NonCoherent, Pages};
+use ringfence_memory::fake::{FaultyFrames, NonCoherent, SparseMemory};
 use ringfence_memory::{Arena, Frames};
 use ringfence_types::{FrameSource, OutOfFrames, PhysAddr, PhysMemory, PhysRange};
 
@@ -136,7 +136,7 @@ fn faulty_frames_fail_from_the_nth_on_and_count() {
 
 #[test]
 fn pages_exist_where_they_were_set_and_nowhere_else() {
-    let mut pages = Pages::new();
+    let mut pages = SparseMemory::new();
     pages.set(PhysAddr::new(0x5008), 7);
     pages.add(PhysAddr::new(u64::MAX));
     assert_eq!(

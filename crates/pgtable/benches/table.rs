@@ -10,7 +10,7 @@ use std::hint::black_box;
 
 use floor::Bare;
 use ringfence_memory::{Arena, Frames, WriteBack};
-use ringfence_pgtable::{Coherency, Dirty, LeafCache, Levels, MapRequest, SecondStage, Table};
+use ringfence_pgtable::{Coherency, DirtyLines, LeafCache, Levels, MapRequest, SecondStage, Table};
 use ringfence_types::{
     DomainId, FrameSource, Permissions, Pfn, PfnRange, PhysAddr, PhysMemory, PhysRange,
 };
@@ -259,7 +259,7 @@ fn non_coherent(sides: &mut Vec<Side>, kind: WriteBack) {
             }
         },
     ));
-    let mut dirty = Dirty::new();
+    let mut dirty = DirtyLines::new();
     sides.push(side(
         &format!("{kind:?}: pair, burst of {OPS}"),
         OPS,
@@ -268,18 +268,18 @@ fn non_coherent(sides: &mut Vec<Side>, kind: WriteBack) {
             for op in 0..OPS {
                 let map = request(black_box(ring(op)), 1);
                 table
-                    .map_deferred(mem, frames, map, &mut dirty)
+                    .map_nosync(mem, frames, map, &mut dirty)
                     .expect("free");
             }
             dirty.sync(mem);
             for op in 0..OPS {
                 let range = range(black_box(ring(op)), 1);
-                assert!(table.unmap_deferred(mem, range, &mut dirty).is_ok());
+                assert!(table.unmap_nosync(mem, range, &mut dirty).is_ok());
             }
             dirty.sync(mem);
         },
     ));
-    let mut dirty = Dirty::new();
+    let mut dirty = DirtyLines::new();
     let cache = leaf_cache(table);
     sides.push(side(
         &format!("{kind:?}: leaf cache pair, burst of {OPS}"),
@@ -288,20 +288,20 @@ fn non_coherent(sides: &mut Vec<Side>, kind: WriteBack) {
             for op in 0..OPS {
                 let map = request(black_box(ring(op)), 1);
                 cache
-                    .map_deferred(table, mem, frames, map, &mut dirty)
+                    .map_nosync(table, mem, frames, map, &mut dirty)
                     .expect("free");
             }
             dirty.sync(mem);
             for op in 0..OPS {
                 let range = range(black_box(ring(op)), 1);
-                assert!(cache.unmap_deferred(table, mem, range, &mut dirty).is_ok());
+                assert!(cache.unmap_nosync(table, mem, range, &mut dirty).is_ok());
             }
             dirty.sync(mem);
         },
     ));
     // A ring in steady state: each step unmaps the buffer of an earlier lap and maps a fresh one, and one sync ends the burst, before
     // the invalidation and the doorbell.
-    let mut dirty = Dirty::new();
+    let mut dirty = DirtyLines::new();
     let cache = leaf_cache(table);
     let mut lap = 0;
     for op in 0..OPS {
@@ -315,10 +315,10 @@ fn non_coherent(sides: &mut Vec<Side>, kind: WriteBack) {
         move || {
             for op in 0..OPS {
                 let range = range(black_box(refill(lap, op)), 1);
-                assert!(cache.unmap_deferred(table, mem, range, &mut dirty).is_ok());
+                assert!(cache.unmap_nosync(table, mem, range, &mut dirty).is_ok());
                 let map = request(black_box(refill(lap + 1, op)), 1);
                 cache
-                    .map_deferred(table, mem, frames, map, &mut dirty)
+                    .map_nosync(table, mem, frames, map, &mut dirty)
                     .expect("free");
             }
             dirty.sync(mem);

@@ -7,7 +7,7 @@ use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use ringfence_types::{
-    DeviceId, DomainId, FaultReason, FrameSource, OutOfFrames, PhysAddr, PhysMemory,
+    DomainId, FaultReason, FrameSource, OutOfFrames, PhysAddr, PhysMemory, RequesterId,
 };
 
 use crate::{Coherency, Levels, TableError};
@@ -35,7 +35,7 @@ const DID_SHIFT: u32 = 8;
 
 /// What the hardware does with a device's accesses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Translation {
+pub enum TranslationType {
     /// Translates them by the table at `root` (TT = 00b).
     Table {
         /// The root of the table (SLPTPTR).
@@ -62,21 +62,21 @@ pub struct Context {
     /// Tags what the caches hold (DID).
     pub domain: DomainId,
     /// Where the device's accesses go.
-    pub translation: Translation,
+    pub translation: TranslationType,
 }
 
 impl Context {
     /// The two words of the entry, low word first.
     pub const fn encode(&self) -> [u64; 2] {
         let (low, aw) = match self.translation {
-            Translation::Table { root, levels } => (
+            TranslationType::Table { root, levels } => (
                 (root.get() & POINTER) | TT_TABLE << TT_SHIFT,
                 address_width(levels),
             ),
-            Translation::PassThrough { levels } => {
+            TranslationType::PassThrough { levels } => {
                 (TT_PASS_THROUGH << TT_SHIFT, address_width(levels))
             }
-            Translation::Rings { device } => {
+            TranslationType::Rings { device } => {
                 ((device.get() & POINTER) | TT_RINGS << TT_SHIFT, AW_RINGS)
             }
         };
@@ -100,12 +100,12 @@ impl Context {
             _ => return Err(ContextError::Unsupported),
         };
         let translation = match ((low >> TT_SHIFT) & 0b11, levels) {
-            (TT_TABLE, Some(levels)) => Translation::Table {
+            (TT_TABLE, Some(levels)) => TranslationType::Table {
                 root: pointer,
                 levels,
             },
-            (TT_PASS_THROUGH, Some(levels)) => Translation::PassThrough { levels },
-            (TT_RINGS, None) => Translation::Rings { device: pointer },
+            (TT_PASS_THROUGH, Some(levels)) => TranslationType::PassThrough { levels },
+            (TT_RINGS, None) => TranslationType::Rings { device: pointer },
             _ => return Err(ContextError::Unsupported),
         };
         Ok(Self {
@@ -170,7 +170,7 @@ impl core::error::Error for ContextError {}
 pub fn find_context<M: PhysMemory + ?Sized>(
     mem: &M,
     root_table: PhysAddr,
-    device: DeviceId,
+    device: RequesterId,
 ) -> Result<Context, ContextError> {
     let [low, high] = read(mem, root_table, device.bus())?;
     if low & PRESENT == 0 {
@@ -235,7 +235,7 @@ impl ContextTables {
         mem: &M,
         frames: &S,
     ) -> Result<Self, TableError> {
-        let root = crate::install::fresh_frame(coherency, mem, frames)?;
+        let root = crate::frame_reserve::fresh_frame(coherency, mem, frames)?;
         coherency.drain(mem);
         Ok(Self { root, coherency })
     }
@@ -255,7 +255,7 @@ impl ContextTables {
         &mut self,
         mem: &M,
         frames: &S,
-        device: DeviceId,
+        device: RequesterId,
         context: &Context,
     ) -> Result<(), TableError> {
         let table = self.context_table(mem, frames, device)?;
@@ -272,7 +272,11 @@ impl ContextTables {
     }
 
     /// Denies `device` all DMA. Whether it had a context.
-    pub fn detach<M: PhysMemory + ?Sized>(&mut self, mem: &M, device: DeviceId) -> Option<Context> {
+    pub fn detach<M: PhysMemory + ?Sized>(
+        &mut self,
+        mem: &M,
+        device: RequesterId,
+    ) -> Option<Context> {
         let old = find_context(mem, self.root, device).ok()?;
         let [root_low, _] = read(mem, self.root, device.bus()).ok()?;
         let table = PhysAddr::new(root_low & POINTER);
@@ -300,14 +304,14 @@ impl ContextTables {
         &mut self,
         mem: &M,
         frames: &S,
-        device: DeviceId,
+        device: RequesterId,
     ) -> Result<PhysAddr, TableError> {
         let at = address(self.root, device.bus());
         let [old, _] = read(mem, self.root, device.bus()).map_err(|_| TableError::Memory)?;
         if old & PRESENT != 0 {
             return Ok(PhysAddr::new(old & POINTER));
         }
-        let table = crate::install::fresh_frame(self.coherency, mem, frames)?;
+        let table = crate::frame_reserve::fresh_frame(self.coherency, mem, frames)?;
         // The zeroes must be in memory before the entry that leads to them can be.
         self.coherency.drain(mem);
         store(mem, at, (table.get() & POINTER) | PRESENT)?;

@@ -4,10 +4,10 @@ use alloc::sync::Arc;
 
 use ringfence_types::{CachedLevels, FrameSource, Iova, PfnRange, PhysAddr, PhysMemory, Unmapped};
 
-use crate::dirty::{Deferred, PerOperation, Sink};
-use crate::reclaim::NoBook;
+use crate::reclaim::NoCount;
 use crate::table::Corrupt;
-use crate::{Dirty, Format, Level, MapError, MapRequest, Table, UnmapError};
+use crate::write_back::{DeferredWriteBack, ImmediateWriteBack, WriteBackPolicy};
+use crate::{DirtyLines, Format, Level, MapError, MapRequest, Table, UnmapError};
 
 /// Slots, a power of two. 16 lost to the plain walk as soon as 48 tables were in use.
 const SLOTS: usize = 64;
@@ -53,25 +53,31 @@ impl LeafCache {
         frames: &S,
         request: MapRequest,
     ) -> Result<(), MapError> {
-        self.map_with(table, mem, frames, request, PerOperation(table.coherency))
+        self.map_with(
+            table,
+            mem,
+            frames,
+            request,
+            ImmediateWriteBack(table.coherency),
+        )
     }
 
-    /// As [`Table::map_deferred`].
+    /// As [`Table::map_nosync`].
     #[inline]
-    pub fn map_deferred<F: Format, M: PhysMemory + ?Sized, S: FrameSource + ?Sized>(
+    pub fn map_nosync<F: Format, M: PhysMemory + ?Sized, S: FrameSource + ?Sized>(
         &mut self,
         table: &Table<F>,
         mem: &M,
         frames: &S,
         request: MapRequest,
-        dirty: &mut Dirty,
+        dirty: &mut DirtyLines,
     ) -> Result<(), MapError> {
         self.map_with(
             table,
             mem,
             frames,
             request,
-            Deferred(table.coherency, dirty),
+            DeferredWriteBack(table.coherency, dirty),
         )
     }
 
@@ -83,19 +89,19 @@ impl LeafCache {
         mem: &M,
         range: PfnRange,
     ) -> Result<(Unmapped, CachedLevels), UnmapError> {
-        self.unmap_with(table, mem, range, PerOperation(table.coherency))
+        self.unmap_with(table, mem, range, ImmediateWriteBack(table.coherency))
     }
 
-    /// As [`Table::unmap_deferred`].
+    /// As [`Table::unmap_nosync`].
     #[inline]
-    pub fn unmap_deferred<F: Format, M: PhysMemory + ?Sized>(
+    pub fn unmap_nosync<F: Format, M: PhysMemory + ?Sized>(
         &mut self,
         table: &Table<F>,
         mem: &M,
         range: PfnRange,
-        dirty: &mut Dirty,
+        dirty: &mut DirtyLines,
     ) -> Result<(Unmapped, CachedLevels), UnmapError> {
-        self.unmap_with(table, mem, range, Deferred(table.coherency, dirty))
+        self.unmap_with(table, mem, range, DeferredWriteBack(table.coherency, dirty))
     }
 
     #[inline(always)]
@@ -105,7 +111,7 @@ impl LeafCache {
         mem: &M,
         frames: &S,
         request: MapRequest,
-        mut sink: impl Sink,
+        mut sink: impl WriteBackPolicy,
     ) -> Result<(), MapError> {
         // The width needs no check: the whole run lies in a table that is linked.
         if table.check_granules(&request).is_ok()
@@ -127,9 +133,9 @@ impl LeafCache {
         mem: &M,
         frames: &S,
         request: MapRequest,
-        sink: impl Sink,
+        sink: impl WriteBackPolicy,
     ) -> Result<(), MapError> {
-        table.map_with(mem, frames, request, sink, NoBook)?;
+        table.map_with(mem, frames, request, sink, NoCount)?;
         self.learn(table, mem, request.iova);
         Ok(())
     }
@@ -140,7 +146,7 @@ impl LeafCache {
         table: &Table<F>,
         mem: &M,
         range: PfnRange,
-        mut sink: impl Sink,
+        mut sink: impl WriteBackPolicy,
     ) -> Result<(Unmapped, CachedLevels), UnmapError> {
         if let Some(at) = self.entry(table, range.lo().iova(), range.pages()) {
             table.clear_leaf_table(mem, at, &range, &mut sink)?;
@@ -160,9 +166,9 @@ impl LeafCache {
         table: &Table<F>,
         mem: &M,
         range: PfnRange,
-        sink: impl Sink,
+        sink: impl WriteBackPolicy,
     ) -> Result<(Unmapped, CachedLevels), UnmapError> {
-        let done = table.unmap_with(mem, range, sink, NoBook)?;
+        let done = table.unmap_with(mem, range, sink, NoCount)?;
         self.learn(table, mem, range.lo().iova());
         Ok(done)
     }
@@ -184,7 +190,7 @@ impl LeafCache {
         let format = table.format();
         let own = Arc::ptr_eq(&self.of, &table.identity);
         // Descending once more also makes sure that the path has reached memory before this processor relies on it.
-        let spot = table.spot(mem, iova).map_err(|Corrupt| ());
+        let spot = table.walk_linked(mem, iova).map_err(|Corrupt| ());
         if let Ok(spot) = spot
             && own
             && spot.level == Level::LEAF

@@ -17,11 +17,10 @@ extern crate std;
 
 mod coherency;
 mod context;
-mod dirty;
 mod error;
 mod fmt;
 mod format;
-mod install;
+mod frame_reserve;
 mod leaf_cache;
 mod map;
 mod reclaim;
@@ -29,10 +28,10 @@ mod ring;
 mod table;
 mod unmap;
 mod walk;
+mod write_back;
 
 pub use coherency::Coherency;
-pub use context::{Context, ContextError, ContextTables, Translation, find_context};
-pub use dirty::Dirty;
+pub use context::{Context, ContextError, ContextTables, TranslationType, find_context};
 pub use error::{MapError, TableError, UnmapError};
 pub use fmt::{CalgaryTce, Levels, SecondStage, Snoop};
 pub use fmt::{
@@ -42,7 +41,8 @@ pub use fmt::{
 pub use format::{Entry, Format, Level};
 pub use leaf_cache::LeafCache;
 pub use map::MapRequest;
-pub use reclaim::{Reclaim, ReclaimingTable, Retired};
+pub use reclaim::{Reclaim, ReclaimingTable, UnlinkedTables};
 pub use ring::{RingWalkError, RingWords, ring_words};
 pub use table::Table;
 pub use walk::{Cursor, Leaf, WalkError, WalkErrorKind, walk};
+pub use write_back::DirtyLines;

@@ -4,11 +4,11 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use ringfence_types::{FrameSource, Iova, PageSize, Permissions, PhysAddr, PhysMemory};
 
-use crate::dirty::{Deferred, PerOperation, Sink};
-use crate::install::Reserve;
-use crate::reclaim::{Book, NoBook};
-use crate::table::{Corrupt, Spot};
-use crate::{Coherency, Dirty, Entry, Format, Level, MapError, Table};
+use crate::frame_reserve::FrameReserve;
+use crate::reclaim::{EntryCount, NoCount};
+use crate::table::{Corrupt, WalkResult};
+use crate::write_back::{DeferredWriteBack, ImmediateWriteBack, WriteBackPolicy};
+use crate::{Coherency, DirtyLines, Entry, Format, Level, MapError, Table};
 
 const GRANULE: PageSize = PageSize::Size4K;
 
@@ -55,25 +55,31 @@ impl<F: Format> Table<F> {
         frames: &S,
         request: MapRequest,
     ) -> Result<(), MapError> {
-        self.map_with(mem, frames, request, PerOperation(self.coherency), NoBook)
+        self.map_with(
+            mem,
+            frames,
+            request,
+            ImmediateWriteBack(self.coherency),
+            NoCount,
+        )
     }
 
     /// [`map`](Self::map), but the lines it touches are left to `dirty`: the addresses must not be told to the device before
-    /// [`Dirty::sync`].
+    /// [`DirtyLines::sync`].
     #[inline]
-    pub fn map_deferred<M: PhysMemory + ?Sized, S: FrameSource + ?Sized>(
+    pub fn map_nosync<M: PhysMemory + ?Sized, S: FrameSource + ?Sized>(
         &self,
         mem: &M,
         frames: &S,
         request: MapRequest,
-        dirty: &mut Dirty,
+        dirty: &mut DirtyLines,
     ) -> Result<(), MapError> {
         self.map_with(
             mem,
             frames,
             request,
-            Deferred(self.coherency, dirty),
-            NoBook,
+            DeferredWriteBack(self.coherency, dirty),
+            NoCount,
         )
     }
 
@@ -83,11 +89,11 @@ impl<F: Format> Table<F> {
         mem: &M,
         frames: &S,
         request: MapRequest,
-        mut sink: impl Sink,
-        book: impl Book<F>,
+        mut sink: impl WriteBackPolicy,
+        book: impl EntryCount<F>,
     ) -> Result<(), MapError> {
         if self.check_granules(&request).is_ok()
-            && let Some(place) = self.place(mem, request.iova, request.pages)
+            && let Some(place) = self.leaf_entry(mem, request.iova, request.pages)
         {
             self.fill_leaf_table(mem, place.at, &request, &mut sink)?;
             book.added(&self.format, place.parent, request.pages);
@@ -105,12 +111,12 @@ impl<F: Format> Table<F> {
         mem: &M,
         frames: &S,
         request: MapRequest,
-        mut sink: impl Sink,
-        book: impl Book<F>,
+        mut sink: impl WriteBackPolicy,
+        book: impl EntryCount<F>,
     ) -> Result<(), MapError> {
         self.check_request(&request)?;
         let spot = self
-            .spot(mem, request.iova)
+            .walk_linked(mem, request.iova)
             .map_err(|Corrupt| MapError::Corrupt { iova: request.iova })?;
         if spot.level == Level::LEAF && self.pages_in(&spot, &request) == request.pages {
             let at = self.entry_address(spot.level, spot.table, request.iova);
@@ -152,7 +158,7 @@ impl<F: Format> Table<F> {
 
     /// How many pages of `request` have their entries in the leaf table of `spot`.
     #[inline]
-    fn pages_in(&self, spot: &Spot<'_>, request: &MapRequest) -> u64 {
+    fn pages_in(&self, spot: &WalkResult<'_>, request: &MapRequest) -> u64 {
         let index = self.format.index(spot.level, request.iova);
         let room = self.format.entries(spot.level).wrapping_sub(index) as u64;
         request.pages.min(room)
@@ -165,7 +171,7 @@ impl<F: Format> Table<F> {
         mem: &M,
         at: PhysAddr,
         request: &MapRequest,
-        sink: &mut impl Sink,
+        sink: &mut impl WriteBackPolicy,
     ) -> Result<(), MapError> {
         let iova = request.iova;
         let leaf = self
@@ -251,11 +257,12 @@ impl<F: Format> Table<F> {
         mem: &M,
         frames: &S,
         request: &MapRequest,
-        sink: &mut impl Sink,
-        book: impl Book<F>,
+        sink: &mut impl WriteBackPolicy,
+        book: impl EntryCount<F>,
     ) -> Result<(), MapError> {
         let missing = self.check_long(mem, request)?;
-        let mut reserve = Reserve::new(mem, frames, missing).map_err(|_| MapError::OutOfFrames)?;
+        let mut reserve =
+            FrameReserve::new(mem, frames, missing).map_err(|_| MapError::OutOfFrames)?;
         let mut done = 0;
         while done < request.pages {
             let rest = request.after(done);
@@ -286,7 +293,7 @@ impl<F: Format> Table<F> {
             let rest = request.after(done);
             let iova = rest.iova;
             let corrupt = MapError::Corrupt { iova };
-            let spot = self.spot(mem, iova).map_err(|Corrupt| corrupt)?;
+            let spot = self.walk_linked(mem, iova).map_err(|Corrupt| corrupt)?;
             let target = self.target(spot.level, &rest);
             let pages;
             if spot.level == Level::LEAF {
@@ -365,16 +372,16 @@ impl<F: Format> Table<F> {
     fn install_step<M: PhysMemory + ?Sized, S: FrameSource + ?Sized>(
         &self,
         mem: &M,
-        reserve: &mut Reserve<'_, M, S>,
+        reserve: &mut FrameReserve<'_, M, S>,
         rest: &MapRequest,
-        sink: &mut impl Sink,
-        book: impl Book<F>,
+        sink: &mut impl WriteBackPolicy,
+        book: impl EntryCount<F>,
     ) -> Result<u64, MapError> {
         let iova = rest.iova;
         let corrupt = MapError::Corrupt { iova };
         // Each round links a level, or finds it linked.
         for _ in 0..=Level::MAX.get() {
-            let spot = self.spot(mem, iova).map_err(|Corrupt| corrupt)?;
+            let spot = self.walk_linked(mem, iova).map_err(|Corrupt| corrupt)?;
             let target = self.target(spot.level, rest);
             let at = self.entry_address(spot.level, spot.table, iova);
             if spot.level > target {
@@ -407,10 +414,10 @@ impl<F: Format> Table<F> {
     fn link<M: PhysMemory + ?Sized, S: FrameSource + ?Sized>(
         &self,
         mem: &M,
-        reserve: &mut Reserve<'_, M, S>,
-        spot: &Spot<'_>,
+        reserve: &mut FrameReserve<'_, M, S>,
+        spot: &WalkResult<'_>,
         at: PhysAddr,
-        book: impl Book<F>,
+        book: impl EntryCount<F>,
     ) -> Result<(), LinkError> {
         let word = mem.word(at).map_err(|_| LinkError::Corrupt)?;
         let old = word.load(Ordering::Acquire);
@@ -444,13 +451,13 @@ impl<F: Format> Table<F> {
         mem: &M,
         request: &MapRequest,
         done: u64,
-        sink: &mut impl Sink,
-        book: impl Book<F>,
+        sink: &mut impl WriteBackPolicy,
+        book: impl EntryCount<F>,
     ) {
         let mut cleared = 0;
         while cleared < done {
             let rest = request.after(cleared);
-            let Ok(spot) = self.spot(mem, rest.iova) else {
+            let Ok(spot) = self.walk_linked(mem, rest.iova) else {
                 return;
             };
             // Steps are taken here as they were on the way in: a leaf stands at the level where the tables end.

@@ -9,13 +9,13 @@ use ringfence_types::{
     PfnRange, PhysAddr, PhysMemory, Unmapped, WholeDomain,
 };
 
-use crate::dirty::{PerOperation, Sink};
+use crate::write_back::{ImmediateWriteBack, WriteBackPolicy};
 use crate::{
     Coherency, Entry, Format, Leaf, Level, MapError, MapRequest, Table, TableError, UnmapError,
 };
 
 /// Who counts the present entries of a table, if anyone.
-pub(crate) trait Book<F: Format>: Copy {
+pub(crate) trait EntryCount<F: Format>: Copy {
     /// `entries` absent entries of the table behind `parent` have become present.
     fn added(self, format: &F, parent: Option<&AtomicU64>, entries: u64);
     /// `entries` present entries of the table behind `parent` have become absent.
@@ -24,9 +24,9 @@ pub(crate) trait Book<F: Format>: Copy {
 
 /// Tables that stay need no count.
 #[derive(Clone, Copy)]
-pub(crate) struct NoBook;
+pub(crate) struct NoCount;
 
-impl<F: Format> Book<F> for NoBook {
+impl<F: Format> EntryCount<F> for NoCount {
     #[inline]
     fn added(self, _format: &F, _parent: Option<&AtomicU64>, _entries: u64) {}
     #[inline]
@@ -35,9 +35,9 @@ impl<F: Format> Book<F> for NoBook {
 
 /// Counts in the software bits of the entry above. For one writer at a time.
 #[derive(Clone, Copy)]
-struct InParent;
+struct CountInParent;
 
-impl InParent {
+impl CountInParent {
     #[inline]
     fn change<F: Format>(format: &F, parent: Option<&AtomicU64>, change: impl FnOnce(u64) -> u64) {
         if let Some(word) = parent {
@@ -49,7 +49,7 @@ impl InParent {
     }
 }
 
-impl<F: Format> Book<F> for InParent {
+impl<F: Format> EntryCount<F> for CountInParent {
     #[inline]
     fn added(self, format: &F, parent: Option<&AtomicU64>, entries: u64) {
         Self::change(format, parent, |live| live.saturating_add(entries));
@@ -71,9 +71,9 @@ pub enum Reclaim {
 }
 
 /// [`Reclaim`] as a sink.
-struct UnmapSink(Coherency, Reclaim);
+struct UnmapWriteBack(Coherency, Reclaim);
 
-impl Sink for UnmapSink {
+impl WriteBackPolicy for UnmapWriteBack {
     #[inline]
     fn touched<M: PhysMemory + ?Sized>(&mut self, mem: &M, at: PhysAddr, bytes: u64) {
         let page = PageSize::Size4K.bytes();
@@ -100,19 +100,19 @@ impl Sink for UnmapSink {
 /// [`release`](Self::release).
 #[must_use = "the frames are lost unless they are released after the invalidation"]
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Retired {
+pub struct UnlinkedTables {
     /// The domain, and the hull of the unmapped ranges that emptied the pages; none if there are no pages.
     scope: Option<(DomainId, PfnRange)>,
     frames: Vec<PhysAddr>,
     /// The table's count of such pages.
-    pending: Pending,
+    pending: PendingCount,
 }
 
-/// How many unlinked pages of one table walk caches may still lead to: shared by the table and every [`Retired`] that holds some.
+/// How many unlinked pages of one table walk caches may still lead to: shared by the table and every [`UnlinkedTables`] that holds some.
 #[derive(Debug, Clone, Default)]
-struct Pending(Option<Arc<AtomicU64>>);
+struct PendingCount(Option<Arc<AtomicU64>>);
 
-impl Pending {
+impl PendingCount {
     #[inline]
     fn count(&self) -> u64 {
         // Acquire: whoever finds none finds the walk caches empty.
@@ -134,15 +134,15 @@ impl Pending {
     }
 }
 
-impl PartialEq for Pending {
+impl PartialEq for PendingCount {
     fn eq(&self, other: &Self) -> bool {
         self.0.as_ref().map(Arc::as_ptr) == other.0.as_ref().map(Arc::as_ptr)
     }
 }
 
-impl Eq for Pending {}
+impl Eq for PendingCount {}
 
-impl Retired {
+impl UnlinkedTables {
     /// Whether there are any pages.
     #[inline]
     pub fn is_empty(&self) -> bool {
@@ -169,7 +169,7 @@ impl Retired {
     }
 }
 
-impl Batch for Retired {
+impl Batch for UnlinkedTables {
     /// Walk caches must go too: leaf-only invalidations do not count (VT-d invalidation hint IH = 0).
     fn covered_by(&self, request: &Invalidation) -> bool {
         let Some((domain, range)) = &self.scope else {
@@ -184,7 +184,7 @@ impl Batch for Retired {
 pub struct ReclaimingTable<F> {
     table: Table<F>,
     reclaim: Reclaim,
-    retired: Retired,
+    unlinked_tables: UnlinkedTables,
     /// Hull of what the pages translated that are pending, or were when the last of them was unlinked.
     unlinked: Option<PfnRange>,
 }
@@ -202,9 +202,9 @@ impl<F: Format> ReclaimingTable<F> {
         Ok(Self {
             table: Table::new(format, domain, coherency, mem, frames)?,
             reclaim,
-            retired: Retired {
-                pending: Pending(Some(Arc::default())),
-                ..Retired::default()
+            unlinked_tables: UnlinkedTables {
+                pending: PendingCount(Some(Arc::default())),
+                ..UnlinkedTables::default()
             },
             unlinked: None,
         })
@@ -218,12 +218,13 @@ impl<F: Format> ReclaimingTable<F> {
         frames: &S,
         request: MapRequest,
     ) -> Result<(), MapError> {
-        let sink = PerOperation(self.table.coherency);
-        self.table.map_with(mem, frames, request, sink, InParent)
+        let sink = ImmediateWriteBack(self.table.coherency);
+        self.table
+            .map_with(mem, frames, request, sink, CountInParent)
     }
 
     /// As [`Table::unmap`], and unlinks the table pages that are empty now. [`CachedLevels::All`] says that it did; they wait in
-    /// [`take_retired`](Self::take_retired) for the invalidation of `range`.
+    /// [`take_unlinked`](Self::take_unlinked) for the invalidation of `range`.
     #[inline]
     pub fn unmap<M: PhysMemory + ?Sized>(
         &mut self,
@@ -242,43 +243,44 @@ impl<F: Format> ReclaimingTable<F> {
         mem: &M,
         range: PfnRange,
     ) -> Result<Unmapped, UnmapError> {
-        let sink = UnmapSink(self.table.coherency, self.reclaim);
-        let (unmapped, _) = self.table.unmap_with(mem, range, sink, InParent)?;
+        let sink = UnmapWriteBack(self.table.coherency, self.reclaim);
+        let (unmapped, _) = self.table.unmap_with(mem, range, sink, CountInParent)?;
         Ok(unmapped)
     }
 
     /// The second half of [`unmap`](Self::unmap): unlinks the table pages on the way to `range` that are empty.
     #[inline]
     pub fn unlink<M: PhysMemory + ?Sized>(&mut self, mem: &M, range: PfnRange) -> CachedLevels {
-        let before = self.retired.len();
-        let mut sink = UnmapSink(self.table.coherency, self.reclaim);
+        let before = self.unlinked_tables.len();
+        let mut sink = UnmapWriteBack(self.table.coherency, self.reclaim);
         self.unlink_empty(mem, range, &mut sink);
-        if self.retired.len() == before {
+        if self.unlinked_tables.len() == before {
             return CachedLevels::Leaves;
         }
         sink.finish(mem);
         CachedLevels::All
     }
 
-    /// The pages unlinked since the last time. They are pending until they are [released](Retired::release); dropped, for ever.
+    /// The pages unlinked since the last time. They are pending until they are [released](UnlinkedTables::release); dropped, for ever.
     #[inline]
-    pub fn take_retired(&mut self) -> Retired {
-        if self.retired.is_empty() {
-            return Retired::default();
+    pub fn take_unlinked(&mut self) -> UnlinkedTables {
+        if self.unlinked_tables.is_empty() {
+            return UnlinkedTables::default();
         }
-        let pending = self.retired.pending.clone();
-        let next = Retired {
+        let pending = self.unlinked_tables.pending.clone();
+        let next = UnlinkedTables {
             pending,
-            ..Retired::default()
+            ..UnlinkedTables::default()
         };
-        core::mem::replace(&mut self.retired, next)
+        core::mem::replace(&mut self.unlinked_tables, next)
     }
 
     /// Whether a walk cache may lead to an unlinked page on the way to `range`. A mapping made there is out of its sight until the range
     /// is invalidated with [`CachedLevels::All`]; the device is told of it after that.
     #[inline]
     pub fn is_pending(&self, range: PfnRange) -> bool {
-        self.unlinked.is_some_and(|hull| hull.overlaps(&range)) && self.retired.pending.count() > 0
+        self.unlinked.is_some_and(|hull| hull.overlaps(&range))
+            && self.unlinked_tables.pending.count() > 0
     }
 
     /// The leaf that translates `iova`, if there is one.
@@ -316,7 +318,7 @@ impl<F: Format> ReclaimingTable<F> {
         self.table.table_bytes()
     }
 
-    /// As [`Table::destroy`]; pages not yet taken by [`take_retired`](Self::take_retired) go back too.
+    /// As [`Table::destroy`]; pages not yet taken by [`take_unlinked`](Self::take_unlinked) go back too.
     pub fn destroy<M: PhysMemory + ?Sized, S: FrameSource + ?Sized>(
         self,
         mem: &M,
@@ -326,7 +328,7 @@ impl<F: Format> ReclaimingTable<F> {
         let Self {
             table,
             reclaim,
-            retired,
+            unlinked_tables: retired,
             unlinked,
         } = self;
         match table.destroy(mem, frames, proof) {
@@ -339,7 +341,7 @@ impl<F: Format> ReclaimingTable<F> {
             Err(table) => Err(Self {
                 table,
                 reclaim,
-                retired,
+                unlinked_tables: retired,
                 unlinked,
             }),
         }
@@ -349,7 +351,7 @@ impl<F: Format> ReclaimingTable<F> {
         &mut self,
         mem: &M,
         range: PfnRange,
-        sink: &mut impl Sink,
+        sink: &mut impl WriteBackPolicy,
     ) {
         let end = range.hi().iova();
         let mut at = Some(range.lo().iova());
@@ -367,7 +369,7 @@ impl<F: Format> ReclaimingTable<F> {
         mem: &M,
         iova: Iova,
         range: PfnRange,
-        sink: &mut impl Sink,
+        sink: &mut impl WriteBackPolicy,
     ) -> u64 {
         let format = self.table.format;
         let mut path: [Option<(&AtomicU64, PhysAddr, PhysAddr)>; 5] = [None; 5];
@@ -392,7 +394,7 @@ impl<F: Format> ReclaimingTable<F> {
             let first = Pfn::containing(iova.align_down(span));
             let translates = PfnRange::new(first, span >> PageSize::Size4K.shift());
             if format.live(word.load(Ordering::Relaxed)) != 0
-                || !self.retire(*page, range, translates.unwrap_or(range))
+                || !self.note_unlinked(*page, range, translates.unwrap_or(range))
             {
                 break;
             }
@@ -401,15 +403,15 @@ impl<F: Format> ReclaimingTable<F> {
             word.store(0, Ordering::Release);
             sink.touched(mem, *at, 8);
             let above = lower.peek().map(|(word, ..)| *word);
-            InParent.removed(&format, above, 1);
+            CountInParent.removed(&format, above, 1);
         }
         covers
     }
 
     /// Whether there was room to note `page`, which stands for the pages of `translates` and became empty with `range`; if not, it stays
     /// linked.
-    fn retire(&mut self, page: PhysAddr, range: PfnRange, translates: PfnRange) -> bool {
-        let retired = &mut self.retired;
+    fn note_unlinked(&mut self, page: PhysAddr, range: PfnRange, translates: PfnRange) -> bool {
+        let retired = &mut self.unlinked_tables;
         if retired.frames.try_reserve(1).is_err() {
             return false;
         }

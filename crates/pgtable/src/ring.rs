@@ -157,7 +157,7 @@ impl RingPte {
     /// Fills an entry as Fig. 11 does: field by field, whatever the entry holds, in no order that the hardware could rely on. A live
     /// entry stays valid while it changes (errata 7 and 9).
     #[inline]
-    pub fn store_literal(self, [first, second]: &RingWords) {
+    pub fn store_as_published(self, [first, second]: &RingWords) {
         let [address, _] = self.words();
         first.store(address, Ordering::Relaxed);
         for control in self.field_by_field(second.load(Ordering::Relaxed)) {
@@ -167,7 +167,7 @@ impl RingPte {
 
     /// Clears an entry as Fig. 11 does: `valid` alone, in no order. Whether it was set.
     #[inline]
-    pub fn clear_literal([_, control]: &RingWords) -> bool {
+    pub fn clear_as_published([_, control]: &RingWords) -> bool {
         let was = control.load(Ordering::Relaxed);
         control.store(was & !VALID, Ordering::Relaxed);
         was & VALID != 0

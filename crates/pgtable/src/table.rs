@@ -7,7 +7,7 @@ use ringfence_types::{
     DomainId, Flushed, FrameSource, Iova, PageSize, PhysAddr, PhysMemory, WholeDomain,
 };
 
-use crate::install::fresh_frame;
+use crate::frame_reserve::fresh_frame;
 use crate::{Coherency, Cursor, Entry, Format, Leaf, Level, TableError, WalkError, walk};
 
 /// The translation table of one domain. Table pages, once linked, stay until the table is destroyed (as in Linux); a table that gives
@@ -35,7 +35,7 @@ pub struct Table<F> {
 }
 
 /// The lowest table on the path to an address.
-pub(crate) struct Spot<'m> {
+pub(crate) struct WalkResult<'m> {
     pub(crate) level: Level,
     pub(crate) table: PhysAddr,
     /// The entry that leads to it; none for the root.
@@ -43,7 +43,7 @@ pub(crate) struct Spot<'m> {
 }
 
 /// Entries of a leaf table.
-pub(crate) struct Place<'m> {
+pub(crate) struct LeafEntry<'m> {
     /// Address of the first.
     pub(crate) at: PhysAddr,
     /// The entry that leads to their table; none for the root.
@@ -251,12 +251,12 @@ impl<F: Format> Table<F> {
     /// This is the way of nearly every call, and short because it says no more than that it ends: whoever gets `None` looks
     /// closely, with [`spot`](Self::spot).
     #[inline(always)]
-    pub(crate) fn place<'m, M: PhysMemory + ?Sized>(
+    pub(crate) fn leaf_entry<'m, M: PhysMemory + ?Sized>(
         &self,
         mem: &'m M,
         iova: Iova,
         pages: u64,
-    ) -> Option<Place<'m>> {
+    ) -> Option<LeafEntry<'m>> {
         let format = self.format;
         // As constants, depth, width and shifts cost nothing.
         let mut level = Level::FOUR;
@@ -279,20 +279,20 @@ impl<F: Format> Table<F> {
             .wrapping_sub(format.index(level, iova)) as u64;
         let in_memory = self.coherency == Coherency::Coherent
             || written_back & F::WRITTEN_BACK == F::WRITTEN_BACK;
-        (pages <= room && in_memory).then(|| Place {
+        (pages <= room && in_memory).then(|| LeafEntry {
             at: self.entry_address(level, table, iova),
             parent,
         })
     }
 
     /// Descends towards `iova` as far as tables are linked.
-    pub(crate) fn spot<'m, M: PhysMemory + ?Sized>(
+    pub(crate) fn walk_linked<'m, M: PhysMemory + ?Sized>(
         &self,
         mem: &'m M,
         iova: Iova,
-    ) -> Result<Spot<'m>, Corrupt> {
+    ) -> Result<WalkResult<'m>, Corrupt> {
         let format = self.format;
-        let mut spot = Spot {
+        let mut spot = WalkResult {
             level: format.root_level(),
             table: self.root,
             parent: None,
@@ -307,7 +307,7 @@ impl<F: Format> Table<F> {
                 break;
             };
             written_back &= raw;
-            spot = Spot {
+            spot = WalkResult {
                 level: below,
                 table,
                 parent: Some(word),

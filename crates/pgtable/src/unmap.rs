@@ -6,16 +6,16 @@ use ringfence_types::{
     CachedLevels, Iova, PageSize, Pfn, PfnRange, PhysAddr, PhysMemory, Unmapped,
 };
 
-use crate::dirty::{Deferred, PerOperation, Sink};
-use crate::reclaim::{Book, NoBook};
-use crate::table::{Corrupt, Spot};
-use crate::{Dirty, Entry, Format, Level, Table, UnmapError};
+use crate::reclaim::{EntryCount, NoCount};
+use crate::table::{Corrupt, WalkResult};
+use crate::write_back::{DeferredWriteBack, ImmediateWriteBack, WriteBackPolicy};
+use crate::{DirtyLines, Entry, Format, Level, Table, UnmapError};
 
 const GRANULE: PageSize = PageSize::Size4K;
 
 /// A stretch of entries of one table.
 struct Run<'m> {
-    spot: Spot<'m>,
+    spot: WalkResult<'m>,
     at: PhysAddr,
     /// Entries cleared.
     entries: u64,
@@ -37,19 +37,24 @@ impl<F: Format> Table<F> {
         mem: &M,
         range: PfnRange,
     ) -> Result<(Unmapped, CachedLevels), UnmapError> {
-        self.unmap_with(mem, range, PerOperation(self.coherency), NoBook)
+        self.unmap_with(mem, range, ImmediateWriteBack(self.coherency), NoCount)
     }
 
     /// [`unmap`](Self::unmap), but the lines it touches are left to `dirty`: the invalidation must not be submitted before
-    /// [`Dirty::sync`], or a walker that does not snoop may fetch the old entries again after it.
+    /// [`DirtyLines::sync`], or a walker that does not snoop may fetch the old entries again after it.
     #[inline]
-    pub fn unmap_deferred<M: PhysMemory + ?Sized>(
+    pub fn unmap_nosync<M: PhysMemory + ?Sized>(
         &self,
         mem: &M,
         range: PfnRange,
-        dirty: &mut Dirty,
+        dirty: &mut DirtyLines,
     ) -> Result<(Unmapped, CachedLevels), UnmapError> {
-        self.unmap_with(mem, range, Deferred(self.coherency, dirty), NoBook)
+        self.unmap_with(
+            mem,
+            range,
+            DeferredWriteBack(self.coherency, dirty),
+            NoCount,
+        )
     }
 
     #[inline(always)]
@@ -57,10 +62,10 @@ impl<F: Format> Table<F> {
         &self,
         mem: &M,
         range: PfnRange,
-        mut sink: impl Sink,
-        book: impl Book<F>,
+        mut sink: impl WriteBackPolicy,
+        book: impl EntryCount<F>,
     ) -> Result<(Unmapped, CachedLevels), UnmapError> {
-        if let Some(place) = self.place(mem, range.lo().iova(), range.pages()) {
+        if let Some(place) = self.leaf_entry(mem, range.lo().iova(), range.pages()) {
             self.clear_leaf_table(mem, place.at, &range, &mut sink)?;
             book.removed(&self.format, place.parent, range.pages());
             sink.finish(mem);
@@ -79,13 +84,13 @@ impl<F: Format> Table<F> {
         &self,
         mem: &M,
         range: PfnRange,
-        mut sink: impl Sink,
-        book: impl Book<F>,
+        mut sink: impl WriteBackPolicy,
+        book: impl EntryCount<F>,
     ) -> Result<(), UnmapError> {
         let iova = range.lo().iova();
         self.check_range(&range)?;
         let spot = self
-            .spot(mem, iova)
+            .walk_linked(mem, iova)
             .map_err(|Corrupt| UnmapError::Corrupt { iova })?;
         let index = self.format.index(spot.level, iova);
         let room = self.format.entries(spot.level).wrapping_sub(index) as u64;
@@ -116,7 +121,7 @@ impl<F: Format> Table<F> {
         mem: &M,
         at: PhysAddr,
         range: &PfnRange,
-        sink: &mut impl Sink,
+        sink: &mut impl WriteBackPolicy,
     ) -> Result<(), UnmapError> {
         let pages = range.pages();
         let iova = range.lo().iova();
@@ -168,8 +173,8 @@ impl<F: Format> Table<F> {
         &self,
         mem: &M,
         range: &PfnRange,
-        sink: &mut impl Sink,
-        book: impl Book<F>,
+        sink: &mut impl WriteBackPolicy,
+        book: impl EntryCount<F>,
     ) -> Result<(), UnmapError> {
         let mut checked = 0;
         while checked < range.pages() {
@@ -204,7 +209,7 @@ impl<F: Format> Table<F> {
         let left = range.pages().saturating_sub(skipped);
         let iova = page_at(range.lo().iova(), skipped);
         let corrupt = UnmapError::Corrupt { iova };
-        let spot = self.spot(mem, iova).map_err(|Corrupt| corrupt)?;
+        let spot = self.walk_linked(mem, iova).map_err(|Corrupt| corrupt)?;
         let at = self.entry_address(spot.level, spot.table, iova);
         if spot.level == Level::LEAF {
             let index = self.format.index(spot.level, iova);

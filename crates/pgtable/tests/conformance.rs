@@ -13,7 +13,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{RngSeed, TestRunner};
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{
-    CalgaryTce, Coherency, Cursor, Dirty, Format, Leaf, Levels, MapError, MapRequest, Reclaim,
+    CalgaryTce, Coherency, Cursor, DirtyLines, Format, Leaf, Levels, MapError, MapRequest, Reclaim,
     ReclaimingTable, SecondStage, Table, UnmapError, walk,
 };
 use ringfence_types::{FrameSource, Iova, PageSize, Permissions, PhysAddr, PhysMemory};
@@ -213,7 +213,7 @@ fn second_stage(levels: Levels) {
                 check(format, largest, false, coherency, ops, |m, f| {
                     let table = table(m, f);
                     let cache = table.leaf_cache();
-                    Burst(table, cache, Dirty::new(), false)
+                    Burst(table, cache, DirtyLines::new(), false)
                 });
             });
             for reclaim in [Reclaim::FlushPage, Reclaim::FlushTouched] {

@@ -8,22 +8,23 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use common::{Memory, frames, memory, snapshot};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
-use ringfence_memory::fake::Pages;
+use ringfence_memory::fake::SparseMemory;
 use ringfence_pgtable::{
-    Coherency, Context, ContextError, ContextTables, Levels, TableError, Translation, find_context,
+    Coherency, Context, ContextError, ContextTables, Levels, TableError, TranslationType,
+    find_context,
 };
 use ringfence_types::{
-    DeviceId, DomainId, FaultReason, MemoryError, PhysAddr, PhysMemory, TABLE_WORDS,
+    DomainId, FaultReason, MemoryError, PhysAddr, PhysMemory, RequesterId, TABLE_WORDS,
 };
 
-fn device(raw: u16) -> DeviceId {
-    DeviceId::new(raw)
+fn device(raw: u16) -> RequesterId {
+    RequesterId::new(raw)
 }
 
 fn context(domain: u16) -> Context {
     Context {
         domain: DomainId::new(domain),
-        translation: Translation::Table {
+        translation: TranslationType::Table {
             root: PhysAddr::new(0x9000),
             levels: Levels::Four,
         },
@@ -60,7 +61,7 @@ fn attach_and_detach_as_the_device_sees_them() {
             "the root and a table for each of three buses"
         );
         let replaced = Context {
-            translation: Translation::PassThrough {
+            translation: TranslationType::PassThrough {
                 levels: Levels::Five,
             },
             ..context(9)
@@ -111,7 +112,7 @@ fn a_reader_never_sees_a_mixture() {
     let mut tables = ContextTables::new(Coherency::Coherent, &mem, &frames).expect("frames");
     let mixed = |tag: u16| Context {
         domain: DomainId::new(tag),
-        translation: Translation::Table {
+        translation: TranslationType::Table {
             root: PhysAddr::new(u64::from(tag) << 12),
             levels: Levels::Four,
         },
@@ -189,7 +190,7 @@ fn between_any_two_stores_the_device_sees_the_old_entry_or_none_or_the_new_one()
         context(1),
         Context {
             domain: DomainId::new(2),
-            translation: Translation::Table {
+            translation: TranslationType::Table {
                 root: PhysAddr::new(0xa000),
                 levels: Levels::Three,
             },
@@ -213,7 +214,7 @@ fn between_any_two_stores_the_device_sees_the_old_entry_or_none_or_the_new_one()
 
 #[test]
 fn what_the_root_may_hold() {
-    let mut mem = Pages::new();
+    let mut mem = SparseMemory::new();
     let (root, table) = (PhysAddr::new(0x1000), 0x2000);
     mem.add(root);
     mem.add(PhysAddr::new(table));
@@ -300,12 +301,12 @@ proptest! {
             // What is accepted loses nothing but FPD and the available bits.
             let [low_again, high_again] = context.encode();
             let low_kept = match context.translation {
-                Translation::Table { .. } | Translation::Rings { .. } => low & !2,
-                Translation::PassThrough { .. } => low & 0xd,
+                TranslationType::Table { .. } | TranslationType::Rings { .. } => low & !2,
+                TranslationType::PassThrough { .. } => low & 0xd,
             };
             prop_assert_eq!([low_again, high_again], [low_kept, high & !0x78]);
         }
-        let mut mem = Pages::new();
+        let mut mem = SparseMemory::new();
         mem.set(PhysAddr::new(root & !0xfff), low);
         let _ = find_context(&mem, PhysAddr::new(root), device(at));
         prop_assert!(mem.word(PhysAddr::new(root & !0xfff)).is_ok());

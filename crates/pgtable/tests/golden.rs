@@ -2,7 +2,7 @@
 
 use ringfence_pgtable::{
     CalgaryTce, Context, ContextError, Entry, Format, Level, Levels, SecondStage, Snoop,
-    Translation,
+    TranslationType,
 };
 use ringfence_types::{DomainId, PageSize, Permissions, PhysAddr};
 
@@ -209,7 +209,7 @@ fn calgary_entries() {
 fn contexts_with_rings() {
     let context = Context {
         domain: DomainId::new(0xbeef),
-        translation: Translation::Rings {
+        translation: TranslationType::Rings {
             device: pa(0x1_2345_6000),
         },
     };
@@ -227,11 +227,11 @@ fn contexts_with_rings() {
 
 #[test]
 fn context_entries() {
-    let table = |levels| Translation::Table {
+    let table = |levels| TranslationType::Table {
         root: pa(0x1_2345_6000),
         levels,
     };
-    let pass = |levels| Translation::PassThrough { levels };
+    let pass = |levels| TranslationType::PassThrough { levels };
     // VT-d specification, section 9.3: P, TT in 2..=3, SLPTPTR; AW in 0..=2 and DID in 8..=23 of the high word.
     let cases = [
         (table(Levels::Three), 0x0001, [0x1_2345_6001, 0x101]),

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
-use ringfence_memory::fake::Pages;
+use ringfence_memory::fake::SparseMemory;
 use ringfence_pgtable::{
     CalgaryTce, Coherency, Cursor, Format, Leaf, Level, Levels, MapError, MapRequest, SecondStage,
     Table, UnmapError, WalkError, WalkErrorKind, walk,
@@ -15,7 +15,7 @@ use ringfence_types::{
 const FOUR: SecondStage = SecondStage::new(Levels::Four).with_pages_up_to(PageSize::Size1G);
 const ROOT: u64 = 0x1000;
 
-fn go(mem: &Pages, iova: u64) -> (Result<Leaf, WalkError>, Vec<Cursor>) {
+fn go(mem: &SparseMemory, iova: u64) -> (Result<Leaf, WalkError>, Vec<Cursor>) {
     let mut path = Vec::new();
     let start = Cursor::root(&FOUR, PhysAddr::new(ROOT));
     let end = walk(&FOUR, mem, start, Iova::new(iova), |cursor| {
@@ -32,8 +32,8 @@ fn error(level: u8, kind: WalkErrorKind) -> Result<Leaf, WalkError> {
 }
 
 /// Tables at 0x1000, 0x2000, ... with entry 0 set.
-fn chain(entries: &[u64]) -> Pages {
-    let mut mem = Pages::new();
+fn chain(entries: &[u64]) -> SparseMemory {
+    let mut mem = SparseMemory::new();
     for (index, entry) in entries.iter().enumerate() {
         mem.set(PhysAddr::new(ROOT + 0x1000 * index as u64), *entry);
     }
@@ -203,7 +203,7 @@ impl FrameSource for NoFrames {
 
 #[test]
 fn map_and_unmap_refuse_a_corrupt_path() {
-    let mut mem = Pages::new();
+    let mut mem = SparseMemory::new();
     mem.add(PhysAddr::new(ROOT));
     let table = Table::at(
         FOUR,
@@ -252,7 +252,7 @@ fn entry() -> impl Strategy<Value = u64> {
     ]
 }
 
-fn walk_all<F: Format>(format: &F, mem: &Pages, root: u64, iova: u64) {
+fn walk_all<F: Format>(format: &F, mem: &SparseMemory, root: u64, iova: u64) {
     let mut steps = 0;
     let end = walk(
         format,
@@ -282,7 +282,7 @@ proptest! {
         iova in prop_oneof![4 => (0_u64..4, 0_u64..4, 0_u64..4, 0_u64..4)
             .prop_map(|(a, b, c, d)| a << 39 | b << 30 | c << 21 | d << 12), 1 => any::<u64>()],
     ) {
-        let mut mem = Pages::new();
+        let mut mem = SparseMemory::new();
         for (page, index, word) in words {
             mem.set(PhysAddr::new(page << 12 | index << 3), word);
         }

@@ -7,8 +7,8 @@ use std::sync::atomic::AtomicU64;
 
 use common::{DOMAIN, Memory, RUBBISH, frames, memory, page, range};
 use ringfence_pgtable::{
-    Coherency, Cursor, Dirty, Levels, MapRequest, Reclaim, ReclaimingTable, SecondStage, Table,
-    WalkErrorKind, walk,
+    Coherency, Cursor, DirtyLines, Levels, MapRequest, Reclaim, ReclaimingTable, SecondStage,
+    Table, WalkErrorKind, walk,
 };
 use ringfence_types::{
     CachedLevels, Invalidation, MemoryError, Pending, Permissions, PhysAddr, PhysMemory,
@@ -204,13 +204,13 @@ fn a_burst_writes_each_line_back_once_and_waits_once() {
     let table = Table::new(FORMAT, DOMAIN, Coherency::NonCoherent, &mem, &frames).expect("frames");
     let mut cache = table.leaf_cache();
     table.map(&mem, &frames, request(0, 512)).expect("frames");
-    let mut dirty = Dirty::new();
+    let mut dirty = DirtyLines::new();
     let (lines, drains) = (mem.write_backs(), mem.drains());
     for pfn in 0..200 {
         let gone = if pfn % 2 == 0 {
-            table.unmap_deferred(&mem, range(pfn, 1), &mut dirty)
+            table.unmap_nosync(&mem, range(pfn, 1), &mut dirty)
         } else {
-            cache.unmap_deferred(&table, &mem, range(pfn, 1), &mut dirty)
+            cache.unmap_nosync(&table, &mem, range(pfn, 1), &mut dirty)
         };
         assert!(gone.is_ok());
     }
@@ -233,12 +233,12 @@ fn a_burst_of_any_length_and_order_ends_in_memory() {
     let mem = memory();
     let frames = frames(&mem);
     let table = Table::new(FORMAT, DOMAIN, Coherency::NonCoherent, &mem, &frames).expect("frames");
-    let mut dirty = Dirty::new();
+    let mut dirty = DirtyLines::new();
     // 500 lines of as many tables' entries: more than the set holds; each visited twice, far apart.
     let pfn = |turn: u64| (turn * 37 % 500) * 8 + turn / 500;
     for turn in 0..1000 {
         table
-            .map_deferred(&mem, &frames, request(pfn(turn), 1), &mut dirty)
+            .map_nosync(&mem, &frames, request(pfn(turn), 1), &mut dirty)
             .expect("frames");
     }
     let drains = mem.drains();
@@ -248,7 +248,7 @@ fn a_burst_of_any_length_and_order_ends_in_memory() {
     for turn in 0..1000 {
         assert!(
             table
-                .unmap_deferred(&mem, range(pfn(turn), 1), &mut dirty)
+                .unmap_nosync(&mem, range(pfn(turn), 1), &mut dirty)
                 .is_ok()
         );
     }
@@ -261,9 +261,9 @@ fn coherent_tables_never_write_back() {
     let mem = memory();
     let frames = frames(&mem);
     let table = Table::new(FORMAT, DOMAIN, Coherency::Coherent, &mem, &frames).expect("frames");
-    let mut dirty = Dirty::new();
+    let mut dirty = DirtyLines::new();
     table
-        .map_deferred(&mem, &frames, request(0, 700), &mut dirty)
+        .map_nosync(&mem, &frames, request(0, 700), &mut dirty)
         .expect("frames");
     assert!(dirty.is_clean());
     dirty.sync(&mem);
@@ -308,7 +308,7 @@ fn freebsd_flushes_whole_pages_and_the_repaired_one_does_not() {
             }
         );
         assert!(!device_finds(&mem, table.root(), 9));
-        let retired = table.take_retired();
+        let retired = table.take_unlinked();
         assert_eq!(retired.len(), if neighbour { 0 } else { 3 });
     }
 }
@@ -328,8 +328,8 @@ fn retired_pages_wait_for_an_invalidation_of_the_walk_caches() {
     .expect("frames");
     table.map(&mem, &frames, request(9, 1)).expect("frames");
     assert!(table.unmap(&mem, range(9, 1)).is_ok());
-    let mut retired = table.take_retired();
-    assert!(table.take_retired().is_empty());
+    let mut retired = table.take_unlinked();
+    assert!(table.take_unlinked().is_empty());
     let pages = |range, levels| Invalidation::Pages {
         domain: DOMAIN,
         range,
@@ -340,7 +340,7 @@ fn retired_pages_wait_for_an_invalidation_of_the_walk_caches() {
         pages(range(9, 1), CachedLevels::Leaves),
         pages(range(10, 1), CachedLevels::All),
         Invalidation::Domain(other),
-        Invalidation::Context(ringfence_types::DeviceId::new(0)),
+        Invalidation::Context(ringfence_types::RequesterId::new(0)),
     ] {
         match Pending::submit(&mut common::Instant, narrow, retired) {
             Ok(_) => panic!("{narrow:?} does not cover"),
@@ -351,6 +351,6 @@ fn retired_pages_wait_for_an_invalidation_of_the_walk_caches() {
     let pending = Pending::submit(&mut common::Instant, request, retired).expect("covered");
     let flushed = pending.wait(&mut common::Instant).expect("completes");
     assert_eq!(frames.outstanding(), 4);
-    ringfence_pgtable::Retired::release(flushed, &frames);
+    ringfence_pgtable::UnlinkedTables::release(flushed, &frames);
     assert_eq!((frames.outstanding(), frames.wrong_frees()), (1, 0));
 }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
-use ringfence_memory::fake::Pages;
+use ringfence_memory::fake::SparseMemory;
 use ringfence_pgtable::{
     MAX_RING_BUFFER, RingDevice, RingFormatError, RingPte, RingTable, RingWalkError, RingWords,
 };
@@ -157,7 +157,7 @@ fn filling_and_clearing() {
     assert_eq!(RingPte::load(&at), new);
     // As Fig. 11 stores, from an entry of which every other bit is set: the unused ones stay.
     let at = words([!0, !(1 << 32)]);
-    new.store_literal(&at);
+    new.store_as_published(&at);
     let read = RingPte::load(&at);
     assert_eq!(
         (read.start(), read.bytes(), read.permissions()),
@@ -165,7 +165,10 @@ fn filling_and_clearing() {
     );
     assert_eq!(raw(&at)[1] >> 33, !0 >> 33);
     assert_eq!(
-        (RingPte::clear_literal(&at), RingPte::clear_literal(&at)),
+        (
+            RingPte::clear_as_published(&at),
+            RingPte::clear_as_published(&at)
+        ),
         (true, false)
     );
     assert_eq!(RingPte::load(&at).bytes(), 100, "valid alone is cleared");
@@ -207,7 +210,7 @@ fn a_reader_never_sees_a_mixture() {
 
 #[test]
 fn every_way_to_find_nothing() {
-    let mut mem = Pages::new();
+    let mut mem = SparseMemory::new();
     mem.add(pa(0x1000));
     mem.set(pa(0x1000), 0x1010);
     mem.set(pa(0x1008), 3);

@@ -4,8 +4,8 @@ mod common;
 
 use common::{DOMAIN, Memory, Source, flushed, frames, memory, page, range, snapshot};
 use ringfence_pgtable::{
-    Coherency, Dirty, Levels, MapError, MapRequest, Reclaim, ReclaimingTable, SecondStage, Table,
-    UnmapError,
+    Coherency, DirtyLines, Levels, MapError, MapRequest, Reclaim, ReclaimingTable, SecondStage,
+    Table, UnmapError,
 };
 use ringfence_types::{PageSize, Permissions, PhysAddr};
 
@@ -99,7 +99,7 @@ fn refused_ranges_change_nothing() {
         let frames = frames(&mem);
         let table = Table::new(format, DOMAIN, coherency, &mem, &frames).expect("frames");
         let mut cache = table.leaf_cache();
-        let mut dirty = Dirty::new();
+        let mut dirty = DirtyLines::new();
         for (first, pages) in [(10, 4), (1000, 1), (2048, 512), (4000, 1)] {
             table
                 .map(&mem, &frames, request(first, pages))
@@ -124,10 +124,7 @@ fn refused_ranges_change_nothing() {
             let wanted = request(first, pages);
             assert_eq!(table.map(&mem, &frames, wanted), refused);
             assert_eq!(cache.map(&table, &mem, &frames, wanted), refused);
-            assert_eq!(
-                table.map_deferred(&mem, &frames, wanted, &mut dirty),
-                refused
-            );
+            assert_eq!(table.map_nosync(&mem, &frames, wanted, &mut dirty), refused);
         }
         let not_mapped = |first| UnmapError::NotMapped { iova: page(first) };
         let split = UnmapError::WouldSplit { iova: page(2048) };
@@ -150,7 +147,7 @@ fn refused_ranges_change_nothing() {
             assert_eq!(table.unmap(&mem, cleared).err(), Some(error));
             assert_eq!(cache.unmap(&table, &mem, cleared).err(), Some(error));
             assert_eq!(
-                table.unmap_deferred(&mem, cleared, &mut dirty).err(),
+                table.unmap_nosync(&mem, cleared, &mut dirty).err(),
                 Some(error)
             );
         }
@@ -194,7 +191,7 @@ fn a_reclaiming_table_rolls_back_and_returns_to_nothing() {
             assert!(table.unmap(mem, range(first + pages, 1)).is_err());
             assert!(table.unmap(mem, range(first, pages)).is_ok());
             assert_eq!(
-                table.take_retired().len() as u64,
+                table.take_unlinked().len() as u64,
                 granted,
                 "every table below the root is empty"
             );

@@ -14,7 +14,7 @@ use ringfence_hw::{UnitConfig, VtdUnit};
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{Coherency, Levels, SecondStage};
 use ringfence_pviommu::backend::{
-    Backend, HardwareTables, LastTable, Limits, NoLastTable, OnDemand, RepairedLastTable,
+    Backend, BackendLimits, FixedLastTable, HardwareTables, LastTable, NoLastTable, OnDemand,
 };
 use ringfence_pviommu::wire::{
     Config, Devid, Gpa, GuestPhysical, Request, Status, encode_map, encode_unmap,
@@ -76,9 +76,9 @@ fn backend<K: LastTable>(live: u64, last: K) -> Host<K> {
         HardwareTables::new(arena, tables, unit, format, coherency, &domains).expect("a table");
     let window = IovaRange::new(Iova::new(WINDOW), 16 << 30).expect("a window");
     let config = Config::new(window, 1024, [8]).expect("a configuration");
-    let limits = Limits {
+    let limits = BackendLimits {
         mappings: 2 << 20,
-        ..Limits::default()
+        ..BackendLimits::default()
     };
     let mut backend = Backend::new(config, limits, backing, tables);
     for page in 0..GUEST_BYTES / PAGE {
@@ -197,7 +197,7 @@ fn main() {
         &[1 << 10]
     };
     for &live in sizes {
-        let mut ours = backend(live, RepairedLastTable::default());
+        let mut ours = backend(live, FixedLastTable::default());
         let mut walking = backend(live, NoLastTable);
         let floor = Floor::new(live);
         let mut samples: [[Vec<f64>; 2]; 3] = Default::default();

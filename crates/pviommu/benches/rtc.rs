@@ -12,20 +12,20 @@ use std::hint::black_box;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use ringfence_pviommu::rtc::{Cache, Cycles, FlatRtc, Key, Residency, Rtc};
+use ringfence_pviommu::rtc::{Cycles, FlatRtc, MappingKey, ResidencyPolicy, ReverseCache, Rtc};
 use ringfence_types::{Direction, Iova, PhysAddr};
 
 /// What is measured of one side. Every method takes the whole list of keys, so that nothing is called through a pointer within the time.
 trait Side {
     fn name(&self) -> &'static str;
     /// Inserts all.
-    fn fill(&mut self, keys: &[Key]);
+    fn fill(&mut self, keys: &[MappingKey]);
     /// One hit for each key, in this order; returns something of all results.
-    fn hits(&mut self, keys: &[Key]) -> u64;
+    fn hits(&mut self, keys: &[MappingKey]) -> u64;
     /// The same, each key's place in the list known only after the hit before.
-    fn chained(&mut self, keys: &[Key]) -> u64;
+    fn chained(&mut self, keys: &[MappingKey]) -> u64;
     /// Gives back what `hits` took.
-    fn releases(&mut self, keys: &[Key]);
+    fn releases(&mut self, keys: &[MappingKey]);
     /// The end of all: whatever was inserted leaves.
     fn expire(&mut self);
 }
@@ -36,39 +36,39 @@ fn giova(at: usize) -> Iova {
 
 struct Cached<C>(&'static str, C);
 
-impl<C: Cache> Side for Cached<C> {
+impl<C: ReverseCache> Side for Cached<C> {
     fn name(&self) -> &'static str {
         self.0
     }
 
-    fn fill(&mut self, keys: &[Key]) {
+    fn fill(&mut self, keys: &[MappingKey]) {
         for (at, key) in keys.iter().enumerate() {
             black_box(self.1.insert(*key, giova(at)).is_ok());
         }
     }
 
-    fn hits(&mut self, keys: &[Key]) -> u64 {
-        let found = keys.iter().filter_map(|key| self.1.take(*key));
+    fn hits(&mut self, keys: &[MappingKey]) -> u64 {
+        let found = keys.iter().filter_map(|key| self.1.acquire(*key));
         found.fold(0, |sum, giova| sum ^ giova.get())
     }
 
-    fn chained(&mut self, keys: &[Key]) -> u64 {
+    fn chained(&mut self, keys: &[MappingKey]) -> u64 {
         let (mut sum, none) = (0, black_box(0));
         for at in 0..keys.len() {
-            let giova = self.1.take(keys[at ^ (sum & none) as usize]);
+            let giova = self.1.acquire(keys[at ^ (sum & none) as usize]);
             sum ^= giova.map_or(0, |giova| giova.get());
         }
         sum
     }
 
-    fn releases(&mut self, keys: &[Key]) {
+    fn releases(&mut self, keys: &[MappingKey]) {
         for key in keys {
             black_box(self.1.release(*key).is_ok());
         }
     }
 
     fn expire(&mut self) {
-        for _ in 0..=Cycles::DOCUMENT.get() {
+        for _ in 0..=Cycles::PAPER.get() {
             self.1.tick(|_, giova| {
                 black_box(giova);
             });
@@ -91,7 +91,7 @@ struct Queued<M> {
 }
 
 /// The key of a page in one direction: what a map of words can tell apart, page in the high bits.
-fn word(key: Key) -> u64 {
+fn word(key: MappingKey) -> u64 {
     key.first().get() | key.direction().permissions().bits()
 }
 
@@ -100,19 +100,19 @@ impl<M: Words> Side for Queued<M> {
         M::NAME
     }
 
-    fn fill(&mut self, keys: &[Key]) {
+    fn fill(&mut self, keys: &[MappingKey]) {
         for (at, key) in keys.iter().enumerate() {
             self.map.insert(word(*key), giova(at).get());
             self.queue.push_back(word(*key));
         }
     }
 
-    fn hits(&mut self, keys: &[Key]) -> u64 {
+    fn hits(&mut self, keys: &[MappingKey]) -> u64 {
         let found = keys.iter().filter_map(|key| self.map.get(word(*key)));
         found.fold(0, |sum, giova| sum ^ giova)
     }
 
-    fn chained(&mut self, keys: &[Key]) -> u64 {
+    fn chained(&mut self, keys: &[MappingKey]) -> u64 {
         let (mut sum, none) = (0, black_box(0));
         for at in 0..keys.len() {
             sum ^= self
@@ -123,7 +123,7 @@ impl<M: Words> Side for Queued<M> {
         sum
     }
 
-    fn releases(&mut self, _: &[Key]) {}
+    fn releases(&mut self, _: &[MappingKey]) {}
 
     fn expire(&mut self) {
         while let Some(key) = self.queue.pop_front() {
@@ -226,10 +226,10 @@ const FLAT: &str = "flat";
 
 /// The sides: the flat table first. The document's tree is the repaired one; the printed one loses what does not fit 32 keys of a node.
 fn sides(limit: usize) -> Vec<Box<dyn Side>> {
-    let c = Cycles::DOCUMENT;
-    let adaptive = Residency::Adaptive { late: 10 };
+    let c = Cycles::PAPER;
+    let adaptive = ResidencyPolicy::Adaptive { late: 10 };
     let mut sides: Vec<Box<dyn Side>> = vec![
-        Box::new(Cached(FLAT, FlatRtc::new(c, limit, Residency::Fixed))),
+        Box::new(Cached(FLAT, FlatRtc::new(c, limit, ResidencyPolicy::Fixed))),
         Box::new(Cached("flat, adaptive", FlatRtc::new(c, limit, adaptive))),
         Box::new(Cached("the document's tree", Rtc::new(c, limit))),
     ];
@@ -259,9 +259,9 @@ impl Random {
 }
 
 /// The named pages, in random order, each for the device to read.
-fn keys(random: &mut Random, pages: impl Iterator<Item = u64>) -> Vec<Key> {
-    let key = |page| Key::new(PhysAddr::new(page << 12), 1, Direction::ToDevice);
-    let mut keys: Vec<Key> = pages.filter_map(key).collect();
+fn keys(random: &mut Random, pages: impl Iterator<Item = u64>) -> Vec<MappingKey> {
+    let key = |page| MappingKey::new(PhysAddr::new(page << 12), 1, Direction::ToDevice);
+    let mut keys: Vec<MappingKey> = pages.filter_map(key).collect();
     random.shuffle(&mut keys);
     keys
 }
@@ -274,7 +274,7 @@ fn quantile(samples: &mut [f64], share: f64) -> f64 {
 const COLUMNS: [&str; 4] = ["hit", "hit, chained", "hit + release", "insert + expire"];
 
 /// Nanoseconds an operation: a hit alone, a hit that waits for the one before, a hit and its release, and insert with expiry.
-fn sample(side: &mut dyn Side, keys: &[Key]) -> [f64; 4] {
+fn sample(side: &mut dyn Side, keys: &[MappingKey]) -> [f64; 4] {
     let each = |start: Instant| start.elapsed().as_nanos() as f64 / keys.len() as f64;
     let start = Instant::now();
     side.fill(keys);

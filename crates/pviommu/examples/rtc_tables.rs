@@ -8,8 +8,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use ringfence_pviommu::rtc::residency::{Uses, residency};
-use ringfence_pviommu::rtc::tables::{Comparisons, HEADER_LISTED, HEADER_PRINTED, space};
-use ringfence_pviommu::rtc::{Cycles, FlatRtc, LiteralRtc, Residency, Rtc};
+use ringfence_pviommu::rtc::tables::{Comparisons, HEADER_AS_PUBLISHED, HEADER_LISTED, space};
+use ringfence_pviommu::rtc::{Cycles, FlatRtc, ResidencyPolicy, Rtc, RtcAsPublished};
 
 /// The rows of a CSV file by their first field; none of the fields used has a comma in it.
 fn rows(directory: &Path, name: &str) -> Result<Vec<Vec<String>>, Box<dyn Error>> {
@@ -46,10 +46,10 @@ fn main() -> Result<(), Box<dyn Error>> {
         "  {:<8} {:>44} {:>44} {:>44}",
         "",
         "the document",
-        format!("header of {HEADER_PRINTED}"),
+        format!("header of {HEADER_AS_PUBLISHED}"),
         format!("header of {HEADER_LISTED}")
     );
-    let here = [HEADER_PRINTED, HEADER_LISTED].map(space);
+    let here = [HEADER_AS_PUBLISHED, HEADER_LISTED].map(space);
     for (at, row) in rows(&directory, "pviommu_table8_space.csv")?
         .iter()
         .enumerate()
@@ -79,12 +79,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!(
         "\nX24: from the last release to expiry, T = 10 s, C = 3, one release each 10 ms for 60 s, one in seven used again\n"
     );
-    let c = Cycles::DOCUMENT;
+    let c = Cycles::PAPER;
     let uses = |releases| Uses::in_cycles(1000, releases, 5);
-    let mut flat = FlatRtc::new(c, 10_000, Residency::Fixed);
+    let mut flat = FlatRtc::new(c, 10_000, ResidencyPolicy::Fixed);
     let flat = residency(&mut flat, 1000, uses(6000));
     let tree = residency(&mut Rtc::new(c, 10_000), 1000, uses(6000));
-    let literal = residency(&mut LiteralRtc::new(c, 10_000), 1000, uses(20));
+    let literal = residency(&mut RtcAsPublished::new(c, 10_000), 1000, uses(20));
     for (name, seen) in [
         ("flat", flat),
         ("tree", tree),

@@ -3,29 +3,29 @@
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-use crate::backend::{Backend, Backing, IoTables};
+use crate::backend::{Backend, GuestBacking, IoTables};
 use crate::frontend::{Queue, QueueFull, RequestId, Used};
 
 /// A queue to a [`Backend`], which carries requests out when they are polled for: as a host that is exactly as fast as its guest asks.
 #[derive(Debug)]
 pub struct Loopback<B, T> {
     backend: Backend<B, T>,
-    /// Made available; the first `told` of them the device knows of.
+    /// Made available; the first `kicked` of them the device knows of.
     available: VecDeque<(RequestId, Vec<u8>)>,
-    told: usize,
+    kicked: usize,
     /// Storage of requests that were answered.
     spare: Vec<Vec<u8>>,
     capacity: usize,
     next: u32,
 }
 
-impl<B: Backing, T: IoTables> Loopback<B, T> {
+impl<B: GuestBacking, T: IoTables> Loopback<B, T> {
     /// A queue of `capacity` chains to `backend`.
     pub fn new(backend: Backend<B, T>, capacity: u16) -> Self {
         Self {
             backend,
             available: VecDeque::new(),
-            told: 0,
+            kicked: 0,
             spare: Vec::new(),
             capacity: usize::from(capacity),
             next: 0,
@@ -38,7 +38,7 @@ impl<B: Backing, T: IoTables> Loopback<B, T> {
     }
 }
 
-impl<B: Backing, T: IoTables> Queue for Loopback<B, T> {
+impl<B: GuestBacking, T: IoTables> Queue for Loopback<B, T> {
     fn add(&mut self, request: &[u8]) -> Result<RequestId, QueueFull> {
         if self.available.len() >= self.capacity {
             return Err(QueueFull);
@@ -53,15 +53,15 @@ impl<B: Backing, T: IoTables> Queue for Loopback<B, T> {
     }
 
     fn kick(&mut self) {
-        self.told = self.available.len();
+        self.kicked = self.available.len();
     }
 
     fn poll(&mut self) -> Option<Used> {
-        self.told = self.told.checked_sub(1)?;
+        self.kicked = self.kicked.checked_sub(1)?;
         let (id, request) = self.available.pop_front()?;
         let status = self.backend.handle(&request).raw();
         self.spare.push(request);
-        if self.told == 0 {
+        if self.kicked == 0 {
             self.backend.maintain();
         }
         Some(Used { id, status })

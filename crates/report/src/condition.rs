@@ -144,7 +144,7 @@ impl std::error::Error for ConditionError {}
 
 /// A row for which a condition holds.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Unmet {
+pub struct FailedCondition {
     /// The trace.
     pub trace: String,
     /// The mode.
@@ -155,7 +155,7 @@ pub struct Unmet {
     pub value: f64,
 }
 
-impl fmt::Display for Unmet {
+impl fmt::Display for FailedCondition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             trace,
@@ -215,7 +215,7 @@ impl Condition {
     /// # Errors
     /// The condition is about a field or a mode that the rows do not have, about a number that was not
     /// measured, or about a row without a map: it would never hold, which its author did not mean.
-    pub fn holds(&self, rows: &[Row]) -> Result<Vec<Unmet>, ConditionError> {
+    pub fn matching_rows(&self, rows: &[Row]) -> Result<Vec<FailedCondition>, ConditionError> {
         let mut found = Vec::new();
         let mut seen = false;
         for row in rows {
@@ -234,7 +234,7 @@ impl Condition {
             let value = number(&object, &self.field);
             let value = value.ok_or_else(|| self.no_number(Some(row)))?;
             if self.compare(value) {
-                found.push(Unmet {
+                found.push(FailedCondition {
                     trace: row.trace.clone(),
                     mode: row.mode.clone(),
                     condition: self.text.clone(),
@@ -255,7 +255,7 @@ impl Condition {
     /// `timed` with repetitions, `hostile` with the hostile pass.
     ///
     /// # Errors
-    /// As [`Condition::holds`].
+    /// As [`Condition::matching_rows`].
     pub fn check(
         &self,
         modes: &[String],
@@ -380,7 +380,7 @@ mod tests {
         let conditions = Condition::parse_all(text).unwrap();
         conditions
             .iter()
-            .flat_map(|condition| condition.holds(&rows).unwrap())
+            .flat_map(|condition| condition.matching_rows(&rows).unwrap())
             .map(|unmet| unmet.mode)
             .collect()
     }
@@ -413,7 +413,7 @@ mod tests {
             maps: 1,
             ..Row::of_run(false, true)
         };
-        let error = one("map_cycles>=0").holds(&[row("fence", 0), untimed]);
+        let error = one("map_cycles>=0").matching_rows(&[row("fence", 0), untimed]);
         assert!(
             matches!(error, Err(ConditionError::NotMeasured { row: Some(_), .. })),
             "{error:?}"
@@ -422,14 +422,20 @@ mod tests {
             maps: 0,
             ..row("fence", 0)
         };
-        let error = one("violations>0").holds(std::slice::from_ref(&without_maps));
+        let error = one("violations>0").matching_rows(std::slice::from_ref(&without_maps));
         assert!(
             matches!(error, Err(ConditionError::NoMaps { .. })),
             "{error:?}"
         );
         // A condition about another row does not look at that one.
         let rows = [without_maps, row("defer", 3)];
-        assert_eq!(one("defer:violations>0").holds(&rows).unwrap().len(), 1);
+        assert_eq!(
+            one("defer:violations>0")
+                .matching_rows(&rows)
+                .unwrap()
+                .len(),
+            1
+        );
     }
 
     #[test]

@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::condition::{names, number};
-use super::grid::{Cell, Column, Grid, Look, Tone};
+use super::grid::{Cell, CellStyle, Column, Grid, TableStyle};
 use super::number::{count, cycles, or_dash};
 use ringfence_lab::row::SCHEMA;
 use ringfence_trace::printable_line;
@@ -74,9 +74,9 @@ pub struct RowDiff {
 /// Why two reports do not say whether something got worse: a row, and what it lacks. No row: the reports
 /// have none in common.
 #[derive(Debug, Clone, PartialEq)]
-pub struct NotComparable(pub Option<(String, Vec<&'static str>)>);
+pub struct IncomparableRow(pub Option<(String, Vec<&'static str>)>);
 
-impl fmt::Display for NotComparable {
+impl fmt::Display for IncomparableRow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
             None => f.write_str("the reports have no row in common"),
@@ -89,7 +89,7 @@ impl fmt::Display for NotComparable {
     }
 }
 
-impl std::error::Error for NotComparable {}
+impl std::error::Error for IncomparableRow {}
 
 /// What a verdict rests on.
 const JUDGED: [&str; 5] = [
@@ -184,14 +184,14 @@ impl Diff {
     /// # Errors
     /// The reports have no row in common, or in a row of both one has not measured what the verdict
     /// rests on: cycles, or what got through.
-    pub fn worse_by(&self, percent: f64) -> Result<Vec<String>, NotComparable> {
+    pub fn worse_by(&self, percent: f64) -> Result<Vec<String>, IncomparableRow> {
         if self.rows.is_empty() {
-            return Err(NotComparable(None));
+            return Err(IncomparableRow(None));
         }
         for row in &self.rows {
             if !row.not_measured.is_empty() {
                 let name = format!("{}, {}", row.trace, row.mode);
-                return Err(NotComparable(Some((name, row.not_measured.clone()))));
+                return Err(IncomparableRow(Some((name, row.not_measured.clone()))));
             }
         }
         let rows = self.rows.iter();
@@ -202,7 +202,7 @@ impl Diff {
     }
 
     /// The table for people.
-    pub fn table(&self, look: Look) -> String {
+    pub fn table(&self, look: TableStyle) -> String {
         let mut grid = Grid::new(&[
             Column::left("trace"),
             Column::left("mode"),
@@ -215,13 +215,13 @@ impl Diff {
             let changed: Vec<String> = row.changes.iter().map(Change::to_string).collect();
             grid.rows.push(vec![
                 Cell::new(&row.trace),
-                Cell::toned(&row.mode, Tone::Strong),
+                Cell::toned(&row.mode, CellStyle::Strong),
                 Cell::new(or_dash(row.before, cycles)),
                 Cell::new(or_dash(row.after, cycles)),
                 Cell::new(or_dash(row.ratio, |ratio| format!("{ratio:.3}"))),
                 match changed.is_empty() {
-                    true => Cell::toned("-", Tone::Faint),
-                    false => Cell::toned(changed.join(", "), Tone::Bad),
+                    true => Cell::toned("-", CellStyle::Faint),
+                    false => Cell::toned(changed.join(", "), CellStyle::Bad),
                 },
             ]);
         }
@@ -350,7 +350,7 @@ mod tests {
         }
     }
 
-    fn judged(before: &[Row], after: &[Row]) -> Result<Vec<String>, NotComparable> {
+    fn judged(before: &[Row], after: &[Row]) -> Result<Vec<String>, IncomparableRow> {
         let diff = Diff::of(&report(before), &report(after)).unwrap();
         diff.worse_by(20.0)
     }
@@ -383,7 +383,7 @@ mod tests {
             }
         }
         for (before, after) in [(vec![], vec![]), (vec![good()], vec![])] {
-            assert_eq!(judged(&before, &after), Err(NotComparable(None)));
+            assert_eq!(judged(&before, &after), Err(IncomparableRow(None)));
         }
     }
 

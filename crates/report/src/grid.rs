@@ -6,14 +6,14 @@ use ringfence_trace::printable_line;
 
 /// How a table is to look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Look {
+pub struct TableStyle {
     /// Columns of the terminal; none in a pipe, where lines are never split.
     pub width: Option<usize>,
     /// Whether colours may be used.
     pub colour: bool,
 }
 
-impl Look {
+impl TableStyle {
     /// For pipes and files.
     pub const PLAIN: Self = Self {
         width: None,
@@ -23,7 +23,7 @@ impl Look {
 
 /// What a cell tells beside its text.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) enum Tone {
+pub(super) enum CellStyle {
     /// Nothing.
     #[default]
     Plain,
@@ -37,7 +37,7 @@ pub(super) enum Tone {
     Strong,
 }
 
-impl Tone {
+impl CellStyle {
     fn codes(self) -> Option<&'static str> {
         match self {
             Self::Plain => None,
@@ -53,16 +53,16 @@ impl Tone {
 #[derive(Debug, Clone, Default)]
 pub(super) struct Cell {
     pub(super) text: String,
-    pub(super) tone: Tone,
+    pub(super) tone: CellStyle,
 }
 
 impl Cell {
     pub(super) fn new(text: impl Into<String>) -> Self {
-        Self::toned(text, Tone::Plain)
+        Self::toned(text, CellStyle::Plain)
     }
 
     /// A cell never holds what a terminal obeys: only [`push`] writes escape sequences.
-    pub(super) fn toned(text: impl Into<String>, tone: Tone) -> Self {
+    pub(super) fn toned(text: impl Into<String>, tone: CellStyle) -> Self {
         let text = text.into();
         Self {
             text: printable_line(&text).into_owned(),
@@ -169,7 +169,7 @@ impl Grid {
     }
 
     /// The table as text.
-    pub(super) fn render(&self, look: Look) -> String {
+    pub(super) fn render(&self, look: TableStyle) -> String {
         let widths: Vec<usize> = (0..self.columns.len()).map(|c| self.width(c)).collect();
         let tables = self.split(&widths, look.width);
         let texts: Vec<String> = tables
@@ -179,7 +179,7 @@ impl Grid {
         texts.join("\n")
     }
 
-    fn one(&self, columns: &[usize], widths: &[usize], look: Look) -> String {
+    fn one(&self, columns: &[usize], widths: &[usize], look: TableStyle) -> String {
         let mut out = String::new();
         let picked: Vec<(usize, Column, usize)> = columns
             .iter()
@@ -187,7 +187,7 @@ impl Grid {
             .collect();
         if picked.iter().any(|(_, column, _)| !column.group.is_empty()) {
             let groups = group_line(&picked);
-            push(&mut out, &groups, Tone::Faint, look);
+            push(&mut out, &groups, CellStyle::Faint, look);
             out.push('\n');
         }
         let names = picked
@@ -195,7 +195,7 @@ impl Grid {
             .map(|(_, column, width)| pad(column.name, *width, column.left))
             .collect::<Vec<_>>()
             .join("  ");
-        push(&mut out, names.trim_end(), Tone::Strong, look);
+        push(&mut out, names.trim_end(), CellStyle::Strong, look);
         out.push('\n');
         for row in &self.rows {
             let mut line = String::new();
@@ -260,7 +260,7 @@ fn pad(text: &str, width: usize, left: bool) -> String {
     }
 }
 
-fn push(out: &mut String, text: &str, tone: Tone, look: Look) {
+fn push(out: &mut String, text: &str, tone: CellStyle, look: TableStyle) {
     match tone.codes() {
         Some(codes) if look.colour => {
             out.push_str("\x1b[");
@@ -275,7 +275,7 @@ fn push(out: &mut String, text: &str, tone: Tone, look: Look) {
 
 /// Breaks text at blanks so that no line is longer than the look allows, with `indent` before all lines but
 /// the first. As in a cell, nothing of the text is obeyed by a terminal.
-pub(super) fn wrap(text: &str, look: Look, indent: usize) -> String {
+pub(super) fn wrap(text: &str, look: TableStyle, indent: usize) -> String {
     let text = printable_line(text);
     let limit = look.width.unwrap_or(usize::MAX).max(20);
     let mut out = String::new();
@@ -309,7 +309,7 @@ mod tests {
         grid.rows.push(vec![
             Cell::new("strict+"),
             Cell::new("1"),
-            Cell::toned("23", Tone::Bad),
+            Cell::toned("23", CellStyle::Bad),
             Cell::new("24"),
         ]);
         grid
@@ -322,12 +322,12 @@ mod tests {
             "mode     alloc  table  sum\n",
             "strict+      1     23   24\n",
         );
-        assert_eq!(grid().render(Look::PLAIN), expected);
+        assert_eq!(grid().render(TableStyle::PLAIN), expected);
     }
 
     #[test]
     fn narrow_terminals_get_several_tables_that_all_name_their_rows() {
-        let look = Look {
+        let look = TableStyle {
             width: Some(18),
             colour: false,
         };
@@ -341,7 +341,7 @@ mod tests {
         let mut grid = grid();
         grid.columns.insert(1, Column::right("", "safety"));
         grid.rows[0].insert(1, Cell::new("strict"));
-        let look = Look {
+        let look = TableStyle {
             width: Some(24),
             colour: false,
         };
@@ -353,8 +353,8 @@ mod tests {
 
     #[test]
     fn only_a_terminal_gets_colours() {
-        assert!(!grid().render(Look::PLAIN).contains('\x1b'));
-        let look = Look {
+        assert!(!grid().render(TableStyle::PLAIN).contains('\x1b'));
+        let look = TableStyle {
             width: None,
             colour: true,
         };
@@ -363,7 +363,7 @@ mod tests {
 
     #[test]
     fn text_wraps_at_blanks() {
-        let look = Look {
+        let look = TableStyle {
             width: Some(20),
             colour: false,
         };

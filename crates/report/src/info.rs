@@ -2,11 +2,11 @@
 
 use ringfence_trace::{Flow, Info, Pages, printable_line};
 
-use super::grid::{Cell, Column, Grid, Look, Tone, wrap};
+use super::grid::{Cell, CellStyle, Column, Grid, TableStyle, wrap};
 use super::number::{bytes, count, or_dash, percent_of};
 
 /// A headline, the devices' flows as a table, and what is odd.
-pub fn trace_info(name: &str, info: &Info, look: Look) -> String {
+pub fn trace_info(name: &str, info: &Info, look: TableStyle) -> String {
     let seconds = info.duration_ns as f64 / 1e9;
     let mut out = format!(
         "{}: {} events in {} lines over {seconds:.3} s\n",
@@ -84,7 +84,7 @@ fn flows(info: &Info) -> Grid {
                 |part: u64| percent_of(part as f64 / flow.unmaps.max(1) as f64, flow.unmaps);
             let direction = if flow.iommu_only { " (iommu only)" } else { "" };
             grid.rows.push(vec![
-                Cell::toned(&device.name, Tone::Strong),
+                Cell::toned(&device.name, CellStyle::Strong),
                 Cell::new(format!("{}{direction}", flow.direction)),
                 Cell::new(count(flow.maps)),
                 Cell::new(count(flow.unmaps)),
@@ -98,7 +98,7 @@ fn flows(info: &Info) -> Grid {
                 Cell::new(or_dash(flow.bursts.max, count)),
                 Cell::new(count(device.max_live)),
                 Cell::new(reuse(device.pages)),
-                Cell::toned(sizes(flow), Tone::Faint),
+                Cell::toned(sizes(flow), CellStyle::Faint),
             ]);
         }
     }

@@ -21,17 +21,17 @@ mod sizing;
 mod terminal;
 mod text;
 
-pub use condition::{Condition, ConditionError, Unmet};
+pub use condition::{Condition, ConditionError, FailedCondition};
 pub use csv::csv;
 pub use data::{ExecutedOn, Report, TraceNotes};
-pub use diff::{Change, Diff, DiffError, NotComparable, RowDiff};
+pub use diff::{Change, Diff, DiffError, IncomparableRow, RowDiff};
 pub use findings::{
     Reproduction, experiments_table, finding_terminal, findings_page, findings_terminal,
 };
-pub use grid::Look;
+pub use grid::TableStyle;
 pub use info::trace_info;
 pub use markdown::markdown;
-pub use modes::{ModeRow, answers_table, mode_rows, modes_table};
+pub use modes::{ModeRow, axes_table, mode_rows, modes_table};
 pub use notes::oddities;
 pub use plot::{Plot, plots};
 pub use recommend::recommend;

@@ -2,9 +2,9 @@
 
 use serde::Serialize;
 
-use super::grid::{Cell, Column, Grid, Look, Tone};
-use ringfence_lab::compose::Answer;
-use ringfence_lab::modes::{Alloc, FlushKind, Mode, Safety, TableKind, Who};
+use super::grid::{Cell, CellStyle, Column, Grid, TableStyle};
+use ringfence_lab::compose::Axis;
+use ringfence_lab::modes::{Alloc, FlushKind, Mode, Owner, Safety, TableKind};
 
 /// A mode, as `ringfence modes --json` prints it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -37,7 +37,7 @@ pub fn mode_rows(modes: &[Mode]) -> Vec<ModeRow> {
             alloc: mode.alloc.name(),
             table: mode.table.name(),
             flush: mode.flush.name(),
-            who: mode.who.name(),
+            who: mode.owner.name(),
             safety: mode.safety().to_string(),
             bound: mode.bound().map(str::to_owned),
             about: mode.about.to_owned(),
@@ -46,7 +46,7 @@ pub fn mode_rows(modes: &[Mode]) -> Vec<ModeRow> {
 }
 
 /// The table for people.
-pub fn modes_table(modes: &[Mode], look: Look) -> String {
+pub fn modes_table(modes: &[Mode], look: TableStyle) -> String {
     let mut grid = Grid::new(&[
         Column::left("mode"),
         Column::left("alloc"),
@@ -59,27 +59,27 @@ pub fn modes_table(modes: &[Mode], look: Look) -> String {
     ]);
     for (mode, row) in modes.iter().zip(mode_rows(modes)) {
         grid.rows.push(vec![
-            Cell::toned(row.mode, Tone::Strong),
+            Cell::toned(row.mode, CellStyle::Strong),
             Cell::new(row.alloc),
             Cell::new(row.table),
             Cell::new(row.flush),
             Cell::new(row.who),
             Cell::toned(row.safety, safety_tone(mode.safety())),
             Cell::new(row.bound.unwrap_or_else(|| "-".into())),
-            Cell::toned(row.about, Tone::Faint),
+            Cell::toned(row.about, CellStyle::Faint),
         ]);
     }
     grid.render(look)
 }
 
 /// The answers that `--mode` takes, for people.
-pub fn answers_table(look: Look) -> String {
+pub fn axes_table(look: TableStyle) -> String {
     let mut grid = Grid::new(&[Column::left("question"), Column::left("answers")]);
     for (question, names) in [
-        (Alloc::QUESTION, Alloc::names()),
-        (TableKind::QUESTION, TableKind::names()),
-        (FlushKind::QUESTION, FlushKind::names()),
-        (Who::QUESTION, Who::names()),
+        (Alloc::KEY, Alloc::names()),
+        (TableKind::KEY, TableKind::names()),
+        (FlushKind::KEY, FlushKind::names()),
+        (Owner::KEY, Owner::names()),
     ] {
         // Lines of a width that most terminals have.
         let mut line = String::new();
@@ -88,7 +88,7 @@ pub fn answers_table(look: Look) -> String {
             if line.len() + name.len() > 60 {
                 line.push(',');
                 grid.rows.push(vec![
-                    Cell::toned(label, Tone::Strong),
+                    Cell::toned(label, CellStyle::Strong),
                     Cell::new(std::mem::take(&mut line)),
                 ]);
                 label = "";
@@ -99,14 +99,14 @@ pub fn answers_table(look: Look) -> String {
             line.push_str(name);
         }
         grid.rows
-            .push(vec![Cell::toned(label, Tone::Strong), Cell::new(line)]);
+            .push(vec![Cell::toned(label, CellStyle::Strong), Cell::new(line)]);
     }
     grid.render(look)
 }
 
-fn safety_tone(safety: Safety) -> Tone {
+fn safety_tone(safety: Safety) -> CellStyle {
     match safety {
-        Safety::None | Safety::Bounded => Tone::Plain,
-        Safety::Strict | Safety::ByteGranular => Tone::Good,
+        Safety::None | Safety::Bounded => CellStyle::Plain,
+        Safety::Strict | Safety::ByteGranular => CellStyle::Good,
     }
 }

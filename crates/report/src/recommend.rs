@@ -2,8 +2,8 @@
 
 use super::number::{byte_seconds, count, cycles, percent, span};
 use ringfence_lab::Profile;
-use ringfence_lab::Status;
-use ringfence_lab::compose::Answer as _;
+use ringfence_lab::ReplayStatus;
+use ringfence_lab::compose::Axis as _;
 use ringfence_lab::modes::{Mode, Safety, TableKind};
 use ringfence_lab::row::Row;
 
@@ -69,7 +69,7 @@ fn ring_sentence(rows: &[&Row]) -> Option<String> {
 fn existing(rows: &[&Row], profile: &Profile) -> String {
     if let Some(row) = rows.iter().find(|row| !row.status.is_ok()) {
         let advice = match row.status {
-            Status::LostEvents(_) | Status::SkipsUnmaps => {
+            ReplayStatus::LostEvents(_) | ReplayStatus::SkipsUnmaps => {
                 "Record it again so that every unmap is seen before comparing safety."
             }
             _ => "Compare the rows whose status is ok with --modes.",
@@ -326,7 +326,7 @@ mod tests {
         let text = recommend(&[&leaking[0]], &Profile::r210_2015());
         assert!(text.contains("that is a defect"), "{text}");
         let mut broken = row("fence", "strict", 1000, 0.9, 0);
-        broken.status = ringfence_lab::Status::LostEvents(3);
+        broken.status = ringfence_lab::ReplayStatus::LostEvents(3);
         let text = recommend(&[&broken], &Profile::r210_2015());
         assert!(text.starts_with("No mode is recommended"), "{text}");
         let only = [row("defer", "bounded", 4, 0.9, 1)];

@@ -1,7 +1,7 @@
 //! A report for people at a terminal: per trace what each mode costs, what it exposes, what the hardware saw, and what to do.
 
 use super::data::{Report, TraceNotes};
-use super::grid::{Cell, Column, Grid, Look, Tone, wrap};
+use super::grid::{Cell, CellStyle, Column, Grid, TableStyle, wrap};
 use super::notes::oddities;
 use super::number::{byte_seconds, bytes, count, cycles, or_dash, percent, percent_of, span};
 use super::recommend::recommend;
@@ -11,7 +11,7 @@ use ringfence_lab::row::Row;
 use ringfence_trace::printable_line;
 
 /// The whole report as text.
-pub fn terminal(report: &Report, look: Look) -> String {
+pub fn terminal(report: &Report, look: TableStyle) -> String {
     let mut out = String::new();
     for notes in &report.traces {
         let rows = report.rows_of(&notes.trace);
@@ -33,7 +33,7 @@ pub(super) struct Section {
     pub(super) text: String,
 }
 
-fn sections(report: &Report, notes: &TraceNotes, rows: &[&Row], look: Look) -> Vec<Section> {
+fn sections(report: &Report, notes: &TraceNotes, rows: &[&Row], look: TableStyle) -> Vec<Section> {
     let titled = |title: String, text: String| Section {
         title: Some(title),
         text,
@@ -88,7 +88,7 @@ pub(super) fn headline(notes: &TraceNotes, rows: &[&Row]) -> String {
 pub(super) fn cost(rows: &[&Row]) -> Grid {
     const MAP: &str = "map";
     const UNMAP: &str = "unmap";
-    let asks = asks_a_host(rows);
+    let asks = uses_host(rows);
     let mut columns = vec![
         Column::left("mode"),
         Column::left("safety"),
@@ -115,7 +115,7 @@ pub(super) fn cost(rows: &[&Row]) -> Grid {
         let parts = row.components.map(|components| components.cycles);
         let part = |of: fn(&Cycles) -> f64| Some(parts.as_ref().map(of));
         let mut cells = vec![
-            Cell::toned(&row.mode, Tone::Strong),
+            Cell::toned(&row.mode, CellStyle::Strong),
             Cell::toned(&row.safety, promise(row)),
         ];
         let of_kicks = |of: fn(&Cycles) -> f64| asks.then(|| parts.as_ref().map(of));
@@ -136,16 +136,16 @@ pub(super) fn cost(rows: &[&Row]) -> Grid {
         ];
         cells.extend(values.into_iter().flatten().map(|value| {
             let tone = if value.is_none_or(|value| value == 0.0) {
-                Tone::Faint
+                CellStyle::Faint
             } else {
-                Tone::Plain
+                CellStyle::Plain
             };
             Cell::toned(or_dash(value, cycles), tone)
         }));
         cells.push(Cell::new(or_dash(row.charged_share, percent)));
         cells.push(Cell::toned(
             or_dash(row.relative_throughput, |share| format!("{share:.2}")),
-            Tone::Strong,
+            CellStyle::Strong,
         ));
         grid.rows.push(cells);
     }
@@ -172,14 +172,14 @@ pub(super) fn safety(rows: &[&Row]) -> Grid {
     for row in rows {
         let wrong = |number: Option<u64>| {
             let tone = match number {
-                None => Tone::Faint,
-                Some(0) => Tone::Good,
-                Some(_) => Tone::Bad,
+                None => CellStyle::Faint,
+                Some(0) => CellStyle::Good,
+                Some(_) => CellStyle::Bad,
             };
             Cell::toned(or_dash(number, count), tone)
         };
         grid.rows.push(vec![
-            Cell::toned(&row.mode, Tone::Strong),
+            Cell::toned(&row.mode, CellStyle::Strong),
             Cell::toned(&row.safety, promise(row)),
             Cell::new(count(row.accesses)),
             Cell::new(or_dash(row.attempts, count)),
@@ -200,7 +200,7 @@ pub(super) fn hardware(rows: &[&Row]) -> Grid {
     const SEARCH: &str = "search length";
     const WALK: &str = "walk cache hits";
     const HOST: &str = "asked of the host";
-    let asks = asks_a_host(rows);
+    let asks = uses_host(rows);
     let mut columns = vec![
         Column::left("mode"),
         Column::right(SEARCH, "mean"),
@@ -228,7 +228,7 @@ pub(super) fn hardware(rows: &[&Row]) -> Grid {
         // Where nothing is looked up there is no rate.
         let share = |rate: Option<f64>| or_dash(rate, |rate| percent_of(rate, row.accesses));
         let mut cells = vec![
-            Cell::toned(&row.mode, Tone::Strong),
+            Cell::toned(&row.mode, CellStyle::Strong),
             Cell::new(or_dash(row.search_len_mean, |mean| format!("{mean:.1}"))),
             Cell::new(count(row.search_len_max.into())),
             Cell::new(count(row.invalidations)),
@@ -255,16 +255,18 @@ pub(super) fn hardware(rows: &[&Row]) -> Grid {
 }
 
 /// Whether a host does the work of any of the rows.
-fn asks_a_host(rows: &[&Row]) -> bool {
+fn uses_host(rows: &[&Row]) -> bool {
     rows.iter().any(|row| row.requests > 0)
 }
 
 /// A promise kept is good, one broken is bad.
-fn promise(row: &Row) -> Tone {
+fn promise(row: &Row) -> CellStyle {
     match row.safety.as_str() {
-        "strict" | "byte-granular" if row.violations.is_some_and(|all| all.total > 0) => Tone::Bad,
-        "strict" | "byte-granular" => Tone::Good,
-        _ => Tone::Plain,
+        "strict" | "byte-granular" if row.violations.is_some_and(|all| all.total > 0) => {
+            CellStyle::Bad
+        }
+        "strict" | "byte-granular" => CellStyle::Good,
+        _ => CellStyle::Plain,
     }
 }
 
@@ -275,7 +277,7 @@ pub(super) fn remarks(report: &Report, notes: &TraceNotes, rows: &[&Row]) -> Vec
         out.push(executed(report, rows));
     }
     out.push(modelled(&report.profile));
-    if let Some(warning) = untrustworthy(report, rows) {
+    if let Some(warning) = component_warning(report, rows) {
         out.push(warning);
     }
     for row in rows.iter().filter(|row| !row.status.is_ok()) {
@@ -295,7 +297,7 @@ pub(super) fn remarks(report: &Report, notes: &TraceNotes, rows: &[&Row]) -> Vec
 fn executed(report: &Report, rows: &[&Row]) -> String {
     let on = &report.executed_on;
     let profile = &report.profile;
-    let kicks = if asks_a_host(rows) {
+    let kicks = if uses_host(rows) {
         format!(", {} for each kick of a host", profile.kick_cycles)
     } else {
         String::new()
@@ -331,7 +333,7 @@ fn modelled(profile: &Profile) -> String {
 }
 
 /// A warning where the components cannot be told apart, with advice.
-fn untrustworthy(report: &Report, rows: &[&Row]) -> Option<String> {
+fn component_warning(report: &Report, rows: &[&Row]) -> Option<String> {
     if report.repetitions == 0 {
         return None;
     }

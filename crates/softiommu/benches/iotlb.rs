@@ -10,9 +10,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ringfence_softiommu::iotlb::{
-    Exchange, FRONTEND_IOTLB, Iotlb, IotlbLimits, Message, Region, Regions, reply, request,
+    FRONTEND_IOTLB, Iotlb, IotlbClient, IotlbLimits, Message, Region, Regions, reply, request,
 };
-use ringfence_types::{Access, DeviceId, Iova, IovaRange, Permissions, PhysAddr};
+use ringfence_types::{Access, Iova, IovaRange, Permissions, PhysAddr, RequesterId};
 
 #[path = "../../iova/benches/support/clock.rs"]
 #[allow(dead_code)]
@@ -20,7 +20,7 @@ mod clock;
 
 use clock::quantile;
 
-const DISK: DeviceId = DeviceId::new(0x20);
+const DISK: RequesterId = RequesterId::new(0x20);
 const PAGE: u64 = 1 << 12;
 const USER: u64 = 0x7f00_0000_0000;
 const PAGES: u64 = 1 << 16;
@@ -86,7 +86,7 @@ fn main() {
     let [(main, front), (requests, from_back), (mut here, there)] =
         [0; 3].map(|_| UnixStream::pair().expect("a pair"));
     let patience = Duration::from_secs(10);
-    let mut exchange = Exchange::new(iotlb, main, requests, patience).expect("options");
+    let mut exchange = IotlbClient::new(iotlb, main, requests, patience).expect("options");
     thread::spawn(move || front_end(front, from_back));
     thread::spawn(move || echo(there));
     let [(mut main, front), (mut requests, from_back)] =
@@ -115,7 +115,7 @@ fn main() {
             page = (page + 1) % PAGES;
             let range = IovaRange::new(Iova::new(page * PAGE), 8).expect("no wrap");
             loop {
-                let found = reader.online().pin().translate(range, Access::Read);
+                let found = reader.online().guard().translate(range, Access::Read);
                 match found {
                     Ok(pieces) => {
                         black_box(pieces.first());

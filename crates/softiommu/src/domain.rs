@@ -4,26 +4,26 @@ use std::sync::Arc;
 
 use ringfence_types::{DomainId, IovaRange, PageSize, Permissions, PhysAddr, PhysRange};
 
-use crate::chunks::parts;
 use crate::endpoint::Endpoint;
-use crate::error::{MapError, MapReason, PinHeld, UnmapError};
-use crate::gate::settle;
-use crate::pinned;
-use crate::sync::{AtomicU64, will_store};
+use crate::error::{MapError, MapReason, ReadSectionOpen, UnmapError};
+use crate::guard_count;
+use crate::leaf_tables::parts;
+use crate::qsbr::synchronize;
+use crate::sync::{AtomicU64, prefetch_write};
 use crate::table::{GRANULE_SHIFT, Leaf, Table, Width, index};
-use crate::tables::Tables;
+use crate::table_alloc::TableAlloc;
 
 const PAGE: u64 = PageSize::Size4K.bytes();
 
 /// Pages of a batch whose entries are asked for before the first of them is cleared: about as many lines as a processor waits for at a time.
-const AHEAD: usize = 16;
+const PREFETCH_PAGES: usize = 16;
 
 /// One I/O address space. It never leaves its [`SoftIommu`](crate::SoftIommu), which attaches endpoints to it and knows whom to
 /// wait for; what others get is a [`DomainMut`](crate::DomainMut).
 pub(crate) struct Domain<M> {
     id: DomainId,
     table: Arc<Table>,
-    tables: Tables,
+    tables: TableAlloc,
     /// Whose readers may walk the table.
     endpoints: Vec<Arc<Endpoint<M>>>,
 }
@@ -34,7 +34,7 @@ impl<M> Domain<M> {
         Some(Self {
             id,
             table: Arc::new(Table::new(width, tables)?),
-            tables: Tables::new(),
+            tables: TableAlloc::new(),
             endpoints: Vec::new(),
         })
     }
@@ -61,10 +61,10 @@ impl<M> Domain<M> {
             range,
             reason,
         };
-        if pinned::any() {
-            return Err(refuse(MapReason::PinHeld));
+        if guard_count::any_open() {
+            return Err(refuse(MapReason::ReadSectionOpen));
         }
-        if let Some((at, word)) = self.page_at_hand(&range)
+        if let Some((at, word)) = self.cached_page(&range)
             && Leaf::peek(word).is_absent()
             && memory.is_aligned(PAGE)
         {
@@ -72,16 +72,15 @@ impl<M> Domain<M> {
             self.tables.filled(at, 1);
             return Ok(());
         }
-        self.map_anything(&range, memory, permissions)
-            .map_err(refuse)
+        self.map_slow(&range, memory, permissions).map_err(refuse)
     }
 
     /// The word of the one page that `range` is, if its table is at hand, and the index of the table's first word.
     #[inline]
-    fn page_at_hand(&self, range: &IovaRange) -> Option<(usize, &AtomicU64)> {
+    fn cached_page(&self, range: &IovaRange) -> Option<(usize, &AtomicU64)> {
         if range.start().is_aligned(PAGE) && range.bytes() == PAGE {
             let start = range.start().get();
-            let at = self.tables.at_hand(start)?;
+            let at = self.tables.cached_table(start)?;
             Some((at, self.table.word(at | index(start, GRANULE_SHIFT))?))
         } else {
             None
@@ -90,7 +89,7 @@ impl<M> Domain<M> {
 
     /// [`map`](Self::map) in every case.
     #[inline(never)]
-    fn map_anything(
+    fn map_slow(
         &mut self,
         range: &IovaRange,
         memory: PhysAddr,
@@ -136,7 +135,7 @@ impl<M> Domain<M> {
     /// How many tables a mapping of `range` lacks; past the capacity, merely more than that.
     fn missing(&self, range: &IovaRange) -> Result<usize, MapReason> {
         let mut missing = 0_usize;
-        for chunk in self.table.chunks(range) {
+        for chunk in self.table.leaf_tables(range) {
             match chunk.table {
                 Ok(at) => vacant(self.table.words(at, &chunk.range), &chunk.range)?,
                 Err(hole) => {
@@ -157,9 +156,9 @@ impl<M> Domain<M> {
         let unlinked = self.tables.unlink_empty(&self.table);
         if !unlinked.is_empty() {
             for endpoint in &self.endpoints {
-                endpoint.relink();
+                endpoint.invalidate_walk_caches();
             }
-            self.settle();
+            self.synchronize();
             self.tables.recycle(unlinked);
         }
     }
@@ -185,8 +184,8 @@ impl<M> Domain<M> {
     /// [`DomainMut::unmap`](crate::DomainMut::unmap).
     #[inline]
     pub(crate) fn unmap(&mut self, range: IovaRange) -> Result<u64, UnmapError> {
-        if pinned::any() {
-            return Err(PinHeld.into());
+        if guard_count::any_open() {
+            return Err(ReadSectionOpen.into());
         }
         if !is_pages(&range) {
             return Err(UnmapError::NotPages {
@@ -195,7 +194,7 @@ impl<M> Domain<M> {
             });
         }
         let pages = self.clear(&range);
-        Ok(self.gone(pages))
+        Ok(self.synchronize_if_any(pages))
     }
 
     /// [`DomainMut::unmap_all`](crate::DomainMut::unmap_all).
@@ -204,8 +203,8 @@ impl<M> Domain<M> {
     where
         R: IntoIterator<Item = IovaRange, IntoIter: Clone>,
     {
-        if pinned::any() {
-            return Err(PinHeld.into());
+        if guard_count::any_open() {
+            return Err(ReadSectionOpen.into());
         }
         let ranges = ranges.into_iter();
         if let Some(range) = ranges.clone().find(|range| !is_pages(range)) {
@@ -217,32 +216,32 @@ impl<M> Domain<M> {
         let mut ahead = ranges.clone();
         ahead
             .by_ref()
-            .take(AHEAD)
-            .for_each(|range| self.expect_clear(&range));
+            .take(PREFETCH_PAGES)
+            .for_each(|range| self.prefetch_clear(&range));
         let mut pages = 0_u64;
         for range in ranges {
             if let Some(next) = ahead.next() {
-                self.expect_clear(&next);
+                self.prefetch_clear(&next);
             }
             pages = pages.saturating_add(self.clear(&range));
         }
-        Ok(self.gone(pages))
+        Ok(self.synchronize_if_any(pages))
     }
 
     /// Waits for whoever may hold what he got by the entries of `pages` pages that were cleared.
     #[inline]
-    fn gone(&self, pages: u64) -> u64 {
+    fn synchronize_if_any(&self, pages: u64) -> u64 {
         if pages != 0 {
-            self.settle();
+            self.synchronize();
         }
         pages
     }
 
     /// `range` is going to be cleared.
     #[inline]
-    fn expect_clear(&self, range: &IovaRange) {
-        if let Some((_, word)) = self.page_at_hand(range) {
-            will_store(word);
+    fn prefetch_clear(&self, range: &IovaRange) {
+        if let Some((_, word)) = self.cached_page(range) {
+            prefetch_write(word);
         }
     }
 
@@ -250,24 +249,24 @@ impl<M> Domain<M> {
     /// waited for.
     #[inline]
     pub(crate) fn clear(&mut self, range: &IovaRange) -> u64 {
-        if let Some((at, word)) = self.page_at_hand(range) {
+        if let Some((at, word)) = self.cached_page(range) {
             if !Leaf::clear(word) {
                 return 0;
             }
             self.tables.cleared(at, 1);
             return 1;
         }
-        self.clear_anything(range)
+        self.clear_slow(range)
     }
 
     #[inline(never)]
-    fn clear_anything(&mut self, range: &IovaRange) -> u64 {
+    fn clear_slow(&mut self, range: &IovaRange) -> u64 {
         let Some(range) = self.table.width().part(range) else {
             return 0;
         };
         let mut pages = 0_u64;
         let table = Arc::clone(&self.table);
-        for chunk in table.chunks(&range) {
+        for chunk in table.leaf_tables(&range) {
             if let Ok(at) = chunk.table {
                 pages = pages.saturating_add(self.clear_in(at, &chunk.range));
             }
@@ -289,8 +288,8 @@ impl<M> Domain<M> {
 
     /// Waits for the readers of all attached endpoints.
     #[inline]
-    fn settle(&self) {
-        settle(self.endpoints.iter().map(|endpoint| endpoint.gate()));
+    fn synchronize(&self) {
+        synchronize(self.endpoints.iter().map(|endpoint| endpoint.qsbr()));
     }
 
     pub(crate) fn table(&self) -> &Arc<Table> {

@@ -23,7 +23,7 @@ impl<'u, M> DomainMut<'u, M> {
         self.domain.id()
     }
 
-    /// Tables in use, 4 KiB each, the root included. Never more than [`Limits::tables`](crate::Limits::tables).
+    /// Tables in use, 4 KiB each, the root included. Never more than [`SoftIommuLimits::tables`](crate::SoftIommuLimits::tables).
     pub fn tables(&self) -> usize {
         self.domain.tables()
     }

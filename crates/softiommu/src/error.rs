@@ -3,20 +3,20 @@
 use std::error::Error;
 use std::fmt;
 
-use ringfence_types::{DeviceId, DomainId, Iova, IovaRange, PhysAddr};
+use ringfence_types::{DomainId, Iova, IovaRange, PhysAddr, RequesterId};
 
-/// The calling thread holds a burst open ([`Online`](crate::Online)), of this unit or any other. It would wait for itself, or for a
+/// The calling thread holds a burst open ([`ReadSection`](crate::ReadSection)), of this unit or any other. It would wait for itself, or for a
 /// thread that waits for it. Nothing was changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct PinHeld;
+pub struct ReadSectionOpen;
 
-impl fmt::Display for PinHeld {
+impl fmt::Display for ReadSectionOpen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("this thread is online as a reader, and would wait for itself")
     }
 }
 
-impl Error for PinHeld {}
+impl Error for ReadSectionOpen {}
 
 /// A mapping that was not made. The domain is as it was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -47,10 +47,10 @@ pub enum MapReason {
         /// Its address.
         iova: Iova,
     },
-    /// The domain may not have as many tables as the mapping needs ([`Limits::tables`](crate::Limits::tables)).
+    /// The domain may not have as many tables as the mapping needs ([`SoftIommuLimits::tables`](crate::SoftIommuLimits::tables)).
     OutOfTables,
-    /// See [`PinHeld`].
-    PinHeld,
+    /// See [`ReadSectionOpen`].
+    ReadSectionOpen,
 }
 
 impl fmt::Display for MapError {
@@ -62,7 +62,7 @@ impl fmt::Display for MapError {
             MapReason::BeyondWidth => f.write_str("beyond the width of the table"),
             MapReason::Mapped { iova } => write!(f, "{iova} is mapped already"),
             MapReason::OutOfTables => f.write_str("no more tables for this domain"),
-            MapReason::PinHeld => PinHeld.fmt(f),
+            MapReason::ReadSectionOpen => ReadSectionOpen.fmt(f),
         }
     }
 }
@@ -80,8 +80,8 @@ pub enum UnmapError {
         /// What was to be unmapped.
         range: IovaRange,
     },
-    /// See [`PinHeld`].
-    PinHeld(PinHeld),
+    /// See [`ReadSectionOpen`].
+    ReadSectionOpen(ReadSectionOpen),
 }
 
 impl fmt::Display for UnmapError {
@@ -93,16 +93,16 @@ impl fmt::Display for UnmapError {
                     "{range} not unmapped in domain {domain}: not whole pages"
                 )
             }
-            Self::PinHeld(held) => held.fmt(f),
+            Self::ReadSectionOpen(held) => held.fmt(f),
         }
     }
 }
 
 impl Error for UnmapError {}
 
-impl From<PinHeld> for UnmapError {
-    fn from(held: PinHeld) -> Self {
-        Self::PinHeld(held)
+impl From<ReadSectionOpen> for UnmapError {
+    fn from(held: ReadSectionOpen) -> Self {
+        Self::ReadSectionOpen(held)
     }
 }
 
@@ -111,13 +111,13 @@ impl From<PinHeld> for UnmapError {
 #[non_exhaustive]
 pub enum IommuError {
     /// There is no such endpoint.
-    NoEndpoint(DeviceId),
+    NoEndpoint(RequesterId),
     /// There is such an endpoint already.
-    EndpointExists(DeviceId),
+    EndpointExists(RequesterId),
     /// There are as many endpoints as there may be.
-    TooManyEndpoints(DeviceId),
+    TooManyEndpoints(RequesterId),
     /// The endpoint has as many readers as it may have.
-    TooManyReaders(DeviceId),
+    TooManyReaders(RequesterId),
     /// There is no such domain.
     NoDomain(DomainId),
     /// There is such a domain already.
@@ -128,8 +128,8 @@ pub enum IommuError {
     NoMemory(DomainId),
     /// An endpoint is attached to the domain.
     DomainInUse(DomainId),
-    /// See [`PinHeld`].
-    PinHeld(PinHeld),
+    /// See [`ReadSectionOpen`].
+    ReadSectionOpen(ReadSectionOpen),
 }
 
 impl fmt::Display for IommuError {
@@ -144,15 +144,15 @@ impl fmt::Display for IommuError {
             Self::TooManyDomains(domain) => write!(f, "no room for domain {domain}"),
             Self::NoMemory(domain) => write!(f, "no memory for the tables of domain {domain}"),
             Self::DomainInUse(domain) => write!(f, "an endpoint is attached to domain {domain}"),
-            Self::PinHeld(held) => held.fmt(f),
+            Self::ReadSectionOpen(held) => held.fmt(f),
         }
     }
 }
 
 impl Error for IommuError {}
 
-impl From<PinHeld> for IommuError {
-    fn from(held: PinHeld) -> Self {
-        Self::PinHeld(held)
+impl From<ReadSectionOpen> for IommuError {
+    fn from(held: ReadSectionOpen) -> Self {
+        Self::ReadSectionOpen(held)
     }
 }

@@ -1,9 +1,9 @@
 //! Guest memory as the crate vm-memory has it, behind a pin.
 //!
-//! `GuestMemory` is implemented for [`Pin`] and for nothing that outlives one: a slice it gives is good until the pin's burst takes the
+//! `GuestMemory` is implemented for [`ReadGuard`] and for nothing that outlives one: a slice it gives is good until the pin's burst takes the
 //! next pin, and unmap waits for that. Devices written against `GuestMemory`, such as those over the crate virtio-queue, run on
-//! `&Pin` as they are; every address they use is then an I/O virtual one, of rings, descriptors and buffers alike. Its errors have no
-//! room for a fault: ask [`Pin::take_fault`].
+//! `&ReadGuard` as they are; every address they use is then an I/O virtual one, of rings, descriptors and buffers alike. Its errors have no
+//! room for a fault: ask [`ReadGuard::take_fault`].
 
 use std::error::Error;
 use std::fmt;
@@ -19,7 +19,7 @@ use vm_memory::{
     GuestMemoryResult, MemoryRegionAddress, Permissions as Wanted, VolatileMemory, VolatileSlice,
 };
 
-use crate::reader::Pin;
+use crate::reader::ReadGuard;
 use crate::walk::one_of;
 
 /// Why an object in guest memory was not accessed. None of its bytes were.
@@ -56,11 +56,11 @@ const PAGE: usize = PageSize::Size4K.bytes() as usize;
 
 type Slice<'p, M> = VolatileSlice<'p, MS<'p, M>>;
 
-impl<'p, M: GuestMemoryBackend> Pin<'p, M> {
+impl<'p, M: GuestMemoryBackend> ReadGuard<'p, M> {
     /// The object at `iova`, of any alignment.
     #[inline]
     pub fn read<T: ByteValued>(&self, iova: Iova) -> Result<T, AccessError> {
-        if let Some(slice) = self.slice_at_hand(iova, size_of::<T>(), Permissions::READ)
+        if let Some(slice) = self.cached_slice(iova, size_of::<T>(), Permissions::READ)
             && let Ok(object) = slice.get_ref::<T>(0)
         {
             return Ok(object.load());
@@ -71,7 +71,7 @@ impl<'p, M: GuestMemoryBackend> Pin<'p, M> {
     /// Puts `object` at `iova`, of any alignment.
     #[inline]
     pub fn write<T: ByteValued>(&self, iova: Iova, object: T) -> Result<(), AccessError> {
-        if let Some(slice) = self.slice_at_hand(iova, size_of::<T>(), Permissions::WRITE)
+        if let Some(slice) = self.cached_slice(iova, size_of::<T>(), Permissions::WRITE)
             && let Ok(place) = slice.get_ref::<T>(0)
         {
             place.store(object);
@@ -116,9 +116,9 @@ impl<'p, M: GuestMemoryBackend> Pin<'p, M> {
 
     /// The memory behind `bytes` bytes at `iova` in the usual case: one page, one region, a link that is at hand.
     #[inline]
-    fn slice_at_hand(&self, iova: Iova, bytes: usize, wanted: Permissions) -> Option<Slice<'p, M>> {
+    fn cached_slice(&self, iova: Iova, bytes: usize, wanted: Permissions) -> Option<Slice<'p, M>> {
         let range = IovaRange::new(iova, bytes as u64)?;
-        let at = self.at_hand(&range, wanted)?.start().get();
+        let at = self.translate_cached(&range, wanted)?.start().get();
         let (region, at) = self.memory().to_region_addr(GuestAddress(at))?;
         region.get_slice(at, bytes).ok()
     }
@@ -143,12 +143,12 @@ impl<'p, M: GuestMemoryBackend> Pin<'p, M> {
     }
 }
 
-impl<M: GuestMemoryBackend> GuestMemory for Pin<'_, M> {
+impl<M: GuestMemoryBackend> GuestMemory for ReadGuard<'_, M> {
     type PhysicalMemory = M;
     type Bitmap = <M::R as GuestMemoryRegion>::B;
 
     fn check_range(&self, addr: GuestAddress, count: usize, access: Wanted) -> bool {
-        match self.asked(addr, count, access) {
+        match self.wanted_access(addr, count, access) {
             Ok(wanted) => Slices {
                 pin: self,
                 at: Iova::new(addr.0),
@@ -167,7 +167,7 @@ impl<M: GuestMemoryBackend> GuestMemory for Pin<'_, M> {
         count: usize,
         access: Wanted,
     ) -> GuestMemoryResult<impl GuestMemorySliceIterator<'a, BS<'a, Self::Bitmap>>> {
-        let wanted = self.asked(addr, count, access)?;
+        let wanted = self.wanted_access(addr, count, access)?;
         Ok(Slices {
             pin: self,
             at: Iova::new(addr.0),
@@ -177,11 +177,11 @@ impl<M: GuestMemoryBackend> GuestMemory for Pin<'_, M> {
     }
 }
 
-impl<M: GuestMemoryBackend> Pin<'_, M> {
+impl<M: GuestMemoryBackend> ReadGuard<'_, M> {
     /// What an access through vm-memory needs, if it is one that a device can make. To ask for no access is an error, unless it is for
     /// no bytes: an address that may not be accessed leads nowhere.
     #[inline]
-    fn asked(
+    fn wanted_access(
         &self,
         addr: GuestAddress,
         count: usize,
@@ -215,15 +215,15 @@ impl<M: GuestMemoryBackend> Pin<'_, M> {
                 reason: FaultReason::BadLength,
             },
         };
-        self.keep(fault);
+        self.keep_fault(fault);
         false
     }
 
     /// The place of the byte at `iova`. If there is none, the fault is kept.
     #[inline]
-    fn place(&self, iova: Iova, wanted: Permissions) -> Option<(&M::R, MemoryRegionAddress)> {
+    fn region_of(&self, iova: Iova, wanted: Permissions) -> Option<(&M::R, MemoryRegionAddress)> {
         let byte = IovaRange::inclusive(iova, iova)?;
-        let at = match self.at_hand(&byte, wanted) {
+        let at = match self.translate_cached(&byte, wanted) {
             Some(at) => at,
             None => self.place_of(byte, wanted)?,
         };
@@ -235,7 +235,7 @@ impl<M: GuestMemoryBackend> Pin<'_, M> {
         match self.walk(byte, wanted) {
             Ok(pieces) => Some(pieces.first()),
             Err(fault) => {
-                self.keep(fault);
+                self.keep_fault(fault);
                 None
             }
         }
@@ -248,7 +248,7 @@ impl<M: GuestMemoryBackend> Pin<'_, M> {
 /// given is what the page's entry says then. So where a page is unmapped in the middle of an access, the access ends there. To carry
 /// about a list, nearly always of one element, would cost several times the translation.
 struct Slices<'a, 'p, M> {
-    pin: &'a Pin<'p, M>,
+    pin: &'a ReadGuard<'p, M>,
     at: Iova,
     /// Bytes; none once there was an error, too.
     left: usize,
@@ -269,7 +269,7 @@ impl<'a, M: GuestMemoryBackend> Iterator for Slices<'a, '_, M> {
         if left == 0 {
             return None;
         }
-        let slice = pin.place(at, wanted).and_then(|(region, start)| {
+        let slice = pin.region_of(at, wanted).and_then(|(region, start)| {
             let here = left
                 .min(PAGE - at.offset_in(PAGE as u64) as usize)
                 .min(region.len().saturating_sub(start.0) as usize);

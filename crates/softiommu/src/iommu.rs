@@ -5,20 +5,20 @@ use std::collections::btree_map::Entry;
 use std::mem;
 use std::sync::Arc;
 
-use ringfence_types::{DeviceId, DomainId};
+use ringfence_types::{DomainId, RequesterId};
 
 use crate::domain::Domain;
 use crate::domain_mut::DomainMut;
-use crate::endpoint::{Attachment, Endpoint, View};
-use crate::error::{IommuError, PinHeld};
-use crate::gate::{Gate, expire, settle};
-use crate::pinned;
+use crate::endpoint::{AttachedDomain, Endpoint, ReaderView};
+use crate::error::{IommuError, ReadSectionOpen};
+use crate::guard_count;
+use crate::qsbr::{Qsbr, start_grace_period, synchronize};
 use crate::reader::Reader;
 use crate::table::Width;
 
 /// How much of everything there can be. A guest decides how much of it is used; none of it grows beyond.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
+pub struct SoftIommuLimits {
     /// Width of every domain's table.
     pub width: Width,
     /// Tables of a domain, 4 KiB each, the root included. One of the last level maps 2 MiB.
@@ -31,7 +31,7 @@ pub struct Limits {
     pub readers: usize,
 }
 
-impl Default for Limits {
+impl Default for SoftIommuLimits {
     /// 48 bits; 16 MiB of tables a domain, which map 8 GiB; 64 domains; 64 endpoints with 32 readers each.
     fn default() -> Self {
         Self {
@@ -49,9 +49,9 @@ impl Default for Limits {
 ///
 /// An endpoint is denied everything until it is attached to a domain or told to bypass.
 pub struct SoftIommu<M> {
-    limits: Limits,
+    limits: SoftIommuLimits,
     memory: Arc<M>,
-    endpoints: BTreeMap<DeviceId, Attached<M>>,
+    endpoints: BTreeMap<RequesterId, Attached<M>>,
     domains: BTreeMap<DomainId, Domain<M>>,
     /// Endpoints that have changed since the last wait for readers, and the domain they were attached to.
     changed: Vec<(Arc<Endpoint<M>>, Option<DomainId>)>,
@@ -65,7 +65,7 @@ struct Attached<M> {
 
 impl<M> SoftIommu<M> {
     /// A unit without endpoints and domains, over `memory`.
-    pub fn new(limits: Limits, memory: M) -> Self {
+    pub fn new(limits: SoftIommuLimits, memory: M) -> Self {
         Self {
             limits,
             memory: Arc::new(memory),
@@ -76,12 +76,12 @@ impl<M> SoftIommu<M> {
     }
 
     /// Its limits.
-    pub fn limits(&self) -> &Limits {
+    pub fn limits(&self) -> &SoftIommuLimits {
         &self.limits
     }
 
     /// Adds an endpoint. It is denied everything.
-    pub fn add_endpoint(&mut self, device: DeviceId) -> Result<(), IommuError> {
+    pub fn add_endpoint(&mut self, device: RequesterId) -> Result<(), IommuError> {
         if self.endpoints.contains_key(&device) {
             return Err(IommuError::EndpointExists(device));
         }
@@ -98,14 +98,14 @@ impl<M> SoftIommu<M> {
     }
 
     /// Removes an endpoint. When this returns, its readers are denied everything for good.
-    pub fn remove_endpoint(&mut self, device: DeviceId) -> Result<(), IommuError> {
+    pub fn remove_endpoint(&mut self, device: RequesterId) -> Result<(), IommuError> {
         self.detach(device)?;
         self.endpoints.remove(&device);
         Ok(())
     }
 
     /// A reader for one thread that accesses memory for `device`.
-    pub fn reader(&self, device: DeviceId) -> Result<Reader<M>, IommuError> {
+    pub fn reader(&self, device: RequesterId) -> Result<Reader<M>, IommuError> {
         let attached = self
             .endpoints
             .get(&device)
@@ -167,33 +167,33 @@ impl<M> SoftIommu<M> {
     }
 
     /// To which domain `device` is attached; `None` if it is blocked or bypasses.
-    pub fn attached_to(&self, device: DeviceId) -> Option<DomainId> {
+    pub fn attached_to(&self, device: RequesterId) -> Option<DomainId> {
         self.endpoints.get(&device)?.domain
     }
 
     /// Attaches `device` to `domain`, from wherever it is. When this returns, its readers translate by the domain, and nothing
     /// that they got by what was before is left.
-    pub fn attach(&mut self, device: DeviceId, domain: DomainId) -> Result<(), IommuError> {
+    pub fn attach(&mut self, device: RequesterId, domain: DomainId) -> Result<(), IommuError> {
         may_wait()?;
-        self.attach_unsettled(device, domain)?;
-        self.settle();
+        self.attach_nosync(device, domain)?;
+        self.synchronize();
         Ok(())
     }
 
     /// Detaches `device` from whatever it is attached to, and denies it everything. When this returns, no translation is to be had,
     /// and none that its readers got is left.
-    pub fn detach(&mut self, device: DeviceId) -> Result<(), IommuError> {
+    pub fn detach(&mut self, device: RequesterId) -> Result<(), IommuError> {
         may_wait()?;
-        self.change(device, Attachment::Blocked, None)?;
-        self.settle();
+        self.change(device, AttachedDomain::Blocked, None)?;
+        self.synchronize();
         Ok(())
     }
 
     /// Lets `device` use physical addresses, from wherever it is attached.
-    pub fn bypass(&mut self, device: DeviceId) -> Result<(), IommuError> {
+    pub fn bypass(&mut self, device: RequesterId) -> Result<(), IommuError> {
         may_wait()?;
-        self.change(device, Attachment::Bypass, None)?;
-        self.settle();
+        self.change(device, AttachedDomain::Bypass, None)?;
+        self.synchronize();
         Ok(())
     }
 
@@ -204,36 +204,36 @@ impl<M> SoftIommu<M> {
         for attached in self.endpoints.values() {
             let (view, _) = attached.endpoint.view();
             let attachment = view.attachment.clone();
-            attached.endpoint.show(self.view(attachment));
+            attached.endpoint.publish(self.view(attachment));
         }
-        self.settle();
+        self.synchronize();
         Ok(())
     }
 
-    /// As [`attach`](Self::attach), without its promise until [`settle`](Self::settle) has returned.
-    pub(crate) fn attach_unsettled(
+    /// As [`attach`](Self::attach), without its promise until [`synchronize`](Self::synchronize) has returned.
+    pub(crate) fn attach_nosync(
         &mut self,
-        device: DeviceId,
+        device: RequesterId,
         domain: DomainId,
     ) -> Result<(), IommuError> {
         let table = Arc::clone(self.existing(domain)?.table());
         if self.attached_to(device) == Some(domain) {
             return Ok(());
         }
-        self.change(device, Attachment::Domain(table), Some(domain))
+        self.change(device, AttachedDomain::Domain(table), Some(domain))
     }
 
     /// Removes a domain that no endpoint is attached to any more, settled or not: readers that have not noticed keep its table.
     #[cfg(feature = "virtio-iommu")]
-    pub(crate) fn forget_domain(&mut self, domain: DomainId) {
+    pub(crate) fn drop_domain(&mut self, domain: DomainId) {
         self.domains.remove(&domain);
     }
 
-    /// Shows the readers of `device` something else. Some may see what was before until [`settle`](Self::settle) has returned.
+    /// Shows the readers of `device` something else. Some may see what was before until [`synchronize`](Self::synchronize) has returned.
     pub(crate) fn change(
         &mut self,
-        device: DeviceId,
-        attachment: Attachment,
+        device: RequesterId,
+        attachment: AttachedDomain,
         domain: Option<DomainId>,
     ) -> Result<(), IommuError> {
         let view = self.view(attachment);
@@ -246,28 +246,28 @@ impl<M> SoftIommu<M> {
         if let Some(new) = domain.and_then(|id| self.domains.get_mut(&id)) {
             new.add(Arc::clone(&attached.endpoint));
         }
-        attached.endpoint.show(view);
+        attached.endpoint.publish(view);
         self.changed.push((Arc::clone(&attached.endpoint), before));
         Ok(())
     }
 
-    fn view(&self, attachment: Attachment) -> View<M> {
-        View {
+    fn view(&self, attachment: AttachedDomain) -> ReaderView<M> {
+        ReaderView {
             attachment,
             memory: Arc::clone(&self.memory),
         }
     }
 
     /// The gates of all endpoints, and of those that were removed since the last wait.
-    fn gates(&self) -> impl Iterator<Item = &Gate> + Clone {
+    fn all_qsbr(&self) -> impl Iterator<Item = &Qsbr> + Clone {
         let present = self.endpoints.values().map(|attached| &attached.endpoint);
         let changed = self.changed.iter().map(|(endpoint, _)| endpoint);
-        present.chain(changed).map(|endpoint| endpoint.gate())
+        present.chain(changed).map(|endpoint| endpoint.qsbr())
     }
 
     /// Waits for the readers of all endpoints, those that were removed since the last wait included.
-    pub(crate) fn settle(&mut self) {
-        settle(self.gates());
+    pub(crate) fn synchronize(&mut self) {
+        synchronize(self.all_qsbr());
         for (_, domain) in mem::take(&mut self.changed) {
             if let Some((id, domain)) =
                 domain.and_then(|id| self.domains.get_mut(&id).map(|d| (id, d)))
@@ -285,8 +285,12 @@ impl<M> SoftIommu<M> {
 }
 
 /// Whether this thread may wait for readers.
-pub(crate) fn may_wait() -> Result<(), PinHeld> {
-    if pinned::any() { Err(PinHeld) } else { Ok(()) }
+pub(crate) fn may_wait() -> Result<(), ReadSectionOpen> {
+    if guard_count::any_open() {
+        Err(ReadSectionOpen)
+    } else {
+        Ok(())
+    }
 }
 
 impl<M> Drop for SoftIommu<M> {
@@ -294,12 +298,14 @@ impl<M> Drop for SoftIommu<M> {
     /// and may not wait, from the next pin of each reader on. Slices that were taken before that pin stay good until then.
     fn drop(&mut self) {
         for attached in self.endpoints.values() {
-            attached.endpoint.show(self.view(Attachment::Blocked));
+            attached
+                .endpoint
+                .publish(self.view(AttachedDomain::Blocked));
         }
         if may_wait().is_ok() {
-            self.settle();
+            self.synchronize();
         } else {
-            expire(self.gates());
+            start_grace_period(self.all_qsbr());
         }
     }
 }

@@ -1,17 +1,17 @@
 //! Translation for emulated devices: a software IOMMU whose readers take no lock, and whose unmap keeps its word.
 //!
-//! A device's thread is a [`Reader`]. It goes [`online`](Reader::online) for a burst of work, takes a [`Pin`] for each request
+//! A device's thread is a [`Reader`]. It goes [`online`](Reader::online) for a burst of work, takes a [`ReadGuard`] for each request
 //! (a descriptor chain), and translates as often as it likes under the pin. What changes mappings, [`SoftIommu`], returns from
 //! unmap, detach or a change of memory only when no pin is left that could have seen what was taken away: after it returns, no
 //! translation and no outstanding slice reaches the page. Decision 0015 (`docs/decisions/0015-readers-and-unmap.md`) argues
 //! why, step by step; `tests/loom.rs` tries every interleaving and reordering that loom models on these very sources.
 //!
 //! ```
-//! use ringfence_softiommu::{Limits, SoftIommu};
-//! use ringfence_types::{Access, DeviceId, DomainId, Iova, IovaRange, Permissions, PhysAddr};
+//! use ringfence_softiommu::{SoftIommuLimits, SoftIommu};
+//! use ringfence_types::{Access, RequesterId, DomainId, Iova, IovaRange, Permissions, PhysAddr};
 //!
-//! const DISK: DeviceId = DeviceId::new(0x20);
-//! let mut iommu = SoftIommu::new(Limits::default(), ());
+//! const DISK: RequesterId = RequesterId::new(0x20);
+//! let mut iommu = SoftIommu::new(SoftIommuLimits::default(), ());
 //! iommu.add_endpoint(DISK)?;
 //! let mut reader = iommu.reader(DISK)?;
 //!
@@ -22,7 +22,7 @@
 //!
 //! let access = IovaRange::new(Iova::new(0x1010), 16).ok_or("wraps")?;
 //! let mut burst = reader.online();
-//! let pin = burst.pin();
+//! let pin = burst.guard();
 //! assert_eq!(pin.translate(access, Access::Read)?.first().start(), PhysAddr::new(0x7010));
 //! assert!(pin.translate(access, Access::Write).is_err());
 //! // Whoever holds a pin would wait for itself:
@@ -33,42 +33,42 @@
 //! ```
 //!
 //! # What the embedder promises
-//! **A pin spans no blocking call, and so does a burst.** Unmap waits for both. Go offline (drop the [`Online`]) before waiting for
-//! an event, a lock or a disk. [`Online`] and [`Pin`] are not `Send`, so no executor that moves tasks between threads lets one live
-//! across an `.await`; the borrow of a [`Pin`] ends every slice taken under it before the next checkpoint. What remains is a
+//! **A pin spans no blocking call, and so does a burst.** Unmap waits for both. Go offline (drop the [`ReadSection`]) before waiting for
+//! an event, a lock or a disk. [`ReadSection`] and [`ReadGuard`] are not `Send`, so no executor that moves tasks between threads lets one live
+//! across an `.await`; the borrow of a [`ReadGuard`] ends every slice taken under it before the next checkpoint. What remains is a
 //! thread that blocks by itself: it delays unmap, and never breaks it.
 
-mod ahead;
-mod chunks;
 mod domain;
 mod domain_mut;
 mod endpoint;
 mod error;
-mod gate;
+mod guard_count;
 #[cfg(feature = "vm-memory")]
 mod guest_memory;
 mod iommu;
 pub mod iotlb;
-mod links;
+mod leaf_tables;
 mod membarrier;
-mod pieces;
-mod pinned;
+mod phys_ranges;
+mod prefetchw;
+mod qsbr;
 mod reader;
 #[cfg(feature = "virtio-iommu")]
 mod sink;
 mod sync;
 mod table;
-mod tables;
+mod table_alloc;
 mod walk;
+mod walk_cache;
 mod zeroed;
 
 pub use domain_mut::DomainMut;
-pub use error::{IommuError, MapError, MapReason, PinHeld, UnmapError};
+pub use error::{IommuError, MapError, MapReason, ReadSectionOpen, UnmapError};
 #[cfg(feature = "vm-memory")]
 pub use guest_memory::AccessError;
-pub use iommu::{Limits, SoftIommu};
-pub use pieces::Pieces;
-pub use reader::{Online, Pin, Reader};
+pub use iommu::{SoftIommu, SoftIommuLimits};
+pub use phys_ranges::PhysRanges;
+pub use reader::{ReadGuard, ReadSection, Reader};
 #[cfg(feature = "virtio-iommu")]
 pub use sink::{IommuSink, IommuSinkMut};
 pub use table::Width;

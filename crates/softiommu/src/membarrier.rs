@@ -5,7 +5,7 @@
 use rustix::thread::{MembarrierCommand, membarrier};
 
 /// Whether the system has heavy fences. Asks for them, as it wants, before the first is needed.
-pub(crate) fn can_park() -> bool {
+pub(crate) fn has_heavy_fence() -> bool {
     membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok()
 }
 

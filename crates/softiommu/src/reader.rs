@@ -5,18 +5,18 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use ringfence_types::{
-    Access, DeviceId, Fault, FaultReason, IovaRange, Permissions, PhysAddr, PhysRange,
+    Access, Fault, FaultReason, IovaRange, Permissions, PhysAddr, PhysRange, RequesterId,
 };
 
-use crate::endpoint::{Attachment, Endpoint, View};
-use crate::links::Links;
-use crate::pieces::Pieces;
-use crate::pinned;
+use crate::endpoint::{AttachedDomain, Endpoint, ReaderView};
+use crate::guard_count;
+use crate::phys_ranges::PhysRanges;
 use crate::sync::AtomicU64;
-use crate::walk::{Denied, at_hand, one_of};
+use crate::walk::{Denied, one_of, translate_cached};
+use crate::walk_cache::WalkCache;
 
 /// One thread's access to an endpoint's address space. May move between threads while it is offline, which it is whenever no
-/// [`Online`] borrows it.
+/// [`ReadSection`] borrows it.
 ///
 /// An offline reader keeps the view it last saw, and with it memory that has been replaced since; it cannot reach it. The view
 /// goes when the reader next goes online, or is dropped.
@@ -25,56 +25,56 @@ pub struct Reader<M> {
     slot: usize,
     epoch: u64,
     generation: u64,
-    seen: Seen<M>,
+    state: ReaderState<M>,
 }
 
 /// What a pin looks at.
-struct Seen<M> {
-    view: Arc<View<M>>,
+struct ReaderState<M> {
+    view: Arc<ReaderView<M>>,
     /// Of the table in the view.
-    links: Links,
-    device: DeviceId,
+    walk_cache: WalkCache,
+    device: RequesterId,
     /// The first fault that a pin could not return as one.
     fault: Cell<Option<Fault>>,
 }
 
-/// A burst of work: while it lives, unmap waits for its next [`pin`](Self::pin) or its end. It must not live across anything that
+/// A burst of work: while it lives, unmap waits for its next [`guard`](Self::guard) or its end. It must not live across anything that
 /// blocks.
 ///
 /// It stays on its thread. If it is leaked, that thread is refused every change from then on, and others wait until the reader goes
 /// online again or is dropped.
-pub struct Online<'r, M> {
+pub struct ReadSection<'r, M> {
     reader: &'r mut Reader<M>,
     /// Neither `Send` nor `Sync`.
     stays: PhantomData<*const ()>,
 }
 
 /// The right to translate and to use what translations give, until the next pin of its burst. It costs nothing to copy.
-pub struct Pin<'p, M> {
+pub struct ReadGuard<'p, M> {
     /// The words of the table that the endpoint's domain has; none if it is not attached to one.
     words: &'p [AtomicU64],
-    seen: &'p Seen<M>,
+    state: &'p ReaderState<M>,
     /// Neither `Send` nor `Sync`: another thread's accesses would not be over at this one's checkpoint.
     stays: PhantomData<*const ()>,
 }
 
-impl<M> Clone for Pin<'_, M> {
+impl<M> Clone for ReadGuard<'_, M> {
     #[inline]
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<M> Copy for Pin<'_, M> {}
+impl<M> Copy for ReadGuard<'_, M> {}
 
 impl<M> Reader<M> {
     /// `None` if the endpoint has as many readers as it may have.
     pub(crate) fn new(endpoint: Arc<Endpoint<M>>) -> Option<Self> {
-        let slot = endpoint.take_slot()?;
+        let slot = endpoint.alloc_slot()?;
         let (view, generation) = endpoint.view();
-        let seen = Seen {
+        let seen = ReaderState {
             view,
-            links: Links::new(),
+            walk_cache: WalkCache::new(),
             device: endpoint.device(),
             fault: Cell::new(None),
         };
@@ -83,12 +83,12 @@ impl<M> Reader<M> {
             slot,
             epoch: 0,
             generation,
-            seen,
+            state: seen,
         })
     }
 
     /// The endpoint.
-    pub fn device(&self) -> DeviceId {
+    pub fn device(&self) -> RequesterId {
         self.endpoint.device()
     }
 
@@ -99,11 +99,11 @@ impl<M> Reader<M> {
     /// If a filter of system calls that was put up after the endpoint was added refuses `membarrier`. Allow it, or put the filter up
     /// before: then there is no such thing.
     #[inline]
-    pub fn online(&mut self) -> Online<'_, M> {
-        pinned::opened();
-        self.epoch = self.endpoint.gate().enter(self.slot);
+    pub fn online(&mut self) -> ReadSection<'_, M> {
+        guard_count::increment();
+        self.epoch = self.endpoint.qsbr().online(self.slot);
         self.refresh();
-        Online {
+        ReadSection {
             reader: self,
             stays: PhantomData,
         }
@@ -113,14 +113,14 @@ impl<M> Reader<M> {
     #[inline]
     fn refresh(&mut self) {
         if self.endpoint.generation() != self.generation {
-            self.look();
+            self.reload_view();
         }
     }
 
     #[cold]
-    fn look(&mut self) {
-        (self.seen.view, self.generation) = self.endpoint.view();
-        self.seen.links.clear();
+    fn reload_view(&mut self) {
+        (self.state.view, self.generation) = self.endpoint.view();
+        self.state.walk_cache.clear();
     }
 
     /// The pins before are gone: says so to whoever waits for it.
@@ -128,72 +128,72 @@ impl<M> Reader<M> {
     fn checkpoint(&mut self, epoch: u64) {
         self.epoch = epoch;
         self.refresh();
-        self.endpoint.gate().pass(self.slot, epoch);
+        self.endpoint.qsbr().quiescent(self.slot, epoch);
     }
 }
 
 impl<M> Drop for Reader<M> {
     fn drop(&mut self) {
         // A burst that was leaked ends here.
-        self.endpoint.gate().leave(self.slot);
-        self.endpoint.give_slot(self.slot);
+        self.endpoint.qsbr().offline(self.slot);
+        self.endpoint.free_slot(self.slot);
     }
 }
 
-impl<M> Online<'_, M> {
+impl<M> ReadSection<'_, M> {
     /// A pin for the next request. The one before, and all slices taken under it, are gone by then: this is the checkpoint that
     /// unmap waits for.
     #[inline]
-    pub fn pin(&mut self) -> Pin<'_, M> {
-        let epoch = self.reader.endpoint.gate().epoch();
+    pub fn guard(&mut self) -> ReadGuard<'_, M> {
+        let epoch = self.reader.endpoint.qsbr().epoch();
         if epoch != self.reader.epoch {
             self.reader.checkpoint(epoch);
         }
-        let seen = &self.reader.seen;
+        let seen = &self.reader.state;
         let words = match &seen.view.attachment {
-            Attachment::Domain(table) => table.all(),
-            Attachment::Bypass | Attachment::Blocked => &[],
+            AttachedDomain::Domain(table) => table.all(),
+            AttachedDomain::Bypass | AttachedDomain::Blocked => &[],
         };
-        Pin {
+        ReadGuard {
             words,
-            seen,
+            state: seen,
             stays: PhantomData,
         }
     }
 }
 
-impl<M> Drop for Online<'_, M> {
+impl<M> Drop for ReadSection<'_, M> {
     #[inline]
     fn drop(&mut self) {
-        self.reader.endpoint.gate().leave(self.reader.slot);
-        pinned::closed();
+        self.reader.endpoint.qsbr().offline(self.reader.slot);
+        guard_count::decrement();
     }
 }
 
-impl<'p, M> Pin<'p, M> {
+impl<'p, M> ReadGuard<'p, M> {
     /// Whose accesses this pin translates.
-    pub fn device(&self) -> DeviceId {
-        self.seen.device
+    pub fn device(&self) -> RequesterId {
+        self.state.device
     }
 
     /// What the addresses of translations refer to.
     #[inline]
     pub fn memory(&self) -> &'p M {
-        &self.seen.view.memory
+        &self.state.view.memory
     }
 
     /// The first access that an interface without room for a [`Fault`] has refused, such as vm-memory's, since this was last asked.
     /// It is the reader's, and outlives the pin.
     pub fn take_fault(&self) -> Option<Fault> {
-        self.seen.fault.take()
+        self.state.fault.take()
     }
 
     /// Keeps `fault` for [`take_fault`](Self::take_fault), unless there is one already.
     #[cfg(feature = "vm-memory")]
     #[cold]
-    pub(crate) fn keep(&self, fault: Fault) {
-        if self.seen.fault.get().is_none() {
-            self.seen.fault.set(Some(fault));
+    pub(crate) fn keep_fault(&self, fault: Fault) {
+        if self.state.fault.get().is_none() {
+            self.state.fault.set(Some(fault));
         }
     }
 
@@ -201,34 +201,42 @@ impl<'p, M> Pin<'p, M> {
     ///
     /// The addresses are good for as long as the pin lives, even where their mapping goes in the meantime.
     #[inline]
-    pub fn translate(&self, range: IovaRange, access: Access) -> Result<Pieces, Fault> {
+    pub fn translate(&self, range: IovaRange, access: Access) -> Result<PhysRanges, Fault> {
         self.translate_for(range, permissions(access))
     }
 
     /// As [`translate`](Self::translate), for all accesses of `wanted` at once.
     #[inline]
-    pub fn translate_for(&self, range: IovaRange, wanted: Permissions) -> Result<Pieces, Fault> {
-        match self.at_hand(&range, wanted) {
-            Some(found) => Ok(Pieces::one(found)),
+    pub fn translate_for(
+        &self,
+        range: IovaRange,
+        wanted: Permissions,
+    ) -> Result<PhysRanges, Fault> {
+        match self.translate_cached(&range, wanted) {
+            Some(found) => Ok(PhysRanges::one(found)),
             None => self.walk(range, wanted),
         }
     }
 
-    /// The memory behind `range` in the usual case: see [`walk::at_hand`](at_hand).
+    /// The memory behind `range` in the usual case: see [`walk::translate_cached`](translate_cached).
     #[inline]
-    pub(crate) fn at_hand(&self, range: &IovaRange, wanted: Permissions) -> Option<PhysRange> {
-        at_hand(self.words, &self.seen.links, range, wanted)
+    pub(crate) fn translate_cached(
+        &self,
+        range: &IovaRange,
+        wanted: Permissions,
+    ) -> Option<PhysRange> {
+        translate_cached(self.words, &self.state.walk_cache, range, wanted)
     }
 
     /// The memory behind `range` in every case.
     #[inline(never)]
-    pub(crate) fn walk(&self, range: IovaRange, wanted: Permissions) -> Result<Pieces, Fault> {
-        match &self.seen.view.attachment {
-            Attachment::Domain(table) => table
-                .translate(&self.seen.links, range, wanted)
+    pub(crate) fn walk(&self, range: IovaRange, wanted: Permissions) -> Result<PhysRanges, Fault> {
+        match &self.state.view.attachment {
+            AttachedDomain::Domain(table) => table
+                .translate(&self.state.walk_cache, range, wanted)
                 .map_err(|denied| self.fault(denied)),
-            Attachment::Bypass => self.untranslated(range, wanted).map(Pieces::one),
-            Attachment::Blocked => {
+            AttachedDomain::Bypass => self.untranslated(range, wanted).map(PhysRanges::one),
+            AttachedDomain::Blocked => {
                 Err(self.fault((range.start(), one_of(wanted), FaultReason::Blocked)))
             }
         }
@@ -244,7 +252,7 @@ impl<'p, M> Pin<'p, M> {
     #[cold]
     fn fault(&self, (iova, access, reason): Denied) -> Fault {
         Fault {
-            device: self.seen.device,
+            device: self.state.device,
             iova,
             access,
             reason,

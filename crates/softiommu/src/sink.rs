@@ -6,19 +6,19 @@
 use std::collections::BTreeMap;
 
 use ringfence_types as types;
-use ringfence_types::DeviceId;
+use ringfence_types::RequesterId;
 use ringfence_virtio_iommu::{DomainId, EndpointId, Mapping, Sink, SinkError, SinkHandle};
 
-use crate::endpoint::Attachment;
+use crate::endpoint::AttachedDomain;
 use crate::error::{IommuError, MapError, MapReason};
-use crate::iommu::{Limits, SoftIommu, may_wait};
+use crate::iommu::{SoftIommu, SoftIommuLimits, may_wait};
 use crate::reader::Reader;
 
 /// A [`SoftIommu`] under the guest's names for endpoints and domains. Endpoints that it was not told of exist for the device only:
 /// they have no readers.
 pub struct IommuSink<M> {
     unit: SoftIommu<M>,
-    endpoints: BTreeMap<EndpointId, DeviceId>,
+    endpoints: BTreeMap<EndpointId, RequesterId>,
     /// The driver's domains have numbers of 32 bits, the unit's are those of an IOTLB tag.
     domains: BTreeMap<DomainId, types::DomainId>,
     unused: Vec<u16>,
@@ -26,7 +26,7 @@ pub struct IommuSink<M> {
 
 impl<M> IommuSink<M> {
     /// A unit without endpoints, over `memory`.
-    pub fn new(limits: Limits, memory: M) -> Self {
+    pub fn new(limits: SoftIommuLimits, memory: M) -> Self {
         let domains = u16::try_from(limits.domains).unwrap_or(u16::MAX);
         Self {
             unit: SoftIommu::new(limits, memory),
@@ -40,7 +40,7 @@ impl<M> IommuSink<M> {
     pub fn add_endpoint(
         &mut self,
         endpoint: EndpointId,
-        device: DeviceId,
+        device: RequesterId,
     ) -> Result<(), IommuError> {
         if self.endpoints.contains_key(&endpoint) {
             return Err(IommuError::EndpointExists(device));
@@ -60,7 +60,7 @@ impl<M> IommuSink<M> {
     }
 
     /// A reader for one thread that accesses memory for `device`.
-    pub fn reader(&self, device: DeviceId) -> Result<Reader<M>, IommuError> {
+    pub fn reader(&self, device: RequesterId) -> Result<Reader<M>, IommuError> {
         self.unit.reader(device)
     }
 
@@ -69,7 +69,7 @@ impl<M> IommuSink<M> {
         self.unit.set_memory(memory)
     }
 
-    fn device(&self, endpoint: EndpointId) -> Result<DeviceId, SinkError> {
+    fn device(&self, endpoint: EndpointId) -> Result<RequesterId, SinkError> {
         let device = self.endpoints.get(&endpoint).copied();
         device.ok_or(SinkError::Unsupported)
     }
@@ -114,7 +114,7 @@ impl<M> IommuSinkMut<'_, M> {
     pub fn add_endpoint(
         &mut self,
         endpoint: EndpointId,
-        device: DeviceId,
+        device: RequesterId,
     ) -> Result<(), IommuError> {
         self.sink.add_endpoint(endpoint, device)
     }
@@ -157,7 +157,7 @@ impl<M> Sink for IommuSink<M> {
 
     fn destroy(&mut self, domain: DomainId) {
         if let Some(id) = self.domains.remove(&domain) {
-            self.unit.forget_domain(id);
+            self.unit.drop_domain(id);
             self.unused.push(id.get());
         }
     }
@@ -169,20 +169,20 @@ impl<M> Sink for IommuSink<M> {
         _mappings: &mut dyn Iterator<Item = Mapping>,
     ) -> Result<(), SinkError> {
         let (device, domain) = (self.device(endpoint)?, self.domain(domain)?);
-        self.unit.attach_unsettled(device, domain).map_err(changed)
+        self.unit.attach_nosync(device, domain).map_err(changed)
     }
 
     fn bypass(&mut self, endpoint: EndpointId) -> Result<(), SinkError> {
         let device = self.device(endpoint)?;
         self.unit
-            .change(device, Attachment::Bypass, None)
+            .change(device, AttachedDomain::Bypass, None)
             .map_err(changed)
     }
 
     fn block(&mut self, endpoint: EndpointId) {
         // An endpoint that is not there reaches nothing.
         if let Ok(device) = self.device(endpoint) {
-            let _ = self.unit.change(device, Attachment::Blocked, None);
+            let _ = self.unit.change(device, AttachedDomain::Blocked, None);
         }
     }
 
@@ -205,8 +205,8 @@ impl<M> Sink for IommuSink<M> {
 
     /// Refused if the thread has become a reader since [`begin`](Sink::begin): it would wait for itself.
     fn commit(&mut self) -> Result<(), SinkError> {
-        may_wait().map_err(|_| SinkError::Unsettled)?;
-        self.unit.settle();
+        may_wait().map_err(|_| SinkError::CommitFailed)?;
+        self.unit.synchronize();
         Ok(())
     }
 }
@@ -216,7 +216,7 @@ fn changed(error: IommuError) -> SinkError {
         IommuError::TooManyDomains(_)
         | IommuError::TooManyEndpoints(_)
         | IommuError::NoMemory(_) => SinkError::OutOfMemory,
-        IommuError::PinHeld(_) => SinkError::WouldBlock,
+        IommuError::ReadSectionOpen(_) => SinkError::WouldBlock,
         _ => SinkError::Failed,
     }
 }
@@ -226,7 +226,7 @@ fn mapped(error: &MapError) -> SinkError {
         MapReason::OutOfTables => SinkError::OutOfMemory,
         MapReason::BadMemory { .. } => SinkError::BadAddress(error.range),
         MapReason::NotPages | MapReason::BeyondWidth => SinkError::Unsupported,
-        MapReason::PinHeld => SinkError::WouldBlock,
+        MapReason::ReadSectionOpen => SinkError::WouldBlock,
         MapReason::Mapped { .. } => SinkError::Failed,
     }
 }

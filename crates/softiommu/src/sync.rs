@@ -9,8 +9,8 @@ use std::thread;
 pub(crate) use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 pub(crate) use std::sync::{Mutex, MutexGuard};
 
-pub(crate) use crate::ahead::will_store;
-pub(crate) use crate::membarrier::{can_park, heavy_fence};
+pub(crate) use crate::membarrier::{has_heavy_fence, heavy_fence};
+pub(crate) use crate::prefetchw::prefetch_write;
 pub(crate) use crate::zeroed::zeroed;
 
 /// Binary logarithm of the entries of a table.
@@ -22,7 +22,7 @@ const SPINS: u32 = 256;
 
 /// Waits in a row that find nobody online before a gate is parked. To go online at a parked gate costs some twenty microseconds where
 /// other threads of the process are running: 3 ns an unmap, less than the fence that parking saves.
-pub(crate) const PARK_AFTER: usize = 8192;
+pub(crate) const IDLE_AFTER: usize = 8192;
 
 /// Orders what the thread does before it and after it against the heavy fences of others. It costs no instruction.
 #[inline]
@@ -41,6 +41,6 @@ pub(crate) fn pause(looks: u32) {
 }
 
 thread_local! {
-    /// How many bursts the thread holds open: the crate's only thread-local state. See `pinned.rs`.
-    pub(crate) static BURSTS: Cell<usize> = const { Cell::new(0) };
+    /// How many bursts the thread holds open: the crate's only thread-local state. See `guard_count.rs`.
+    pub(crate) static READ_SECTIONS: Cell<usize> = const { Cell::new(0) };
 }

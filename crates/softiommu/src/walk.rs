@@ -2,10 +2,10 @@
 
 use ringfence_types::{Access, FaultReason, Iova, IovaRange, PageSize, Permissions, PhysRange};
 
-use crate::links::Links;
-use crate::pieces::Pieces;
+use crate::phys_ranges::PhysRanges;
 use crate::sync::{AtomicU64, INDEX_BITS, Ordering};
 use crate::table::{GRANULE_SHIFT, Leaf, Table, index};
+use crate::walk_cache::WalkCache;
 
 const PAGE: u64 = PageSize::Size4K.bytes();
 
@@ -17,9 +17,9 @@ pub(crate) type Denied = (Iova, Access, FaultReason);
 ///
 /// Only under a pin: see [`Table::table_of`].
 #[inline]
-pub(crate) fn at_hand(
+pub(crate) fn translate_cached(
     words: &[AtomicU64],
-    links: &Links,
+    links: &WalkCache,
     range: &IovaRange,
     wanted: Permissions,
 ) -> Option<PhysRange> {
@@ -49,14 +49,14 @@ impl Table {
     /// Each entry is read once: what is checked is what is given.
     pub(crate) fn translate(
         &self,
-        links: &Links,
+        links: &WalkCache,
         range: IovaRange,
         wanted: Permissions,
-    ) -> Result<Pieces, Denied> {
+    ) -> Result<PhysRanges, Denied> {
         if !self.width().holds(&range) {
             return Err(self.beyond(range.start(), wanted));
         }
-        let mut pieces: Option<Pieces> = None;
+        let mut pieces: Option<PhysRanges> = None;
         let mut start = range.start();
         loop {
             let last = range.last().min(Iova::new(start.get() | (PAGE - 1)));
@@ -67,7 +67,7 @@ impl Table {
             let piece =
                 within(leaf, start, last).ok_or((start, one_of(wanted), FaultReason::BadLength))?;
             let found = match pieces.take() {
-                None => Pieces::one(piece),
+                None => PhysRanges::one(piece),
                 Some(mut pieces) => {
                     pieces.push(piece);
                     pieces
@@ -90,7 +90,7 @@ impl Table {
 
     /// The entry for the page of `iova`, which the table's width holds. Absent if any entry on the path is.
     #[inline]
-    fn walk(&self, links: &Links, iova: u64) -> Leaf {
+    fn walk(&self, links: &WalkCache, iova: u64) -> Leaf {
         links
             .find(iova)
             .or_else(|| self.table_of(links, iova))
@@ -101,7 +101,7 @@ impl Table {
     /// The table of the last level for `iova`: index of its first word. Kept in `links`.
     ///
     /// Only under a pin: a table on the path may be given to another range once no reader can have seen the entry that led to it.
-    fn table_of(&self, links: &Links, iova: u64) -> Option<usize> {
+    fn table_of(&self, links: &WalkCache, iova: u64) -> Option<usize> {
         let mut table = 0;
         let mut shift = self.top();
         while shift > GRANULE_SHIFT {

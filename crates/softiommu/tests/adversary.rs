@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 
-use ringfence_softiommu::{Limits, SoftIommu};
-use ringfence_types::{Access, DeviceId, DomainId, Iova, IovaRange, Permissions, PhysAddr};
+use ringfence_softiommu::{SoftIommu, SoftIommuLimits};
+use ringfence_types::{Access, DomainId, Iova, IovaRange, Permissions, PhysAddr, RequesterId};
 
-const DISK: DeviceId = DeviceId::new(0x20);
+const DISK: RequesterId = RequesterId::new(0x20);
 const DOMAIN: DomainId = DomainId::new(1);
 const PAGE: u64 = 1 << 12;
 const READERS: usize = 1;
@@ -25,7 +25,7 @@ type Memory = Vec<AtomicU64>;
 
 fn unit(frames: usize) -> SoftIommu<Memory> {
     let memory = (0..frames).map(|_| AtomicU64::new(0)).collect();
-    let mut unit = SoftIommu::new(Limits::default(), memory);
+    let mut unit = SoftIommu::new(SoftIommuLimits::default(), memory);
     unit.add_endpoint(DISK).unwrap();
     unit.create_domain(DOMAIN).unwrap();
     unit.attach(DISK, DOMAIN).unwrap();
@@ -57,7 +57,7 @@ fn nobody_sees_what_is_written_after_unmap() {
                     }
                     let mut burst = reader.online();
                     for _ in 0..burst_length {
-                        let pin = burst.pin();
+                        let pin = burst.guard();
                         for _ in 0..4 {
                             let Ok(pieces) = pin.translate(page(7), Access::Read) else {
                                 continue;
@@ -86,11 +86,11 @@ fn nobody_sees_what_is_written_after_unmap() {
         }
         assert_eq!(domain.unmap(page(7)), Ok(1));
         let mut burst = view.online();
-        burst.pin().memory()[frame].store(POISON, Ordering::Relaxed);
+        burst.guard().memory()[frame].store(POISON, Ordering::Relaxed);
         drop(burst);
         // It is clean again before it comes back.
         let before = (frame + FRAMES - 1) % FRAMES;
-        view.online().pin().memory()[before].store(FREE, Ordering::Relaxed);
+        view.online().guard().memory()[before].store(FREE, Ordering::Relaxed);
     }
     done.store(true, Ordering::Relaxed);
     for reader in readers {
@@ -112,7 +112,7 @@ fn unmap_returns_while_a_burst_goes_on() {
         thread::spawn(move || {
             let mut burst = reader.online();
             (0..LOOKS).any(|look| {
-                let _ = burst.pin().translate(page(0), Access::Read);
+                let _ = burst.guard().translate(page(0), Access::Read);
                 online.store(true, Ordering::Release);
                 if look % 1024 == 0 {
                     thread::yield_now();
@@ -153,7 +153,7 @@ fn nothing_returns_while_a_pin_is_held() {
             .unwrap();
         let mut reader = unit.reader(DISK).unwrap();
         let mut burst = reader.online();
-        let pin = burst.pin();
+        let pin = burst.guard();
         let returned = Arc::new(AtomicBool::new(false));
         let theirs = Arc::clone(&returned);
         let changer = thread::spawn(move || {

@@ -8,11 +8,12 @@ use std::thread;
 use std::time::Duration;
 
 use ringfence_softiommu::iotlb::{
-    Exchange, ExchangeError, FRONTEND_IOTLB, Header, Iotlb, IotlbLimits, Message, Region, Regions,
+    FRONTEND_IOTLB, Header, Iotlb, IotlbClient, IotlbClientError, IotlbLimits, Message, Region,
+    Regions,
 };
-use ringfence_types::{Access, DeviceId, Fault, Iova, IovaRange, Permissions, PhysAddr};
+use ringfence_types::{Access, Fault, Iova, IovaRange, Permissions, PhysAddr, RequesterId};
 
-const DISK: DeviceId = DeviceId::new(0x20);
+const DISK: RequesterId = RequesterId::new(0x20);
 const PAGE: u64 = 1 << 12;
 const USER: u64 = 0x7f00_0000_0000;
 /// Long enough for a busy machine; only the test of silence waits for it.
@@ -23,14 +24,14 @@ fn range(page: u64) -> IovaRange {
 }
 
 /// A back-end, and the front-end's ends of its sockets: the main one, that of the back-end's requests.
-fn connected(patience: Duration) -> (Exchange<()>, UnixStream, UnixStream) {
+fn connected(patience: Duration) -> (IotlbClient<()>, UnixStream, UnixStream) {
     connected_with(IotlbLimits::default(), patience)
 }
 
 fn connected_with(
     limits: IotlbLimits,
     patience: Duration,
-) -> (Exchange<()>, UnixStream, UnixStream) {
+) -> (IotlbClient<()>, UnixStream, UnixStream) {
     let region = Region {
         user: USER,
         bytes: 64 * PAGE,
@@ -40,7 +41,7 @@ fn connected_with(
     let iotlb = Iotlb::new(limits, DISK, (), regions).unwrap();
     let (main, front) = UnixStream::pair().unwrap();
     let (requests, from_back) = UnixStream::pair().unwrap();
-    let exchange = Exchange::new(iotlb, main, requests, patience).unwrap();
+    let exchange = IotlbClient::new(iotlb, main, requests, patience).unwrap();
     (exchange, front, from_back)
 }
 
@@ -84,16 +85,16 @@ fn page_is(page: u64, frame: u64) -> Message {
     }
 }
 
-fn fault(exchange: &mut Exchange<()>, page: u64, access: Access) -> Fault {
+fn fault(exchange: &mut IotlbClient<()>, page: u64, access: Access) -> Fault {
     let mut reader = exchange.iotlb().reader().unwrap();
     let mut burst = reader.online();
-    burst.pin().translate(range(page), access).unwrap_err()
+    burst.guard().translate(range(page), access).unwrap_err()
 }
 
-fn frame_of(exchange: &mut Exchange<()>, page: u64) -> Option<u64> {
+fn frame_of(exchange: &mut IotlbClient<()>, page: u64) -> Option<u64> {
     let mut reader = exchange.iotlb().reader().unwrap();
     let mut burst = reader.online();
-    let pieces = burst.pin().translate(range(page), Access::Read).ok()?;
+    let pieces = burst.guard().translate(range(page), Access::Read).ok()?;
     Some(pieces.first().start().get() / PAGE)
 }
 
@@ -124,7 +125,7 @@ fn misses_are_answered() {
     let fault = fault(&mut exchange, 7, Access::Write);
     let refused = exchange.resolve(&fault);
     assert!(
-        matches!(refused, Err(ExchangeError::Refused(_))),
+        matches!(refused, Err(IotlbClientError::Refused(_))),
         "{refused:?}"
     );
     tell_front.send(()).unwrap();

@@ -7,8 +7,6 @@
 //! What loom cannot show is said in decision 0015.
 #![allow(dead_code, unreachable_pub)]
 
-#[path = "../src/chunks.rs"]
-mod chunks;
 #[path = "../src/domain.rs"]
 mod domain;
 #[path = "../src/domain_mut.rs"]
@@ -17,24 +15,26 @@ mod domain_mut;
 mod endpoint;
 #[path = "../src/error.rs"]
 mod error;
-#[path = "../src/gate.rs"]
-mod gate;
+#[path = "../src/guard_count.rs"]
+mod guard_count;
 #[path = "../src/iommu.rs"]
 mod iommu;
-#[path = "../src/links.rs"]
-mod links;
-#[path = "../src/pieces.rs"]
-mod pieces;
-#[path = "../src/pinned.rs"]
-mod pinned;
+#[path = "../src/leaf_tables.rs"]
+mod leaf_tables;
+#[path = "../src/phys_ranges.rs"]
+mod phys_ranges;
+#[path = "../src/qsbr.rs"]
+mod qsbr;
 #[path = "../src/reader.rs"]
 mod reader;
 #[path = "../src/table.rs"]
 mod table;
-#[path = "../src/tables.rs"]
-mod tables;
+#[path = "../src/table_alloc.rs"]
+mod table_alloc;
 #[path = "../src/walk.rs"]
 mod walk;
+#[path = "../src/walk_cache.rs"]
+mod walk_cache;
 
 /// Loom's part of `src/sync.rs`.
 mod sync {
@@ -42,7 +42,7 @@ mod sync {
     pub(crate) use loom::sync::{Mutex, MutexGuard};
 
     pub(crate) const INDEX_BITS: u32 = 1;
-    pub(crate) const PARK_AFTER: usize = 3;
+    pub(crate) const IDLE_AFTER: usize = 3;
 
     loom::lazy_static! {
         /// All light and heavy fences, in an order. That they are ordered among each other, and with no other fence, is all that is
@@ -50,7 +50,7 @@ mod sync {
         static ref FENCES: AtomicUsize = AtomicUsize::new(0);
     }
 
-    pub(crate) fn can_park() -> bool {
+    pub(crate) fn has_heavy_fence() -> bool {
         true
     }
 
@@ -62,14 +62,14 @@ mod sync {
         FENCES.fetch_add(1, Ordering::AcqRel);
     }
 
-    pub(crate) fn will_store(_: &AtomicU64) {}
+    pub(crate) fn prefetch_write(_: &AtomicU64) {}
 
     pub(crate) fn zeroed(words: usize) -> Option<Box<[AtomicU64]>> {
         Some((0..words).map(|_| AtomicU64::new(0)).collect())
     }
 
     loom::thread_local! {
-        pub(crate) static BURSTS: std::cell::Cell<usize> = std::cell::Cell::new(0);
+        pub(crate) static READ_SECTIONS: std::cell::Cell<usize> = std::cell::Cell::new(0);
     }
 
     pub(crate) fn pause(_looks: u32) {
@@ -82,16 +82,18 @@ use std::sync::Arc;
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicUsize, Ordering};
 use loom::thread::{self, JoinHandle};
-use ringfence_types::{Access, DeviceId, DomainId, Fault, Iova, IovaRange, Permissions, PhysAddr};
+use ringfence_types::{
+    Access, DomainId, Fault, Iova, IovaRange, Permissions, PhysAddr, RequesterId,
+};
 
 pub use domain_mut::DomainMut;
-pub use error::{IommuError, MapError, MapReason, PinHeld, UnmapError};
-pub use iommu::{Limits, SoftIommu};
-pub use pieces::Pieces;
-pub use reader::{Online, Pin, Reader};
+pub use error::{IommuError, MapError, MapReason, ReadSectionOpen, UnmapError};
+pub use iommu::{SoftIommu, SoftIommuLimits};
+pub use phys_ranges::PhysRanges;
+pub use reader::{ReadGuard, ReadSection, Reader};
 pub use table::Width;
 
-const DISK: DeviceId = DeviceId::new(0x20);
+const DISK: RequesterId = RequesterId::new(0x20);
 const DOMAIN: DomainId = DomainId::new(1);
 const OTHER: DomainId = DomainId::new(2);
 
@@ -132,7 +134,7 @@ fn memory(number: u64) -> PhysAddr {
 /// there and as one that has changed: the next wait that finds nobody online parks it.
 fn unit(tables: usize) -> (Unit, Arc<Pages>) {
     let pages = Arc::new(Pages::new());
-    let limits = Limits {
+    let limits = SoftIommuLimits {
         width: Width::new(14).unwrap(),
         tables,
         domains: 2,
@@ -163,7 +165,7 @@ fn parked() -> (Unit, Arc<Pages>) {
 }
 
 /// The device reads `at`, and looks at what it got.
-fn access(pin: &Pin<'_, Arc<Pages>>, at: IovaRange) -> Result<u64, Fault> {
+fn access(pin: &ReadGuard<'_, Arc<Pages>>, at: IovaRange) -> Result<u64, Fault> {
     let place = pin.translate(at, Access::Read)?.first().start().get() >> 12;
     pin.memory().look(place as usize);
     Ok(place)
@@ -172,15 +174,15 @@ fn access(pin: &Pin<'_, Arc<Pages>>, at: IovaRange) -> Result<u64, Fault> {
 /// A thread of the device: a burst of one request, for page 0.
 fn one_burst(mut reader: Reader<Arc<Pages>>) -> JoinHandle<()> {
     thread::spawn(move || {
-        let _ = access(&reader.online().pin(), page(0));
+        let _ = access(&reader.online().guard(), page(0));
     })
 }
 
 /// A thread of the device: two of them.
 fn two_bursts(mut reader: Reader<Arc<Pages>>) -> JoinHandle<()> {
     thread::spawn(move || {
-        let _ = access(&reader.online().pin(), page(0));
-        let _ = access(&reader.online().pin(), page(0));
+        let _ = access(&reader.online().guard(), page(0));
+        let _ = access(&reader.online().guard(), page(0));
     })
 }
 
@@ -241,8 +243,8 @@ fn a_checkpoint_ends_what_was_before_it() {
         let mut reader = unit.reader(DISK).unwrap();
         let device = thread::spawn(move || {
             let mut burst = reader.online();
-            let _ = access(&burst.pin(), page(0));
-            let _ = access(&burst.pin(), page(0));
+            let _ = access(&burst.guard(), page(0));
+            let _ = access(&burst.guard(), page(0));
         });
         take_away(unit, &pages, [device]);
     });
@@ -268,7 +270,7 @@ fn a_table_forgets_its_range_before_it_has_another() {
         let mut reader = unit.reader(DISK).unwrap();
         let device = thread::spawn(move || {
             let mut burst = reader.online();
-            let pin = burst.pin();
+            let pin = burst.guard();
             // Page 2 is at no time mapped to memory page 0, nor page 0 to memory page 1.
             assert_ne!(access(&pin, page(2)), Ok(0));
             assert_ne!(access(&pin, page(1)), Ok(1));
@@ -300,18 +302,18 @@ fn links_are_forgotten(next: impl Fn(&mut Reader<Arc<Pages>>) + Copy + Send + Sy
 fn a_checkpoint_forgets_links() {
     links_are_forgotten(|reader| {
         let mut burst = reader.online();
-        let _ = access(&burst.pin(), page(0));
+        let _ = access(&burst.guard(), page(0));
         // The first wait is unmap's own, the second one is for the table.
-        let _ = burst.pin();
-        assert_ne!(access(&burst.pin(), page(1)), Ok(1));
+        let _ = burst.guard();
+        assert_ne!(access(&burst.guard(), page(1)), Ok(1));
     });
 }
 
 #[test]
 fn a_new_burst_forgets_links() {
     links_are_forgotten(|reader| {
-        let _ = access(&reader.online().pin(), page(0));
-        assert_ne!(access(&reader.online().pin(), page(1)), Ok(1));
+        let _ = access(&reader.online().guard(), page(0));
+        assert_ne!(access(&reader.online().guard(), page(1)), Ok(1));
     });
 }
 
@@ -323,7 +325,7 @@ fn a_page_is_ready_before_it_is_seen() {
         let mut reader = unit.reader(DISK).unwrap();
         let device = thread::spawn(move || {
             let mut burst = reader.online();
-            let _ = access(&burst.pin(), page(1));
+            let _ = access(&burst.guard(), page(1));
         });
         pages.poison(1);
         let mut domain = unit.domain(DOMAIN).unwrap();
@@ -342,9 +344,9 @@ fn nobody_looks_at_a_page_after_detach() {
         let seen = Arc::clone(&detached);
         let device = thread::spawn(move || {
             let mut burst = reader.online();
-            let _ = access(&burst.pin(), page(0));
+            let _ = access(&burst.guard(), page(0));
             let over = seen.load(Ordering::Acquire) == 1;
-            let result = access(&burst.pin(), page(0));
+            let result = access(&burst.guard(), page(0));
             assert!(!over || result.is_err());
         });
         unit.detach(DISK).unwrap();
@@ -363,13 +365,13 @@ fn denied_after_drop((unit, _): (Unit, Arc<Pages>)) {
     let device = thread::spawn(move || {
         let mut burst = reader.online();
         let over = seen.load(Ordering::Acquire) == 1;
-        let result = access(&burst.pin(), page(0));
+        let result = access(&burst.guard(), page(0));
         assert!(!over || result.is_err());
         drop(burst);
     });
     let mut burst = own.online();
     drop(unit);
-    assert!(access(&burst.pin(), page(0)).is_err());
+    assert!(access(&burst.guard(), page(0)).is_err());
     dropped.store(1, Ordering::Release);
     drop(burst);
     device.join().unwrap();
@@ -402,7 +404,7 @@ fn a_new_reader_is_not_missed() {
             let reader = theirs.lock().unwrap().reader(DISK);
             let mut reader = reader.unwrap();
             let mut burst = reader.online();
-            let _ = access(&burst.pin(), page(0));
+            let _ = access(&burst.guard(), page(0));
         });
         let mut unit = unit.lock().unwrap();
         unit.domain(DOMAIN).unwrap().unmap(page(0)).unwrap();

@@ -3,17 +3,19 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
-use ringfence_softiommu::{IommuError, Limits, MapReason, Reader, SoftIommu, UnmapError, Width};
+use ringfence_softiommu::{
+    IommuError, MapReason, Reader, SoftIommu, SoftIommuLimits, UnmapError, Width,
+};
 use ringfence_types::{
-    Access, DeviceId, DomainId, Fault, FaultReason, Iova, IovaRange, Permissions, PhysAddr,
-    PhysRange,
+    Access, DomainId, Fault, FaultReason, Iova, IovaRange, Permissions, PhysAddr, PhysRange,
+    RequesterId,
 };
 
 const PAGE: u64 = 1 << 12;
 const WIDTH: u32 = 33;
 /// Small, so that tables run out.
 const TABLES: usize = 7;
-const DEVICES: [DeviceId; 2] = [DeviceId::new(0x20), DeviceId::new(0x28)];
+const DEVICES: [RequesterId; 2] = [RequesterId::new(0x20), RequesterId::new(0x28)];
 const DOMAINS: [DomainId; 2] = [DomainId::new(1), DomainId::new(2)];
 
 #[derive(Debug, Clone)]
@@ -111,7 +113,7 @@ fn tables(pages: impl Iterator<Item = u64> + Clone) -> usize {
 
 fn expected(
     pages: &Pages,
-    device: DeviceId,
+    device: RequesterId,
     range: IovaRange,
     access: Access,
 ) -> Result<Vec<PhysRange>, Fault> {
@@ -166,7 +168,7 @@ struct Both {
 
 impl Both {
     fn new() -> Self {
-        let limits = Limits {
+        let limits = SoftIommuLimits {
             width: Width::new(WIDTH).unwrap(),
             tables: TABLES,
             domains: 2,
@@ -283,7 +285,7 @@ impl Both {
             }),
         };
         let mut burst = self.readers[device].online();
-        let got = burst.pin().translate(range, access);
+        let got = burst.guard().translate(range, access);
         assert_eq!(got.map(|pieces| pieces.iter().collect()), expected);
     }
 }
@@ -364,9 +366,9 @@ fn what_does_not_consist_of_pages_is_refused() {
 #[test]
 fn every_width_translates_to_its_end_and_no_further() {
     for bits in 13..=64 {
-        let limits = Limits {
+        let limits = SoftIommuLimits {
             width: Width::new(bits).unwrap(),
-            ..Limits::default()
+            ..SoftIommuLimits::default()
         };
         let mut unit = SoftIommu::new(limits, ());
         unit.add_endpoint(DEVICES[0]).unwrap();
@@ -378,7 +380,7 @@ fn every_width_translates_to_its_end_and_no_further() {
             .unwrap();
         unit.attach(DEVICES[0], DOMAINS[0]).unwrap();
         let mut burst = reader.online();
-        let pin = burst.pin();
+        let pin = burst.guard();
         let found = pin.translate(range(last, 1), Access::Read).unwrap();
         assert_eq!(found.only().unwrap().start(), PhysAddr::new(PAGE), "{bits}");
         if bits < 64 {
@@ -409,26 +411,29 @@ fn whoever_holds_a_pin_changes_nothing() {
         let unit = &mut both.unit;
         assert!(matches!(
             unit.detach(DEVICES[0]),
-            Err(IommuError::PinHeld(_))
+            Err(IommuError::ReadSectionOpen(_))
         ));
         assert!(matches!(
             unit.bypass(DEVICES[0]),
-            Err(IommuError::PinHeld(_))
+            Err(IommuError::ReadSectionOpen(_))
         ));
         assert!(matches!(
             unit.attach(DEVICES[0], DOMAINS[1]),
-            Err(IommuError::PinHeld(_))
+            Err(IommuError::ReadSectionOpen(_))
         ));
-        assert!(matches!(unit.set_memory(()), Err(IommuError::PinHeld(_))));
+        assert!(matches!(
+            unit.set_memory(()),
+            Err(IommuError::ReadSectionOpen(_))
+        ));
         let mut domain = unit.domain(DOMAINS[0]).unwrap();
         assert!(matches!(
             domain.unmap(range(0, 1)),
-            Err(UnmapError::PinHeld(_))
+            Err(UnmapError::ReadSectionOpen(_))
         ));
         let error = domain
             .map(range(3, 1), PhysAddr::ZERO, Permissions::READ)
             .unwrap_err();
-        assert_eq!(error.reason, MapReason::PinHeld);
+        assert_eq!(error.reason, MapReason::ReadSectionOpen);
         drop(burst);
     }
     both.access(0, range(0, 1), Access::Read);
@@ -442,7 +447,7 @@ fn whoever_holds_a_pin_changes_nothing() {
 fn limits_hold() {
     let mut both = Both::new();
     let unit = &mut both.unit;
-    let other = DeviceId::new(9);
+    let other = RequesterId::new(9);
     assert_eq!(
         unit.add_endpoint(DEVICES[0]),
         Err(IommuError::EndpointExists(DEVICES[0]))
@@ -487,7 +492,7 @@ fn limits_hold() {
     assert!(
         reader
             .online()
-            .pin()
+            .guard()
             .translate(range(0, 1), Access::Read)
             .is_err()
     );
@@ -512,7 +517,7 @@ fn readers_outlive_their_endpoint_and_the_unit() {
         }
         let fault = reader
             .online()
-            .pin()
+            .guard()
             .translate(range(0, 1), Access::Read)
             .unwrap_err();
         assert_eq!(fault.reason, FaultReason::Blocked);
@@ -522,9 +527,9 @@ fn readers_outlive_their_endpoint_and_the_unit() {
 /// A guest makes domains; what the host has no room for must not end the process.
 #[test]
 fn a_domain_that_there_is_no_memory_for_is_refused() {
-    let limits = Limits {
+    let limits = SoftIommuLimits {
         tables: usize::MAX >> 13,
-        ..Limits::default()
+        ..SoftIommuLimits::default()
     };
     let mut iommu = SoftIommu::new(limits, ());
     let id = DomainId::new(1);

@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use proptest::prelude::*;
-use ringfence_softiommu::{IommuSink, Limits, Reader, Width};
-use ringfence_types::{Access, DeviceId, Iova, IovaRange, PhysRange};
-use ringfence_virtio_iommu::{Device, EndpointId, Options, SinkError, Translation, Unattached};
+use ringfence_softiommu::{IommuSink, Reader, SoftIommuLimits, Width};
+use ringfence_types::{Access, Iova, IovaRange, PhysRange, RequesterId};
+use ringfence_virtio_iommu::{AccessTarget, BypassPolicy, Device, EndpointId, Options, SinkError};
 
 const PAGE: u64 = 1 << 12;
 const ENDPOINTS: [(u32, u16); 2] = [(8, 0x20), (0x1_0000, 0x28)];
@@ -119,25 +119,25 @@ struct Guest {
 
 impl Guest {
     fn new() -> Self {
-        let limits = Limits {
+        let limits = SoftIommuLimits {
             width: Width::BITS_39,
             tables: 8,
             domains: 2,
-            ..Limits::default()
+            ..SoftIommuLimits::default()
         };
         let mut sink = IommuSink::new(limits, ());
         for (endpoint, device) in ENDPOINTS {
-            let device = DeviceId::new(device);
+            let device = RequesterId::new(device);
             sink.add_endpoint(EndpointId::new(endpoint), device)
                 .unwrap();
         }
         let options = Options {
-            unattached: Unattached::DriverDecides {
+            unattached: BypassPolicy::DriverDecides {
                 bypass_at_first: false,
             },
             ..Options::default()
         };
-        let readers = ENDPOINTS.map(|(_, device)| sink.reader(DeviceId::new(device)).unwrap());
+        let readers = ENDPOINTS.map(|(_, device)| sink.reader(RequesterId::new(device)).unwrap());
         let mut device = Device::new(options, sink).unwrap();
         for (endpoint, _) in ENDPOINTS {
             device.add_endpoint(EndpointId::new(endpoint), &[]).unwrap();
@@ -166,7 +166,7 @@ impl Guest {
     fn compare(&mut self) {
         for (reader, (endpoint, _)) in self.readers.iter_mut().zip(ENDPOINTS) {
             let mut burst = reader.online();
-            let pin = burst.pin();
+            let pin = burst.guard();
             for page in 0..13 {
                 for access in [Access::Read, Access::Write] {
                     let range = IovaRange::new(Iova::new(page * PAGE + 8), 16).unwrap();
@@ -175,8 +175,8 @@ impl Guest {
                         .translate(EndpointId::new(endpoint), range, access)
                         .ok()
                         .map(|translation| match translation {
-                            Translation::Memory { physical, .. } => physical,
-                            Translation::Doorbell { .. } => panic!("no doorbells here"),
+                            AccessTarget::Memory { physical, .. } => physical,
+                            AccessTarget::Doorbell { .. } => panic!("no doorbells here"),
                         });
                     let found: Option<PhysRange> = pin
                         .translate(range, access)
@@ -255,9 +255,9 @@ fn a_batch_does_not_end_while_its_thread_is_a_reader() {
     let handled = batch.handle(&detach.bytes(), &mut [0; 4]);
     assert_eq!(handled.result, Ok(()));
     let burst = guest.readers[0].online();
-    assert_eq!(batch.commit(), Err(SinkError::Unsettled));
+    assert_eq!(batch.commit(), Err(SinkError::CommitFailed));
     let other = Request::Reset;
-    assert_eq!(guest.device.reset(), Err(SinkError::Unsettled));
+    assert_eq!(guest.device.reset(), Err(SinkError::CommitFailed));
     drop(burst);
     guest.send(&other);
     guest.compare();
@@ -297,7 +297,7 @@ fn a_reply_waits_for_pins() {
             readers: [mut reader, other],
         } = guest;
         let mut burst = reader.online();
-        let pin = burst.pin();
+        let pin = burst.guard();
         let replied = Arc::new(AtomicBool::new(false));
         let theirs = Arc::clone(&replied);
         let what = format!("{last:?}");
@@ -363,5 +363,11 @@ fn a_full_table_is_told_to_the_driver() {
     });
     let range = IovaRange::new(Iova::new(PAGE << 20), PAGE).unwrap();
     let [reader, _] = &mut guest.readers;
-    assert!(reader.online().pin().translate(range, Access::Read).is_ok());
+    assert!(
+        reader
+            .online()
+            .guard()
+            .translate(range, Access::Read)
+            .is_ok()
+    );
 }

@@ -2,15 +2,15 @@
 #![cfg(feature = "virtio-iommu")]
 #![allow(missing_docs)]
 
-use ringfence_softiommu::{IommuSink, Limits, Reader};
-use ringfence_types::{Access, DeviceId, Iova, IovaRange};
+use ringfence_softiommu::{IommuSink, Reader, SoftIommuLimits};
+use ringfence_types::{Access, Iova, IovaRange, RequesterId};
 use ringfence_virtio_iommu::{Device, EndpointId, Options};
 
 const ENDPOINT: EndpointId = EndpointId::new(8);
-const DISK: DeviceId = DeviceId::new(0x20);
+const DISK: RequesterId = RequesterId::new(0x20);
 
 fn device() -> (Device<IommuSink<()>>, Reader<()>) {
-    let mut sink = IommuSink::new(Limits::default(), ());
+    let mut sink = IommuSink::new(SoftIommuLimits::default(), ());
     sink.add_endpoint(ENDPOINT, DISK).unwrap();
     let reader = sink.reader(DISK).unwrap();
     let mut device = Device::new(Options::default(), sink).unwrap();
@@ -42,7 +42,7 @@ fn unmap_reaches_the_readers_of_its_own_device() {
     send(&mut a, &[4, 1, 0x1000, 0, 0x1fff, 0, 0]);
     let page = IovaRange::new(Iova::new(0x1000), 0x1000).unwrap();
     let mut burst = reader.online();
-    let pin = burst.pin();
+    let pin = burst.guard();
     assert!(pin.translate(page, Access::Read).is_err());
 }
 
@@ -52,11 +52,11 @@ fn the_sink_of_a_device_is_changed_by_its_handle() {
     let (mut device, mut reader) = device();
     let other = EndpointId::new(9);
     let mut sink = device.sink_mut();
-    sink.add_endpoint(other, DeviceId::new(0x28)).unwrap();
-    assert!(sink.add_endpoint(other, DeviceId::new(0x28)).is_err());
+    sink.add_endpoint(other, RequesterId::new(0x28)).unwrap();
+    assert!(sink.add_endpoint(other, RequesterId::new(0x28)).is_err());
     sink.set_memory(()).unwrap();
     sink.remove_endpoint(other).unwrap();
-    assert!(device.sink().reader(DeviceId::new(0x28)).is_err());
+    assert!(device.sink().reader(RequesterId::new(0x28)).is_err());
     {
         let _burst = reader.online();
         assert!(device.sink_mut().set_memory(()).is_err());

@@ -4,10 +4,10 @@
 use std::sync::mpsc::channel;
 use std::thread;
 
-use ringfence_softiommu::{Limits, Reader, SoftIommu};
-use ringfence_types::{Access, DeviceId, DomainId, Iova, IovaRange, Permissions, PhysAddr};
+use ringfence_softiommu::{Reader, SoftIommu, SoftIommuLimits};
+use ringfence_types::{Access, DomainId, Iova, IovaRange, Permissions, PhysAddr, RequesterId};
 
-const DISK: DeviceId = DeviceId::new(0x20);
+const DISK: RequesterId = RequesterId::new(0x20);
 const DOMAIN: DomainId = DomainId::new(1);
 
 fn page() -> IovaRange {
@@ -16,7 +16,7 @@ fn page() -> IovaRange {
 
 /// A unit in which [`page`] is mapped for the disk.
 fn unit() -> SoftIommu<()> {
-    let mut unit = SoftIommu::new(Limits::default(), ());
+    let mut unit = SoftIommu::new(SoftIommuLimits::default(), ());
     unit.add_endpoint(DISK).unwrap();
     unit.create_domain(DOMAIN).unwrap();
     unit.attach(DISK, DOMAIN).unwrap();
@@ -38,7 +38,7 @@ fn reached_after_drop(mut unit: SoftIommu<()>, in_a_burst: bool) -> (bool, bool)
     let reached = |reader: &mut Reader<()>| {
         reader
             .online()
-            .pin()
+            .guard()
             .translate(page(), Access::Read)
             .is_ok()
     };
@@ -55,20 +55,24 @@ fn reached_after_drop(mut unit: SoftIommu<()>, in_a_burst: bool) -> (bool, bool)
             // Without a burst of the dropper's own, drop waits for this one to end.
             if in_a_burst {
                 is_dropped.recv().unwrap();
-                burst.pin().translate(page(), Access::Read).is_ok()
+                burst.guard().translate(page(), Access::Read).is_ok()
             } else {
                 drop(burst);
                 is_dropped.recv().unwrap();
-                there.online().pin().translate(page(), Access::Read).is_ok()
+                there
+                    .online()
+                    .guard()
+                    .translate(page(), Access::Read)
+                    .is_ok()
             }
         });
         is_online.recv().unwrap();
         if in_a_burst {
             let mut burst = here.online();
-            assert!(burst.pin().translate(page(), Access::Read).is_ok());
+            assert!(burst.guard().translate(page(), Access::Read).is_ok());
             drop(unit);
             drop_over.send(()).unwrap();
-            let here = burst.pin().translate(page(), Access::Read).is_ok();
+            let here = burst.guard().translate(page(), Access::Read).is_ok();
             (here, other.join().unwrap())
         } else {
             drop(unit);

@@ -2,10 +2,10 @@
 //! addresses, their pages scattered over guest memory.
 #![cfg(feature = "vm-memory")]
 
-use ringfence_softiommu::{AccessError, Limits, Pin, SoftIommu};
+use ringfence_softiommu::{AccessError, ReadGuard, SoftIommu, SoftIommuLimits};
 use ringfence_types::{
-    Access, DeviceId, DomainId, Fault, FaultReason, Iova, IovaRange, Permissions, PhysAddr,
-    PhysRange,
+    Access, DomainId, Fault, FaultReason, Iova, IovaRange, Permissions, PhysAddr, PhysRange,
+    RequesterId,
 };
 use virtio_queue::desc::RawDescriptor;
 use virtio_queue::desc::split::Descriptor;
@@ -13,7 +13,7 @@ use virtio_queue::mock::MockSplitQueue;
 use virtio_queue::{Queue, QueueOwnedT, QueueT, Reader, Writer};
 use vm_memory::{Bytes, GuestAddress, GuestMemory, GuestMemoryMmap, Permissions as Wanted};
 
-const DISK: DeviceId = DeviceId::new(0x20);
+const DISK: RequesterId = RequesterId::new(0x20);
 const DOMAIN: DomainId = DomainId::new(1);
 const PAGE: u64 = 1 << 12;
 /// `VIRTQ_DESC_F_NEXT` and `VIRTQ_DESC_F_WRITE` (virtio 1.3, section 2.7.5).
@@ -78,7 +78,7 @@ fn guest_memory() -> GuestMemoryMmap {
 }
 
 fn unit(input: Permissions, output: Permissions) -> SoftIommu<GuestMemoryMmap> {
-    let mut unit = SoftIommu::new(Limits::default(), guest_memory());
+    let mut unit = SoftIommu::new(SoftIommuLimits::default(), guest_memory());
     unit.add_endpoint(DISK).unwrap();
     let mut domain = unit.create_domain(DOMAIN).unwrap();
     // Neighbours in the device's eyes, and nowhere near each other; the input's middle is one run over both regions.
@@ -99,7 +99,7 @@ fn unit(input: Permissions, output: Permissions) -> SoftIommu<GuestMemoryMmap> {
     unit
 }
 
-fn put(pin: &Pin<'_, GuestMemoryMmap>, at: u64, bytes: &[u8]) {
+fn put(pin: &ReadGuard<'_, GuestMemoryMmap>, at: u64, bytes: &[u8]) {
     // As the guest's processor would: by physical address.
     let range = IovaRange::new(Iova::new(at), bytes.len() as u64).unwrap();
     let mut bytes = bytes;
@@ -116,7 +116,7 @@ fn a_queue_device_runs_unchanged() {
     let mut unit = unit(Permissions::READ, Permissions::READ_WRITE);
     let mut reader = unit.reader(DISK).unwrap();
     let mut burst = reader.online();
-    let pin = burst.pin();
+    let pin = burst.guard();
     put(&pin, INPUT + 100, &input()[..5000]);
     put(&pin, INPUT + 3 * PAGE - 7, &input()[5000..]);
     let mut queue = offer(&pin);
@@ -138,7 +138,7 @@ fn a_queue_device_runs_unchanged() {
     let gone = IovaRange::new(Iova::new(OUTPUT), 4 * PAGE).unwrap();
     assert_eq!(unit.domain(DOMAIN).unwrap().unmap(gone), Ok(4));
     let mut burst = reader.online();
-    let pin = burst.pin();
+    let pin = burst.guard();
     let mut queue = offer(&pin);
     assert!(serve(&mut queue, &pin).is_err());
     let fault = pin.take_fault().unwrap();
@@ -168,7 +168,7 @@ fn what_the_driver_did_not_allow_is_refused_and_told() {
         let unit = unit(input, output);
         let mut reader = unit.reader(DISK).unwrap();
         let mut burst = reader.online();
-        let pin = burst.pin();
+        let pin = burst.guard();
         let mut queue = offer(&pin);
         assert!(serve(&mut queue, &pin).is_err());
         let fault = pin.take_fault().unwrap();
@@ -181,10 +181,10 @@ fn what_the_driver_did_not_allow_is_refused_and_told() {
 fn a_blocked_device_does_not_see_its_rings() {
     let mut unit = unit(Permissions::READ, Permissions::WRITE);
     let mut reader = unit.reader(DISK).unwrap();
-    let mut queue = offer(&reader.online().pin());
+    let mut queue = offer(&reader.online().guard());
     unit.detach(DISK).unwrap();
     let mut burst = reader.online();
-    let pin = burst.pin();
+    let pin = burst.guard();
     assert!(serve(&mut queue, &pin).is_err());
     assert_eq!(pin.take_fault().unwrap().reason, FaultReason::Blocked);
 }
@@ -194,7 +194,7 @@ fn nothing_is_done_of_what_is_not_whole() {
     let unit = unit(Permissions::READ_WRITE, Permissions::READ_WRITE);
     let mut reader = unit.reader(DISK).unwrap();
     let mut burst = reader.online();
-    let pin = burst.pin();
+    let pin = burst.guard();
     let end = INPUT + 4 * PAGE;
     // The last byte is one too many: no byte before it is written.
     let before: u64 = pin.read(Iova::new(end - 8)).unwrap();
@@ -234,7 +234,7 @@ fn objects_cross_pages_and_regions() {
     let unit = unit(Permissions::READ_WRITE, Permissions::WRITE);
     let mut reader = unit.reader(DISK).unwrap();
     let mut burst = reader.online();
-    let pin = burst.pin();
+    let pin = burst.guard();
     // Within a page, over two pages apart, and over two regions: offsets of every alignment.
     for base in [INPUT + 64, INPUT + PAGE, INPUT + 2 * PAGE] {
         for offset in 0..16 {
@@ -257,7 +257,7 @@ fn memory_that_is_not_there_is_no_memory() {
     domain.map(far, nowhere, Permissions::READ).unwrap();
     let mut reader = unit.reader(DISK).unwrap();
     assert_eq!(
-        reader.online().pin().read::<u64>(Iova::new(0x5008)),
+        reader.online().guard().read::<u64>(Iova::new(0x5008)),
         Err(AccessError::NoMemory {
             range: PhysRange::new(nowhere.wrapping_add(8), 8).unwrap()
         })
@@ -265,7 +265,7 @@ fn memory_that_is_not_there_is_no_memory() {
     assert!(
         reader
             .online()
-            .pin()
+            .guard()
             .read_obj::<u64>(GuestAddress(0x5008))
             .is_err()
     );
@@ -273,6 +273,15 @@ fn memory_that_is_not_there_is_no_memory() {
     let ranges = [(GuestAddress(1 << 40), 4096)];
     unit.set_memory(GuestMemoryMmap::from_ranges(&ranges).unwrap())
         .unwrap();
-    assert_eq!(reader.online().pin().read::<u64>(Iova::new(0x5008)), Ok(0));
-    assert!(reader.online().pin().read::<u64>(Iova::new(INPUT)).is_err());
+    assert_eq!(
+        reader.online().guard().read::<u64>(Iova::new(0x5008)),
+        Ok(0)
+    );
+    assert!(
+        reader
+            .online()
+            .guard()
+            .read::<u64>(Iova::new(INPUT))
+            .is_err()
+    );
 }

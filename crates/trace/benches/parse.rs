@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use ringfence_trace::text::{RawChunk, TraceReader};
-use ringfence_trace::{Chunk, Operations, Options, SAMPLE, Source};
+use ringfence_trace::{Chunk, Operations, SAMPLE, TraceOptions, TraceSource};
 
 const ROUNDS: usize = 9;
 
@@ -69,14 +69,14 @@ fn load(name: &str) -> Vec<u8> {
     );
     let path = folder.join(format!("raw/{name}.trace.zst"));
     let mut text = Vec::new();
-    match Source::open(&path) {
+    match TraceSource::open(&path) {
         Ok(mut source) => {
             source.read_to_end(&mut text).expect("a readable trace");
         }
         Err(error) => {
             println!("{error}: the bundled sample is used");
             let mut once = Vec::new();
-            let mut source = Source::from_reader("sample", SAMPLE).expect("a sound sample");
+            let mut source = TraceSource::from_reader("sample", SAMPLE).expect("a sound sample");
             source.read_to_end(&mut once).expect("a sound sample");
             while text.len() < 30_000_000 {
                 text.extend_from_slice(&once);
@@ -87,7 +87,7 @@ fn load(name: &str) -> Vec<u8> {
 }
 
 fn ours(text: &[u8]) -> u64 {
-    let mut reader = TraceReader::new("bench", text, &Options::default());
+    let mut reader = TraceReader::new("bench", text, &TraceOptions::default());
     let mut chunk = RawChunk::default();
     while reader.next_chunk(&mut chunk).expect("a sound trace") {
         black_box(&chunk);
@@ -96,7 +96,7 @@ fn ours(text: &[u8]) -> u64 {
 }
 
 fn operations(text: &[u8]) -> u64 {
-    let mut operations = Operations::new("bench", text, Options::default());
+    let mut operations = Operations::new("bench", text, TraceOptions::default());
     let mut chunk = Chunk::default();
     while operations.next_chunk(&mut chunk).expect("a sound trace") {
         black_box(&chunk);

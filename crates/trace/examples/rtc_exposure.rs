@@ -10,8 +10,10 @@ use std::collections::HashMap;
 use std::error::Error;
 use std::path::Path;
 
-use ringfence_pviommu::rtc::{Cache, Cycles, FlatRtc, Key, NotCached, Residency};
-use ringfence_trace::{Chunk, DeviceIndex, MapClass, OpKind, Operations, Options};
+use ringfence_pviommu::rtc::{
+    Cycles, FlatRtc, MappingKey, NotCached, ResidencyPolicy, ReverseCache,
+};
+use ringfence_trace::{Chunk, DeviceIndex, MapClass, OpKind, Operations, TraceOptions};
 use ringfence_types::{Iova, Nanos};
 
 /// One way to keep mappings: cycles of `cycle_ns`, C of them at most.
@@ -20,7 +22,7 @@ struct Policy {
     name: &'static str,
     cycle_ns: u64,
     cycles: u8,
-    residency: Residency,
+    residency: ResidencyPolicy,
 }
 
 const MS: u64 = 1_000_000;
@@ -40,7 +42,7 @@ const fn fixed(name: &'static str, cycle_ns: u64, cycles: u8) -> Policy {
         name,
         cycle_ns,
         cycles,
-        residency: Residency::Fixed,
+        residency: ResidencyPolicy::Fixed,
     }
 }
 
@@ -49,7 +51,7 @@ const fn adaptive(name: &'static str, late: u16) -> Policy {
         name,
         cycle_ns: 160 * MS,
         cycles: 249,
-        residency: Residency::Adaptive { late },
+        residency: ResidencyPolicy::Adaptive { late },
     }
 }
 
@@ -59,7 +61,7 @@ const LIMIT: usize = 1 << 20;
 /// A device's cache, and its exposure.
 struct Watched {
     cache: FlatRtc,
-    users: HashMap<Key, u32>,
+    users: HashMap<MappingKey, u32>,
     /// Pages that are mapped and that nobody has, since when, and their integral over time so far.
     pages: u64,
     since: u64,
@@ -106,8 +108,8 @@ impl Watched {
         self.since = now;
     }
 
-    fn take(&mut self, key: Key) -> Result<(), NotCached> {
-        if self.cache.take(key).is_none() {
+    fn take(&mut self, key: MappingKey) -> Result<(), NotCached> {
+        if self.cache.acquire(key).is_none() {
             self.cache
                 .insert(key, Iova::new(key.first().get() & ((1 << 56) - 1)))?;
         } else if self.users.get(&key) == Some(&0) {
@@ -117,7 +119,7 @@ impl Watched {
         Ok(())
     }
 
-    fn release(&mut self, key: Key) {
+    fn release(&mut self, key: MappingKey) {
         if let (Ok(()), Some(users)) = (self.cache.release(key), self.users.get_mut(&key)) {
             *users -= 1;
             if *users == 0 {
@@ -132,14 +134,14 @@ impl Watched {
 struct Event {
     at: u64,
     device: DeviceIndex,
-    key: Key,
+    key: MappingKey,
     map: bool,
 }
 
 fn events(name: &str) -> Result<Vec<Event>, Box<dyn Error>> {
-    let mut operations = Operations::open(Path::new(name), Options::default())?;
+    let mut operations = Operations::open(Path::new(name), TraceOptions::default())?;
     let (mut chunk, mut events) = (Chunk::default(), Vec::new());
-    let mut live: HashMap<u32, Vec<Key>> = HashMap::new();
+    let mut live: HashMap<u32, Vec<MappingKey>> = HashMap::new();
     while operations.next_chunk(&mut chunk)? {
         for op in &chunk.ops {
             let Nanos(at) = op.time;
@@ -165,8 +167,8 @@ fn events(name: &str) -> Result<Vec<Event>, Box<dyn Error>> {
                     let segments = chunk.segments_of(segments);
                     let keys = segments
                         .iter()
-                        .filter_map(|piece| Key::covering(piece, direction));
-                    let keys: Vec<Key> = keys.collect();
+                        .filter_map(|piece| MappingKey::covering(piece, direction));
+                    let keys: Vec<MappingKey> = keys.collect();
                     events.extend(keys.iter().copied().map(event(true)));
                     live.insert(id.0, keys);
                 }
@@ -191,7 +193,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             continue;
         };
         let (start, end) = (first.at, last.at - first.at);
-        let mut uses: HashMap<Key, u64> = HashMap::new();
+        let mut uses: HashMap<MappingKey, u64> = HashMap::new();
         for event in events.iter().filter(|event| event.map) {
             *uses.entry(event.key).or_default() += 1;
         }

@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use ringfence_trace::{Chunk, Operations, Options, TraceError};
+use ringfence_trace::{Chunk, Operations, TraceError, TraceOptions};
 
 fn main() -> Result<(), TraceError> {
     for name in std::env::args().skip(1) {
-        let mut operations = Operations::open(Path::new(&name), Options::default())?;
+        let mut operations = Operations::open(Path::new(&name), TraceOptions::default())?;
         let mut chunk = Chunk::default();
         let (mut ops, mut segments, mut lines) = (0, 0, 0u64);
         while operations.next_chunk(&mut chunk)? {

@@ -8,7 +8,7 @@ use ringfence_types::{Iova, Nanos, PhysAddr};
 use crate::devices::DeviceKind;
 use crate::error::TraceError;
 use crate::op::DeviceIndex;
-use crate::options::Options;
+use crate::options::TraceOptions;
 use crate::render::render;
 use crate::runs::Runs;
 use crate::text::{RawChunk, RawEvent, RawKind, TraceReader};
@@ -79,7 +79,7 @@ impl Anonymise {
         name: &str,
         mut first: R,
         mut second: R,
-        options: &Options,
+        options: &TraceOptions,
         out: &mut impl Write,
     ) -> Result<(), AnonymiseError> {
         self.rewrite(name, &mut first, &mut second, options, out)
@@ -90,11 +90,11 @@ impl Anonymise {
         name: &str,
         first: &mut dyn Read,
         second: &mut dyn Read,
-        options: &Options,
+        options: &TraceOptions,
         out: &mut dyn Write,
     ) -> Result<(), AnonymiseError> {
         let survey = Survey::of(&mut TraceReader::new(name, first, options))?;
-        let runs = Places::lay_out(&survey.runs, self.seed);
+        let runs = PageRenaming::lay_out(&survey.runs, self.seed);
         let mut reader = TraceReader::new(name, second, options);
         let mut rewrite = Rewrite {
             start: if self.from_zero { survey.start } else { 0 },
@@ -177,7 +177,7 @@ impl Survey {
                         ..
                     } => {
                         survey.add(phys.get(), size);
-                        survey.learn(device, iova.get() == phys.get());
+                        survey.note_direct(device, iova.get() == phys.get());
                     }
                     RawKind::MapSg {
                         device,
@@ -188,7 +188,7 @@ impl Survey {
                     } => {
                         let (dma, phys) = (chunk.list(dma_addrs), chunk.list(phys_addrs));
                         let direct = dma.first() == phys.first();
-                        survey.learn(device, direct);
+                        survey.note_direct(device, direct);
                         for (index, &start) in phys.iter().enumerate() {
                             let size = chunk.list(sizes).get(index);
                             let size = size.copied().filter(|_| phys.len() == dma.len());
@@ -231,7 +231,7 @@ impl Survey {
         Ok(survey)
     }
 
-    fn learn(&mut self, device: DeviceIndex, direct: bool) {
+    fn note_direct(&mut self, device: DeviceIndex, direct: bool) {
         if self.direct.len() <= device.index() {
             self.direct.resize(device.index() + 1, false);
         }
@@ -249,14 +249,14 @@ impl Survey {
 
 /// Where each run goes.
 #[derive(Debug, Default)]
-struct Places {
+struct PageRenaming {
     /// First page: one behind the last, new first page.
-    places: BTreeMap<u64, (u64, u64)>,
+    runs: BTreeMap<u64, (u64, u64)>,
     /// Hides where pages were that no run holds.
     key: u64,
 }
 
-impl Places {
+impl PageRenaming {
     fn lay_out(runs: &Runs, seed: u64) -> Self {
         let mut order: Vec<(u64, u64, u64)> = runs
             .iter()
@@ -264,22 +264,22 @@ impl Places {
             .collect();
         order.sort_unstable();
         let mut next = BASE / PAGE;
-        let mut places = BTreeMap::new();
+        let mut runs = BTreeMap::new();
         for (_, first, end) in order {
             // The same place within a block, at least a page behind the run before.
             let block = BLOCK / PAGE;
             let ahead = (first % block + block - (next + 1) % block) % block;
             let place = next + 1 + ahead;
-            places.insert(first, (end, place));
+            runs.insert(first, (end, place));
             next = place + (end - first);
         }
         let key = mix(seed ^ STRAY);
-        Self { places, key }
+        Self { runs, key }
     }
 
     fn rename(&self, address: u64) -> u64 {
         let page = address / PAGE;
-        match self.places.range(..=page).next_back() {
+        match self.runs.range(..=page).next_back() {
             Some((&first, &(end, place))) if page < end => {
                 (place + (page - first)).wrapping_mul(PAGE) | (address % PAGE)
             }
@@ -303,7 +303,7 @@ fn mix(value: u64) -> u64 {
 struct Rewrite {
     start: u64,
     direct: Vec<bool>,
-    runs: Places,
+    runs: PageRenaming,
     pids: HashMap<u32, u32>,
     marks: u32,
 }
@@ -391,7 +391,7 @@ mod tests {
 
     #[test]
     fn a_stray_address_is_hidden_by_the_seed() {
-        let new = |seed| Places::lay_out(&Runs::default(), seed).rename(0x23_b765_4c80);
+        let new = |seed| PageRenaming::lay_out(&Runs::default(), seed).rename(0x23_b765_4c80);
         let all: std::collections::BTreeSet<u64> = (0..64).map(new).collect();
         // 64 draws of 2^20 pages: two alike is a chance of 1 in 500, and the seeds are fixed.
         assert_eq!(all.len(), 64);
@@ -414,7 +414,7 @@ mod tests {
         let runs: Vec<_> = survey.runs.iter().collect();
         assert_eq!(runs, [(1, 5), (8, 9)]);
         for seed in 0..100 {
-            let runs = Places::lay_out(&survey.runs, seed);
+            let runs = PageRenaming::lay_out(&survey.runs, seed);
             let new = |page: u64| runs.rename(page * PAGE) / PAGE;
             assert!((1..4).all(|page| new(page + 1) == new(page) + 1));
             // A page apart at least, or a new run would arise.
@@ -427,9 +427,9 @@ mod tests {
             full.add(first, end);
         }
         for seed in 0..100 {
-            let runs = Places::lay_out(&full, seed);
+            let runs = PageRenaming::lay_out(&full, seed);
             let mut places: Vec<_> = runs
-                .places
+                .runs
                 .iter()
                 .map(|(first, (end, place))| (*place, place + end - first))
                 .collect();

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use ringfence_types::DeviceId;
+use ringfence_types::RequesterId;
 
 use crate::op::DeviceIndex;
 use crate::printable::printable;
@@ -23,7 +23,7 @@ pub enum DeviceKind {
 
 /// One device of a trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Device {
+pub struct TraceDevice {
     /// As the trace prints it; bytes that are no UTF-8 are replaced, and what would steer a
     /// terminal is escaped.
     pub name: String,
@@ -31,13 +31,13 @@ pub struct Device {
     pub kind: DeviceKind,
     /// Requester ID: that of the name for a PCI function, unless an earlier row has it (two segments can use
     /// the same one); then, and for other devices, the highest one that was free when the row appeared.
-    pub id: DeviceId,
+    pub id: RequesterId,
 }
 
 /// The devices of a trace, in order of first appearance.
 #[derive(Debug, Clone, Default)]
 pub struct Devices {
-    rows: Vec<Device>,
+    rows: Vec<TraceDevice>,
     by_name: HashMap<Box<[u8]>, DeviceIndex>,
     ids: HashSet<u16>,
     /// No requester ID among the so many highest ones is free.
@@ -62,16 +62,16 @@ impl Devices {
     }
 
     /// The device of a row.
-    pub fn get(&self, index: DeviceIndex) -> Option<&Device> {
+    pub fn get(&self, index: DeviceIndex) -> Option<&TraceDevice> {
         self.rows.get(index.index())
     }
 
     /// All rows, in order.
-    pub fn iter(&self) -> impl Iterator<Item = (DeviceIndex, &Device)> {
+    pub fn iter(&self) -> impl Iterator<Item = (DeviceIndex, &TraceDevice)> {
         (0..=u16::MAX).map(DeviceIndex).zip(&self.rows)
     }
 
-    /// The row of the device that the trace calls `name`, or that [`Device::name`] shows so.
+    /// The row of the device that the trace calls `name`, or that [`TraceDevice::name`] shows so.
     pub fn find(&self, name: &str) -> Option<DeviceIndex> {
         let shown = || {
             let mut rows = self.iter();
@@ -109,7 +109,7 @@ impl Devices {
     /// The rows of a stored trace; `None` if there are too many, two share a requester ID, or several stand for no
     /// device.
     #[cfg(feature = "parquet")]
-    pub(crate) fn restore(mut rows: impl Iterator<Item = Device>) -> Option<Self> {
+    pub(crate) fn restore(mut rows: impl Iterator<Item = TraceDevice>) -> Option<Self> {
         let mut devices = Self::new();
         for (index, mut device) in (0..u16::MAX).map(DeviceIndex).zip(rows.by_ref()) {
             if !devices.ids.insert(device.id.get()) {
@@ -140,7 +140,7 @@ impl Devices {
         &mut self,
         name: String,
         kind: DeviceKind,
-        wanted: Option<DeviceId>,
+        wanted: Option<RequesterId>,
     ) -> Option<DeviceIndex> {
         let index = u16::try_from(self.rows.len())
             .ok()
@@ -151,17 +151,17 @@ impl Devices {
             None => self.highest_free()?,
         };
         self.ids.insert(id);
-        self.rows.push(Device {
+        self.rows.push(TraceDevice {
             name,
             kind,
-            id: DeviceId::new(id),
+            id: RequesterId::new(id),
         });
         Some(DeviceIndex(index))
     }
 }
 
 /// `0000:00:03.0` as segment and requester ID. Hexadecimal but for the function, as Linux prints it.
-fn parse_pci(name: &[u8]) -> Option<(u32, DeviceId)> {
+fn parse_pci(name: &[u8]) -> Option<(u32, RequesterId)> {
     let name = std::str::from_utf8(name).ok()?;
     let (segment, rest) = name.split_once(':')?;
     let (bus, rest) = rest.split_once(':')?;
@@ -173,7 +173,7 @@ fn parse_pci(name: &[u8]) -> Option<(u32, DeviceId)> {
     if !(digits(segment, 8) && digits(bus, 2) && digits(device, 2) && digits(function, 1)) {
         return None;
     }
-    let id = DeviceId::from_parts(
+    let id = RequesterId::from_parts(
         u8::from_str_radix(bus, 16).ok()?,
         u8::from_str_radix(device, 16).ok()?,
         u8::from_str_radix(function, 16).ok()?,

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use ringfence_types::PhysAddr;
 
-use crate::limits::Excess;
+use crate::limits::LimitExceeded;
 use crate::problem::ParquetProblem;
 
 /// Why a trace, or a line of it, cannot be read.
@@ -95,14 +95,14 @@ pub enum TraceError {
         /// Where the segment starts.
         start: PhysAddr,
     },
-    /// The trace exceeds one of its [`Limits`](crate::Limits).
+    /// The trace exceeds one of its [`TraceLimits`](crate::TraceLimits).
     Limit {
         /// Name of the trace.
         file: String,
         /// Line, from 1.
         line: u64,
         /// The bound.
-        excess: Excess,
+        excess: LimitExceeded,
     },
     /// The file is compressed in a way that is not read.
     Archive {
@@ -124,7 +124,7 @@ pub enum TraceError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Malformed {
-    /// Longer than the limit, in bytes, given in [`Options`](crate::Options).
+    /// Longer than the limit, in bytes, given in [`TraceOptions`](crate::TraceOptions).
     TooLong {
         /// That limit.
         limit: usize,

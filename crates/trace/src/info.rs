@@ -176,9 +176,9 @@ impl Info {
         let mut flows = Flows::default();
         let mut chunk = Chunk::default();
         let mut marks = Vec::new();
-        while operations.next_chunk_with(&mut chunk, &mut |event, raw| lines.take(event, raw))? {
+        while operations.next_chunk_with(&mut chunk, &mut |event, raw| lines.add(event, raw))? {
             for op in &chunk.ops {
-                flows.take(op, &chunk);
+                flows.add(op, &chunk);
             }
             marks.extend(chunk.marks.drain(..).map(|mark| (mark.time.0, mark.text)));
         }

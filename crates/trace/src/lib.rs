@@ -27,22 +27,22 @@ mod summary;
 pub mod text;
 
 pub use anonymise::{Anonymise, AnonymiseError};
-pub use devices::{Device, DeviceKind, Devices};
+pub use devices::{DeviceKind, Devices, TraceDevice};
 pub use error::{Field, Malformed, TraceError};
 pub use info::{Bursts, DeviceInfo, Flow, Info, Pages};
-pub use input::Source;
-pub use limits::{Excess, Limits, MARK_BYTES};
+pub use input::TraceSource;
+pub use limits::{LimitExceeded, MARK_BYTES, TraceLimits};
 pub use op::{Chunk, DeviceIndex, MapClass, MapFlags, MappingId, Mark, Op, OpKind, SegmentSpan};
 pub use operations::Operations;
-pub use options::{Attribution, Options};
+pub use options::{Attribution, TraceOptions};
 pub use pair::ARENA_BYTES;
 #[cfg(feature = "parquet")]
 pub use parquet::{ConvertError, Written, write_parquet};
 pub use printable::{printable, printable_line, steers_terminal};
 pub use problem::ParquetProblem;
-pub use record::{RecordError, Recorded, Recording, Workload, left_behind};
+pub use record::{RecordError, Recording, RecordingSummary, Workload, stale_instances};
 pub use render::render;
-pub use store::{Replay, Store};
+pub use store::{OpStore, StoreReplay};
 pub use summary::{DeviceSummary, Summary};
 
 /// A small real trace: an e1000e NIC's driver loading, sending and receiving; how it was cut stands in

@@ -16,14 +16,14 @@ pub const MARK_BYTES: usize = 1024;
 /// Bytes that the list of marks takes for one mark beside its text.
 const MARK_OVERHEAD: u64 = 96;
 
-/// Bounds on one trace. [`Limits::default`] suits all traces that Linux wrote; a caller that
+/// Bounds on one trace. [`TraceLimits::default`] suits all traces that Linux wrote; a caller that
 /// trusts a larger one raises a bound.
 ///
 /// "Input" is the file as it is stored: compressed bytes of zstd, the whole file of trace-cmd and
 /// Parquet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Limits {
+pub struct TraceLimits {
     /// Longest line in bytes. A line grows with its scatterlist: 128 printed entries take under
     /// 8 KiB, an uncut unmap of the largest request a few times that.
     pub line: usize,
@@ -49,7 +49,7 @@ pub struct Limits {
     pub marks: Option<u64>,
 }
 
-impl Default for Limits {
+impl Default for TraceLimits {
     fn default() -> Self {
         Self {
             line: MIB as usize,
@@ -65,7 +65,7 @@ impl Default for Limits {
     }
 }
 
-impl Limits {
+impl TraceLimits {
     /// The bound on text behind `input` compressed bytes.
     pub(crate) fn text_of(&self, input: u64) -> u64 {
         let relative = input.saturating_mul(200).saturating_add(16 * MIB);
@@ -96,54 +96,54 @@ impl Limits {
 /// A bound that a trace exceeds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Excess {
-    /// [`Limits::text`].
+pub enum LimitExceeded {
+    /// [`TraceLimits::text`].
     Text {
         /// The bound in bytes.
         limit: u64,
     },
-    /// [`Limits::mapping`].
+    /// [`TraceLimits::mapping`].
     Mapping {
         /// Size of the mapping.
         bytes: u64,
         /// The bound in bytes.
         limit: u64,
     },
-    /// [`Limits::live`].
+    /// [`TraceLimits::live`].
     Live {
         /// The bound in bytes.
         limit: u64,
     },
-    /// [`Limits::mapped`].
+    /// [`TraceLimits::mapped`].
     Mapped {
         /// The bound in bytes.
         limit: u64,
     },
-    /// [`Limits::segments`].
+    /// [`TraceLimits::segments`].
     Segments {
         /// The bound.
         limit: u64,
     },
-    /// [`Limits::list`].
+    /// [`TraceLimits::list`].
     List {
         /// Segments of the mapping.
         segments: u64,
         /// The bound.
         limit: u64,
     },
-    /// [`Limits::rows`].
+    /// [`TraceLimits::rows`].
     Rows {
         /// The bound.
         limit: u64,
     },
-    /// [`Limits::marks`].
+    /// [`TraceLimits::marks`].
     Marks {
         /// The bound in bytes.
         limit: u64,
     },
 }
 
-impl fmt::Display for Excess {
+impl fmt::Display for LimitExceeded {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Text { limit } => write!(
@@ -191,10 +191,10 @@ pub(crate) struct Progress {
     pub(crate) lines: u64,
 }
 
-/// What a trace has used of its [`Limits`].
+/// What a trace has used of its [`TraceLimits`].
 #[derive(Debug, Default)]
 pub(crate) struct Budget {
-    limits: Limits,
+    limits: TraceLimits,
     /// By mapping id: bytes and segments while it is alive.
     mappings: Vec<(u64, u64)>,
     live: u64,
@@ -204,7 +204,7 @@ pub(crate) struct Budget {
 }
 
 impl Budget {
-    pub(crate) fn new(limits: Limits) -> Self {
+    pub(crate) fn new(limits: TraceLimits) -> Self {
         Self {
             limits,
             ..Self::default()
@@ -212,28 +212,28 @@ impl Budget {
     }
 
     /// Whether a mapping of `segments` has room. Changes nothing.
-    pub(crate) fn admit(&self, segments: &[PhysRange], at: Progress) -> Result<(), Excess> {
+    pub(crate) fn admit(&self, segments: &[PhysRange], at: Progress) -> Result<(), LimitExceeded> {
         let bytes = bytes_of(segments);
         let limit = self.limits.mapping;
         if bytes > limit {
-            return Err(Excess::Mapping { bytes, limit });
+            return Err(LimitExceeded::Mapping { bytes, limit });
         }
         let (segments_here, limit) = (segments.len() as u64, self.limits.list);
         if segments_here > limit {
             let segments = segments_here;
-            return Err(Excess::List { segments, limit });
+            return Err(LimitExceeded::List { segments, limit });
         }
         let limit = self.limits.live;
         if self.live.saturating_add(bytes) > limit {
-            return Err(Excess::Live { limit });
+            return Err(LimitExceeded::Live { limit });
         }
         let limit = self.limits.mapped_of(at.lines);
         if self.mapped.saturating_add(bytes) > limit {
-            return Err(Excess::Mapped { limit });
+            return Err(LimitExceeded::Mapped { limit });
         }
         let limit = self.limits.segments_of(at.input);
         if self.segments.saturating_add(segments.len() as u64) > limit {
-            return Err(Excess::Segments { limit });
+            return Err(LimitExceeded::Segments { limit });
         }
         Ok(())
     }
@@ -261,12 +261,12 @@ impl Budget {
     }
 
     /// Charges a mark of `bytes` bytes.
-    pub(crate) fn mark(&mut self, bytes: usize, at: Progress) -> Result<(), Excess> {
+    pub(crate) fn mark(&mut self, bytes: usize, at: Progress) -> Result<(), LimitExceeded> {
         let more = MARK_OVERHEAD.saturating_add(bytes as u64);
         self.marks = self.marks.saturating_add(more);
         let limit = self.limits.marks_of(at.input);
         match self.marks > limit {
-            true => Err(Excess::Marks { limit }),
+            true => Err(LimitExceeded::Marks { limit }),
             false => Ok(()),
         }
     }
@@ -302,7 +302,7 @@ mod tests {
         bytes: u64,
         count: usize,
         at: Progress,
-    ) -> Result<(), Excess> {
+    ) -> Result<(), LimitExceeded> {
         let segment = PhysRange::new(PhysAddr::new(0), bytes).unwrap();
         let segments = vec![segment; count];
         budget.admit(&segments, at)?;
@@ -312,10 +312,10 @@ mod tests {
 
     #[test]
     fn what_is_unmapped_is_given_back() {
-        let mut budget = Budget::new(Limits {
+        let mut budget = Budget::new(TraceLimits {
             live: 200,
             segments: Some(3),
-            ..Limits::default()
+            ..TraceLimits::default()
         });
         for _ in 0..10 {
             assert_eq!(map(&mut budget, 0, 60, 2, START), Ok(()));
@@ -325,7 +325,7 @@ mod tests {
             budget.unmap(1);
         }
         assert_eq!(map(&mut budget, 0, 10, 3, START), Ok(()));
-        let refused = Err(Excess::Segments { limit: 3 });
+        let refused = Err(LimitExceeded::Segments { limit: 3 });
         assert_eq!(map(&mut budget, 1, 10, 1, START), refused);
     }
 
@@ -335,16 +335,16 @@ mod tests {
             input: 80,
             lines: 1,
         };
-        let of = || Budget::new(Limits::default());
+        let of = || Budget::new(TraceLimits::default());
         assert_eq!(map(&mut of(), 0, GIB, 1, START), Ok(()));
         let (bytes, limit) = (GIB + 1, GIB);
-        let refused = Err(Excess::Mapping { bytes, limit });
+        let refused = Err(LimitExceeded::Mapping { bytes, limit });
         assert_eq!(map(&mut of(), 0, bytes, 1, START), refused);
         let mut budget = of();
         for id in 0..16 {
             assert_eq!(map(&mut budget, id, GIB, 1, START), Ok(()));
         }
-        let refused = Err(Excess::Live { limit: 16 * GIB });
+        let refused = Err(LimitExceeded::Live { limit: 16 * GIB });
         assert_eq!(map(&mut budget, 16, 1, 1, START), refused);
 
         let mut budget = of();
@@ -354,7 +354,7 @@ mod tests {
         }
         assert_eq!(map(&mut budget, 0, 2 * MIB, 1, later), Ok(()));
         let limit = 64 * GIB + 2 * MIB;
-        let refused = Err(Excess::Mapped { limit });
+        let refused = Err(LimitExceeded::Mapped { limit });
         assert_eq!(map(&mut budget, 1, 1, 1, later), refused);
 
         let mut budget = of();
@@ -362,16 +362,19 @@ mod tests {
             assert_eq!(map(&mut budget, id, 1, 8192, later), Ok(()));
         }
         assert_eq!(map(&mut budget, 8, 1, 10, later), Ok(()));
-        let refused = Err(Excess::Segments { limit: 65_546 });
+        let refused = Err(LimitExceeded::Segments { limit: 65_546 });
         assert_eq!(map(&mut budget, 9, 1, 1, later), refused);
         let (segments, limit) = (8193, 8192);
-        let refused = Err(Excess::List { segments, limit });
+        let refused = Err(LimitExceeded::List { segments, limit });
         assert_eq!(map(&mut of(), 0, 1, 8193, later), refused);
         let limit = 16 * MIB + 80 * 16;
         let room = (limit - MARK_OVERHEAD) as usize;
         assert_eq!(of().mark(room, later), Ok(()));
-        assert_eq!(of().mark(room + 1, later), Err(Excess::Marks { limit }));
-        assert_eq!(Limits::default().text_of(7), 16 * MIB + 1400);
+        assert_eq!(
+            of().mark(room + 1, later),
+            Err(LimitExceeded::Marks { limit })
+        );
+        assert_eq!(TraceLimits::default().text_of(7), 16 * MIB + 1400);
     }
 
     #[test]

@@ -5,9 +5,9 @@ use std::path::Path;
 
 use crate::devices::Devices;
 use crate::error::TraceError;
-use crate::input::Source;
+use crate::input::TraceSource;
 use crate::op::{Chunk, MappingId};
-use crate::options::Options;
+use crate::options::TraceOptions;
 use crate::pair::Pairing;
 #[cfg(feature = "parquet")]
 use crate::parquet::Rows;
@@ -27,20 +27,20 @@ enum Kind<R> {
     Parquet(Box<Rows>),
 }
 
-impl Operations<Source> {
+impl Operations<TraceSource> {
     /// Opens a trace by path: text, zstd, a trace-cmd recording, or, with the feature `parquet`, Parquet.
     ///
     /// # Errors
-    /// As [`Source::open`].
-    pub fn open(path: &Path, options: Options) -> Result<Self, TraceError> {
+    /// As [`TraceSource::open`].
+    pub fn open(path: &Path, options: TraceOptions) -> Result<Self, TraceError> {
         #[cfg(feature = "parquet")]
-        if Source::is_parquet(path)? {
+        if TraceSource::is_parquet(path)? {
             return Ok(Self(Kind::Parquet(Box::new(Rows::open(
                 path,
                 options.limits,
             )?))));
         }
-        let source = Source::open(path)?.with_limits(&options.limits);
+        let source = TraceSource::open(path)?.with_limits(&options.limits);
         let text = Pairing::new(&path.display().to_string(), options).metered(source.meter());
         let reread = path.is_file().then(|| path.to_owned());
         Ok(Self(Kind::Text(source, Box::new(text.rereadable(reread)))))
@@ -48,7 +48,7 @@ impl Operations<Source> {
 
     /// Reads the text of a trace from `source`, whose compressed bytes count as its input;
     /// `name` stands in errors.
-    pub fn from_source(name: &str, source: Source, options: Options) -> Self {
+    pub fn from_source(name: &str, source: TraceSource, options: TraceOptions) -> Self {
         let source = source.with_limits(&options.limits);
         let text = Pairing::new(name, options).metered(source.meter());
         Self(Kind::Text(source, Box::new(text)))
@@ -57,7 +57,7 @@ impl Operations<Source> {
 
 impl<R: Read> Operations<R> {
     /// Reads the text of a trace from `reader`; `name` stands in errors.
-    pub fn new(name: &str, reader: R, options: Options) -> Self {
+    pub fn new(name: &str, reader: R, options: TraceOptions) -> Self {
         Self(Kind::Text(reader, Box::new(Pairing::new(name, options))))
     }
 

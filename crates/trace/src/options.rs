@@ -1,33 +1,33 @@
 //! How to read a trace.
 
-use crate::limits::Limits;
+use crate::limits::TraceLimits;
 
-/// How to read a trace. [`Options::default`] suits all traces that Linux wrote.
+/// How to read a trace. [`TraceOptions::default`] suits all traces that Linux wrote.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
-pub struct Options {
+pub struct TraceOptions {
     /// Malformed lines are counted and skipped instead of ending the read.
     pub lenient: bool,
     /// Bounds on what the trace may ask for.
-    pub limits: Limits,
+    pub limits: TraceLimits,
     /// How many events the reader looks ahead to find out whether a `dma:*` event explains an `iommu:*` line.
     pub look_ahead: usize,
     /// Whose the `iommu:*` lines are that no `dma:*` event explains.
     pub attribution: Attribution,
 }
 
-impl Default for Options {
+impl Default for TraceOptions {
     fn default() -> Self {
         Self {
             lenient: false,
-            limits: Limits::default(),
+            limits: TraceLimits::default(),
             look_ahead: 4096,
             attribution: Attribution::Auto,
         }
     }
 }
 
-impl Options {
+impl TraceOptions {
     /// The same, counting malformed lines instead of failing.
     #[must_use]
     pub fn lenient(mut self) -> Self {

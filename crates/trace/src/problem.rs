@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::limits::Excess;
+use crate::limits::LimitExceeded;
 
 /// Why a Parquet file cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,12 +43,12 @@ pub enum ParquetProblem {
         /// Row group, from 0.
         group: usize,
     },
-    /// The trace exceeds one of its [`Limits`](crate::Limits).
+    /// The trace exceeds one of its [`TraceLimits`](crate::TraceLimits).
     Limit {
         /// Row, from 0.
         row: u64,
         /// The bound.
-        excess: Excess,
+        excess: LimitExceeded,
     },
     /// A row says what no operation can.
     Row {

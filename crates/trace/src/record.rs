@@ -11,16 +11,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 mod error;
-mod left_behind;
+mod stale_instances;
 
 pub use error::RecordError;
-pub use left_behind::left_behind;
+pub use stale_instances::stale_instances;
 
 /// How often an ending recording looks whether it is to stop.
 const TICK: Duration = Duration::from_millis(20);
 
 /// How long a stopped command may take to end by itself: a terminal's Ctrl-C reaches it too.
-const GRACE: Duration = Duration::from_secs(1);
+const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long after a command has failed a signal that ended it may still be on its way to us.
 const SIGNAL_DELAY: Duration = Duration::from_millis(100);
@@ -43,7 +43,7 @@ impl Default for Recording {
     fn default() -> Self {
         Self {
             tracefs: PathBuf::from("/sys/kernel/tracing"),
-            instance: left_behind::name(std::process::id()),
+            instance: stale_instances::name(std::process::id()),
             buffer_kib: 65_536,
         }
     }
@@ -60,7 +60,7 @@ pub enum Workload<'a> {
 
 /// How a recording went.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Recorded {
+pub struct RecordingSummary {
     /// Bytes of text written.
     pub bytes: u64,
     /// Events that did not fit the buffers, of all processors. Not 0: record again with larger buffers.
@@ -121,7 +121,7 @@ impl Recording {
         workload: Workload<'_>,
         stop: &AtomicBool,
         out: &mut impl Write,
-    ) -> Result<Recorded, RecordError> {
+    ) -> Result<RecordingSummary, RecordError> {
         let instances = self.tracefs.join("instances");
         match fs::metadata(&instances) {
             Ok(_) => {}
@@ -155,7 +155,7 @@ impl Recording {
         workload: Workload<'_>,
         stop: &AtomicBool,
         out: &mut impl Write,
-    ) -> Result<Recorded, RecordError> {
+    ) -> Result<RecordingSummary, RecordError> {
         instance.write("tracing_on", "0")?;
         instance
             .write("buffer_size_kb", &self.buffer_kib.to_string())
@@ -186,7 +186,7 @@ impl Recording {
         let lost = losses
             .iter()
             .fold(0u64, |sum, loss| sum.saturating_add(loss.total()));
-        Ok(Recorded {
+        Ok(RecordingSummary {
             bytes,
             lost,
             status,
@@ -228,13 +228,13 @@ impl Workload<'_> {
             }
             Self::Command(command) => {
                 let mut child = command.spawn().map_err(failed)?;
-                let mut patience = Patience::default();
+                let mut patience = WaitTimer::default();
                 loop {
                     match child.try_wait() {
                         Ok(Some(status)) if status.success() => return Ok(Some(status)),
                         Ok(Some(status)) => {
                             // Ctrl-C ends both; who of us sees it first is chance, and must not decide.
-                            let mut patience = Patience::default();
+                            let mut patience = WaitTimer::default();
                             while !stop.load(Ordering::Relaxed) {
                                 if patience.is_over(SIGNAL_DELAY) {
                                     return Ok(Some(status));
@@ -243,7 +243,7 @@ impl Workload<'_> {
                             return Ok(None);
                         }
                         Ok(None) if !stop.load(Ordering::Relaxed) => std::thread::sleep(TICK),
-                        Ok(None) if !patience.is_over(GRACE) => {}
+                        Ok(None) if !patience.is_over(STOP_TIMEOUT) => {}
                         Ok(None) => {
                             let _ = child.kill();
                             let _ = child.wait();
@@ -263,9 +263,9 @@ impl Workload<'_> {
 
 /// Time that passed waiting.
 #[derive(Debug, Default)]
-struct Patience(Duration);
+struct WaitTimer(Duration);
 
-impl Patience {
+impl WaitTimer {
     /// Whether it was `limit` by now; if not, waits a little.
     fn is_over(&mut self, limit: Duration) -> bool {
         if self.0 >= limit {
@@ -297,7 +297,7 @@ fn copy(from: &Path, out: &mut impl Write) -> Result<u64, RecordError> {
 
 /// What one processor's buffer lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Loss {
+struct BufferLoss {
     processor: u32,
     /// Events overwritten by later ones; the text's header knows of them.
     overwritten: u64,
@@ -305,14 +305,14 @@ struct Loss {
     dropped: u64,
 }
 
-impl Loss {
+impl BufferLoss {
     fn total(&self) -> u64 {
         self.overwritten.saturating_add(self.dropped)
     }
 }
 
 /// `per_cpu/cpu*/stats` (ftrace.rst, "per_cpu/cpu0/stats"), by processor.
-fn losses(instance: &Path) -> Result<Vec<Loss>, RecordError> {
+fn losses(instance: &Path) -> Result<Vec<BufferLoss>, RecordError> {
     let per_cpu = instance.join("per_cpu");
     let mut losses = Vec::new();
     let entries = fs::read_dir(&per_cpu).map_err(|error| RecordError::at(&per_cpu, error))?;
@@ -325,7 +325,7 @@ fn losses(instance: &Path) -> Result<Vec<Loss>, RecordError> {
         };
         let path = entry.path().join("stats");
         let text = fs::read_to_string(&path).map_err(|error| RecordError::at(&path, error))?;
-        let mut loss = Loss {
+        let mut loss = BufferLoss {
             processor,
             overwritten: 0,
             dropped: 0,

@@ -4,7 +4,7 @@ use std::io::Read;
 
 use ringfence_types::{Direction, Nanos, PhysAddr, PhysRange};
 
-use crate::devices::{Device, Devices};
+use crate::devices::{Devices, TraceDevice};
 use crate::error::TraceError;
 use crate::op::{Chunk, DeviceIndex, MapClass, MapFlags, MappingId, Mark, Op, OpKind, SegmentSpan};
 use crate::operations::Operations;
@@ -15,7 +15,7 @@ const UNMAP: u8 = 0;
 
 /// All operations of a trace. About 19 bytes an operation and 12 a segment, against 32 and 16 in a [`Chunk`].
 #[derive(Debug, Clone, Default)]
-pub struct Store {
+pub struct OpStore {
     /// Nanoseconds since the operation before; `u32::MAX` refers to `long_gaps`.
     gaps: Vec<u32>,
     /// Gaps of 4 s and more, in order.
@@ -40,7 +40,7 @@ pub struct Store {
     summary: Summary,
 }
 
-impl Store {
+impl OpStore {
     /// Reads a trace to its end.
     ///
     /// # Errors
@@ -79,7 +79,7 @@ impl Store {
     }
 
     /// The device of a row.
-    pub fn device(&self, index: DeviceIndex) -> Option<&Device> {
+    pub fn device(&self, index: DeviceIndex) -> Option<&TraceDevice> {
         self.rows.get(index)
     }
 
@@ -98,8 +98,8 @@ impl Store {
     }
 
     /// Reads the operations from the beginning.
-    pub fn replay(&self) -> Replay<'_> {
-        Replay {
+    pub fn replay(&self) -> StoreReplay<'_> {
+        StoreReplay {
             store: self,
             next: 0,
             time: 0,
@@ -165,10 +165,10 @@ impl Store {
     }
 }
 
-/// A pass over a [`Store`].
+/// A pass over a [`OpStore`].
 #[derive(Debug, Clone)]
-pub struct Replay<'a> {
-    store: &'a Store,
+pub struct StoreReplay<'a> {
+    store: &'a OpStore,
     next: usize,
     time: u64,
     maps: usize,
@@ -179,7 +179,7 @@ pub struct Replay<'a> {
     marks: usize,
 }
 
-impl Replay<'_> {
+impl StoreReplay<'_> {
     /// Fills `chunk` with the next [`Chunk::OPS`] operations; false at the end, with `chunk` empty.
     pub fn next_chunk(&mut self, chunk: &mut Chunk) -> bool {
         chunk.clear();
@@ -204,22 +204,22 @@ impl Replay<'_> {
         let (store, index) = (self.store, self.next);
         let kind = *store.kinds.get(index)?;
         let gap = match *store.gaps.get(index)? {
-            u32::MAX => take(&store.long_gaps, &mut self.long_gaps)?,
+            u32::MAX => next_value(&store.long_gaps, &mut self.long_gaps)?,
             gap => u64::from(gap),
         };
         let id = MappingId(*store.ids.get(index)?);
         let op_kind = match kind.checked_sub(1) {
             None => OpKind::Unmap { id },
             Some(both) => {
-                let count = match take(&store.counts, &mut self.maps)? {
-                    u16::MAX => take(&store.long_counts, &mut self.long_counts)?,
+                let count = match next_value(&store.counts, &mut self.maps)? {
+                    u16::MAX => next_value(&store.long_counts, &mut self.long_counts)?,
                     count => u32::from(count),
                 };
                 let before = u32::try_from(chunk.segments.len()).ok()?;
                 for _ in 0..count {
                     let start = *store.starts.get(self.segments)?;
-                    let extra = match take(&store.sizes, &mut self.segments)? {
-                        u32::MAX => take(&store.long_sizes, &mut self.long_sizes)?,
+                    let extra = match next_value(&store.sizes, &mut self.segments)? {
+                        u32::MAX => next_value(&store.long_sizes, &mut self.long_sizes)?,
                         extra => u64::from(extra),
                     };
                     let last = PhysAddr::new(start.checked_add(extra)?);
@@ -251,7 +251,7 @@ impl Replay<'_> {
     }
 }
 
-fn take<T: Copy>(column: &[T], next: &mut usize) -> Option<T> {
+fn next_value<T: Copy>(column: &[T], next: &mut usize) -> Option<T> {
     let value = *column.get(*next)?;
     *next += 1;
     Some(value)
@@ -260,7 +260,7 @@ fn take<T: Copy>(column: &[T], next: &mut usize) -> Option<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Options, SAMPLE, Source};
+    use crate::{SAMPLE, TraceOptions, TraceSource};
 
     /// Operations without their spans, whose `first` depends on where a chunk begins.
     type Plain = (Op, Vec<PhysRange>);
@@ -280,8 +280,8 @@ mod tests {
     #[test]
     fn what_is_stored_comes_back() {
         let open = |text: &'static [u8]| {
-            let source = Source::from_reader("s", text).unwrap();
-            let mut options = Options::default();
+            let source = TraceSource::from_reader("s", text).unwrap();
+            let mut options = TraceOptions::default();
             options.limits.mapping = 8 << 30;
             Operations::new("s", source, options)
         };
@@ -290,7 +290,7 @@ mod tests {
                     t-1 [0] ..... 6.5: dma_unmap_phys: d dir=TO_DEVICE dma_addr=0 size=5368709120 attrs=\n\
                     t-1 [0] ..... 7.0: tracing_mark_write: end\n";
         for text in [SAMPLE, odd] {
-            let store = Store::read(&mut open(text)).unwrap();
+            let store = OpStore::read(&mut open(text)).unwrap();
             let (mut direct, mut stored) = (Vec::new(), Vec::new());
             let (mut direct_marks, mut stored_marks) = (Vec::new(), Vec::new());
             let mut chunk = Chunk::default();

@@ -7,7 +7,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use ringfence_trace::{Chunk, Info, OpKind, Operations, Options, TraceError};
+use ringfence_trace::{Chunk, Info, OpKind, Operations, TraceError, TraceOptions};
 
 fn not_run(why: &str) {
     let text = format!("NOT RUN: {why}");
@@ -44,7 +44,7 @@ fn recording() -> Option<(PathBuf, PathBuf)> {
 
 /// All operations, one after the other, as text.
 fn operations(path: &Path) -> Vec<String> {
-    let mut operations = Operations::open(path, Options::default()).unwrap();
+    let mut operations = Operations::open(path, TraceOptions::default()).unwrap();
     let mut chunk = Chunk::default();
     let mut all = Vec::new();
     while operations.next_chunk(&mut chunk).unwrap() {
@@ -57,7 +57,7 @@ fn operations(path: &Path) -> Vec<String> {
 }
 
 fn info(path: &Path) -> serde_json::Value {
-    let mut operations = Operations::open(path, Options::default()).unwrap();
+    let mut operations = Operations::open(path, TraceOptions::default()).unwrap();
     serde_json::to_value(Info::read(&mut operations).unwrap()).unwrap()
 }
 
@@ -85,7 +85,7 @@ fn a_cut_recording_is_an_error_and_not_an_empty_trace() {
     // Behind the first bytes, by which it is recognised; within the format descriptions; within the events.
     for length in [16, 4096, bytes.len() / 2, bytes.len() - 4096] {
         std::fs::write(&cut, &bytes[..length]).unwrap();
-        let error = Operations::open(&cut, Options::default())
+        let error = Operations::open(&cut, TraceOptions::default())
             .and_then(|mut operations| Info::read(&mut operations))
             .unwrap_err();
         let TraceError::TraceCmdFailed { file, message } = &error else {

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use ringfence_trace::{Chunk, Info, MapClass, OpKind, Operations, Options};
+use ringfence_trace::{Chunk, Info, MapClass, OpKind, Operations, TraceOptions};
 
 /// FNV-1a over the debug text of all operations: any change of any operation shows.
 fn fingerprint(hash: &mut u64, text: &str) {
@@ -13,7 +13,7 @@ fn fingerprint(hash: &mut u64, text: &str) {
 }
 
 fn describe(path: &Path) -> String {
-    let mut operations = Operations::open(path, Options::default()).unwrap();
+    let mut operations = Operations::open(path, TraceOptions::default()).unwrap();
     let mut chunk = Chunk::default();
     let mut hash = 0xcbf2_9ce4_8422_2325;
     let mut classes = [(0u64, 0u64); 4];
@@ -49,7 +49,7 @@ fn describe(path: &Path) -> String {
     .unwrap();
     writeln!(out, "operations {hash:016x}").unwrap();
     writeln!(out, "{:#?}", operations.summary()).unwrap();
-    let info = Info::read(&mut Operations::open(path, Options::default()).unwrap()).unwrap();
+    let info = Info::read(&mut Operations::open(path, TraceOptions::default()).unwrap()).unwrap();
     writeln!(out, "{info}").unwrap();
     out
 }
@@ -80,7 +80,7 @@ fn perf_script_gives_the_operations_of_tracefs() {
     // perf prints no flags, so contexts are known by process only; the pairing must come to the same.
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/ahci-7.2.trace.zst");
     let mut text = String::new();
-    let mut source = ringfence_trace::Source::open(&path).unwrap();
+    let mut source = ringfence_trace::TraceSource::open(&path).unwrap();
     std::io::Read::read_to_string(&mut source, &mut text).unwrap();
     let mut perf = String::new();
     for line in text.lines().filter(|line| !line.starts_with('#')) {
@@ -101,7 +101,7 @@ fn perf_script_gives_the_operations_of_tracefs() {
         .unwrap();
     }
     let run = |text: &str| {
-        let mut operations = Operations::new("x", text.as_bytes(), Options::default());
+        let mut operations = Operations::new("x", text.as_bytes(), TraceOptions::default());
         let mut chunk = Chunk::default();
         let mut all = Vec::new();
         while operations.next_chunk(&mut chunk).unwrap() {

@@ -4,13 +4,13 @@
 use std::io::{self, Cursor, Read};
 
 use ringfence_trace::{
-    Anonymise, Chunk, Excess, Info, MARK_BYTES, Malformed, OpKind, Operations, Options, Source,
-    TraceError,
+    Anonymise, Chunk, Info, LimitExceeded, MARK_BYTES, Malformed, OpKind, Operations, TraceError,
+    TraceOptions, TraceSource,
 };
 
 const GIB: u64 = 1 << 30;
 
-fn read(text: impl Read, options: Options) -> Result<Vec<Chunk>, TraceError> {
+fn read(text: impl Read, options: TraceOptions) -> Result<Vec<Chunk>, TraceError> {
     let mut operations = Operations::new("t", text, options);
     let mut chunks = Vec::new();
     let mut chunk = Chunk::default();
@@ -20,8 +20,8 @@ fn read(text: impl Read, options: Options) -> Result<Vec<Chunk>, TraceError> {
     Ok(chunks)
 }
 
-fn refusal(text: &str) -> (u64, Excess) {
-    match read(text.as_bytes(), Options::default()) {
+fn refusal(text: &str) -> (u64, LimitExceeded) {
+    match read(text.as_bytes(), TraceOptions::default()) {
         Err(TraceError::Limit { line, excess, .. }) => (line, excess),
         other => panic!("{:?}", other.map(|chunks| chunks.len())),
     }
@@ -39,11 +39,11 @@ fn one_mapping_is_a_gibibyte_at_most() {
     let limit = GIB;
     let bytes = GIB + 1;
     let text = map(0, GIB) + &map(GIB, bytes);
-    assert_eq!(refusal(&text), (2, Excess::Mapping { bytes, limit }));
+    assert_eq!(refusal(&text), (2, LimitExceeded::Mapping { bytes, limit }));
     let sg = "t-1 [0] ..... 1.0: dma_map_sg: d dir=TO_DEVICE nents=2/2 ents=2/2 \
               dma_addrs={0x0,0x40000000} sizes={0x40000000,0x1} phys_addrs={0x0,0x40000000} attrs=\n";
-    assert_eq!(refusal(sg), (1, Excess::Mapping { bytes, limit }));
-    let mut options = Options::default();
+    assert_eq!(refusal(sg), (1, LimitExceeded::Mapping { bytes, limit }));
+    let mut options = TraceOptions::default();
     options.limits.mapping = 2 * GIB;
     assert!(read(text.as_bytes(), options).is_ok());
 }
@@ -52,26 +52,29 @@ fn one_mapping_is_a_gibibyte_at_most() {
 fn what_is_mapped_at_once_and_in_all_is_bounded() {
     let text: String = (0..17).map(|n| map(n * GIB, GIB)).collect();
     let limit = 16 * GIB;
-    assert_eq!(refusal(&text), (17, Excess::Live { limit }));
+    assert_eq!(refusal(&text), (17, LimitExceeded::Live { limit }));
     // The same memory again and again, each time in place of the last.
     let text = map(0, GIB).repeat(66);
     let limit = 64 * GIB + 65 * (2 << 20);
-    assert_eq!(refusal(&text), (65, Excess::Mapped { limit }));
+    assert_eq!(refusal(&text), (65, LimitExceeded::Mapped { limit }));
 }
 
 #[test]
 fn mappings_of_a_compressed_trace_are_bounded_by_its_compressed_bytes() {
     let text: String = (0..80_000).map(|n| map(n * 4096, 1)).collect();
     // As plain text every line has room for a mapping.
-    assert!(read(text.as_bytes(), Options::default()).is_ok());
+    assert!(read(text.as_bytes(), TraceOptions::default()).is_ok());
     let packed = zstd::encode_all(text.as_bytes(), 19).unwrap();
     let limit = 65_536 + packed.len() as u64 / 8;
     assert!(limit < 80_000, "{}", packed.len());
-    let source = Source::from_reader("t", Cursor::new(packed)).unwrap();
-    let mut operations = Operations::from_source("t", source, Options::default());
+    let source = TraceSource::from_reader("t", Cursor::new(packed)).unwrap();
+    let mut operations = Operations::from_source("t", source, TraceOptions::default());
     match Info::read(&mut operations) {
         Err(TraceError::Limit { line, excess, .. }) => {
-            assert_eq!((line, excess), (limit + 1, Excess::Segments { limit }));
+            assert_eq!(
+                (line, excess),
+                (limit + 1, LimitExceeded::Segments { limit })
+            );
         }
         other => panic!("{other:?}"),
     }
@@ -84,14 +87,14 @@ fn a_bomb_ends_where_its_text_is_too_much() {
     let packed = zstd::encode_all(line.repeat(lines).as_bytes(), 3).unwrap();
     assert!(packed.len() < 100_000);
     let open = |max: Option<u64>| {
-        let mut options = Options::default();
+        let mut options = TraceOptions::default();
         options.limits.text = max;
-        let source = Source::from_reader("t", Cursor::new(packed.clone())).unwrap();
+        let source = TraceSource::from_reader("t", Cursor::new(packed.clone())).unwrap();
         Info::read(&mut Operations::from_source("t", source, options))
     };
     match open(None) {
         Err(TraceError::Limit { line, excess, .. }) => {
-            let Excess::Text { limit } = excess else {
+            let LimitExceeded::Text { limit } = excess else {
                 panic!("{excess}");
             };
             assert!(limit <= (16 << 20) + 200 * packed.len() as u64);
@@ -114,7 +117,7 @@ fn marks_are_cut_and_do_not_gather_in_one_chunk() {
     let mut operations = Operations::new(
         "t",
         Repeated::new(long.as_bytes(), 9000),
-        Options::default(),
+        TraceOptions::default(),
     );
     let mut chunk = Chunk::default();
     while operations.next_chunk(&mut chunk).unwrap() {
@@ -128,13 +131,16 @@ fn marks_are_cut_and_do_not_gather_in_one_chunk() {
     }
     assert_eq!(seen, 9000);
     // Of a trace of nothing but marks, so many are too many.
-    let mut options = Options::default();
+    let mut options = TraceOptions::default();
     options.limits.marks = Some(10 << 20);
     let source = Repeated::new(b"t-1 [0] ..... 0.0: tracing_mark_write: x\n", 200_000);
     match read(source, options) {
         Err(TraceError::Limit { line, excess, .. }) => {
             let limit = 10 << 20;
-            assert_eq!((line, excess), (limit / 97 + 1, Excess::Marks { limit }));
+            assert_eq!(
+                (line, excess),
+                (limit / 97 + 1, LimitExceeded::Marks { limit })
+            );
         }
         other => panic!("{:?}", other.map(|chunks| chunks.len())),
     }
@@ -187,7 +193,7 @@ fn a_split_of_many_pieces_does_not_gather_in_one_chunk() {
             );
         }
     }
-    let chunks = read(text.as_bytes(), Options::default()).unwrap();
+    let chunks = read(text.as_bytes(), TraceOptions::default()).unwrap();
     let most = chunks.iter().map(|chunk| chunk.segments.len()).max();
     assert!(most.unwrap() <= Chunk::SEGMENTS + 512 * 256, "{most:?}");
     assert!(chunks.len() > 4, "the trace is long enough to show it");
@@ -197,7 +203,7 @@ fn a_split_of_many_pieces_does_not_gather_in_one_chunk() {
 fn a_stream_without_line_ends_is_refused() {
     for lenient in [false, true] {
         for byte in [0, b'x'] {
-            let mut options = Options::default();
+            let mut options = TraceOptions::default();
             options.lenient = lenient;
             let mut operations = Operations::new("t", io::repeat(byte), options);
             let error = operations.next_chunk(&mut Chunk::default()).unwrap_err();
@@ -226,7 +232,7 @@ fn the_youngest_of_many_equal_lists_is_replaced_at_once() {
         text += &sg(count << 12);
     }
     text += "t-1 [000] ..... 1.0: dma_unmap_sg: d dir=TO_DEVICE phys_addrs={0x1000} attrs=\n";
-    let chunks = read(text.as_bytes(), Options::default()).unwrap();
+    let chunks = read(text.as_bytes(), TraceOptions::default()).unwrap();
     let ops = chunks.iter().flat_map(|chunk| &chunk.ops);
     let unmaps: Vec<_> = ops
         .filter_map(|op| match op.kind {
@@ -257,7 +263,7 @@ fn processors_without_waiting_lines_cost_nothing() {
             (n + 1) << 12
         );
     }
-    assert!(read(text.as_bytes(), Options::default()).is_ok());
+    assert!(read(text.as_bytes(), TraceOptions::default()).is_ok());
 }
 
 #[test]
@@ -267,7 +273,9 @@ fn other_compressions_name_the_program_that_reads_them() {
         (b"\xfd7zXZ\0\0\x04\xe6\xd6\xb4", "xzcat"),
         (b"BZh91AY&SY", "bzcat"),
     ] {
-        let error = Source::from_reader("t.gz", head).unwrap_err().to_string();
+        let error = TraceSource::from_reader("t.gz", head)
+            .unwrap_err()
+            .to_string();
         assert!(error.contains(&format!("`{program} t.gz |")), "{error}");
     }
 }
@@ -276,7 +284,7 @@ fn other_compressions_name_the_program_that_reads_them() {
 fn a_byte_order_mark_is_no_part_of_the_first_line() {
     for first in ["# tracer: nop\n", ""] {
         let text = format!("\u{feff}{first}{}", map(4096, 1));
-        let chunks = read(text.as_bytes(), Options::default()).unwrap();
+        let chunks = read(text.as_bytes(), TraceOptions::default()).unwrap();
         assert_eq!(chunks[0].ops.len(), 1);
     }
 }
@@ -286,7 +294,7 @@ fn names_and_marks_cannot_steer_a_terminal() {
     let text = "t-1 [0] ..... 1.0: tracing_mark_write: \u{1b}[2J\n\
                 t-1 [0] ..... 1.0: dma_map_phys: \u{1b}]0;owned\u{7} dir=TO_DEVICE dma_addr=1000 \
                 size=1 phys_addr=1000 attrs=\n";
-    let mut operations = Operations::new("t", text.as_bytes(), Options::default());
+    let mut operations = Operations::new("t", text.as_bytes(), TraceOptions::default());
     let info = Info::read(&mut operations).unwrap();
     assert_eq!(info.devices[0].name, "\\u{1b}]0;owned\\u{7}");
     assert_eq!(info.marks[0].1, "\\u{1b}[2J");
@@ -308,7 +316,7 @@ fn strays_of_two_seeds_differ() {
         };
         let mut out = Vec::new();
         let (first, second) = (text.as_bytes(), text.as_bytes());
-        let options = Options::default();
+        let options = TraceOptions::default();
         anonymise
             .run("t", first, second, &options, &mut out)
             .unwrap();

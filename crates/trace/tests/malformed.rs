@@ -2,10 +2,10 @@
 
 use ringfence_trace::Malformed::{self, *};
 use ringfence_trace::text::{RawChunk, TraceReader};
-use ringfence_trace::{Chunk, Field, Operations, Options, Source, TraceError};
+use ringfence_trace::{Chunk, Field, Operations, TraceError, TraceOptions, TraceSource};
 
 fn first_problem(text: &[u8]) -> Option<(u64, Malformed)> {
-    let mut reader = TraceReader::new("bad", text, &Options::default());
+    let mut reader = TraceReader::new("bad", text, &TraceOptions::default());
     let mut chunk = RawChunk::default();
     loop {
         match reader.next_chunk(&mut chunk) {
@@ -328,7 +328,7 @@ fn lenient_counts_what_strict_refuses() {
         text += &format!("   bash-1026    [000] ...1.   272.232283: {payload}\n");
         bad += u64::from(expected.is_some());
     }
-    let mut operations = Operations::new("bad", text.as_bytes(), Options::default().lenient());
+    let mut operations = Operations::new("bad", text.as_bytes(), TraceOptions::default().lenient());
     let mut chunk = Chunk::default();
     while operations.next_chunk(&mut chunk).expect("lenient") {}
     assert_eq!(operations.summary().malformed, bad);
@@ -340,8 +340,8 @@ fn lenient_counts_what_strict_refuses() {
 fn a_cut_or_damaged_zstd_stream_is_an_error() {
     let sample = ringfence_trace::SAMPLE;
     let read = |bytes: &[u8]| -> Result<u64, TraceError> {
-        let source = Source::from_reader("z", std::io::Cursor::new(bytes.to_vec()))?;
-        let mut operations = Operations::new("z", source, Options::default());
+        let source = TraceSource::from_reader("z", std::io::Cursor::new(bytes.to_vec()))?;
+        let mut operations = Operations::new("z", source, TraceOptions::default());
         let mut chunk = Chunk::default();
         while operations.next_chunk(&mut chunk)? {}
         Ok(operations.summary().events)
@@ -364,14 +364,14 @@ fn a_cut_or_damaged_zstd_stream_is_an_error() {
 
 #[test]
 fn a_missing_file_says_so() {
-    let missing = Operations::open("no/such/trace".as_ref(), Options::default());
+    let missing = Operations::open("no/such/trace".as_ref(), TraceOptions::default());
     assert!(matches!(missing, Err(TraceError::Io { line: 0, .. })));
 }
 
 #[test]
 fn operations_before_an_error_are_delivered() {
     let text = "t-1 [0] ..... 1.0: dma_map_phys: d dir=TO_DEVICE dma_addr=1000 size=9 phys_addr=1000 attrs=\nrubbish\n";
-    let mut operations = Operations::new("bad", text.as_bytes(), Options::default());
+    let mut operations = Operations::new("bad", text.as_bytes(), TraceOptions::default());
     let mut chunk = Chunk::default();
     assert!(matches!(
         operations.next_chunk(&mut chunk),
@@ -387,7 +387,7 @@ fn operations_before_an_error_are_delivered() {
 
 /// Operations and errors of a text, call by call to the end.
 fn calls(text: &[u8]) -> (usize, Vec<TraceError>) {
-    let mut options = Options::default();
+    let mut options = TraceOptions::default();
     (options.limits.mapping, options.limits.live) = (1 << 36, 1 << 40);
     options.limits.mapped = Some(1 << 40);
     let mut operations = Operations::new("bad", text, options);

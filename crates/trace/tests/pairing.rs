@@ -1,9 +1,9 @@
 //! The rules of `docs/TRACES.md`, one small trace each.
 
-use ringfence_trace::{Attribution, Chunk, MapFlags, OpKind, Operations, Options, Summary};
+use ringfence_trace::{Attribution, Chunk, MapFlags, OpKind, Operations, Summary, TraceOptions};
 
 /// Operations in short: `map device id class direction [start+bytes ...] flags lines`, `unmap id lines`.
-fn run_with(lines: &[&str], options: Options) -> (Vec<String>, Summary) {
+fn run_with(lines: &[&str], options: TraceOptions) -> (Vec<String>, Summary) {
     let mut text = String::new();
     for (number, line) in lines.iter().enumerate() {
         // `CPU LEVEL PID event`, so that a case shows its context.
@@ -51,7 +51,7 @@ fn run_with(lines: &[&str], options: Options) -> (Vec<String>, Summary) {
 }
 
 fn run(lines: &[&str]) -> (Vec<String>, Summary) {
-    run_with(lines, Options::default())
+    run_with(lines, TraceOptions::default())
 }
 
 const DMA: &str =
@@ -204,7 +204,7 @@ fn what_no_dma_line_explains() {
     assert_eq!((ended.unmatched_iommu_unmaps, ended.cut_lines), (1, 0));
     // A row of their own on request.
     let options = || {
-        let mut options = Options::default();
+        let mut options = TraceOptions::default();
         options.attribution = Attribution::OwnRow;
         options
     };

@@ -6,8 +6,8 @@ use std::io::Read;
 use std::path::PathBuf;
 
 use ringfence_trace::{
-    Chunk, Info, MappingId, Mark, Op, OpKind, Operations, Options, ParquetProblem, SAMPLE, Source,
-    Store, Summary, TraceError, write_parquet,
+    Chunk, Info, MappingId, Mark, Op, OpKind, OpStore, Operations, ParquetProblem, SAMPLE, Summary,
+    TraceError, TraceOptions, TraceSource, write_parquet,
 };
 use ringfence_types::PhysRange;
 
@@ -26,14 +26,14 @@ impl Drop for Scratch {
     }
 }
 
-fn open(text: &'static [u8]) -> Operations<Source> {
-    let source = Source::from_reader("text", text).unwrap();
+fn open(text: &'static [u8]) -> Operations<TraceSource> {
+    let source = TraceSource::from_reader("text", text).unwrap();
     Operations::new("text", source, options())
 }
 
 /// With room for the mapping of 5 GiB in [`ODD`].
-fn options() -> Options {
-    let mut options = Options::default();
+fn options() -> TraceOptions {
+    let mut options = TraceOptions::default();
     options.limits.mapping = 8 << 30;
     options
 }
@@ -43,7 +43,7 @@ fn options() -> Options {
 struct All {
     ops: Vec<(Op, Vec<PhysRange>)>,
     marks: Vec<Mark>,
-    devices: Vec<ringfence_trace::Device>,
+    devices: Vec<ringfence_trace::TraceDevice>,
     summary: Summary,
     live: Vec<MappingId>,
 }
@@ -127,8 +127,8 @@ fn what_goes_in_comes_out() {
     write_parquet(&mut operations, fs::File::create(&second.0).unwrap()).unwrap();
     assert_eq!(fs::read(&first.0).unwrap(), fs::read(&second.0).unwrap());
     let mut operations = Operations::open(&first.0, options()).unwrap();
-    let store = Store::read(&mut operations).unwrap();
-    let direct = Store::read(&mut open(SAMPLE)).unwrap();
+    let store = OpStore::read(&mut operations).unwrap();
+    let direct = OpStore::read(&mut open(SAMPLE)).unwrap();
     let (mut a, mut b) = (store.replay(), direct.replay());
     let (mut left, mut right) = (Chunk::default(), Chunk::default());
     while b.next_chunk(&mut right) {
@@ -182,10 +182,10 @@ fn what_needs_lines_says_that_there_are_none() {
         };
         assert_eq!(problem, ParquetProblem::NoLines);
     };
-    no_lines(Source::open(&scratch.0).map(drop));
+    no_lines(TraceSource::open(&scratch.0).map(drop));
     let mut operations = Operations::open(&scratch.0, options()).unwrap();
     no_lines(Info::read(&mut operations).map(drop));
-    let stream = Source::from_reader("stdin", &b"PAR1 and so on"[..]);
+    let stream = TraceSource::from_reader("stdin", &b"PAR1 and so on"[..]);
     assert!(matches!(
         stream,
         Err(TraceError::Parquet {

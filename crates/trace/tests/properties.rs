@@ -5,7 +5,8 @@ use std::io::{self, Read};
 use proptest::prelude::*;
 use ringfence_trace::text::{Context, ListSpan, RawChunk, RawEvent, RawKind, TraceReader};
 use ringfence_trace::{
-    Anonymise, Chunk, DeviceIndex, Info, Op, Operations, Options, SAMPLE, Source, Summary, render,
+    Anonymise, Chunk, DeviceIndex, Info, Op, Operations, SAMPLE, Summary, TraceOptions,
+    TraceSource, render,
 };
 use ringfence_types::{Direction, Iova, Nanos, PhysAddr, PhysRange};
 
@@ -246,7 +247,7 @@ fn text_of(chunk: &RawChunk) -> String {
 }
 
 fn operations_of(reader: impl Read) -> (Vec<Op>, Vec<PhysRange>, Summary) {
-    let mut operations = Operations::new("p", reader, Options::default());
+    let mut operations = Operations::new("p", reader, TraceOptions::default());
     let (mut ops, mut segments) = (Vec::new(), Vec::new());
     let mut chunk = Chunk::default();
     while operations.next_chunk(&mut chunk).unwrap() {
@@ -258,7 +259,7 @@ fn operations_of(reader: impl Read) -> (Vec<Op>, Vec<PhysRange>, Summary) {
 
 fn sample() -> Vec<u8> {
     let mut text = Vec::new();
-    Source::from_reader("s", SAMPLE)
+    TraceSource::from_reader("s", SAMPLE)
         .unwrap()
         .read_to_end(&mut text)
         .unwrap();
@@ -271,7 +272,7 @@ proptest! {
     #[test]
     fn what_is_rendered_parses_back(chunk in chunk()) {
         let text = text_of(&chunk);
-        let mut reader = TraceReader::new("p", text.as_bytes(), &Options::default());
+        let mut reader = TraceReader::new("p", text.as_bytes(), &TraceOptions::default());
         let mut back = RawChunk::default();
         reader.next_chunk(&mut back).unwrap();
         back.events.drain(..3);
@@ -282,7 +283,7 @@ proptest! {
     fn no_sequence_of_events_breaks_the_pairing(chunk in chunk()) {
         // Live ids are unique, unmaps name live ids, segments are there: on any input, however senseless.
         let text = text_of(&chunk);
-        let mut operations = Operations::new("p", text.as_bytes(), Options::default());
+        let mut operations = Operations::new("p", text.as_bytes(), TraceOptions::default());
         let mut live = std::collections::HashSet::new();
         let mut out = Chunk::default();
         let mut time = 0;
@@ -316,7 +317,7 @@ proptest! {
     fn how_the_bytes_arrive_does_not_matter(chunk in chunk(), sizes in prop::collection::vec(1usize..200, 1..9)) {
         let text = text_of(&chunk);
         let read = |reader: &mut dyn Read| {
-            let mut reader = TraceReader::new("p", reader, &Options::default());
+            let mut reader = TraceReader::new("p", reader, &TraceOptions::default());
             let mut back = RawChunk::default();
             reader.next_chunk(&mut back).unwrap();
             back
@@ -334,7 +335,7 @@ proptest! {
         let mut inside = sample[at..(at + 20_000).min(sample.len())].to_vec();
         let middle = inside.len() / 2;
         inside.splice(middle..middle, bytes.drain(..).take(200).collect::<Vec<_>>());
-        for options in [Options::default(), Options::default().lenient()] {
+        for options in [TraceOptions::default(), TraceOptions::default().lenient()] {
             let mut operations = Operations::new("p", inside.as_slice(), options);
             let mut chunk = Chunk::default();
             while let Ok(true) = operations.next_chunk(&mut chunk) {}
@@ -363,10 +364,11 @@ fn operations_of_the_sample_do_not_depend_on_the_split() {
 fn both_infos(text: &[u8], anonymise: Anonymise) -> (Info, Info, String) {
     let mut out = Vec::new();
     anonymise
-        .run("a", text, text, &Options::default(), &mut out)
+        .run("a", text, text, &TraceOptions::default(), &mut out)
         .unwrap();
     let read = |text: &[u8]| {
-        let mut info = Info::read(&mut Operations::new("a", text, Options::default())).unwrap();
+        let mut info =
+            Info::read(&mut Operations::new("a", text, TraceOptions::default())).unwrap();
         info.lines = 0;
         info.events -= info.unknown;
         info.unknown = 0;
@@ -391,7 +393,10 @@ fn anonymised_traces_have_the_same_info_and_none_of_the_addresses() {
         let path = entry.unwrap().path();
         if path.extension().is_some_and(|extension| extension == "zst") {
             let mut text = Vec::new();
-            Source::open(&path).unwrap().read_to_end(&mut text).unwrap();
+            TraceSource::open(&path)
+                .unwrap()
+                .read_to_end(&mut text)
+                .unwrap();
             traces.push(text);
         }
     }

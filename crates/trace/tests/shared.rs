@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use ringfence_trace::{Info, Operations, Options};
+use ringfence_trace::{Info, Operations, TraceOptions};
 use serde_json::Value;
 
 fn folder() -> Option<PathBuf> {
@@ -29,7 +29,7 @@ fn folder() -> Option<PathBuf> {
 }
 
 fn info(path: &Path) -> Info {
-    let mut operations = Operations::open(path, Options::default()).expect("a sound trace");
+    let mut operations = Operations::open(path, TraceOptions::default()).expect("a sound trace");
     Info::read(&mut operations).expect("a sound trace")
 }
 

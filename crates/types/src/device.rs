@@ -6,9 +6,9 @@ use core::fmt;
 /// (rIOMMU section 2.2; PCI Express Base Specification, "Transaction Descriptor").
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
-pub struct DeviceId(u16);
+pub struct RequesterId(u16);
 
-impl DeviceId {
+impl RequesterId {
     /// From the raw requester ID.
     #[inline]
     pub const fn new(requester_id: u16) -> Self {
@@ -45,7 +45,7 @@ impl DeviceId {
     }
 }
 
-impl fmt::Display for DeviceId {
+impl fmt::Display for RequesterId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,

@@ -2,14 +2,14 @@
 
 use core::fmt;
 
-use crate::{Access, DeviceId, Iova};
+use crate::{Access, Iova, RequesterId};
 
 /// A DMA that was not translated. DMA is not restartable (rIOMMU section 2.2): the access did not happen,
 /// in whole or in part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fault {
     /// Who issued the access.
-    pub device: DeviceId,
+    pub device: RequesterId,
     /// The first address that could not be translated.
     pub iova: Iova,
     /// What the device tried to do.

@@ -6,7 +6,7 @@
 
 use core::fmt;
 
-use crate::{DeviceId, DomainId, PfnRange, RingId};
+use crate::{DomainId, PfnRange, RequesterId, RingId};
 
 /// What is to be purged from the translation caches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -25,13 +25,13 @@ pub enum Invalidation {
     /// Everything of all domains (VT-d "global").
     Global,
     /// The cached context entry of one device, and all that was cached under it.
-    Context(DeviceId),
+    Context(RequesterId),
     /// What a ring IOMMU caches of one ring: its one entry with the copy of the next (rIOMMU Fig. 11, `riotlb_invalidate`).
     Ring {
         /// The device's domain, which no other device is in: a ring's addresses mean nothing without the device.
         domain: DomainId,
         /// The device.
-        device: DeviceId,
+        device: RequesterId,
         /// The ring.
         ring: RingId,
     },
@@ -160,7 +160,7 @@ mod tests {
         let (domain, ring) = (DomainId::new(3), RingId::new(5));
         let request = Invalidation::Ring {
             domain,
-            device: DeviceId::new(9),
+            device: RequesterId::new(9),
             ring,
         };
         let slot = |ring, slot| RingIova::start(ring, slot).slot_pages();

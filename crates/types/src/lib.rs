@@ -27,7 +27,7 @@ mod ring;
 mod time;
 
 pub use address::{Address, DeviceVisible, Iova, PhysAddr, Physical};
-pub use device::{DeviceId, DomainId};
+pub use device::{DomainId, RequesterId};
 pub use direction::{Access, Direction, Permissions};
 pub use fault::{Fault, FaultReason};
 pub use frames::{FrameSource, OutOfFrames};

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::hint::black_box;
 use std::time::Instant;
 
-use ringfence_virtio_iommu::{Device, EndpointId, Limits, Options, Queues};
+use ringfence_virtio_iommu::{Device, EndpointId, Options, Queues, VirtioIommuLimits};
 use virtio_queue::desc::RawDescriptor;
 use virtio_queue::desc::split::Descriptor;
 use virtio_queue::mock::MockSplitQueue;
@@ -154,9 +154,9 @@ fn tree(mappings: &mut BTreeMap<u64, (u64, u64, u32)>, request: &[u8; 36]) -> u8
 
 fn device(live: u64) -> Device<()> {
     let options = Options {
-        limits: Limits {
+        limits: VirtioIommuLimits {
             mappings: 1 << 21,
-            ..Limits::default()
+            ..VirtioIommuLimits::default()
         },
         ..Options::default()
     };

@@ -36,13 +36,13 @@ pub struct Device<S> {
     /// Mappings of all domains.
     mappings: usize,
     /// The sink's last `commit` failed: the next one comes before everything else.
-    unsettled: bool,
+    commit_pending: bool,
     events: Events,
 }
 
 /// What became of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Handled {
+pub struct RequestOutcome {
     /// Bytes at the beginning of the reply that were written: the used length. 0: nothing was.
     pub used: usize,
     /// Whether it was done, and if not, why.
@@ -51,10 +51,10 @@ pub struct Handled {
 
 /// Requests that are handled together: the sink's readers are waited for once, when the batch ends.
 ///
-/// No reply of a batch may reach the driver before [`Batch::commit`] has returned `Ok`. A batch that is dropped ends, too, and nobody learns whether
+/// No reply of a batch may reach the driver before [`RequestBatch::commit`] has returned `Ok`. A batch that is dropped ends, too, and nobody learns whether
 /// its requests are complete.
 #[derive(Debug)]
-pub struct Batch<'a, S: Sink> {
+pub struct RequestBatch<'a, S: Sink> {
     device: &'a mut Device<S>,
     ended: bool,
 }
@@ -72,7 +72,7 @@ impl<S: Sink> Device<S> {
             domains: Vec::new(),
             hot: 0,
             mappings: 0,
-            unsettled: false,
+            commit_pending: false,
             events: Events::new(options.limits.events),
         })
     }
@@ -119,8 +119,12 @@ impl<S: Sink> Device<S> {
     ///
     /// # Errors
     /// The sink cannot begin: the request was not looked at. Hand it in again; the driver must get no answer meanwhile. Or, with
-    /// [`SinkError::Unsettled`]: it was done, and what it took away may still be in reach. Then the driver gets no answer, and the device needs a reset.
-    pub fn handle(&mut self, request: &[u8], reply: &mut [u8]) -> Result<Handled, SinkError> {
+    /// [`SinkError::CommitFailed`]: it was done, and what it took away may still be in reach. Then the driver gets no answer, and the device needs a reset.
+    pub fn handle(
+        &mut self,
+        request: &[u8],
+        reply: &mut [u8],
+    ) -> Result<RequestOutcome, SinkError> {
         let mut batch = self.batch()?;
         let handled = batch.handle(request, reply);
         batch.commit()?;
@@ -131,9 +135,9 @@ impl<S: Sink> Device<S> {
     ///
     /// # Errors
     /// The sink cannot begin.
-    pub fn batch(&mut self) -> Result<Batch<'_, S>, SinkError> {
+    pub fn batch(&mut self) -> Result<RequestBatch<'_, S>, SinkError> {
         self.begin()?;
-        Ok(Batch {
+        Ok(RequestBatch {
             device: self,
             ended: false,
         })
@@ -142,7 +146,7 @@ impl<S: Sink> Device<S> {
     /// Whatever the sink still owes, then the next batch.
     #[inline]
     fn begin(&mut self) -> Result<(), SinkError> {
-        if self.unsettled {
+        if self.commit_pending {
             self.commit()?;
         }
         self.sink.begin()
@@ -151,13 +155,13 @@ impl<S: Sink> Device<S> {
     #[inline]
     fn commit(&mut self) -> Result<(), SinkError> {
         let done = self.sink.commit();
-        self.unsettled = done.is_err();
+        self.commit_pending = done.is_err();
         done
     }
 
     #[inline]
-    fn respond(&mut self, request: &[u8], reply: &mut [u8]) -> Handled {
-        let unwritten = |error| Handled {
+    fn respond(&mut self, request: &[u8], reply: &mut [u8]) -> RequestOutcome {
+        let unwritten = |error| RequestOutcome {
             used: 0,
             result: Err(error),
         };
@@ -189,7 +193,7 @@ impl<S: Sink> Device<S> {
             Err(error) => return unwritten(error),
         };
         *tail = encode_tail(result);
-        Handled {
+        RequestOutcome {
             used: TAIL_BYTES,
             result,
         }
@@ -243,10 +247,10 @@ const fn encode_tail(result: Result<(), RequestError>) -> [u8; TAIL_BYTES] {
     [status.code(), 0, 0, 0]
 }
 
-impl<S: Sink> Batch<'_, S> {
+impl<S: Sink> RequestBatch<'_, S> {
     /// Handles one request as [`Device::handle`] does, but for waiting for the sink's readers.
     #[inline]
-    pub fn handle(&mut self, request: &[u8], reply: &mut [u8]) -> Handled {
+    pub fn handle(&mut self, request: &[u8], reply: &mut [u8]) -> RequestOutcome {
         self.device.respond(request, reply)
     }
 
@@ -265,7 +269,7 @@ impl<S: Sink> Batch<'_, S> {
     }
 }
 
-impl<S: Sink> Drop for Batch<'_, S> {
+impl<S: Sink> Drop for RequestBatch<'_, S> {
     fn drop(&mut self) {
         if !self.ended {
             // The next batch begins with what this one owes.

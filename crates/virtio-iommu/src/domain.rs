@@ -5,16 +5,16 @@ use alloc::vec::Vec;
 use ringfence_types::{Iova, IovaRange, Permissions, PhysAddr};
 
 use crate::spec::VIRTIO_IOMMU_MAP_F_MMIO;
-use crate::store::{Entry, Store};
+use crate::store::{Entry, MappingStore};
 use crate::{DomainId, Mapping, MemoryKind};
 
 /// What endpoints of a domain reach.
 #[derive(Debug)]
-pub(crate) enum Reach {
+pub(crate) enum DomainKind {
     /// All guest-physical memory, untranslated.
     Bypass,
     /// What is mapped.
-    Mapped(Store),
+    Mapped(MappingStore),
     /// Nothing, because the sink failed to unmap. It stays so until the last endpoint is detached.
     Blocked,
 }
@@ -23,7 +23,7 @@ pub(crate) enum Reach {
 #[derive(Debug)]
 pub(crate) struct Domain {
     pub(crate) id: DomainId,
-    pub(crate) reach: Reach,
+    pub(crate) kind: DomainKind,
     /// How many endpoints are attached.
     pub(crate) endpoints: usize,
     /// What is reserved for any of them, each range once.

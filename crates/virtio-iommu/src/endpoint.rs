@@ -5,11 +5,11 @@ use core::fmt;
 
 use ringfence_types::IovaRange;
 
-use crate::{DomainId, EndpointId, Full, Sink, SinkError};
+use crate::{DomainId, EndpointId, LimitReached, Sink, SinkError};
 
 /// What a reserved region is for (virtio 1.3, section 5.13.6.8.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum ReservedKind {
+pub enum ReservedRegionKind {
     /// Not to be used: accesses to it reach nothing.
     Reserved,
     /// Doorbells of message signaled interrupts: writes to it are interrupts, whatever is mapped.
@@ -18,11 +18,11 @@ pub enum ReservedKind {
 
 /// Addresses that the driver cannot map for an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Reserved {
+pub struct ReservedRegion {
     /// The addresses.
     pub range: IovaRange,
     /// What they are for.
-    pub kind: ReservedKind,
+    pub kind: ReservedRegionKind,
 }
 
 /// One endpoint of the device.
@@ -30,13 +30,13 @@ pub struct Reserved {
 pub(crate) struct Endpoint {
     pub(crate) id: EndpointId,
     /// Sorted by address, without overlap, at most one for MSIs.
-    pub(crate) reserved: Vec<Reserved>,
-    pub(crate) state: State,
+    pub(crate) reserved: Vec<ReservedRegion>,
+    pub(crate) state: AttachState,
 }
 
 /// To what an endpoint is attached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum State {
+pub(crate) enum AttachState {
     /// To nothing; whether it bypasses the IOMMU. Not if the sink refused to let it.
     Unattached {
         bypasses: bool,
@@ -47,26 +47,26 @@ pub(crate) enum State {
 impl Endpoint {
     pub(crate) const fn domain(&self) -> Option<DomainId> {
         match self.state {
-            State::Attached(domain) => Some(domain),
-            State::Unattached { .. } => None,
+            AttachState::Attached(domain) => Some(domain),
+            AttachState::Unattached { .. } => None,
         }
     }
 
     /// Attaches the endpoint to nothing, and lets it bypass the IOMMU if it may and the sink can.
-    pub(crate) fn leave<S: Sink>(&mut self, bypass: bool, sink: &mut S) {
+    pub(crate) fn detach<S: Sink>(&mut self, bypass: bool, sink: &mut S) {
         let bypasses = bypass && sink.bypass(self.id).is_ok();
         if !bypasses {
             sink.block(self.id);
         }
-        self.state = State::Unattached { bypasses };
+        self.state = AttachState::Unattached { bypasses };
     }
 }
 
 /// Sorts `regions` and checks what the specification says of them; `most` is how many a PROBE can describe.
 pub(crate) fn checked(
-    regions: &[Reserved],
+    regions: &[ReservedRegion],
     most: usize,
-) -> Result<Vec<Reserved>, ReservedRegionsError> {
+) -> Result<Vec<ReservedRegion>, ReservedRegionsError> {
     if regions.len() > most {
         return Err(ReservedRegionsError::TooMany {
             given: regions.len(),
@@ -88,7 +88,7 @@ pub(crate) fn checked(
     }
     let mut doorbells = sorted
         .iter()
-        .filter(|region| region.kind == ReservedKind::Msi);
+        .filter(|region| region.kind == ReservedRegionKind::Msi);
     if let (Some(first), Some(second)) = (doorbells.next(), doorbells.next()) {
         return Err(ReservedRegionsError::TwoMsi(first.range, second.range));
     }
@@ -139,9 +139,9 @@ pub enum EndpointError {
     /// There is one with this number.
     Exists(EndpointId),
     /// There is none with this number.
-    NotThere(EndpointId),
+    NoEndpoint(EndpointId),
     /// A limit was reached.
-    Full(Full),
+    LimitReached(LimitReached),
     /// Its reserved regions.
     Reserved(ReservedRegionsError),
     /// The sink cannot begin.
@@ -152,8 +152,8 @@ impl fmt::Display for EndpointError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Exists(id) => write!(f, "endpoint {id} exists"),
-            Self::NotThere(id) => write!(f, "there is no endpoint {id}"),
-            Self::Full(full) => write!(f, "{full}"),
+            Self::NoEndpoint(id) => write!(f, "there is no endpoint {id}"),
+            Self::LimitReached(full) => write!(f, "{full}"),
             Self::Reserved(error) => error.fmt(f),
             Self::Sink(error) => write!(f, "the sink: {error}"),
         }

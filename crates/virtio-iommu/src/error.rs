@@ -39,18 +39,18 @@ impl Status {
 
 /// What there is too much of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Full {
-    /// As many mappings as [`Limits::mappings`](crate::Limits::mappings).
+pub enum LimitReached {
+    /// As many mappings as [`VirtioIommuLimits::mappings`](crate::VirtioIommuLimits::mappings).
     Mappings,
-    /// As many domains as [`Limits::domains`](crate::Limits::domains).
+    /// As many domains as [`VirtioIommuLimits::domains`](crate::VirtioIommuLimits::domains).
     Domains,
-    /// As many endpoints as [`Limits::endpoints`](crate::Limits::endpoints).
+    /// As many endpoints as [`VirtioIommuLimits::endpoints`](crate::VirtioIommuLimits::endpoints).
     Endpoints,
     /// The host's memory.
     Memory,
 }
 
-impl fmt::Display for Full {
+impl fmt::Display for LimitReached {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Mappings => "too many mappings",
@@ -132,7 +132,7 @@ pub enum RequestError {
         bytes: usize,
     },
     /// A limit was reached.
-    Full(Full),
+    LimitReached(LimitReached),
     /// The sink refused.
     Sink(SinkError),
     /// The sink failed to unmap, now or earlier: the domain maps nothing any more, and no endpoint in it reaches anything
@@ -164,8 +164,8 @@ impl RequestError {
             | Self::OutsideInput(_)
             | Self::Splits(_) => Status::Range,
             Self::OutsidePhysical(_) | Self::Sink(SinkError::BadAddress(_)) => Status::Fault,
-            Self::Full(_) | Self::Sink(SinkError::OutOfMemory) => Status::NoMem,
-            Self::Sink(SinkError::WouldBlock | SinkError::Unsettled | SinkError::Failed)
+            Self::LimitReached(_) | Self::Sink(SinkError::OutOfMemory) => Status::NoMem,
+            Self::Sink(SinkError::WouldBlock | SinkError::CommitFailed | SinkError::Failed)
             | Self::Blocked(_) => Status::DevErr,
         })
     }
@@ -202,7 +202,7 @@ impl fmt::Display for RequestError {
             Self::Overlap(range) => write!(f, "{range} is mapped in part"),
             Self::Splits(range) => write!(f, "{range} would split a mapping"),
             Self::ProbeTooShort { bytes } => write!(f, "no properties fit into {bytes} bytes"),
-            Self::Full(full) => full.fmt(f),
+            Self::LimitReached(full) => full.fmt(f),
             Self::Sink(error) => write!(f, "the sink: {error}"),
             Self::Blocked(domain) => write!(f, "domain {domain} is blocked"),
         }

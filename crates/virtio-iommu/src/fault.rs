@@ -14,7 +14,7 @@ use crate::spec::{
 
 /// Why an access was stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum DeniedReason {
+pub enum TranslationFaultReason {
     /// This device has no such endpoint.
     NoEndpoint,
     /// The endpoint is attached to no domain and may not bypass the IOMMU.
@@ -31,7 +31,7 @@ pub enum DeniedReason {
 
 /// An access that was stopped. It did not happen, in whole or in part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Denied {
+pub struct TranslationFault {
     /// Whose access it was.
     pub endpoint: EndpointId,
     /// The first address that is not allowed.
@@ -39,18 +39,20 @@ pub struct Denied {
     /// What was attempted.
     pub access: Access,
     /// Why it was stopped.
-    pub reason: DeniedReason,
+    pub reason: TranslationFaultReason,
 }
 
-impl Denied {
+impl TranslationFault {
     /// The fault report, as the driver reads it.
     pub(crate) fn encode(&self) -> [u8; FAULT_BYTES] {
         let reason = match self.reason {
-            DeniedReason::Unattached => VIRTIO_IOMMU_FAULT_R_DOMAIN,
-            DeniedReason::NotMapped | DeniedReason::Permission | DeniedReason::Reserved => {
-                VIRTIO_IOMMU_FAULT_R_MAPPING
+            TranslationFaultReason::Unattached => VIRTIO_IOMMU_FAULT_R_DOMAIN,
+            TranslationFaultReason::NotMapped
+            | TranslationFaultReason::Permission
+            | TranslationFaultReason::Reserved => VIRTIO_IOMMU_FAULT_R_MAPPING,
+            TranslationFaultReason::NoEndpoint | TranslationFaultReason::Blocked => {
+                VIRTIO_IOMMU_FAULT_R_UNKNOWN
             }
-            DeniedReason::NoEndpoint | DeniedReason::Blocked => VIRTIO_IOMMU_FAULT_R_UNKNOWN,
         };
         let flags = VIRTIO_IOMMU_FAULT_F_ADDRESS
             | match self.access {
@@ -67,15 +69,15 @@ impl Denied {
     }
 }
 
-impl fmt::Display for Denied {
+impl fmt::Display for TranslationFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let why = match self.reason {
-            DeniedReason::NoEndpoint => "there is no such endpoint",
-            DeniedReason::Unattached => "not attached",
-            DeniedReason::NotMapped => "no mapping",
-            DeniedReason::Permission => "not permitted",
-            DeniedReason::Reserved => "reserved",
-            DeniedReason::Blocked => "the domain is blocked",
+            TranslationFaultReason::NoEndpoint => "there is no such endpoint",
+            TranslationFaultReason::Unattached => "not attached",
+            TranslationFaultReason::NotMapped => "no mapping",
+            TranslationFaultReason::Permission => "not permitted",
+            TranslationFaultReason::Reserved => "reserved",
+            TranslationFaultReason::Blocked => "the domain is blocked",
         };
         write!(
             f,
@@ -85,7 +87,7 @@ impl fmt::Display for Denied {
     }
 }
 
-impl core::error::Error for Denied {}
+impl core::error::Error for TranslationFault {}
 
 /// A buffer has no room for an event. It goes back to the driver with nothing written; the event waits for the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -110,7 +112,7 @@ impl core::error::Error for BufferTooSmall {}
 /// that a device that faults all the time costs neither memory nor requests.
 #[derive(Debug)]
 pub(crate) struct Events {
-    waiting: VecDeque<Denied>,
+    waiting: VecDeque<TranslationFault>,
     limit: usize,
     dropped: u64,
 }
@@ -124,7 +126,7 @@ impl Events {
         }
     }
 
-    pub(crate) fn push(&mut self, denied: Denied) {
+    pub(crate) fn push(&mut self, denied: TranslationFault) {
         if self.waiting.len() >= self.limit || self.waiting.try_reserve(1).is_err() {
             self.drop_one();
         } else {
@@ -167,7 +169,7 @@ impl Events {
     }
 
     /// The waiting ones, oldest first.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Denied> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &TranslationFault> {
         self.waiting.iter()
     }
 

@@ -7,7 +7,7 @@
 //! specification as a suite that any implementation can be run against.
 //!
 //! An endpoint that is attached to nothing reaches nothing, unless the embedder lets the driver decide otherwise
-//! ([`Unattached`]). What happens when a sink fails is decision 0014 (`docs/decisions/0014-when-a-sink-fails.md`): a request to unmap
+//! ([`BypassPolicy`]). What happens when a sink fails is decision 0014 (`docs/decisions/0014-when-a-sink-fails.md`): a request to unmap
 //! that was found valid always ends with the range unreachable.
 //!
 //! Part of the core: `no_std` with `alloc`, no unsafe code, no I/O, no clock, no panic on any input, and no allocation that the
@@ -36,14 +36,14 @@ mod snapshot;
 pub mod spec;
 mod store;
 
-pub use device::{Batch, Device, Handled};
-pub use endpoint::{EndpointError, Reserved, ReservedKind, ReservedRegionsError};
-pub use error::{Full, RequestError, Status};
-pub use fault::{BufferTooSmall, Denied, DeniedReason};
+pub use device::{Device, RequestBatch, RequestOutcome};
+pub use endpoint::{EndpointError, ReservedRegion, ReservedRegionKind, ReservedRegionsError};
+pub use error::{LimitReached, RequestError, Status};
+pub use fault::{BufferTooSmall, TranslationFault, TranslationFaultReason};
 pub use id::{DomainId, EndpointId};
-pub use mapping::{Mapping, MemoryKind, Translation};
-pub use options::{DomainRange, Limits, Options, OptionsError, Unattached};
+pub use mapping::{AccessTarget, Mapping, MemoryKind};
+pub use options::{BypassPolicy, DomainRange, Options, OptionsError, VirtioIommuLimits};
 #[cfg(feature = "virtio-queue")]
-pub use queue::{Queues, ServeError, Served};
+pub use queue::{QueueProgress, Queues, ServeError};
 pub use sink::{Sink, SinkError, SinkHandle};
 pub use snapshot::SnapshotError;

@@ -39,7 +39,7 @@ impl Mapping {
 
 /// Where an access of an endpoint goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Translation {
+pub enum AccessTarget {
     /// To guest-physical memory: the range of the first bytes of the access, at least one byte and as far as one mapping goes.
     Memory {
         /// Guest-physical addresses.

@@ -9,9 +9,9 @@ use crate::spec::RESV_MEM_BYTES;
 
 /// What an endpoint reaches that is attached to no domain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Unattached {
+pub enum BypassPolicy {
     /// Nothing, whatever the driver wishes: `VIRTIO_IOMMU_F_BYPASS_CONFIG` is not offered.
-    Denied,
+    Deny,
     /// What field `bypass` of the configuration says, which the driver may write once it has accepted
     /// `VIRTIO_IOMMU_F_BYPASS_CONFIG`. Bypass domains are available too.
     DriverDecides {
@@ -39,7 +39,7 @@ impl DomainRange {
 
 /// Bounds of what one guest can make the host keep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Limits {
+pub struct VirtioIommuLimits {
     /// Mappings of all domains together; each costs the device at most 128 bytes.
     pub mappings: usize,
     /// Domains at a time.
@@ -50,7 +50,7 @@ pub struct Limits {
     pub events: usize,
 }
 
-impl Default for Limits {
+impl Default for VirtioIommuLimits {
     /// 65536 mappings, 256 domains, 256 endpoints, 256 events.
     fn default() -> Self {
         Self {
@@ -74,13 +74,13 @@ pub struct Options {
     /// Domains that there can be.
     pub domains: DomainRange,
     /// What endpoints reach before they are attached.
-    pub unattached: Unattached,
+    pub unattached: BypassPolicy,
     /// Whether `VIRTIO_IOMMU_F_MMIO` is offered.
     pub mmio: bool,
     /// Bytes of properties in a PROBE; 0: `VIRTIO_IOMMU_F_PROBE` is not offered, and no endpoint can have reserved regions.
     pub probe_bytes: u32,
     /// Bounds.
-    pub limits: Limits,
+    pub limits: VirtioIommuLimits,
 }
 
 /// Most bytes of properties: 170 regions. A PROBE makes the device fill that many.
@@ -97,10 +97,10 @@ impl Default for Options {
                 first: DomainId::new(0),
                 last: DomainId::new(u32::MAX),
             },
-            unattached: Unattached::Denied,
+            unattached: BypassPolicy::Deny,
             mmio: false,
             probe_bytes: 512,
-            limits: Limits::default(),
+            limits: VirtioIommuLimits::default(),
         }
     }
 }

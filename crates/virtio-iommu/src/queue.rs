@@ -1,6 +1,6 @@
 //! The two queues of the device over rust-vmm's `virtio-queue`: chains to bytes, and bytes to used buffers.
 
-mod near;
+mod region_cache;
 
 use alloc::vec::Vec;
 use core::fmt;
@@ -8,9 +8,9 @@ use core::fmt;
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemory};
 
-use self::near::Near;
+use self::region_cache::RegionCache;
 use crate::spec::{FAULT_BYTES, MAX_REQUEST_BYTES};
-use crate::{Device, Handled, Sink, SinkError};
+use crate::{Device, RequestOutcome, Sink, SinkError};
 
 /// Requests handled before their sink's readers are waited for and their buffers are returned.
 const BATCH: usize = 32;
@@ -27,7 +27,7 @@ pub struct Queues {
 
 /// What was done to a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Served {
+pub struct QueueProgress {
     /// Buffers that were returned.
     pub buffers: usize,
     /// Whether the driver wants to be notified of them.
@@ -46,7 +46,7 @@ pub enum ServeError {
     Sink(SinkError),
     /// The sink could not commit: requests were done, what they took away may still be in reach, and the driver gets no answer to them. The device needs a
     /// reset, as if the queue were broken.
-    Unsettled(SinkError),
+    CommitFailed(SinkError),
 }
 
 impl fmt::Display for ServeError {
@@ -54,7 +54,7 @@ impl fmt::Display for ServeError {
         match self {
             Self::Queue(error) => write!(f, "the queue: {error}"),
             Self::Sink(error) => write!(f, "the sink: {error}"),
-            Self::Unsettled(error) => write!(f, "the sink, at the end: {error}"),
+            Self::CommitFailed(error) => write!(f, "the sink, at the end: {error}"),
         }
     }
 }
@@ -63,7 +63,7 @@ impl core::error::Error for ServeError {
     fn source(&self) -> Option<&(dyn core::error::Error + 'static)> {
         match self {
             Self::Queue(error) => Some(error),
-            Self::Sink(error) | Self::Unsettled(error) => Some(error),
+            Self::Sink(error) | Self::CommitFailed(error) => Some(error),
         }
     }
 }
@@ -91,10 +91,10 @@ impl Queues {
         device: &mut Device<S>,
         queue: &mut Queue,
         memory: &M,
-        seen: impl FnMut(&[u8], &Handled),
-    ) -> Result<Served, ServeError> {
+        seen: impl FnMut(&[u8], &RequestOutcome),
+    ) -> Result<QueueProgress, ServeError> {
         match memory.physical_memory() {
-            Some(physical) => self.serve(device, queue, &Near::new(physical), seen),
+            Some(physical) => self.serve(device, queue, &RegionCache::new(physical), seen),
             // Behind another IOMMU an address is only good for the access it was asked for.
             None => self.serve(device, queue, memory, seen),
         }
@@ -105,8 +105,8 @@ impl Queues {
         device: &mut Device<S>,
         queue: &mut Queue,
         memory: &M,
-        mut seen: impl FnMut(&[u8], &Handled),
-    ) -> Result<Served, ServeError> {
+        mut seen: impl FnMut(&[u8], &RequestOutcome),
+    ) -> Result<QueueProgress, ServeError> {
         let mut buffers = 0;
         let most = usize::from(queue.size());
         while buffers < most {
@@ -130,7 +130,7 @@ impl Queues {
                 let used = self.scatter(memory, handled.used);
                 self.done.push((head, used));
             }
-            batch.commit().map_err(ServeError::Unsettled)?;
+            batch.commit().map_err(ServeError::CommitFailed)?;
             for &(head, used) in &self.done {
                 queue.add_used(memory, head, used)?;
             }
@@ -151,7 +151,7 @@ impl Queues {
         device: &mut Device<S>,
         queue: &mut Queue,
         memory: &M,
-    ) -> Result<Served, ServeError> {
+    ) -> Result<QueueProgress, ServeError> {
         let longest = usize::from(queue.size());
         let mut buffers = 0;
         while device.events_waiting() > 0 {
@@ -174,10 +174,10 @@ impl Queues {
         queue: &mut Queue,
         memory: &M,
         buffers: usize,
-    ) -> Result<Served, ServeError> {
+    ) -> Result<QueueProgress, ServeError> {
         let notify = buffers > 0 && queue.needs_notification(memory)?;
         let more = buffers >= usize::from(queue.size());
-        Ok(Served {
+        Ok(QueueProgress {
             buffers,
             notify,
             more,

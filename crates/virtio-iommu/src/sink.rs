@@ -86,7 +86,7 @@ pub enum SinkError {
     /// Not now, from here: the calling thread holds what it would have to wait for. The driver sees DEVERR.
     WouldBlock,
     /// [`Sink::commit`] could not wait. What was done is done, and what it took away may still be in reach: the driver must see nothing.
-    Unsettled,
+    CommitFailed,
     /// Anything else. The driver sees DEVERR.
     Failed,
 }
@@ -98,7 +98,7 @@ impl fmt::Display for SinkError {
             Self::BadAddress(range) => write!(f, "what {range} maps to cannot be mapped"),
             Self::Unsupported => f.write_str("not supported"),
             Self::WouldBlock => f.write_str("would wait for the calling thread itself"),
-            Self::Unsettled => f.write_str("what was taken away may still be in reach"),
+            Self::CommitFailed => f.write_str("what was taken away may still be in reach"),
             Self::Failed => f.write_str("failed"),
         }
     }

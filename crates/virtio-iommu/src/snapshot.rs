@@ -17,7 +17,9 @@ use core::fmt;
 use ringfence_types::{Access, Iova};
 
 use crate::store::Entry;
-use crate::{Denied, DeniedReason, DomainId, EndpointId, RequestError, SinkError};
+use crate::{
+    DomainId, EndpointId, RequestError, SinkError, TranslationFault, TranslationFaultReason,
+};
 
 const MAGIC: [u8; 8] = *b"RFVIOMMU";
 const VERSION: u32 = 1;
@@ -124,15 +126,15 @@ impl Writer {
         self.u32(entry.flags);
     }
 
-    pub(crate) fn event(&mut self, denied: &Denied) {
+    pub(crate) fn event(&mut self, denied: &TranslationFault) {
         self.u32(denied.endpoint.get());
         self.u8(match denied.reason {
-            DeniedReason::NoEndpoint => 0,
-            DeniedReason::Unattached => 1,
-            DeniedReason::NotMapped => 2,
-            DeniedReason::Permission => 3,
-            DeniedReason::Reserved => 4,
-            DeniedReason::Blocked => 5,
+            TranslationFaultReason::NoEndpoint => 0,
+            TranslationFaultReason::Unattached => 1,
+            TranslationFaultReason::NotMapped => 2,
+            TranslationFaultReason::Permission => 3,
+            TranslationFaultReason::Reserved => 4,
+            TranslationFaultReason::Blocked => 5,
         });
         self.u8(match denied.access {
             Access::Read => 0,
@@ -201,16 +203,16 @@ impl<'a> Reader<'a> {
         })
     }
 
-    pub(crate) fn event(&mut self) -> Result<Denied, SnapshotError> {
-        Ok(Denied {
+    pub(crate) fn event(&mut self) -> Result<TranslationFault, SnapshotError> {
+        Ok(TranslationFault {
             endpoint: EndpointId::new(self.u32()?),
             reason: match self.u8()? {
-                0 => DeniedReason::NoEndpoint,
-                1 => DeniedReason::Unattached,
-                2 => DeniedReason::NotMapped,
-                3 => DeniedReason::Permission,
-                4 => DeniedReason::Reserved,
-                5 => DeniedReason::Blocked,
+                0 => TranslationFaultReason::NoEndpoint,
+                1 => TranslationFaultReason::Unattached,
+                2 => TranslationFaultReason::NotMapped,
+                3 => TranslationFaultReason::Permission,
+                4 => TranslationFaultReason::Reserved,
+                5 => TranslationFaultReason::Blocked,
                 value => return Err(SnapshotError::BadValue(value)),
             },
             access: if self.flag()? {

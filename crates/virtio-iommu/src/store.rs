@@ -5,7 +5,7 @@
 //! arrives beside the last one finds its leaf without a search. What it costs against a balanced tree: `benches/request.rs`.
 //!
 //! What drivers unmap is what they mapped, nearly always: one mapping, from its first address to its last. Where it stands is guessed by that
-//! address (`guesses.rs`) and seen by looking there, whatever the number of mappings; only a wrong guess is followed by a search.
+//! address (`position_hints.rs`) and seen by looking there, whatever the number of mappings; only a wrong guess is followed by a search.
 //!
 //! Drivers map again what they unmapped last: Linux's caches of addresses are stacks. So the last mapping that was removed alone leaves its
 //! place vacant, until it is taken again or something else changes.
@@ -13,11 +13,11 @@
 //! Memory is bounded: any two neighbouring leaves hold more than half a leaf together, so there are at most `4 n / 32 + 1` leaves for n mappings, and
 //! at most four guesses of 4 bytes for each.
 
-mod guesses;
 mod leaves;
+mod position_hints;
 
-use self::guesses::Guesses;
 use self::leaves::{LEAF, Leaves};
+use self::position_hints::PositionHints;
 
 /// One mapping, packed, within one line of the processor's cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,29 +48,29 @@ const SPARSE: usize = LEAF / 2;
 
 /// The mappings of one domain.
 #[derive(Debug, Default)]
-pub(crate) struct Store {
+pub(crate) struct MappingStore {
     leaves: Leaves,
     /// The position of the leaf of the last change: a guess for the next.
     hot: usize,
-    guesses: Guesses,
+    hints: PositionHints,
     len: usize,
     /// The place of the mapping that was removed last, and alone. It keeps its order and is none.
-    vacant: Option<Place>,
+    vacant: Option<EntryPosition>,
 }
 
 /// Where a mapping stands, until one is inserted or removed beside it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Place {
+struct EntryPosition {
     /// Number of its leaf, which leaves that come and go do not change.
     leaf: usize,
     at: usize,
 }
 
-/// Mappings that follow each other, found by [`Store::covered`]. Good until the next change.
+/// Mappings that follow each other, found by [`MappingStore::covered`]. Good until the next change.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Span {
     /// Of the first one.
-    place: Place,
+    first: EntryPosition,
     /// Of its leaf. Means nothing where there is only one.
     position: usize,
     pub(crate) count: usize,
@@ -85,7 +85,7 @@ pub(crate) enum InsertError {
     OutOfMemory,
 }
 
-impl Store {
+impl MappingStore {
     pub(crate) const fn len(&self) -> usize {
         self.len
     }
@@ -156,11 +156,11 @@ impl Store {
     fn inserted(&mut self, leaf: usize, at: usize, entry: Entry) {
         self.len += 1;
         self.hot = leaf;
-        if self.guesses.are_few(self.len) {
-            self.guesses.renew(self.len, self.leaves.places());
+        if self.hints.is_too_small(self.len) {
+            self.hints.rebuild(self.len, self.leaves.places());
         }
         if let Some(leaf) = self.leaves.number(leaf) {
-            self.guesses.put(entry.start, leaf, at);
+            self.hints.put(entry.start, leaf, at);
         }
     }
 
@@ -185,12 +185,12 @@ impl Store {
     #[inline]
     pub(crate) fn covered(&mut self, start: u64, last: u64) -> Result<Span, Entry> {
         self.close();
-        if let Some(place) = self.guesses.get(start)
+        if let Some(place) = self.hints.get(start)
             && let Some(entry) = self.entry(place)
             && (entry.start, entry.last) == (start, last)
         {
             return Ok(Span {
-                place,
+                first: place,
                 position: 0,
                 count: 1,
             });
@@ -214,10 +214,10 @@ impl Store {
         }
         let leaf = self.leaves.number(position).unwrap_or_default();
         if count > 0 {
-            self.guesses.put(start, leaf, at);
+            self.hints.put(start, leaf, at);
         }
         Ok(Span {
-            place: Place { leaf, at },
+            first: EntryPosition { leaf, at },
             position,
             count,
         })
@@ -226,8 +226,8 @@ impl Store {
     /// The mappings of `span`, in order.
     #[inline]
     pub(crate) fn span(&self, span: Span) -> impl Iterator<Item = &Entry> {
-        let first = self.entry(span.place).filter(|_| span.count > 0);
-        let rest = self.entries_from(span.position, span.place.at + 1);
+        let first = self.entry(span.first).filter(|_| span.count > 0);
+        let rest = self.entries_from(span.position, span.first.at + 1);
         first
             .into_iter()
             .chain(rest.take(span.count.saturating_sub(1)))
@@ -241,7 +241,7 @@ impl Store {
     /// Removes the mappings of `span`. It cannot fail.
     #[inline]
     pub(crate) fn remove(&mut self, span: Span) {
-        let place = span.place;
+        let place = span.first;
         if span.count == 1
             && let Some(entry) = self.leaves.entry_mut(place.leaf, place.at)
         {
@@ -262,7 +262,7 @@ impl Store {
     }
 
     #[cold]
-    fn give_up(&mut self, place: Place) {
+    fn give_up(&mut self, place: EntryPosition) {
         if let Some(entry) = self.entry(place) {
             let position = self.leaf_for(entry.start);
             self.len += 1;
@@ -316,7 +316,7 @@ impl Store {
     }
 
     #[inline]
-    fn entry(&self, place: Place) -> Option<&Entry> {
+    fn entry(&self, place: EntryPosition) -> Option<&Entry> {
         self.leaves.numbered(place.leaf)?.get(place.at)
     }
 

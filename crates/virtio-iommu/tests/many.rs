@@ -1,7 +1,7 @@
 //! Many mappings: every page against a list of pages, while leaves split, join and go.
 
 use ringfence_types::{Access, Iova, IovaRange};
-use ringfence_virtio_iommu::{Device, EndpointId, Options, Translation};
+use ringfence_virtio_iommu::{AccessTarget, Device, EndpointId, Options};
 
 const PAGE: u64 = 4096;
 const PAGES: u64 = 8192;
@@ -90,7 +90,7 @@ impl Both {
         for (page, found) in (0..PAGES).zip(&self.pages) {
             let range = IovaRange::new(Iova::new(page * PAGE + 5), 1).expect("a byte");
             let reached = match self.device.translate(ENDPOINT, range, Access::Write) {
-                Ok(Translation::Memory { physical, .. }) => Some(physical.start().get()),
+                Ok(AccessTarget::Memory { physical, .. }) => Some(physical.start().get()),
                 _ => None,
             };
             let expected = found.map(|_| (PAGES + page) * PAGE + 5);

@@ -5,7 +5,9 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ringfence_types::{Access, Iova, IovaRange};
-use ringfence_virtio_iommu::{Device, EndpointError, EndpointId, Full, Limits, Options};
+use ringfence_virtio_iommu::{
+    Device, EndpointError, EndpointId, LimitReached, Options, VirtioIommuLimits,
+};
 
 /// Counts what is allocated, and the most that ever was.
 struct Counting;
@@ -33,7 +35,7 @@ unsafe impl GlobalAlloc for Counting {
 static COUNTING: Counting = Counting;
 
 const PAGE: u64 = 4096;
-const LIMITS: Limits = Limits {
+const LIMITS: VirtioIommuLimits = VirtioIommuLimits {
     mappings: 2048,
     domains: 16,
     endpoints: 24,
@@ -95,7 +97,10 @@ fn no_request_makes_the_host_allocate_without_bound() {
     }
     // The embedder adds endpoints, and the embedder gets the error.
     let one_more = device.add_endpoint(EndpointId::new(99), &[]);
-    assert_eq!(one_more, Err(EndpointError::Full(Full::Endpoints)));
+    assert_eq!(
+        one_more,
+        Err(EndpointError::LimitReached(LimitReached::Endpoints))
+    );
     let mut refused = [0_u32; 2];
     for seed in [1, 3, 5] {
         device.accept_features(device.features());

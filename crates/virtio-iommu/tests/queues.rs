@@ -110,7 +110,7 @@ impl Sink for Watch {
     fn commit(&mut self) -> Result<(), SinkError> {
         self.note("commit");
         if self.stuck {
-            return Err(SinkError::Unsettled);
+            return Err(SinkError::CommitFailed);
         }
         Ok(())
     }
@@ -197,13 +197,13 @@ fn what_cannot_begin_or_commit_is_not_answered() {
         let result = queues.serve_requests(&mut device, &mut queue, &memory, |_, _| {});
         match result {
             Err(ServeError::Sink(SinkError::WouldBlock)) => assert!(!begins),
-            Err(ServeError::Unsettled(SinkError::Unsettled)) => assert!(begins),
+            Err(ServeError::CommitFailed(SinkError::CommitFailed)) => assert!(begins),
             other => panic!("{other:?}"),
         }
         assert_eq!(used_index(&memory, queue.used_ring()), 0);
         assert_eq!(device.mappings(), usize::from(begins));
         if begins {
-            assert_eq!(device.reset(), Err(SinkError::Unsettled));
+            assert_eq!(device.reset(), Err(SinkError::CommitFailed));
             assert_eq!(device.mappings(), 1);
             device.sink_mut().stuck = false;
             device.sink().log.borrow_mut().clear();

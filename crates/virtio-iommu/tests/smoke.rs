@@ -1,7 +1,7 @@
 //! One guest's life, by hand.
 
 use ringfence_types::{Access, Iova, IovaRange, PhysAddr, PhysRange};
-use ringfence_virtio_iommu::{Device, EndpointId, Options, Translation};
+use ringfence_virtio_iommu::{AccessTarget, Device, EndpointId, Options};
 
 #[test]
 fn the_specifications_first_example() {
@@ -26,7 +26,7 @@ fn the_specifications_first_example() {
     let there = PhysRange::new(PhysAddr::new(0xa010), 16).unwrap();
     assert!(matches!(
         device.translate(endpoint, range, Access::Read),
-        Ok(Translation::Memory { physical, .. }) if physical == there
+        Ok(AccessTarget::Memory { physical, .. }) if physical == there
     ));
     assert!(device.translate(endpoint, range, Access::Write).is_err());
     let mut unmap = map[..24].to_vec();

@@ -1,14 +1,16 @@
 //! The two disks' drivers.
 
-use ringfence_devices::api::Ring;
+use ringfence_devices::api::DeviceRing;
 use ringfence_devices::block::ahci::{
     AhciDriver, AhciPort, CommandHeader, HEADER_BYTES, Registers, TABLE_BYTES,
 };
 use ringfence_devices::block::nvme::{
-    COMMAND_BYTES, Command, CommandDone, NvmeController, NvmeQueue,
+    COMMAND_BYTES, NvmeCommand, NvmeCompletion, NvmeController, NvmeQueue,
 };
-use ringfence_devices::block::{BLOCK_BYTES, Done, Io, Operation, PAGE_BYTES, RamDisk, Rejected};
-use ringfence_devices::nic::World;
+use ringfence_devices::block::{
+    BLOCK_BYTES, CompletedIo, DiskRequest, Operation, PAGE_BYTES, RamDisk, RejectedIo,
+};
+use ringfence_devices::nic::Environment;
 use ringfence_devices::ring::{RingBase, RingSize};
 use ringfence_devices::{Pool, Transfer};
 use ringfence_types::{Direction, Iova};
@@ -27,9 +29,9 @@ const BLOCKS: usize = 256;
 /// All pages that requests can hold at once, 32 slots of [`PAGES`], and some.
 const POOL: u64 = 256;
 
-fn rings_of(queue: u16) -> Vec<(Ring, u32)> {
+fn rings_of(queue: u16) -> Vec<(DeviceRing, u32)> {
     [Direction::ToDevice, Direction::FromDevice]
-        .map(|direction| (Ring { queue, direction }, 64))
+        .map(|direction| (DeviceRing { queue, direction }, 64))
         .into()
 }
 
@@ -55,13 +57,13 @@ impl Common {
     }
 
     /// A request of a step: in one of eight bytes of `a`, a size that is none.
-    fn io(&mut self, step: Step) -> Option<Io> {
+    fn io(&mut self, step: Step) -> Option<DiskRequest> {
         let blocks = u32::from(step.b) % (PAGES * 8) + 1;
         let bytes = blocks * BLOCK_BYTES as u32 + u32::from(step.a >> 5 == 7);
         let pages = u64::from(bytes).div_ceil(PAGE_BYTES);
         let mut buffers = Vec::new();
         for _ in 0..pages {
-            match self.pool.take() {
+            match self.pool.alloc() {
                 Some(buffer) => buffers.push(buffer),
                 None => {
                     self.back(buffers);
@@ -69,7 +71,7 @@ impl Common {
                 }
             }
         }
-        Some(Io {
+        Some(DiskRequest {
             operation: match step.a & 1 {
                 0 => Operation::Read,
                 _ => Operation::Write,
@@ -82,16 +84,16 @@ impl Common {
 
     fn back(&mut self, buffers: Vec<ringfence_devices::Buffer>) {
         for buffer in buffers {
-            self.pool.give(buffer).expect("of this pool");
+            self.pool.free(buffer).expect("of this pool");
         }
     }
 
-    fn rejected(&mut self, rejected: Rejected, reached: Reached<'_>) {
+    fn rejected(&mut self, rejected: RejectedIo, reached: Reached<'_>) {
         reached(block_error(&rejected.error));
         self.back(rejected.buffers);
     }
 
-    fn done(&mut self, done: Done, reached: Reached<'_>) {
+    fn done(&mut self, done: CompletedIo, reached: Reached<'_>) {
         reached(match done.succeeded {
             true => "done",
             false => "failed",
@@ -106,7 +108,7 @@ pub(super) struct Nvme;
 impl Driver for Nvme {
     type Of<H> = NvmeOf<H>;
 
-    fn rings() -> Vec<(Ring, u32)> {
+    fn rings() -> Vec<(DeviceRing, u32)> {
         rings_of(QUEUE)
     }
 }
@@ -119,7 +121,7 @@ pub(super) struct NvmeOf<H> {
 }
 
 impl<H> Hostile<H> for NvmeOf<H> {
-    fn open<W: Judged + World<Handle = H>>(world: &mut W, seed: u8) -> Self {
+    fn open<W: Judged + Environment<Handle = H>>(world: &mut W, seed: u8) -> Self {
         let mut common = Common::new();
         let size = RingSize::new(ENTRIES).expect("a power of two");
         let mut queue = NvmeQueue::open(&mut world.api(), QUEUE, size).expect("nothing fails");
@@ -133,7 +135,7 @@ impl<H> Hostile<H> for NvmeOf<H> {
         let id = queue
             .submit(&mut world.api(), io)
             .expect("the queue is empty");
-        let tail = queue.publish(&mut world.api());
+        let tail = queue.sync_map(&mut world.api());
         let at = queue.addresses();
         let mut raw = [0; COMMAND_BYTES];
         let read = world
@@ -146,7 +148,7 @@ impl<H> Hostile<H> for NvmeOf<H> {
             common,
             queue,
             controller,
-            lists: Command::decode(&raw).prp2,
+            lists: NvmeCommand::decode(&raw).prp2,
         }
     }
 
@@ -159,7 +161,7 @@ impl<H> Hostile<H> for NvmeOf<H> {
         ]
     }
 
-    fn request<W: Judged + World<Handle = H>>(
+    fn request<W: Judged + Environment<Handle = H>>(
         &mut self,
         world: &mut W,
         step: Step,
@@ -172,11 +174,11 @@ impl<H> Hostile<H> for NvmeOf<H> {
             Ok(_) => {}
             Err(rejected) => self.common.rejected(rejected, reached),
         }
-        let tail = self.queue.publish(&mut world.api());
+        let tail = self.queue.sync_map(&mut world.api());
         self.controller.submission_doorbell(tail);
     }
 
-    fn service<W: Judged + World<Handle = H>>(
+    fn service<W: Judged + Environment<Handle = H>>(
         &mut self,
         world: &mut W,
         step: Step,
@@ -193,7 +195,7 @@ impl<H> Hostile<H> for NvmeOf<H> {
     }
 
     fn claim(&self, step: Step) -> Option<(Iova, [u8; 16])> {
-        let done = CommandDone {
+        let done = NvmeCompletion {
             head: step.b,
             queue: (step.c >> 24) as u16 & 3,
             id: (step.c & 15) as u16,
@@ -205,7 +207,7 @@ impl<H> Hostile<H> for NvmeOf<H> {
         Some((at.entry(u32::from(step.a)), raw))
     }
 
-    fn work<W: Judged + World<Handle = H>>(&mut self, world: &mut W) {
+    fn work<W: Judged + Environment<Handle = H>>(&mut self, world: &mut W) {
         let disk = &mut self.common.disk;
         let run = self.controller.run(&mut world.bus(), disk);
         run.expect("its queues are mapped");
@@ -219,10 +221,14 @@ impl<H> Hostile<H> for NvmeOf<H> {
     }
 
     fn out(&self) -> usize {
-        self.common.pool.out()
+        self.common.pool.in_use()
     }
 
-    fn close<W: Judged + World<Handle = H>>(self, world: &mut W, reached: Reached<'_>) -> usize {
+    fn close<W: Judged + Environment<Handle = H>>(
+        self,
+        world: &mut W,
+        reached: Reached<'_>,
+    ) -> usize {
         let Self {
             mut common, queue, ..
         } = self;
@@ -233,7 +239,7 @@ impl<H> Hostile<H> for NvmeOf<H> {
         let closed = queue.close(&mut world.api(), |buffer| back.push(buffer));
         closed.expect("closing does not ask the device");
         common.back(back);
-        common.pool.out()
+        common.pool.in_use()
     }
 }
 
@@ -243,7 +249,7 @@ pub(super) struct Ahci;
 impl Driver for Ahci {
     type Of<H> = AhciOf<H>;
 
-    fn rings() -> Vec<(Ring, u32)> {
+    fn rings() -> Vec<(DeviceRing, u32)> {
         rings_of(0)
     }
 }
@@ -261,7 +267,7 @@ const SLOTS: u64 = 32;
 const RECEIVED: u64 = 512;
 
 impl<H> Hostile<H> for AhciOf<H> {
-    fn open<W: Judged + World<Handle = H>>(world: &mut W, seed: u8) -> Self {
+    fn open<W: Judged + Environment<Handle = H>>(world: &mut W, seed: u8) -> Self {
         let mut common = Common::new();
         let mut driver = AhciDriver::open(&mut world.api()).expect("nothing fails");
         let first = Step { a: 0, b: 0, c: 0 };
@@ -269,7 +275,7 @@ impl<H> Hostile<H> for AhciOf<H> {
         let tag = driver
             .submit(&mut world.api(), io)
             .expect("all slots are free");
-        let slots = driver.publish(&mut world.api());
+        let slots = driver.sync_map(&mut world.api());
         let at = driver.addresses();
         let mut raw = [0; HEADER_BYTES];
         let read = world.bus().read(rig::NIC, at.commands, &mut raw);
@@ -293,7 +299,7 @@ impl<H> Hostile<H> for AhciOf<H> {
         ]
     }
 
-    fn request<W: Judged + World<Handle = H>>(
+    fn request<W: Judged + Environment<Handle = H>>(
         &mut self,
         world: &mut W,
         step: Step,
@@ -305,7 +311,7 @@ impl<H> Hostile<H> for AhciOf<H> {
         let submitted = self.driver.submit(&mut world.api(), io);
         match submitted {
             Ok(tag) => {
-                self.driver.publish(&mut world.api());
+                self.driver.sync_map(&mut world.api());
                 self.port.issue(1 << tag);
             }
             Err(rejected) => self.common.rejected(rejected, reached),
@@ -313,7 +319,7 @@ impl<H> Hostile<H> for AhciOf<H> {
     }
 
     /// The registers are the device's too: what they say is what it says, or, in every other step, whatever the step says.
-    fn service<W: Judged + World<Handle = H>>(
+    fn service<W: Judged + Environment<Handle = H>>(
         &mut self,
         world: &mut W,
         step: Step,
@@ -344,7 +350,7 @@ impl<H> Hostile<H> for AhciOf<H> {
         None
     }
 
-    fn work<W: Judged + World<Handle = H>>(&mut self, world: &mut W) {
+    fn work<W: Judged + Environment<Handle = H>>(&mut self, world: &mut W) {
         let disk = &mut self.common.disk;
         let run = self.port.run(&mut world.bus(), disk, 4);
         run.expect("the received area is mapped");
@@ -355,10 +361,14 @@ impl<H> Hostile<H> for AhciOf<H> {
     }
 
     fn out(&self) -> usize {
-        self.common.pool.out()
+        self.common.pool.in_use()
     }
 
-    fn close<W: Judged + World<Handle = H>>(self, world: &mut W, reached: Reached<'_>) -> usize {
+    fn close<W: Judged + Environment<Handle = H>>(
+        self,
+        world: &mut W,
+        reached: Reached<'_>,
+    ) -> usize {
         let Self {
             mut common, driver, ..
         } = self;
@@ -369,6 +379,6 @@ impl<H> Hostile<H> for AhciOf<H> {
         let closed = driver.close(&mut world.api(), |buffer| back.push(buffer));
         closed.expect("closing does not ask the device");
         common.back(back);
-        common.pool.out()
+        common.pool.in_use()
     }
 }

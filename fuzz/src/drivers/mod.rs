@@ -38,7 +38,7 @@ mod judge;
 mod rig;
 
 use ringfence_devices::Buffer;
-use ringfence_devices::api::Ring;
+use ringfence_devices::api::DeviceRing;
 use ringfence_dma::flush::{Burst, Strict};
 use ringfence_dma::ring::RingSetup;
 use ringfence_pgtable::Coherency;
@@ -84,7 +84,7 @@ pub fn run(data: &[u8], reached: Reached<'_>) {
 /// A driver with its device, in whatever mode.
 trait Driver {
     /// Its rings, each with the slots that its table of buffers has.
-    fn rings() -> Vec<(Ring, u32)>;
+    fn rings() -> Vec<(DeviceRing, u32)>;
     /// The same for one kind of handle.
     type Of<H>: Hostile<H>;
 }

@@ -1,8 +1,9 @@
 //! The adapter's driver, with one or with two buffers a packet.
 
-use ringfence_devices::api::Ring;
+use ringfence_devices::api::DeviceRing;
 use ringfence_devices::nic::{
-    Completion, Fill, Lane, Nic, NicDevice, NicError, Profile, Replace, Rings, Sent, World,
+    Environment, Fill, Nic, NicCompletion, NicDevice, NicError, Profile, QueueDir, Replace, Rings,
+    SendOutcome,
 };
 use ringfence_devices::ring::{RingAddresses, RingSize};
 use ringfence_types::Iova;
@@ -40,7 +41,7 @@ const fn profile(buffers_per_packet: usize) -> Profile {
 impl<const BUFFERS: usize> Driver for Adapter<BUFFERS> {
     type Of<H> = AdapterOf<H, BUFFERS>;
 
-    fn rings() -> Vec<(Ring, u32)> {
+    fn rings() -> Vec<(DeviceRing, u32)> {
         let rings = profile(BUFFERS).api_rings();
         rings.map(|(ring, live)| (ring, 2 * live)).collect()
     }
@@ -52,28 +53,28 @@ pub(super) struct AdapterOf<H, const BUFFERS: usize> {
 }
 
 impl<H, const BUFFERS: usize> AdapterOf<H, BUFFERS> {
-    fn addresses(&self, lane: Lane) -> RingAddresses {
+    fn addresses(&self, lane: QueueDir) -> RingAddresses {
         let mut rings = self.nic.rings();
         let ring = rings.find(|(found, _, _)| *found == lane);
         ring.map(|(_, _, at)| at).expect("it has both")
     }
 
-    fn publish<W: Judged + World<Handle = H>>(&mut self, world: &mut W, lane: Lane) {
-        if let Some(tail) = self.nic.publish(&mut world.api(), lane, 0) {
+    fn publish<W: Judged + Environment<Handle = H>>(&mut self, world: &mut W, lane: QueueDir) {
+        if let Some(tail) = self.nic.sync_map(&mut world.api(), lane, 0) {
             self.device.doorbell(lane, 0, tail);
         }
     }
 }
 
-const fn lane(of: u8) -> Lane {
+const fn lane(of: u8) -> QueueDir {
     match of & 1 {
-        0 => Lane::Receive,
-        _ => Lane::Transmit,
+        0 => QueueDir::Rx,
+        _ => QueueDir::Tx,
     }
 }
 
 impl<H, const BUFFERS: usize> Hostile<H> for AdapterOf<H, BUFFERS> {
-    fn open<W: Judged + World<Handle = H>>(world: &mut W, _: u8) -> Self {
+    fn open<W: Judged + Environment<Handle = H>>(world: &mut W, _: u8) -> Self {
         let profile = profile(BUFFERS);
         let bytes = Nic::<H>::buffer_bytes(&profile, SIZE);
         let nic = Nic::open(profile, rig::buffers(bytes), &mut world.api());
@@ -83,7 +84,7 @@ impl<H, const BUFFERS: usize> Hostile<H> for AdapterOf<H, BUFFERS> {
             device.program(lane, index, &at);
         }
         let mut this = Self { nic, device };
-        this.publish(world, Lane::Receive);
+        this.publish(world, QueueDir::Rx);
         this
     }
 
@@ -95,32 +96,32 @@ impl<H, const BUFFERS: usize> Hostile<H> for AdapterOf<H, BUFFERS> {
                 (base.at, bytes)
             })
         };
-        [of(Lane::Receive), of(Lane::Transmit)].concat()
+        [of(QueueDir::Rx), of(QueueDir::Tx)].concat()
     }
 
     /// The driver sends a frame, or one comes from the wire, as the device is told to take it.
-    fn request<W: Judged + World<Handle = H>>(
+    fn request<W: Judged + Environment<Handle = H>>(
         &mut self,
         world: &mut W,
         step: Step,
         reached: Reached<'_>,
     ) {
         let frame = vec![step.a; usize::from(step.b) % 1600];
-        if lane(step.a) == Lane::Receive {
+        if lane(step.a) == QueueDir::Rx {
             let taken = self.device.receive(&mut world.bus(), 0, &frame);
             taken.expect("its rings are mapped");
             return;
         }
         match self.nic.send(&mut world.api(), 0, &frame) {
-            Ok(Sent::Queued) => {}
-            Ok(Sent::Full) => reached("full"),
+            Ok(SendOutcome::Queued) => {}
+            Ok(SendOutcome::Full) => reached("full"),
             Err(NicError::FrameLength { .. }) => reached("refused: Size"),
             Err(error) => panic!("{error}"),
         }
-        self.publish(world, Lane::Transmit);
+        self.publish(world, QueueDir::Tx);
     }
 
-    fn service<W: Judged + World<Handle = H>>(
+    fn service<W: Judged + Environment<Handle = H>>(
         &mut self,
         world: &mut W,
         step: Step,
@@ -128,7 +129,7 @@ impl<H, const BUFFERS: usize> Hostile<H> for AdapterOf<H, BUFFERS> {
     ) {
         let (lane, budget) = (lane(step.a), u32::from(step.b) + 1);
         let result = match lane {
-            Lane::Receive => {
+            QueueDir::Rx => {
                 let each = |frame: &[u8]| {
                     assert!(frame.len() <= 1514, "no longer than its buffers");
                     reached("frame");
@@ -136,7 +137,7 @@ impl<H, const BUFFERS: usize> Hostile<H> for AdapterOf<H, BUFFERS> {
                 let result = self.nic.receive(&mut world.api(), 0, budget, None, each);
                 result.map(drop)
             }
-            Lane::Transmit => self.nic.reclaim(&mut world.api(), 0, budget).map(drop),
+            QueueDir::Tx => self.nic.reclaim(&mut world.api(), 0, budget).map(drop),
         };
         match result {
             Ok(()) => {}
@@ -148,7 +149,7 @@ impl<H, const BUFFERS: usize> Hostile<H> for AdapterOf<H, BUFFERS> {
 
     fn claim(&self, step: Step) -> Option<(Iova, [u8; 16])> {
         let [status, descriptor, first, _] = step.c.to_le_bytes();
-        let claim = Completion {
+        let claim = NicCompletion {
             bytes: u32::from(step.b),
             first: u32::from(first) * 8,
             descriptor: u32::from(descriptor),
@@ -160,7 +161,7 @@ impl<H, const BUFFERS: usize> Hostile<H> for AdapterOf<H, BUFFERS> {
         Some((at.entry(u32::from(step.a >> 1)), raw))
     }
 
-    fn work<W: Judged + World<Handle = H>>(&mut self, world: &mut W) {
+    fn work<W: Judged + Environment<Handle = H>>(&mut self, world: &mut W) {
         let sent = self.device.transmit(&mut world.bus(), 0, |_| {});
         sent.expect("its rings are mapped");
     }
@@ -173,7 +174,11 @@ impl<H, const BUFFERS: usize> Hostile<H> for AdapterOf<H, BUFFERS> {
         self.nic.buffers_out()
     }
 
-    fn close<W: Judged + World<Handle = H>>(self, world: &mut W, reached: Reached<'_>) -> usize {
+    fn close<W: Judged + Environment<Handle = H>>(
+        self,
+        world: &mut W,
+        reached: Reached<'_>,
+    ) -> usize {
         let Self { nic, mut device } = self;
         device.reset();
         // The receive ring is never empty.

@@ -4,11 +4,11 @@ use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::rc::Rc;
 
-use ringfence_devices::api::{Handback, Witness};
+use ringfence_devices::api::{DmaHooks, UnmapOutcome};
 use ringfence_devices::block::BlockError;
-use ringfence_devices::nic::World;
-use ringfence_devices::ring::{DeviceLie, LieKind};
-use ringfence_devices::{Buffer, Mapping, Transfer};
+use ringfence_devices::nic::Environment;
+use ringfence_devices::ring::{CompletionFault, MalformedCompletion};
+use ringfence_devices::{Buffer, DeviceMapping, Transfer};
 use ringfence_types::{Iova, PhysRange};
 
 use super::rig::{self, Judged};
@@ -24,24 +24,24 @@ const LIVE: usize = 512;
 
 /// What a device was told, the last of it at the end.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Told(Rc<RefCell<Vec<Mapping>>>);
+pub(super) struct Told(Rc<RefCell<Vec<DeviceMapping>>>);
 
-impl<P> Witness<P> for Told {
-    fn mapped(&mut self, _: &mut P, mapping: &Mapping, _: PhysRange) {
+impl<P> DmaHooks<P> for Told {
+    fn mapped(&mut self, _: &mut P, mapping: &DeviceMapping, _: PhysRange) {
         let mut all = self.0.borrow_mut();
         if all.len() == REMEMBERED {
             all.remove(0);
         }
         all.push(*mapping);
     }
-    fn unmapping(&mut self, _: &mut P, _: &Mapping) {}
-    fn unmapped(&mut self, _: &mut P, _: &Mapping, _: Handback) {}
+    fn unmapping(&mut self, _: &mut P, _: &DeviceMapping) {}
+    fn unmapped(&mut self, _: &mut P, _: &DeviceMapping, _: UnmapOutcome) {}
     fn released(&mut self, _: &mut P, _: &Buffer) {}
 }
 
 impl Told {
     /// What was told `ago` mappings ago.
-    fn ago(&self, ago: u8) -> Option<Mapping> {
+    fn ago(&self, ago: u8) -> Option<DeviceMapping> {
         let all = self.0.borrow();
         all.iter().rev().nth(usize::from(ago)).copied()
     }
@@ -61,18 +61,18 @@ pub(super) type Area = (Iova, u64);
 /// A driver, and a device that its maker has no say in any more.
 pub(super) trait Hostile<H>: Sized {
     /// Opens it; nothing is done yet.
-    fn open<W: Judged + World<Handle = H>>(world: &mut W, seed: u8) -> Self;
+    fn open<W: Judged + Environment<Handle = H>>(world: &mut W, seed: u8) -> Self;
     /// All memory of its rings, lists and tables.
     fn areas(&self) -> Vec<Area>;
     /// The driver makes a request.
-    fn request<W: Judged + World<Handle = H>>(
+    fn request<W: Judged + Environment<Handle = H>>(
         &mut self,
         world: &mut W,
         step: Step,
         reached: Reached<'_>,
     );
     /// The driver looks for what is done.
-    fn service<W: Judged + World<Handle = H>>(
+    fn service<W: Judged + Environment<Handle = H>>(
         &mut self,
         world: &mut W,
         step: Step,
@@ -81,13 +81,17 @@ pub(super) trait Hostile<H>: Sized {
     /// A completion as the device may forge it: where it stands, and its bytes. `None`: this device has none in memory.
     fn claim(&self, step: Step) -> Option<(Iova, [u8; 16])>;
     /// The device works. Its own rings are mapped as long as it is open, so that it is never stopped there.
-    fn work<W: Judged + World<Handle = H>>(&mut self, world: &mut W);
+    fn work<W: Judged + Environment<Handle = H>>(&mut self, world: &mut W);
     /// A doorbell.
     fn doorbell(&mut self, value: u32);
     /// Buffers that are out of the driver's pool.
     fn out(&self) -> usize;
     /// Closes it; buffers that are not back.
-    fn close<W: Judged + World<Handle = H>>(self, world: &mut W, reached: Reached<'_>) -> usize;
+    fn close<W: Judged + Environment<Handle = H>>(
+        self,
+        world: &mut W,
+        reached: Reached<'_>,
+    ) -> usize;
 }
 
 /// A session of `D` in a world.
@@ -101,7 +105,7 @@ pub(super) struct Session<W, D> {
     of: PhantomData<D>,
 }
 
-impl<W: Judged + World, D: Hostile<W::Handle>> Session<W, D> {
+impl<W: Judged + Environment, D: Hostile<W::Handle>> Session<W, D> {
     pub(super) fn run(
         mut world: W,
         told: Told,
@@ -240,13 +244,13 @@ impl<W: Judged + World, D: Hostile<W::Handle>> Session<W, D> {
 }
 
 /// The name of a lie; one added later has none here, which the corpus test reports.
-pub(super) fn lie(lie: &DeviceLie) -> &'static str {
+pub(super) fn lie(lie: &MalformedCompletion) -> &'static str {
     match lie.kind {
-        LieKind::Nothing => "lie: Nothing",
-        LieKind::Index { .. } => "lie: Index",
-        LieKind::Length { .. } => "lie: Length",
-        LieKind::Status(_) => "lie: Status",
-        LieKind::Queue(_) => "lie: Queue",
+        CompletionFault::Nothing => "lie: Nothing",
+        CompletionFault::Index { .. } => "lie: Index",
+        CompletionFault::Length { .. } => "lie: Length",
+        CompletionFault::Status(_) => "lie: Status",
+        CompletionFault::Queue(_) => "lie: Queue",
         _ => "lie: unknown",
     }
 }

@@ -2,17 +2,17 @@
 
 use std::collections::BTreeMap;
 
-use ringfence_pviommu::backend::{IoError, IoTables, Slot};
+use ringfence_pviommu::backend::{DeviceSlot, IoError, IoTables};
 use ringfence_types::{Direction, Iova, PhysAddr};
 
 /// What is mapped.
 #[derive(Default)]
-pub(crate) struct Recorded(pub(crate) BTreeMap<(Slot, Iova), (PhysAddr, Direction)>);
+pub(crate) struct Recorded(pub(crate) BTreeMap<(DeviceSlot, Iova), (PhysAddr, Direction)>);
 
 impl IoTables for Recorded {
     fn map(
         &mut self,
-        device: Slot,
+        device: DeviceSlot,
         giova: Iova,
         frame: PhysAddr,
         direction: Direction,
@@ -22,13 +22,13 @@ impl IoTables for Recorded {
         Ok(())
     }
 
-    fn unmap(&mut self, device: Slot, giova: Iova) -> Result<(), IoError> {
+    fn unmap(&mut self, device: DeviceSlot, giova: Iova) -> Result<(), IoError> {
         let old = self.0.remove(&(device, giova));
         assert!(old.is_some(), "{giova} is not mapped");
         Ok(())
     }
 
-    fn settle(&mut self, _: Slot) -> Result<(), IoError> {
+    fn commit(&mut self, _: DeviceSlot) -> Result<(), IoError> {
         Ok(())
     }
 }

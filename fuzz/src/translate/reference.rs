@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 
 use ringfence_pgtable::{
-    Context, Cursor, Format, Levels, SecondStage, Translation, find_context, walk,
+    Context, Cursor, Format, Levels, SecondStage, TranslationType, find_context, walk,
 };
 use ringfence_types::{
-    Access, CachedLevels, DeviceId, DomainId, Fault, FaultReason, Invalidation, Iova, IovaRange,
-    PageSize, Pfn, PhysAddr, PhysRange,
+    Access, CachedLevels, DomainId, Fault, FaultReason, Invalidation, Iova, IovaRange, PageSize,
+    Pfn, PhysAddr, PhysRange, RequesterId,
 };
 
 use super::history::{History, PAGE_BYTES, Time, View};
@@ -44,7 +44,7 @@ impl Log {
     }
 
     /// When the context of `device` was dropped last.
-    fn context_since(&self, device: DeviceId) -> Time {
+    fn context_since(&self, device: RequesterId) -> Time {
         self.last(|request| *request == Invalidation::Context(device))
     }
 
@@ -84,7 +84,7 @@ impl Log {
 pub(super) struct Reference<'a> {
     pub(super) history: &'a History,
     pub(super) log: &'a Log,
-    pub(super) devices: &'a [DeviceId],
+    pub(super) devices: &'a [RequesterId],
     pub(super) now: Time,
     pub(super) caches: Memory,
 }
@@ -94,7 +94,7 @@ type Page = BTreeSet<Result<PhysAddr, FaultReason>>;
 
 /// What a unit that is switched on may answer to an access.
 pub(super) struct Asked {
-    pub(super) device: DeviceId,
+    pub(super) device: RequesterId,
     pub(super) iova: Iova,
     pub(super) bytes: u64,
     pub(super) access: Access,
@@ -116,7 +116,7 @@ impl Reference<'_> {
     }
 
     /// The contexts that the unit may have for a device. That there is none is never cached.
-    fn contexts(&self, device: DeviceId) -> Option<Vec<Result<Context, FaultReason>>> {
+    fn contexts(&self, device: RequesterId) -> Option<Vec<Result<Context, FaultReason>>> {
         let Some(root) = self.log.root else {
             return Some(vec![Err(FaultReason::Blocked)]);
         };
@@ -147,7 +147,7 @@ impl Reference<'_> {
         answer: &Result<Vec<PhysRange>, Fault>,
     ) -> bool {
         let beyond = FaultReason::AddressBeyondWidth;
-        let (Translation::Table { levels, .. } | Translation::PassThrough { levels }) =
+        let (TranslationType::Table { levels, .. } | TranslationType::PassThrough { levels }) =
             context.translation
         else {
             return false;
@@ -156,7 +156,7 @@ impl Reference<'_> {
         if asked.iova > highest {
             return stopped_at(answer, asked.iova, beyond);
         }
-        if let Translation::PassThrough { .. } = context.translation {
+        if let TranslationType::PassThrough { .. } = context.translation {
             if range.last() > highest {
                 return stopped_at(answer, highest.wrapping_add(1), beyond);
             }
@@ -210,7 +210,7 @@ impl Reference<'_> {
         };
         let mut found = Page::new();
         let mut look = |context: Context| {
-            let Translation::Table { root, levels } = context.translation else {
+            let TranslationType::Table { root, levels } = context.translation else {
                 return true;
             };
             if at.get() >> levels.width() != 0 {
@@ -261,11 +261,11 @@ impl Reference<'_> {
 }
 
 /// The context of a device, or why the unit takes none.
-fn context(view: &View<'_>, root: PhysAddr, device: DeviceId) -> Result<Context, FaultReason> {
+fn context(view: &View<'_>, root: PhysAddr, device: RequesterId) -> Result<Context, FaultReason> {
     let context = find_context(view, root, device).map_err(|error| error.fault_reason())?;
     match context.translation {
         // Another unit's.
-        Translation::Rings { .. } => Err(FaultReason::ContextInvalid),
+        TranslationType::Rings { .. } => Err(FaultReason::ContextInvalid),
         _ => Ok(context),
     }
 }

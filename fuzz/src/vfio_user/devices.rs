@@ -8,26 +8,26 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use ringfence_live::counters::DeviceCounters;
 use ringfence_live::dma::{Direct, Dma};
-use ringfence_live::iommu::{GuestDma, Iommu, Translated};
+use ringfence_live::iommu::{EndpointMemory, GuestDma, VirtioIommu};
 use ringfence_live::link::{
-    Deframed, Deframer, Link, MAX_FRAME_BYTES, MIN_FRAME_BYTES, Receiving, Sending,
+    Deframed, Deframer, MAX_FRAME_BYTES, MIN_FRAME_BYTES, NetLink, ReceiveOutcome, SendOutcome,
 };
 use ringfence_live::pviommu::{PvDma, PvIommu};
-use ringfence_live::server::Served;
+use ringfence_live::server::PolledFunction;
 use ringfence_live::virtio::blk::Blk;
 use ringfence_live::virtio::iommu::IommuDevice;
 use ringfence_live::virtio::net::Net;
 use ringfence_live::virtio::pviommu::PvIommuDevice;
-use ringfence_live::virtio::{self, Awaited, VirtioPci};
+use ringfence_live::virtio::{self, PollSource, VirtioPci};
 use ringfence_live::wire::Message;
 use ringfence_live::{CONFIG_REGION, Outcome, Session};
-use ringfence_types::DeviceId;
+use ringfence_types::RequesterId;
 use vm_memory::GuestMemoryMmap;
 
 use crate::Reached;
 
 /// The endpoint's number, as VIOT would say it.
-const ENDPOINT: DeviceId = DeviceId::new(0x20);
+const ENDPOINT: RequesterId = RequesterId::new(0x20);
 
 /// A device's way to memory, of which it is counted how often it is taken.
 struct Counted<A> {
@@ -75,7 +75,7 @@ impl<D: virtio::Device, A: Dma + 'static> One<VirtioPci<D, Counted<A>>> {
     }
 }
 
-impl<F: Served> One<F> {
+impl<F: PolledFunction> One<F> {
     /// As its driver reads it: Bus Master Enable, in the command register.
     fn is_master(&mut self) -> bool {
         let mut command = [0];
@@ -127,7 +127,7 @@ trait Device {
     fn succeeded(&self) -> bool;
 }
 
-impl<F: Served> Device for One<F> {
+impl<F: PolledFunction> Device for One<F> {
     fn handle(&mut self, message: Message) -> Outcome {
         self.watched(|session| session.handle(message))
     }
@@ -137,10 +137,10 @@ impl<F: Served> Device for One<F> {
         self.watched(|session| {
             let function = session.function();
             if came {
-                function.came();
+                function.on_ready();
             }
             if function.unfinished() {
-                function.go_on();
+                function.continue_work();
             }
         });
     }
@@ -160,37 +160,37 @@ struct Peer {
     room: u8,
 }
 
-impl Link for Peer {
-    fn send(&mut self, frame: &[u8]) -> Sending {
+impl NetLink for Peer {
+    fn send(&mut self, frame: &[u8]) -> SendOutcome {
         assert!((MIN_FRAME_BYTES..=MAX_FRAME_BYTES).contains(&frame.len()));
         match self.room.checked_sub(1) {
             Some(room) => self.room = room,
-            None => return Sending::Full,
+            None => return SendOutcome::Full,
         }
-        Sending::Taken
+        SendOutcome::Taken
     }
 
-    fn receive(&mut self, buffer: &mut [u8]) -> Receiving {
+    fn receive(&mut self, buffer: &mut [u8]) -> ReceiveOutcome {
         if self.lost {
-            return Receiving::Nothing;
+            return ReceiveOutcome::Nothing;
         }
         let bytes = self.stream.make_contiguous();
         let mut piece = &*bytes;
-        let deframed = self.deframer.take(&mut piece, buffer);
+        let deframed = self.deframer.feed(&mut piece, buffer);
         let taken = bytes.len() - piece.len();
         self.stream.drain(..taken);
         match deframed {
-            Ok(Deframed::Frame(bytes)) => Receiving::Frame(bytes),
-            Ok(Deframed::Dropped) => Receiving::Dropped,
-            Ok(Deframed::Part) => Receiving::Nothing,
+            Ok(Deframed::Frame(bytes)) => ReceiveOutcome::Frame(bytes),
+            Ok(Deframed::Dropped) => ReceiveOutcome::Dropped,
+            Ok(Deframed::Part) => ReceiveOutcome::Nothing,
             Err(_) => {
                 self.lost = true;
-                Receiving::Nothing
+                ReceiveOutcome::Nothing
             }
         }
     }
 
-    fn waits_for(&self, _input: bool, _output: bool) -> Option<Awaited<'_>> {
+    fn waits_for(&self, _input: bool, _output: bool) -> Option<PollSource<'_>> {
         None
     }
 }
@@ -207,8 +207,8 @@ pub(super) struct Devices<'f> {
     talking_to: u8,
     disk: Disk<Direct>,
     net: Option<Card>,
-    iommu: Option<(Unit, Disk<Translated>)>,
-    para: Option<(Para, Disk<Translated>)>,
+    iommu: Option<(Unit, Disk<EndpointMemory>)>,
+    para: Option<(Para, Disk<EndpointMemory>)>,
 }
 
 fn disk<A: Dma + 'static>(file: &File, dma: A, translated: bool) -> Disk<A> {
@@ -328,7 +328,7 @@ fn net() -> Card {
     One::new(net, Direct::default(), false, counters)
 }
 
-fn para(file: &File) -> (Para, Disk<Translated>) {
+fn para(file: &File) -> (Para, Disk<EndpointMemory>) {
     let counters = Arc::new(DeviceCounters::default());
     let iommu = PvIommu::new(&[ENDPOINT], Arc::clone(&counters)).expect("an event");
     let reader = iommu.reader(ENDPOINT).expect("the first");
@@ -337,9 +337,9 @@ fn para(file: &File) -> (Para, Disk<Translated>) {
     (unit, disk(file, reader, true))
 }
 
-fn iommu(file: &File) -> (Unit, Disk<Translated>) {
+fn iommu(file: &File) -> (Unit, Disk<EndpointMemory>) {
     let counters = Arc::new(DeviceCounters::default());
-    let iommu = Iommu::new(Arc::clone(&counters)).expect("an event");
+    let iommu = VirtioIommu::new(Arc::clone(&counters)).expect("an event");
     let endpoint = iommu.add_endpoint(ENDPOINT).expect("the first");
     let device = IommuDevice::new(iommu.clone(), Arc::clone(&counters));
     let unit = One::new(device, iommu.memory(), false, counters);

@@ -14,14 +14,14 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::thread;
 
-use ringfence_live::caps::Caps;
 use ringfence_live::counters::DeviceCounters;
-use ringfence_live::server::{Event, Report};
+use ringfence_live::limits::GuestLimits;
+use ringfence_live::server::{EventHandler, ServeEvent};
 use ringfence_live::vhost_user::{MAX_PAYLOAD_BYTES, Refusal, Session, Settings};
 use ringfence_live::virtio::blk::Blk;
-use ringfence_live::wire::{Assembly, Message};
+use ringfence_live::wire::{Message, MessageAssembler};
 use ringfence_softiommu::iotlb::{Header, IotlbLimits, Message as Iotlb, reply_status};
-use ringfence_types::{DeviceId, Iova, IovaRange, Permissions};
+use ringfence_types::{Iova, IovaRange, Permissions, RequesterId};
 
 use super::files::{CALL, CHANNEL, Files, KICK, RAM, RAM_BYTES, one};
 use super::{refused, stream};
@@ -59,10 +59,10 @@ const DATA: u64 = 6 * PAGE;
 const QUEUE: u16 = 8;
 
 const SETTINGS: Settings = Settings {
-    device: DeviceId::new(0x20),
+    device: RequesterId::new(0x20),
     iotlb: IotlbLimits {
         pages: 12,
-        ahead: 4,
+        extra_pages: 4,
         tables: 8,
         misses: 3,
         width: ringfence_softiommu::Width::BITS_39,
@@ -80,7 +80,7 @@ pub(super) struct Front<'f, 'r> {
     files: &'f Files,
     session: Session<Blk>,
     counters: Arc<DeviceCounters>,
-    inbox: Assembly<Header>,
+    inbox: MessageAssembler<Header>,
     reached: Reached<'r>,
     open: bool,
     protocol: u64,
@@ -101,14 +101,14 @@ impl<'f, 'r> Front<'f, 'r> {
         let counters = Arc::new(DeviceCounters::default());
         let file = files.disk.try_clone().expect("a copy");
         let mut disk = Blk::new(file, false, Arc::clone(&counters)).expect("a disk");
-        let caps = Caps {
+        let caps = GuestLimits {
             queue_size: 16,
             request_bytes: 1 << 15,
-            ..Caps::default()
+            ..GuestLimits::default()
         };
-        disk.keep_within(&caps, ringfence_live::caps::Complaints::default());
-        let report: Report = Arc::new(|event: &Event<'_>| {
-            if let Event::Broken(broken) = event {
+        disk.set_limits(&caps, ringfence_live::limits::RateLimitedLog::default());
+        let report: EventHandler = Arc::new(|event: &ServeEvent<'_>| {
+            if let ServeEvent::Broken(broken) = event {
                 assert!(!broken.to_string().is_empty());
             }
         });
@@ -117,7 +117,7 @@ impl<'f, 'r> Front<'f, 'r> {
             files,
             session: session.expect("sound limits"),
             counters,
-            inbox: Assembly::default(),
+            inbox: MessageAssembler::default(),
             reached,
             open: true,
             protocol: 0,
@@ -186,7 +186,7 @@ impl<'f, 'r> Front<'f, 'r> {
         let mut fds = self.files.take(about);
         let mut rest = data;
         loop {
-            let wants = self.inbox.wants();
+            let wants = self.inbox.bytes_wanted();
             let most = Header::BYTES + MAX_PAYLOAD_BYTES as usize;
             assert!((1..=most).contains(&wants), "bounded");
             let (piece, after) = rest.split_at(wants.min(rest.len()));
@@ -194,7 +194,7 @@ impl<'f, 'r> Front<'f, 'r> {
             if piece.is_empty() {
                 return None;
             }
-            match self.inbox.take(piece, fds.drain(..), false) {
+            match self.inbox.feed(piece, fds.drain(..), false) {
                 Ok(Some(message)) => {
                     self.hear(message);
                     return Some(rest);
@@ -501,7 +501,7 @@ impl<'f, 'r> Front<'f, 'r> {
     /// The front-end goes.
     pub(super) fn end(mut self) {
         if self.open {
-            self.inbox = Assembly::default();
+            self.inbox = MessageAssembler::default();
             self.send(GET_FEATURES, 0, 0, &[]);
             assert!(self.open, "understood");
         }

@@ -3,20 +3,24 @@
 use core::cell::RefCell;
 
 use ringfence_dma::flush::Strict;
-use ringfence_dma::space::{Paged, PlainTable, Rounding, Translations};
+use ringfence_dma::space::{IoPageTable, Paged, PlainTable, Rounding};
 use ringfence_dma::{Dma, Platform, Released};
 use ringfence_hw::{Iommu, UnitConfig, VtdUnit};
-use ringfence_iova::{CachedRbTree, CachedTree, IovaAllocator, Request};
+use ringfence_iova::{AllocRequest, CachedRbTree, CachedTree, IovaAllocator};
 use ringfence_pgtable::{
-    Coherency, Context, ContextTables, Levels, MapRequest, SecondStage, Table, Translation,
+    Coherency, Context, ContextTables, Levels, MapRequest, SecondStage, Table, TranslationType,
 };
-use ringfence_pviommu::backend::{Backend, HardwareTables, Limits, OnDemand, RepairedLastTable};
-use ringfence_pviommu::frontend::{Answers, Channel, ChannelOptions, Link, RemoteTable};
+use ringfence_pviommu::backend::{
+    Backend, BackendLimits, FixedLastTable, HardwareTables, OnDemand,
+};
+use ringfence_pviommu::frontend::{
+    Channel, ChannelOptions, RemoteTable, SharedChannel, UnmapCompletions,
+};
 use ringfence_pviommu::loopback::Loopback;
 use ringfence_pviommu::wire::{Config, Devid, Gpa};
 use ringfence_types::{
-    Access, AddressRange, DeviceId, Direction, DomainId, Invalidation, Invalidator, Iova,
-    IovaRange, Nanos, PageSize, Permissions, Pfn, PfnRange, PhysAddr, PhysRange,
+    Access, AddressRange, Direction, DomainId, Invalidation, Invalidator, Iova, IovaRange, Nanos,
+    PageSize, Permissions, Pfn, PfnRange, PhysAddr, PhysRange, RequesterId,
 };
 use ringfence_virtio_iommu::{Device, EndpointId, Options};
 
@@ -26,7 +30,7 @@ use crate::ram::Ram;
 pub(crate) const ALL: &[fn() -> Option<()>] =
     &[types, iova, pgtable, hw, dma, virtio_iommu, pviommu];
 
-const DEVICE: DeviceId = DeviceId::new(0x18);
+const DEVICE: RequesterId = RequesterId::new(0x18);
 const LAST_PAGE: Pfn = Pfn::new(0xf_ffff);
 
 fn ensure(condition: bool) -> Option<()> {
@@ -45,7 +49,7 @@ fn allocator() -> Option<CachedRbTree<RefCell<CachedTree>>> {
 
 fn iova() -> Option<()> {
     let found = allocator()?
-        .alloc(&mut (), &Request::new(1, LAST_PAGE))
+        .alloc(&mut (), &AllocRequest::new(1, LAST_PAGE))
         .ok()?;
     ensure(found.range.hi() == LAST_PAGE)
 }
@@ -133,7 +137,7 @@ fn dma() -> Option<()> {
     let mut contexts = ContextTables::new(Coherency::Coherent, &ram, &ram).ok()?;
     let context = Context {
         domain: at.domain(),
-        translation: Translation::Table {
+        translation: TranslationType::Table {
             root: dma.space(&at)?.table().0.root(),
             levels: Levels::Four,
         },
@@ -177,7 +181,7 @@ fn pviommu() -> Option<()> {
     let ram = Ram::new(400);
     let format = SecondStage::new(Levels::Four);
     let memory = AddressRange::new(Gpa::new(0), 1 << 20)?;
-    let last = RepairedLastTable::default();
+    let last = FixedLastTable::default();
     let own = DomainId::new(9);
     let backing = OnDemand::new(&ram, &ram, &ram, format, own, &[memory], last, ()).ok()?;
     let unit = VtdUnit::vtd(&UnitConfig::UNCACHED);
@@ -187,13 +191,13 @@ fn pviommu() -> Option<()> {
     let window = IovaRange::new(Iova::new(0x1000), 1 << 20)?;
     let config = Config::new(window, 16, [0x18]).ok()?;
     let device = Devid::new(0x18);
-    let backend = Backend::new(config, Limits::default(), backing, tables);
+    let backend = Backend::new(config, BackendLimits::default(), backing, tables);
     let options = ChannelOptions {
         pages_max: 16,
         patience: 100,
     };
     let channel = Channel::new(Loopback::new(backend, 8), options);
-    let link = Link::new(channel, RefCell::new);
+    let link = SharedChannel::new(channel, RefCell::new);
     let mapped = || link.with(|channel| channel.queue().backend().mapped_pages(device));
     let table = RemoteTable::new(&link, device, domain);
     let mut machine = Machine {
@@ -212,7 +216,7 @@ fn pviommu() -> Option<()> {
     let range = PfnRange::new(Pfn::new(5), 2)?;
     let (cleared, ..) = table.unmap(&mut cpu, &mut machine, range).ok()?;
     table.sync(&mut cpu, &mut machine);
-    let mut answers = Answers::new(&link);
+    let mut answers = UnmapCompletions::new(&link);
     let ticket = answers.submit(Invalidation::Domain(domain)).ok()?;
     ensure(answers.poll(ticket) == Ok(true) && mapped() == 0 && cleared.range() == range)
 }

@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::fate::Fate;
+use super::outcome::MutantOutcome;
 
 /// A line of JSON a mutation, below one that names the tree.
 pub(super) struct Journal {
     file: File,
-    known: BTreeMap<String, (Fate, Duration)>,
+    known: BTreeMap<String, (MutantOutcome, Duration)>,
 }
 
 impl Journal {
@@ -34,11 +34,16 @@ impl Journal {
         })
     }
 
-    pub(super) fn known(&self, name: &str) -> Option<(Fate, Duration)> {
+    pub(super) fn known(&self, name: &str) -> Option<(MutantOutcome, Duration)> {
         self.known.get(name).cloned()
     }
 
-    pub(super) fn add(&mut self, name: &str, fate: &Fate, time: Duration) -> anyhow::Result<()> {
+    pub(super) fn add(
+        &mut self,
+        name: &str,
+        fate: &MutantOutcome,
+        time: Duration,
+    ) -> anyhow::Result<()> {
         let mut line = fate.to_json();
         line["name"] = name.into();
         line["seconds"] = time.as_secs_f64().into();
@@ -48,7 +53,7 @@ impl Journal {
 }
 
 /// The kills of a journal; `None` if it is another tree's.
-fn known(text: &str, head: &str) -> Option<BTreeMap<String, (Fate, Duration)>> {
+fn known(text: &str, head: &str) -> Option<BTreeMap<String, (MutantOutcome, Duration)>> {
     let mut lines = text.lines();
     if lines.next() != Some(head) {
         return None;
@@ -58,7 +63,7 @@ fn known(text: &str, head: &str) -> Option<BTreeMap<String, (Fate, Duration)>> {
         let time = Duration::try_from_secs_f64(line["seconds"].as_f64()?).ok()?;
         Some((
             line["name"].as_str()?.to_owned(),
-            (Fate::parse(&line)?, time),
+            (MutantOutcome::parse(&line)?, time),
         ))
     };
     // A line that was cut short when the run was is not known.
@@ -73,10 +78,12 @@ mod tests {
     fn kills_of_the_same_tree_are_known() {
         let directory = tempfile::tempdir().unwrap().keep();
         let second = Duration::from_secs(1);
-        let killed = Fate::Killed(vec!["a::b".into()]);
+        let killed = MutantOutcome::Killed(vec!["a::b".into()]);
         let mut journal = Journal::open(&directory, 7, true).unwrap();
         journal.add("killed", &killed, second).unwrap();
-        journal.add("survived", &Fate::Survived, second).unwrap();
+        journal
+            .add("survived", &MutantOutcome::Survived, second)
+            .unwrap();
         journal.file.write_all(b"{\"name\": \"cut").unwrap();
 
         let again = Journal::open(&directory, 7, true).unwrap();

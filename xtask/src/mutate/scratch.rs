@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 
-use super::fate::Fate;
+use super::outcome::MutantOutcome;
 use super::patch::{Mutation, TestCommand};
 use crate::process;
 use crate::repo::Repo;
@@ -85,7 +85,7 @@ impl Scratch {
         repo: &Repo,
         mutation: &Mutation,
         limit: Duration,
-    ) -> anyhow::Result<Fate> {
+    ) -> anyhow::Result<MutantOutcome> {
         // The copy's own: the repository may change meanwhile.
         let patch = self.tree.join(&mutation.path);
         let touched = process::capture(
@@ -96,7 +96,7 @@ impl Scratch {
         let applied =
             process::capture(process::command(&self.tree, "git").arg("apply").arg(&patch));
         let (Ok(touched), Ok(_)) = (touched, applied) else {
-            return Ok(Fate::DoesNotApply);
+            return Ok(MutantOutcome::DoesNotApply);
         };
         let fate = self.run_mutant(&mutation.kill, limit);
         for entry in touched.split('\0').filter(|entry| !entry.is_empty()) {
@@ -110,12 +110,14 @@ impl Scratch {
         fate
     }
 
-    fn run_mutant(&self, kill: &TestCommand, limit: Duration) -> anyhow::Result<Fate> {
+    fn run_mutant(&self, kill: &TestCommand, limit: Duration) -> anyhow::Result<MutantOutcome> {
         // A mutant that the compiler refuses says nothing about the tests.
         if !self.builds(kill)? {
-            return Ok(Fate::DoesNotBuild);
+            return Ok(MutantOutcome::DoesNotBuild);
         }
-        Ok(Fate::of(&self.cargo_test(&kill.arguments(), limit)?))
+        Ok(MutantOutcome::of(
+            &self.cargo_test(&kill.arguments(), limit)?,
+        ))
     }
 
     /// How long the tests take on the unchanged copy; `None` if they fail, or if there are none.

@@ -21,7 +21,7 @@ const ATTESTATIONS: &[Attestation] = &[
             "crates/pgtable/src/",
             "crates/dma/src/space",
             // Tables on the other side of a queue: cleared when the host answers, which the range's invalidation waits for.
-            "crates/lab/src/hosted/virtio.rs",
+            "crates/lab/src/guest/virtio.rs",
             "crates/pviommu/src/frontend/remote_table.rs",
             // Stands in for a table when the meter leaves the table out: it has no entries.
             "crates/lab/src/meter/stubs.rs",

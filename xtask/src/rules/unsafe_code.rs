@@ -18,27 +18,27 @@ const ALLOWED: &[(&str, &str)] = &[
         "asynchronous I/O, which signals eventfds without waiting",
     ),
     (
-        "crates/live/src/guest/beside.rs",
+        "crates/live/src/guest/idle_spinner.rs",
         "a thread for when nobody else wants the processor",
     ),
     (
-        "crates/live/src/isolate/board.rs",
+        "crates/live/src/sandbox/control_region.rs",
         "memory of two processes, as words",
     ),
     (
-        "crates/live/src/isolate/copy.rs",
+        "crates/live/src/sandbox/copy.rs",
         "copies that may fault, and the handler",
     ),
     (
-        "crates/live/src/isolate/mapper.rs",
+        "crates/live/src/sandbox/mapper.rs",
         "mapping what the supervisor grants",
     ),
     (
-        "crates/live/src/isolate/reach.rs",
+        "crates/live/src/sandbox/sandbox_memory.rs",
         "slices for vm-memory over copies",
     ),
     (
-        "crates/live/src/isolate/sys.rs",
+        "crates/live/src/sandbox/sys.rs",
         "seccomp and its notifications",
     ),
     (
@@ -55,11 +55,11 @@ const ALLOWED: &[(&str, &str)] = &[
         "an allocator that counts",
     ),
     ("crates/memory/src/line.rs", "cache-line write-back"),
-    ("crates/memory/src/mapping.rs", "the arena's mapping"),
+    ("crates/memory/src/mmap_region.rs", "the arena's mapping"),
     ("crates/dma/benches/ring.rs", "the cycle counter"),
     ("crates/pgtable/benches/table.rs", "the cycle counter"),
     (
-        "crates/softiommu/src/ahead.rs",
+        "crates/softiommu/src/prefetchw.rs",
         "a prefetch that takes a line over",
     ),
     (

@@ -1,10 +1,10 @@
 //! Options that raise or lower what a trace may ask for.
 
 use clap::Args;
-use ringfence_lab::Limits as ReplayLimits;
-use ringfence_trace::Limits;
+use ringfence_lab::ReplayLimits;
+use ringfence_trace::TraceLimits;
 
-/// Bounds on a trace. The defaults are those of [`Limits`].
+/// Bounds on a trace. The defaults are those of [`TraceLimits`].
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct TraceLimitArgs {
     /// Longest line, with K, M or G for 2^10, 2^20 and 2^30 bytes [default: 1M]
@@ -38,8 +38,8 @@ pub(crate) struct TraceLimitArgs {
 
 impl TraceLimitArgs {
     /// The defaults with what was given.
-    pub(crate) fn limits(&self) -> Limits {
-        let mut limits = Limits::default();
+    pub(crate) fn limits(&self) -> TraceLimits {
+        let mut limits = TraceLimits::default();
         if let Some(line) = self.max_line {
             limits.line = usize::try_from(line).unwrap_or(usize::MAX);
         }

@@ -4,14 +4,14 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueHint};
 #[cfg(feature = "live")]
-use ringfence_live::errant::Errant;
+use ringfence_live::dma_fault_injection::InjectedDma;
 #[cfg(feature = "live")]
-use ringfence_live::virtio::pviommu::Misanswer;
+use ringfence_live::virtio::pviommu::InjectedReply;
 
 #[cfg(not(feature = "live"))]
-type Errant = String;
+type InjectedDma = String;
 #[cfg(not(feature = "live"))]
-type Misanswer = String;
+type InjectedReply = String;
 
 pub(crate) const SERVE_LONG: &str = "\
 Serve virtio devices to a QEMU, every DMA of theirs behind a virtio-iommu.
@@ -119,7 +119,7 @@ pub(crate) struct DeviceArgs {
         value_delimiter = ',',
         help_heading = "Devices"
     )]
-    pub errant: Vec<Errant>,
+    pub errant: Vec<InjectedDma>,
     /// Write what the guest's IOMMU driver asks for to this file, one request a line, up to --max-requests
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = "Devices")]
     pub requests: Option<PathBuf>,
@@ -138,10 +138,10 @@ pub(crate) struct DeviceArgs {
     /// The para-virtual IOMMU answers wrongly, to see what its driver makes of it: never, late, twice or foreign (as a request that nobody
     /// made), each with :N, the requests before
     #[arg(long, value_name = "HOW:N", help_heading = "Devices")]
-    pub misanswer: Option<Misanswer>,
+    pub misanswer: Option<InjectedReply>,
     /// Limits.
     #[command(flatten)]
-    pub caps: CapArgs,
+    pub caps: GuestLimitArgs,
     /// Memory of the guest in MiB
     #[arg(long, allow_negative_numbers = true, value_name = "MIB", default_value_t = 512, value_parser = clap::value_parser!(u32).range(64..=16384), help_heading = "Devices")]
     pub memory: u32,
@@ -161,7 +161,7 @@ pub(crate) struct DeviceArgs {
 /// What a guest can make this process keep. What it asks beyond is refused to it, and said a few times on standard error.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Limits of a guest")]
-pub(crate) struct CapArgs {
+pub(crate) struct GuestLimitArgs {
     /// Mappings that its IOMMU driver can have, of all domains together
     #[arg(long, allow_negative_numbers = true, value_name = "N", default_value_t = 1 << 16, value_parser = positive)]
     pub max_mappings: usize,
@@ -415,7 +415,7 @@ pub(crate) struct GuestRunArgs {
 
 /// An IOMMU of QEMU's, likewise.
 #[cfg(feature = "live")]
-pub(crate) type ForeignArg = ringfence_live::guest::ForeignIommu;
+pub(crate) type ForeignArg = ringfence_live::guest::QemuIommu;
 #[cfg(not(feature = "live"))]
 pub(crate) type ForeignArg = String;
 

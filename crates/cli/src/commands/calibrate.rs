@@ -15,7 +15,7 @@ use ringfence_types::{PhysAddr, PhysMemory};
 
 use crate::args::CalibrateArgs;
 use crate::failure::Failure;
-use crate::out_file::{OutFile, Readers};
+use crate::out_file::{FileAccess, OutFile};
 use crate::output::print;
 
 /// Writes this machine's profile.
@@ -24,7 +24,7 @@ pub(crate) fn calibrate(args: &CalibrateArgs) -> Result<(), Failure> {
     match &args.out {
         None => print(&text),
         Some(path) => {
-            let mut out = OutFile::create(path, Readers::Umask)?;
+            let mut out = OutFile::create(path, FileAccess::Umask)?;
             out.write_all(text.as_bytes()).map_err(Failure::io(path))?;
             out.finish()
         }

@@ -4,19 +4,19 @@ use std::fs;
 use std::path::Path;
 
 use ringfence_lab::Profile;
-use ringfence_lab::compare::{self, Options};
-use ringfence_lab::hosted::Cycling;
+use ringfence_lab::compare::{self, CompareOptions};
+use ringfence_lab::guest::RtcParams;
 use ringfence_lab::modes::Mode;
-use ringfence_lab::ring::{RingSizes, take_census};
-use ringfence_report::{ExecutedOn, Report, Unmet, csv, markdown, plots, terminal};
-use ringfence_trace::Options as TraceOptions;
+use ringfence_lab::ring::{RingSizes, count_ring_usage};
+use ringfence_report::{ExecutedOn, FailedCondition, Report, csv, markdown, plots, terminal};
+use ringfence_trace::TraceOptions;
 
 use super::json;
 use crate::args::CompareArgs;
 use crate::failure::Failure;
 use crate::inputs::Input;
 use crate::out_file::write_into;
-use crate::output::{look, print, tell};
+use crate::output::{print, print_line, table_style};
 use crate::profile_file;
 use crate::progress::Progress;
 
@@ -36,7 +36,7 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<(), Failure> {
     if counted {
         inputs = inputs
             .into_iter()
-            .map(|input| input.kept(args.replay_limits.spool()))
+            .map(|input| input.reusable(args.replay_limits.spool()))
             .collect::<Result<_, _>>()?;
     }
     let repetitions = args.repeat.unwrap_or_else(|| default_repetitions(&inputs));
@@ -50,21 +50,21 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<(), Failure> {
         let devices = (!args.devices.is_empty()).then(|| args.devices.clone());
         let rings = if counted {
             let limits = args.replay_limits.limits();
-            take_census(input.operations(reading(args))?, devices.as_deref(), limits)?.sizes()
+            count_ring_usage(input.operations(reading(args))?, devices.as_deref(), limits)?.sizes()
         } else {
             args.ring_entries
                 .map_or_else(RingSizes::default, RingSizes::Every)
         };
         let operations = input.operations(reading(args))?;
-        let options = Options {
+        let options = CompareOptions {
             modes: modes.clone(),
             profile: profile.clone(),
             devices,
             rings,
             repetitions,
-            hostile: !args.no_hostile,
+            attack: !args.no_hostile,
             early_touches: false,
-            cycling: Cycling {
+            rtc: RtcParams {
                 cycle_ns: args.cache_cycle,
                 cycles: args.cache_cycles,
             },
@@ -72,7 +72,8 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<(), Failure> {
         };
         let lines = Progress::is_visible().then(|| input.lines()).flatten();
         let progress = Progress::new(&name, lines);
-        let comparison = compare::compare(&name, operations, &options, |line| progress.at(line))?;
+        let comparison =
+            compare::compare(&name, operations, &options, |line| progress.update(line))?;
         drop(progress);
         report.push(&name, comparison);
     }
@@ -84,16 +85,16 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<(), Failure> {
     } else if args.format.markdown {
         markdown(&report)
     } else {
-        terminal(&report, look())
+        terminal(&report, table_style())
     };
     print(&text)?;
     if let Some(dir) = &args.plot {
         draw(&report, dir)?;
     }
 
-    let mut held: Vec<Unmet> = Vec::new();
+    let mut held: Vec<FailedCondition> = Vec::new();
     for condition in conditions {
-        held.extend(condition.holds(&report.results)?);
+        held.extend(condition.matching_rows(&report.results)?);
     }
     if held.is_empty() {
         Ok(())
@@ -139,7 +140,7 @@ fn reading(args: &CompareArgs) -> TraceOptions {
 fn draw(report: &Report, dir: &Path) -> Result<(), Failure> {
     for plot in plots(report) {
         let path = write_into(dir, &plot.file, plot.svg.as_bytes())?;
-        tell(&format!("wrote {}", path.display()));
+        print_line(&format!("wrote {}", path.display()));
     }
     Ok(())
 }

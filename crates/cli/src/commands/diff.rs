@@ -8,7 +8,7 @@ use super::json;
 use crate::args::DiffArgs;
 use crate::failure::Failure;
 use crate::input_file;
-use crate::output::{look, print};
+use crate::output::{print, table_style};
 
 /// Bytes of a report: some 30,000 rows.
 const MAX_BYTES: u64 = 64 << 20;
@@ -29,7 +29,7 @@ pub(crate) fn diff(args: &DiffArgs) -> Result<(), Failure> {
     let text = if args.json {
         json(&diff)
     } else {
-        diff.table(look())
+        diff.table(table_style())
     };
     print(&text)?;
     let Some(percent) = args.fail_over else {

@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
-use ringfence_live::access::{Access, make_cache};
+use ringfence_live::access::{SocketAccess, make_cache};
+use ringfence_live::differential::{DifferentialReport, DifferentialSettings, DifferentialTest};
 use ringfence_live::guest::{
-    Boot, COUNTED_WORDS, GuestError, Initramfs, Kernel, Machine, OwnModule, Qemu, READ_BYTES, boot,
-    build_initramfs, build_module, timed_reads,
+    Boot, COUNTED_WORDS, GuestError, Initramfs, Kernel, OwnModule, Qemu, QemuArgs, READ_BYTES,
+    bench_reads, boot, build_initramfs, build_module,
 };
-use ringfence_live::judge::{Judge, Report, Settings};
 
 use super::serve::{check, devices, quote, start};
 use crate::args::{
@@ -20,8 +20,8 @@ use crate::args::{
 };
 use crate::directory::PrivateDir;
 use crate::failure::Failure;
-use crate::out_file::{OutFile, Readers, write_into};
-use crate::output::{print, tell};
+use crate::out_file::{FileAccess, OutFile, write_into};
+use crate::output::{print, print_line};
 
 /// The stock IOMMU's driver.
 const VIRTIO_IOMMU: &str = "virtio_iommu";
@@ -63,7 +63,7 @@ impl Prepared {
         command: &[String],
         files: &[(String, Vec<u8>)],
     ) -> Result<Self, Failure> {
-        let mut say = |text: &str| tell(text);
+        let mut say = |text: &str| print_line(text);
         // What is in it is run.
         let cache = make_cache(&args.cache).map_err(Failure::io(&args.cache))?;
         let qemu = Qemu::prepare(&cache, &mut say)?;
@@ -106,7 +106,7 @@ impl Prepared {
 fn prepare(args: &GuestPrepareArgs) -> Result<(), Failure> {
     let prepared = Prepared::new(&args.guest, Some(&args.module), &args.guest.command, &[])?;
     let path = &args.initramfs;
-    let mut out = OutFile::create(path, Readers::Umask)?;
+    let mut out = OutFile::create(path, FileAccess::Umask)?;
     out.write_all(&prepared.initramfs)
         .map_err(Failure::io(path))?;
     out.finish()?;
@@ -131,7 +131,7 @@ fn prepare(args: &GuestPrepareArgs) -> Result<(), Failure> {
 }
 
 fn kernel_line(args: &GuestArgs) -> String {
-    let line = format!("{} {}", Machine::kernel_line(!args.lazy), args.append);
+    let line = format!("{} {}", QemuArgs::kernel_line(!args.lazy), args.append);
     line.trim_end().to_owned()
 }
 
@@ -159,11 +159,11 @@ fn run(args: &GuestRunArgs) -> Result<ExitCode, Failure> {
         line = format!("{line} {COUNTED_WORDS}");
     }
     // A process of its own, or one behind QEMU, takes long enough.
-    if args.icount && devices.isolate.is_none() && devices.back_end.is_none() {
-        devices.late = Some(LATE);
+    if args.icount && devices.sandbox.is_none() && devices.vhost_user.is_none() {
+        devices.delay = Some(LATE);
     }
     let mut daemon = start(dir.path(), &devices, &args.devices)?;
-    daemon.machine().counted = args.icount;
+    daemon.machine().icount = args.icount;
     let ended = boot(&Boot {
         machine: daemon.machine(),
         qemu: &prepared.qemu,
@@ -177,7 +177,7 @@ fn run(args: &GuestRunArgs) -> Result<ExitCode, Failure> {
     }
     daemon.stopper().stop();
     daemon.join().map_err(Failure::io(dir.path()))?;
-    let code = dir.kept_on_error(ended)?;
+    let code = dir.keep_on_error(ended)?;
     Ok(ExitCode::from(code))
 }
 
@@ -203,7 +203,7 @@ fn itself() -> Result<Vec<(String, Vec<u8>)>, Failure> {
 /// Times reads in the guest that this runs in.
 fn reads(args: &GuestReadsArgs) -> Result<(), Failure> {
     let count = usize::try_from(args.count).unwrap_or(usize::MAX);
-    let times = timed_reads(&args.file, count).map_err(Failure::io(&args.file))?;
+    let times = bench_reads(&args.file, count).map_err(Failure::io(&args.file))?;
     let mut text = format!("{count} reads of {READ_BYTES} bytes\n");
     for (name, mut times) in [("waited", times.waited), ("at once", times.at_once)] {
         times.sort_unstable();
@@ -233,17 +233,22 @@ fn judge(args: &GuestJudgeArgs) -> Result<ExitCode, Failure> {
         command = ["sh", "-c", JUDGED].map(str::to_owned).to_vec();
     }
     let prepared = Prepared::new(&args.guest, None, &command, &[])?;
-    let dir = Directory::new(None, Access::OwnUser)?;
+    let dir = Directory::new(None, SocketAccess::OwnUser)?;
     let disk = scratch(dir.path())?;
     let mut options = fs::File::options();
     let disk = options.read(true).write(true).open(&disk);
-    let settings = Settings {
+    let settings = DifferentialSettings {
         cases: args.cases,
         seed: args.seed,
     };
     let disk = disk.map_err(Failure::io(dir.path()))?;
-    let judge = Judge::start(dir.path(), disk, settings).map_err(Failure::io(dir.path()))?;
-    let line = format!("{} {}", kernel_line(&args.guest), Judge::KERNEL_WORDS);
+    let judge =
+        DifferentialTest::start(dir.path(), disk, settings).map_err(Failure::io(dir.path()))?;
+    let line = format!(
+        "{} {}",
+        kernel_line(&args.guest),
+        DifferentialTest::KERNEL_WORDS
+    );
     let ended = boot(&Boot {
         machine: judge.machine(),
         qemu: &prepared.qemu,
@@ -253,10 +258,10 @@ fn judge(args: &GuestJudgeArgs) -> Result<ExitCode, Failure> {
         limit: Duration::from_secs(args.limit),
     });
     let report = judge.finish().map_err(Failure::io(dir.path()))?;
-    let Report {
+    let DifferentialReport {
         allowed,
         rejected,
-        told_more,
+        write_only_reads: told_more,
         differing,
         most_mapped,
     } = &report;
@@ -271,7 +276,7 @@ fn judge(args: &GuestJudgeArgs) -> Result<ExitCode, Failure> {
         text.push_str(&format!("  {one}\n"));
     }
     print(&text)?;
-    let code = dir.kept_on_error(ended)?;
+    let code = dir.keep_on_error(ended)?;
     let passed = code == 0 && differing.is_empty() && report.cases() == args.cases;
     Ok(if passed {
         ExitCode::SUCCESS
@@ -297,7 +302,7 @@ enum Directory {
 }
 
 impl Directory {
-    fn new(named: Option<&Path>, access: Access) -> Result<Self, Failure> {
+    fn new(named: Option<&Path>, access: SocketAccess) -> Result<Self, Failure> {
         Ok(match named {
             None => Self::Private(PrivateDir::new()?),
             Some(path) => {
@@ -315,7 +320,7 @@ impl Directory {
     }
 
     /// The end of a guest. Its files stay where it failed: the error names its console.
-    fn kept_on_error(self, ended: Result<u8, GuestError>) -> Result<u8, GuestError> {
+    fn keep_on_error(self, ended: Result<u8, GuestError>) -> Result<u8, GuestError> {
         if let (Self::Private(dir), Err(_)) = (self, &ended) {
             dir.keep();
         }

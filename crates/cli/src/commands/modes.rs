@@ -1,12 +1,12 @@
 //! `ringfence modes`.
 
 use ringfence_lab::modes::Mode;
-use ringfence_report::{answers_table, mode_rows, modes_table};
+use ringfence_report::{axes_table, mode_rows, modes_table};
 
 use super::json;
 use crate::args::ModesArgs;
 use crate::failure::Failure;
-use crate::output::{look, print};
+use crate::output::{print, table_style};
 
 /// Prints the table of modes.
 pub(crate) fn modes(args: &ModesArgs) -> Result<(), Failure> {
@@ -14,9 +14,9 @@ pub(crate) fn modes(args: &ModesArgs) -> Result<(), Failure> {
     if args.json {
         print(&json(&mode_rows(&modes)))
     } else {
-        let look = look();
+        let look = table_style();
         let named = modes_table(&modes, look);
-        let answers = answers_table(look);
+        let answers = axes_table(look);
         print(&format!(
             "{named}\nAnswers for compare --mode alloc=A,table=T,flush=F (eiovar-K: freelists of at most K):\n{answers}"
         ))

@@ -1,13 +1,13 @@
 //! `ringfence reproduce`.
 
 #[cfg(feature = "live")]
-mod booth;
+mod guest_counters;
+#[cfg(feature = "live")]
+mod guest_runner;
 #[cfg(feature = "live")]
 mod guests;
 #[cfg(feature = "live")]
-mod said;
-#[cfg(feature = "live")]
-mod stop;
+mod interrupt;
 
 use std::fs;
 use std::io::IsTerminal;
@@ -16,10 +16,10 @@ use std::path::{Path, PathBuf};
 use ringfence_lab::experiments::guests::Guests;
 use ringfence_lab::experiments::{Experiment, Setting, prefetch, reuse};
 use ringfence_report::{
-    Look, Reproduction, experiments_table, finding_terminal, findings_page, findings_terminal,
+    Reproduction, TableStyle, experiments_table, finding_terminal, findings_page, findings_terminal,
 };
 
-use ringfence_trace::Options;
+use ringfence_trace::TraceOptions;
 
 use super::compare::executed_on;
 use super::json;
@@ -27,7 +27,7 @@ use crate::args::{ReproduceArgs, ReproduceGuestArgs};
 use crate::failure::Failure;
 use crate::inputs::{Input, KEPT};
 use crate::out_file::write_into;
-use crate::output::{look, print, tell};
+use crate::output::{print, print_line, table_style};
 
 /// The experiments that read recorded traces, and the one whose guests are booted.
 const PREFETCHERS: &str = "X07";
@@ -37,7 +37,7 @@ const GUESTS: &str = "X21";
 /// Runs experiments of the documents and prints what came of them.
 pub(crate) fn reproduce(args: &ReproduceArgs) -> Result<(), Failure> {
     if args.list {
-        return print(&experiments_table(look()));
+        return print(&experiments_table(table_style()));
     }
     let experiments: Vec<&Experiment> = if args.all {
         Experiment::ALL.iter().collect()
@@ -66,7 +66,7 @@ pub(crate) fn reproduce(args: &ReproduceArgs) -> Result<(), Failure> {
         }
         let finding = experiment.run(&setting)?;
         if !args.json {
-            print(&format!("{}\n", finding_terminal(&finding, look())))?;
+            print(&format!("{}\n", finding_terminal(&finding, table_style())))?;
         }
         reproduction.findings.push(finding);
         if interrupted {
@@ -76,7 +76,7 @@ pub(crate) fn reproduce(args: &ReproduceArgs) -> Result<(), Failure> {
     if args.json {
         print(&json(&reproduction))?;
     } else {
-        print(&findings_terminal(&reproduction, look()))?;
+        print(&findings_terminal(&reproduction, table_style()))?;
     }
     if let Some(dir) = &args.out {
         write(&reproduction, dir)?;
@@ -113,11 +113,11 @@ fn recorded(
     let names = Input::names(&inputs);
     for (place, (input, name)) in inputs.into_iter().zip(&names).enumerate() {
         if std::io::stderr().is_terminal() {
-            tell(&format!("trace {}/{} {name}", place + 1, names.len()));
+            print_line(&format!("trace {}/{} {name}", place + 1, names.len()));
         }
         // What is read for both is read twice.
         let input = if prefetchers && reused {
-            input.kept(KEPT)?
+            input.reusable(KEPT)?
         } else {
             input
         };
@@ -126,7 +126,7 @@ fn recorded(
             setting.recorded.extend(rows);
         }
         if reused {
-            let mut operations = input.operations(Options::default())?;
+            let mut operations = input.operations(TraceOptions::default())?;
             let rows = reuse::of_trace(name, &mut operations)?;
             setting.reuse.extend(rows);
         }
@@ -138,7 +138,7 @@ fn recorded(
 fn progress(place: usize, count: usize, experiment: &Experiment) {
     if std::io::stderr().is_terminal() {
         let (id, title) = (experiment.id, experiment.title);
-        tell(&format!("{}/{count} {id} {title}", place + 1));
+        print_line(&format!("{}/{count} {id} {title}", place + 1));
     }
 }
 
@@ -146,17 +146,17 @@ fn progress(place: usize, count: usize, experiment: &Experiment) {
 fn write(reproduction: &Reproduction, dir: &Path) -> Result<(), Failure> {
     let mut text = String::new();
     for finding in &reproduction.findings {
-        text += &finding_terminal(finding, Look::PLAIN);
+        text += &finding_terminal(finding, TableStyle::PLAIN);
         text.push('\n');
     }
-    text += &findings_terminal(reproduction, Look::PLAIN);
+    text += &findings_terminal(reproduction, TableStyle::PLAIN);
     for (name, content) in [
         ("reproduction.html", findings_page(reproduction)),
         ("reproduction.json", json(reproduction)),
         ("reproduction.txt", text),
     ] {
         let path = write_into(dir, name, content.as_bytes())?;
-        tell(&format!("wrote {}", path.display()));
+        print_line(&format!("wrote {}", path.display()));
     }
     Ok(())
 }

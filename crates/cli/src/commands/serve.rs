@@ -6,20 +6,22 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use ringfence_live::MemoryRules;
-use ringfence_live::access::{Access, Gid};
-use ringfence_live::caps::Caps;
+use ringfence_live::access::{Gid, SocketAccess};
 use ringfence_live::confine::drop_privileges;
-use ringfence_live::daemon::{Daemon, Devices, Ended, Here, Log, use_all_descriptors};
-use ringfence_live::handover::Limits;
-use ringfence_live::host::HostOptimisations;
-use ringfence_live::isolate::{Program, simulate};
-use ringfence_live::server::Event;
+use ringfence_live::daemon::{
+    Daemon, DeviceOptions, EndReason, LocalConfig, Log, use_all_descriptors,
+};
+use ringfence_live::handover::HandOverTimeouts;
+use ringfence_live::host::HostPagePool;
+use ringfence_live::limits::GuestLimits;
+use ringfence_live::sandbox::{SandboxProgram, run_sandboxed_device};
+use ringfence_live::server::ServeEvent;
 use ringfence_trace::printable_line;
 
-use crate::args::{CapArgs, DeviceArgs, ServeArgs};
+use crate::args::{DeviceArgs, GuestLimitArgs, ServeArgs};
 use crate::failure::Failure;
-use crate::interrupt::{Then, on_interrupt};
-use crate::output::{print, tell};
+use crate::interrupt::{AfterSignal, on_interrupt};
+use crate::output::{print, print_line};
 
 /// Exit code when another process has taken the devices over.
 const HANDED_OVER: u8 = 4;
@@ -32,9 +34,9 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<ExitCode, Failure> {
         begin(args)?
     };
     match daemon.join().map_err(Failure::io(&args.dir))? {
-        Ended::Stopped => Ok(ExitCode::SUCCESS),
-        Ended::HandedOver => {
-            tell("another process has the devices");
+        EndReason::Stopped => Ok(ExitCode::SUCCESS),
+        EndReason::HandedOver => {
+            print_line("another process has the devices");
             Ok(ExitCode::from(HANDED_OVER))
         }
     }
@@ -60,25 +62,25 @@ fn begin(args: &ServeArgs) -> Result<Daemon, Failure> {
 
 /// Offers the devices to other processes and to QEMU.
 fn announce(daemon: &mut Daemon, args: &ServeArgs) -> Result<(), Failure> {
-    let offered = daemon.offer_hand_over(Limits::default(), &log());
+    let offered = daemon.offer_hand_over(HandOverTimeouts::default(), &log());
     offered.map_err(Failure::io(&args.dir))?;
     let arguments = daemon.machine().device_arguments()?;
     confine(daemon, args)?;
     let words: Vec<String> = arguments.iter().map(|word| quote(word)).collect();
     let lines: Vec<String> = words.chunks(2).map(|pair| pair.join(" ")).collect();
-    tell("serving; arguments for QEMU:");
+    print_line("serving; arguments for QEMU:");
     print(&format!("{}\n", lines.join(" \\\n")))
 }
 
 fn take_over(args: &ServeArgs) -> Result<Daemon, Failure> {
     use_all_descriptors();
-    let here = Here {
+    let here = LocalConfig {
         dir: &args.dir,
         access: access(&args.devices),
-        caps: &caps(&args.devices.caps),
-        optimisations: optimisations(&args.devices),
+        limits: &caps(&args.devices.caps),
+        host_page_pool: optimisations(&args.devices),
         memory: &memory(&args.devices),
-        isolate: Some(&own_program()?),
+        sandbox: Some(&own_program()?),
         log: &log(),
     };
     let taken = Daemon::take_over(here, args.copy_until);
@@ -92,7 +94,7 @@ fn take_over(args: &ServeArgs) -> Result<Daemon, Failure> {
          rebuild, {} to let go\n",
         taken.copies,
         taken.copying.as_micros(),
-        taken.meanwhile,
+        taken.requests_completed,
         taken.pause.as_micros(),
         taken.stopping.as_micros(),
         taken.bytes,
@@ -112,57 +114,57 @@ fn stop_with_ctrl_c(daemon: &Daemon) -> Result<(), Failure> {
     let stop = daemon.stopper();
     let handled = on_interrupt(move || {
         stop.stop();
-        Then::GoOn
+        AfterSignal::GoOn
     });
     handled.map_err(Failure::io("Ctrl-C".as_ref()))
 }
 
 /// Is a device, for the process whose socket is standard input.
 pub(crate) fn device() -> Result<(), Failure> {
-    simulate().map_err(Failure::io("device".as_ref()))
+    run_sandboxed_device().map_err(Failure::io("device".as_ref()))
 }
 
 /// The devices of a command line, with this disk.
-pub(super) fn devices(args: &DeviceArgs, disk: Option<&Path>) -> Result<Devices, Failure> {
-    Ok(Devices {
+pub(super) fn devices(args: &DeviceArgs, disk: Option<&Path>) -> Result<DeviceOptions, Failure> {
+    Ok(DeviceOptions {
         access: access(args),
         disk: disk.map(Path::to_owned),
         read_only: args.read_only,
         entropy: args.rng,
-        isolate: args.isolate.then(own_program).transpose()?,
+        sandbox: args.isolate.then(own_program).transpose()?,
         assigned: args.assigned,
-        optimisations: optimisations(args),
-        late: None,
-        errant: args.errant.clone(),
+        host_page_pool: optimisations(args),
+        delay: None,
+        inject_dma: args.errant.clone(),
         requests: args.requests.clone(),
         untranslated: args.no_iommu,
-        back_end: args.vhost_user,
-        caps: caps(&args.caps),
+        vhost_user: args.vhost_user,
+        limits: caps(&args.caps),
         paravirtual: false,
-        misanswer: args.misanswer,
+        inject_reply: args.misanswer,
         net: args.net.clone(),
         memory: memory(args),
     })
 }
 
 /// This program, as a disk's process.
-fn own_program() -> Result<Program, Failure> {
+fn own_program() -> Result<SandboxProgram, Failure> {
     let path = std::env::current_exe().map_err(Failure::io("ringfence".as_ref()))?;
     let arguments = vec!["device".into()];
-    Ok(Program { path, arguments })
+    Ok(SandboxProgram { path, arguments })
 }
 
-fn optimisations(args: &DeviceArgs) -> HostOptimisations {
+fn optimisations(args: &DeviceArgs) -> HostPagePool {
     if args.hopt {
-        HostOptimisations::On
+        HostPagePool::On
     } else {
-        HostOptimisations::Off
+        HostPagePool::Off
     }
 }
 
-fn access(args: &DeviceArgs) -> Access {
+fn access(args: &DeviceArgs) -> SocketAccess {
     let group = args.group.map(Gid::from_raw);
-    group.map_or(Access::OwnUser, Access::Group)
+    group.map_or(SocketAccess::OwnUser, SocketAccess::Group)
 }
 
 fn memory(args: &DeviceArgs) -> MemoryRules {
@@ -172,8 +174,8 @@ fn memory(args: &DeviceArgs) -> MemoryRules {
     }
 }
 
-fn caps(args: &CapArgs) -> Caps {
-    Caps {
+fn caps(args: &GuestLimitArgs) -> GuestLimits {
+    GuestLimits {
         mappings: args.max_mappings,
         domains: args.max_domains,
         tables: args.max_tables,
@@ -186,12 +188,16 @@ fn caps(args: &CapArgs) -> Caps {
 }
 
 /// Refuses what does not go together.
-pub(super) fn check(devices: &Devices) -> Result<(), Failure> {
+pub(super) fn check(devices: &DeviceOptions) -> Result<(), Failure> {
     devices.check().map_err(Failure::Devices)
 }
 
 /// Starts them; what they refuse goes to standard error.
-pub(super) fn start(dir: &Path, devices: &Devices, args: &DeviceArgs) -> Result<Daemon, Failure> {
+pub(super) fn start(
+    dir: &Path,
+    devices: &DeviceOptions,
+    args: &DeviceArgs,
+) -> Result<Daemon, Failure> {
     use_all_descriptors();
     let started = Daemon::start(dir, devices, &log());
     let mut daemon = started.map_err(|(path, source)| Failure::Io { path, source })?;
@@ -206,13 +212,13 @@ pub(super) fn start(dir: &Path, devices: &Devices, args: &DeviceArgs) -> Result<
 fn log() -> Log {
     Arc::new(|device, event| {
         let line = match event {
-            Event::Refused(refusal) => format!("{device}: refused: {refusal}"),
-            Event::Closed(error) => format!("{device}: connection closed: {error}"),
-            Event::Broken(broken) => format!("{device}: {broken}"),
-            Event::Errant(tried) => format!("{device}: {tried}"),
-            Event::Ended(breach) => format!("{device}: its process was ended: it {breach}"),
-            Event::Kept(why) => format!("the devices stay here: {why}"),
-            Event::Connected | Event::Disconnected => return,
+            ServeEvent::Refused(refusal) => format!("{device}: refused: {refusal}"),
+            ServeEvent::Closed(error) => format!("{device}: connection closed: {error}"),
+            ServeEvent::Broken(broken) => format!("{device}: {broken}"),
+            ServeEvent::InjectedDma(tried) => format!("{device}: {tried}"),
+            ServeEvent::Ended(breach) => format!("{device}: its process was ended: it {breach}"),
+            ServeEvent::Kept(why) => format!("the devices stay here: {why}"),
+            ServeEvent::Connected | ServeEvent::Disconnected => return,
         };
         // A log that takes nothing any more, a full file or a closed pipe, ends no device.
         let _ = writeln!(io::stderr(), "ringfence: {}", printable_line(&line));

@@ -5,16 +5,16 @@ use std::path::Path;
 
 use ringfence_lab::Profile;
 use ringfence_lab::compare::check_devices;
-use ringfence_lab::size::{Options, readings, size as advise, take_usage};
+use ringfence_lab::size::{SizeOptions, measure_demand, readings, size as advise};
 use ringfence_report::{Sizing, sizing_csv, sizing_markdown, sizing_plots, sizing_terminal};
-use ringfence_trace::Options as TraceOptions;
+use ringfence_trace::TraceOptions;
 
 use super::json;
 use crate::args::SizeArgs;
 use crate::failure::Failure;
 use crate::inputs::Input;
 use crate::out_file::write_into;
-use crate::output::{look, print, tell};
+use crate::output::{print, print_line, table_style};
 use crate::profile_file;
 use crate::progress::Progress;
 
@@ -40,7 +40,7 @@ pub(crate) fn size(args: &SizeArgs) -> Result<(), Failure> {
     // A trace is read several times: counted, then replayed.
     let inputs = inputs
         .into_iter()
-        .map(|input| input.kept(args.replay_limits.spool()));
+        .map(|input| input.reusable(args.replay_limits.spool()));
     let inputs = inputs.collect::<Result<Vec<_>, _>>()?;
     let mut sizing = Sizing::new(profile.clone());
     for (input, name) in inputs.iter().zip(Input::names(&inputs)) {
@@ -51,9 +51,11 @@ pub(crate) fn size(args: &SizeArgs) -> Result<(), Failure> {
         let lines = Progress::is_visible().then(|| input.lines()).flatten();
         let bar = Progress::new(&format!("{name}, counted"), lines);
         let operations = input.operations(reading.clone())?;
-        let usage = take_usage(operations, devices.as_deref(), limits, |line| bar.at(line))?;
+        let usage = measure_demand(operations, devices.as_deref(), limits, |line| {
+            bar.update(line)
+        })?;
         drop(bar);
-        let options = Options {
+        let options = SizeOptions {
             profile: profile.clone(),
             devices,
             entries: args.ring_entries.clone(),
@@ -63,7 +65,7 @@ pub(crate) fn size(args: &SizeArgs) -> Result<(), Failure> {
         let all = lines.map(|lines| lines * readings(&usage, &options));
         let bar = Progress::new(&format!("{name}, replayed"), all);
         let open = || input.operations(reading.clone());
-        let advice = advise(&name, open, &usage, &options, |line| bar.at(line))?;
+        let advice = advise(&name, open, &usage, &options, |line| bar.update(line))?;
         drop(bar);
         sizing.traces.push(advice);
     }
@@ -75,7 +77,7 @@ pub(crate) fn size(args: &SizeArgs) -> Result<(), Failure> {
     } else if args.format.markdown {
         sizing_markdown(&sizing)
     } else {
-        sizing_terminal(&sizing, look())
+        sizing_terminal(&sizing, table_style())
     };
     print(&text)?;
     match &args.plot {
@@ -94,7 +96,7 @@ fn profile(args: &SizeArgs) -> Result<Profile, Failure> {
 fn draw(sizing: &Sizing, dir: &Path) -> Result<(), Failure> {
     for plot in sizing_plots(sizing) {
         let path = write_into(dir, &plot.file, plot.svg.as_bytes())?;
-        tell(&format!("wrote {}", path.display()));
+        print_line(&format!("wrote {}", path.display()));
     }
     Ok(())
 }

@@ -7,8 +7,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use console::Term;
+use ringfence_live::counter_table::{Sample, table};
 use ringfence_live::daemon::METRICS;
-use ringfence_live::view::{Sample, table};
 use ringfence_trace::printable;
 
 use crate::args::TopArgs;
@@ -18,13 +18,13 @@ use crate::output::print;
 /// More than all counters of all devices take.
 const MAX_BYTES: u64 = 1 << 20;
 /// The daemon answers at once, or not at all.
-const PATIENCE: Duration = Duration::from_secs(5);
+const READ_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Looks at the counters again and again. In a terminal the table stays in its place; elsewhere one follows the other.
 pub(crate) fn top(args: &TopArgs) -> Result<(), Failure> {
     let socket = args.dir.join(METRICS);
     let term = Term::stdout();
-    let mut last = (look(&socket)?, Instant::now());
+    let mut last = (read_sample(&socket)?, Instant::now());
     let mut text = printable(&table(&last.0, None)).into_owned();
     print(&text)?;
     if args.once {
@@ -32,7 +32,7 @@ pub(crate) fn top(args: &TopArgs) -> Result<(), Failure> {
     }
     loop {
         thread::sleep(Duration::from_secs_f64(args.interval));
-        let now = (look(&socket)?, Instant::now());
+        let now = (read_sample(&socket)?, Instant::now());
         if term.is_term() {
             // An error here is one of the terminal's; the next print says so.
             let _ = term.clear_last_lines(text.lines().count());
@@ -46,7 +46,7 @@ pub(crate) fn top(args: &TopArgs) -> Result<(), Failure> {
     }
 }
 
-fn look(socket: &Path) -> Result<Sample, Failure> {
+fn read_sample(socket: &Path) -> Result<Sample, Failure> {
     let read =
         || Sample::parse(&counters(socket)?).ok_or(io::Error::from(io::ErrorKind::InvalidData));
     read().map_err(Failure::io(socket))
@@ -55,7 +55,7 @@ fn look(socket: &Path) -> Result<Sample, Failure> {
 /// The counters of a daemon as of now, as Prometheus's text.
 pub(super) fn counters(socket: &Path) -> io::Result<String> {
     let stream = UnixStream::connect(socket)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(READ_TIMEOUT))?;
     let mut text = String::new();
     stream.take(MAX_BYTES).read_to_string(&mut text)?;
     Ok(text)

@@ -11,16 +11,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ringfence_report::trace_info;
-use ringfence_trace::{Anonymise, AnonymiseError, Info, Options, Recording, Workload, left_behind};
+use ringfence_trace::{
+    Anonymise, AnonymiseError, Info, Recording, TraceOptions, Workload, stale_instances,
+};
 use serde::Serialize;
 
 use super::json;
 use crate::args::{AnonymiseArgs, ConvertArgs, InfoArgs, RecordArgs, TraceCommand, TraceLimitArgs};
 use crate::failure::Failure;
 use crate::inputs::Input;
-use crate::interrupt::{Then, on_interrupt};
-use crate::out_file::{OutFile, Readers};
-use crate::output::{look, print, tell};
+use crate::interrupt::{AfterSignal, on_interrupt};
+use crate::out_file::{FileAccess, OutFile};
+use crate::output::{print, print_line, table_style};
 
 /// Does what is asked with traces.
 pub(crate) fn trace(command: TraceCommand) -> Result<(), Failure> {
@@ -40,8 +42,8 @@ struct Named {
     info: Info,
 }
 
-fn options(lenient: bool, limits: &TraceLimitArgs) -> Options {
-    let mut options = Options::default();
+fn options(lenient: bool, limits: &TraceLimitArgs) -> TraceOptions {
+    let mut options = TraceOptions::default();
     options.lenient = lenient;
     options.limits = limits.limits();
     options
@@ -58,7 +60,7 @@ fn info(args: &InfoArgs) -> Result<(), Failure> {
     if args.json {
         return print(&json(&all));
     }
-    let look = look();
+    let look = table_style();
     let texts: Vec<String> = all
         .iter()
         .map(|one| trace_info(&one.trace, &one.info, look))
@@ -68,9 +70,9 @@ fn info(args: &InfoArgs) -> Result<(), Failure> {
 
 fn record(args: &RecordArgs) -> Result<(), Failure> {
     refuse_parquet(&args.output)?;
-    for path in left_behind(&args.tracefs) {
+    for path in stale_instances(&args.tracefs) {
         let path = path.display();
-        tell(&format!(
+        print_line(&format!(
             "{path} was left by a recording that was killed, and takes memory; remove it: \
              echo 0 >{path}/events/enable; rmdir {path}"
         ));
@@ -82,14 +84,14 @@ fn record(args: &RecordArgs) -> Result<(), Failure> {
         ..Recording::default()
     };
     // A kernel's addresses are for nobody else.
-    let mut out = OutFile::create(&args.output, Readers::User)?;
+    let mut out = OutFile::create(&args.output, FileAccess::User)?;
     let stop = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&stop);
     // Without the handler Ctrl-C would leave the instance behind; with it, what was recorded is kept.
     // Whoever opens a FIFO waits for its reader: until it is open, Ctrl-C ends the command.
     let handled = on_interrupt(move || {
         flag.store(true, Ordering::Relaxed);
-        Then::GoOn
+        AfterSignal::GoOn
     });
     handled.map_err(Failure::io("Ctrl-C".as_ref()))?;
     let mut command;
@@ -110,7 +112,7 @@ fn record(args: &RecordArgs) -> Result<(), Failure> {
         .run(workload, &stop, &mut out)
         .map_err(Failure::Record)?;
     out.finish()?;
-    tell(&format!(
+    print_line(&format!(
         "{} bytes of text to {}{}",
         recorded.bytes,
         args.output.display(),
@@ -121,7 +123,7 @@ fn record(args: &RecordArgs) -> Result<(), Failure> {
         }
     ));
     if recorded.lost > 0 {
-        tell(&format!(
+        print_line(&format!(
             "{} events did not fit and are lost; record again with --buffer {}",
             recorded.lost,
             args.buffer.saturating_mul(4)
@@ -148,7 +150,7 @@ fn anonymise(args: &AnonymiseArgs) -> Result<(), Failure> {
     refuse_parquet(&args.output)?;
     refuse_same(&args.trace, &args.output)?;
     let name = args.trace.display().to_string();
-    let mut out = OutFile::create(&args.output, Readers::Umask)?;
+    let mut out = OutFile::create(&args.output, FileAccess::Umask)?;
     let (first, second) = (input.source()?, input.source()?);
     let done = anonymise.run(
         &name,
@@ -214,7 +216,7 @@ fn convert(args: &ConvertArgs) -> Result<(), Failure> {
     }
     refuse_same(&args.trace, &args.output)?;
     // Before the trace is opened: a directory, say, is refused before any work.
-    let mut out = OutFile::create(&args.output, Readers::Umask)?;
+    let mut out = OutFile::create(&args.output, FileAccess::Umask)?;
     let mut operations = Input::of(&args.trace).operations(options(args.lenient, &args.limits))?;
     let written = write_parquet(&mut operations, &mut out).map_err(|error| match error {
         ConvertError::Trace(error) => Failure::Trace(error),
@@ -229,7 +231,7 @@ fn convert(args: &ConvertArgs) -> Result<(), Failure> {
         },
     })?;
     out.finish()?;
-    tell(&format!(
+    print_line(&format!(
         "{} operations and {} marks to {}",
         written.operations,
         written.marks,

@@ -3,25 +3,25 @@
 use ringfence_dma::{Attachment, Dma, Flush, Space};
 use ringfence_types::{Direction, RingId};
 
-use super::Ring;
+use super::DeviceRing;
 
 /// A device's attachments by ring.
 pub trait Attachments {
     /// For the memory of the ring itself, mapped when the device is opened (rIOMMU section 4: the first of the ring's two tables).
-    fn descriptors(&self, ring: Ring) -> Option<&Attachment>;
+    fn descriptors(&self, ring: DeviceRing) -> Option<&Attachment>;
     /// For the buffers that its descriptors name (the second one).
-    fn targets(&self, ring: Ring) -> Option<&Attachment>;
+    fn targets(&self, ring: DeviceRing) -> Option<&Attachment>;
 }
 
 /// One for everything: modes that do not translate by ring.
 impl Attachments for Attachment {
     #[inline]
-    fn descriptors(&self, _ring: Ring) -> Option<&Attachment> {
+    fn descriptors(&self, _ring: DeviceRing) -> Option<&Attachment> {
         Some(self)
     }
 
     #[inline]
-    fn targets(&self, _ring: Ring) -> Option<&Attachment> {
+    fn targets(&self, _ring: DeviceRing) -> Option<&Attachment> {
         Some(self)
     }
 }
@@ -36,7 +36,7 @@ pub struct RingAttachments {
 
 /// Where a ring stands: rings are few, and looked up at every map.
 #[inline]
-fn place(ring: Ring) -> usize {
+fn table_index(ring: DeviceRing) -> usize {
     let direction = match ring.direction {
         Direction::ToDevice => 0,
         Direction::FromDevice => 1,
@@ -50,7 +50,7 @@ impl RingAttachments {
     pub fn new<S: Space, F: Flush<S, B>, B>(
         dma: &Dma<S, F, B>,
         device: &Attachment,
-        rings: impl IntoIterator<Item = Ring>,
+        rings: impl IntoIterator<Item = DeviceRing>,
     ) -> Option<Self> {
         let mut found = Vec::new();
         for (number, ring) in rings.into_iter().enumerate() {
@@ -59,7 +59,7 @@ impl RingAttachments {
                 dma.on_ring(device, RingId::new(id))
             };
             let pair = [table(0)?, table(1)?];
-            let place = place(ring);
+            let place = table_index(ring);
             if place >= found.len() {
                 found.resize(place + 1, None);
             }
@@ -69,19 +69,19 @@ impl RingAttachments {
     }
 
     #[inline]
-    fn pair(&self, ring: Ring) -> Option<&[Attachment; 2]> {
-        self.rings.get(place(ring))?.as_ref()
+    fn pair(&self, ring: DeviceRing) -> Option<&[Attachment; 2]> {
+        self.rings.get(table_index(ring))?.as_ref()
     }
 }
 
 impl Attachments for RingAttachments {
     #[inline]
-    fn descriptors(&self, ring: Ring) -> Option<&Attachment> {
+    fn descriptors(&self, ring: DeviceRing) -> Option<&Attachment> {
         self.pair(ring).map(|[descriptors, _]| descriptors)
     }
 
     #[inline]
-    fn targets(&self, ring: Ring) -> Option<&Attachment> {
+    fn targets(&self, ring: DeviceRing) -> Option<&Attachment> {
         self.pair(ring).map(|[_, targets]| targets)
     }
 }

@@ -4,14 +4,14 @@ use ringfence_dma::{
     Coherent, Cpu, Dma, Flush, MapReason, Mapping as LayerMapping, Outcome, Platform, Released,
     Space, UnmapError, UnmapReason,
 };
-use ringfence_types::{DeviceId, PhysRange};
+use ringfence_types::{PhysRange, RequesterId};
 
 use super::{
-    ApiError, Attachments, DmaApi, Handback, Mapped, NotFreed, Refused, Ring, Stop, UnmapCause,
-    Witness,
+    ApiError, Attachments, DeviceRing, DmaApi, DmaHooks, FailedMap, MapFailure, Mapped, NotFreed,
+    UnmapCause, UnmapOutcome,
 };
-use crate::buffer::Custody;
-use crate::{Buffer, ByteMemory, Mapping};
+use crate::buffer::BufferOwner;
+use crate::{Buffer, ByteMemory, DeviceMapping};
 
 /// A device's DMA through a [`Dma`] on one processor, under the eyes of a witness. Borrows everything and costs nothing to make.
 pub struct LayerApi<'a, S: Space, F: Flush<S, B>, B, P, A, W> {
@@ -24,11 +24,11 @@ pub struct LayerApi<'a, S: Space, F: Flush<S, B>, B, P, A, W> {
     /// The device, by ring where that matters.
     pub at: &'a A,
     /// Who is told.
-    pub witness: W,
+    pub hooks: W,
 }
 
-fn mapping<B>(device: DeviceId, handle: &LayerMapping<B>) -> Mapping {
-    Mapping {
+fn mapping<B>(device: RequesterId, handle: &LayerMapping<B>) -> DeviceMapping {
+    DeviceMapping {
         device,
         range: handle.range(),
         direction: handle.direction(),
@@ -56,7 +56,7 @@ where
         let cause = match reason {
             UnmapReason::Detached(buffer) => return Ok(buffer),
             UnmapReason::NotFlushed(_, owed) => {
-                match self.dma.settle(self.cpu, self.platform, owed) {
+                match self.dma.retry_invalidation(self.cpu, self.platform, owed) {
                     Ok(Released(buffer)) => return Ok(buffer),
                     Err((error, _)) => UnmapCause::NotFlushed(error),
                 }
@@ -77,10 +77,10 @@ impl<S, F, B, P, A, W> DmaApi for LayerApi<'_, S, F, B, P, A, W>
 where
     S: Space,
     F: Flush<S, B>,
-    B: Custody,
+    B: BufferOwner,
     P: Platform<Memory: ByteMemory>,
     A: Attachments,
-    W: Witness<P>,
+    W: DmaHooks<P>,
 {
     type Handle = LayerMapping<B>;
     type Memory = P::Memory;
@@ -93,13 +93,16 @@ where
     #[inline]
     fn map(
         &mut self,
-        ring: Ring,
+        ring: DeviceRing,
         buffer: Buffer,
         memory: PhysRange,
-    ) -> Result<Mapped<Self::Handle>, Refused> {
+    ) -> Result<Mapped<Self::Handle>, FailedMap> {
         let Some(at) = self.at.targets(ring) else {
-            let stop = Stop::NoSuchRing;
-            return Err(Refused { buffer, stop });
+            let stop = MapFailure::NoSuchRing;
+            return Err(FailedMap {
+                buffer,
+                failure: stop,
+            });
         };
         let made = self.dma.map_single(
             self.cpu,
@@ -112,49 +115,57 @@ where
         match made {
             Ok((handle, _)) => {
                 let mapping = mapping(at.device(), &handle);
-                self.witness.mapped(self.platform, &mapping, memory);
+                self.hooks.mapped(self.platform, &mapping, memory);
                 Ok(Mapped {
                     iova: handle.iova(),
                     handle,
                 })
             }
-            Err((buffer, error)) => Err(Refused {
+            Err((buffer, error)) => Err(FailedMap {
                 buffer: buffer.release(),
-                stop: match error.reason {
-                    MapReason::RingFull(_) => Stop::Busy,
-                    _ => Stop::Failed(error),
+                failure: match error.reason {
+                    MapReason::RingFull(_) => MapFailure::Busy,
+                    _ => MapFailure::Failed(error),
                 },
             }),
         }
     }
 
     #[inline]
-    fn unmap(&mut self, ring: Ring, handle: Self::Handle) -> Result<Option<Buffer>, ApiError> {
+    fn unmap(
+        &mut self,
+        ring: DeviceRing,
+        handle: Self::Handle,
+    ) -> Result<Option<Buffer>, ApiError> {
         let at = self.at.targets(ring).ok_or(ApiError::NoSuchRing(ring))?;
         let mapping = mapping(at.device(), &handle);
-        self.witness.unmapping(self.platform, &mapping);
+        self.hooks.unmapping(self.platform, &mapping);
         let outcome = self.dma.unmap_single(self.cpu, self.platform, at, handle);
         let (buffer, handback) = match outcome {
             Ok(outcome) => {
                 let stale = outcome.is_stale();
                 match outcome.into_buffer() {
-                    Some(buffer) if stale => (Some(buffer), Handback::Stale),
-                    Some(buffer) => (Some(buffer), Handback::Released),
-                    None => (None, Handback::Withheld),
+                    Some(buffer) if stale => (Some(buffer), UnmapOutcome::Stale),
+                    Some(buffer) => (Some(buffer), UnmapOutcome::Released),
+                    None => (None, UnmapOutcome::Withheld),
                 }
             }
             Err(error) => {
                 let buffer = self.undone(error)?;
-                (Some(buffer), Handback::Released)
+                (Some(buffer), UnmapOutcome::Released)
             }
         };
         let buffer = buffer.map(B::release);
-        self.witness.unmapped(self.platform, &mapping, handback);
+        self.hooks.unmapped(self.platform, &mapping, handback);
         Ok(buffer)
     }
 
     #[inline]
-    fn end_burst(&mut self, ring: Ring, mut back: impl FnMut(Buffer)) -> Result<(), ApiError> {
+    fn end_burst(
+        &mut self,
+        ring: DeviceRing,
+        mut back: impl FnMut(Buffer),
+    ) -> Result<(), ApiError> {
         let at = self.at.targets(ring).ok_or(ApiError::NoSuchRing(ring))?;
         // The witness looks at the platform, which the layer has in use until the burst has ended.
         let mut buffers = Vec::new();
@@ -164,7 +175,7 @@ where
                 buffers.push(buffer.release());
             });
         for buffer in buffers {
-            self.witness.released(self.platform, &buffer);
+            self.hooks.released(self.platform, &buffer);
             back(buffer);
         }
         ended.map_err(|cause| ApiError::EndBurst {
@@ -174,14 +185,14 @@ where
     }
 
     #[inline]
-    fn publish(&mut self, ring: Ring) {
+    fn sync_map(&mut self, ring: DeviceRing) {
         if let Some(at) = self.at.targets(ring) {
-            self.dma.doorbell(self.cpu, self.platform, at);
-            self.witness.published(self.platform);
+            self.dma.sync_map(self.cpu, self.platform, at);
+            self.hooks.synced(self.platform);
         }
     }
 
-    fn alloc_coherent(&mut self, ring: Ring, pages: usize) -> Result<Coherent, ApiError> {
+    fn alloc_coherent(&mut self, ring: DeviceRing, pages: usize) -> Result<Coherent, ApiError> {
         let at = self.at.descriptors(ring);
         let at = at.ok_or(ApiError::NoSuchRing(ring))?;
         self.dma
@@ -189,7 +200,7 @@ where
             .map_err(ApiError::Map)
     }
 
-    fn free_coherent(&mut self, ring: Ring, memory: Coherent) -> Result<(), Box<NotFreed>> {
+    fn free_coherent(&mut self, ring: DeviceRing, memory: Coherent) -> Result<(), Box<NotFreed>> {
         let Some(at) = self.at.descriptors(ring) else {
             let error = ApiError::NoSuchRing(ring);
             return Err(Box::new(NotFreed { memory, error }));

@@ -4,18 +4,18 @@
 //! dynamic dispatch: [`LayerApi`] is the mapping layer of this project.
 
 mod attachments;
+mod hooks;
 mod layer;
-mod witness;
 
 pub use attachments::{Attachments, RingAttachments};
+pub use hooks::{AttackHook, DmaHooks, HasBus, UnmapOutcome};
 pub use layer::LayerApi;
-pub use witness::{Attacked, Handback, HasBus, Witness};
 
 use core::fmt;
 
 use ringfence_dma::{Coherent, MapError};
 use ringfence_types::{
-    DeviceId, Direction, DomainId, InvalidationError, Iova, IovaRange, PhysRange,
+    Direction, DomainId, InvalidationError, Iova, IovaRange, PhysRange, RequesterId,
 };
 
 use crate::{Buffer, ByteMemory};
@@ -23,7 +23,7 @@ use crate::{Buffer, ByteMemory};
 /// The ring of a device that a mapping belongs to (rIOMMU section 4): modes that translate by ring need to know, others ignore it.
 /// Buffers that descriptors point to and the memory of the descriptors themselves have a table each; the call tells which.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Ring {
+pub struct DeviceRing {
     /// The queue's number among those of the device.
     pub queue: u16,
     /// The direction of the ring's data.
@@ -42,16 +42,16 @@ pub struct Mapped<H> {
 
 /// A buffer that was not mapped.
 #[derive(Debug)]
-pub struct Refused {
+pub struct FailedMap {
     /// The buffer, back.
     pub buffer: Buffer,
     /// Why.
-    pub stop: Stop,
+    pub failure: MapFailure,
 }
 
 /// Why a buffer was not mapped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stop {
+pub enum MapFailure {
     /// The ring has no entry free now (rIOMMU section 4: overflow is legal, the driver should slow down). Try again after an unmap, or
     /// after the end of a burst.
     Busy,
@@ -77,37 +77,38 @@ pub trait DmaApi {
     /// The buffer comes back with the reason.
     fn map(
         &mut self,
-        ring: Ring,
+        ring: DeviceRing,
         buffer: Buffer,
         memory: PhysRange,
-    ) -> Result<Mapped<Self::Handle>, Refused>;
+    ) -> Result<Mapped<Self::Handle>, FailedMap>;
 
     /// Takes a mapping down. The buffer comes back now, or, as `None` says, at the end of the burst.
     ///
     /// # Errors
     /// The device may still reach the buffer, so it is lost to its pool.
-    fn unmap(&mut self, ring: Ring, handle: Self::Handle) -> Result<Option<Buffer>, ApiError>;
+    fn unmap(&mut self, ring: DeviceRing, handle: Self::Handle)
+    -> Result<Option<Buffer>, ApiError>;
 
     /// Ends the ring's burst of unmaps; `back` receives the buffers that were withheld.
     ///
     /// # Errors
     /// The invalidation failed: buffers stay withheld.
-    fn end_burst(&mut self, ring: Ring, back: impl FnMut(Buffer)) -> Result<(), ApiError>;
+    fn end_burst(&mut self, ring: DeviceRing, back: impl FnMut(Buffer)) -> Result<(), ApiError>;
 
     /// Makes everything mapped so far visible to the hardware: before the device is told of it by a write to its doorbell.
-    fn publish(&mut self, ring: Ring);
+    fn sync_map(&mut self, ring: DeviceRing);
 
     /// Memory for the descriptors of `ring`: zeroed, reachable both ways, whole pages.
     ///
     /// # Errors
     /// Nothing was allocated.
-    fn alloc_coherent(&mut self, ring: Ring, pages: usize) -> Result<Coherent, ApiError>;
+    fn alloc_coherent(&mut self, ring: DeviceRing, pages: usize) -> Result<Coherent, ApiError>;
 
     /// Gives the memory of descriptors back.
     ///
     /// # Errors
     /// The memory comes back with the reason: the device may still reach it. Another call tries again.
-    fn free_coherent(&mut self, ring: Ring, memory: Coherent) -> Result<(), Box<NotFreed>>;
+    fn free_coherent(&mut self, ring: DeviceRing, memory: Coherent) -> Result<(), Box<NotFreed>>;
 }
 
 /// Coherent memory that was not freed.
@@ -129,7 +130,7 @@ pub enum ApiError {
     /// An unmap failed.
     Unmap {
         /// The device.
-        device: DeviceId,
+        device: RequesterId,
         /// The addresses.
         range: IovaRange,
         /// Why.
@@ -138,16 +139,16 @@ pub enum ApiError {
     /// The invalidation at the end of a burst failed.
     EndBurst {
         /// The device.
-        device: DeviceId,
+        device: RequesterId,
         /// Why.
         cause: InvalidationError,
     },
     /// The mode translates by ring, and the device has no such ring.
-    NoSuchRing(Ring),
+    NoSuchRing(DeviceRing),
     /// Coherent memory was not freed.
     FreeCoherent {
         /// The device.
-        device: DeviceId,
+        device: RequesterId,
         /// The addresses.
         range: IovaRange,
     },
@@ -190,7 +191,7 @@ impl fmt::Display for ApiError {
             Self::EndBurst { device, cause } => {
                 write!(f, "cannot end a burst of {device}: {cause}")
             }
-            Self::NoSuchRing(Ring { queue, direction }) => {
+            Self::NoSuchRing(DeviceRing { queue, direction }) => {
                 write!(f, "no tables for queue {queue} ({direction})")
             }
             Self::FreeCoherent { device, range } => {

@@ -1,7 +1,7 @@
 //! Devices that misbehave, and one that does not: the three attackers of the attack classes, and two that look beyond a buffer's ends.
 //!
 //! A well-behaved device violates nothing even without an IOMMU, so exposure is measured under attack. An attacker is told
-//! what the driver does, makes accesses through a [`Port`], and learns of each only whether it was stopped.
+//! what the driver does, makes accesses through a [`DmaPort`], and learns of each only whether it was stopped.
 
 mod neighbour;
 mod passive;
@@ -15,22 +15,22 @@ pub use racer::{Racer, WARM_MAPPINGS};
 pub use replayer::{DEAD_RANGES, Replayer, Reuse};
 pub use straddler::Straddler;
 
-use ringfence_types::{Access, DeviceId, Direction, Fault, Iova, IovaRange, PageSize};
+use ringfence_types::{Access, Direction, Fault, Iova, IovaRange, PageSize, RequesterId};
 
-use crate::Request;
+use crate::DmaRequest;
 
 /// A mapping as its device knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Mapping {
+pub struct DeviceMapping {
     /// Whose it is.
-    pub device: DeviceId,
+    pub device: RequesterId,
     /// The bytes of the buffer, as the device addresses them.
     pub range: IovaRange,
     /// What it was mapped for.
     pub direction: Direction,
 }
 
-impl Mapping {
+impl DeviceMapping {
     /// The access that the mapping is meant for; a write where both are.
     #[inline]
     pub const fn access(&self) -> Access {
@@ -41,8 +41,8 @@ impl Mapping {
     }
 
     #[inline]
-    fn request(&self, iova: Iova, bytes: u64) -> Request {
-        Request {
+    fn request(&self, iova: Iova, bytes: u64) -> DmaRequest {
+        DmaRequest {
             device: self.device,
             iova,
             bytes,
@@ -52,7 +52,7 @@ impl Mapping {
 
     /// Touches the first and the last byte; whether any access was let through.
     #[inline]
-    fn touch_ends<P: Port>(&self, port: &mut P) -> bool {
+    fn touch_ends<P: DmaPort>(&self, port: &mut P) -> bool {
         let (first, last) = (self.range.start(), self.range.last());
         let mut reached = port.access(&self.request(first, 1)).is_ok();
         if last != first {
@@ -79,29 +79,29 @@ impl Mapping {
 
 /// What a driver does, as its device can notice it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Event {
+pub enum DriverEvent {
     /// A buffer has been mapped.
-    Mapped(Mapping),
+    Mapped(DeviceMapping),
     /// A buffer is about to be unmapped: the last moment at which the device may use it.
-    Unmapping(Mapping),
+    Unmapping(DeviceMapping),
     /// Unmap has returned.
-    Unmapped(Mapping),
+    Unmapped(DeviceMapping),
     /// Something else happened; time has passed.
     Other,
 }
 
 /// Makes accesses.
-pub trait Port {
+pub trait DmaPort {
     /// Makes one access.
     ///
     /// # Errors
     /// The fault that stopped it.
-    fn access(&mut self, request: &Request) -> Result<(), Fault>;
+    fn access(&mut self, request: &DmaRequest) -> Result<(), Fault>;
 }
 
-impl<F: FnMut(&Request) -> Result<(), Fault>> Port for F {
+impl<F: FnMut(&DmaRequest) -> Result<(), Fault>> DmaPort for F {
     #[inline]
-    fn access(&mut self, request: &Request) -> Result<(), Fault> {
+    fn access(&mut self, request: &DmaRequest) -> Result<(), Fault> {
         self(request)
     }
 }
@@ -109,13 +109,13 @@ impl<F: FnMut(&Request) -> Result<(), Fault>> Port for F {
 /// Decides which accesses to make. Knows the mappings and the outcome of its accesses, not the mode.
 pub trait Attacker {
     /// Reacts to `event` with accesses through `port`.
-    fn on<P: Port>(&mut self, event: &Event, port: &mut P);
+    fn on<P: DmaPort>(&mut self, event: &DriverEvent, port: &mut P);
 }
 
 /// Both, one after the other.
 impl<A: Attacker, B: Attacker> Attacker for (A, B) {
     #[inline]
-    fn on<P: Port>(&mut self, event: &Event, port: &mut P) {
+    fn on<P: DmaPort>(&mut self, event: &DriverEvent, port: &mut P) {
         self.0.on(event, port);
         self.1.on(event, port);
     }
@@ -132,8 +132,8 @@ pub(crate) mod tests {
         pub(crate) seen: Vec<(u64, u64)>,
     }
 
-    impl<S: FnMut(&Request) -> bool> Port for Script<S> {
-        fn access(&mut self, request: &Request) -> Result<(), Fault> {
+    impl<S: FnMut(&DmaRequest) -> bool> DmaPort for Script<S> {
+        fn access(&mut self, request: &DmaRequest) -> Result<(), Fault> {
             self.seen.push((request.iova.get(), request.bytes));
             if (self.stopped)(request) {
                 return Err(Fault {
@@ -147,7 +147,7 @@ pub(crate) mod tests {
         }
     }
 
-    impl<S: FnMut(&Request) -> bool> Script<S> {
+    impl<S: FnMut(&DmaRequest) -> bool> Script<S> {
         pub(crate) fn new(stopped: S) -> Self {
             Self {
                 stopped,
@@ -160,9 +160,9 @@ pub(crate) mod tests {
         }
     }
 
-    pub(crate) fn mapping(iova: u64, bytes: u64) -> Mapping {
-        Mapping {
-            device: DeviceId::new(8),
+    pub(crate) fn mapping(iova: u64, bytes: u64) -> DeviceMapping {
+        DeviceMapping {
+            device: RequesterId::new(8),
             range: IovaRange::new(Iova::new(iova), bytes).unwrap(),
             direction: Direction::FromDevice,
         }
@@ -175,7 +175,7 @@ pub(crate) mod tests {
             (Direction::FromDevice, Access::Write),
             (Direction::Bidirectional, Access::Write),
         ] {
-            let mapping = Mapping {
+            let mapping = DeviceMapping {
                 direction,
                 ..mapping(0, 1)
             };

@@ -2,7 +2,7 @@
 
 use ringfence_types::PageSize;
 
-use super::{Attacker, Event, Port};
+use super::{Attacker, DmaPort, DriverEvent};
 
 /// Once per mapping touches the byte before the buffer in its first page and the byte behind it in its last one. A page-granular
 /// mode cannot stop it.
@@ -11,8 +11,8 @@ pub struct Neighbour;
 
 impl Attacker for Neighbour {
     #[inline]
-    fn on<P: Port>(&mut self, event: &Event, port: &mut P) {
-        let Event::Mapped(mapping) = event else {
+    fn on<P: DmaPort>(&mut self, event: &DriverEvent, port: &mut P) {
+        let DriverEvent::Mapped(mapping) = event else {
             return;
         };
         let page = PageSize::Size4K.bytes();
@@ -47,10 +47,10 @@ mod tests {
             let mut port = Script::new(|_| false);
             let buffer = mapping(iova, bytes);
             for event in [
-                Event::Mapped(buffer),
-                Event::Other,
-                Event::Unmapping(buffer),
-                Event::Unmapped(buffer),
+                DriverEvent::Mapped(buffer),
+                DriverEvent::Other,
+                DriverEvent::Unmapping(buffer),
+                DriverEvent::Unmapped(buffer),
             ] {
                 Neighbour.on(&event, &mut port);
             }

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::{Attacker, Event, Mapping, Port};
+use super::{Attacker, DeviceMapping, DmaPort, DriverEvent};
 
 /// How many live mappings a [`Racer`] keeps warm.
 pub const WARM_MAPPINGS: usize = 64;
@@ -12,7 +12,7 @@ pub const WARM_MAPPINGS: usize = 64;
 #[derive(Debug, Clone, Default)]
 pub struct Racer {
     /// Live mappings, the one to be touched next in front.
-    warm: VecDeque<Mapping>,
+    warm: VecDeque<DeviceMapping>,
 }
 
 impl Racer {
@@ -21,7 +21,7 @@ impl Racer {
         Self::default()
     }
 
-    fn keep_warm<P: Port>(&mut self, port: &mut P) {
+    fn keep_warm<P: DmaPort>(&mut self, port: &mut P) {
         if let Some(mapping) = self.warm.pop_front() {
             let _ = port.access(&mapping.request(mapping.range.start(), 1));
             self.warm.push_back(mapping);
@@ -30,9 +30,9 @@ impl Racer {
 }
 
 impl Attacker for Racer {
-    fn on<P: Port>(&mut self, event: &Event, port: &mut P) {
+    fn on<P: DmaPort>(&mut self, event: &DriverEvent, port: &mut P) {
         match event {
-            Event::Unmapping(mapping) => {
+            DriverEvent::Unmapping(mapping) => {
                 for page in mapping.pages() {
                     let _ = port.access(&mapping.request(page.start(), 1));
                 }
@@ -41,14 +41,14 @@ impl Attacker for Racer {
                     self.warm.remove(at);
                 }
             }
-            Event::Mapped(mapping) => {
+            DriverEvent::Mapped(mapping) => {
                 self.keep_warm(port);
                 if self.warm.len() >= WARM_MAPPINGS {
                     self.warm.pop_front();
                 }
                 self.warm.push_back(*mapping);
             }
-            Event::Unmapped(_) | Event::Other => self.keep_warm(port),
+            DriverEvent::Unmapped(_) | DriverEvent::Other => self.keep_warm(port),
         }
     }
 }
@@ -63,16 +63,16 @@ mod tests {
         let mut port = Script::new(|_| false);
         let mut racer = Racer::new();
         let (a, b) = (mapping(0x1000, 0x10), mapping(0x5f00, 0x200));
-        racer.on(&Event::Mapped(a), &mut port);
+        racer.on(&DriverEvent::Mapped(a), &mut port);
         assert!(port.take().is_empty());
-        racer.on(&Event::Mapped(b), &mut port);
-        racer.on(&Event::Other, &mut port);
-        racer.on(&Event::Other, &mut port);
+        racer.on(&DriverEvent::Mapped(b), &mut port);
+        racer.on(&DriverEvent::Other, &mut port);
+        racer.on(&DriverEvent::Other, &mut port);
         assert_eq!(port.take(), [(0x1000, 1), (0x1000, 1), (0x5f00, 1)]);
-        racer.on(&Event::Unmapping(b), &mut port);
+        racer.on(&DriverEvent::Unmapping(b), &mut port);
         assert_eq!(port.take(), [(0x5f00, 1), (0x6000, 1)]);
-        racer.on(&Event::Unmapped(b), &mut port);
-        racer.on(&Event::Other, &mut port);
+        racer.on(&DriverEvent::Unmapped(b), &mut port);
+        racer.on(&DriverEvent::Other, &mut port);
         assert_eq!(port.take(), [(0x1000, 1), (0x1000, 1)]);
     }
 
@@ -81,7 +81,7 @@ mod tests {
         let mut port = Script::new(|_| true);
         let mut racer = Racer::new();
         for page in 0..1000 {
-            racer.on(&Event::Mapped(mapping(page << 12, 1)), &mut port);
+            racer.on(&DriverEvent::Mapped(mapping(page << 12, 1)), &mut port);
         }
         assert_eq!(racer.warm.len(), WARM_MAPPINGS);
     }

@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use ringfence_types::{DeviceId, IovaRange, PageSize};
+use ringfence_types::{IovaRange, PageSize, RequesterId};
 
-use super::{Attacker, Event, Mapping, Port};
+use super::{Attacker, DeviceMapping, DmaPort, DriverEvent};
 
 /// How many dead ranges of each device a [`Replayer`] remembers.
 pub const DEAD_RANGES: usize = 512;
@@ -24,7 +24,7 @@ pub enum Reuse {
 #[derive(Debug, Clone)]
 pub struct Replayer {
     reuse: Reuse,
-    devices: BTreeMap<DeviceId, Graveyard>,
+    devices: BTreeMap<RequesterId, DeadRanges>,
 }
 
 impl Replayer {
@@ -50,7 +50,7 @@ impl Replayer {
         }
     }
 
-    fn retry_oldest<P: Port>(&mut self, port: &mut P) {
+    fn retry_oldest<P: DmaPort>(&mut self, port: &mut P) {
         for dead in self.devices.values_mut() {
             if let Some(oldest) = dead.oldest()
                 && !oldest.touch_ends(port)
@@ -62,19 +62,19 @@ impl Replayer {
 }
 
 impl Attacker for Replayer {
-    fn on<P: Port>(&mut self, event: &Event, port: &mut P) {
+    fn on<P: DmaPort>(&mut self, event: &DriverEvent, port: &mut P) {
         match event {
             // Not an event of its own: the unmap that it announces follows.
-            Event::Unmapping(_) => {}
-            Event::Other => self.retry_oldest(port),
-            Event::Mapped(mapping) => {
+            DriverEvent::Unmapping(_) => {}
+            DriverEvent::Other => self.retry_oldest(port),
+            DriverEvent::Mapped(mapping) => {
                 let footprint = self.footprint(&mapping.range);
                 if let Some(dead) = self.devices.get_mut(&mapping.device) {
                     dead.forget_overlapping(&footprint);
                 }
                 self.retry_oldest(port);
             }
-            Event::Unmapped(mapping) => {
+            DriverEvent::Unmapped(mapping) => {
                 self.retry_oldest(port);
                 if mapping.touch_ends(port) {
                     let footprint = self.footprint(&mapping.range);
@@ -91,18 +91,18 @@ impl Attacker for Replayer {
 /// The dead ranges of one device: a queue of the last [`DEAD_RANGES`], and an index over their addresses. The footprints are disjoint: a range
 /// that dies replaces what it overlaps.
 #[derive(Debug, Clone, Default)]
-struct Graveyard {
+struct DeadRanges {
     /// Oldest first. `None` where one was forgotten before its turn.
-    queue: VecDeque<Option<(Mapping, IovaRange)>>,
+    queue: VecDeque<Option<(DeviceMapping, IovaRange)>>,
     /// Number of the range at the front of the queue.
     first: u64,
     /// First address of each footprint -> its last address, and the number of its range.
     by_start: BTreeMap<u64, (u64, u64)>,
 }
 
-impl Graveyard {
+impl DeadRanges {
     /// The oldest one remembered. Those forgotten before it leave the queue.
-    fn oldest(&mut self) -> Option<Mapping> {
+    fn oldest(&mut self) -> Option<DeviceMapping> {
         while let Some(front) = self.queue.front() {
             if let Some((mapping, _)) = front {
                 return Some(*mapping);
@@ -127,7 +127,7 @@ impl Graveyard {
         }
     }
 
-    fn push(&mut self, mapping: Mapping, footprint: IovaRange) {
+    fn push(&mut self, mapping: DeviceMapping, footprint: IovaRange) {
         self.forget_overlapping(&footprint);
         if self.queue.len() >= DEAD_RANGES {
             self.pop();
@@ -164,7 +164,7 @@ mod tests {
     use super::*;
     use std::cell::Cell;
 
-    fn at(page: u64) -> Mapping {
+    fn at(page: u64) -> DeviceMapping {
         mapping(page << 12, 0x100)
     }
 
@@ -172,15 +172,15 @@ mod tests {
     fn what_faults_at_once_is_not_tried_again() {
         let mut replayer = Replayer::new(Reuse::Page);
         let mut port = Script::new(|_| true);
-        replayer.on(&Event::Mapped(at(1)), &mut port);
-        replayer.on(&Event::Unmapping(at(1)), &mut port);
+        replayer.on(&DriverEvent::Mapped(at(1)), &mut port);
+        replayer.on(&DriverEvent::Unmapping(at(1)), &mut port);
         assert!(port.take().is_empty());
-        replayer.on(&Event::Unmapped(at(1)), &mut port);
+        replayer.on(&DriverEvent::Unmapped(at(1)), &mut port);
         assert_eq!(port.take(), [(0x1000, 1), (0x10ff, 1)]);
-        replayer.on(&Event::Other, &mut port);
+        replayer.on(&DriverEvent::Other, &mut port);
         assert!(port.take().is_empty());
         // A single byte is touched once.
-        replayer.on(&Event::Unmapped(mapping(0x5000, 1)), &mut port);
+        replayer.on(&DriverEvent::Unmapped(mapping(0x5000, 1)), &mut port);
         assert_eq!(port.take(), [(0x5000, 1)]);
     }
 
@@ -194,12 +194,12 @@ mod tests {
             iova >> 12 < flushed.get() || iova == flushed.get() << 12
         });
         for page in 1..=3 {
-            replayer.on(&Event::Unmapped(at(page)), &mut port);
+            replayer.on(&DriverEvent::Unmapped(at(page)), &mut port);
         }
         port.take();
         flushed.set(1);
         for _ in 0..3 {
-            replayer.on(&Event::Other, &mut port);
+            replayer.on(&DriverEvent::Other, &mut port);
             assert_eq!(
                 port.take(),
                 [(0x1000, 1), (0x10ff, 1)],
@@ -207,9 +207,9 @@ mod tests {
             );
         }
         flushed.set(2);
-        replayer.on(&Event::Other, &mut port);
+        replayer.on(&DriverEvent::Other, &mut port);
         assert_eq!(port.take(), [(0x1000, 1), (0x10ff, 1)]);
-        replayer.on(&Event::Other, &mut port);
+        replayer.on(&DriverEvent::Other, &mut port);
         assert_eq!(port.take(), [(0x2000, 1), (0x20ff, 1)]);
         assert_eq!(replayer.remembered(), 2);
     }
@@ -219,7 +219,7 @@ mod tests {
         for stopped in [0x1000, 0x10ff] {
             let mut replayer = Replayer::new(Reuse::Page);
             let mut port = Script::new(|request| request.iova.get() == stopped);
-            replayer.on(&Event::Unmapped(at(1)), &mut port);
+            replayer.on(&DriverEvent::Unmapped(at(1)), &mut port);
             assert_eq!(replayer.remembered(), 1, "{stopped:#x} stopped");
         }
     }
@@ -231,22 +231,22 @@ mod tests {
         for (reuse, tried) in [(Reuse::Page, false), (Reuse::Byte, true)] {
             let mut replayer = Replayer::new(reuse);
             let mut port = Script::new(|_| false);
-            replayer.on(&Event::Unmapped(at(1)), &mut port);
+            replayer.on(&DriverEvent::Unmapped(at(1)), &mut port);
             port.take();
-            replayer.on(&Event::Mapped(elsewhere), &mut port);
+            replayer.on(&DriverEvent::Mapped(elsewhere), &mut port);
             assert_eq!(!port.take().is_empty(), tried, "{reuse:?}");
-            replayer.on(&Event::Mapped(at(1)), &mut port);
+            replayer.on(&DriverEvent::Mapped(at(1)), &mut port);
             assert!(port.take().is_empty(), "{reuse:?}");
         }
         // Another device's addresses are its own.
         let mut replayer = Replayer::new(Reuse::Page);
         let mut port = Script::new(|_| false);
-        replayer.on(&Event::Unmapped(at(1)), &mut port);
-        let foreign = Mapping {
-            device: DeviceId::new(9),
+        replayer.on(&DriverEvent::Unmapped(at(1)), &mut port);
+        let foreign = DeviceMapping {
+            device: RequesterId::new(9),
             ..at(1)
         };
-        replayer.on(&Event::Mapped(foreign), &mut port);
+        replayer.on(&DriverEvent::Mapped(foreign), &mut port);
         assert_eq!(replayer.remembered(), 1);
     }
 
@@ -256,14 +256,17 @@ mod tests {
         let mut port = Script::new(|_| false);
         let more = DEAD_RANGES as u64 + 10;
         for page in 1..=more {
-            replayer.on(&Event::Unmapped(at(page)), &mut port);
+            replayer.on(&DriverEvent::Unmapped(at(page)), &mut port);
         }
         assert_eq!(replayer.remembered(), DEAD_RANGES);
         port.take();
-        replayer.on(&Event::Other, &mut port);
+        replayer.on(&DriverEvent::Other, &mut port);
         assert_eq!(port.take(), [(11 << 12, 1), ((11 << 12) + 0xff, 1)]);
         // One mapping over all of them.
-        replayer.on(&Event::Mapped(mapping(0, (more + 1) << 12)), &mut port);
+        replayer.on(
+            &DriverEvent::Mapped(mapping(0, (more + 1) << 12)),
+            &mut port,
+        );
         assert_eq!(replayer.remembered(), 0);
     }
 
@@ -277,9 +280,9 @@ mod tests {
             seed ^= seed << 17;
             seed % below
         };
-        let mut graveyard = Graveyard::default();
-        let mut list: Vec<Option<Mapping>> = Vec::new();
-        let forget = |list: &mut Vec<Option<Mapping>>, range: &IovaRange| {
+        let mut graveyard = DeadRanges::default();
+        let mut list: Vec<Option<DeviceMapping>> = Vec::new();
+        let forget = |list: &mut Vec<Option<DeviceMapping>>, range: &IovaRange| {
             for slot in list.iter_mut() {
                 if slot.is_some_and(|dead| dead.range.overlaps(range)) {
                     *slot = None;

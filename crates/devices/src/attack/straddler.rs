@@ -1,6 +1,6 @@
 //! The attacker that begins inside the buffer and does not stop at its end (A19).
 
-use super::{Attacker, Event, Port};
+use super::{Attacker, DmaPort, DriverEvent};
 
 /// Just before a mapping is unmapped, one access of two bytes that begins at its last one. A unit that checks only where an access begins
 /// lets it through.
@@ -9,8 +9,8 @@ pub struct Straddler;
 
 impl Attacker for Straddler {
     #[inline]
-    fn on<P: Port>(&mut self, event: &Event, port: &mut P) {
-        if let Event::Unmapping(mapping) = event {
+    fn on<P: DmaPort>(&mut self, event: &DriverEvent, port: &mut P) {
+        if let DriverEvent::Unmapping(mapping) = event {
             // Getting through is the observer's to count.
             let _ = port.access(&mapping.request(mapping.range.last(), 2));
         }
@@ -27,11 +27,15 @@ mod tests {
         let mut port = Script::new(|_| false);
         for (iova, bytes, last) in [(0x1000, 0x10, 0x100f), (0x1fff, 1, 0x1fff)] {
             let buffer = mapping(iova, bytes);
-            for event in [Event::Mapped(buffer), Event::Other, Event::Unmapped(buffer)] {
+            for event in [
+                DriverEvent::Mapped(buffer),
+                DriverEvent::Other,
+                DriverEvent::Unmapped(buffer),
+            ] {
                 Straddler.on(&event, &mut port);
             }
             assert!(port.take().is_empty());
-            Straddler.on(&Event::Unmapping(buffer), &mut port);
+            Straddler.on(&DriverEvent::Unmapping(buffer), &mut port);
             assert_eq!(port.take(), [(last, 2)]);
         }
     }

@@ -23,7 +23,7 @@ use core::fmt;
 use ringfence_types::Direction;
 
 use crate::api::ApiError;
-use crate::ring::{CompletionError, DeviceLie};
+use crate::ring::{CompletionError, MalformedCompletion};
 use crate::{Buffer, Unreachable};
 
 /// What a request does.
@@ -48,7 +48,7 @@ impl Operation {
 
 /// A request to a disk.
 #[derive(Debug)]
-pub struct Io {
+pub struct DiskRequest {
     /// What is done.
     pub operation: Operation,
     /// First block.
@@ -61,7 +61,7 @@ pub struct Io {
 
 /// A request that is done, with its buffers.
 #[derive(Debug)]
-pub struct Done {
+pub struct CompletedIo {
     /// What `submit` returned.
     pub tag: u16,
     /// What was done.
@@ -74,7 +74,7 @@ pub struct Done {
 
 /// A request that was not submitted: nothing of it is mapped.
 #[derive(Debug)]
-pub struct Rejected {
+pub struct RejectedIo {
     /// Its buffers, as far as the layer has handed them up.
     pub buffers: Vec<Buffer>,
     /// Why.
@@ -90,7 +90,7 @@ pub enum BlockError {
     /// The processor could not reach its own memory.
     Memory(Unreachable),
     /// The device lied.
-    Device(DeviceLie),
+    Device(MalformedCompletion),
     /// All tags are in use, or the layer has no entry free: complete something, and try again.
     Full,
     /// No whole blocks, more than a command can name, or not what the buffers hold.

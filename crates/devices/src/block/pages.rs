@@ -3,10 +3,10 @@
 
 use ringfence_types::{Iova, PageSize, PhysAddr, PhysRange};
 
-use super::{BLOCK_BYTES, BlockError, Done, Operation, Rejected};
+use super::{BLOCK_BYTES, BlockError, CompletedIo, Operation, RejectedIo};
 use crate::Buffer;
-use crate::api::{ApiError, DmaApi, Mapped, Ring, Stop};
-use crate::returns::Returns;
+use crate::api::{ApiError, DeviceRing, DmaApi, MapFailure, Mapped};
+use crate::returns::OrderedCompletions;
 
 /// Bytes of a buffer of a disk's driver.
 pub const PAGE_BYTES: u64 = PageSize::Size4K.bytes();
@@ -24,8 +24,8 @@ pub(super) struct MappedPage<H> {
 
 /// Requests that are done, and their buffers on the way up.
 #[derive(Debug, Default)]
-pub(super) struct Finishing {
-    returns: Returns<(u16, Operation, bool), Vec<Option<Buffer>>>,
+pub(super) struct CompletedRequests {
+    returns: OrderedCompletions<(u16, Operation, bool), Vec<Option<Buffer>>>,
 }
 
 /// Checks that `bytes` are whole blocks, and that `pages` pages, at most `at_most`, are what they take.
@@ -44,11 +44,11 @@ pub(super) fn check_size(bytes: u32, pages: usize, at_most: usize) -> Result<(),
 /// Nothing stays mapped. The buffers come back with the reason, as far as the layer hands them up.
 pub(super) fn map<A: DmaApi>(
     api: &mut A,
-    ring: Ring,
+    ring: DeviceRing,
     buffers: Vec<Buffer>,
     bytes: u32,
-    finishing: &mut Finishing,
-) -> Result<Vec<MappedPage<A::Handle>>, Rejected> {
+    finishing: &mut CompletedRequests,
+) -> Result<Vec<MappedPage<A::Handle>>, RejectedIo> {
     let mut pages = Vec::with_capacity(buffers.len());
     let mut left = u64::from(bytes);
     let mut buffers = buffers.into_iter();
@@ -74,10 +74,10 @@ pub(super) fn map<A: DmaApi>(
                 bytes: here as u32,
             }),
             Err(refused) => {
-                let error = match refused.stop {
-                    Stop::Busy => BlockError::Full,
-                    Stop::NoSuchRing => ApiError::NoSuchRing(ring).into(),
-                    Stop::Failed(error) => ApiError::Map(error).into(),
+                let error = match refused.failure {
+                    MapFailure::Busy => BlockError::Full,
+                    MapFailure::NoSuchRing => ApiError::NoSuchRing(ring).into(),
+                    MapFailure::Failed(error) => ApiError::Map(error).into(),
                 };
                 break (refused.buffer, error);
             }
@@ -102,13 +102,13 @@ pub(super) fn map<A: DmaApi>(
     }
     back.push(refused);
     back.extend(buffers);
-    Err(Rejected {
+    Err(RejectedIo {
         buffers: back,
         error,
     })
 }
 
-impl Finishing {
+impl CompletedRequests {
     /// Unmaps the pages of a request that is done. Its buffers go up with it, after the end of the burst if the layer withholds them.
     ///
     /// # Errors
@@ -116,7 +116,7 @@ impl Finishing {
     pub(super) fn finish<A: DmaApi>(
         &mut self,
         api: &mut A,
-        ring: Ring,
+        ring: DeviceRing,
         request: (u16, Operation, bool),
         pages: Vec<MappedPage<A::Handle>>,
     ) -> Result<(), BlockError> {
@@ -125,7 +125,7 @@ impl Finishing {
         let mut result = Ok(());
         for (which, page) in pages.into_iter().enumerate() {
             match api.unmap(ring, page.handle) {
-                Ok(Some(buffer)) => self.returns.back(buffer, number, which),
+                Ok(Some(buffer)) => self.returns.buffer_returned(buffer, number, which),
                 Ok(None) => self.returns.withhold(page.at, number, which),
                 Err(error) => {
                     self.returns.lose(number);
@@ -147,7 +147,7 @@ impl Finishing {
     ) -> Result<(), BlockError> {
         let mut result = Ok(());
         for operation in [Operation::Read, Operation::Write] {
-            let ring = Ring {
+            let ring = DeviceRing {
                 queue,
                 direction: operation.direction(),
             };
@@ -174,9 +174,9 @@ impl Finishing {
     }
 
     /// Hands up what is complete.
-    pub(super) fn deliver(&mut self, mut each: impl FnMut(Done)) {
+    pub(super) fn deliver(&mut self, mut each: impl FnMut(CompletedIo)) {
         while let Some(((tag, operation, succeeded), buffers)) = self.returns.next() {
-            each(Done {
+            each(CompletedIo {
                 tag,
                 operation,
                 succeeded,

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use ringfence_types::PhysRange;
 
 use super::{BlockError, Operation, PAGE_BYTES};
-use crate::api::{ApiError, DmaApi, Ring, Stop};
+use crate::api::{ApiError, DeviceRing, DmaApi, MapFailure};
 use crate::{Buffer, Pool};
 
 /// The adapter, with the page frames of the requests it is given: a page each, one after the other.
@@ -15,7 +15,7 @@ pub struct PseudoScsi {
     frames: VecDeque<Buffer>,
     all: usize,
     bytes: u32,
-    ring: Ring,
+    ring: DeviceRing,
 }
 
 impl PseudoScsi {
@@ -34,12 +34,12 @@ impl PseudoScsi {
         }
         let pool = Pool::new(memory, PAGE_BYTES);
         let mut pool = pool.map_err(|_| BlockError::TooFewBuffers)?;
-        let frames: VecDeque<_> = core::iter::from_fn(|| pool.take()).collect();
+        let frames: VecDeque<_> = core::iter::from_fn(|| pool.alloc()).collect();
         Ok(Self {
             all: frames.len(),
             frames,
             bytes,
-            ring: Ring {
+            ring: DeviceRing {
                 queue: 0,
                 direction: operation.direction(),
             },
@@ -62,10 +62,10 @@ impl PseudoScsi {
             Ok(mapped) => mapped,
             Err(refused) => {
                 self.frames.push_front(refused.buffer);
-                return Err(match refused.stop {
-                    Stop::Busy => BlockError::Full,
-                    Stop::NoSuchRing => ApiError::NoSuchRing(self.ring).into(),
-                    Stop::Failed(error) => ApiError::Map(error).into(),
+                return Err(match refused.failure {
+                    MapFailure::Busy => BlockError::Full,
+                    MapFailure::NoSuchRing => ApiError::NoSuchRing(self.ring).into(),
+                    MapFailure::Failed(error) => ApiError::Map(error).into(),
                 });
             }
         };

@@ -1,21 +1,21 @@
 //! The device side of a network adapter. It does what hardware does and no more: it fetches what the doorbell offers, moves bytes where
 //! descriptors say, reports, and interrupts. Every access is translated, those to descriptors too (OS05; rIOMMU Fig. 5).
 
-use ringfence_types::DeviceId;
+use ringfence_types::RequesterId;
 
 use super::frame::{FRAME_HEADER_BYTES, MAX_BODY_BYTES};
-use super::layout::{Completion, SEGMENT_BYTES, Segment, Status};
+use super::layout::{DescriptorSegment, FrameStatus, NicCompletion, SEGMENT_BYTES};
 use super::profile::Profile;
 use crate::ring::{Coalesce, CompletionWriter, RingAddresses, RingBase};
 use crate::{DmaError, Transfer};
 
 /// The two ways through a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Lane {
+pub enum QueueDir {
     /// From the wire into memory.
-    Receive,
+    Rx,
     /// From memory onto the wire.
-    Transmit,
+    Tx,
 }
 
 /// What became of a frame from the wire.
@@ -45,7 +45,7 @@ pub struct DeviceStats {
 }
 
 #[derive(Debug)]
-struct Queue {
+struct DescriptorRing {
     descriptors: RingBase,
     completions: CompletionWriter,
     head: u32,
@@ -56,11 +56,11 @@ struct Queue {
 /// A network adapter.
 #[derive(Debug)]
 pub struct NicDevice {
-    id: DeviceId,
+    id: RequesterId,
     segments: usize,
     burst: u32,
-    receive: Vec<Option<Queue>>,
-    transmit: Vec<Option<Queue>>,
+    receive: Vec<Option<DescriptorRing>>,
+    transmit: Vec<Option<DescriptorRing>>,
     stats: DeviceStats,
     frame: Vec<u8>,
 }
@@ -72,7 +72,7 @@ const FRAME_BYTES: usize = FRAME_HEADER_BYTES + MAX_BODY_BYTES;
 
 impl NicDevice {
     /// An adapter that takes descriptors as the driver of `profile` writes them and interrupts at `burst` completions of a ring.
-    pub fn new(id: DeviceId, profile: &Profile, burst: u32) -> Self {
+    pub fn new(id: RequesterId, profile: &Profile, burst: u32) -> Self {
         let none = |count| (0..count).map(|_| None).collect();
         Self {
             id,
@@ -86,7 +86,7 @@ impl NicDevice {
     }
 
     /// Its requester ID.
-    pub fn id(&self) -> DeviceId {
+    pub fn id(&self) -> RequesterId {
         self.id
     }
 
@@ -96,24 +96,24 @@ impl NicDevice {
     }
 
     #[inline]
-    fn queue(&mut self, lane: Lane, index: u16) -> Option<&mut Queue> {
+    fn queue(&mut self, lane: QueueDir, index: u16) -> Option<&mut DescriptorRing> {
         let queues = match lane {
-            Lane::Receive => &mut self.receive,
-            Lane::Transmit => &mut self.transmit,
+            QueueDir::Rx => &mut self.receive,
+            QueueDir::Tx => &mut self.transmit,
         };
         queues.get_mut(usize::from(index))?.as_mut()
     }
 
     /// The base and size registers of a ring: starts it, empty. A ring that does not exist is ignored, as writes to registers that do
     /// not exist are.
-    pub fn program(&mut self, lane: Lane, index: u16, at: &RingAddresses) {
+    pub fn program(&mut self, lane: QueueDir, index: u16, at: &RingAddresses) {
         let burst = self.burst;
         let queues = match lane {
-            Lane::Receive => &mut self.receive,
-            Lane::Transmit => &mut self.transmit,
+            QueueDir::Rx => &mut self.receive,
+            QueueDir::Tx => &mut self.transmit,
         };
         if let Some(place) = queues.get_mut(usize::from(index)) {
-            *place = Some(Queue {
+            *place = Some(DescriptorRing {
                 descriptors: at.descriptors,
                 completions: CompletionWriter::new(at.completions),
                 head: 0,
@@ -131,7 +131,7 @@ impl NicDevice {
 
     /// The tail register of a ring, free-running.
     #[inline]
-    pub fn doorbell(&mut self, lane: Lane, index: u16, tail: u32) {
+    pub fn doorbell(&mut self, lane: QueueDir, index: u16, tail: u32) {
         let mut bad = false;
         if let Some(queue) = self.queue(lane, index) {
             bad = tail.wrapping_sub(queue.head) > queue.descriptors.size.entries();
@@ -144,23 +144,23 @@ impl NicDevice {
 
     /// Completions of a ring that no interrupt has announced.
     #[inline]
-    pub fn unannounced(&mut self, lane: Lane, index: u16) -> u32 {
+    pub fn unannounced(&mut self, lane: QueueDir, index: u16) -> u32 {
         self.queue(lane, index)
             .map_or(0, |queue| queue.coalesce.unannounced())
     }
 
     /// Whether an interrupt of a ring is due.
     #[inline]
-    pub fn interrupt_due(&mut self, lane: Lane, index: u16) -> bool {
+    pub fn interrupt_due(&mut self, lane: QueueDir, index: u16) -> bool {
         self.queue(lane, index)
             .is_some_and(|queue| queue.coalesce.due())
     }
 
     /// The ring's interrupt is taken, due or by its timer; how many completions it announces, which may be none.
     #[inline]
-    pub fn take_interrupt(&mut self, lane: Lane, index: u16) -> u32 {
+    pub fn take_interrupt(&mut self, lane: QueueDir, index: u16) -> u32 {
         let announced = match self.queue(lane, index) {
-            Some(queue) => queue.coalesce.take(),
+            Some(queue) => queue.coalesce.acknowledge(),
             None => 0,
         };
         self.stats.interrupts += u64::from(announced > 0);
@@ -182,7 +182,7 @@ impl NicDevice {
         let mut stats = self.stats;
         let mut sent = 0;
         let result = (|| {
-            let Some(queue) = self.queue(Lane::Transmit, index) else {
+            let Some(queue) = self.queue(QueueDir::Tx, index) else {
                 return Ok(());
             };
             while queue.head != queue.tail {
@@ -191,7 +191,7 @@ impl NicDevice {
                 stats.transmitted += 1;
                 stats.count(status);
                 let (mut bytes, mut first) = (0, 0);
-                if status == Status::Done {
+                if status == FrameStatus::Done {
                     (bytes, first) = (frame.len() as u32, descriptor[0].bytes);
                     wire(&frame);
                     sent += 1;
@@ -216,7 +216,7 @@ impl NicDevice {
         frame: &[u8],
     ) -> Result<Reception, DmaError> {
         let (id, segments) = (self.id, self.segments);
-        let Some(queue) = self.queue(Lane::Receive, index) else {
+        let Some(queue) = self.queue(QueueDir::Rx, index) else {
             return Ok(Reception::NoDescriptor);
         };
         if queue.head == queue.tail {
@@ -231,8 +231,8 @@ impl NicDevice {
         let (first, second) = frame.split_at(split);
         let status = scatter(bus, id, &descriptor, [first, second]);
         let (bytes, first) = match status {
-            Status::Done => (frame.len() as u32, split as u32),
-            Status::Stopped | Status::Size => (0, 0),
+            FrameStatus::Done => (frame.len() as u32, split as u32),
+            FrameStatus::Stopped | FrameStatus::Size => (0, 0),
         };
         queue.complete(bus, id, bytes, first, status)?;
         self.stats.received += 1;
@@ -243,23 +243,23 @@ impl NicDevice {
 
 impl DeviceStats {
     #[inline]
-    fn count(&mut self, status: Status) {
+    fn count(&mut self, status: FrameStatus) {
         match status {
-            Status::Done => {}
-            Status::Stopped => self.stopped += 1,
-            Status::Size => self.misfits += 1,
+            FrameStatus::Done => {}
+            FrameStatus::Stopped => self.stopped += 1,
+            FrameStatus::Size => self.misfits += 1,
         }
     }
 }
 
-impl Queue {
+impl DescriptorRing {
     #[inline]
     fn fetch<T: Transfer>(
         &mut self,
         bus: &mut T,
-        id: DeviceId,
+        id: RequesterId,
         segments: usize,
-    ) -> Result<[Segment; MAX_SEGMENTS], DmaError> {
+    ) -> Result<[DescriptorSegment; MAX_SEGMENTS], DmaError> {
         let mut raw = [[0; SEGMENT_BYTES]; MAX_SEGMENTS];
         let wanted = raw.as_flattened_mut();
         bus.read(
@@ -267,19 +267,19 @@ impl Queue {
             self.descriptors.entry(self.head),
             &mut wanted[..segments * SEGMENT_BYTES],
         )?;
-        Ok(raw.map(|segment| Segment::decode(&segment)))
+        Ok(raw.map(|segment| DescriptorSegment::decode(&segment)))
     }
 
     #[inline]
     fn complete<T: Transfer>(
         &mut self,
         bus: &mut T,
-        id: DeviceId,
+        id: RequesterId,
         bytes: u32,
         first: u32,
-        status: Status,
+        status: FrameStatus,
     ) -> Result<(), DmaError> {
-        let completion = Completion {
+        let completion = NicCompletion {
             bytes,
             first,
             descriptor: self.head,
@@ -295,40 +295,40 @@ impl Queue {
 /// Reads the segments of a descriptor into `frame`.
 fn gather<T: Transfer>(
     bus: &mut T,
-    id: DeviceId,
-    segments: &[Segment],
+    id: RequesterId,
+    segments: &[DescriptorSegment],
     frame: &mut Vec<u8>,
-) -> Status {
+) -> FrameStatus {
     frame.clear();
     for segment in segments.iter().filter(|segment| segment.bytes > 0) {
         let start = frame.len();
         let end = start.saturating_add(segment.bytes as usize);
         if end > FRAME_BYTES {
-            return Status::Size;
+            return FrameStatus::Size;
         }
         frame.resize(end, 0);
         if bus.read(id, segment.iova, &mut frame[start..]).is_err() {
             frame.clear();
-            return Status::Stopped;
+            return FrameStatus::Stopped;
         }
     }
-    Status::Done
+    FrameStatus::Done
 }
 
 /// Writes the parts of a frame into the segments of a descriptor.
 fn scatter<T: Transfer>(
     bus: &mut T,
-    id: DeviceId,
-    segments: &[Segment],
+    id: RequesterId,
+    segments: &[DescriptorSegment],
     parts: [&[u8]; MAX_SEGMENTS],
-) -> Status {
+) -> FrameStatus {
     for (segment, part) in segments.iter().zip(parts) {
         if part.len() > segment.bytes as usize {
-            return Status::Size;
+            return FrameStatus::Size;
         }
         if !part.is_empty() && bus.write(id, segment.iova, part).is_err() {
-            return Status::Stopped;
+            return FrameStatus::Stopped;
         }
     }
-    Status::Done
+    FrameStatus::Done
 }

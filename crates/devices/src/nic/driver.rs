@@ -4,15 +4,15 @@
 
 use ringfence_types::{Direction, PhysAddr, PhysRange};
 
-use super::device::Lane;
+use super::device::QueueDir;
 use super::error::NicError;
 use super::frame::{FRAME_HEADER_BYTES, MAX_BODY_BYTES};
-use super::layout::{Completion, SEGMENT_BYTES, Segment, Status};
+use super::layout::{DescriptorSegment, FrameStatus, NicCompletion, SEGMENT_BYTES};
 use super::profile::{Fill, Profile, Rings};
-use crate::api::{ApiError, DmaApi, Ring, Stop};
+use crate::api::{ApiError, DeviceRing, DmaApi, MapFailure};
 use crate::buffer::PoolError;
-use crate::returns::Returns;
-use crate::ring::{LieKind, OrderedRing, RawCompletion, RingAddresses};
+use crate::returns::OrderedCompletions;
+use crate::ring::{CompletionFault, OrderedRing, RawCompletion, RingAddresses};
 use crate::{Buffer, Pool};
 
 /// Target buffers of a packet at most.
@@ -25,21 +25,21 @@ const DATA_SLOT: u64 = 2048;
 
 /// A buffer while the device owns it.
 #[derive(Debug)]
-pub(super) struct Held<H> {
+pub(super) struct PendingDescriptor<H> {
     pub(super) handle: H,
     pub(super) at: PhysAddr,
     pub(super) bytes: u32,
 }
 
 /// The buffers of one descriptor.
-pub(super) type Packet<H> = [Option<Held<H>>; MAX_BUFFERS];
+pub(super) type Packet<H> = [Option<PendingDescriptor<H>>; MAX_BUFFERS];
 
 /// A receive ring, and the descriptor that is being armed: a map that stalls is continued there.
 #[derive(Debug)]
 pub(super) struct ReceiveRing<H> {
     pub(super) ring: OrderedRing<Packet<H>>,
     pub(super) arming: Packet<H>,
-    pub(super) segments: [Segment; MAX_BUFFERS],
+    pub(super) segments: [DescriptorSegment; MAX_BUFFERS],
     pub(super) armed: usize,
 }
 
@@ -56,7 +56,7 @@ pub struct DriverStats {
     pub stalls: u64,
     /// Maps put off because the pool was empty, or the ring full.
     pub starved: u64,
-    /// Completions whose status was not [`Status::Done`].
+    /// Completions whose status was not [`FrameStatus::Done`].
     pub failed: u64,
 }
 
@@ -78,21 +78,21 @@ impl Pools {
     }
 
     #[inline]
-    pub(super) fn give(&mut self, buffer: Buffer) -> Result<(), NicError> {
+    pub(super) fn return_buffers(&mut self, buffer: Buffer) -> Result<(), NicError> {
         let buffer = match &mut self.header {
-            Some(header) => match header.give(buffer) {
+            Some(header) => match header.free(buffer) {
                 Ok(()) => return Ok(()),
                 Err(buffer) => buffer,
             },
             None => buffer,
         };
         self.data
-            .give(buffer)
+            .free(buffer)
             .map_err(|buffer| NicError::ForeignBuffer { at: buffer.start() })
     }
 
     fn out(&self) -> usize {
-        self.header.as_ref().map_or(0, Pool::out) + self.data.out()
+        self.header.as_ref().map_or(0, Pool::in_use) + self.data.in_use()
     }
 }
 
@@ -104,7 +104,7 @@ pub struct Nic<H> {
     pub(super) receive: Vec<ReceiveRing<H>>,
     pub(super) transmit: Vec<OrderedRing<Packet<H>>>,
     /// Received packets, with the bytes of the frame in each buffer.
-    pub(super) arrivals: Returns<[u32; MAX_BUFFERS], [Option<Buffer>; MAX_BUFFERS]>,
+    pub(super) arrivals: OrderedCompletions<[u32; MAX_BUFFERS], [Option<Buffer>; MAX_BUFFERS]>,
     pub(super) stats: DriverStats,
     pub(super) scratch: Vec<u8>,
 }
@@ -140,7 +140,7 @@ impl<H> Nic<H> {
             pools: pools(&profile, memory)?,
             receive: Vec::new(),
             transmit: Vec::new(),
-            arrivals: Returns::default(),
+            arrivals: OrderedCompletions::default(),
             stats: DriverStats::default(),
             scratch: Vec::new(),
         };
@@ -157,17 +157,17 @@ impl<H> Nic<H> {
         let entry_bytes = (self.profile.buffers_per_packet * SEGMENT_BYTES) as u32;
         let Rings { count, size } = self.profile.transmit;
         for queue in 0..count {
-            let ring = ring(Lane::Transmit, queue);
+            let ring = ring(QueueDir::Tx, queue);
             self.transmit
                 .push(OrderedRing::alloc(api, ring, size, entry_bytes)?);
         }
         let Rings { count, size } = self.profile.receive;
         for queue in 0..count {
-            let ring = ring(Lane::Receive, queue);
+            let ring = ring(QueueDir::Rx, queue);
             self.receive.push(ReceiveRing {
                 ring: OrderedRing::alloc(api, ring, size, entry_bytes)?,
                 arming: [const { None }; MAX_BUFFERS],
-                segments: [Segment::NONE; MAX_BUFFERS],
+                segments: [DescriptorSegment::NONE; MAX_BUFFERS],
                 armed: 0,
             });
             if self.profile.fill == Fill::RingByRing {
@@ -181,35 +181,33 @@ impl<H> Nic<H> {
     }
 
     /// Every ring with what the device's base registers need.
-    pub fn rings(&self) -> impl Iterator<Item = (Lane, u16, RingAddresses)> {
+    pub fn rings(&self) -> impl Iterator<Item = (QueueDir, u16, RingAddresses)> {
         let receive = self.receive.iter().map(|receive| &receive.ring);
         let numbered = |lane| {
             move |(index, ring): (usize, &OrderedRing<Packet<H>>)| {
                 (lane, index as u16, ring.addresses())
             }
         };
-        receive.enumerate().map(numbered(Lane::Receive)).chain(
-            self.transmit
-                .iter()
-                .enumerate()
-                .map(numbered(Lane::Transmit)),
-        )
+        receive
+            .enumerate()
+            .map(numbered(QueueDir::Rx))
+            .chain(self.transmit.iter().enumerate().map(numbered(QueueDir::Tx)))
     }
 
     /// Makes what a ring offers visible to the hardware; what to write into its tail register. `None` if there is no such ring.
     #[inline]
-    pub fn publish<A: DmaApi<Handle = H>>(
+    pub fn sync_map<A: DmaApi<Handle = H>>(
         &self,
         api: &mut A,
-        lane: Lane,
+        lane: QueueDir,
         index: u16,
     ) -> Option<u32> {
         let place = usize::from(index);
         let tail = match lane {
-            Lane::Receive => self.receive.get(place)?.ring.tail(),
-            Lane::Transmit => self.transmit.get(place)?.tail(),
+            QueueDir::Rx => self.receive.get(place)?.ring.tail(),
+            QueueDir::Tx => self.transmit.get(place)?.tail(),
         };
-        api.publish(ring(lane, index));
+        api.sync_map(ring(lane, index));
         Some(tail)
     }
 
@@ -233,14 +231,14 @@ impl<H> Nic<H> {
     pub(super) fn map<A: DmaApi<Handle = H>>(
         &mut self,
         api: &mut A,
-        ring: Ring,
+        ring: DeviceRing,
         which: usize,
         buffer: Buffer,
         bytes: u32,
-    ) -> Result<Option<(Held<H>, Segment)>, NicError> {
+    ) -> Result<Option<(PendingDescriptor<H>, DescriptorSegment)>, NicError> {
         let at = buffer.start();
         let Some(memory) = self.pools.of(which).range(&buffer, u64::from(bytes)) else {
-            self.pools.give(buffer)?;
+            self.pools.return_buffers(buffer)?;
             return Err(NicError::FrameLength {
                 bytes: bytes as usize,
             });
@@ -248,26 +246,26 @@ impl<H> Nic<H> {
         match api.map(ring, buffer, memory) {
             Ok(mapped) => {
                 self.stats.maps += 1;
-                let held = Held {
+                let held = PendingDescriptor {
                     handle: mapped.handle,
                     at,
                     bytes,
                 };
-                let segment = Segment {
+                let segment = DescriptorSegment {
                     iova: mapped.iova,
                     bytes,
                 };
                 Ok(Some((held, segment)))
             }
             Err(refused) => {
-                self.pools.give(refused.buffer)?;
-                match refused.stop {
-                    Stop::Busy => {
+                self.pools.return_buffers(refused.buffer)?;
+                match refused.failure {
+                    MapFailure::Busy => {
                         self.stats.stalls += 1;
                         Ok(None)
                     }
-                    Stop::NoSuchRing => Err(ApiError::NoSuchRing(ring).into()),
-                    Stop::Failed(error) => Err(ApiError::Map(error).into()),
+                    MapFailure::NoSuchRing => Err(ApiError::NoSuchRing(ring).into()),
+                    MapFailure::Failed(error) => Err(ApiError::Map(error).into()),
                 }
             }
         }
@@ -277,14 +275,14 @@ impl<H> Nic<H> {
     pub(super) fn release<A: DmaApi<Handle = H>>(
         &mut self,
         api: &mut A,
-        ring: Ring,
+        ring: DeviceRing,
         packet: Packet<H>,
     ) -> Result<(), NicError> {
         let mut result = Ok(());
         for held in packet.into_iter().flatten() {
             self.stats.unmaps += 1;
             let done = match api.unmap(ring, held.handle) {
-                Ok(Some(buffer)) => self.pools.give(buffer),
+                Ok(Some(buffer)) => self.pools.return_buffers(buffer),
                 Ok(None) => Ok(()),
                 Err(error) => Err(error.into()),
             };
@@ -324,7 +322,7 @@ impl<H> Nic<H> {
         let mut given = Ok(());
         let pools = &mut self.pools;
         self.arrivals
-            .abandon(|buffer| given = given.and(pools.give(buffer)));
+            .abandon(|buffer| given = given.and(pools.return_buffers(buffer)));
         let lost = match self.pools.out() {
             0 => Ok(()),
             buffers => Err(NicError::Lost { buffers }),
@@ -339,7 +337,7 @@ impl<H> Nic<H> {
     pub(super) fn end_burst<A: DmaApi<Handle = H>>(
         &mut self,
         api: &mut A,
-        ring: Ring,
+        ring: DeviceRing,
     ) -> Result<(), NicError> {
         let (arrivals, pools) = (&mut self.arrivals, &mut self.pools);
         let mut given = Ok(());
@@ -347,9 +345,9 @@ impl<H> Nic<H> {
             let done = match ring.direction {
                 Direction::FromDevice => match arrivals.released(buffer) {
                     Ok(()) => Ok(()),
-                    Err(buffer) => pools.give(buffer),
+                    Err(buffer) => pools.return_buffers(buffer),
                 },
-                Direction::ToDevice | Direction::Bidirectional => pools.give(buffer),
+                Direction::ToDevice | Direction::Bidirectional => pools.return_buffers(buffer),
             };
             given = given.and(done);
         });
@@ -364,7 +362,7 @@ impl<H> Nic<H> {
     fn end_last_burst<A: DmaApi<Handle = H>>(
         &mut self,
         api: &mut A,
-        ring: Ring,
+        ring: DeviceRing,
     ) -> Result<(), NicError> {
         self.end_burst(api, ring)
             .or_else(|_| self.end_burst(api, ring))
@@ -394,12 +392,12 @@ fn pools(profile: &Profile, memory: PhysRange) -> Result<Pools, NicError> {
 }
 
 /// Which ring of the API a queue is.
-pub(super) const fn ring(lane: Lane, queue: u16) -> Ring {
-    Ring {
+pub(super) const fn ring(lane: QueueDir, queue: u16) -> DeviceRing {
+    DeviceRing {
         queue,
         direction: match lane {
-            Lane::Receive => Direction::FromDevice,
-            Lane::Transmit => Direction::ToDevice,
+            QueueDir::Rx => Direction::FromDevice,
+            QueueDir::Tx => Direction::ToDevice,
         },
     }
 }
@@ -422,20 +420,21 @@ pub(super) fn check<H>(
     raw: &RawCompletion,
     head: u32,
     packet: &Packet<H>,
-) -> Result<(Completion, Status), LieKind> {
-    let claim = Completion::decode(raw);
+) -> Result<(NicCompletion, FrameStatus), CompletionFault> {
+    let claim = NicCompletion::decode(raw);
     if claim.descriptor != head {
-        return Err(LieKind::Index {
+        return Err(CompletionFault::Index {
             found: claim.descriptor,
             expected: Some(head),
         });
     }
-    let status = Status::from_raw(claim.status).ok_or(LieKind::Status(claim.status))?;
+    let status =
+        FrameStatus::from_raw(claim.status).ok_or(CompletionFault::Status(claim.status))?;
     let room = |which: usize| {
         let held = packet.get(which).and_then(Option::as_ref);
         held.map_or(0, |held| held.bytes)
     };
-    let too_long = |found, at_most| Err(LieKind::Length { found, at_most });
+    let too_long = |found, at_most| Err(CompletionFault::Length { found, at_most });
     let Some(second) = claim.bytes.checked_sub(claim.first) else {
         return too_long(claim.first, claim.bytes);
     };

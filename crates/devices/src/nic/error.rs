@@ -4,11 +4,11 @@ use core::fmt;
 
 use ringfence_types::PhysAddr;
 
-use super::device::Lane;
+use super::device::QueueDir;
 use crate::Unreachable;
 use crate::api::ApiError;
 use crate::buffer::PoolError;
-use crate::ring::{CompletionError, DeviceLie};
+use crate::ring::{CompletionError, MalformedCompletion};
 
 /// Why a driver's call did not succeed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,11 +19,11 @@ pub enum NicError {
     /// The processor could not reach its own memory.
     Memory(Unreachable),
     /// The device lied. Its ring stands still until the port is closed.
-    Device(DeviceLie),
+    Device(MalformedCompletion),
     /// The port has no such queue.
     NoSuchQueue {
         /// The lane.
-        lane: Lane,
+        lane: QueueDir,
         /// The number.
         index: u16,
     },

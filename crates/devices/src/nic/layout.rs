@@ -26,14 +26,14 @@ pub const SEGMENT_BYTES: usize = 16;
 
 /// A buffer as a descriptor names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Segment {
+pub struct DescriptorSegment {
     /// First byte.
     pub iova: Iova,
     /// How many.
     pub bytes: u32,
 }
 
-impl Segment {
+impl DescriptorSegment {
     /// Not used.
     pub const NONE: Self = Self {
         iova: Iova::ZERO,
@@ -63,7 +63,7 @@ impl Segment {
 /// How a frame ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u16)]
-pub enum Status {
+pub enum FrameStatus {
     /// It was moved.
     Done = 0,
     /// An access to a buffer was stopped.
@@ -72,7 +72,7 @@ pub enum Status {
     Size = 2,
 }
 
-impl Status {
+impl FrameStatus {
     /// From its number; `None` if it does not exist.
     pub const fn from_raw(raw: u16) -> Option<Self> {
         Some(match raw {
@@ -86,18 +86,18 @@ impl Status {
 
 /// What a device reports of one descriptor. The status is a number, because it may be none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Completion {
+pub struct NicCompletion {
     /// Bytes of the frame.
     pub bytes: u32,
     /// Bytes of it in the first buffer.
     pub first: u32,
     /// The descriptor, free-running.
     pub descriptor: u32,
-    /// A [`Status`], of 15 bits.
+    /// A [`FrameStatus`], of 15 bits.
     pub status: u16,
 }
 
-impl Completion {
+impl NicCompletion {
     /// Into bits, without the phase.
     #[inline]
     pub fn encode(&self) -> RawCompletion {
@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn bits_are_where_the_tables_say() {
-        let segment = Segment {
+        let segment = DescriptorSegment {
             iova: Iova::new(0x1122_3344_5566_7788),
             bytes: 0x99aa_bbcc,
         };
@@ -137,8 +137,8 @@ mod tests {
                 0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11, 0xcc, 0xbb, 0xaa, 0x99, 0, 0, 0, 0
             ]
         );
-        assert_eq!(Segment::decode(&segment.encode()), segment);
-        let completion = Completion {
+        assert_eq!(DescriptorSegment::decode(&segment.encode()), segment);
+        let completion = NicCompletion {
             bytes: 0x0102_0304,
             first: 0x0506_0708,
             descriptor: 0x090a_0b0c,
@@ -150,11 +150,11 @@ mod tests {
                 4, 3, 2, 1, 8, 7, 6, 5, 0x0c, 0x0b, 0x0a, 9, 0, 0, 0xfc, 0xff
             ]
         );
-        assert_eq!(Completion::decode(&completion.encode()), completion);
-        assert_eq!(Completion::decode(&[0xff; 16]).status, 0x7fff);
-        for status in [Status::Done, Status::Stopped, Status::Size] {
-            assert_eq!(Status::from_raw(status as u16), Some(status));
+        assert_eq!(NicCompletion::decode(&completion.encode()), completion);
+        assert_eq!(NicCompletion::decode(&[0xff; 16]).status, 0x7fff);
+        for status in [FrameStatus::Done, FrameStatus::Stopped, FrameStatus::Size] {
+            assert_eq!(FrameStatus::from_raw(status as u16), Some(status));
         }
-        assert_eq!(Status::from_raw(3), None);
+        assert_eq!(FrameStatus::from_raw(3), None);
     }
 }

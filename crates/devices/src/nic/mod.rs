@@ -9,7 +9,7 @@
 //! | `receive.rs`, `transmit.rs` | the driver's two loops |
 //! | `premapped.rs` | buffers that stay mapped, sent by a program itself |
 //! | `frame.rs` | what stands in a frame |
-//! | `station.rs` | a driver and its device run by a workload |
+//! | `testbed.rs` | a driver and its device run by a workload |
 
 mod device;
 mod driver;
@@ -19,16 +19,16 @@ mod layout;
 mod premapped;
 mod profile;
 mod receive;
-mod station;
+mod testbed;
 mod transmit;
 
-pub use device::{DeviceStats, Lane, NicDevice, Reception};
+pub use device::{DeviceStats, NicDevice, QueueDir, Reception};
 pub use driver::{DriverStats, Nic};
 pub use error::NicError;
 pub use frame::{FRAME_HEADER_BYTES, Frame, FrameError, MAX_BODY_BYTES};
-pub use layout::{Completion, SEGMENT_BYTES, Segment, Status};
-pub use premapped::{Choice, Premapped};
+pub use layout::{DescriptorSegment, FrameStatus, NicCompletion, SEGMENT_BYTES};
+pub use premapped::{BufferChoice, Premapped};
 pub use profile::{Fill, Profile, Replace, Rings};
 pub use receive::{Preemption, Received};
-pub use station::{Station, StationError, StationStats, World};
-pub use transmit::Sent;
+pub use testbed::{Environment, NicTestbed, TestbedError, TestbedStats};
+pub use transmit::SendOutcome;

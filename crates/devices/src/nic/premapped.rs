@@ -1,15 +1,15 @@
 //! Buffers that stay mapped while a user-level program sends them: what an IOTLB miss costs when nothing else does (rIOMMU section 5.3).
 
-use ringfence_types::{DeviceId, Direction, Iova, PhysRange};
+use ringfence_types::{Direction, Iova, PhysRange, RequesterId};
 
 use super::error::NicError;
-use crate::api::{ApiError, DmaApi, Mapped, Ring, Stop};
+use crate::api::{ApiError, DeviceRing, DmaApi, MapFailure, Mapped};
 use crate::seed::Seed;
 use crate::{Buffer, DmaError, Pool, Transfer};
 
 /// Which of the buffers is sent.
 #[derive(Debug, Clone)]
-pub enum Choice {
+pub enum BufferChoice {
     /// One drawn at random for every packet: the IOTLB hardly ever has it.
     Random(Seed),
     /// Always the first one: the IOTLB always has it.
@@ -25,7 +25,7 @@ pub struct Premapped<H> {
 }
 
 /// The queue pair of the program.
-const RING: Ring = Ring {
+const RING: DeviceRing = DeviceRing {
     queue: 0,
     direction: Direction::ToDevice,
 };
@@ -50,13 +50,13 @@ impl<H> Premapped<H> {
             bytes,
             packet: vec![0; bytes as usize],
         };
-        while let Some(buffer) = pool.take() {
+        while let Some(buffer) = pool.alloc() {
             if let Err(error) = opened.map(api, &pool, buffer) {
                 opened.close(api)?;
                 return Err(error);
             }
         }
-        api.publish(RING);
+        api.sync_map(RING);
         Ok(opened)
     }
 
@@ -75,10 +75,10 @@ impl<H> Premapped<H> {
                 self.mapped.push((iova, handle));
                 Ok(())
             }
-            Err(refused) => Err(match refused.stop {
-                Stop::Busy => NicError::NoEntries,
-                Stop::NoSuchRing => ApiError::NoSuchRing(RING).into(),
-                Stop::Failed(error) => ApiError::Map(error).into(),
+            Err(refused) => Err(match refused.failure {
+                MapFailure::Busy => NicError::NoEntries,
+                MapFailure::NoSuchRing => ApiError::NoSuchRing(RING).into(),
+                MapFailure::Failed(error) => ApiError::Map(error).into(),
             }),
         }
     }
@@ -95,12 +95,12 @@ impl<H> Premapped<H> {
     pub fn send<T: Transfer>(
         &mut self,
         bus: &mut T,
-        device: DeviceId,
-        choice: &mut Choice,
+        device: RequesterId,
+        choice: &mut BufferChoice,
     ) -> Result<(), DmaError> {
         let which = match choice {
-            Choice::Random(seed) => seed.below(self.mapped.len() as u64) as usize,
-            Choice::Same => 0,
+            BufferChoice::Random(seed) => seed.below(self.mapped.len() as u64) as usize,
+            BufferChoice::Same => 0,
         };
         match self.mapped.get(which) {
             Some((iova, _)) => bus.read(device, *iova, &mut self.packet),

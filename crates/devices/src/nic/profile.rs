@@ -2,7 +2,7 @@
 
 use ringfence_types::Direction;
 
-use crate::api::Ring;
+use crate::api::DeviceRing;
 use crate::ring::RingSize;
 
 /// Rings of one lane of a port.
@@ -80,7 +80,7 @@ impl Profile {
 
     /// The port's rings as the DMA API names them, each with the number of buffers that are mapped when it is full: L of rIOMMU section 4.
     /// A ring's table of descriptors holds two mappings more, of descriptors and of completions.
-    pub fn api_rings(&self) -> impl Iterator<Item = (Ring, u32)> + use<> {
+    pub fn api_rings(&self) -> impl Iterator<Item = (DeviceRing, u32)> + use<> {
         let per_packet = self.buffers_per_packet as u32;
         [
             (self.receive, Direction::FromDevice),
@@ -89,7 +89,7 @@ impl Profile {
         .into_iter()
         .flat_map(move |(rings, direction)| {
             (0..rings.count).map(move |queue| {
-                let ring = Ring { queue, direction };
+                let ring = DeviceRing { queue, direction };
                 (ring, rings.size.entries() * per_packet)
             })
         })

@@ -1,10 +1,10 @@
 //! The receive loop: each buffer of a packet is unmapped and its successor mapped, in the order that the driver has (decision 0011), then the
 //! burst is ended and the packets are handed up.
 
-use super::device::Lane;
+use super::device::QueueDir;
 use super::driver::{MAX_BUFFERS, Nic, check, offered, ring};
 use super::error::NicError;
-use super::layout::{Segment, Status};
+use super::layout::{DescriptorSegment, FrameStatus};
 use super::profile::Replace;
 use crate::ByteMemory;
 use crate::api::DmaApi;
@@ -32,7 +32,7 @@ pub struct Received {
 }
 
 /// Calls to the DMA API so far, and what happens before one of them.
-struct Calls {
+struct ApiCalls {
     made: u32,
     preemption: Option<Preemption>,
     preempted: bool,
@@ -52,7 +52,7 @@ impl<H> Nic<H> {
         preemption: Option<Preemption>,
         each: impl FnMut(&[u8]),
     ) -> Result<Received, NicError> {
-        let mut calls = Calls {
+        let mut calls = ApiCalls {
             made: 0,
             preemption,
             preempted: false,
@@ -70,7 +70,7 @@ impl<H> Nic<H> {
             }
         }
         if completions > 0 || result.is_err() {
-            result = result.and(self.end_burst(api, ring(Lane::Receive, queue)));
+            result = result.and(self.end_burst(api, ring(QueueDir::Rx, queue)));
         }
         let delivered = self.deliver(api, each);
         result = result.and(delivered.map(|_| ()));
@@ -88,19 +88,19 @@ impl<H> Nic<H> {
         &mut self,
         api: &mut A,
         queue: u16,
-        calls: &mut Calls,
+        calls: &mut ApiCalls,
     ) -> Result<bool, NicError> {
         let receive = self
             .receive
             .get_mut(usize::from(queue))
             .ok_or(NicError::NoSuchQueue {
-                lane: Lane::Receive,
+                lane: QueueDir::Rx,
                 index: queue,
             })?;
         let Some(((claim, status), packet)) = receive.ring.completed(api.memory(), check)? else {
             return Ok(false);
         };
-        let bytes = if status == Status::Done {
+        let bytes = if status == FrameStatus::Done {
             // Checked: the first part is not longer than the whole.
             [claim.first, claim.bytes - claim.first]
         } else {
@@ -124,8 +124,8 @@ impl<H> Nic<H> {
             }
             result = result.and(self.before_call(api, calls));
             self.stats.unmaps += 1;
-            match api.unmap(ring(Lane::Receive, queue), held.handle) {
-                Ok(Some(buffer)) => self.arrivals.back(buffer, number, which),
+            match api.unmap(ring(QueueDir::Rx, queue), held.handle) {
+                Ok(Some(buffer)) => self.arrivals.buffer_returned(buffer, number, which),
                 Ok(None) => self.arrivals.withhold(held.at, number, which),
                 Err(error) => {
                     self.arrivals.lose(number);
@@ -148,7 +148,7 @@ impl<H> Nic<H> {
     fn before_call<A: DmaApi<Handle = H>>(
         &mut self,
         api: &mut A,
-        calls: &mut Calls,
+        calls: &mut ApiCalls,
     ) -> Result<(), NicError> {
         let now = calls
             .preemption
@@ -174,12 +174,12 @@ impl<H> Nic<H> {
         }
         let which = receive.armed;
         if which < per_packet {
-            let Some(buffer) = self.pools.of(which).take() else {
+            let Some(buffer) = self.pools.of(which).alloc() else {
                 self.stats.starved += 1;
                 return Ok(false);
             };
             let bytes = offered(&self.profile, which);
-            let ring = ring(Lane::Receive, queue);
+            let ring = ring(QueueDir::Rx, queue);
             let Some((held, segment)) = self.map(api, ring, which, buffer, bytes)? else {
                 return Ok(false);
             };
@@ -199,7 +199,9 @@ impl<H> Nic<H> {
             return Ok(false);
         };
         if receive.armed == per_packet {
-            let raw = receive.segments.map(|segment| Segment::encode(&segment));
+            let raw = receive
+                .segments
+                .map(|segment| DescriptorSegment::encode(&segment));
             let bytes = per_packet * super::SEGMENT_BYTES;
             let raw = raw.as_flattened().get(..bytes).unwrap_or_default();
             let packet = core::mem::replace(&mut receive.arming, [const { None }; MAX_BUFFERS]);
@@ -270,7 +272,7 @@ impl<H> Nic<H> {
                     .read(buffer.start(), &mut self.scratch[start..]);
                 result = result
                     .and(read.map_err(NicError::from))
-                    .and(self.pools.give(buffer));
+                    .and(self.pools.return_buffers(buffer));
             }
             if whole && !self.scratch.is_empty() && result.is_ok() {
                 each(&self.scratch);

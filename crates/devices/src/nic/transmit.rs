@@ -1,16 +1,16 @@
 //! Sending, and the loop that takes back what was sent.
 
-use super::device::Lane;
+use super::device::QueueDir;
 use super::driver::{MAX_BUFFERS, Nic, Packet, check, ring};
 use super::error::NicError;
 use super::frame::{FRAME_HEADER_BYTES, MAX_BODY_BYTES};
-use super::layout::{Segment, Status};
+use super::layout::{DescriptorSegment, FrameStatus};
 use crate::ByteMemory;
 use crate::api::DmaApi;
 
 /// What became of a frame to be sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sent {
+pub enum SendOutcome {
     /// The device has it after the next doorbell.
     Queued,
     /// The ring is full, or buffers or the layer's entries have run out: reclaim, and try again.
@@ -27,10 +27,10 @@ impl<H> Nic<H> {
         api: &mut A,
         queue: u16,
         frame: &[u8],
-    ) -> Result<Sent, NicError> {
+    ) -> Result<SendOutcome, NicError> {
         let index = usize::from(queue);
         let transmit = self.transmit.get(index).ok_or(NicError::NoSuchQueue {
-            lane: Lane::Transmit,
+            lane: QueueDir::Tx,
             index: queue,
         })?;
         if frame.is_empty() || frame.len() > FRAME_HEADER_BYTES + MAX_BODY_BYTES {
@@ -38,7 +38,7 @@ impl<H> Nic<H> {
         }
         if transmit.is_full() {
             self.stats.starved += 1;
-            return Ok(Sent::Full);
+            return Ok(SendOutcome::Full);
         }
         let split = if self.profile.buffers_per_packet < MAX_BUFFERS {
             frame.len()
@@ -47,68 +47,72 @@ impl<H> Nic<H> {
         };
         let (first, second) = frame.split_at(split);
         let mut packet: Packet<H> = [const { None }; MAX_BUFFERS];
-        let mut segments = [Segment::NONE; MAX_BUFFERS];
+        let mut segments = [DescriptorSegment::NONE; MAX_BUFFERS];
         for (which, part) in [first, second].into_iter().enumerate() {
             if part.is_empty() {
                 continue;
             }
-            match self.place(api, queue, which, part) {
+            match self.map_packet(api, queue, which, part) {
                 Ok(Some((held, segment))) => {
                     packet[which] = Some(held);
                     segments[which] = segment;
                 }
-                Ok(None) => return self.take_back(api, queue, packet).map(|()| Sent::Full),
+                Ok(None) => {
+                    return self
+                        .undo_maps(api, queue, packet)
+                        .map(|()| SendOutcome::Full);
+                }
                 Err(error) => {
-                    self.take_back(api, queue, packet)?;
+                    self.undo_maps(api, queue, packet)?;
                     return Err(error);
                 }
             }
         }
-        let raw = segments.map(|segment| Segment::encode(&segment));
+        let raw = segments.map(|segment| DescriptorSegment::encode(&segment));
         let bytes = self.profile.buffers_per_packet * super::SEGMENT_BYTES;
         let raw = raw.as_flattened().get(..bytes).unwrap_or_default();
         let Some(transmit) = self.transmit.get_mut(index) else {
-            return Ok(Sent::Full);
+            return Ok(SendOutcome::Full);
         };
         match transmit.post(api.memory(), raw, packet) {
-            Ok(()) => Ok(Sent::Queued),
+            Ok(()) => Ok(SendOutcome::Queued),
             Err((packet, error)) => {
-                self.take_back(api, queue, packet)?;
-                error.map_or(Ok(Sent::Full), |error| Err(error.into()))
+                self.undo_maps(api, queue, packet)?;
+                error.map_or(Ok(SendOutcome::Full), |error| Err(error.into()))
             }
         }
     }
 
     /// One part of a frame into one mapped buffer. `None`: not now.
     #[inline]
-    fn place<A: DmaApi<Handle = H>>(
+    fn map_packet<A: DmaApi<Handle = H>>(
         &mut self,
         api: &mut A,
         queue: u16,
         which: usize,
         part: &[u8],
-    ) -> Result<Option<(super::driver::Held<H>, Segment)>, NicError> {
-        let Some(buffer) = self.pools.of(which).take() else {
+    ) -> Result<Option<(super::driver::PendingDescriptor<H>, DescriptorSegment)>, NicError> {
+        let Some(buffer) = self.pools.of(which).alloc() else {
             self.stats.starved += 1;
             return Ok(None);
         };
         if let Err(error) = api.memory().write(buffer.start(), part) {
-            self.pools.give(buffer)?;
+            self.pools.return_buffers(buffer)?;
             return Err(error.into());
         }
-        let ring = ring(Lane::Transmit, queue);
+        let ring = ring(QueueDir::Tx, queue);
         self.map(api, ring, which, buffer, part.len() as u32)
     }
 
     /// Undoes the maps of a frame that is not sent.
     #[cold]
-    fn take_back<A: DmaApi<Handle = H>>(
+    fn undo_maps<A: DmaApi<Handle = H>>(
         &mut self,
         api: &mut A,
         queue: u16,
         packet: Packet<H>,
     ) -> Result<(), NicError> {
-        let ring = ring(Lane::Transmit, queue);
+        let ring = ring(QueueDir::Tx, queue);
         let released = self.release(api, ring, packet);
         released.and(self.end_burst(api, ring))
     }
@@ -124,19 +128,19 @@ impl<H> Nic<H> {
         budget: u32,
     ) -> Result<u32, NicError> {
         let index = usize::from(queue);
-        let ring = ring(Lane::Transmit, queue);
+        let ring = ring(QueueDir::Tx, queue);
         let mut done = 0;
         let mut result = Ok(());
         while done < budget && result.is_ok() {
             let transmit = self.transmit.get_mut(index).ok_or(NicError::NoSuchQueue {
-                lane: Lane::Transmit,
+                lane: QueueDir::Tx,
                 index: queue,
             })?;
             match transmit.completed(api.memory(), check) {
                 Ok(None) => break,
                 Ok(Some(((_, status), packet))) => {
                     done += 1;
-                    self.stats.failed += u64::from(status != Status::Done);
+                    self.stats.failed += u64::from(status != FrameStatus::Done);
                     result = self.release(api, ring, packet);
                 }
                 Err(error) => result = Err(error.into()),

@@ -37,7 +37,7 @@ impl Coalesce {
 
     /// The interrupt is taken; how many completions it announces. Also the timer: it takes the interrupt before it is due.
     #[inline]
-    pub fn take(&mut self) -> u32 {
+    pub fn acknowledge(&mut self) -> u32 {
         core::mem::take(&mut self.unannounced)
     }
 }
@@ -53,9 +53,9 @@ mod tests {
             assert_eq!(coalesce.due(), done >= 3);
             coalesce.completed();
         }
-        assert_eq!(coalesce.take(), 7);
+        assert_eq!(coalesce.acknowledge(), 7);
         assert!(!coalesce.due());
-        assert_eq!(coalesce.take(), 0);
+        assert_eq!(coalesce.acknowledge(), 0);
         let mut eager = Coalesce::new(0);
         assert!(!eager.due());
         eager.completed();

@@ -1,9 +1,9 @@
 //! Completion rings: the device writes, the driver finds new entries by their phase.
 
-use ringfence_types::DeviceId;
+use ringfence_types::RequesterId;
 
 use super::{Cursor, RingBase, RingMemory};
-use crate::api::{ApiError, DmaApi, Ring};
+use crate::api::{ApiError, DeviceRing, DmaApi};
 use crate::{ByteMemory, DmaError, Transfer, Unreachable};
 
 /// Bytes of a completion: that of NVMe, which all devices here share.
@@ -62,7 +62,7 @@ impl CompletionQueue {
     ///
     /// # Errors
     /// The memory is lost.
-    pub fn free<A: DmaApi>(self, api: &mut A, ring: Ring) -> Result<(), ApiError> {
+    pub fn free<A: DmaApi>(self, api: &mut A, ring: DeviceRing) -> Result<(), ApiError> {
         self.memory.free(api, ring)
     }
 }
@@ -91,7 +91,7 @@ impl CompletionWriter {
     pub fn post<T: Transfer>(
         &mut self,
         bus: &mut T,
-        device: DeviceId,
+        device: RequesterId,
         mut raw: RawCompletion,
     ) -> Result<(), DmaError> {
         raw[PHASE_BYTE] = (raw[PHASE_BYTE] & !1) | u8::from(self.next.phase());

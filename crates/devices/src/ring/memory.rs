@@ -4,7 +4,7 @@ use ringfence_dma::Coherent;
 use ringfence_types::{Iova, PageSize, PhysAddr};
 
 use super::RingSize;
-use crate::api::{ApiError, DmaApi, Ring};
+use crate::api::{ApiError, DeviceRing, DmaApi};
 use crate::{ByteMemory, Unreachable};
 
 const PAGE: u64 = PageSize::Size4K.bytes();
@@ -24,7 +24,7 @@ impl RingMemory {
     /// The allocation's.
     pub fn alloc<A: DmaApi>(
         api: &mut A,
-        ring: Ring,
+        ring: DeviceRing,
         size: RingSize,
         entry_bytes: u32,
     ) -> Result<Self, ApiError> {
@@ -42,7 +42,7 @@ impl RingMemory {
     ///
     /// # Errors
     /// It failed twice: the memory is lost, because the device may still reach it.
-    pub fn free<A: DmaApi>(self, api: &mut A, ring: Ring) -> Result<(), ApiError> {
+    pub fn free<A: DmaApi>(self, api: &mut A, ring: DeviceRing) -> Result<(), ApiError> {
         api.free_coherent(ring, self.coherent)
             .or_else(|refused| api.free_coherent(ring, refused.memory))
             .map_err(|refused| refused.error)
@@ -68,7 +68,7 @@ impl RingMemory {
     /// # Errors
     /// Never for memory as [`alloc`](Self::alloc) makes it.
     #[inline]
-    fn place(&self, counter: u32) -> Result<PhysAddr, Unreachable> {
+    fn entry_address(&self, counter: u32) -> Result<PhysAddr, Unreachable> {
         let offset = u64::from(self.size.index(counter)) * u64::from(self.entry_bytes);
         let frame = self.coherent.frames().get((offset / PAGE) as usize);
         match frame {
@@ -91,7 +91,7 @@ impl RingMemory {
         counter: u32,
         into: &mut [u8],
     ) -> Result<(), Unreachable> {
-        memory.read(self.place(counter)?, into)
+        memory.read(self.entry_address(counter)?, into)
     }
 
     /// Writes the first bytes of entry `counter`, modulo the size.
@@ -105,7 +105,7 @@ impl RingMemory {
         counter: u32,
         from: &[u8],
     ) -> Result<(), Unreachable> {
-        memory.write(self.place(counter)?, from)
+        memory.write(self.entry_address(counter)?, from)
     }
 }
 

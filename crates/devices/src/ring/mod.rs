@@ -17,5 +17,7 @@ mod size;
 pub use coalesce::Coalesce;
 pub use completion::{COMPLETION_BYTES, CompletionQueue, CompletionWriter, RawCompletion};
 pub use memory::{RingBase, RingMemory};
-pub use queue::{CompletionError, DeviceLie, LieKind, OrderedRing, RingAddresses};
+pub use queue::{
+    CompletionError, CompletionFault, MalformedCompletion, OrderedRing, RingAddresses,
+};
 pub use size::{Cursor, RingSize};

@@ -3,7 +3,7 @@
 use core::fmt;
 
 use super::{COMPLETION_BYTES, CompletionQueue, RawCompletion, RingBase, RingMemory, RingSize};
-use crate::api::{ApiError, DmaApi, Ring};
+use crate::api::{ApiError, DeviceRing, DmaApi};
 use crate::{ByteMemory, Unreachable};
 
 /// Where a device finds a ring and its completions.
@@ -17,17 +17,17 @@ pub struct RingAddresses {
 
 /// Something in shared memory that an honest device does not write. A driver believes nothing it reads there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct DeviceLie {
+pub struct MalformedCompletion {
     /// The queue.
-    pub ring: Ring,
+    pub ring: DeviceRing,
     /// What is wrong.
-    pub kind: LieKind,
+    pub kind: CompletionFault,
 }
 
 /// What is wrong with a completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum LieKind {
+pub enum CompletionFault {
     /// Nothing is outstanding.
     Nothing,
     /// It names another descriptor than the oldest one, or a command that is not outstanding.
@@ -50,33 +50,37 @@ pub enum LieKind {
     Queue(u16),
 }
 
-impl fmt::Display for DeviceLie {
+impl fmt::Display for MalformedCompletion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Ring { queue, direction } = self.ring;
+        let DeviceRing { queue, direction } = self.ring;
         write!(f, "queue {queue} ({direction}): the device reports ")?;
         match self.kind {
-            LieKind::Nothing => f.write_str("a completion, and nothing is outstanding"),
-            LieKind::Index {
+            CompletionFault::Nothing => f.write_str("a completion, and nothing is outstanding"),
+            CompletionFault::Index {
                 found,
                 expected: Some(expected),
             } => write!(f, "entry {found}, not the oldest one, {expected}"),
-            LieKind::Index { found, .. } => write!(f, "command {found}, which is not outstanding"),
-            LieKind::Length { found, at_most } => {
+            CompletionFault::Index { found, .. } => {
+                write!(f, "command {found}, which is not outstanding")
+            }
+            CompletionFault::Length { found, at_most } => {
                 write!(f, "{found} bytes where {at_most} fit")
             }
-            LieKind::Status(status) => write!(f, "status {status:#x}, which does not exist"),
-            LieKind::Queue(queue) => write!(f, "a completion for queue {queue}"),
+            CompletionFault::Status(status) => {
+                write!(f, "status {status:#x}, which does not exist")
+            }
+            CompletionFault::Queue(queue) => write!(f, "a completion for queue {queue}"),
         }
     }
 }
 
-impl core::error::Error for DeviceLie {}
+impl core::error::Error for MalformedCompletion {}
 
 /// Descriptors, completions, and the driver's own record `T` of each descriptor that the device owns. Descriptors in memory are
 /// written and never read back: the device may have rewritten them.
 #[derive(Debug)]
 pub struct OrderedRing<T> {
-    ring: Ring,
+    ring: DeviceRing,
     descriptors: RingMemory,
     completions: CompletionQueue,
     /// Free-running: the oldest descriptor that the device owns.
@@ -93,7 +97,7 @@ impl<T> OrderedRing<T> {
     /// The allocation's; nothing stays allocated.
     pub fn alloc<A: DmaApi>(
         api: &mut A,
-        ring: Ring,
+        ring: DeviceRing,
         size: RingSize,
         entry_bytes: u32,
     ) -> Result<Self, ApiError> {
@@ -126,7 +130,7 @@ impl<T> OrderedRing<T> {
 
     /// Which ring it is.
     #[inline]
-    pub const fn ring(&self) -> Ring {
+    pub const fn ring(&self) -> DeviceRing {
         self.ring
     }
 
@@ -189,17 +193,17 @@ impl<T> OrderedRing<T> {
     pub fn completed<M: ByteMemory, C>(
         &mut self,
         memory: &M,
-        check: impl FnOnce(&RawCompletion, u32, &T) -> Result<C, LieKind>,
+        check: impl FnOnce(&RawCompletion, u32, &T) -> Result<C, CompletionFault>,
     ) -> Result<Option<(C, T)>, CompletionError> {
         let Some(raw) = self.completions.peek(memory)? else {
             return Ok(None);
         };
         let ring = self.ring;
-        let lie = |kind| CompletionError::Lie(DeviceLie { ring, kind });
+        let lie = |kind| CompletionError::Lie(MalformedCompletion { ring, kind });
         let head = self.head;
-        let place = self.record(head).ok_or(lie(LieKind::Nothing))?;
+        let place = self.record(head).ok_or(lie(CompletionFault::Nothing))?;
         // Entries outside [head, tail) have no record.
-        let record = place.take().ok_or(lie(LieKind::Nothing))?;
+        let record = place.take().ok_or(lie(CompletionFault::Nothing))?;
         match check(&raw, head, &record) {
             Ok(completion) => {
                 self.head = head.wrapping_add(1);
@@ -241,7 +245,7 @@ pub enum CompletionError {
     /// Memory's.
     Memory(Unreachable),
     /// The device's.
-    Lie(DeviceLie),
+    Lie(MalformedCompletion),
 }
 
 impl From<Unreachable> for CompletionError {

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use super::clients::Clients;
-use super::{Offer, Packet, SEGMENT, Workload};
+use super::{ClientAction, Packet, SEGMENT, Workload};
 
 /// Packets of an answer before it is another client's turn: 64 KiB.
 const TURN: u64 = 44;
@@ -15,13 +15,13 @@ pub struct Apache {
     request: u32,
     file: u64,
     /// Answers that are not sent completely: the client, and bytes to go.
-    answers: VecDeque<(u32, u64)>,
+    responses: VecDeque<(u32, u64)>,
     /// Packets of this turn so far.
     turn: u64,
     /// By client: bytes still to come, and packets not acknowledged.
     pending: Vec<(u64, u32)>,
     /// Acknowledgements on the wire.
-    owed: VecDeque<u32>,
+    pending_clients: VecDeque<u32>,
 }
 
 impl Apache {
@@ -40,10 +40,10 @@ impl Apache {
             clients: Clients::new(clients, seed),
             request: 64,
             file: file.max(1),
-            answers: VecDeque::new(),
+            responses: VecDeque::new(),
             turn: 0,
             pending: vec![(0, 0); clients as usize],
-            owed: VecDeque::new(),
+            pending_clients: VecDeque::new(),
         }
     }
 }
@@ -53,23 +53,23 @@ impl Workload for Apache {
         self.clients.count()
     }
 
-    fn offer(&mut self) -> Offer {
-        if let Some(client) = self.owed.pop_front() {
-            return Offer::Packet(Packet { client, bytes: 0 });
+    fn offer(&mut self) -> ClientAction {
+        if let Some(client) = self.pending_clients.pop_front() {
+            return ClientAction::Packet(Packet { client, bytes: 0 });
         }
         match self.clients.draw() {
-            Some(client) => Offer::Packet(Packet {
+            Some(client) => ClientAction::Packet(Packet {
                 client,
                 bytes: self.request,
             }),
-            None => Offer::Waiting,
+            None => ClientAction::Waiting,
         }
     }
 
     fn received(&mut self, packet: Packet) {
         // Without data it acknowledges.
         if packet.bytes > 0 {
-            self.answers.push_back((packet.client, self.file));
+            self.responses.push_back((packet.client, self.file));
             if let Some(pending) = self.pending.get_mut(packet.client as usize) {
                 *pending = (self.file, 0);
             }
@@ -77,7 +77,7 @@ impl Workload for Apache {
     }
 
     fn send(&mut self) -> Option<Packet> {
-        let (client, left) = self.answers.front_mut()?;
+        let (client, left) = self.responses.front_mut()?;
         let bytes = (*left).min(u64::from(SEGMENT));
         let packet = Packet {
             client: *client,
@@ -86,10 +86,10 @@ impl Workload for Apache {
         *left -= bytes;
         self.turn += 1;
         if *left == 0 {
-            self.answers.pop_front();
+            self.responses.pop_front();
             self.turn = 0;
         } else if self.turn == TURN {
-            self.answers.rotate_left(1);
+            self.responses.rotate_left(1);
             self.turn = 0;
         }
         Some(packet)
@@ -104,7 +104,7 @@ impl Workload for Apache {
         let complete = *left == 0;
         if *unacknowledged == 2 {
             *unacknowledged = 0;
-            self.owed.push_back(packet.client);
+            self.pending_clients.push_back(packet.client);
         }
         if complete {
             self.clients.ready(packet.client);

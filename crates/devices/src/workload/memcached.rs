@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use super::clients::Clients;
-use super::{Offer, Packet, Workload};
+use super::{ClientAction, Packet, Workload};
 
 const KEY: u32 = 64;
 const VALUE: u32 = 1024;
@@ -15,7 +15,7 @@ const STORED: u32 = 8;
 pub struct Memcached {
     clients: Clients,
     gets_per_hundred: u64,
-    answers: VecDeque<Packet>,
+    responses: VecDeque<Packet>,
 }
 
 impl Memcached {
@@ -29,7 +29,7 @@ impl Memcached {
         Self {
             clients: Clients::new(clients, seed),
             gets_per_hundred: 90,
-            answers: VecDeque::new(),
+            responses: VecDeque::new(),
         }
     }
 }
@@ -39,25 +39,25 @@ impl Workload for Memcached {
         self.clients.count()
     }
 
-    fn offer(&mut self) -> Offer {
+    fn offer(&mut self) -> ClientAction {
         let Some(client) = self.clients.draw() else {
-            return Offer::Waiting;
+            return ClientAction::Waiting;
         };
         let get = self.clients.chance(100) < self.gets_per_hundred;
         let bytes = if get { KEY } else { KEY + VALUE };
-        Offer::Packet(Packet { client, bytes })
+        ClientAction::Packet(Packet { client, bytes })
     }
 
     fn received(&mut self, packet: Packet) {
         let bytes = if packet.bytes == KEY { VALUE } else { STORED };
-        self.answers.push_back(Packet {
+        self.responses.push_back(Packet {
             client: packet.client,
             bytes,
         });
     }
 
     fn send(&mut self) -> Option<Packet> {
-        self.answers.pop_front()
+        self.responses.pop_front()
     }
 
     fn answered(&mut self, packet: Packet) {

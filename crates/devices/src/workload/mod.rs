@@ -1,7 +1,7 @@
 //! Workloads as data: who puts which packet on the wire when, and how the server answers. What each does by default, and which
 //! document says so, stands in decision 0011.
 //!
-//! Network workloads are run by a [`Station`](crate::nic::Station). They are deterministic: the same parameters and the same seed give
+//! Network workloads are run by a [`NicTestbed`](crate::nic::NicTestbed). They are deterministic: the same parameters and the same seed give
 //! the same packets, whatever the protection mode.
 
 mod apache;
@@ -13,7 +13,7 @@ mod stream;
 pub use apache::Apache;
 pub use memcached::Memcached;
 pub use request_response::RequestResponse;
-pub use stream::Stream;
+pub use stream::NetperfStream;
 
 /// Packets of one run of a benchmark.
 pub const PACKETS_PER_RUN: u64 = 16_384;
@@ -36,7 +36,7 @@ pub struct Packet {
 
 /// What the clients do next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Offer {
+pub enum ClientAction {
     /// A packet is on the wire.
     Packet(Packet),
     /// All clients wait for the server.
@@ -50,7 +50,7 @@ pub trait Workload {
     /// How many connections.
     fn clients(&self) -> u32;
     /// The clients' next step.
-    fn offer(&mut self) -> Offer;
+    fn offer(&mut self) -> ClientAction;
     /// The server has received a packet.
     fn received(&mut self, packet: Packet);
     /// The next packet that the server sends, if it has any to send.
@@ -63,7 +63,7 @@ impl<W: Workload + ?Sized> Workload for Box<W> {
     fn clients(&self) -> u32 {
         (**self).clients()
     }
-    fn offer(&mut self) -> Offer {
+    fn offer(&mut self) -> ClientAction {
         (**self).offer()
     }
     fn received(&mut self, packet: Packet) {

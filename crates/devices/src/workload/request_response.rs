@@ -1,6 +1,6 @@
 //! Request-response: one small message in, one out, then silence.
 
-use super::{Offer, Packet, Workload};
+use super::{ClientAction, Packet, Workload};
 
 /// Netperf's UDP request-response (rIOMMU section 5.1).
 #[derive(Debug, Clone)]
@@ -54,16 +54,16 @@ impl Workload for RequestResponse {
         1
     }
 
-    fn offer(&mut self) -> Offer {
+    fn offer(&mut self) -> ClientAction {
         match self.state {
             State::Asking => {
                 self.state = State::Waiting;
-                Offer::Packet(self.packet())
+                ClientAction::Packet(self.packet())
             }
-            State::Waiting | State::Answering => Offer::Waiting,
+            State::Waiting | State::Answering => ClientAction::Waiting,
             State::Answered => {
                 self.state = State::Asking;
-                Offer::Silence
+                ClientAction::Silence
             }
         }
     }

@@ -1,16 +1,16 @@
 //! Stream: the server receives messages back to back on one connection, or on several.
 
-use super::{Offer, Packet, SEGMENT, Workload};
+use super::{ClientAction, Packet, SEGMENT, Workload};
 
 /// Netperf's TCP stream (rIOMMU section 5.1; EIOVAR section 7, Figs. 11 and 12).
 #[derive(Debug, Clone)]
-pub struct Stream {
+pub struct NetperfStream {
     message: u32,
     connections: Vec<Connection>,
     /// Who sends next: the connections take turns, a packet each.
     turn: usize,
     /// Connections that owe an acknowledgement.
-    owed: std::collections::VecDeque<u32>,
+    pending_clients: std::collections::VecDeque<u32>,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -19,7 +19,7 @@ struct Connection {
     unacknowledged: u32,
 }
 
-impl Stream {
+impl NetperfStream {
     /// The documents' message size.
     pub const MESSAGE: u32 = 16_384;
 
@@ -32,29 +32,29 @@ impl Stream {
             message,
             connections: vec![Connection::default(); connections as usize],
             turn: 0,
-            owed: std::collections::VecDeque::new(),
+            pending_clients: std::collections::VecDeque::new(),
         }
     }
 }
 
-impl Default for Stream {
+impl Default for NetperfStream {
     fn default() -> Self {
         Self::new(Self::MESSAGE, 1)
     }
 }
 
-impl Workload for Stream {
+impl Workload for NetperfStream {
     fn clients(&self) -> u32 {
         self.connections.len() as u32
     }
 
-    fn offer(&mut self) -> Offer {
+    fn offer(&mut self) -> ClientAction {
         if self.connections.is_empty() {
-            return Offer::Waiting;
+            return ClientAction::Waiting;
         }
         let client = (self.turn % self.connections.len()) as u32;
         self.turn = self.turn.wrapping_add(1);
-        Offer::Packet(Packet {
+        ClientAction::Packet(Packet {
             client,
             bytes: self.message.min(SEGMENT),
         })
@@ -65,13 +65,13 @@ impl Workload for Stream {
             connection.unacknowledged += 1;
             if connection.unacknowledged == 2 {
                 connection.unacknowledged = 0;
-                self.owed.push_back(packet.client);
+                self.pending_clients.push_back(packet.client);
             }
         }
     }
 
     fn send(&mut self) -> Option<Packet> {
-        let client = self.owed.pop_front()?;
+        let client = self.pending_clients.pop_front()?;
         Some(Packet { client, bytes: 0 })
     }
 

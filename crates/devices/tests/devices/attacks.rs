@@ -2,29 +2,29 @@
 
 use std::cell::RefCell;
 
-use ringfence_devices::api::Attacked;
-use ringfence_devices::nic::{Nic, Profile, Station, World};
-use ringfence_devices::workload::{BURST, Stream};
+use ringfence_devices::api::AttackHook;
+use ringfence_devices::nic::{Environment, Nic, NicTestbed, Profile};
+use ringfence_devices::workload::{BURST, NetperfStream};
 use ringfence_devices::{Buffer, Neighbour, Passive, Racer, Replayer, Reuse};
 use ringfence_dma::Mapping;
 use ringfence_dma::flush::{Burst, Deferred, Strict};
 
 use super::rig::{self, Judged, Rig, RingRig};
 
-type Tricks = Attacked<(Passive, (Racer, (Replayer, Neighbour)))>;
+type Tricks = AttackHook<(Passive, (Racer, (Replayer, Neighbour)))>;
 
 fn tricks() -> Tricks {
     let replayer = Replayer::new(Reuse::Page);
-    Attacked((Passive, (Racer::new(), (replayer, Neighbour))))
+    AttackHook((Passive, (Racer::new(), (replayer, Neighbour))))
 }
 
 /// Violations and stopped accesses of an attacked adapter.
-fn attacked<W: Judged + World<Handle = Mapping<Buffer>>>(mut world: W) -> (u64, u64) {
+fn attacked<W: Judged + Environment<Handle = Mapping<Buffer>>>(mut world: W) -> (u64, u64) {
     let profile = Profile::MLX;
     let bytes = Nic::<Mapping<Buffer>>::buffer_bytes(&profile, BURST);
     let memory = rig::buffers(bytes);
-    let mut station = Station::open(&mut world, rig::NIC, profile, memory, BURST, 1).unwrap();
-    let mut stream = Stream::default();
+    let mut station = NicTestbed::open(&mut world, rig::NIC, profile, memory, BURST, 1).unwrap();
+    let mut stream = NetperfStream::default();
     station.run(&mut world, &mut stream, 2_400).unwrap();
     let judge = world.judge();
     (judge.violations, judge.faults)
@@ -53,7 +53,7 @@ fn only_a_ring_is_byte_granular_and_only_deferred_modes_are_stale() {
 
 #[test]
 fn without_neighbours_strict_and_burst_stop_everything() {
-    let quiet = || Attacked((Passive, (Racer::new(), Replayer::new(Reuse::Page))));
+    let quiet = || AttackHook((Passive, (Racer::new(), Replayer::new(Reuse::Page))));
     let (violations, faults) = attacked(Rig::paged(Strict, quiet()));
     assert_eq!(violations, 0);
     assert!(faults > 1_000, "{faults} attempts");

@@ -10,8 +10,8 @@ use ringfence_hw::{Translate, Translation};
 use ringfence_memory::{Arena, Frames, fake::NonCoherent};
 use ringfence_pgtable::Coherency;
 use ringfence_types::{
-    Access, DeviceId, Fault, FrameSource, Invalidation, InvalidationError, Invalidator, Iova,
-    MemoryError, OutOfFrames, PhysAddr, PhysMemory, PhysRange, TABLE_WORDS, Ticket,
+    Access, Fault, FrameSource, Invalidation, InvalidationError, Invalidator, Iova, MemoryError,
+    OutOfFrames, PhysAddr, PhysMemory, PhysRange, RequesterId, TABLE_WORDS, Ticket,
 };
 
 use super::rig::TABLES;
@@ -179,7 +179,7 @@ impl<U: Translate> Translate for Walker<U> {
     fn translate<M: PhysMemory + ?Sized>(
         &mut self,
         _: &M,
-        device: DeviceId,
+        device: RequesterId,
         iova: Iova,
         bytes: u64,
         access: Access,

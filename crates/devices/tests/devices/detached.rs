@@ -1,14 +1,14 @@
 //! A device that is taken away under its driver: what is mapped comes back through the driver's own calls, and is out of reach.
 
-use ringfence_devices::api::{DmaApi, Ring, Stop};
-use ringfence_devices::nic::World;
+use ringfence_devices::api::{DeviceRing, DmaApi, MapFailure};
+use ringfence_devices::nic::Environment;
 use ringfence_devices::{DmaError, Pool};
 use ringfence_dma::MapReason;
 use ringfence_types::{Direction, PhysRange};
 
 use super::rig::{self, Judged};
 
-const RING: Ring = Ring {
+const RING: DeviceRing = DeviceRing {
     queue: 0,
     direction: Direction::FromDevice,
 };
@@ -19,7 +19,7 @@ fn buffers_of_a_domain_that_is_gone_come_back() {
     let mut pool = Pool::new(rig::buffers(16 << 12), 4096).unwrap();
     let mut handles = Vec::new();
     for _ in 0..5 {
-        let buffer = pool.take().unwrap();
+        let buffer = pool.alloc().unwrap();
         let memory = PhysRange::new(buffer.start(), 1500).unwrap();
         handles.push(world.api().map(RING, buffer, memory).unwrap());
     }
@@ -35,18 +35,18 @@ fn buffers_of_a_domain_that_is_gone_come_back() {
     // Each once, at once, and each its own: in a mode whose unmap would otherwise have had something to clear and to flush.
     for mapped in handles {
         let back = world.api().unmap(RING, mapped.handle).unwrap();
-        pool.give(back.expect("nobody reaches it")).unwrap();
+        pool.free(back.expect("nobody reaches it")).unwrap();
     }
-    assert_eq!((pool.out(), world.judge().live()), (0, 0));
+    assert_eq!((pool.in_use(), world.judge().live()), (0, 0));
     assert_eq!(world.judge().violations, 0);
 
-    let buffer = pool.take().unwrap();
+    let buffer = pool.alloc().unwrap();
     let memory = PhysRange::new(buffer.start(), 1500).unwrap();
     let refused = world.api().map(RING, buffer, memory).unwrap_err();
     assert!(
-        matches!(refused.stop, Stop::Failed(error) if error.reason == MapReason::NotAttached),
+        matches!(refused.failure, MapFailure::Failed(error) if error.reason == MapReason::NotAttached),
         "{:?}",
-        refused.stop
+        refused.failure
     );
-    pool.give(refused.buffer).unwrap();
+    pool.free(refused.buffer).unwrap();
 }

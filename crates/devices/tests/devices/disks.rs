@@ -3,13 +3,13 @@
 mod lies;
 
 use proptest::prelude::*;
-use ringfence_devices::api::{DmaApi, Ring};
+use ringfence_devices::api::{DeviceRing, DmaApi};
 use ringfence_devices::block::ahci::{AhciDriver, AhciPort};
 use ringfence_devices::block::nvme::{NvmeController, NvmeQueue};
 use ringfence_devices::block::{
-    BlockError, Done, Io, Operation, PAGE_BYTES, PseudoScsi, RamDisk, Rejected,
+    BlockError, CompletedIo, DiskRequest, Operation, PAGE_BYTES, PseudoScsi, RamDisk, RejectedIo,
 };
-use ringfence_devices::nic::World;
+use ringfence_devices::nic::Environment;
 use ringfence_devices::ring::RingSize;
 use ringfence_devices::{Buffer, ByteMemory, Pool};
 use ringfence_dma::Mapping;
@@ -22,10 +22,10 @@ const BLOCKS: usize = 4096;
 pub(crate) const QUEUE: u16 = 1;
 
 /// A driver with its device: what a request goes through, so that one test serves both.
-trait Disk<W: World> {
-    fn submit(&mut self, world: &mut W, io: Io) -> Result<u16, Rejected>;
+trait Disk<W: Environment> {
+    fn submit(&mut self, world: &mut W, io: DiskRequest) -> Result<u16, RejectedIo>;
     /// The device does some of its work, the driver takes it back.
-    fn work(&mut self, world: &mut W, disk: &mut RamDisk) -> Vec<Done>;
+    fn work(&mut self, world: &mut W, disk: &mut RamDisk) -> Vec<CompletedIo>;
     fn outstanding(&self) -> usize;
     fn close(self, world: &mut W, each: impl FnMut(Buffer));
 }
@@ -36,7 +36,7 @@ struct Nvme<H> {
 }
 
 impl<H> Nvme<H> {
-    fn open<W: World<Handle = H>>(world: &mut W, entries: u32, seed: u64) -> Self {
+    fn open<W: Environment<Handle = H>>(world: &mut W, entries: u32, seed: u64) -> Self {
         let size = RingSize::new(entries).unwrap();
         let queue = NvmeQueue::open(&mut world.api(), QUEUE, size).unwrap();
         let controller = NvmeController::new(rig::NIC, queue.addresses(), seed);
@@ -44,13 +44,13 @@ impl<H> Nvme<H> {
     }
 }
 
-impl<W: World> Disk<W> for Nvme<W::Handle> {
-    fn submit(&mut self, world: &mut W, io: Io) -> Result<u16, Rejected> {
+impl<W: Environment> Disk<W> for Nvme<W::Handle> {
+    fn submit(&mut self, world: &mut W, io: DiskRequest) -> Result<u16, RejectedIo> {
         self.queue.submit(&mut world.api(), io)
     }
 
-    fn work(&mut self, world: &mut W, disk: &mut RamDisk) -> Vec<Done> {
-        let tail = self.queue.publish(&mut world.api());
+    fn work(&mut self, world: &mut W, disk: &mut RamDisk) -> Vec<CompletedIo> {
+        let tail = self.queue.sync_map(&mut world.api());
         self.controller.submission_doorbell(tail);
         self.controller.run(&mut world.bus(), disk).unwrap();
         let mut all = Vec::new();
@@ -77,22 +77,22 @@ struct Ahci<H> {
 }
 
 impl<H> Ahci<H> {
-    fn open<W: World<Handle = H>>(world: &mut W, seed: u64) -> Self {
+    fn open<W: Environment<Handle = H>>(world: &mut W, seed: u64) -> Self {
         let driver = AhciDriver::open(&mut world.api()).unwrap();
         let port = AhciPort::new(rig::NIC, driver.addresses(), seed);
         Self { driver, port }
     }
 }
 
-impl<W: World> Disk<W> for Ahci<W::Handle> {
-    fn submit(&mut self, world: &mut W, io: Io) -> Result<u16, Rejected> {
+impl<W: Environment> Disk<W> for Ahci<W::Handle> {
+    fn submit(&mut self, world: &mut W, io: DiskRequest) -> Result<u16, RejectedIo> {
         let tag = self.driver.submit(&mut world.api(), io)?;
-        let slots = self.driver.publish(&mut world.api());
+        let slots = self.driver.sync_map(&mut world.api());
         self.port.issue(slots);
         Ok(tag)
     }
 
-    fn work(&mut self, world: &mut W, disk: &mut RamDisk) -> Vec<Done> {
+    fn work(&mut self, world: &mut W, disk: &mut RamDisk) -> Vec<CompletedIo> {
         self.port.run(&mut world.bus(), disk, 3).unwrap();
         let mut all = Vec::new();
         self.driver
@@ -174,7 +174,7 @@ fn drive<W: Judged, D: Disk<W>>(world: &mut W, mut driver: D, requests: &[Reques
         loop {
             let mut buffers = Vec::new();
             for page in 0..bytes.div_ceil(PAGE_BYTES as usize) {
-                let buffer = pool.take().unwrap();
+                let buffer = pool.alloc().unwrap();
                 let here: Vec<u8> = (0..PAGE_BYTES as usize)
                     .map(|at| pattern(request.fill, page * PAGE_BYTES as usize + at))
                     .collect();
@@ -183,7 +183,7 @@ fn drive<W: Judged, D: Disk<W>>(world: &mut W, mut driver: D, requests: &[Reques
                 }
                 buffers.push(buffer);
             }
-            let io = Io {
+            let io = DiskRequest {
                 operation: request.operation,
                 block: request.block,
                 bytes: bytes as u32,
@@ -206,7 +206,7 @@ fn drive<W: Judged, D: Disk<W>>(world: &mut W, mut driver: D, requests: &[Reques
                 Err(rejected) => {
                     assert_eq!(rejected.error, BlockError::Full);
                     for buffer in rejected.buffers {
-                        pool.give(buffer).unwrap();
+                        pool.free(buffer).unwrap();
                     }
                     full += 1;
                     assert!(!pending.is_empty(), "no room, and nothing outstanding");
@@ -219,7 +219,7 @@ fn drive<W: Judged, D: Disk<W>>(world: &mut W, mut driver: D, requests: &[Reques
         settle(world, &mut driver, &mut disk, &mut pool, &mut pending);
     }
     assert!(pending.is_empty());
-    assert_eq!(pool.out(), 0);
+    assert_eq!(pool.in_use(), 0);
     driver.close(world, |_| panic!("nothing was outstanding"));
     assert_eq!(disk.at(0, model.len() as u64).unwrap(), &model[..]);
     let judge = world.judge();
@@ -275,7 +275,7 @@ fn settle<W: Judged, D: Disk<W>>(
                 .read(buffer.start(), &mut page)
                 .unwrap();
             found.extend(page);
-            pool.give(buffer).unwrap();
+            pool.free(buffer).unwrap();
         }
         assert_eq!(found.len().div_ceil(4096), expected.len().div_ceil(4096));
         assert_eq!(found[..expected.len()], expected[..], "{request:?}");
@@ -283,9 +283,9 @@ fn settle<W: Judged, D: Disk<W>>(
 }
 
 /// The rings of a disk's queue, of `slots` slots each.
-pub(crate) fn rings_of(queue: u16, slots: u32) -> Vec<(Ring, u32)> {
+pub(crate) fn rings_of(queue: u16, slots: u32) -> Vec<(DeviceRing, u32)> {
     [Direction::ToDevice, Direction::FromDevice]
-        .map(|direction| (Ring { queue, direction }, slots))
+        .map(|direction| (DeviceRing { queue, direction }, slots))
         .into()
 }
 
@@ -361,7 +361,7 @@ fn arbitrary_order_is_what_rings_are_not_for() {
 
 #[test]
 fn the_pseudo_adapter_maps_and_transfers_nothing() {
-    fn run<W: Judged + World<Handle = Mapping<B>>, B>(mut world: W) {
+    fn run<W: Judged + Environment<Handle = Mapping<B>>, B>(mut world: W) {
         let memory = rig::buffers(16 * PAGE_BYTES);
         let mut scsi = PseudoScsi::new(memory, PseudoScsi::REQUEST, Operation::Read).unwrap();
         for _ in 0..100 {

@@ -3,12 +3,14 @@
 
 use std::cell::Cell;
 
-use ringfence_devices::api::{ApiError, DmaApi, Mapped, NotFreed, Refused, Ring, Stop};
+use ringfence_devices::api::{
+    ApiError, DeviceRing, DmaApi, FailedMap, MapFailure, Mapped, NotFreed,
+};
 use ringfence_devices::block::ahci::{AhciDriver, AhciPort};
 use ringfence_devices::block::nvme::{NvmeController, NvmeQueue};
-use ringfence_devices::block::{BlockError, Io, Operation, PAGE_BYTES, RamDisk};
+use ringfence_devices::block::{BlockError, DiskRequest, Operation, PAGE_BYTES, RamDisk};
 use ringfence_devices::nic::{
-    Fill, Lane, Nic, NicDevice, NicError, Profile, Replace, Rings, World,
+    Environment, Fill, Nic, NicDevice, NicError, Profile, QueueDir, Replace, Rings,
 };
 use ringfence_devices::ring::RingSize;
 use ringfence_devices::{Buffer, Pool};
@@ -53,35 +55,38 @@ impl<A: DmaApi> DmaApi for Flaky<'_, A> {
     }
     fn map(
         &mut self,
-        ring: Ring,
+        ring: DeviceRing,
         buffer: Buffer,
         memory: PhysRange,
-    ) -> Result<Mapped<A::Handle>, Refused> {
+    ) -> Result<Mapped<A::Handle>, FailedMap> {
         if self.maps.strikes() {
             let stop = match self.refusal {
-                Refusal::Failed => Stop::Failed(NO_MEMORY),
-                Refusal::Busy => Stop::Busy,
+                Refusal::Failed => MapFailure::Failed(NO_MEMORY),
+                Refusal::Busy => MapFailure::Busy,
             };
-            return Err(Refused { buffer, stop });
+            return Err(FailedMap {
+                buffer,
+                failure: stop,
+            });
         }
         self.inner.map(ring, buffer, memory)
     }
-    fn unmap(&mut self, ring: Ring, handle: A::Handle) -> Result<Option<Buffer>, ApiError> {
+    fn unmap(&mut self, ring: DeviceRing, handle: A::Handle) -> Result<Option<Buffer>, ApiError> {
         self.inner.unmap(ring, handle)
     }
-    fn end_burst(&mut self, ring: Ring, back: impl FnMut(Buffer)) -> Result<(), ApiError> {
+    fn end_burst(&mut self, ring: DeviceRing, back: impl FnMut(Buffer)) -> Result<(), ApiError> {
         self.inner.end_burst(ring, back)
     }
-    fn publish(&mut self, ring: Ring) {
-        self.inner.publish(ring);
+    fn sync_map(&mut self, ring: DeviceRing) {
+        self.inner.sync_map(ring);
     }
-    fn alloc_coherent(&mut self, ring: Ring, pages: usize) -> Result<Coherent, ApiError> {
+    fn alloc_coherent(&mut self, ring: DeviceRing, pages: usize) -> Result<Coherent, ApiError> {
         if self.allocs.strikes() {
             return Err(ApiError::Map(NO_MEMORY));
         }
         self.inner.alloc_coherent(ring, pages)
     }
-    fn free_coherent(&mut self, ring: Ring, memory: Coherent) -> Result<(), Box<NotFreed>> {
+    fn free_coherent(&mut self, ring: DeviceRing, memory: Coherent) -> Result<(), Box<NotFreed>> {
         self.inner.free_coherent(ring, memory)
     }
 }
@@ -95,7 +100,7 @@ struct Troubles {
 }
 
 impl Troubles {
-    fn api<'t, 'w, W: World>(&'t self, world: &'w mut W) -> Flaky<'t, W::Api<'w>> {
+    fn api<'t, 'w, W: Environment>(&'t self, world: &'w mut W) -> Flaky<'t, W::Api<'w>> {
         Flaky {
             inner: world.api(),
             maps: &self.maps,
@@ -138,7 +143,7 @@ impl<const MAP_FIRST: bool> Adapter<MAP_FIRST> {
     }
 }
 
-impl<W: Judged + World<Handle = Mapping<B>>, B, const MAP_FIRST: bool> Driven<W>
+impl<W: Judged + Environment<Handle = Mapping<B>>, B, const MAP_FIRST: bool> Driven<W>
     for Adapter<MAP_FIRST>
 {
     fn live(world: &mut W, troubles: &Troubles) -> Result<u32, String> {
@@ -167,8 +172,8 @@ impl<W: Judged + World<Handle = Mapping<B>>, B, const MAP_FIRST: bool> Driven<W>
                 let frame = [round; 700];
                 note(nic.send(&mut troubles.api(world), 0, &frame).map(drop))?;
             }
-            for lane in [Lane::Receive, Lane::Transmit] {
-                let tail = nic.publish(&mut troubles.api(world), lane, 0).unwrap();
+            for lane in [QueueDir::Rx, QueueDir::Tx] {
+                let tail = nic.sync_map(&mut troubles.api(world), lane, 0).unwrap();
                 device.doorbell(lane, 0, tail);
             }
             device
@@ -192,9 +197,9 @@ impl<W: Judged + World<Handle = Mapping<B>>, B, const MAP_FIRST: bool> Driven<W>
     }
 }
 
-fn io(pool: &mut Pool, number: u64) -> Io {
+fn io(pool: &mut Pool, number: u64) -> DiskRequest {
     let pages = 1 + number % 4;
-    Io {
+    DiskRequest {
         operation: if number.is_multiple_of(3) {
             Operation::Write
         } else {
@@ -202,7 +207,7 @@ fn io(pool: &mut Pool, number: u64) -> Io {
         },
         block: number * 8,
         bytes: (pages * PAGE_BYTES) as u32 - 512,
-        buffers: (0..pages).map(|_| pool.take().unwrap()).collect(),
+        buffers: (0..pages).map(|_| pool.alloc().unwrap()).collect(),
     }
 }
 
@@ -239,22 +244,22 @@ impl<W: Judged> Driven<W> for NvmeDisk {
                 rejected
                     .buffers
                     .into_iter()
-                    .for_each(|b| pool.give(b).unwrap());
+                    .for_each(|b| pool.free(b).unwrap());
             }
             if number % 3 == 2 {
-                controller.submission_doorbell(queue.publish(&mut troubles.api(world)));
+                controller.submission_doorbell(queue.sync_map(&mut troubles.api(world)));
                 controller.run(&mut world.bus(), &mut disk).unwrap();
                 let done = queue.complete(&mut troubles.api(world), u32::MAX, |done| {
-                    done.buffers.into_iter().for_each(|b| pool.give(b).unwrap());
+                    done.buffers.into_iter().for_each(|b| pool.free(b).unwrap());
                 });
                 note(done, &mut wrong)?;
                 controller.completion_doorbell(queue.completion_head());
             }
         }
         queue
-            .close(&mut troubles.api(world), |b| pool.give(b).unwrap())
+            .close(&mut troubles.api(world), |b| pool.free(b).unwrap())
             .map_err(|error| error.to_string())?;
-        match pool.out() {
+        match pool.in_use() {
             0 => Ok(wrong),
             lost => Err(format!("{lost} pages lost")),
         }
@@ -281,22 +286,22 @@ impl<W: Judged> Driven<W> for AhciDisk {
                 rejected
                     .buffers
                     .into_iter()
-                    .for_each(|b| pool.give(b).unwrap());
+                    .for_each(|b| pool.free(b).unwrap());
             }
-            port.issue(driver.publish(&mut troubles.api(world)));
+            port.issue(driver.sync_map(&mut troubles.api(world)));
             if number % 3 == 2 {
                 port.run(&mut world.bus(), &mut disk, 2).unwrap();
                 let registers = port.registers();
                 let done = driver.complete(&mut troubles.api(world), registers, |done| {
-                    done.buffers.into_iter().for_each(|b| pool.give(b).unwrap());
+                    done.buffers.into_iter().for_each(|b| pool.free(b).unwrap());
                 });
                 note(done, &mut wrong)?;
             }
         }
         driver
-            .close(&mut troubles.api(world), |b| pool.give(b).unwrap())
+            .close(&mut troubles.api(world), |b| pool.free(b).unwrap())
             .map_err(|error| error.to_string())?;
-        match pool.out() {
+        match pool.in_use() {
             0 => Ok(wrong),
             lost => Err(format!("{lost} pages lost")),
         }
@@ -375,7 +380,7 @@ fn when_invalidations_stay_away<D: Driven<W>, W: Judged>(make: impl Fn() -> W) -
     unreachable!("steps end")
 }
 
-fn in_every_mode<D>(rings: &[(Ring, u32)])
+fn in_every_mode<D>(rings: &[(DeviceRing, u32)])
 where
     D: Driven<rig::Rig<rig::Pages, ringfence_dma::flush::Strict, Buffer, ()>>
         + Driven<rig::Rig<rig::Pages, ringfence_dma::flush::Burst, Buffer, ()>>

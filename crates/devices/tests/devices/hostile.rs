@@ -4,10 +4,10 @@
 use proptest::prelude::*;
 use ringfence_devices::Transfer;
 use ringfence_devices::nic::{
-    Completion, Fill, Lane, Nic, NicDevice, NicError, Profile, Reception, Replace, Rings, Sent,
-    World,
+    Environment, Fill, Nic, NicCompletion, NicDevice, NicError, Profile, QueueDir, Reception,
+    Replace, Rings, SendOutcome,
 };
-use ringfence_devices::ring::{LieKind, RingAddresses, RingSize};
+use ringfence_devices::ring::{CompletionFault, RingAddresses, RingSize};
 use ringfence_dma::Mapping;
 
 use super::rig::{self, Judged};
@@ -29,12 +29,15 @@ fn profile(buffers_per_packet: usize) -> Profile {
     }
 }
 
-fn open<W: World<Handle = Mapping<B>>, B>(world: &mut W, profile: Profile) -> Nic<Mapping<B>> {
+fn open<W: Environment<Handle = Mapping<B>>, B>(
+    world: &mut W,
+    profile: Profile,
+) -> Nic<Mapping<B>> {
     let bytes = Nic::<Mapping<B>>::buffer_bytes(&profile, SIZE);
     Nic::open(profile, rig::buffers(bytes), &mut world.api()).unwrap()
 }
 
-fn addresses<H>(nic: &Nic<H>, lane: Lane) -> RingAddresses {
+fn addresses<H>(nic: &Nic<H>, lane: QueueDir) -> RingAddresses {
     nic.rings()
         .find(|(found, _, _)| *found == lane)
         .map(|(_, _, at)| at)
@@ -42,7 +45,7 @@ fn addresses<H>(nic: &Nic<H>, lane: Lane) -> RingAddresses {
 }
 
 /// Writes a completion with the phase of the first lap.
-fn claim<W: World>(world: &mut W, at: &RingAddresses, entry: u32, claim: Completion) {
+fn claim<W: Environment>(world: &mut W, at: &RingAddresses, entry: u32, claim: NicCompletion) {
     let mut raw = claim.encode();
     raw[14] |= 1;
     let iova = at.completions.entry(entry);
@@ -51,7 +54,7 @@ fn claim<W: World>(world: &mut W, at: &RingAddresses, entry: u32, claim: Complet
 
 #[test]
 fn every_lie_has_its_name() {
-    let good = Completion {
+    let good = NicCompletion {
         bytes: 60,
         first: 54,
         descriptor: 0,
@@ -59,36 +62,39 @@ fn every_lie_has_its_name() {
     };
     let cases = [
         (
-            Completion {
+            NicCompletion {
                 descriptor: 1,
                 ..good
             },
-            LieKind::Index {
+            CompletionFault::Index {
                 found: 1,
                 expected: Some(0),
             },
         ),
-        (Completion { status: 3, ..good }, LieKind::Status(3)),
         (
-            Completion { bytes: 53, ..good },
-            LieKind::Length {
+            NicCompletion { status: 3, ..good },
+            CompletionFault::Status(3),
+        ),
+        (
+            NicCompletion { bytes: 53, ..good },
+            CompletionFault::Length {
                 found: 54,
                 at_most: 53,
             },
         ),
         (
-            Completion { first: 55, ..good },
-            LieKind::Length {
+            NicCompletion { first: 55, ..good },
+            CompletionFault::Length {
                 found: 55,
                 at_most: 54,
             },
         ),
         (
-            Completion {
+            NicCompletion {
                 bytes: u32::MAX,
                 ..good
             },
-            LieKind::Length {
+            CompletionFault::Length {
                 found: u32::MAX - 54,
                 at_most: 1460,
             },
@@ -97,7 +103,7 @@ fn every_lie_has_its_name() {
     for (lie, expected) in cases {
         let mut world = rig::strict();
         let mut nic = open(&mut world, profile(2));
-        let at = addresses(&nic, Lane::Receive);
+        let at = addresses(&nic, QueueDir::Rx);
         claim(&mut world, &at, 0, lie);
         for _ in 0..2 {
             // The ring stands still: the same lie again.
@@ -116,8 +122,8 @@ fn every_lie_has_its_name() {
 fn a_completion_without_a_descriptor_is_a_lie() {
     let mut world = rig::strict();
     let mut nic = open(&mut world, profile(1));
-    let at = addresses(&nic, Lane::Transmit);
-    let nothing = Completion {
+    let at = addresses(&nic, QueueDir::Tx);
+    let nothing = NicCompletion {
         bytes: 0,
         first: 0,
         descriptor: 0,
@@ -125,7 +131,7 @@ fn a_completion_without_a_descriptor_is_a_lie() {
     };
     claim(&mut world, &at, 0, nothing);
     match nic.reclaim(&mut world.api(), 0, 10) {
-        Err(NicError::Device(found)) => assert_eq!(found.kind, LieKind::Nothing),
+        Err(NicError::Device(found)) => assert_eq!(found.kind, CompletionFault::Nothing),
         other => panic!("{other:?}"),
     }
     nic.close(&mut world.api()).unwrap();
@@ -188,7 +194,7 @@ fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
-fn survives<W: Judged + World<Handle = Mapping<B>>, B>(
+fn survives<W: Judged + Environment<Handle = Mapping<B>>, B>(
     mut world: W,
     per_packet: usize,
     acts: &[Act],
@@ -200,11 +206,7 @@ fn survives<W: Judged + World<Handle = Mapping<B>>, B>(
         device.program(lane, index, &at);
     }
     let lane = |receive| {
-        if receive {
-            Lane::Receive
-        } else {
-            Lane::Transmit
-        }
+        if receive { QueueDir::Rx } else { QueueDir::Tx }
     };
     for act in acts {
         match act {
@@ -220,7 +222,7 @@ fn survives<W: Judged + World<Handle = Mapping<B>>, B>(
             }
             Act::Claim(receive, entry, descriptor, bytes, status) => {
                 let at = addresses(&nic, lane(*receive));
-                let lie = Completion {
+                let lie = NicCompletion {
                     bytes: *bytes,
                     first: bytes / 2,
                     descriptor: *descriptor,
@@ -237,7 +239,10 @@ fn survives<W: Judged + World<Handle = Mapping<B>>, B>(
             }
             Act::Send(bytes) => {
                 let sent = nic.send(&mut world.api(), 0, &vec![1; usize::from(*bytes)]);
-                assert!(matches!(sent, Ok(Sent::Queued | Sent::Full)), "{sent:?}");
+                assert!(
+                    matches!(sent, Ok(SendOutcome::Queued | SendOutcome::Full)),
+                    "{sent:?}"
+                );
             }
             Act::Service(receive) => {
                 let result = if *receive {
@@ -252,8 +257,8 @@ fn survives<W: Judged + World<Handle = Mapping<B>>, B>(
             }
             Act::Doorbell(receive, tail) => device.doorbell(lane(*receive), 0, *tail),
         }
-        for lane in [Lane::Receive, Lane::Transmit] {
-            if let Some(tail) = nic.publish(&mut world.api(), lane, 0) {
+        for lane in [QueueDir::Rx, QueueDir::Tx] {
+            if let Some(tail) = nic.sync_map(&mut world.api(), lane, 0) {
                 device.doorbell(lane, 0, tail);
             }
         }

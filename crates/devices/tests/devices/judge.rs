@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use ringfence_devices::{Mapping, Observer, Request};
+use ringfence_devices::{DeviceMapping, DmaRequest, Observer};
 use ringfence_types::{Direction, Fault, Iova, IovaRange, PhysAddr, PhysRange};
 
 use super::rig::TABLES;
@@ -20,12 +20,12 @@ struct Grant {
 }
 
 impl Grant {
-    fn allows(&self, request: &Request) -> bool {
+    fn allows(&self, request: &DmaRequest) -> bool {
         self.direction.permissions().allows(request.access)
     }
 
     /// Whether an access leads to where the grant lies.
-    fn covers(&self, request: &Request, ranges: &[PhysRange]) -> bool {
+    fn covers(&self, request: &DmaRequest, ranges: &[PhysRange]) -> bool {
         let Some(asked) = IovaRange::new(request.iova, request.bytes) else {
             return false;
         };
@@ -88,7 +88,7 @@ impl Judge {
         self.grants.len()
     }
 
-    pub(crate) fn grant(&mut self, mapping: &Mapping, memory: PhysRange) {
+    pub(crate) fn grant(&mut self, mapping: &DeviceMapping, memory: PhysRange) {
         self.maps += 1;
         let key = (mapping.range.start(), memory.start());
         let starts = self.starts.entry(key.0).or_default();
@@ -164,7 +164,7 @@ impl Judge {
 }
 
 impl Observer for Judge {
-    fn allowed(&mut self, request: &Request, ranges: &[PhysRange]) {
+    fn allowed(&mut self, request: &DmaRequest, ranges: &[PhysRange]) {
         // Tables and descriptors lie above.
         if self.blind || ranges.iter().all(|range| range.start().get() >= TABLES) {
             return;
@@ -182,7 +182,7 @@ impl Observer for Judge {
             .extend(ranges.iter().map(|range| range.start()));
     }
 
-    fn faulted(&mut self, request: &Request, fault: &Fault) {
+    fn faulted(&mut self, request: &DmaRequest, fault: &Fault) {
         self.faults += 1;
         let denied = |kept: &Grant| {
             kept.live

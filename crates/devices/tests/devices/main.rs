@@ -1,5 +1,6 @@
 //! Drivers and devices over a real mapping layer and a real unit, every access judged against what the driver has mapped.
 
+mod as_published;
 mod attacks;
 mod board;
 mod detached;
@@ -7,7 +8,6 @@ mod disks;
 mod faults;
 mod hostile;
 mod judge;
-mod literal;
 mod matrix;
 mod nics;
 mod rig;

@@ -1,12 +1,15 @@
 //! The promise of the repaired ring modes, whole: every mode under every attacker on every workload. No access reaches a byte outside a
 //! live buffer, none inside one is stopped, all bytes arrive, and something was tried in each direction.
 
-use ringfence_devices::api::Attacked;
+use ringfence_devices::api::AttackHook;
 use ringfence_devices::block::{Operation, PseudoScsi};
-use ringfence_devices::nic::{Nic, Profile, Station};
-use ringfence_devices::workload::{Apache, BURST, Memcached, RequestResponse, Stream, Workload};
+use ringfence_devices::nic::{Nic, NicTestbed, Profile};
+use ringfence_devices::workload::{
+    Apache, BURST, Memcached, NetperfStream, RequestResponse, Workload,
+};
 use ringfence_devices::{
-    Attacker, Event, Neighbour, Passive, Port, Racer, Replayer, Request, Reuse, Straddler,
+    Attacker, DmaPort, DmaRequest, DriverEvent, Neighbour, Passive, Racer, Replayer, Reuse,
+    Straddler,
 };
 use ringfence_dma::Mapping;
 use ringfence_dma::ring::{RingSetup, SlotChoice};
@@ -61,9 +64,9 @@ pub(crate) struct Counted {
 }
 
 impl Attacker for Counted {
-    fn on<P: Port>(&mut self, event: &Event, port: &mut P) {
+    fn on<P: DmaPort>(&mut self, event: &DriverEvent, port: &mut P) {
         let tried = &mut self.tried;
-        let mut port = |request: &Request| {
+        let mut port = |request: &DmaRequest| {
             tried[usize::from(request.access == Access::Write)] += 1;
             port.access(request)
         };
@@ -76,12 +79,12 @@ impl Attacker for Counted {
     }
 }
 
-type World = RingRig<Attacked<Counted>>;
+type World = RingRig<AttackHook<Counted>>;
 
 /// What a cell of the matrix is: what runs, and what it needs for rings.
 struct Cell {
     name: String,
-    rings: Vec<(ringfence_devices::api::Ring, u32)>,
+    rings: Vec<(ringfence_devices::api::DeviceRing, u32)>,
     run: Box<dyn Fn(&mut World)>,
     /// Whether data flow both ways, as reads and writes of the device.
     ways: [bool; 2],
@@ -91,7 +94,7 @@ fn network(profile: Profile, name: &str, packets: u64, make: fn() -> Box<dyn Wor
     let run = move |world: &mut World| {
         let bytes = Nic::<Mapping<ringfence_devices::Buffer>>::buffer_bytes(&profile, BURST);
         let memory = rig::buffers(bytes);
-        let mut station = Station::open(world, rig::NIC, profile, memory, BURST, 1).unwrap();
+        let mut station = NicTestbed::open(world, rig::NIC, profile, memory, BURST, 1).unwrap();
         station.run(world, &mut make(), packets).unwrap();
         let (stats, driver) = (*station.stats(), *station.driver_stats());
         assert!(stats.received + stats.sent >= packets && driver.failed == 0);
@@ -113,7 +116,7 @@ fn cells() -> Vec<Cell> {
     let mut cells = Vec::new();
     for profile in [Profile::MLX, Profile::BRCM] {
         cells.push(network(profile, "stream", 1_500, || {
-            Box::new(Stream::default())
+            Box::new(NetperfStream::default())
         }));
         cells.push(network(profile, "request-response", 60, || {
             Box::new(RequestResponse::default())
@@ -144,7 +147,7 @@ fn cells() -> Vec<Cell> {
                 let bytes = PseudoScsi::REQUEST;
                 let mut scsi = PseudoScsi::new(memory, bytes, operation).unwrap();
                 for _ in 0..300 {
-                    scsi.request(&mut ringfence_devices::nic::World::api(world))
+                    scsi.request(&mut ringfence_devices::nic::Environment::api(world))
                         .unwrap();
                 }
                 assert_eq!(scsi.lost(), 0);
@@ -163,7 +166,7 @@ fn every_workload_under_every_attacker((mode, choice, coherency): (&str, SlotCho
             let name = format!("{mode}, {}, {}", cell.name, who.name());
             let counted = Counted { who, tried: [0; 2] };
             let setup = RingSetup { choice, coherency };
-            let mut world = RingRig::rings(cell.rings.iter().copied(), setup, Attacked(counted));
+            let mut world = RingRig::rings(cell.rings.iter().copied(), setup, AttackHook(counted));
             (cell.run)(&mut world);
             let tried = world.witness.0.0.tried;
             let judge = &world.machine.judge;

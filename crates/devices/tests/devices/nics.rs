@@ -4,11 +4,12 @@ use std::collections::VecDeque;
 
 use proptest::prelude::*;
 use ringfence_devices::nic::{
-    Fill, MAX_BODY_BYTES, Nic, Profile, Replace, Rings, Sent, Station, StationError, World,
+    Environment, Fill, MAX_BODY_BYTES, Nic, NicTestbed, Profile, Replace, Rings, SendOutcome,
+    TestbedError,
 };
 use ringfence_devices::ring::RingSize;
 use ringfence_devices::workload::{
-    Apache, BURST, Memcached, Offer, Packet, RequestResponse, Stream, Workload,
+    Apache, BURST, ClientAction, Memcached, NetperfStream, Packet, RequestResponse, Workload,
 };
 use ringfence_dma::Mapping;
 use ringfence_dma::ring::RingSetup;
@@ -17,18 +18,18 @@ use ringfence_types::Direction;
 
 use super::rig::{self, Judged};
 
-fn open<W: World<Handle = Mapping<B>>, B>(
+fn open<W: Environment<Handle = Mapping<B>>, B>(
     world: &mut W,
     profile: Profile,
     burst: u32,
     seed: u64,
-) -> Station<Mapping<B>> {
+) -> NicTestbed<Mapping<B>> {
     let bytes = Nic::<Mapping<B>>::buffer_bytes(&profile, burst);
-    Station::open(world, rig::NIC, profile, rig::buffers(bytes), burst, seed).unwrap()
+    NicTestbed::open(world, rig::NIC, profile, rig::buffers(bytes), burst, seed).unwrap()
 }
 
 /// Runs a workload and closes; the frames that were checked at the far ends.
-fn run<W: Judged + World<Handle = Mapping<B>>, B>(
+fn run<W: Judged + Environment<Handle = Mapping<B>>, B>(
     mut world: W,
     profile: Profile,
     burst: u32,
@@ -54,7 +55,7 @@ fn every_workload(profile: Profile) {
     type Make = fn() -> Box<dyn Workload>;
     // Stream goes around its receive ring; the others have rings enough to never do so in a short time.
     let workloads: [(u64, Make); 5] = [
-        (2_100, || Box::new(Stream::default())),
+        (2_100, || Box::new(NetperfStream::default())),
         (200, || Box::new(RequestResponse::default())),
         (900, || Box::new(Apache::new(Apache::BIG, 32, 1))),
         (300, || Box::new(Apache::new(Apache::SMALL, 32, 1))),
@@ -104,7 +105,7 @@ fn a_closed_port_leaves_nothing_behind() {
     for _ in 0..3 {
         let mut station = open(&mut world, Profile::BRCM, BURST, 1);
         station
-            .run(&mut world, &mut Stream::default(), 500)
+            .run(&mut world, &mut NetperfStream::default(), 500)
             .unwrap();
         station.close(&mut world).unwrap();
         in_use.push(world.frames_in_use());
@@ -117,7 +118,7 @@ fn a_closed_port_leaves_nothing_behind() {
 fn a_transmit_interrupt_falls_into_receive_loops() {
     let mut world = rig::strict();
     let mut station = open(&mut world, Profile::MLX, BURST, 1);
-    let mut stream = Stream::default();
+    let mut stream = NetperfStream::default();
     station.run(&mut world, &mut stream, 6_000).unwrap();
     let stats = station.stats();
     // 4000 frames in are 20 loops; 2000 out are 10 interrupts, each due while a loop runs.
@@ -129,7 +130,7 @@ fn a_transmit_interrupt_falls_into_receive_loops() {
 fn one_invalidation_per_burst_and_direction() {
     let mut world = rig::burst(512);
     let mut station = open(&mut world, Profile::BRCM, 100, 1);
-    let mut stream = Stream::default();
+    let mut stream = NetperfStream::default();
     station.run(&mut world, &mut stream, 3_000).unwrap();
     let driver = station.driver_stats();
     // 2000 frames in by hundreds, 1000 out by hundreds.
@@ -153,7 +154,7 @@ fn a_ring_with_room_for_a_burst_never_waits() {
         let mut world = rig::rings(&Profile::MLX, times, setup);
         let mut station = open(&mut world, Profile::MLX, BURST, 1);
         station
-            .run(&mut world, &mut Stream::default(), 4_000)
+            .run(&mut world, &mut NetperfStream::default(), 4_000)
             .unwrap();
         let stalls = station.driver_stats().stalls;
         assert_eq!(stalls > 0, waits, "{stalls} stalls with N = {times} L");
@@ -192,14 +193,14 @@ impl Workload for Script {
     fn clients(&self) -> u32 {
         CLIENTS
     }
-    fn offer(&mut self) -> Offer {
+    fn offer(&mut self) -> ClientAction {
         self.since += 1;
         if self.since.is_multiple_of(self.pause) {
-            return Offer::Silence;
+            return ClientAction::Silence;
         }
         self.inbound
             .pop_front()
-            .map_or(Offer::Waiting, Offer::Packet)
+            .map_or(ClientAction::Waiting, ClientAction::Packet)
     }
     fn received(&mut self, packet: Packet) {
         self.got.push(packet);
@@ -243,7 +244,7 @@ fn small(buffers_per_packet: usize, rings: u16, size: u32) -> Profile {
     }
 }
 
-fn conserves<W: Judged + World<Handle = Mapping<B>>, B>(
+fn conserves<W: Judged + Environment<Handle = Mapping<B>>, B>(
     mut world: W,
     profile: Profile,
     burst: u32,
@@ -304,8 +305,8 @@ fn a_workload_that_never_goes_on_is_an_error() {
         fn clients(&self) -> u32 {
             1
         }
-        fn offer(&mut self) -> Offer {
-            Offer::Waiting
+        fn offer(&mut self) -> ClientAction {
+            ClientAction::Waiting
         }
         fn received(&mut self, _: Packet) {}
         fn send(&mut self) -> Option<Packet> {
@@ -317,7 +318,7 @@ fn a_workload_that_never_goes_on_is_an_error() {
     let mut station = open(&mut world, Profile::BRCM, 1, 1);
     assert_eq!(
         station.run(&mut world, &mut Silent, 1),
-        Err(StationError::Stuck)
+        Err(TestbedError::Stuck)
     );
     station.close(&mut world).unwrap();
 }
@@ -350,8 +351,8 @@ fn silence_for_good_is_an_error() {
         fn clients(&self) -> u32 {
             1
         }
-        fn offer(&mut self) -> Offer {
-            Offer::Silence
+        fn offer(&mut self) -> ClientAction {
+            ClientAction::Silence
         }
         fn received(&mut self, _: Packet) {}
         fn send(&mut self) -> Option<Packet> {
@@ -363,7 +364,7 @@ fn silence_for_good_is_an_error() {
     let mut station = open(&mut world, Profile::BRCM, BURST, 1);
     assert_eq!(
         station.run(&mut world, &mut Gone, 1),
-        Err(StationError::Stuck)
+        Err(TestbedError::Stuck)
     );
     station.close(&mut world).unwrap();
 }
@@ -396,7 +397,10 @@ fn a_frame_that_finds_half_its_room_is_taken_back() {
     let (live, out) = (world.judge().live(), nic.buffers_out());
     for _ in 0..3 {
         // The headers find the only slot, the data none.
-        assert_eq!(nic.send(&mut world.api(), 0, &[1; 600]), Ok(Sent::Full));
+        assert_eq!(
+            nic.send(&mut world.api(), 0, &[1; 600]),
+            Ok(SendOutcome::Full)
+        );
         assert_eq!((world.judge().live(), nic.buffers_out()), (live, out));
     }
     nic.close(&mut world.api()).unwrap();

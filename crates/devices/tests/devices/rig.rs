@@ -4,30 +4,31 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use ringfence_devices::api::{
-    Attachments, Handback, HasBus, LayerApi, Ring as ApiRing, RingAttachments, Witness,
+    Attachments, DeviceRing as ApiRing, DmaHooks, HasBus, LayerApi, RingAttachments, UnmapOutcome,
 };
-use ringfence_devices::nic::{Profile, World};
-use ringfence_devices::{Buffer, Bus, Custody, Mapping};
-use ringfence_dma::flush::{Burst, Deferred, LiteralBurst, Never, Strict};
-use ringfence_dma::ring::{LiteralRing, Ring, RingSetup, SlotChoice, Tables, lay_out};
+use ringfence_devices::nic::{Environment, Profile};
+use ringfence_devices::{Buffer, BufferOwner, Bus, DeviceMapping};
+use ringfence_dma::flush::{Burst, BurstAsPublished, Deferred, Never, Strict};
+use ringfence_dma::ring::{Ring, RingAsPublished, RingSetup, RingTables, SlotChoice, lay_out};
 use ringfence_dma::space::{Identity, Paged, PlainTable, RingDriver, Rings, Rounding};
 use ringfence_dma::{Attachment, Cpu, Dma, Flush, Platform, Space, Teardown};
 use ringfence_hw::{
-    FaultLog, Geometry, Literal, Prefetch, Purge, Repaired, Replacement, RingLogic, RingUnit,
-    RingUnitConfig, Translate, UnitConfig, VtdUnit,
+    FaultLog, FixedLogic, Geometry, InvalidationGranularity, LogicAsPublished, Prefetch,
+    Replacement, RingLogic, RingUnit, RingUnitConfig, Translate, UnitConfig, VtdUnit,
 };
 use ringfence_iova::{CachedTree, Capacity, Eiovar, Locked};
 use ringfence_pgtable::{
-    Coherency, Context, ContextTables, Levels, SecondStage, Table, Translation,
+    Coherency, Context, ContextTables, Levels, SecondStage, Table, TranslationType,
 };
 use ringfence_types::{
-    DeviceId, DomainId, FrameSource, Invalidator, Iova, Nanos, Pfn, PfnRange, PhysAddr, PhysRange,
+    DomainId, FrameSource, Invalidator, Iova, Nanos, Pfn, PfnRange, PhysAddr, PhysRange,
+    RequesterId,
 };
 
 use super::board::{Memory, Pool, Trouble, Walker};
 use super::judge::Judge;
 
-pub(crate) const NIC: DeviceId = DeviceId::new(0x0300);
+pub(crate) const NIC: RequesterId = RequesterId::new(0x0300);
 /// Buffers lie below, tables and rings above.
 pub(crate) const TABLES: u64 = 1 << 30;
 
@@ -35,18 +36,23 @@ pub(crate) const TABLES: u64 = 1 << 30;
 #[derive(Debug, Default)]
 pub(crate) struct Grants<W>(pub W);
 
-impl<U, W: Witness<Machine<U>>> Witness<Machine<U>> for Grants<W> {
-    fn mapped(&mut self, machine: &mut Machine<U>, mapping: &Mapping, memory: PhysRange) {
+impl<U, W: DmaHooks<Machine<U>>> DmaHooks<Machine<U>> for Grants<W> {
+    fn mapped(&mut self, machine: &mut Machine<U>, mapping: &DeviceMapping, memory: PhysRange) {
         machine.judge.grant(mapping, memory);
         self.0.mapped(machine, mapping, memory);
     }
 
-    fn unmapping(&mut self, machine: &mut Machine<U>, mapping: &Mapping) {
+    fn unmapping(&mut self, machine: &mut Machine<U>, mapping: &DeviceMapping) {
         self.0.unmapping(machine, mapping);
     }
 
-    fn unmapped(&mut self, machine: &mut Machine<U>, mapping: &Mapping, handback: Handback) {
-        let is_back = handback != Handback::Withheld;
+    fn unmapped(
+        &mut self,
+        machine: &mut Machine<U>,
+        mapping: &DeviceMapping,
+        handback: UnmapOutcome,
+    ) {
+        let is_back = handback != UnmapOutcome::Withheld;
         machine.judge.unmap(mapping.range.start(), is_back);
         self.0.unmapped(machine, mapping, handback);
     }
@@ -56,9 +62,9 @@ impl<U, W: Witness<Machine<U>>> Witness<Machine<U>> for Grants<W> {
         self.0.released(machine, buffer);
     }
 
-    fn published(&mut self, machine: &mut Machine<U>) {
+    fn synced(&mut self, machine: &mut Machine<U>) {
         machine.judge.tell();
-        self.0.published(machine);
+        self.0.synced(machine);
     }
 }
 
@@ -134,7 +140,7 @@ fn radix() -> VtdUnit {
         contexts: geometry,
         replacement: Replacement::Lru,
         fault_log: FaultLog::MAX_CAPACITY,
-        purge: Purge::Selective,
+        granularity: InvalidationGranularity::Selective,
     })
 }
 
@@ -162,7 +168,7 @@ impl<F: Flush<Pages, B>, B, W> Rig<Pages, F, B, W> {
                 .unwrap();
                 let context = Context {
                     domain,
-                    translation: Translation::Table {
+                    translation: TranslationType::Table {
                         root: table.root(),
                         levels: Levels::Four,
                     },
@@ -226,9 +232,9 @@ impl<W> Rig<Identity, Never, u64, W> {
 type Slots<R> = Rings<R, RefCell<R>>;
 /// Behind rings that `R` drives under the policy `F`, and a unit with the logic `L`.
 pub(crate) type AnyRingRig<R, F, L, W> = Rig<Slots<R>, F, Buffer, W, RingUnit<L>, RingAttachments>;
-pub(crate) type RingRig<W> = AnyRingRig<Ring, Burst, Repaired, W>;
+pub(crate) type RingRig<W> = AnyRingRig<Ring, Burst, FixedLogic, W>;
 /// As the figures have it.
-pub(crate) type LiteralRig<W> = AnyRingRig<LiteralRing, LiteralBurst, Literal, W>;
+pub(crate) type LiteralRig<W> = AnyRingRig<RingAsPublished, BurstAsPublished, LogicAsPublished, W>;
 
 impl<W> RingRig<W> {
     /// Behind the rings of a ring unit: for each ring of the API a table for descriptors and one of so many slots.
@@ -271,7 +277,7 @@ where
             .frames
             .alloc_contiguous(bytes.div_ceil(4096) + 1)
             .unwrap();
-        let tables = Tables::new(base, &slots).unwrap();
+        let tables = RingTables::new(base, &slots).unwrap();
         let laid_out = lay_out(&*machine.memory, &tables, setup).unwrap();
         let mut contexts =
             ContextTables::new(setup.coherency, &*machine.memory, &machine.pool).unwrap();
@@ -282,7 +288,7 @@ where
             .attach(NIC, Iova::new(u64::MAX), |domain| {
                 let context = Context {
                     domain,
-                    translation: Translation::Rings { device: base },
+                    translation: TranslationType::Rings { device: base },
                 };
                 contexts
                     .attach(&*machine.memory, &machine.pool, NIC, &context)
@@ -312,12 +318,12 @@ pub(crate) const TAIL: RingSetup = RingSetup {
     coherency: Coherency::Coherent,
 };
 
-impl<S, F, B, W, U, A> World for Rig<S, F, B, W, U, A>
+impl<S, F, B, W, U, A> Environment for Rig<S, F, B, W, U, A>
 where
     S: Space,
     F: Flush<S, B>,
-    B: Custody,
-    W: Witness<Machine<U>>,
+    B: BufferOwner,
+    W: DmaHooks<Machine<U>>,
     U: Invalidator + Translate + 'static,
     A: Attachments,
 {
@@ -337,7 +343,7 @@ where
             cpu: &mut self.cpu,
             platform: &mut self.machine,
             at: &self.at,
-            witness: &mut self.witness,
+            hooks: &mut self.witness,
         }
     }
 
@@ -347,7 +353,7 @@ where
 }
 
 /// What tests need of a rig, whatever its mode.
-pub(crate) trait Judged: World {
+pub(crate) trait Judged: Environment {
     fn judge(&mut self) -> &mut Judge;
     /// Frames of tables and rings in use.
     fn frames_in_use(&self) -> u64;
@@ -359,8 +365,8 @@ impl<S, F, B, W, U, A> Judged for Rig<S, F, B, W, U, A>
 where
     S: Space,
     F: Flush<S, B>,
-    B: Custody,
-    W: Witness<Machine<U>>,
+    B: BufferOwner,
+    W: DmaHooks<Machine<U>>,
     U: Invalidator + Translate + 'static,
     A: Attachments,
 {

@@ -1,8 +1,8 @@
 //! Workloads against what decision 0011 says of them, without any machine: frames arrive in the moment in which they are sent.
 
-use ringfence_devices::nic::{Choice, Premapped, World};
+use ringfence_devices::nic::{BufferChoice, Environment, Premapped};
 use ringfence_devices::workload::{
-    Apache, Memcached, Offer, Packet, RequestResponse, Stream, Workload,
+    Apache, ClientAction, Memcached, NetperfStream, Packet, RequestResponse, Workload,
 };
 use ringfence_devices::{Pool, Seed};
 
@@ -13,12 +13,12 @@ fn exchange(workload: &mut impl Workload, packets: usize) -> Vec<(bool, Packet)>
     let mut wire = Vec::new();
     while wire.len() < packets {
         match workload.offer() {
-            Offer::Packet(packet) => {
+            ClientAction::Packet(packet) => {
                 wire.push((true, packet));
                 workload.received(packet);
             }
-            Offer::Silence => {}
-            Offer::Waiting => {
+            ClientAction::Silence => {}
+            ClientAction::Waiting => {
                 let before = wire.len();
                 answer(workload, &mut wire, usize::MAX);
                 assert!(wire.len() > before, "nobody goes on");
@@ -48,12 +48,12 @@ fn bytes(wire: &[(bool, Packet)], inbound: bool) -> Vec<u32> {
 #[test]
 fn stream_fills_packets_and_every_second_is_acknowledged() {
     let mut wire = Vec::new();
-    for (message, packet) in [(Stream::MESSAGE, 1460), (1460, 1460), (64, 64)] {
-        let mut stream = Stream::new(message, 1);
+    for (message, packet) in [(NetperfStream::MESSAGE, 1460), (1460, 1460), (64, 64)] {
+        let mut stream = NetperfStream::new(message, 1);
         wire.clear();
         for _ in 0..100 {
             match stream.offer() {
-                Offer::Packet(packet) => {
+                ClientAction::Packet(packet) => {
                     wire.push((true, packet));
                     stream.received(packet);
                 }
@@ -64,7 +64,7 @@ fn stream_fills_packets_and_every_second_is_acknowledged() {
         assert_eq!(bytes(&wire, true), [packet; 100]);
         assert_eq!(bytes(&wire, false), [0; 50]);
     }
-    assert_eq!(Stream::new(1, 0).offer(), Offer::Waiting);
+    assert_eq!(NetperfStream::new(1, 0).offer(), ClientAction::Waiting);
 }
 
 #[test]
@@ -73,9 +73,9 @@ fn request_response_is_one_byte_each_way_and_silence() {
     for _ in 0..3 {
         assert!(matches!(
             workload.offer(),
-            Offer::Packet(Packet { bytes: 1, .. })
+            ClientAction::Packet(Packet { bytes: 1, .. })
         ));
-        assert_eq!(workload.offer(), Offer::Waiting);
+        assert_eq!(workload.offer(), ClientAction::Waiting);
         assert_eq!(workload.send(), None);
         workload.received(Packet {
             client: 0,
@@ -84,7 +84,7 @@ fn request_response_is_one_byte_each_way_and_silence() {
         let answer = workload.send().unwrap();
         assert_eq!((answer.bytes, workload.send()), (1, None));
         workload.answered(answer);
-        assert_eq!(workload.offer(), Offer::Silence);
+        assert_eq!(workload.offer(), ClientAction::Silence);
     }
 }
 
@@ -167,7 +167,7 @@ fn the_same_seed_is_the_same_traffic() {
 #[test]
 fn random_buffers_miss_the_iotlb_and_one_buffer_does_not() {
     let mut misses = Vec::new();
-    for choice in [Choice::Random(Seed::new(1)), Choice::Same] {
+    for choice in [BufferChoice::Random(Seed::new(1)), BufferChoice::Same] {
         let mut choice = choice;
         let mut world = rig::strict();
         let memory = rig::buffers(1024 * 4096);

@@ -7,9 +7,9 @@ use ringfence_types::{
     PfnRange, Unmapped,
 };
 
-use super::Home;
+use super::FlushContext;
 use crate::Platform;
-use crate::space::{Gone, Space};
+use crate::space::{ClearedRange, Space};
 
 /// Unmapped ranges, with what is needed to choose the invalidation that covers them.
 #[derive(Debug)]
@@ -40,7 +40,7 @@ impl RangeBatch {
 
     /// Adds a range.
     #[inline]
-    pub fn push(&mut self, gone: Gone) {
+    pub fn push(&mut self, gone: ClearedRange) {
         if self.ranges.is_empty() {
             self.domain = Some(gone.unmapped.domain());
         } else if self.domain != Some(gone.unmapped.domain()) {
@@ -51,16 +51,16 @@ impl RangeBatch {
     }
 
     /// Adds a range; one that follows the last one becomes one with it, for spaces that [release
-    /// runs](Space::RELEASES_RUNS).
+    /// runs](Space::COALESCES_FREE).
     #[inline]
-    pub fn push_run(&mut self, gone: Gone) {
+    pub fn push_run(&mut self, gone: ClearedRange) {
         let joined = match self.ranges.last_mut() {
             Some(last) => last.append(gone.unmapped),
             None => Err(gone.unmapped),
         };
         match joined {
             Ok(()) => self.levels = self.levels.max(gone.levels),
-            Err(unmapped) => self.push(Gone { unmapped, ..gone }),
+            Err(unmapped) => self.push(ClearedRange { unmapped, ..gone }),
         }
     }
 
@@ -68,7 +68,7 @@ impl RangeBatch {
     pub fn append(&mut self, other: &mut Self) {
         let levels = other.levels;
         for unmapped in other.ranges.drain(..) {
-            self.push(Gone {
+            self.push(ClearedRange {
                 unmapped,
                 levels,
                 tables: (),
@@ -90,7 +90,7 @@ impl RangeBatch {
     }
 
     /// The narrowest single invalidation that covers the batch.
-    pub fn narrowest<S: Space>(&self, home: &Home<'_, S>) -> Invalidation {
+    pub fn narrowest<S: Space>(&self, home: &FlushContext<'_, S>) -> Invalidation {
         match (self.domain, self.hull()) {
             (Some(domain), Some(range)) => match home.invalidation(domain, range, self.levels) {
                 Invalidation::Pages { range, .. } if range.pages() > HULL_PAGES => {
@@ -146,7 +146,7 @@ impl DrainUnmapped for RangeBatch {
 pub(super) fn submit_and_release<S: Space, P: Platform>(
     request: Invalidation,
     batch: RangeBatch,
-    home: &mut Home<'_, S>,
+    home: &mut FlushContext<'_, S>,
     platform: &mut P,
 ) -> (RangeBatch, Result<(), InvalidationError>) {
     home.sync(platform);

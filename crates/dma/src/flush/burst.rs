@@ -6,10 +6,10 @@ use core::mem::ManuallyDrop;
 use ringfence_types::InvalidationError;
 
 use super::batch::{ROOM, submit_and_release};
-use super::{Flush, Home, Lane, RangeBatch, Retiring, Withheld};
-use crate::mapping::Custody;
-use crate::space::{Gone, Space};
-use crate::{Owed, Platform};
+use super::{BurstKey, Flush, FlushContext, PendingUnmap, RangeBatch, Withheld};
+use crate::mapping::HeldBuffer;
+use crate::space::{ClearedRange, Space};
+use crate::{NotInvalidated, Platform};
 
 /// Unmaps of one device, ring, direction and processor gather until the caller ends the burst; then one invalidation covers them and the
 /// buffers come back. As safe as strict, because no buffer is handed up before its invalidation, at the price of one invalidation
@@ -52,14 +52,14 @@ impl Default for Burst {
 /// unmap on.
 #[derive(Debug)]
 pub struct BurstCpu<B> {
-    open: Vec<Open<B>>,
+    open: Vec<BurstState<B>>,
 }
 
 #[derive(Debug)]
-struct Open<B> {
+struct BurstState<B> {
     ranges: RangeBatch,
     /// Buffers of `ranges`, still reachable.
-    withheld: Vec<Custody<B>>,
+    withheld: Vec<HeldBuffer<B>>,
     /// Buffers whose part of the burst has been invalidated already.
     safe: Vec<B>,
 }
@@ -68,7 +68,7 @@ impl<B> BurstCpu<B> {
     /// Makes bursts up to the one at `place`, with room for `room` unmaps each.
     #[cold]
     fn grow(&mut self, place: usize, room: usize) {
-        self.open.resize_with(place + 1, || Open {
+        self.open.resize_with(place + 1, || BurstState {
             ranges: RangeBatch::with_capacity(room),
             withheld: Vec::with_capacity(room.min(ROOM)),
             safe: Vec::new(),
@@ -77,9 +77,9 @@ impl<B> BurstCpu<B> {
 }
 
 impl Burst {
-    fn purge<S: Space, B, P: Platform>(
-        open: &mut Open<B>,
-        home: &mut Home<'_, S>,
+    fn invalidate<S: Space, B, P: Platform>(
+        open: &mut BurstState<B>,
+        home: &mut FlushContext<'_, S>,
         platform: &mut P,
     ) -> Result<(), InvalidationError> {
         if open.ranges.is_empty() {
@@ -97,7 +97,7 @@ impl Burst {
     }
 }
 
-impl<B> Open<B> {
+impl<B> BurstState<B> {
     /// How many buffers it withholds.
     #[inline]
     fn len(&self) -> usize {
@@ -105,7 +105,7 @@ impl<B> Open<B> {
     }
 }
 
-impl<S: Space<Gone = Gone>, B> Flush<S, B> for Burst {
+impl<S: Space<UnmapResult = ClearedRange>, B> Flush<S, B> for Burst {
     type PerCpu = BurstCpu<B>;
     type PerDomain = ();
     type Outcome = Withheld;
@@ -119,55 +119,55 @@ impl<S: Space<Gone = Gone>, B> Flush<S, B> for Burst {
     }
 
     #[inline]
-    fn retire<P: Platform>(
+    fn queue_unmap<P: Platform>(
         &self,
         (): &(),
         own: &mut BurstCpu<B>,
-        mut home: Home<'_, S>,
+        mut home: FlushContext<'_, S>,
         platform: &mut P,
-        item: Retiring<S, B>,
-    ) -> Result<Withheld, (InvalidationError, Owed<B>)> {
-        let place = item.lane.index();
+        item: PendingUnmap<S, B>,
+    ) -> Result<Withheld, (InvalidationError, NotInvalidated<B>)> {
+        let place = item.burst_key.index();
         if place >= own.open.len() {
             // Rings below it may never be used: their bursts grow when they are.
             own.grow(place, 0);
         }
         let Some(open) = own.open.get_mut(place) else {
-            return Err((InvalidationError::Failed, item.into_owed()));
+            return Err((InvalidationError::Failed, item.into_not_invalidated()));
         };
         if open.withheld.len() >= self.longest {
             // On a failure the part stays withheld for the burst's end, and this mapping is still owed: memory stays bounded.
             // Lent anew, so that it is put together here and not for every unmap.
-            if let Err(error) = Self::purge(open, &mut home.reborrow(), platform) {
-                return Err((error, item.into_owed()));
+            if let Err(error) = Self::invalidate(open, &mut home.reborrow(), platform) {
+                return Err((error, item.into_not_invalidated()));
             }
         }
-        if S::RELEASES_RUNS {
-            open.ranges.push_run(item.gone);
+        if S::COALESCES_FREE {
+            open.ranges.push_run(item.result);
         } else {
-            open.ranges.push(item.gone);
+            open.ranges.push(item.result);
         }
         open.withheld.push(item.buffer);
         Ok(Withheld)
     }
 
     #[inline]
-    fn admits(&self, own: &BurstCpu<B>, lane: Lane) -> bool {
+    fn has_room(&self, own: &BurstCpu<B>, lane: BurstKey) -> bool {
         own.open
             .get(lane.index())
             .is_none_or(|open| open.len() < self.most)
     }
 
-    fn leave<P: Platform>(
+    fn drain_cpu<P: Platform>(
         &self,
         own: &mut BurstCpu<B>,
-        mut home: Home<'_, S>,
+        mut home: FlushContext<'_, S>,
         platform: &mut P,
         mut each: impl FnMut(B),
     ) -> Result<(), InvalidationError> {
         let mut result = Ok(());
         for open in &mut own.open {
-            result = result.and(Self::purge(open, &mut home, platform));
+            result = result.and(Self::invalidate(open, &mut home, platform));
             open.safe.drain(..).for_each(&mut each);
         }
         result
@@ -177,7 +177,7 @@ impl<S: Space<Gone = Gone>, B> Flush<S, B> for Burst {
         own.open.iter().any(|open| open.len() > 0)
     }
 
-    fn let_go(&self, own: BurstCpu<B>, mut each: impl FnMut(B)) {
+    fn release_withheld(&self, own: BurstCpu<B>, mut each: impl FnMut(B)) {
         for open in own.open {
             let withheld = open.withheld.into_iter().map(ManuallyDrop::into_inner);
             open.safe.into_iter().chain(withheld).for_each(&mut each);
@@ -187,15 +187,15 @@ impl<S: Space<Gone = Gone>, B> Flush<S, B> for Burst {
     fn end_burst<P: Platform>(
         &self,
         own: &mut BurstCpu<B>,
-        mut home: Home<'_, S>,
+        mut home: FlushContext<'_, S>,
         platform: &mut P,
-        lane: Lane,
+        lane: BurstKey,
         each: impl FnMut(B),
     ) -> Result<(), InvalidationError> {
         let Some(open) = own.open.get_mut(lane.index()) else {
             return Ok(());
         };
-        let result = Self::purge(open, &mut home, platform);
+        let result = Self::invalidate(open, &mut home, platform);
         open.safe.drain(..).for_each(each);
         result
     }

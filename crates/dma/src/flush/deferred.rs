@@ -5,9 +5,9 @@ use core::mem::ManuallyDrop;
 use ringfence_types::{Invalidation, InvalidationError, Lock, Nanos};
 
 use super::batch::submit_and_release;
-use super::{Flush, Home, RangeBatch, ReleasedStale, Retiring};
-use crate::space::{Gone, Space};
-use crate::{Owed, Platform};
+use super::{Flush, FlushContext, PendingUnmap, RangeBatch, ReleasedStale};
+use crate::space::{ClearedRange, Space};
+use crate::{NotInvalidated, Platform};
 
 /// The queue that all domains of one unit share.
 #[derive(Debug)]
@@ -60,7 +60,7 @@ impl<L: Lock<DeferredQueue>> Deferred<L> {
     /// Flushes all domains and frees every queued range.
     fn flush_queue<S: Space, P: Platform>(
         queue: &mut DeferredQueue,
-        home: &mut Home<'_, S>,
+        home: &mut FlushContext<'_, S>,
         platform: &mut P,
     ) -> Result<(), InvalidationError> {
         if queue.batch.is_empty() {
@@ -73,7 +73,7 @@ impl<L: Lock<DeferredQueue>> Deferred<L> {
     }
 }
 
-impl<S: Space<Gone = Gone>, B, L: Lock<DeferredQueue>> Flush<S, B> for Deferred<L> {
+impl<S: Space<UnmapResult = ClearedRange>, B, L: Lock<DeferredQueue>> Flush<S, B> for Deferred<L> {
     type PerCpu = ();
     type PerDomain = ();
     type Outcome = ReleasedStale<B>;
@@ -83,27 +83,27 @@ impl<S: Space<Gone = Gone>, B, L: Lock<DeferredQueue>> Flush<S, B> for Deferred<
     fn per_cpu(&self, (): &()) {}
 
     #[inline]
-    fn retire<P: Platform>(
+    fn queue_unmap<P: Platform>(
         &self,
         (): &(),
         (): &mut (),
-        mut home: Home<'_, S>,
+        mut home: FlushContext<'_, S>,
         platform: &mut P,
-        item: Retiring<S, B>,
-    ) -> Result<ReleasedStale<B>, (InvalidationError, Owed<B>)> {
+        item: PendingUnmap<S, B>,
+    ) -> Result<ReleasedStale<B>, (InvalidationError, NotInvalidated<B>)> {
         home.sync(platform);
         let now = platform.now();
         self.queue.with(|queue| {
             if queue.batch.len() >= self.high_water {
                 // An earlier flush failed. As long as it does, mappings are still owed: memory stays bounded.
                 if let Err(error) = Self::flush_queue(queue, &mut home, platform) {
-                    return Err((error, item.into_owed()));
+                    return Err((error, item.into_not_invalidated()));
                 }
             }
             if queue.batch.is_empty() {
                 queue.armed = now;
             }
-            queue.batch.push(item.gone);
+            queue.batch.push(item.result);
             if queue.batch.len() >= self.high_water {
                 // On a failure the ranges stay queued and unusable; the next unmap tries again.
                 let _ = Self::flush_queue(queue, &mut home, platform);
@@ -115,7 +115,7 @@ impl<S: Space<Gone = Gone>, B, L: Lock<DeferredQueue>> Flush<S, B> for Deferred<
     fn tick<P: Platform>(
         &self,
         (): &(),
-        mut home: Home<'_, S>,
+        mut home: FlushContext<'_, S>,
         platform: &mut P,
     ) -> Result<(), InvalidationError> {
         let now = platform.now();
@@ -131,7 +131,7 @@ impl<S: Space<Gone = Gone>, B, L: Lock<DeferredQueue>> Flush<S, B> for Deferred<
     fn flush<P: Platform>(
         &self,
         (): &(),
-        mut home: Home<'_, S>,
+        mut home: FlushContext<'_, S>,
         platform: &mut P,
     ) -> Result<(), InvalidationError> {
         self.queue

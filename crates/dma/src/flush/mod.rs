@@ -1,22 +1,22 @@
 //! When a stale translation dies (question 3 of a mode). One policy a file.
 
+mod as_published;
 mod batch;
 mod burst;
 mod deferred;
-mod literal;
 mod never;
 mod per_cpu_queue;
 mod per_cycle;
 mod per_wrap;
 mod strict;
 
+pub use as_published::BurstAsPublished;
 pub use batch::RangeBatch;
 pub use burst::{Burst, BurstCpu};
 pub use deferred::{Deferred, DeferredQueue};
-pub use literal::LiteralBurst;
 pub use never::Never;
-pub use per_cpu_queue::{PerCpuQueue, QueueConfig, Ring};
-pub use per_cycle::{BackByCycle, PerCycle};
+pub use per_cpu_queue::{FlushQueue, PerCpuQueue, QueueConfig};
+pub use per_cycle::{PerCycle, PerCycleOutcome};
 pub use per_wrap::PerWrap;
 pub use strict::Strict;
 
@@ -27,18 +27,18 @@ use ringfence_types::{
     CachedLevels, Direction, DomainId, Flushed, Invalidation, InvalidationError, PfnRange, RingId,
 };
 
-use crate::mapping::Custody;
-use crate::space::{Expire, Gone, Remains, Space, UnmapRefusal};
-use crate::tenancy::{Seat, Tenant};
-use crate::{Owed, Platform};
+use crate::domain_table::{DomainHandle, DomainSlot};
+use crate::mapping::HeldBuffer;
+use crate::space::{ClearedRange, Expire, IotlbSync, Space, UnmapRefusal};
+use crate::{NotInvalidated, Platform};
 
 /// A mapping that has left the table, on its way through the flush policy.
 #[derive(Debug)]
-pub struct Cleared<B, T = ()> {
-    pub(crate) gone: Gone<T>,
+pub struct ClearedMapping<B, T = ()> {
+    pub(crate) range: ClearedRange<T>,
     pub(crate) direction: Direction,
-    pub(crate) tenant: Tenant,
-    pub(crate) buffer: Custody<B>,
+    pub(crate) domain_handle: DomainHandle,
+    pub(crate) buffer: HeldBuffer<B>,
 }
 
 /// The buffer is back and no device can reach it.
@@ -58,14 +58,14 @@ pub struct Withheld;
 
 /// Mappings whose unmaps gather in one burst: those of one ring and direction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Lane {
+pub struct BurstKey {
     /// The device's ring; 0 where there are none.
     pub ring: RingId,
     /// The direction.
     pub direction: Direction,
 }
 
-impl Lane {
+impl BurstKey {
     /// Its place among all lanes of a device.
     #[inline]
     pub(crate) fn index(self) -> usize {
@@ -120,28 +120,28 @@ impl<B> Outcome<B> for Withheld {
 }
 
 /// Where flushed ranges go: back to the space of their domain, through this processor's handles.
-pub struct Home<'a, S: Space> {
-    pub(crate) seats: &'a [Seat<S>],
+pub struct FlushContext<'a, S: Space> {
+    pub(crate) domain_slots: &'a [DomainSlot<S>],
     pub(crate) cpus: &'a mut [Option<S::PerCpu>],
     /// Index of the domain at hand.
-    pub(crate) here: usize,
+    pub(crate) domain_index: usize,
 }
 
-impl<S: Space> Home<'_, S> {
+impl<S: Space> FlushContext<'_, S> {
     /// The same place for a shorter time.
     #[inline]
-    pub fn reborrow(&mut self) -> Home<'_, S> {
-        Home {
-            seats: self.seats,
+    pub fn reborrow(&mut self) -> FlushContext<'_, S> {
+        FlushContext {
+            domain_slots: self.domain_slots,
             cpus: self.cpus,
-            here: self.here,
+            domain_index: self.domain_index,
         }
     }
 
     /// Gives a flushed range back.
     #[inline]
     pub fn release(&mut self, range: Flushed) {
-        self.give_back(
+        self.free(
             usize::from(range.domain().get()).wrapping_sub(1),
             range.into(),
         );
@@ -149,24 +149,24 @@ impl<S: Space> Home<'_, S> {
 
     /// Gives a range back to the space at hand, which asks for less than a flush.
     #[inline]
-    pub fn release_here(&mut self, range: S::Returned) {
-        self.give_back(self.here, range);
+    pub fn release_current(&mut self, range: S::FreeProof) {
+        self.free(self.domain_index, range);
     }
 
     #[inline]
     fn space(&self, index: usize) -> Option<&S> {
-        self.seats.get(index)?.space()
+        self.domain_slots.get(index)?.space()
     }
 
     #[inline]
-    fn parts(&mut self, index: usize) -> Option<(&S, &mut S::PerCpu)> {
-        let space = self.seats.get(index)?.space()?;
+    fn space_and_cpu(&mut self, index: usize) -> Option<(&S, &mut S::PerCpu)> {
+        let space = self.domain_slots.get(index)?.space()?;
         Some((space, self.cpus.get_mut(index)?.as_mut()?))
     }
 
     #[inline]
-    fn give_back(&mut self, index: usize, range: S::Returned) {
-        if let Some((space, cpu)) = self.parts(index) {
+    fn free(&mut self, index: usize, range: S::FreeProof) {
+        if let Some((space, cpu)) = self.space_and_cpu(index) {
             space.release(cpu, range);
         }
     }
@@ -174,7 +174,7 @@ impl<S: Space> Home<'_, S> {
     /// The domain at hand. Domains are numbered from 1 in the order of their attachment.
     #[inline]
     pub fn domain(&self) -> DomainId {
-        match self.space(self.here) {
+        match self.space(self.domain_index) {
             Some(space) => space.domain(),
             None => DomainId::new(0),
         }
@@ -182,7 +182,7 @@ impl<S: Space> Home<'_, S> {
 
     /// The narrowest invalidation of exactly what is gone.
     #[inline]
-    pub(crate) fn purge_of<T>(&self, gone: &Gone<T>) -> Invalidation {
+    pub(crate) fn invalidation_of<T>(&self, gone: &ClearedRange<T>) -> Invalidation {
         self.invalidation(gone.unmapped.domain(), gone.unmapped.range(), gone.levels)
     }
 
@@ -205,9 +205,9 @@ impl<S: Space> Home<'_, S> {
         &mut self,
         platform: &mut P,
         which: Expire,
-        gone: impl FnMut(Gone),
+        gone: impl FnMut(ClearedRange),
     ) -> Result<(), UnmapRefusal> {
-        match self.parts(self.here) {
+        match self.space_and_cpu(self.domain_index) {
             Some((space, cpu)) => space.expire(cpu, platform, which, gone),
             None => Ok(()),
         }
@@ -215,7 +215,7 @@ impl<S: Space> Home<'_, S> {
 
     /// Gives what this processor caches of the space at hand back to it.
     pub(crate) fn drain(&mut self) {
-        if let Some((space, cpu)) = self.parts(self.here) {
+        if let Some((space, cpu)) = self.space_and_cpu(self.domain_index) {
             space.drain(cpu);
         }
     }
@@ -223,7 +223,7 @@ impl<S: Space> Home<'_, S> {
     /// Makes what was cleared in the space at hand visible to the hardware.
     #[inline]
     pub fn sync<P: Platform>(&mut self, platform: &mut P) {
-        if let Some((space, cpu)) = self.parts(self.here) {
+        if let Some((space, cpu)) = self.space_and_cpu(self.domain_index) {
             space.sync(cpu, platform);
         }
     }
@@ -250,11 +250,11 @@ pub trait Flush<S: Space, B> {
     /// How the buffer comes back from unmap.
     type Outcome: Outcome<B>;
 
-    /// [`retire_many`](Self::retire_many) takes any number of mappings over by one invalidation.
+    /// [`queue_unmap_many`](Self::queue_unmap_many) takes any number of mappings over by one invalidation.
     /// Otherwise [`Dma::unmap_multi`](crate::Dma::unmap_multi) retires each mapping before it clears
-    /// the next one, so that [`admits`](Self::admits) has counted it. A policy that gathers
+    /// the next one, so that [`has_room`](Self::has_room) has counted it. A policy that gathers
     /// withholds nothing and admits everything.
-    const GATHERS: bool = false;
+    const BATCHES_INVALIDATION: bool = false;
 
     /// The shared part of one more domain.
     fn per_domain(&self) -> Self::PerDomain;
@@ -264,7 +264,7 @@ pub trait Flush<S: Space, B> {
 
     /// Whether one processor's part has room for one more mapping of `lane`. Asked before the mapping is cleared.
     #[inline]
-    fn admits(&self, own: &Self::PerCpu, lane: Lane) -> bool {
+    fn has_room(&self, own: &Self::PerCpu, lane: BurstKey) -> bool {
         let _ = (own, lane);
         true
     }
@@ -273,33 +273,33 @@ pub trait Flush<S: Space, B> {
     ///
     /// # Errors
     /// What is owed comes back when an invalidation fails.
-    fn retire<P: Platform>(
+    fn queue_unmap<P: Platform>(
         &self,
         shared: &Self::PerDomain,
         own: &mut Self::PerCpu,
-        home: Home<'_, S>,
+        home: FlushContext<'_, S>,
         platform: &mut P,
-        item: Retiring<S, B>,
-    ) -> Result<Self::Outcome, (InvalidationError, Owed<B>)>;
+        item: PendingUnmap<S, B>,
+    ) -> Result<Self::Outcome, (InvalidationError, NotInvalidated<B>)>;
 
     /// Takes over many mappings at once; `each` receives the buffers that are back.
     ///
     /// # Errors
     /// What is owed comes back; the other mappings are taken over.
     #[allow(clippy::type_complexity)]
-    fn retire_many<P: Platform>(
+    fn queue_unmap_many<P: Platform>(
         &self,
         shared: &Self::PerDomain,
         own: &mut Self::PerCpu,
-        mut home: Home<'_, S>,
+        mut home: FlushContext<'_, S>,
         platform: &mut P,
-        items: Vec<Retiring<S, B>>,
+        items: Vec<PendingUnmap<S, B>>,
         mut each: impl FnMut(B),
-    ) -> Result<(), (InvalidationError, Vec<Owed<B>>)> {
+    ) -> Result<(), (InvalidationError, Vec<NotInvalidated<B>>)> {
         let mut owed = Vec::new();
         let mut failure = None;
         for item in items {
-            match self.retire(shared, own, home.reborrow(), platform, item) {
+            match self.queue_unmap(shared, own, home.reborrow(), platform, item) {
                 Ok(outcome) => outcome.into_buffer().into_iter().for_each(&mut each),
                 Err((error, left)) => {
                     failure = Some(error);
@@ -314,7 +314,7 @@ pub trait Flush<S: Space, B> {
     fn tick<P: Platform>(
         &self,
         shared: &Self::PerDomain,
-        home: Home<'_, S>,
+        home: FlushContext<'_, S>,
         platform: &mut P,
     ) -> Result<(), InvalidationError> {
         let _ = (shared, home, platform);
@@ -325,7 +325,7 @@ pub trait Flush<S: Space, B> {
     fn flush<P: Platform>(
         &self,
         shared: &Self::PerDomain,
-        home: Home<'_, S>,
+        home: FlushContext<'_, S>,
         platform: &mut P,
     ) -> Result<(), InvalidationError> {
         let _ = (shared, home, platform);
@@ -336,10 +336,10 @@ pub trait Flush<S: Space, B> {
     ///
     /// # Errors
     /// An invalidation failed: what it was to release is held back still.
-    fn leave<P: Platform>(
+    fn drain_cpu<P: Platform>(
         &self,
         own: &mut Self::PerCpu,
-        home: Home<'_, S>,
+        home: FlushContext<'_, S>,
         platform: &mut P,
         each: impl FnMut(B),
     ) -> Result<(), InvalidationError> {
@@ -354,7 +354,7 @@ pub trait Flush<S: Space, B> {
     }
 
     /// Hands up what one processor's part withholds, with no invalidation: the domain is gone, and was invalidated when it went.
-    fn let_go(&self, own: Self::PerCpu, each: impl FnMut(B)) {
+    fn release_withheld(&self, own: Self::PerCpu, each: impl FnMut(B)) {
         let _ = (own, each);
     }
 
@@ -362,9 +362,9 @@ pub trait Flush<S: Space, B> {
     fn end_burst<P: Platform>(
         &self,
         own: &mut Self::PerCpu,
-        home: Home<'_, S>,
+        home: FlushContext<'_, S>,
         platform: &mut P,
-        lane: Lane,
+        lane: BurstKey,
         each: impl FnMut(B),
     ) -> Result<(), InvalidationError> {
         let _ = (own, home, platform, lane, each);
@@ -373,38 +373,38 @@ pub trait Flush<S: Space, B> {
 }
 
 /// What unmap hands to the policy.
-pub struct Retiring<S: Space, B> {
+pub struct PendingUnmap<S: Space, B> {
     /// What left the space.
-    pub gone: S::Gone,
+    pub result: S::UnmapResult,
     /// The mapping's ring and direction.
-    pub lane: Lane,
-    pub(crate) tenant: Tenant,
+    pub burst_key: BurstKey,
+    pub(crate) domain_handle: DomainHandle,
     /// The buffer; it may only be let go of once no device reaches it, or the policy's outcome says that one still may.
     pub buffer: ManuallyDrop<B>,
 }
 
-impl<T, S: Space<Gone = Gone<T>>, B> Retiring<S, B>
+impl<T, S: Space<UnmapResult = ClearedRange<T>>, B> PendingUnmap<S, B>
 where
-    S::Gone: Remains,
+    S::UnmapResult: IotlbSync,
 {
     /// What stays with whoever waits for the invalidation.
     #[inline]
-    fn into_cleared(self) -> Cleared<B, T> {
-        Cleared {
-            gone: self.gone,
-            direction: self.lane.direction,
-            tenant: self.tenant,
+    fn into_cleared_mapping(self) -> ClearedMapping<B, T> {
+        ClearedMapping {
+            range: self.result,
+            direction: self.burst_key.direction,
+            domain_handle: self.domain_handle,
             buffer: self.buffer,
         }
     }
 }
 
-impl<S: Space<Gone = Gone>, B> Retiring<S, B> {
+impl<S: Space<UnmapResult = ClearedRange>, B> PendingUnmap<S, B> {
     /// What is owed if the policy cannot take the mapping over.
     #[cold]
-    fn into_owed(self) -> Owed<B> {
-        Owed {
-            cleared: self.into_cleared(),
+    fn into_not_invalidated(self) -> NotInvalidated<B> {
+        NotInvalidated {
+            mapping: self.into_cleared_mapping(),
         }
     }
 }

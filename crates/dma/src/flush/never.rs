@@ -4,15 +4,15 @@ use core::mem::ManuallyDrop;
 
 use ringfence_types::InvalidationError;
 
-use super::{Flush, Home, ReleasedStale, Retiring};
-use crate::space::{Space, Untouched};
-use crate::{Owed, Platform};
+use super::{Flush, FlushContext, PendingUnmap, ReleasedStale};
+use crate::space::{NothingMapped, Space};
+use crate::{NotInvalidated, Platform};
 
 /// No translation ever dies: no IOMMU, pass-through, static table. The buffer is back at once, and stays reachable.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Never;
 
-impl<S: Space<Gone = Untouched>, B> Flush<S, B> for Never {
+impl<S: Space<UnmapResult = NothingMapped>, B> Flush<S, B> for Never {
     type PerCpu = ();
     type PerDomain = ();
     type Outcome = ReleasedStale<B>;
@@ -22,14 +22,14 @@ impl<S: Space<Gone = Untouched>, B> Flush<S, B> for Never {
     fn per_cpu(&self, (): &()) {}
 
     #[inline]
-    fn retire<P: Platform>(
+    fn queue_unmap<P: Platform>(
         &self,
         (): &(),
         (): &mut (),
-        _home: Home<'_, S>,
+        _home: FlushContext<'_, S>,
         _platform: &mut P,
-        item: Retiring<S, B>,
-    ) -> Result<ReleasedStale<B>, (InvalidationError, Owed<B>)> {
+        item: PendingUnmap<S, B>,
+    ) -> Result<ReleasedStale<B>, (InvalidationError, NotInvalidated<B>)> {
         Ok(ReleasedStale(ManuallyDrop::into_inner(item.buffer)))
     }
 }

@@ -7,9 +7,9 @@ use core::mem::ManuallyDrop;
 use ringfence_types::{DrainUnmapped, Invalidation, InvalidationError, Lock, Nanos};
 
 use super::batch::submit_and_release;
-use super::{Flush, Home, RangeBatch, ReleasedStale, Retiring};
-use crate::space::{Gone, Space};
-use crate::{Owed, Platform};
+use super::{Flush, FlushContext, PendingUnmap, RangeBatch, ReleasedStale};
+use crate::space::{ClearedRange, Space};
+use crate::{NotInvalidated, Platform};
 
 /// Parameters of the queues; the default is Linux's (`IOVA_DEFAULT_FQ_SIZE`, `IOVA_DEFAULT_FQ_TIMEOUT`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,16 +32,16 @@ impl Default for QueueConfig {
 /// One processor's queue of one domain. Aligned so that two processors' queues never share a line.
 #[derive(Debug)]
 #[repr(align(128))]
-pub struct Ring {
+pub struct FlushQueue {
     batch: RangeBatch,
     armed: Nanos,
     /// Ranges of this ring that a timer is flushing at the moment. They count as queued, because they come back if it fails.
-    lent: usize,
+    flushing: usize,
 }
 
-impl Ring {
+impl FlushQueue {
     fn is_full(&self, config: &QueueConfig) -> bool {
-        self.batch.len().saturating_add(self.lent) >= config.entries
+        self.batch.len().saturating_add(self.flushing) >= config.entries
     }
 }
 
@@ -51,36 +51,36 @@ impl Ring {
 #[derive(Debug)]
 pub struct PerCpuQueue<L, M> {
     config: QueueConfig,
-    ring_lock: fn(Ring) -> L,
+    queue_lock: fn(FlushQueue) -> L,
     list_lock: fn(Vec<Arc<L>>) -> M,
 }
 
-impl<L: Lock<Ring>, M: Lock<Vec<Arc<L>>>> PerCpuQueue<L, M> {
+impl<L: Lock<FlushQueue>, M: Lock<Vec<Arc<L>>>> PerCpuQueue<L, M> {
     /// The policy; the two functions put the embedder's locks around a ring and around a domain's list of rings.
     pub fn new(
         config: QueueConfig,
-        ring_lock: fn(Ring) -> L,
+        queue_lock: fn(FlushQueue) -> L,
         list_lock: fn(Vec<Arc<L>>) -> M,
     ) -> Self {
         Self {
             config,
-            ring_lock,
+            queue_lock,
             list_lock,
         }
     }
 
-    fn empty_ring(&self) -> Ring {
-        Ring {
+    fn empty_queue(&self) -> FlushQueue {
+        FlushQueue {
             batch: RangeBatch::with_capacity(self.config.entries),
             armed: Nanos(0),
-            lent: 0,
+            flushing: 0,
         }
     }
 
     /// Flushes one ring's ranges by one invalidation of their domain.
-    fn flush_ring<S: Space, P: Platform>(
-        ring: &mut Ring,
-        home: &mut Home<'_, S>,
+    fn flush_queue<S: Space, P: Platform>(
+        ring: &mut FlushQueue,
+        home: &mut FlushContext<'_, S>,
         platform: &mut P,
         domain: ringfence_types::DomainId,
     ) -> Result<(), InvalidationError> {
@@ -98,7 +98,7 @@ impl<L: Lock<Ring>, M: Lock<Vec<Arc<L>>>> PerCpuQueue<L, M> {
     fn flush_all<S: Space, P: Platform>(
         &self,
         rings: &M,
-        home: &mut Home<'_, S>,
+        home: &mut FlushContext<'_, S>,
         platform: &mut P,
     ) -> Result<(), InvalidationError> {
         let domain = home.domain();
@@ -108,7 +108,7 @@ impl<L: Lock<Ring>, M: Lock<Vec<Arc<L>>>> PerCpuQueue<L, M> {
             for ring in rings.iter() {
                 let count = ring.with(|ring| {
                     let count = ring.batch.len();
-                    ring.lent = ring.lent.saturating_add(count);
+                    ring.flushing = ring.flushing.saturating_add(count);
                     all.append(&mut ring.batch);
                     count
                 });
@@ -130,13 +130,13 @@ impl<L: Lock<Ring>, M: Lock<Vec<Arc<L>>>> PerCpuQueue<L, M> {
             while let Some((ring, count)) = &mut current {
                 if *count > 0 {
                     *count -= 1;
-                    let gone = Gone {
+                    let gone = ClearedRange {
                         unmapped,
                         levels,
                         tables: (),
                     };
                     ring.with(|ring| {
-                        ring.lent = ring.lent.saturating_sub(1);
+                        ring.flushing = ring.flushing.saturating_sub(1);
                         ring.batch.push(gone);
                     });
                     return;
@@ -145,13 +145,13 @@ impl<L: Lock<Ring>, M: Lock<Vec<Arc<L>>>> PerCpuQueue<L, M> {
             }
         });
         for (ring, count) in current.into_iter().chain(lenders) {
-            ring.with(|ring| ring.lent = ring.lent.saturating_sub(count));
+            ring.with(|ring| ring.flushing = ring.flushing.saturating_sub(count));
         }
         result
     }
 }
 
-impl<S: Space<Gone = Gone>, B, L: Lock<Ring>, M: Lock<Vec<Arc<L>>>> Flush<S, B>
+impl<S: Space<UnmapResult = ClearedRange>, B, L: Lock<FlushQueue>, M: Lock<Vec<Arc<L>>>> Flush<S, B>
     for PerCpuQueue<L, M>
 {
     type PerCpu = Arc<L>;
@@ -163,7 +163,7 @@ impl<S: Space<Gone = Gone>, B, L: Lock<Ring>, M: Lock<Vec<Arc<L>>>> Flush<S, B>
     }
 
     fn per_cpu(&self, rings: &M) -> Arc<L> {
-        let ring = Arc::new((self.ring_lock)(self.empty_ring()));
+        let ring = Arc::new((self.queue_lock)(self.empty_queue()));
         rings.with(|rings| {
             // Rings of handles that are gone are forgotten once they are empty.
             rings.retain(|ring| {
@@ -175,48 +175,48 @@ impl<S: Space<Gone = Gone>, B, L: Lock<Ring>, M: Lock<Vec<Arc<L>>>> Flush<S, B>
     }
 
     #[inline]
-    fn retire<P: Platform>(
+    fn queue_unmap<P: Platform>(
         &self,
         _rings: &M,
         own: &mut Arc<L>,
-        mut home: Home<'_, S>,
+        mut home: FlushContext<'_, S>,
         platform: &mut P,
-        item: Retiring<S, B>,
-    ) -> Result<ReleasedStale<B>, (InvalidationError, Owed<B>)> {
+        item: PendingUnmap<S, B>,
+    ) -> Result<ReleasedStale<B>, (InvalidationError, NotInvalidated<B>)> {
         home.sync(platform);
         let now = platform.now();
-        let domain = item.gone.unmapped.domain();
+        let domain = item.result.unmapped.domain();
         own.with(|ring| {
             if ring.is_full(&self.config) {
                 // A failed flush keeps the ranges queued, and this mapping is still owed: memory stays bounded.
-                if let Err(error) = Self::flush_ring(ring, &mut home, platform, domain) {
-                    return Err((error, item.into_owed()));
+                if let Err(error) = Self::flush_queue(ring, &mut home, platform, domain) {
+                    return Err((error, item.into_not_invalidated()));
                 }
             }
             if ring.batch.is_empty() {
                 ring.armed = now;
             }
-            ring.batch.push(item.gone);
+            ring.batch.push(item.result);
             Ok(ReleasedStale(ManuallyDrop::into_inner(item.buffer)))
         })
     }
 
     /// The ring itself is forgotten when the next handle is made.
-    fn leave<P: Platform>(
+    fn drain_cpu<P: Platform>(
         &self,
         own: &mut Arc<L>,
-        mut home: Home<'_, S>,
+        mut home: FlushContext<'_, S>,
         platform: &mut P,
         _each: impl FnMut(B),
     ) -> Result<(), InvalidationError> {
         let domain = home.domain();
-        own.with(|ring| Self::flush_ring(ring, &mut home, platform, domain))
+        own.with(|ring| Self::flush_queue(ring, &mut home, platform, domain))
     }
 
     fn tick<P: Platform>(
         &self,
         rings: &M,
-        mut home: Home<'_, S>,
+        mut home: FlushContext<'_, S>,
         platform: &mut P,
     ) -> Result<(), InvalidationError> {
         let now = platform.now();
@@ -237,7 +237,7 @@ impl<S: Space<Gone = Gone>, B, L: Lock<Ring>, M: Lock<Vec<Arc<L>>>> Flush<S, B>
     fn flush<P: Platform>(
         &self,
         rings: &M,
-        mut home: Home<'_, S>,
+        mut home: FlushContext<'_, S>,
         platform: &mut P,
     ) -> Result<(), InvalidationError> {
         self.flush_all(rings, &mut home, platform)

@@ -5,11 +5,13 @@ use core::mem::ManuallyDrop;
 use ringfence_types::{InvalidationError, Lock};
 
 use super::batch::submit_and_release;
-use super::{Cleared, Flush, Home, Outcome, RangeBatch, Released, Retiring, Strict};
-use crate::space::{Expire, Leaving, Space};
-use crate::{Owed, Platform};
+use super::{
+    ClearedMapping, Flush, FlushContext, Outcome, PendingUnmap, RangeBatch, Released, Strict,
+};
+use crate::space::{Expire, Space, UnmapResult};
+use crate::{NotInvalidated, Platform};
 
-/// Unmap leaves a mapping to the space, which [keeps](Leaving::Kept) it for the next map of the same memory; the buffer is back while the
+/// Unmap leaves a mapping to the space, which [keeps](UnmapResult::Cached) it for the next map of the same memory; the buffer is back while the
 /// device may still reach it. When a cycle ends, one invalidation covers all that the space lets go of, and its addresses are free after
 /// that. What the space does not keep is invalidated at its unmap, as under [`Strict`].
 ///
@@ -28,7 +30,7 @@ impl<L: Lock<RangeBatch>> PerCycle<L> {
     /// Ranges of a batch that was not invalidated stay in `left`, unusable, until the next one is.
     fn expire<S: Space, P: Platform>(
         left: &L,
-        mut home: Home<'_, S>,
+        mut home: FlushContext<'_, S>,
         platform: &mut P,
         which: Expire,
     ) -> Result<(), InvalidationError> {
@@ -50,30 +52,30 @@ impl<L: Lock<RangeBatch>> PerCycle<L> {
 /// How a buffer comes back under [`PerCycle`].
 #[must_use = "the buffer is lost unless it is taken out"]
 #[derive(Debug, PartialEq, Eq)]
-pub enum BackByCycle<B> {
+pub enum PerCycleOutcome<B> {
     /// No device can reach it.
     Released(B),
     /// The space has kept its mapping.
-    Kept(B),
+    Cached(B),
 }
 
-impl<B> Outcome<B> for BackByCycle<B> {
+impl<B> Outcome<B> for PerCycleOutcome<B> {
     #[inline]
     fn is_stale(&self) -> bool {
-        matches!(self, Self::Kept(_))
+        matches!(self, Self::Cached(_))
     }
 
     #[inline]
     fn into_buffer(self) -> Option<B> {
-        let (Self::Released(buffer) | Self::Kept(buffer)) = self;
+        let (Self::Released(buffer) | Self::Cached(buffer)) = self;
         Some(buffer)
     }
 }
 
-impl<S: Space<Gone = Leaving>, B, L: Lock<RangeBatch>> Flush<S, B> for PerCycle<L> {
+impl<S: Space<UnmapResult = UnmapResult>, B, L: Lock<RangeBatch>> Flush<S, B> for PerCycle<L> {
     type PerCpu = ();
     type PerDomain = L;
-    type Outcome = BackByCycle<B>;
+    type Outcome = PerCycleOutcome<B>;
 
     fn per_domain(&self) -> L {
         (self.lock)(RangeBatch::with_capacity(0))
@@ -82,32 +84,36 @@ impl<S: Space<Gone = Leaving>, B, L: Lock<RangeBatch>> Flush<S, B> for PerCycle<
     fn per_cpu(&self, _: &L) {}
 
     #[inline]
-    fn retire<P: Platform>(
+    fn queue_unmap<P: Platform>(
         &self,
         _: &L,
         (): &mut (),
-        mut home: Home<'_, S>,
+        mut home: FlushContext<'_, S>,
         platform: &mut P,
-        item: Retiring<S, B>,
-    ) -> Result<BackByCycle<B>, (InvalidationError, Owed<B>)> {
-        let gone = match item.gone {
-            Leaving::Kept => return Ok(BackByCycle::Kept(ManuallyDrop::into_inner(item.buffer))),
-            Leaving::Gone(gone) => gone,
+        item: PendingUnmap<S, B>,
+    ) -> Result<PerCycleOutcome<B>, (InvalidationError, NotInvalidated<B>)> {
+        let gone = match item.result {
+            UnmapResult::Cached => {
+                return Ok(PerCycleOutcome::Cached(ManuallyDrop::into_inner(
+                    item.buffer,
+                )));
+            }
+            UnmapResult::Cleared(gone) => gone,
         };
-        let cleared = Cleared {
-            gone,
-            direction: item.lane.direction,
-            tenant: item.tenant,
+        let cleared = ClearedMapping {
+            range: gone,
+            direction: item.burst_key.direction,
+            domain_handle: item.domain_handle,
             buffer: item.buffer,
         };
-        Strict::purge(&mut home, platform, cleared)
-            .map(|Released(buffer)| BackByCycle::Released(buffer))
+        Strict::invalidate(&mut home, platform, cleared)
+            .map(|Released(buffer)| PerCycleOutcome::Released(buffer))
     }
 
     fn tick<P: Platform>(
         &self,
         left: &L,
-        home: Home<'_, S>,
+        home: FlushContext<'_, S>,
         platform: &mut P,
     ) -> Result<(), InvalidationError> {
         Self::expire(left, home, platform, Expire::Due)
@@ -116,7 +122,7 @@ impl<S: Space<Gone = Leaving>, B, L: Lock<RangeBatch>> Flush<S, B> for PerCycle<
     fn flush<P: Platform>(
         &self,
         left: &L,
-        home: Home<'_, S>,
+        home: FlushContext<'_, S>,
         platform: &mut P,
     ) -> Result<(), InvalidationError> {
         Self::expire(left, home, platform, Expire::All)

@@ -4,17 +4,17 @@ use core::mem::ManuallyDrop;
 
 use ringfence_types::{InvalidationError, Unmapped};
 
-use super::{Flush, Home, ReleasedStale, Retiring};
-use crate::space::{AsksForFlush, Gone};
-use crate::{Owed, Platform};
+use super::{Flush, FlushContext, PendingUnmap, ReleasedStale};
+use crate::space::{ClearedRange, FlushesBeforeReuse};
+use crate::{NotInvalidated, Platform};
 
 /// Nothing is invalidated until the allocator has handed out every address once and asks for a flush (Fujita and Moriai, sections 2.3
 /// and 3.3: 2^20 maps, about 8 s). Compiles only with spaces whose allocator takes ranges back unflushed and asks.
 ///
 /// ```compile_fail,E0277
 /// # use std::cell::RefCell;
-/// # use ringfence_dma::{Flush, flush::PerWrap, ring::LiteralRing, space::Rings};
-/// # type Literal = Rings<LiteralRing, RefCell<LiteralRing>>;
+/// # use ringfence_dma::{Flush, flush::PerWrap, ring::RingAsPublished, space::Rings};
+/// # type Literal = Rings<RingAsPublished, RefCell<RingAsPublished>>;
 /// fn goes_with<F: Flush<Literal, ()>>() {}
 /// // A ring never asks.
 /// goes_with::<PerWrap>();
@@ -22,7 +22,9 @@ use crate::{Owed, Platform};
 #[derive(Debug, Clone, Copy, Default)]
 pub struct PerWrap;
 
-impl<S: AsksForFlush<Gone = Gone, Returned = Unmapped>, B> Flush<S, B> for PerWrap {
+impl<S: FlushesBeforeReuse<UnmapResult = ClearedRange, FreeProof = Unmapped>, B> Flush<S, B>
+    for PerWrap
+{
     type PerCpu = ();
     type PerDomain = ();
     type Outcome = ReleasedStale<B>;
@@ -32,16 +34,16 @@ impl<S: AsksForFlush<Gone = Gone, Returned = Unmapped>, B> Flush<S, B> for PerWr
     fn per_cpu(&self, (): &()) {}
 
     #[inline]
-    fn retire<P: Platform>(
+    fn queue_unmap<P: Platform>(
         &self,
         (): &(),
         (): &mut (),
-        mut home: Home<'_, S>,
+        mut home: FlushContext<'_, S>,
         platform: &mut P,
-        item: Retiring<S, B>,
-    ) -> Result<ReleasedStale<B>, (InvalidationError, Owed<B>)> {
+        item: PendingUnmap<S, B>,
+    ) -> Result<ReleasedStale<B>, (InvalidationError, NotInvalidated<B>)> {
         home.sync(platform);
-        home.release_here(item.gone.unmapped);
+        home.release_current(item.result.unmapped);
         Ok(ReleasedStale(ManuallyDrop::into_inner(item.buffer)))
     }
 }

@@ -6,9 +6,9 @@ use core::mem::ManuallyDrop;
 use ringfence_types::{DrainUnmapped, Flushed, Invalidation, InvalidationError, Pending};
 
 use super::batch::submit_and_release;
-use super::{Cleared, Flush, Home, RangeBatch, Released, Retiring};
-use crate::space::{Gone, Space, TablePages};
-use crate::{Owed, Platform};
+use super::{ClearedMapping, Flush, FlushContext, PendingUnmap, RangeBatch, Released};
+use crate::space::{ClearedRange, Space, TablePages};
+use crate::{NotInvalidated, Platform};
 
 /// One invalidation per unmap, waited for before the buffer and the addresses come back (rIOMMU Fig. 6: remove the entry, purge
 /// the IOTLB, free the IOVA, hand the buffer up, in this order).
@@ -18,51 +18,51 @@ pub struct Strict;
 impl Strict {
     /// Purges what a mapping left in the caches. Table pages of a failed invalidation are given up.
     #[inline]
-    pub(crate) fn purge<S: Space, T: TablePages, B, P: Platform>(
-        home: &mut Home<'_, S>,
+    pub(crate) fn invalidate<S: Space, T: TablePages, B, P: Platform>(
+        home: &mut FlushContext<'_, S>,
         platform: &mut P,
-        cleared: Cleared<B, T>,
-    ) -> Result<Released<B>, (InvalidationError, Owed<B>)> {
-        let Cleared {
-            gone,
+        cleared: ClearedMapping<B, T>,
+    ) -> Result<Released<B>, (InvalidationError, NotInvalidated<B>)> {
+        let ClearedMapping {
+            range: gone,
             direction,
-            tenant,
+            domain_handle: tenant,
             buffer,
         } = cleared;
-        match home.purge(gone, platform) {
+        match home.invalidate_and_release(gone, platform) {
             Ok(()) => Ok(Released(ManuallyDrop::into_inner(buffer))),
             Err((error, gone)) => {
-                let cleared = Cleared {
-                    gone,
+                let cleared = ClearedMapping {
+                    range: gone,
                     direction,
-                    tenant,
+                    domain_handle: tenant,
                     buffer,
                 };
-                Err((error, Owed { cleared }))
+                Err((error, NotInvalidated { mapping: cleared }))
             }
         }
     }
 }
 
-impl<S: Space> Home<'_, S> {
+impl<S: Space> FlushContext<'_, S> {
     /// Invalidates a cleared range of the space at hand and gives it back.
     ///
     /// # Errors
     /// The range comes back.
     #[inline]
-    pub(crate) fn purge<T: TablePages, P: Platform>(
+    pub(crate) fn invalidate_and_release<T: TablePages, P: Platform>(
         &mut self,
-        gone: Gone<T>,
+        gone: ClearedRange<T>,
         platform: &mut P,
-    ) -> Result<(), (InvalidationError, Gone)> {
+    ) -> Result<(), (InvalidationError, ClearedRange)> {
         self.sync(platform);
-        let request = self.purge_of(&gone);
+        let request = self.invalidation_of(&gone);
         gone.invalidate(request, platform)
             .map(|range| self.release(range))
     }
 }
 
-impl<T: TablePages> Gone<T> {
+impl<T: TablePages> ClearedRange<T> {
     /// Submits `request`, which covers the range, waits for it, and frees the table pages.
     ///
     /// # Errors
@@ -72,9 +72,9 @@ impl<T: TablePages> Gone<T> {
         self,
         request: Invalidation,
         platform: &mut P,
-    ) -> Result<Flushed, (InvalidationError, Gone)> {
+    ) -> Result<Flushed, (InvalidationError, ClearedRange)> {
         let levels = self.levels;
-        let left = |unmapped| Gone {
+        let left = |unmapped| ClearedRange {
             unmapped,
             levels,
             tables: (),
@@ -95,52 +95,52 @@ impl<T: TablePages> Gone<T> {
     }
 }
 
-impl<T: TablePages, S: Space<Gone = Gone<T>>, B> Flush<S, B> for Strict {
+impl<T: TablePages, S: Space<UnmapResult = ClearedRange<T>>, B> Flush<S, B> for Strict {
     type PerCpu = ();
     type PerDomain = ();
     type Outcome = Released<B>;
 
-    const GATHERS: bool = !T::ANY;
+    const BATCHES_INVALIDATION: bool = !T::ANY;
 
     fn per_domain(&self) {}
 
     fn per_cpu(&self, (): &()) {}
 
     #[inline]
-    fn retire<P: Platform>(
+    fn queue_unmap<P: Platform>(
         &self,
         (): &(),
         (): &mut (),
-        mut home: Home<'_, S>,
+        mut home: FlushContext<'_, S>,
         platform: &mut P,
-        item: Retiring<S, B>,
-    ) -> Result<Released<B>, (InvalidationError, Owed<B>)> {
-        Self::purge(&mut home, platform, item.into_cleared())
+        item: PendingUnmap<S, B>,
+    ) -> Result<Released<B>, (InvalidationError, NotInvalidated<B>)> {
+        Self::invalidate(&mut home, platform, item.into_cleared_mapping())
     }
 
     /// One invalidation for all of them; one each where unmap may take table pages away.
-    fn retire_many<P: Platform>(
+    fn queue_unmap_many<P: Platform>(
         &self,
         (): &(),
         (): &mut (),
-        mut home: Home<'_, S>,
+        mut home: FlushContext<'_, S>,
         platform: &mut P,
-        items: Vec<Retiring<S, B>>,
+        items: Vec<PendingUnmap<S, B>>,
         each: impl FnMut(B),
-    ) -> Result<(), (InvalidationError, Vec<Owed<B>>)> {
+    ) -> Result<(), (InvalidationError, Vec<NotInvalidated<B>>)> {
         if T::ANY {
             return one_by_one(home, platform, items, each);
         }
         let mut batch = RangeBatch::with_capacity(items.len());
         let mut buffers = Vec::with_capacity(items.len());
         for item in items {
-            let Cleared {
-                gone,
+            let ClearedMapping {
+                range: gone,
                 direction,
-                tenant,
+                domain_handle: tenant,
                 buffer,
-            } = item.into_cleared();
-            batch.push(Gone {
+            } = item.into_cleared_mapping();
+            batch.push(ClearedRange {
                 unmapped: gone.unmapped,
                 levels: gone.levels,
                 tables: (),
@@ -165,18 +165,22 @@ impl<T: TablePages, S: Space<Gone = Gone<T>>, B> Flush<S, B> for Strict {
                 let mut owed = Vec::with_capacity(buffers.len());
                 let mut buffers = buffers.into_iter();
                 left.drain_unmapped(|unmapped| {
-                    owed.extend(buffers.next().map(|(direction, tenant, buffer)| Owed {
-                        cleared: Cleared {
-                            gone: Gone {
-                                unmapped,
-                                levels,
-                                tables: (),
-                            },
-                            direction,
-                            tenant,
-                            buffer,
-                        },
-                    }));
+                    owed.extend(
+                        buffers
+                            .next()
+                            .map(|(direction, tenant, buffer)| NotInvalidated {
+                                mapping: ClearedMapping {
+                                    range: ClearedRange {
+                                        unmapped,
+                                        levels,
+                                        tables: (),
+                                    },
+                                    direction,
+                                    domain_handle: tenant,
+                                    buffer,
+                                },
+                            }),
+                    );
                 });
                 Err((error, owed))
             }
@@ -185,16 +189,16 @@ impl<T: TablePages, S: Space<Gone = Gone<T>>, B> Flush<S, B> for Strict {
 }
 
 #[cold]
-fn one_by_one<T: TablePages, S: Space<Gone = Gone<T>>, B, P: Platform>(
-    mut home: Home<'_, S>,
+fn one_by_one<T: TablePages, S: Space<UnmapResult = ClearedRange<T>>, B, P: Platform>(
+    mut home: FlushContext<'_, S>,
     platform: &mut P,
-    items: Vec<Retiring<S, B>>,
+    items: Vec<PendingUnmap<S, B>>,
     mut each: impl FnMut(B),
-) -> Result<(), (InvalidationError, Vec<Owed<B>>)> {
+) -> Result<(), (InvalidationError, Vec<NotInvalidated<B>>)> {
     let mut owed = Vec::new();
     let mut failure = None;
     for item in items {
-        match Strict::purge(&mut home, platform, item.into_cleared()) {
+        match Strict::invalidate(&mut home, platform, item.into_cleared_mapping()) {
             Ok(Released(buffer)) => each(buffer),
             Err((error, left)) => {
                 failure = Some(error);

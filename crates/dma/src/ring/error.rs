@@ -52,12 +52,12 @@ pub struct RingFull {
     /// The first slot in the way; for a map that takes any free slot, the first of those that free up soonest. Never a free one.
     pub slot: RingSlot,
     /// What frees it.
-    pub wait: Wait,
+    pub reason: FullReason,
 }
 
 /// What a stalled map waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wait {
+pub enum FullReason {
     /// The slot's mapping is live: the device has to finish with it, and its driver to unmap it.
     Unmap,
     /// The slot is unmapped, and its burst has not ended.
@@ -67,9 +67,11 @@ pub enum Wait {
 impl fmt::Display for RingFull {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { ring, slot, .. } = self;
-        match self.wait {
-            Wait::Unmap => write!(f, "ring {ring} is full: slot {slot} is mapped"),
-            Wait::BurstEnd => write!(f, "ring {ring} is full: slot {slot} waits for its burst"),
+        match self.reason {
+            FullReason::Unmap => write!(f, "ring {ring} is full: slot {slot} is mapped"),
+            FullReason::BurstEnd => {
+                write!(f, "ring {ring} is full: slot {slot} waits for its burst")
+            }
         }
     }
 }

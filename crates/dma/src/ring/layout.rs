@@ -14,8 +14,8 @@ use ringfence_pgtable::{
 };
 use ringfence_types::{PageSize, PhysAddr, PhysMemory, PhysRange, RingId};
 
+use super::dirty_lines::LINE;
 use super::error::RingError;
-use super::lines::LINE;
 use super::slots::SlotChoice;
 use super::table::Ring;
 
@@ -30,12 +30,12 @@ pub struct RingSetup {
 
 /// Where the tables of a device are to lie.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Tables {
+pub struct RingTables {
     rings: Vec<RingTable>,
     memory: PhysRange,
 }
 
-impl Tables {
+impl RingTables {
     /// Tables for rings of `slots` slots each, from `base` on.
     ///
     /// # Errors
@@ -79,7 +79,7 @@ impl Tables {
 /// [`RingError::Memory`] or [`RingError::NotEmpty`].
 pub fn lay_out<M: PhysMemory + ?Sized>(
     mem: &M,
-    tables: &Tables,
+    tables: &RingTables,
     setup: RingSetup,
 ) -> Result<Vec<Ring>, RingError> {
     let memory = tables.memory;

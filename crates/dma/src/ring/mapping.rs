@@ -3,20 +3,20 @@
 use core::fmt;
 use core::mem::ManuallyDrop;
 
-use ringfence_types::{DeviceId, DomainId, Iova, IovaRange, RingIova};
+use ringfence_types::{DomainId, Iova, IovaRange, RequesterId, RingIova};
 
 use super::owned::OwnedRing;
-use crate::mapping::Custody;
+use crate::mapping::HeldBuffer;
 
 /// A domain and a device as mappings keep them: in one word, as wide as most names of buffers, since a mapping with a gap is put together bit
 /// by bit wherever it is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Tag(u32);
+pub(super) struct RingTag(u32);
 
-impl Tag {
+impl RingTag {
     /// Of the rings of `device` in `domain`.
     #[inline]
-    pub(super) const fn new(domain: DomainId, device: DeviceId) -> Self {
+    pub(super) const fn new(domain: DomainId, device: RequesterId) -> Self {
         Self((domain.get() as u32) << 16 | device.get() as u32)
     }
 }
@@ -27,14 +27,14 @@ impl Tag {
 pub struct RingMapping<B> {
     /// Behind the buffer's last byte: slot and length in one word, since offsets count from the buffer's start.
     end: RingIova,
-    tag: Tag,
-    buffer: Custody<B>,
+    tag: RingTag,
+    buffer: HeldBuffer<B>,
 }
 
 impl<B> RingMapping<B> {
     /// The mapping of `buffer` that ends before `end`, in a ring with this tag.
     #[inline]
-    pub(super) fn new(end: RingIova, tag: Tag, buffer: B) -> Self {
+    pub(super) fn new(end: RingIova, tag: RingTag, buffer: B) -> Self {
         Self {
             end,
             tag,
@@ -50,13 +50,13 @@ impl<B> RingMapping<B> {
 
     /// Whether its ring has this tag.
     #[inline]
-    pub(super) fn is_of(&self, tag: Tag) -> bool {
+    pub(super) fn is_of(&self, tag: RingTag) -> bool {
         self.tag == tag
     }
 
     /// The buffer, once the mapping is gone.
     #[inline]
-    pub(super) fn into_custody(self) -> Custody<B> {
+    pub(super) fn into_held_buffer(self) -> HeldBuffer<B> {
         self.buffer
     }
 

@@ -5,19 +5,19 @@ use core::mem::ManuallyDrop;
 
 use ringfence_pgtable::{Coherency, RING_ENTRY_BYTES, RingPte, RingTable, RingWords};
 use ringfence_types::{
-    Batch, CachedLevels, DeviceId, Direction, DomainId, Flushed, Invalidation, InvalidationError,
-    Invalidator, Pending, PhysAddr, PhysMemory, PhysRange, RingId, RingIova, RingSlot,
+    Batch, CachedLevels, Direction, DomainId, Flushed, Invalidation, InvalidationError,
+    Invalidator, Pending, PhysAddr, PhysMemory, PhysRange, RequesterId, RingId, RingIova, RingSlot,
 };
 
 use super::cursor::Cursor;
+use super::dirty_lines::{DirtyRingLines, LINE};
 use super::error::{RingError, RingRefusal};
-use super::lines::{LINE, Lines};
-use super::mapping::{RingMapping, RingUnmapError, Tag};
+use super::mapping::{RingMapping, RingTag, RingUnmapError};
 use super::slots::{Slots, Stalls};
-use super::table::{Ring, too_long};
+use super::table::{Ring, buffer_too_long};
 use crate::MapReason;
 use crate::flush::Withheld;
-use crate::mapping::Custody;
+use crate::mapping::HeldBuffer;
 
 /// A [`Ring`] and the buffers that are in its keeping. Unmapped buffers come back when their burst ends, after one invalidation for all
 /// of them; there is no other way to them. What is withheld when it is dropped is leaked: the device may still reach it.
@@ -27,25 +27,25 @@ use crate::mapping::Custody;
 /// a place ends with its cache line, so that what is to be written back is thought of once a line, and never where they do.
 #[derive(Debug)]
 pub struct OwnedRing<'m, B> {
-    filling: Filling<'m>,
-    clearing: Clearing<'m, B>,
-    lines: Lines,
+    map_cursor: MapCursor<'m>,
+    unmap_cursor: UnmapCursor<'m, B>,
+    lines: DirtyRingLines,
     coherency: Coherency,
     /// Of `burst.domain` and `device`.
-    tag: Tag,
-    device: DeviceId,
+    tag: RingTag,
+    device: RequesterId,
     /// The ring's table, kept mapped.
     entries: &'m [RingWords],
     table: RingTable,
     slots: Slots,
-    burst: Cleared,
+    burst: UnmappedSlots,
 }
 
 /// What every map changes, on a line of its own: stores to one line that follow each other leave the processor together, and how many lines
 /// they change in turn is what a map costs.
 #[derive(Debug)]
 #[repr(align(64))]
-struct Filling<'m> {
+struct MapCursor<'m> {
     /// The slots that the next maps take; set aside in `slots` already.
     next: Cursor<'m>,
     /// The slot after those that are set aside, of which `next` need not have all.
@@ -55,25 +55,25 @@ struct Filling<'m> {
 /// The same of every unmap.
 #[derive(Debug)]
 #[repr(align(64))]
-struct Clearing<'m, B> {
+struct UnmapCursor<'m, B> {
     /// From the slot after the one unmapped last on.
     next: Cursor<'m>,
     /// Where the run of cleared slots that ends there begins. They are not in `slots` nor in `burst` yet.
     run: RingIova,
-    withheld: Vec<Custody<B>>,
+    withheld: Vec<HeldBuffer<B>>,
 }
 
 /// The slots of one ring that were unmapped in the open burst, as runs: a driver that unmaps in order has one. The run that unmaps are at
 /// is the ring's until the burst ends.
 #[derive(Debug)]
-struct Cleared {
+struct UnmappedSlots {
     domain: DomainId,
     ring: RingId,
     /// First slot and number of slots.
     runs: Vec<(u32, u32)>,
 }
 
-impl Cleared {
+impl UnmappedSlots {
     fn release(this: Flushed<Self>, slots: &mut Slots) -> Self {
         let mut cleared = this.into_batch();
         for (first, count) in cleared.runs.drain(..) {
@@ -83,7 +83,7 @@ impl Cleared {
     }
 }
 
-impl Batch for Cleared {
+impl Batch for UnmappedSlots {
     fn covered_by(&self, request: &Invalidation) -> bool {
         request.covers(self.domain, &self.ring.pages(), CachedLevels::Leaves)
     }
@@ -98,7 +98,7 @@ impl<'m, B> OwnedRing<'m, B> {
         ring: Ring,
         mem: &'m M,
         domain: DomainId,
-        device: DeviceId,
+        device: RequesterId,
     ) -> Result<Self, RingError> {
         let coherency = ring.coherency();
         let (ring, table, slots) = ring.into_unused().ok_or(RingError::NotEmpty)?;
@@ -107,23 +107,23 @@ impl<'m, B> OwnedRing<'m, B> {
         let base = RingIova::start(ring, RingSlot::FIRST);
         let cursor = |slots| Cursor::new(base, entries, slots).ok_or(RingError::Memory);
         Ok(Self {
-            filling: Filling {
+            map_cursor: MapCursor {
                 next: cursor(0..0)?,
                 end: 0,
             },
-            clearing: Clearing {
+            unmap_cursor: UnmapCursor {
                 next: cursor(0..0)?,
                 run: base,
                 withheld: Vec::new(),
             },
-            lines: Lines::none(),
+            lines: DirtyRingLines::none(),
             coherency,
-            tag: Tag::new(domain, device),
+            tag: RingTag::new(domain, device),
             device,
             entries,
             table,
             slots,
-            burst: Cleared {
+            burst: UnmappedSlots {
                 domain,
                 ring,
                 runs: Vec::new(),
@@ -139,14 +139,14 @@ impl<'m, B> OwnedRing<'m, B> {
 
     /// What its mappings know it by.
     #[inline]
-    pub(super) fn tag(&self) -> Tag {
+    pub(super) fn tag(&self) -> RingTag {
         self.tag
     }
 
     /// How many slots are mapped.
     pub fn live(&self) -> u32 {
-        let next = self.slot_of(self.filling.next.at());
-        let set_aside = self.filling.end.saturating_sub(next) as u32;
+        let next = self.slot_of(self.map_cursor.next.at());
+        let set_aside = self.map_cursor.end.saturating_sub(next) as u32;
         self.slots
             .count()
             .saturating_sub(self.slots.free())
@@ -165,7 +165,7 @@ impl<'m, B> OwnedRing<'m, B> {
     }
 
     /// Makes the bytes of `memory` reachable by the device in `direction`, and takes `buffer` into custody. The device may be told of it
-    /// after [`doorbell`](Self::doorbell).
+    /// after [`sync_map`](Self::sync_map).
     ///
     /// # Errors
     /// The buffer comes back. [`MapReason::RingFull`] is back-pressure: try again later.
@@ -179,14 +179,14 @@ impl<'m, B> OwnedRing<'m, B> {
     ) -> Result<RingMapping<B>, (B, MapReason)> {
         let entry = match RingPte::new(memory, direction.permissions()) {
             Ok(entry) => entry,
-            Err(error) => return Err((buffer, too_long(error))),
+            Err(error) => return Err((buffer, buffer_too_long(error))),
         };
-        if self.filling.next.slots() == 0
+        if self.map_cursor.next.slots() == 0
             && let Err(reason) = self.refill(mem)
         {
             return Err((buffer, reason));
         }
-        let Some((words, start)) = self.filling.next.step() else {
+        let Some((words, start)) = self.map_cursor.next.step() else {
             return Err((buffer, MapReason::Ring(RingRefusal::Memory)));
         };
         entry.store(words);
@@ -197,7 +197,7 @@ impl<'m, B> OwnedRing<'m, B> {
 
     /// Makes what was mapped visible to a walker that does not snoop, line by line. Nothing is to be done where it does.
     #[inline]
-    pub fn doorbell<M: PhysMemory + ?Sized>(&mut self, mem: &M) {
+    pub fn sync_map<M: PhysMemory + ?Sized>(&mut self, mem: &M) {
         if self.coherency == Coherency::NonCoherent {
             self.sync(mem);
         }
@@ -206,8 +206,8 @@ impl<'m, B> OwnedRing<'m, B> {
     /// Writes back what has changed and waits. The places end here, and what changes next is written back again.
     fn sync<M: PhysMemory + ?Sized>(&mut self, mem: &M) {
         self.lines.sync(mem);
-        self.filling.next.stop();
-        self.clearing.next.stop();
+        self.map_cursor.next.stop();
+        self.unmap_cursor.next.stop();
     }
 
     /// Takes a mapping down; its buffer comes back with the others of the burst.
@@ -223,20 +223,20 @@ impl<'m, B> OwnedRing<'m, B> {
         let end = mapping.end();
         let is_ours = mapping.is_of(self.tag);
         // In the order of the ring, the mapping is the one of the slot that unmaps are at.
-        let bytes = self.clearing.next.bytes_to(end);
+        let bytes = self.unmap_cursor.next.bytes_to(end);
         let cleared = bytes <= u64::from(RingIova::MAX_OFFSET)
-            && match self.clearing.next.entry() {
+            && match self.unmap_cursor.next.entry() {
                 Some(words) if is_ours && RingPte::is_set_to(words, bytes) => {
-                    self.clearing.next.step();
+                    self.unmap_cursor.next.step();
                     RingPte::clear(words);
                     true
                 }
                 _ => false,
             };
-        if !(cleared || is_ours && self.clear_there(mem, end)) {
+        if !(cleared || is_ours && self.clear_out_of_order(mem, end)) {
             return Err(RingUnmapError(mapping));
         }
-        self.clearing.withheld.push(mapping.into_custody());
+        self.unmap_cursor.withheld.push(mapping.into_held_buffer());
         Ok(Withheld)
     }
 
@@ -250,31 +250,31 @@ impl<'m, B> OwnedRing<'m, B> {
         invalidator: &mut I,
         each: impl FnMut(B),
     ) -> Result<(), InvalidationError> {
-        if self.clearing.withheld.is_empty() {
+        if self.unmap_cursor.withheld.is_empty() {
             return Ok(());
         }
-        self.doorbell(mem);
+        self.sync_map(mem);
         self.end_run();
         let request = Invalidation::Ring {
             domain: self.burst.domain,
             device: self.device,
             ring: self.id(),
         };
-        let empty = Cleared {
+        let empty = UnmappedSlots {
             runs: Vec::new(),
             ..self.burst
         };
         let batch = core::mem::replace(&mut self.burst, empty);
         let (batch, result) = match Pending::submit(invalidator, request, batch) {
             Ok(pending) => match pending.wait(invalidator) {
-                Ok(flushed) => (Cleared::release(flushed, &mut self.slots), Ok(())),
+                Ok(flushed) => (UnmappedSlots::release(flushed, &mut self.slots), Ok(())),
                 Err((pending, error)) => (pending.abandon(), Err(error)),
             },
             Err((batch, error)) => (batch, Err(error)),
         };
         self.burst = batch;
         if result.is_ok() {
-            self.clearing
+            self.unmap_cursor
                 .withheld
                 .drain(..)
                 .map(ManuallyDrop::into_inner)
@@ -287,13 +287,13 @@ impl<'m, B> OwnedRing<'m, B> {
     #[cold]
     #[inline(never)]
     fn refill<M: PhysMemory + ?Sized>(&mut self, mem: &M) -> Result<(), MapReason> {
-        let mut tail = self.slot_of(self.filling.next.at());
-        if tail >= self.filling.end {
+        let mut tail = self.slot_of(self.map_cursor.next.at());
+        if tail >= self.map_cursor.end {
             if tail >= self.entries.len() {
                 tail = 0;
             }
             // A ring has no more slots than 32 bits.
-            let Some(ready) = self.slots.take(tail as u32) else {
+            let Some(ready) = self.slots.reserve(tail as u32) else {
                 // So that its slots count as withheld.
                 self.end_run();
                 let (id, entries) = (self.id(), self.entries);
@@ -302,10 +302,10 @@ impl<'m, B> OwnedRing<'m, B> {
                 return Err(MapReason::RingFull(full));
             };
             tail = ready.start as usize;
-            self.filling.end = ready.end as usize;
+            self.map_cursor.end = ready.end as usize;
         }
-        self.filling.next = self
-            .stretch(tail, self.filling.end)
+        self.map_cursor.next = self
+            .slots_in_line(tail, self.map_cursor.end)
             .ok_or(MapReason::Ring(RingRefusal::Memory))?;
         if self.coherency == Coherency::NonCoherent {
             self.lines.filled(mem, &self.table, self.address_of(tail));
@@ -316,9 +316,9 @@ impl<'m, B> OwnedRing<'m, B> {
     /// Clears the entry of the mapping that ends before `end`, wherever that is; whether there is one.
     #[cold]
     #[inline(never)]
-    fn clear_there<M: PhysMemory + ?Sized>(&mut self, mem: &M, end: RingIova) -> bool {
+    fn clear_out_of_order<M: PhysMemory + ?Sized>(&mut self, mem: &M, end: RingIova) -> bool {
         let slot = self.slot_of(end);
-        let Some(mut there) = self.stretch(slot, self.entries.len()) else {
+        let Some(mut there) = self.slots_in_line(slot, self.entries.len()) else {
             return false;
         };
         let bytes = there.bytes_to(end);
@@ -329,11 +329,11 @@ impl<'m, B> OwnedRing<'m, B> {
             return false;
         }
         // The run that unmaps are at goes on, or another begins.
-        if at != self.clearing.next.at() {
+        if at != self.unmap_cursor.next.at() {
             self.end_run();
-            self.clearing.run = at;
+            self.unmap_cursor.run = at;
         }
-        self.clearing.next = there;
+        self.unmap_cursor.next = there;
         RingPte::clear(words);
         if self.coherency == Coherency::NonCoherent {
             self.lines.cleared(mem, &self.table, self.address_of(slot));
@@ -345,18 +345,18 @@ impl<'m, B> OwnedRing<'m, B> {
     fn end_run(&mut self) {
         let slots = self.run_slots();
         if slots > 0 {
-            let first = self.slot_of(self.clearing.run) as u32;
+            let first = self.slot_of(self.unmap_cursor.run) as u32;
             self.burst.runs.push((first, slots));
             self.slots.withhold(slots);
-            self.clearing.run = self.clearing.next.at();
+            self.unmap_cursor.run = self.unmap_cursor.next.at();
         }
     }
 
     /// How many slots the run that unmaps are at has.
     fn run_slots(&self) -> u32 {
-        let next = self.slot_of(self.clearing.next.at());
+        let next = self.slot_of(self.unmap_cursor.next.at());
         // Not below the run's first one.
-        next.wrapping_sub(self.slot_of(self.clearing.run)) as u32
+        next.wrapping_sub(self.slot_of(self.unmap_cursor.run)) as u32
     }
 
     fn base(&self) -> RingIova {
@@ -364,11 +364,11 @@ impl<'m, B> OwnedRing<'m, B> {
     }
 
     /// The slots from `first` to `end` or, where walkers do not snoop, to the end of the line; `None` if the ring has not got them.
-    fn stretch(&self, first: usize, end: usize) -> Option<Cursor<'m>> {
+    fn slots_in_line(&self, first: usize, end: usize) -> Option<Cursor<'m>> {
         let end = match self.coherency {
             Coherency::Coherent => end,
             Coherency::NonCoherent => {
-                end.min(first.saturating_add(in_line(self.address_of(first))))
+                end.min(first.saturating_add(entries_in_line(self.address_of(first))))
             }
         };
         Cursor::new(self.base(), self.entries, first..end)
@@ -389,6 +389,6 @@ impl<'m, B> OwnedRing<'m, B> {
 }
 
 /// How many entries the cache line has from the one at `at` on.
-fn in_line(at: PhysAddr) -> usize {
+fn entries_in_line(at: PhysAddr) -> usize {
     (LINE.wrapping_sub(at.offset_in(LINE)) / RING_ENTRY_BYTES) as usize
 }

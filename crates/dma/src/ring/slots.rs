@@ -7,7 +7,7 @@ use core::ops::Range;
 
 use ringfence_types::{RingId, RingSlot};
 
-use super::error::{RingFull, Wait};
+use super::error::{FullReason, RingFull};
 use super::free::FreeSlots;
 
 /// Which slot a map takes.
@@ -79,7 +79,7 @@ impl Slots {
 
     /// Sets aside the slots that the next maps take if the ring is at `tail`: one at least and 64 at most, none past its end. `None`: it is
     /// full.
-    pub(super) fn take(&mut self, tail: u32) -> Option<Range<u32>> {
+    pub(super) fn reserve(&mut self, tail: u32) -> Option<Range<u32>> {
         let first = match self.choice {
             SlotChoice::Tail => tail,
             SlotChoice::NextFree => self.free.next(tail).unwrap_or(tail),
@@ -89,7 +89,7 @@ impl Slots {
     }
 
     /// The first slot in the way of `pieces` maps at `tail`, if `ready` slots are set aside.
-    pub(super) fn in_the_way(&self, tail: u32, ready: u32, pieces: u32) -> Option<u32> {
+    pub(super) fn first_busy(&self, tail: u32, ready: u32, pieces: u32) -> Option<u32> {
         match self.choice {
             SlotChoice::NextFree => (self.free() + ready < pieces).then_some(tail),
             SlotChoice::Tail => (tail..self.count)
@@ -123,16 +123,16 @@ impl Slots {
             }
         };
         let (wait, count) = if is_live(slot) {
-            (Wait::Unmap, &mut self.stalls.unmap)
+            (FullReason::Unmap, &mut self.stalls.unmap)
         } else {
-            (Wait::BurstEnd, &mut self.stalls.burst_end)
+            (FullReason::BurstEnd, &mut self.stalls.burst_end)
         };
         *count = count.saturating_add(1);
         RingFull {
             ring,
             // A slot of a ring is one that an address can name.
             slot: RingSlot::new(slot).unwrap_or(RingSlot::MAX),
-            wait,
+            reason: wait,
         }
     }
 

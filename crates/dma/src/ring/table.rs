@@ -11,9 +11,9 @@ use core::ops::Range;
 use ringfence_pgtable::{Coherency, RING_ENTRY_BYTES, RingPte, RingTable, RingWords, ring_words};
 use ringfence_types::{Permissions, PhysAddr, PhysMemory, PhysRange, RingId, RingIova, RingSlot};
 
+use super::dirty_lines::DirtyRingLines;
 use super::error::RingRefusal;
-use super::lines::Lines;
-use super::list::Links;
+use super::slot_links::SlotLinks;
 use super::slots::{SlotChoice, Slots, Stalls};
 use crate::MapReason;
 use crate::space::UnmapRefusal;
@@ -27,9 +27,9 @@ pub struct Ring {
     table: RingTable,
     coherency: Coherency,
     /// The slots that the next maps take, from the tail on: they are taken from `slots` already. Never past the end of the ring.
-    ready: Range<u32>,
+    reserved: Range<u32>,
     slots: Slots,
-    links: Links,
+    links: SlotLinks,
     /// Walkers snoop, and there has never been a list: an entry is all that a map or an unmap changes in memory.
     plain: bool,
 }
@@ -47,9 +47,9 @@ impl Ring {
             base: RingIova::start(id, RingSlot::FIRST),
             table,
             coherency,
-            ready: 0..0,
+            reserved: 0..0,
             slots: Slots::all(table.slots(), choice),
-            links: Links::default(),
+            links: SlotLinks::default(),
             plain: coherency == Coherency::Coherent,
         }
     }
@@ -88,7 +88,7 @@ impl Ring {
     /// How many slots are free.
     #[inline]
     fn free(&self) -> u32 {
-        self.slots.free() + self.ready.end.wrapping_sub(self.ready.start)
+        self.slots.free() + self.reserved.end.wrapping_sub(self.reserved.start)
     }
 
     /// How many slots are unmapped and wait for the end of their burst.
@@ -110,7 +110,7 @@ impl Ring {
     }
 
     /// Fig. 11 `map`: gives the buffer a slot and fills its entry. A walker that does not snoop sees the entry after
-    /// [`Lines::sync`] of the calling processor's `lines` of this ring.
+    /// [`DirtyRingLines::sync`] of the calling processor's `lines` of this ring.
     ///
     /// # Errors
     /// [`MapReason::RingFull`] or [`MapReason::Ring`]; nothing has changed but a counter.
@@ -118,19 +118,19 @@ impl Ring {
     pub fn map<M: PhysMemory + ?Sized>(
         &mut self,
         mem: &M,
-        lines: &mut Lines,
+        lines: &mut DirtyRingLines,
         buffer: &PhysRange,
         permissions: Permissions,
     ) -> Result<RingIova, MapReason> {
-        let entry = RingPte::new(buffer, permissions).map_err(too_long)?;
-        if self.ready.start == self.ready.end {
+        let entry = RingPte::new(buffer, permissions).map_err(buffer_too_long)?;
+        if self.reserved.start == self.reserved.end {
             self.refill(mem)?;
         }
-        let slot = self.ready.start;
+        let slot = self.reserved.start;
         let words = self
             .entry(mem, slot)
             .ok_or(MapReason::Ring(RingRefusal::Memory))?;
-        self.ready.start += 1;
+        self.reserved.start += 1;
         entry.store(words);
         if !self.plain && self.coherency == Coherency::NonCoherent {
             lines.filled(mem, &self.table, self.address_of(slot));
@@ -145,7 +145,7 @@ impl Ring {
     pub fn map_list<M: PhysMemory + ?Sized>(
         &mut self,
         mem: &M,
-        lines: &mut Lines,
+        lines: &mut DirtyRingLines,
         pieces: &[PhysRange],
         permissions: Permissions,
     ) -> Result<RingIova, MapReason> {
@@ -154,7 +154,7 @@ impl Ring {
         };
         // Whatever could go wrong is looked at before the first entry is filled: nothing has to be undone under the device's eyes.
         for piece in rest {
-            RingPte::new(piece, permissions).map_err(too_long)?;
+            RingPte::new(piece, permissions).map_err(buffer_too_long)?;
         }
         if !rest.is_empty() {
             self.room_for(mem, pieces.len())?;
@@ -183,7 +183,7 @@ impl Ring {
     pub fn unmap<M: PhysMemory + ?Sized>(
         &mut self,
         mem: &M,
-        lines: &mut Lines,
+        lines: &mut DirtyRingLines,
         iova: RingIova,
         bytes: u64,
     ) -> Result<(), UnmapRefusal> {
@@ -207,7 +207,7 @@ impl Ring {
     fn unmap_list<M: PhysMemory + ?Sized>(
         &mut self,
         mem: &M,
-        lines: &mut Lines,
+        lines: &mut DirtyRingLines,
         head: u32,
     ) -> Result<(), UnmapRefusal> {
         if self.links.is_inner(head) {
@@ -256,8 +256,8 @@ impl Ring {
 
     /// The slot that comes next in the order of the ring.
     fn tail(&self) -> u32 {
-        if self.ready.start < self.slots() {
-            self.ready.start
+        if self.reserved.start < self.slots() {
+            self.reserved.start
         } else {
             0
         }
@@ -267,7 +267,10 @@ impl Ring {
     #[inline(never)]
     fn refill<M: PhysMemory + ?Sized>(&mut self, mem: &M) -> Result<(), MapReason> {
         let tail = self.tail();
-        self.ready = self.slots.take(tail).ok_or_else(|| self.full(mem, tail))?;
+        self.reserved = self
+            .slots
+            .reserve(tail)
+            .ok_or_else(|| self.full(mem, tail))?;
         Ok(())
     }
 
@@ -282,8 +285,8 @@ impl Ring {
             .ok()
             .filter(|pieces| *pieces <= slots)
             .ok_or(MapReason::Ring(RingRefusal::ListTooLong { slots }))?;
-        let ready = self.ready.end.wrapping_sub(self.ready.start);
-        match self.slots.in_the_way(self.tail(), ready, pieces) {
+        let ready = self.reserved.end.wrapping_sub(self.reserved.start);
+        match self.slots.first_busy(self.tail(), ready, pieces) {
             Some(slot) => Err(self.full(mem, slot)),
             None => Ok(()),
         }
@@ -294,7 +297,7 @@ impl Ring {
     fn full<M: PhysMemory + ?Sized>(&mut self, mem: &M, slot: u32) -> MapReason {
         let table = self.table;
         let is_live = |slot| entry_of(&table, mem, slot).is_some_and(RingPte::is_set);
-        let full = self.slots.full(self.id, slot, &self.ready, is_live);
+        let full = self.slots.full(self.id, slot, &self.reserved, is_live);
         MapReason::RingFull(full)
     }
 
@@ -317,7 +320,7 @@ impl Ring {
     fn withhold<M: PhysMemory + ?Sized>(
         &mut self,
         mem: &M,
-        lines: &mut Lines,
+        lines: &mut DirtyRingLines,
         slot: u32,
         words: &RingWords,
     ) {
@@ -341,6 +344,6 @@ fn entry_of<'m, M: PhysMemory + ?Sized>(
 
 /// The refusal of a buffer that an entry cannot express.
 #[cold]
-pub(super) fn too_long(error: ringfence_pgtable::RingFormatError) -> MapReason {
+pub(super) fn buffer_too_long(error: ringfence_pgtable::RingFormatError) -> MapReason {
     MapReason::Ring(RingRefusal::Format(error))
 }

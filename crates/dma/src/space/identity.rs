@@ -4,7 +4,7 @@ use ringfence_types::{
     DomainId, Flushed, Iova, IovaRange, PageSize, Permissions, Pfn, PhysRange, WholeDomain,
 };
 
-use super::{Limits, Placed, Space, UnmapRefusal, Untouched};
+use super::{AddressLimits, MapResult, NothingMapped, Space, UnmapRefusal};
 use crate::{MapReason, Platform};
 
 /// The I/O virtual address is the physical address: no IOMMU (`none`), pass-through in hardware (HWpt), or a table that maps
@@ -23,10 +23,10 @@ impl Identity {
 
 impl Space for Identity {
     type PerCpu = ();
-    type Returned = Flushed;
-    type Gone = Untouched;
+    type FreeProof = Flushed;
+    type UnmapResult = NothingMapped;
 
-    const JOINS: bool = false;
+    const CONTIGUOUS_SG: bool = false;
 
     fn per_cpu(&self) -> Self::PerCpu {}
 
@@ -42,8 +42,8 @@ impl Space for Identity {
         _platform: &mut P,
         pieces: &[PhysRange],
         _permissions: Permissions,
-        limits: Limits,
-    ) -> Result<Placed, MapReason> {
+        limits: AddressLimits,
+    ) -> Result<MapResult, MapReason> {
         let (Some(first), Some(last)) = (pieces.first(), pieces.last()) else {
             return Err(MapReason::Empty);
         };
@@ -64,7 +64,7 @@ impl Space for Identity {
         if Pfn::containing(range.last()) > limits.mask {
             return Err(MapReason::BeyondMask);
         }
-        Ok(Placed { range, steps: 0 })
+        Ok(MapResult { range, steps: 0 })
     }
 
     /// Each piece is where it is.
@@ -75,15 +75,15 @@ impl Space for Identity {
         _platform: &mut P,
         pieces: &[PhysRange],
         _permissions: Permissions,
-        limits: Limits,
-    ) -> Result<Placed, MapReason> {
+        limits: AddressLimits,
+    ) -> Result<MapResult, MapReason> {
         let first = pieces.first().ok_or(MapReason::Empty)?;
         let reaches = |piece: &PhysRange| in_place(piece).map(|r| Pfn::containing(r.last()));
         if pieces.iter().any(|p| reaches(p) > Some(limits.mask)) {
             return Err(MapReason::BeyondMask);
         }
         let range = in_place(first).ok_or(MapReason::TooLarge)?;
-        Ok(Placed { range, steps: 0 })
+        Ok(MapResult { range, steps: 0 })
     }
 
     fn pieces<'a>(
@@ -100,8 +100,8 @@ impl Space for Identity {
         _cpu: &mut (),
         _platform: &mut P,
         _range: IovaRange,
-    ) -> Result<Untouched, UnmapRefusal> {
-        Ok(Untouched)
+    ) -> Result<NothingMapped, UnmapRefusal> {
+        Ok(NothingMapped)
     }
 
     #[inline]

@@ -4,32 +4,32 @@
 //! allocator nor changing table, and a ring's tail is allocator and table at once (decision 0002).
 
 mod identity;
-mod leaving;
+mod io_pgtable;
 mod paged;
 mod rings;
-mod translations;
+mod unmap_result;
 
 pub use identity::{Identity, StaticTable};
-pub use leaving::{Expire, Leaving};
+pub use io_pgtable::{CachedTable, IoPageTable, PlainTable, Reclaiming, TablePages};
 pub use paged::{Paged, PagedCpu, Rounding};
 pub use rings::{RingDriver, Rings, RingsCpu};
-pub use translations::{CachedTable, PlainTable, Reclaiming, TablePages, Translations};
+pub use unmap_result::{Expire, UnmapResult};
 
 use alloc::vec::Vec;
 
-use ringfence_iova::Returned;
+use ringfence_iova::FreeProof;
 use ringfence_types::{
-    CachedLevels, DeviceId, DomainId, Flushed, Invalidation, InvalidationError, Iova, IovaRange,
-    Permissions, PfnRange, PhysRange, RingId, Unmapped, WholeDomain,
+    CachedLevels, DomainId, Flushed, Invalidation, InvalidationError, Iova, IovaRange, Permissions,
+    PfnRange, PhysRange, RequesterId, RingId, Unmapped, WholeDomain,
 };
 
-use crate::flush::Home;
+use crate::flush::FlushContext;
 use crate::layer::GRANULE;
-use crate::{Exposed, MapReason, Platform, UnmapReason};
+use crate::{MapReason, Platform, StillMapped, UnmapReason};
 
 /// Where a mapping may lie. Of the two limits on its height, the preferred one is tried first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
+pub struct AddressLimits {
     /// Highest page that saves the bus a dual-address cycle (32 bit), never above `mask`.
     pub preferred: ringfence_types::Pfn,
     /// Highest page that the device's DMA mask allows.
@@ -40,15 +40,15 @@ pub struct Limits {
 
 /// A space that asks for a flush of its domain before it gives out again what was freed unflushed: the bitmap's promise, on which
 /// [`PerWrap`](crate::flush::PerWrap) rests.
-pub trait AsksForFlush: Space {}
+pub trait FlushesBeforeReuse: Space {}
 
 /// A space whose addresses are free at once, unflushed and for good, as rIOMMU Fig. 11 has it: what
-/// [`LiteralBurst`](crate::flush::LiteralBurst) is the other half of.
-pub trait ReusesAtOnce: Space {}
+/// [`BurstAsPublished`](crate::flush::BurstAsPublished) is the other half of.
+pub trait ReusesUnflushed: Space {}
 
 /// Addresses found for a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Placed {
+pub struct MapResult {
     /// The device-visible bytes, from the first byte of the first piece to the last byte of the last one.
     pub range: IovaRange,
     /// Steps that the allocator's search took.
@@ -58,7 +58,7 @@ pub struct Placed {
 /// A range that left the table, and what its invalidation must cover. `T` are table pages that left with it.
 #[must_use = "the range may still be cached by the hardware"]
 #[derive(Debug, PartialEq, Eq)]
-pub struct Gone<T = ()> {
+pub struct ClearedRange<T = ()> {
     /// The reserved range, cleared.
     pub unmapped: Unmapped,
     /// Which cached entries must go.
@@ -68,13 +68,13 @@ pub struct Gone<T = ()> {
 }
 
 /// What unmap leaves, taken care of at once whatever the flush policy is.
-pub trait Remains: Sized {
+pub trait IotlbSync: Sized {
     /// Whether a map installs something that must be undone. Where it does not, a mapping is only an address.
-    const INSTALLS: bool;
+    const HAS_TABLE: bool;
 
     /// Whether the space has kept the translation.
     #[inline]
-    fn is_kept(&self) -> bool {
+    fn is_cached(&self) -> bool {
         false
     }
 
@@ -82,41 +82,41 @@ pub trait Remains: Sized {
     ///
     /// # Errors
     /// The cleared range comes back, for another attempt; dropped, its addresses are never reused.
-    fn purge<S: Space<Gone = Self>, P: Platform>(
+    fn iotlb_sync<S: Space<UnmapResult = Self>, P: Platform>(
         self,
-        home: &mut Home<'_, S>,
+        home: &mut FlushContext<'_, S>,
         platform: &mut P,
-    ) -> Result<(), (InvalidationError, Gone)>;
+    ) -> Result<(), (InvalidationError, ClearedRange)>;
 }
 
-impl Remains for Untouched {
-    const INSTALLS: bool = false;
+impl IotlbSync for NothingMapped {
+    const HAS_TABLE: bool = false;
 
     #[inline]
-    fn purge<S: Space<Gone = Self>, P: Platform>(
+    fn iotlb_sync<S: Space<UnmapResult = Self>, P: Platform>(
         self,
-        _home: &mut Home<'_, S>,
+        _home: &mut FlushContext<'_, S>,
         _platform: &mut P,
-    ) -> Result<(), (InvalidationError, Gone)> {
+    ) -> Result<(), (InvalidationError, ClearedRange)> {
         Ok(())
     }
 }
 
-impl<T: TablePages> Remains for Gone<T> {
-    const INSTALLS: bool = true;
+impl<T: TablePages> IotlbSync for ClearedRange<T> {
+    const HAS_TABLE: bool = true;
 
-    fn purge<S: Space<Gone = Self>, P: Platform>(
+    fn iotlb_sync<S: Space<UnmapResult = Self>, P: Platform>(
         self,
-        home: &mut Home<'_, S>,
+        home: &mut FlushContext<'_, S>,
         platform: &mut P,
-    ) -> Result<(), (InvalidationError, Gone)> {
-        home.purge(self, platform)
+    ) -> Result<(), (InvalidationError, ClearedRange)> {
+        home.invalidate_and_release(self, platform)
     }
 }
 
 /// The translation is as it was before: the space translates nothing, or always the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Untouched;
+pub struct NothingMapped;
 
 /// Why a range was not unmapped; nothing has changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -130,7 +130,7 @@ pub enum UnmapRefusal {
 impl UnmapRefusal {
     /// The reason that the driver is given, with its buffer.
     #[cold]
-    pub(crate) fn with<B>(self, buffer: Exposed<B>) -> UnmapReason<B> {
+    pub(crate) fn with<B>(self, buffer: StillMapped<B>) -> UnmapReason<B> {
         match self {
             Self::Table(error) => UnmapReason::Table(error, buffer),
             Self::NotAllocated => UnmapReason::NotAllocated(buffer),
@@ -143,23 +143,23 @@ pub trait Space {
     /// One processor's part of the space.
     type PerCpu;
     /// What a range must have gone through before it can be reused.
-    type Returned: Returned;
-    /// What unmap leaves to be flushed: [`Gone`], or [`Untouched`] where nothing was installed and nothing is cleared. A
+    type FreeProof: FreeProof;
+    /// What unmap leaves to be flushed: [`ClearedRange`], or [`NothingMapped`] where nothing was installed and nothing is cleared. A
     /// flush policy says which of the two it can deal with.
-    type Gone: Remains;
+    type UnmapResult: IotlbSync;
 
     /// Whether the pieces of a list lie at consecutive pages, so that one range is the whole list.
-    const JOINS: bool = true;
+    const CONTIGUOUS_SG: bool = true;
 
     /// Whether [`release`](Self::release) takes ranges that were unmapped one by one, and follow each other, as one.
-    const RELEASES_RUNS: bool = false;
+    const COALESCES_FREE: bool = false;
 
     /// Whether a map can be refused with [`MapReason::RingFull`]: for want of room that the next unmap makes.
-    const FILLS_UP: bool = false;
+    const CAN_BE_FULL: bool = false;
 
-    /// Whether the space may keep what is unmapped for the next map of the same memory ([`Leaving::Kept`]). Then several live mappings can have
+    /// Whether the space may keep what is unmapped for the next map of the same memory ([`UnmapResult::Cached`]). Then several live mappings can have
     /// the same address.
-    const KEEPS: bool = false;
+    const CACHES_UNMAPPED: bool = false;
 
     /// A handle for one more processor.
     fn per_cpu(&self) -> Self::PerCpu;
@@ -170,31 +170,31 @@ pub trait Space {
     /// Makes `pieces` reachable at consecutive I/O virtual pages, each piece at its own offset in its first page.
     ///
     /// # Errors
-    /// The state is unchanged, but for [`MapReason::NotUndone`]. [`MapReason::BeyondMask`] asks for a bounce buffer, and is for spaces that
-    /// install nothing ([`Remains::INSTALLS`]): others place any memory within the mask.
+    /// The state is unchanged, but for [`MapReason::RollbackFailed`]. [`MapReason::BeyondMask`] asks for a bounce buffer, and is for spaces that
+    /// install nothing ([`IotlbSync::HAS_TABLE`]): others place any memory within the mask.
     fn map<P: Platform>(
         &self,
         cpu: &mut Self::PerCpu,
         platform: &mut P,
         pieces: &[PhysRange],
         permissions: Permissions,
-        limits: Limits,
-    ) -> Result<Placed, MapReason>;
+        limits: AddressLimits,
+    ) -> Result<MapResult, MapReason>;
 
     /// The same for memory that driver and device share for long, and that nobody else may have before it is out of the device's reach: a space
-    /// that [keeps](Self::KEEPS) what is unmapped does not keep this.
+    /// that [keeps](Self::CACHES_UNMAPPED) what is unmapped does not keep this.
     ///
     /// # Errors
     /// As for [`map`](Self::map).
     #[inline]
-    fn map_unkept<P: Platform>(
+    fn map_bypass_cache<P: Platform>(
         &self,
         cpu: &mut Self::PerCpu,
         platform: &mut P,
         pieces: &[PhysRange],
         permissions: Permissions,
-        limits: Limits,
-    ) -> Result<Placed, MapReason> {
+        limits: AddressLimits,
+    ) -> Result<MapResult, MapReason> {
         self.map(cpu, platform, pieces, permissions, limits)
     }
 
@@ -210,24 +210,24 @@ pub trait Space {
         platform: &mut P,
         pieces: &[PhysRange],
         permissions: Permissions,
-        limits: Limits,
-    ) -> Result<Placed, MapReason> {
+        limits: AddressLimits,
+    ) -> Result<MapResult, MapReason> {
         self.map(cpu, platform, pieces, permissions, limits)
     }
 
     /// Makes each of `pieces` reachable by itself, as if it were mapped alone, and notes where at the end of `placed`, in order. Returns the
-    /// steps of the allocator's searches. For spaces that [keep](Self::KEEPS) what is unmapped: there an address stands for one piece of
+    /// steps of the allocator's searches. For spaces that [keep](Self::CACHES_UNMAPPED) what is unmapped: there an address stands for one piece of
     /// memory, whatever list it is in.
     ///
     /// # Errors
     /// As for [`map`](Self::map).
-    fn map_apart<P: Platform>(
+    fn map_per_segment<P: Platform>(
         &self,
         cpu: &mut Self::PerCpu,
         platform: &mut P,
         pieces: &[PhysRange],
         permissions: Permissions,
-        limits: Limits,
+        limits: AddressLimits,
         placed: &mut Vec<IovaRange>,
     ) -> Result<u32, MapReason> {
         let _ = (cpu, platform, pieces, permissions, limits, placed);
@@ -257,7 +257,7 @@ pub trait Space {
         cpu: &mut Self::PerCpu,
         platform: &mut P,
         range: IovaRange,
-    ) -> Result<Self::Gone, UnmapRefusal>;
+    ) -> Result<Self::UnmapResult, UnmapRefusal>;
 
     /// Makes everything installed and cleared so far visible to a walker that does not snoop the caches. Before an invalidation, and
     /// before a device is told of addresses that [`map`](Self::map) has left to it.
@@ -267,7 +267,7 @@ pub trait Space {
     fn is_empty<P: Platform>(&self, platform: &P) -> bool;
 
     /// Takes a range back.
-    fn release(&self, cpu: &mut Self::PerCpu, range: Self::Returned);
+    fn release(&self, cpu: &mut Self::PerCpu, range: Self::FreeProof);
 
     /// Everything unmapped in the domain before `proof` may be reused.
     fn flushed(&self, cpu: &mut Self::PerCpu, proof: Flushed<WholeDomain>);
@@ -275,7 +275,7 @@ pub trait Space {
     /// Gives what the handle caches back to the space.
     fn drain(&self, cpu: &mut Self::PerCpu);
 
-    /// Clears the translations that the space has [kept](Leaving::Kept), as far as `which` says, and gives each to `gone`.
+    /// Clears the translations that the space has [kept](UnmapResult::Cached), as far as `which` says, and gives each to `gone`.
     ///
     /// # Errors
     /// The table refused; what it refused is given up.
@@ -284,7 +284,7 @@ pub trait Space {
         cpu: &mut Self::PerCpu,
         platform: &mut P,
         which: Expire,
-        gone: impl FnMut(Gone),
+        gone: impl FnMut(ClearedRange),
     ) -> Result<(), UnmapRefusal> {
         let _ = (cpu, platform, which, gone);
         Ok(())
@@ -306,7 +306,7 @@ pub trait Space {
     }
 
     /// Whether `device` may use the space.
-    fn serves(&self, device: DeviceId) -> bool {
+    fn serves(&self, device: RequesterId) -> bool {
         let _ = device;
         true
     }

@@ -2,14 +2,16 @@
 
 use alloc::vec::Vec;
 
-use ringfence_iova::{AllocError, IovaAllocator, Request};
+use ringfence_iova::{AllocError, AllocRequest, IovaAllocator};
 use ringfence_pgtable::MapRequest;
 use ringfence_types::{
     CachedLevels, DomainId, Flushed, InvalidationError, IovaRange, PageSize, Permissions, Pfn,
     PfnRange, PhysRange, Unmapped, WholeDomain,
 };
 
-use super::{AsksForFlush, Gone, Limits, Placed, Space, Translations, UnmapRefusal};
+use super::{
+    AddressLimits, ClearedRange, FlushesBeforeReuse, IoPageTable, MapResult, Space, UnmapRefusal,
+};
 use crate::{MapReason, Platform};
 
 const GRANULE: PageSize = PageSize::Size4K;
@@ -39,7 +41,7 @@ pub struct PagedCpu<A, T> {
     table: T,
 }
 
-impl<A: IovaAllocator, T: Translations> Paged<A, T> {
+impl<A: IovaAllocator, T: IoPageTable> Paged<A, T> {
     /// A space that takes addresses from `allocator` and installs them in `table`.
     pub fn new(allocator: A, table: T, rounding: Rounding) -> Self {
         Self {
@@ -70,7 +72,7 @@ impl<A: IovaAllocator, T: Translations> Paged<A, T> {
         platform: &mut P,
         pieces: impl Iterator<Item = &'p PhysRange> + Clone,
         permissions: Permissions,
-        limits: Limits,
+        limits: AddressLimits,
         mut each: impl FnMut(IovaRange),
     ) -> Result<u32, MapReason> {
         let mut made: Vec<(PfnRange, PfnRange)> = Vec::new();
@@ -93,11 +95,12 @@ impl<A: IovaAllocator, T: Translations> Paged<A, T> {
                 permissions,
             };
             let mapped = PfnRange::new(found.range.lo(), pages);
-            let installed = self.table.map_deferred(&mut cpu.table, platform, request);
+            let installed = self.table.map_nosync(&mut cpu.table, platform, request);
             if let Err(error) = installed {
                 let undone = self.roll_back(cpu, platform, found.range, None);
-                result =
-                    Err(undone.map_or_else(MapReason::NotUndone, |()| MapReason::Table(error)));
+                result = Err(
+                    undone.map_or_else(MapReason::RollbackFailed, |()| MapReason::Table(error))
+                );
                 break;
             }
             let start = base.wrapping_add(piece.start().offset_in(GRANULE.bytes()));
@@ -109,7 +112,9 @@ impl<A: IovaAllocator, T: Translations> Paged<A, T> {
         }
         self.table.sync(&mut cpu.table, platform);
         if result.is_ok() {
-            let mut revealed = made.iter().map(|(_, at)| self.table.reveal(platform, *at));
+            let mut revealed = made
+                .iter()
+                .map(|(_, at)| self.table.iotlb_sync_map(platform, *at));
             result = revealed.try_for_each(|done| done.map_err(MapReason::Flush));
         }
         match result {
@@ -117,7 +122,7 @@ impl<A: IovaAllocator, T: Translations> Paged<A, T> {
             Err(mut reason) => {
                 for (reserved, mapped) in made {
                     if let Err(failed) = self.roll_back(cpu, platform, reserved, Some(mapped)) {
-                        reason = MapReason::NotUndone(failed);
+                        reason = MapReason::RollbackFailed(failed);
                     }
                 }
                 Err(reason)
@@ -134,7 +139,7 @@ impl<A: IovaAllocator, T: Translations> Paged<A, T> {
         cpu: &mut PagedCpu<A::PerCpu, T::PerCpu>,
         platform: &mut P,
         mapped: &[PfnRange],
-        mut each: impl FnMut(Gone<T::Pages>),
+        mut each: impl FnMut(ClearedRange<T::Pages>),
     ) -> Result<(), UnmapRefusal> {
         for range in mapped {
             self.check_whole(cpu, platform, *range)?;
@@ -145,7 +150,7 @@ impl<A: IovaAllocator, T: Translations> Paged<A, T> {
                 Ok(widened) => widened,
                 Err(as_mapped) => as_mapped,
             };
-            each(Gone {
+            each(ClearedRange {
                 unmapped,
                 levels,
                 tables,
@@ -170,7 +175,7 @@ impl<A: IovaAllocator, T: Translations> Paged<A, T> {
             Some(found) if found == reserved => {}
             Some(_) => return Err(UnmapRefusal::NotAllocated),
             // A table that can be read says which page is not mapped.
-            None if self.allocator.finds()
+            None if self.allocator.has_lookup()
                 && self.table.is_mapped(platform, mapped.lo()).is_none() =>
             {
                 return Err(UnmapRefusal::NotAllocated);
@@ -188,12 +193,12 @@ impl<A: IovaAllocator, T: Translations> Paged<A, T> {
     }
 
     #[inline]
-    fn request(&self, pages: u64, limit: Pfn) -> Option<Request> {
+    fn request(&self, pages: u64, limit: Pfn) -> Option<AllocRequest> {
         Some(match self.rounding {
-            Rounding::Exact => Request::new(pages, limit),
+            Rounding::Exact => AllocRequest::new(pages, limit),
             Rounding::PowerOfTwo => {
                 let pages = pages.checked_next_power_of_two()?;
-                Request {
+                AllocRequest {
                     pages,
                     align_order: pages.trailing_zeros() as u8,
                     limit,
@@ -208,14 +213,14 @@ impl<A: IovaAllocator, T: Translations> Paged<A, T> {
         &self,
         cpu: &mut A::PerCpu,
         pages: u64,
-        limits: Limits,
+        limits: AddressLimits,
     ) -> Result<ringfence_iova::Allocation, MapReason> {
         let request = self
             .request(pages, limits.preferred)
             .ok_or(MapReason::TooLarge)?;
         match self.allocator.alloc(cpu, &request) {
             Err(AllocError::Exhausted { .. }) if limits.mask > limits.preferred => {
-                let request = Request {
+                let request = AllocRequest {
                     limit: limits.mask,
                     ..request
                 };
@@ -253,7 +258,7 @@ impl<A: IovaAllocator, T: Translations> Paged<A, T> {
             return Ok(());
         };
         self.table.sync(&mut cpu.table, platform);
-        let gone = Gone {
+        let gone = ClearedRange {
             unmapped,
             levels,
             tables,
@@ -286,12 +291,12 @@ fn total_pages(pieces: &[PhysRange]) -> Result<u64, MapReason> {
     Ok(pages)
 }
 
-impl<A: IovaAllocator<Returned = Unmapped>, T: Translations> AsksForFlush for Paged<A, T> {}
+impl<A: IovaAllocator<FreeProof = Unmapped>, T: IoPageTable> FlushesBeforeReuse for Paged<A, T> {}
 
-impl<A: IovaAllocator, T: Translations> Space for Paged<A, T> {
+impl<A: IovaAllocator, T: IoPageTable> Space for Paged<A, T> {
     type PerCpu = PagedCpu<A::PerCpu, T::PerCpu>;
-    type Returned = A::Returned;
-    type Gone = Gone<T::Pages>;
+    type FreeProof = A::FreeProof;
+    type UnmapResult = ClearedRange<T::Pages>;
 
     fn per_cpu(&self) -> Self::PerCpu {
         PagedCpu {
@@ -312,8 +317,8 @@ impl<A: IovaAllocator, T: Translations> Space for Paged<A, T> {
         platform: &mut P,
         pieces: &[PhysRange],
         permissions: Permissions,
-        limits: Limits,
-    ) -> Result<Placed, MapReason> {
+        limits: AddressLimits,
+    ) -> Result<MapResult, MapReason> {
         let pages = total_pages(pieces)?;
         let (Some(first), Some(last)) = (pieces.first(), pieces.last()) else {
             return Err(MapReason::Empty);
@@ -332,14 +337,14 @@ impl<A: IovaAllocator, T: Translations> Space for Paged<A, T> {
             let installed = if count == pages {
                 self.table.map(&mut cpu.table, platform, request)
             } else {
-                self.table.map_deferred(&mut cpu.table, platform, request)
+                self.table.map_nosync(&mut cpu.table, platform, request)
             };
             if let Err(error) = installed {
                 let installed = PfnRange::new(found.range.lo(), done);
                 return Err(
                     match self.roll_back(cpu, platform, found.range, installed) {
                         Ok(()) => MapReason::Table(error),
-                        Err(failed) => MapReason::NotUndone(failed),
+                        Err(failed) => MapReason::RollbackFailed(failed),
                     },
                 );
             }
@@ -348,12 +353,12 @@ impl<A: IovaAllocator, T: Translations> Space for Paged<A, T> {
         if pieces.len() > 1 {
             self.table.sync(&mut cpu.table, platform);
         }
-        if let Err(error) = self.table.reveal(platform, found.range) {
+        if let Err(error) = self.table.iotlb_sync_map(platform, found.range) {
             let installed = PfnRange::new(found.range.lo(), pages);
             return Err(
                 match self.roll_back(cpu, platform, found.range, installed) {
                     Ok(()) => MapReason::Flush(error),
-                    Err(failed) => MapReason::NotUndone(failed),
+                    Err(failed) => MapReason::RollbackFailed(failed),
                 },
             );
         }
@@ -362,7 +367,7 @@ impl<A: IovaAllocator, T: Translations> Space for Paged<A, T> {
             ((pages - 1) << GRANULE.shift()) | last.last().offset_in(GRANULE.bytes()),
         );
         let range = IovaRange::inclusive(start, end).ok_or(MapReason::TooLarge)?;
-        Ok(Placed {
+        Ok(MapResult {
             range,
             steps: found.steps,
         })
@@ -374,7 +379,7 @@ impl<A: IovaAllocator, T: Translations> Space for Paged<A, T> {
         cpu: &mut Self::PerCpu,
         platform: &mut P,
         range: IovaRange,
-    ) -> Result<Self::Gone, UnmapRefusal> {
+    ) -> Result<Self::UnmapResult, UnmapRefusal> {
         let mapped = PfnRange::covering(&range);
         let reserved = self.check_whole(cpu, platform, mapped)?;
         let (unmapped, levels, tables) = self
@@ -385,7 +390,7 @@ impl<A: IovaAllocator, T: Translations> Space for Paged<A, T> {
             Ok(widened) => widened,
             Err(as_mapped) => as_mapped,
         };
-        Ok(Gone {
+        Ok(ClearedRange {
             unmapped,
             levels,
             tables,
@@ -402,7 +407,7 @@ impl<A: IovaAllocator, T: Translations> Space for Paged<A, T> {
     }
 
     #[inline]
-    fn release(&self, cpu: &mut Self::PerCpu, range: Self::Returned) {
+    fn release(&self, cpu: &mut Self::PerCpu, range: Self::FreeProof) {
         self.allocator.free(&mut cpu.allocator, range);
     }
 

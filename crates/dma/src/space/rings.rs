@@ -2,21 +2,22 @@
 
 use alloc::vec::Vec;
 
-use ringfence_iova::Returned;
+use ringfence_iova::FreeProof;
 use ringfence_pgtable::Coherency;
 use ringfence_types::{
-    CachedLevels, DeviceId, DomainId, Flushed, Invalidation, Iova, IovaRange, Lock, Permissions,
-    Pfn, PfnRange, PhysMemory, PhysRange, RingId, RingIova, RingSlot, Unmapped, WholeDomain,
+    CachedLevels, DomainId, Flushed, Invalidation, Iova, IovaRange, Lock, Permissions, Pfn,
+    PfnRange, PhysMemory, PhysRange, RequesterId, RingId, RingIova, RingSlot, Unmapped,
+    WholeDomain,
 };
 
-use super::{Gone, Limits, Placed, ReusesAtOnce, Space, UnmapRefusal};
-use crate::ring::{Lines, LiteralRing, Ring, RingRefusal};
+use super::{AddressLimits, ClearedRange, MapResult, ReusesUnflushed, Space, UnmapRefusal};
+use crate::ring::{DirtyRingLines, Ring, RingAsPublished, RingRefusal};
 use crate::{MapReason, Platform};
 
 /// A driver of one ring: the repaired one or that of the figure.
 pub trait RingDriver {
     /// What a slot must have gone through before it can be reused.
-    type Returned: Returned;
+    type FreeProof: FreeProof;
 
     /// Whether walkers snoop.
     fn coherency(&self) -> Coherency;
@@ -29,7 +30,7 @@ pub trait RingDriver {
     fn map_list<M: PhysMemory + ?Sized>(
         &mut self,
         mem: &M,
-        lines: &mut Lines,
+        lines: &mut DirtyRingLines,
         pieces: &[PhysRange],
         permissions: Permissions,
     ) -> Result<RingIova, MapReason>;
@@ -41,7 +42,7 @@ pub trait RingDriver {
     fn unmap_list<M: PhysMemory + ?Sized>(
         &mut self,
         mem: &M,
-        lines: &mut Lines,
+        lines: &mut DirtyRingLines,
         iova: RingIova,
         bytes: u64,
     ) -> Result<(), UnmapRefusal>;
@@ -57,7 +58,7 @@ pub trait RingDriver {
 }
 
 impl RingDriver for Ring {
-    type Returned = Flushed;
+    type FreeProof = Flushed;
 
     #[inline]
     fn coherency(&self) -> Coherency {
@@ -68,7 +69,7 @@ impl RingDriver for Ring {
     fn map_list<M: PhysMemory + ?Sized>(
         &mut self,
         mem: &M,
-        lines: &mut Lines,
+        lines: &mut DirtyRingLines,
         pieces: &[PhysRange],
         permissions: Permissions,
     ) -> Result<RingIova, MapReason> {
@@ -83,7 +84,7 @@ impl RingDriver for Ring {
     fn unmap_list<M: PhysMemory + ?Sized>(
         &mut self,
         mem: &M,
-        lines: &mut Lines,
+        lines: &mut DirtyRingLines,
         iova: RingIova,
         bytes: u64,
     ) -> Result<(), UnmapRefusal> {
@@ -105,9 +106,9 @@ impl RingDriver for Ring {
     }
 }
 
-impl RingDriver for LiteralRing {
+impl RingDriver for RingAsPublished {
     /// "locked { r.nmapped--; }", at once.
-    type Returned = Unmapped;
+    type FreeProof = Unmapped;
 
     #[inline]
     fn coherency(&self) -> Coherency {
@@ -119,7 +120,7 @@ impl RingDriver for LiteralRing {
     fn map_list<M: PhysMemory + ?Sized>(
         &mut self,
         mem: &M,
-        _lines: &mut Lines,
+        _lines: &mut DirtyRingLines,
         pieces: &[PhysRange],
         permissions: Permissions,
     ) -> Result<RingIova, MapReason> {
@@ -130,7 +131,7 @@ impl RingDriver for LiteralRing {
     fn unmap_list<M: PhysMemory + ?Sized>(
         &mut self,
         mem: &M,
-        _lines: &mut Lines,
+        _lines: &mut DirtyRingLines,
         iova: RingIova,
         _bytes: u64,
     ) -> Result<(), UnmapRefusal> {
@@ -156,15 +157,15 @@ impl RingDriver for LiteralRing {
 #[derive(Debug)]
 pub struct Rings<R, L> {
     domain: DomainId,
-    device: DeviceId,
-    rings: Vec<Shared<L>>,
+    device: RequesterId,
+    rings: Vec<SharedRing<L>>,
     coherency: Coherency,
     driver: core::marker::PhantomData<fn() -> R>,
 }
 
 /// A ring, and what needs no lock to be known.
 #[derive(Debug)]
-struct Shared<L> {
+struct SharedRing<L> {
     ring: L,
     /// The last page that its addresses name.
     last: Pfn,
@@ -174,16 +175,16 @@ struct Shared<L> {
 /// back; none where walkers snoop.
 #[derive(Debug, Default)]
 pub struct RingsCpu {
-    changed: Vec<(RingId, Lines)>,
+    changed: Vec<(RingId, DirtyRingLines)>,
     /// Of rings whose changes everybody sees at once.
-    none: Lines,
+    none: DirtyRingLines,
 }
 
 impl<R: RingDriver, L: Lock<R>> Rings<R, L> {
     /// The rings of `device` as [`lay_out`](crate::ring::lay_out) returns them, each behind `lock`.
     pub fn new(
         domain: DomainId,
-        device: DeviceId,
+        device: RequesterId,
         rings: Vec<Ring>,
         mut lock: impl FnMut(R) -> L,
     ) -> Self
@@ -196,7 +197,7 @@ impl<R: RingDriver, L: Lock<R>> Rings<R, L> {
         } else {
             Coherency::NonCoherent
         };
-        let shared = |ring: Ring| Shared {
+        let shared = |ring: Ring| SharedRing {
             last: last_page(ring.id(), ring.slots()),
             ring: lock(ring.into()),
         };
@@ -218,13 +219,13 @@ impl<R: RingDriver, L: Lock<R>> Rings<R, L> {
 
     /// What a change of `ring` leaves to this processor's next [`sync`](Space::sync).
     #[inline]
-    fn lines<'c>(&self, cpu: &'c mut RingsCpu, ring: RingId) -> &'c mut Lines {
+    fn lines<'c>(&self, cpu: &'c mut RingsCpu, ring: RingId) -> &'c mut DirtyRingLines {
         if self.coherency == Coherency::Coherent {
             return &mut cpu.none;
         }
         let known = cpu.changed.iter().position(|(id, _)| *id == ring);
         let place = known.unwrap_or_else(|| {
-            cpu.changed.push((ring, Lines::none()));
+            cpu.changed.push((ring, DirtyRingLines::none()));
             cpu.changed.len() - 1
         });
         match cpu.changed.get_mut(place) {
@@ -234,7 +235,7 @@ impl<R: RingDriver, L: Lock<R>> Rings<R, L> {
     }
 }
 
-impl<L: Lock<LiteralRing>> ReusesAtOnce for Rings<LiteralRing, L> {}
+impl<L: Lock<RingAsPublished>> ReusesUnflushed for Rings<RingAsPublished, L> {}
 
 /// The last page that the ring's addresses name.
 fn last_page(ring: RingId, slots: u32) -> Pfn {
@@ -244,14 +245,14 @@ fn last_page(ring: RingId, slots: u32) -> Pfn {
 
 impl<R: RingDriver, L: Lock<R>> Space for Rings<R, L> {
     type PerCpu = RingsCpu;
-    type Returned = R::Returned;
-    type Gone = Gone;
+    type FreeProof = R::FreeProof;
+    type UnmapResult = ClearedRange;
 
-    const JOINS: bool = false;
+    const CONTIGUOUS_SG: bool = false;
 
-    const FILLS_UP: bool = true;
+    const CAN_BE_FULL: bool = true;
 
-    const RELEASES_RUNS: bool = true;
+    const COALESCES_FREE: bool = true;
 
     fn per_cpu(&self) -> RingsCpu {
         RingsCpu::default()
@@ -270,8 +271,8 @@ impl<R: RingDriver, L: Lock<R>> Space for Rings<R, L> {
         platform: &mut P,
         pieces: &[PhysRange],
         permissions: Permissions,
-        limits: Limits,
-    ) -> Result<Placed, MapReason> {
+        limits: AddressLimits,
+    ) -> Result<MapResult, MapReason> {
         if pieces.len() > 1 {
             return Err(MapReason::NotContiguous);
         }
@@ -285,8 +286,8 @@ impl<R: RingDriver, L: Lock<R>> Space for Rings<R, L> {
         platform: &mut P,
         pieces: &[PhysRange],
         permissions: Permissions,
-        limits: Limits,
-    ) -> Result<Placed, MapReason> {
+        limits: AddressLimits,
+    ) -> Result<MapResult, MapReason> {
         let first = pieces.first().ok_or(MapReason::Empty)?;
         let id = limits.ring;
         let shared = self
@@ -304,7 +305,7 @@ impl<R: RingDriver, L: Lock<R>> Space for Rings<R, L> {
         let extra = first.last().get().wrapping_sub(first.start().get());
         let last = start.iova().wrapping_add(extra);
         let range = IovaRange::inclusive(start.iova(), last).ok_or(MapReason::TooLarge)?;
-        Ok(Placed { range, steps: 0 })
+        Ok(MapResult { range, steps: 0 })
     }
 
     fn pieces<'a>(
@@ -332,13 +333,13 @@ impl<R: RingDriver, L: Lock<R>> Space for Rings<R, L> {
         cpu: &mut RingsCpu,
         platform: &mut P,
         range: IovaRange,
-    ) -> Result<Gone, UnmapRefusal> {
+    ) -> Result<ClearedRange, UnmapRefusal> {
         let iova = RingIova::from(range.start());
         let ring = self.ring(iova.ring()).ok_or(UnmapRefusal::NotAllocated)?;
         let lines = self.lines(cpu, iova.ring());
         ring.with(|ring| ring.unmap_list(platform.memory(), lines, iova, range.bytes()))?;
         // The first slot's pages stand for a whole list: what purges them is an invalidation of the ring.
-        Ok(Gone {
+        Ok(ClearedRange {
             unmapped: Unmapped::attest_cleared(self.domain, iova.slot_pages()),
             levels: CachedLevels::Leaves,
             tables: (),
@@ -349,7 +350,7 @@ impl<R: RingDriver, L: Lock<R>> Space for Rings<R, L> {
     fn sync<P: Platform>(&self, cpu: &mut RingsCpu, platform: &mut P) {
         let mut waits = false;
         for (_, mut lines) in cpu.changed.drain(..) {
-            waits |= lines.leave(platform.memory());
+            waits |= lines.write_back(platform.memory());
         }
         if waits {
             platform.memory().drain();
@@ -363,7 +364,7 @@ impl<R: RingDriver, L: Lock<R>> Space for Rings<R, L> {
     }
 
     #[inline]
-    fn release(&self, _cpu: &mut RingsCpu, range: R::Returned) {
+    fn release(&self, _cpu: &mut RingsCpu, range: R::FreeProof) {
         // A run is of one ring: the last slot that an address can name is in none, so none follows it in the next ring.
         let first = RingIova::from(range.range().lo().iova());
         let last = RingIova::from(range.range().hi().iova());
@@ -392,7 +393,7 @@ impl<R: RingDriver, L: Lock<R>> Space for Rings<R, L> {
         }
     }
 
-    fn serves(&self, device: DeviceId) -> bool {
+    fn serves(&self, device: RequesterId) -> bool {
         device == self.device
     }
 

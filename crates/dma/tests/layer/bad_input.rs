@@ -6,7 +6,7 @@ mod foreign;
 use ringfence_dma::flush::Strict;
 use ringfence_dma::space::Rounding;
 use ringfence_dma::{
-    Flush, MapReason, Mapping, Released, Segment, SgLimits, SgRequest, UnmapReason,
+    DmaSegment, Flush, MapReason, Mapping, Released, SgLimits, SgRequest, UnmapReason,
 };
 use ringfence_iova::AllocError;
 use ringfence_pgtable::UnmapError as TableError;
@@ -20,9 +20,9 @@ fn whole() -> PhysRange {
     PhysRange::new(PhysAddr::ZERO, u64::MAX).unwrap()
 }
 
-fn segments<const N: usize>() -> [Segment; N] {
+fn segments<const N: usize>() -> [DmaSegment; N] {
     let range = IovaRange::new(Iova::ZERO, 1).unwrap();
-    [Segment { range }; N]
+    [DmaSegment { range }; N]
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! What an invalidation must purge before it releases a batch.
 
 use ringfence_dma::flush::RangeBatch;
-use ringfence_dma::space::Gone;
+use ringfence_dma::space::ClearedRange;
 use ringfence_types::{Batch, CachedLevels, DomainId, Invalidation, Pfn, PfnRange, Unmapped};
 
 fn pages(first: u64, count: u64) -> PfnRange {
@@ -27,7 +27,7 @@ fn a_batch_is_covered_only_with_its_levels() {
         let mut batch = RangeBatch::with_capacity(2);
         for (levels, range) in taken.into_iter().zip([pages(16, 4), pages(28, 4)]) {
             let unmapped = Unmapped::attest_cleared(domain, range);
-            batch.push(Gone {
+            batch.push(ClearedRange {
                 unmapped,
                 levels,
                 tables: (),

@@ -5,9 +5,9 @@ use proptest::prelude::*;
 use ringfence_dma::flush::Never;
 use ringfence_dma::space::Identity;
 use ringfence_dma::{
-    Attachment, BouncePool, Cpu, Dma, MapReason, Request, Segment, SgLimits, SgRequest,
+    Attachment, BouncePool, Cpu, Dma, DmaSegment, MapMultiRequest, MapReason, SgLimits, SgRequest,
 };
-use ringfence_types::{DeviceId, Direction, Iova, IovaRange, PhysAddr, PhysRange};
+use ringfence_types::{Direction, Iova, IovaRange, PhysAddr, PhysRange, RequesterId};
 
 use crate::rig::*;
 
@@ -143,7 +143,7 @@ fn lists_are_copied_piece_by_piece() {
             .map(|piece| fill(board, piece.start().get(), piece.bytes() as usize, 0x33))
             .collect();
         let nothing = IovaRange::new(Iova::ZERO, 1).unwrap();
-        let mut out = [Segment { range: nothing }; 5];
+        let mut out = [DmaSegment { range: nothing }; 5];
         let limits = SgLimits::default();
         // With too little room nothing stays behind: the pool is whole for the next try.
         for room in 0..5 {
@@ -290,7 +290,7 @@ fn a_pool_runs_out_and_recovers() {
         .unwrap();
     let requests = |count| -> Vec<_> {
         (0..count)
-            .map(|buffer| Request {
+            .map(|buffer| MapMultiRequest {
                 buffer,
                 memory: memory(HIGH + buffer * PAGE, 1),
                 direction,
@@ -324,9 +324,11 @@ fn without_a_pool_it_is_an_error() {
     let mut board = Board::new();
     for bits in [24, 30, 31, 32] {
         let at = dma
-            .attach(DeviceId::new(bits), Iova::new((1 << bits) - 1), |domain| {
-                Ok::<_, ()>(Identity::new(domain))
-            })
+            .attach(
+                RequesterId::new(bits),
+                Iova::new((1 << bits) - 1),
+                |domain| Ok::<_, ()>(Identity::new(domain)),
+            )
             .unwrap();
         let mut cpu = dma.cpu();
         let below = memory((1 << bits) - 1, 1);

@@ -11,11 +11,11 @@ use ringfence_dma::flush::{
 };
 use ringfence_dma::space::{Identity, Paged, Rounding};
 use ringfence_dma::{
-    Attachment, BouncePool, Cpu, DetachError, Detached, Dma, MapReason, Mapping, Outcome, Owed,
-    Request, Segment, SgLimits, SgRequest, Teardown, UnmapReason,
+    Attachment, BouncePool, Cpu, DetachError, Detached, Dma, DmaSegment, MapMultiRequest,
+    MapReason, Mapping, NotInvalidated, Outcome, SgLimits, SgRequest, Teardown, UnmapReason,
 };
 use ringfence_types::{
-    DeviceId, Direction, Invalidation, InvalidationError, Iova, Nanos, PfnRange,
+    Direction, Invalidation, InvalidationError, Iova, Nanos, PfnRange, RequesterId,
 };
 
 use crate::rig::*;
@@ -64,7 +64,7 @@ struct World<A: Make, F: Flush<Space<A, Cached>, u64>> {
     gone: Vec<Attachment>,
     live: Vec<(Attachment, Mapping<u64>)>,
     dead: Vec<(Attachment, Mapping<u64>)>,
-    owed: Vec<Owed<u64>>,
+    owed: Vec<NotInvalidated<u64>>,
     back: BTreeSet<u64>,
     mapped: u64,
     devices: u16,
@@ -93,11 +93,15 @@ impl<A: Make, F: Flush<Space<A, Cached>, u64>> World<A, F> {
         let board = &self.board;
         let at = self
             .dma
-            .attach(DeviceId::new(self.devices), Iova::new(u64::MAX), |domain| {
-                let accounts = Accounts::new(A::make(LAST));
-                let table = Cached::make(board, domain);
-                Ok::<_, ()>(Paged::new(accounts, table, Rounding::Exact))
-            })
+            .attach(
+                RequesterId::new(self.devices),
+                Iova::new(u64::MAX),
+                |domain| {
+                    let accounts = Accounts::new(A::make(LAST));
+                    let table = Cached::make(board, domain);
+                    Ok::<_, ()>(Paged::new(accounts, table, Rounding::Exact))
+                },
+            )
             .unwrap();
         let cached = self.board.port.warm.iter().find(|(d, _)| *d == at.domain());
         assert_eq!(cached, None, "a new domain begins with translations");
@@ -235,7 +239,7 @@ impl<A: Make, F: Flush<Space<A, Cached>, u64>> World<A, F> {
     fn retire(&mut self, index: usize) {
         let mut cpu = std::mem::replace(&mut self.cpus[index], self.dma.cpu());
         let (dma, board, back) = (&self.dma, &mut self.board, &mut self.back);
-        while let Err((_, left)) = dma.retire_cpu(cpu, board, |b| Self::came_back(back, b)) {
+        while let Err((_, left)) = dma.remove_cpu(cpu, board, |b| Self::came_back(back, b)) {
             cpu = left;
         }
     }
@@ -248,7 +252,7 @@ impl<A: Make, F: Flush<Space<A, Cached>, u64>> World<A, F> {
             Op::Share(index) => {
                 if let Some(index) = pick(index, self.attached.len()) {
                     self.devices += 1;
-                    let (device, mask) = (DeviceId::new(self.devices), Iova::new(u64::MAX));
+                    let (device, mask) = (RequesterId::new(self.devices), Iova::new(u64::MAX));
                     let at = self.dma.attach_to(device, mask, &self.attached[index]);
                     self.attached.push(at.unwrap());
                 }
@@ -304,7 +308,7 @@ impl<A: Make, F: Flush<Space<A, Cached>, u64>> World<A, F> {
         }
         for owed in std::mem::take(&mut self.owed) {
             let (cpu, board) = (&mut self.cpus[0], &mut self.board);
-            let settled = self.dma.settle(cpu, board, owed).unwrap();
+            let settled = self.dma.retry_invalidation(cpu, board, owed).unwrap();
             Self::came_back(&mut self.back, settled.0);
         }
         for index in 0..CPUS {
@@ -319,7 +323,7 @@ impl<A: Make, F: Flush<Space<A, Cached>, u64>> World<A, F> {
         }
         assert!(
             self.dma
-                .retire_cpu(cpu, &mut self.board, |_| panic!())
+                .remove_cpu(cpu, &mut self.board, |_| panic!())
                 .is_ok()
         );
         while !self.attached.is_empty() {
@@ -338,7 +342,7 @@ fn check<A: Make, F: Flush<Space<A, Cached>, u64>>(flush: F, ops: &[Op]) {
     world.finish();
 }
 
-type One = RefCell<ringfence_dma::flush::Ring>;
+type One = RefCell<ringfence_dma::flush::FlushQueue>;
 
 fn queues() -> PerCpuQueue<One, RefCell<Vec<std::sync::Arc<One>>>> {
     let config = QueueConfig {
@@ -375,7 +379,7 @@ fn other_tokens_outlive_their_domain() {
     } = &mut rig;
     let both = Direction::Bidirectional;
     let rings = dma.alloc_coherent(cpu, board, at, 2).unwrap();
-    let request = |buffer| Request {
+    let request = |buffer| MapMultiRequest {
         buffer,
         memory: memory(buffer * PAGE, 64),
         direction: both,
@@ -415,7 +419,7 @@ fn other_tokens_outlive_their_domain() {
         .unwrap();
     dma.unmap_premapped(cpu, board, pool, |b| back.push(b))
         .unwrap();
-    back.push(dma.settle(cpu, board, owed).unwrap().0);
+    back.push(dma.retry_invalidation(cpu, board, owed).unwrap().0);
     assert_eq!(back, [1, 2, 3, 4]);
     dma.free_coherent(cpu, board, &heir, rings).unwrap();
     assert_eq!(board.frames.outstanding(), before - 2);
@@ -444,7 +448,7 @@ fn copies_of_a_domain_that_is_gone_are_given_up() {
     let (two, _) = dma
         .map_single(&mut cpu, &mut board, &at, 2, far, both)
         .unwrap();
-    let mut out = [Segment { range: one.range() }; 2];
+    let mut out = [DmaSegment { range: one.range() }; 2];
     let request = SgRequest {
         buffer: 3,
         pieces: &[far, far],
@@ -503,14 +507,14 @@ fn a_retired_processor_leaves_nothing_behind() {
         // A failure keeps it for the next time.
         board.port.fail(0, 1, Trouble::Failed);
         let mut back = Vec::new();
-        while let Err((_, left)) = dma.retire_cpu(cpu, board, |buffer| back.push(buffer)) {
+        while let Err((_, left)) = dma.remove_cpu(cpu, board, |buffer| back.push(buffer)) {
             cpu = left;
         }
         board.port.trouble = None;
         assert!(matches!(back.len(), 0 | 20));
         let mut other = dma.cpu();
         dma.flush(&mut other, board, at).unwrap();
-        assert!(dma.retire_cpu(other, board, |_| panic!()).is_ok());
+        assert!(dma.remove_cpu(other, board, |_| panic!()).is_ok());
         assert_eq!(free(dma), all);
     }
     check(Strict);

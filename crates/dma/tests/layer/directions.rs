@@ -1,7 +1,7 @@
 //! A mapping's direction becomes its permissions in the table, in every shape of mapping.
 
 use ringfence_dma::flush::Strict;
-use ringfence_dma::{Request, Segment, SgLimits, SgRequest};
+use ringfence_dma::{DmaSegment, MapMultiRequest, SgLimits, SgRequest};
 use ringfence_types::{Direction, Iova, IovaRange, Permissions};
 
 use crate::rig::*;
@@ -25,7 +25,7 @@ fn directions_become_permissions() {
             .map_single(cpu, board, at, 1, pieces[0], direction)
             .unwrap();
         let range = IovaRange::new(Iova::ZERO, 1).unwrap();
-        let mut out = [Segment { range }; 2];
+        let mut out = [DmaSegment { range }; 2];
         let limits = SgLimits::default();
         let (list, _) = dma
             .map_sg(
@@ -41,7 +41,7 @@ fn directions_become_permissions() {
                 },
             )
             .unwrap();
-        let request = Request {
+        let request = MapMultiRequest {
             buffer: 3,
             memory: pieces[0],
             direction,

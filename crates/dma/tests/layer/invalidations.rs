@@ -56,9 +56,9 @@ fn strict_owes_what_it_could_not_flush() {
         // The addresses are not free either.
         let out = || dma.space(at).unwrap().allocator().out.borrow().len();
         assert_eq!(out(), 1);
-        let (why, owed) = dma.settle(cpu, board, owed).unwrap_err();
+        let (why, owed) = dma.retry_invalidation(cpu, board, owed).unwrap_err();
         assert_eq!((why, out()), (expected, 1));
-        let Released(buffer) = dma.settle(cpu, board, owed).unwrap();
+        let Released(buffer) = dma.retry_invalidation(cpu, board, owed).unwrap();
         assert_eq!((buffer, out()), (1, 0));
         assert!(!board.port.reaches(domain, pages));
     }
@@ -85,10 +85,12 @@ fn a_multi_unmap_owes_all_of_them_in_order() {
         assert!(error.refused.is_none() && error.rest.is_empty());
         assert!(error.invalidation.is_some());
         assert_eq!(board.port.log.len(), 1, "one invalidation for all");
-        let mut owed = error.owed.into_iter();
+        let mut owed = error.not_invalidated.into_iter();
         for (id, pages) in pages.iter().enumerate() {
             assert!(board.port.reaches(domain, *pages));
-            let Released(buffer) = dma.settle(cpu, board, owed.next().unwrap()).unwrap();
+            let Released(buffer) = dma
+                .retry_invalidation(cpu, board, owed.next().unwrap())
+                .unwrap();
             assert_eq!(buffer, id as u64, "each buffer with its own range");
             assert!(!board.port.reaches(domain, *pages), "{id}");
         }
@@ -172,7 +174,7 @@ fn stays_bounded<F>(
             cpu,
             at: _,
         } = &mut rig;
-        let _ = dma.settle(cpu, board, left).unwrap();
+        let _ = dma.retry_invalidation(cpu, board, left).unwrap();
     }
     end(&mut rig);
     assert!(rig.accounts().out.borrow().is_empty());
@@ -200,7 +202,7 @@ fn memory_stays_bounded_when_invalidations_fail() {
         entries: 10,
         timeout_ns: 10_000_000,
     };
-    type Ring = std::cell::RefCell<ringfence_dma::flush::Ring>;
+    type Ring = std::cell::RefCell<ringfence_dma::flush::FlushQueue>;
     type List = std::cell::RefCell<Vec<std::sync::Arc<Ring>>>;
     let queues = PerCpuQueue::<Ring, List>::new(config, Ring::new, List::new);
     stays_bounded(Rig::new(queues), 10, flush);
@@ -223,7 +225,7 @@ fn a_failing_timer_gives_every_ring_its_own_back() {
         entries: 4,
         timeout_ns: 0,
     };
-    type Ring = std::cell::RefCell<ringfence_dma::flush::Ring>;
+    type Ring = std::cell::RefCell<ringfence_dma::flush::FlushQueue>;
     type List = std::cell::RefCell<Vec<std::sync::Arc<Ring>>>;
     let queues = PerCpuQueue::<Ring, List>::new(config, Ring::new, List::new);
     let mut rig = Rig::<Tree, Plain, _, u64>::new(queues);
@@ -259,7 +261,7 @@ fn a_failing_timer_gives_every_ring_its_own_back() {
     } = &mut rig;
     dma.tick(cpu, board).unwrap();
     for left in owed {
-        let _ = dma.settle(cpu, board, left).unwrap();
+        let _ = dma.retry_invalidation(cpu, board, left).unwrap();
     }
     assert!(rig.accounts().out.borrow().is_empty());
     assert!(rig.board.port.warm.is_empty());
@@ -321,7 +323,7 @@ fn the_shared_queue_frees_ranges_of_every_domain() {
     let later = rig
         .dma
         .attach(
-            ringfence_types::DeviceId::new(0x20),
+            ringfence_types::RequesterId::new(0x20),
             ringfence_types::Iova::new(u64::MAX),
             |domain| {
                 let accounts = Accounts::new(Tree::make(LAST_PAGE));

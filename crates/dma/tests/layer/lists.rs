@@ -3,23 +3,23 @@
 use proptest::prelude::*;
 
 use ringfence_dma::flush::{Flush, Never, Strict};
-use ringfence_dma::space::{Identity, Limits};
-use ringfence_dma::{Dma, MapReason, Segment, SgLimits, SgRequest};
+use ringfence_dma::space::{AddressLimits, Identity};
+use ringfence_dma::{Dma, DmaSegment, MapReason, SgLimits, SgRequest};
 use ringfence_types::{
     Direction, DomainId, Iova, IovaRange, Permissions, Pfn, PhysAddr, PhysRange, RingId,
 };
 
 use crate::rig::*;
 
-fn room(count: usize) -> Vec<Segment> {
+fn room(count: usize) -> Vec<DmaSegment> {
     let range = IovaRange::new(Iova::ZERO, 1).unwrap();
-    vec![Segment { range }; count]
+    vec![DmaSegment { range }; count]
 }
 
 /// Where the table leads, byte for byte.
 fn bytes_behind<A: Make, T: MakeTable, F: Flush<Space<A, T>, u64>>(
     rig: &Rig<A, T, F, u64>,
-    segments: &[Segment],
+    segments: &[DmaSegment],
 ) -> Vec<u64> {
     let mut bytes = Vec::new();
     for segment in segments {
@@ -42,10 +42,10 @@ fn bytes_of(pieces: &[PhysRange]) -> Vec<u64> {
 /// Neither address nor translation is left of what was told.
 fn assert_gone<A: Make, T: MakeTable, F: Flush<Space<A, T>, u64>>(
     rig: &Rig<A, T, F, u64>,
-    segments: &[Segment],
+    segments: &[DmaSegment],
 ) {
     assert!(rig.accounts().out.borrow().is_empty());
-    for Segment { range } in segments {
+    for DmaSegment { range } in segments {
         let pages = ringfence_types::PfnRange::covering(range);
         for page in pages.lo().get()..=pages.hi().get() {
             assert_eq!(rig.leaf(page), None);
@@ -53,9 +53,9 @@ fn assert_gone<A: Make, T: MakeTable, F: Flush<Space<A, T>, u64>>(
     }
 }
 
-fn assert_within(segments: &[Segment], pieces: &[PhysRange], limits: SgLimits) {
+fn assert_within(segments: &[DmaSegment], pieces: &[PhysRange], limits: SgLimits) {
     let longest = pieces.iter().map(|piece| piece.bytes()).max().unwrap();
-    for Segment { range } in segments {
+    for DmaSegment { range } in segments {
         assert!(range.bytes() <= limits.max_bytes.max(longest), "{range}");
         if let Some(b) = limits.boundary {
             assert_eq!(range.start().get() / b, range.last().get() / b, "{range}");
@@ -158,7 +158,7 @@ fn identity_runs_meet_where_pages_do() {
     let mut board = Board::new();
     let space = Identity::new(DomainId::new(1));
     let all = Pfn::new((1 << 36) - 1);
-    let limits = Limits {
+    let limits = AddressLimits {
         preferred: all,
         mask: all,
         ring: RingId::new(0),

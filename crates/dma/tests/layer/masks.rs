@@ -6,7 +6,7 @@ use ringfence_dma::{Dma, MapReason, ReleasedStale};
 use ringfence_iova::AllocError;
 use ringfence_pgtable::{Levels, SecondStage, Table};
 use ringfence_types::{
-    DeviceId, Direction, DomainId, Iova, PageSize, Pfn, PfnRange, PhysAddr, PhysRange,
+    Direction, DomainId, Iova, PageSize, Pfn, PfnRange, PhysAddr, PhysRange, RequesterId,
 };
 
 use crate::rig::*;
@@ -91,8 +91,8 @@ fn low_addresses_come_first() {
     // All but two pages of the low 4 GiB are taken.
     let low = (1 << 20) - 3;
     {
-        use ringfence_iova::{IovaAllocator, Request};
-        let request = Request::new(low, Pfn::new((1 << 20) - 1));
+        use ringfence_iova::{AllocRequest, IovaAllocator};
+        let request = AllocRequest::new(low, Pfn::new((1 << 20) - 1));
         rig.accounts().alloc(&mut (), &request).unwrap();
     }
     let Rig {
@@ -197,7 +197,7 @@ fn a_static_map_is_made_once() {
     let mut dma = Dma::<Identity, Never, u64>::new(Never);
     let mask = Iova::new(u64::MAX);
     let at = dma
-        .attach(DeviceId::new(1), mask, |domain| {
+        .attach(RequesterId::new(1), mask, |domain| {
             Ok::<_, ()>(Identity::new(domain))
         })
         .unwrap();

@@ -2,14 +2,14 @@
 
 use ringfence_dma::flush::{Burst, Deferred, Flush, Never, Strict};
 use ringfence_dma::space::Identity;
-use ringfence_dma::{BouncePool, Dma, PremappedError, Request, Teardown};
-use ringfence_types::{DeviceId, Direction, Iova, PhysAddr};
+use ringfence_dma::{BouncePool, Dma, MapMultiRequest, PremappedError, Teardown};
+use ringfence_types::{Direction, Iova, PhysAddr, RequesterId};
 
 use crate::rig::*;
 
-fn requests(count: u64) -> Vec<Request<u64>> {
+fn requests(count: u64) -> Vec<MapMultiRequest<u64>> {
     (0..count)
-        .map(|buffer| Request {
+        .map(|buffer| MapMultiRequest {
             buffer,
             memory: memory(0x80_0000 + buffer * PAGE + 16, 1500),
             direction: Direction::Bidirectional,
@@ -34,9 +34,9 @@ fn lives<F: Flush<Space<Tree, Plain>, u64>>(flush: F, back_at_once: bool) {
     } = &mut rig;
     let mut known = std::collections::BTreeMap::new();
     for round in 0..100 {
-        let mut out: Vec<_> = (0..4).map(|_| pool.lend().unwrap()).collect();
-        assert!(pool.lend().is_none());
-        assert_eq!((pool.idle(), pool.lent()), (0, 4));
+        let mut out: Vec<_> = (0..4).map(|_| pool.acquire().unwrap()).collect();
+        assert!(pool.acquire().is_none());
+        assert_eq!((pool.idle(), pool.in_use()), (0, 4));
         if round % 2 == 0 {
             out.rotate_left(1);
         }
@@ -51,17 +51,17 @@ fn lives<F: Flush<Space<Tree, Plain>, u64>>(flush: F, back_at_once: bool) {
             );
             assert_eq!(posted.range().bytes(), 1500);
             let loan = dma.reap(board, posted);
-            pool.give_back(loan).unwrap();
+            pool.release(loan).unwrap();
         }
     }
-    let loan = pool.lend().unwrap();
+    let loan = pool.acquire().unwrap();
     let (1, mut pool) = (match dma.unmap_premapped(cpu, board, pool, |_| {}) {
-        Err(PremappedError::StillLent(count, pool)) => (count, pool),
+        Err(PremappedError::InUse(count, pool)) => (count, pool),
         other => panic!("{other:?}"),
     }) else {
         panic!("not one");
     };
-    pool.give_back(loan).unwrap();
+    pool.release(loan).unwrap();
     assert!(rig.board.port.log.is_empty());
     assert_eq!((rig.state(), rig.board.words()), (state, words));
     let Rig {
@@ -95,7 +95,7 @@ fn a_loan_of_another_device_is_not_taken() {
     let other = rig
         .dma
         .attach(
-            ringfence_types::DeviceId::new(9),
+            ringfence_types::RequesterId::new(9),
             Iova::new(u64::MAX),
             |domain| {
                 let accounts = Accounts::new(Tree::make(LAST_PAGE));
@@ -116,13 +116,13 @@ fn a_loan_of_another_device_is_not_taken() {
     } = &mut rig;
     let mut mine = dma.premap(cpu, board, at, requests(1)).unwrap();
     let mut theirs = dma.premap(cpu, board, &other, requests(2)).unwrap();
-    let (loan, _out) = (mine.lend().unwrap(), theirs.lend().unwrap());
-    let loan = theirs.give_back(loan).unwrap_err();
-    mine.give_back(loan).unwrap();
+    let (loan, _out) = (mine.acquire().unwrap(), theirs.acquire().unwrap());
+    let loan = theirs.release(loan).unwrap_err();
+    mine.release(loan).unwrap();
     // And never more than were lent.
-    let extra = theirs.lend().unwrap();
+    let extra = theirs.acquire().unwrap();
     let mut fresh = dma.premap(cpu, board, &other, requests(1)).unwrap();
-    assert!(fresh.give_back(extra).is_err());
+    assert!(fresh.release(extra).is_err());
 }
 
 /// A loan of a domain that is gone does not stand in for one of the domain that has its identifier.
@@ -134,20 +134,20 @@ fn loans_of_a_gone_domain_stay_out() {
     let mask = Iova::new(u64::MAX);
     let attach = |dma: &mut Dma<Identity, Never, u64>, device| {
         let make = |domain| Ok::<_, ()>(Identity::new(domain));
-        dma.attach(DeviceId::new(device), mask, make).unwrap()
+        dma.attach(RequesterId::new(device), mask, make).unwrap()
     };
     let old = attach(&mut dma, 1);
     let mut pool = dma.premap(&mut cpu, &mut board, &old, requests(1)).unwrap();
-    let stale = pool.lend().unwrap();
+    let stale = pool.acquire().unwrap();
     let gone = dma.detach(&mut cpu, &mut board, &old, Teardown::Forced, |_| {}, |_| {});
     assert!(gone.unwrap().is_some());
     let new = attach(&mut dma, 2);
     assert_eq!(new.domain(), old.domain());
     let mut pool = dma.premap(&mut cpu, &mut board, &new, requests(1)).unwrap();
-    let _out = pool.lend().unwrap();
-    assert!(pool.give_back(stale).is_err());
+    let _out = pool.acquire().unwrap();
+    assert!(pool.release(stale).is_err());
     let ended = dma.unmap_premapped(&mut cpu, &mut board, pool, |_| {});
-    assert!(matches!(ended, Err(PremappedError::StillLent(1, _))));
+    assert!(matches!(ended, Err(PremappedError::InUse(1, _))));
 }
 
 /// Bounced, it is the turns that move the bytes.
@@ -164,7 +164,7 @@ fn turns_move_bounced_bytes() {
     let mut cpu = dma.cpu();
     let mut pool = dma.premap(&mut cpu, &mut board, &at, requests(2)).unwrap();
     for round in 0..50_u8 {
-        let loan = pool.lend().unwrap();
+        let loan = pool.acquire().unwrap();
         let buffer = requests(2)[*loan.buffer() as usize].memory;
         let sent = vec![round; 1500];
         board.arena.write_bytes(buffer.start(), &sent).unwrap();
@@ -179,7 +179,7 @@ fn turns_move_bounced_bytes() {
         board.arena.read_bytes(buffer.start(), &mut seen).unwrap();
         assert_eq!(&seen[..20], &[!round; 20]);
         assert_eq!(&seen[20..], &sent[20..]);
-        pool.give_back(loan).unwrap();
+        pool.release(loan).unwrap();
     }
     let mut back = 0;
     dma.unmap_premapped(&mut cpu, &mut board, pool, |_| back += 1)

@@ -6,18 +6,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use ringfence_dma::flush::Flush;
-use ringfence_dma::space::{CachedTable, Paged, PlainTable, Reclaiming, Rounding, Translations};
+use ringfence_dma::space::{CachedTable, IoPageTable, Paged, PlainTable, Reclaiming, Rounding};
 use ringfence_dma::{Attachment, Cpu, Dma, Platform};
 use ringfence_iova::{
-    AllocError, Allocation, Bitmap, BitmapState, CachedTree, Depot, IovaAllocator, Locked,
-    MagazineLimits, Magazines, Request, Returned,
+    AllocError, AllocRequest, Allocation, Bitmap, BitmapState, CachedTree, Depot, FreeProof,
+    IovaAllocator, Locked, MagazineLimits, Magazines,
 };
 use ringfence_memory::fake::FaultyFrames;
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{Coherency, Levels, Reclaim, ReclaimingTable, SecondStage, Table};
 use ringfence_types::{
-    CachedLevels, DeviceId, DomainId, Flushed, Invalidation, InvalidationError, Invalidator, Iova,
-    Nanos, Pfn, PfnRange, PhysAddr, PhysMemory, PhysRange, Ticket, WholeDomain,
+    CachedLevels, DomainId, Flushed, Invalidation, InvalidationError, Invalidator, Iova, Nanos,
+    Pfn, PfnRange, PhysAddr, PhysMemory, PhysRange, RequesterId, Ticket, WholeDomain,
 };
 
 pub(crate) const PAGE: u64 = 4096;
@@ -178,13 +178,13 @@ impl<A> Accounts<A> {
 
 impl<A: IovaAllocator> IovaAllocator for Accounts<A> {
     type PerCpu = A::PerCpu;
-    type Returned = A::Returned;
+    type FreeProof = A::FreeProof;
 
     fn per_cpu(&self) -> A::PerCpu {
         self.inner.per_cpu()
     }
 
-    fn alloc(&self, cpu: &mut A::PerCpu, request: &Request) -> Result<Allocation, AllocError> {
+    fn alloc(&self, cpu: &mut A::PerCpu, request: &AllocRequest) -> Result<Allocation, AllocError> {
         let turn = self.asked.get();
         self.asked.set(turn + 1);
         if let Some((from, error)) = self.fail.get()
@@ -205,7 +205,7 @@ impl<A: IovaAllocator> IovaAllocator for Accounts<A> {
         self.inner.find(cpu, page)
     }
 
-    fn free(&self, cpu: &mut A::PerCpu, range: A::Returned) -> bool {
+    fn free(&self, cpu: &mut A::PerCpu, range: A::FreeProof) -> bool {
         let pages = range.range();
         let was = self.out.borrow_mut().remove(&pages.lo().get());
         assert_eq!(was, Some(pages), "{pages} is freed, {was:?} was handed out");
@@ -267,7 +267,7 @@ impl Make for Product {
 }
 
 /// Tables that a test can make and read.
-pub(crate) trait MakeTable: Translations + Sized {
+pub(crate) trait MakeTable: IoPageTable + Sized {
     fn make(board: &Board, domain: DomainId) -> Self;
     fn leaf(&self, board: &Board, iova: Iova) -> Option<PhysAddr>;
     /// Bytes of tables, as the table counts them.
@@ -347,14 +347,14 @@ impl MakeTable for Gas {
 pub(crate) type Space<A, T> = Paged<Accounts<A>, T>;
 
 /// A layer with one device and one processor.
-pub(crate) struct Rig<A: IovaAllocator, T: Translations, F: Flush<Space<A, T>, B>, B> {
+pub(crate) struct Rig<A: IovaAllocator, T: IoPageTable, F: Flush<Space<A, T>, B>, B> {
     pub(crate) board: Board,
     pub(crate) dma: Dma<Space<A, T>, F, B>,
     pub(crate) cpu: Cpu<Space<A, T>, F, B>,
     pub(crate) at: Attachment,
 }
 
-pub(crate) const DEVICE: DeviceId = DeviceId::new(0x18);
+pub(crate) const DEVICE: RequesterId = RequesterId::new(0x18);
 
 /// What must be equal before and after a call that failed.
 #[derive(Debug, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! Fault injection at every allocation: after an error the layer is as it was, and everything that came in comes back.
 
 use ringfence_dma::flush::{Flush, Strict};
-use ringfence_dma::{MapError, MapReason, Request, Segment, SgLimits, SgRequest};
+use ringfence_dma::{DmaSegment, MapError, MapMultiRequest, MapReason, SgLimits, SgRequest};
 use ringfence_iova::AllocError;
 use ringfence_types::{Direction, FrameSource, InvalidationError, PhysRange};
 
@@ -57,7 +57,7 @@ where
             }
         }
         Shape::List => {
-            let mut out = [Segment {
+            let mut out = [DmaSegment {
                 range: ringfence_types::IovaRange::new(ringfence_types::Iova::ZERO, 1).unwrap(),
             }; 3];
             let limits = SgLimits::default();
@@ -88,7 +88,7 @@ where
         Shape::Multi => {
             let requests = |base: u64| {
                 (pieces.iter().zip(base..))
-                    .map(|(memory, buffer)| Request {
+                    .map(|(memory, buffer)| MapMultiRequest {
                         buffer,
                         memory: *memory,
                         direction: Direction::Bidirectional,
@@ -199,7 +199,9 @@ fn out_of_addresses() {
                 let refused = perform(&mut rig, shape).unwrap_err();
                 let expected = |reason| match error {
                     // It was flushed, and that was not enough.
-                    AllocError::NeedsFlush => matches!(reason, MapReason::FlushedInVain { .. }),
+                    AllocError::NeedsFlush => {
+                        matches!(reason, MapReason::FlushRetriesExhausted { .. })
+                    }
                     other => reason == MapReason::Alloc(other),
                 };
                 assert!(expected(refused.reason), "{shape:?}: {refused}");
@@ -248,7 +250,11 @@ fn a_roll_back_that_fails_is_reported() {
             let before = rig.state();
             let out = rig.board.frames.outstanding() as u64;
             let error = perform(&mut rig, shape).unwrap_err();
-            assert_eq!(error.reason, MapReason::NotUndone(expected), "{shape:?}");
+            assert_eq!(
+                error.reason,
+                MapReason::RollbackFailed(expected),
+                "{shape:?}"
+            );
             assert!(!rig.board.port.log.is_empty());
             // The addresses are given up, and no leaf leads anywhere; of coherent memory, the frames are given up too.
             let after = rig.state();

@@ -5,7 +5,7 @@ use ringfence_dma::space::{Paged, Rounding};
 use ringfence_dma::{
     AttachError, Attachment, Cpu, DetachError, Dma, MapReason, Outcome, Teardown, UnmapReason,
 };
-use ringfence_types::{DeviceId, Direction, DomainId, InvalidationError, Iova};
+use ringfence_types::{Direction, DomainId, InvalidationError, Iova, RequesterId};
 
 use crate::rig::*;
 
@@ -25,7 +25,7 @@ fn attach<F: Flush<Mapped, u64>>(
     board: &Board,
     device: u16,
 ) -> Result<Attachment, AttachError<()>> {
-    dma.attach(DeviceId::new(device), Iova::new(u64::MAX), |domain| {
+    dma.attach(RequesterId::new(device), Iova::new(u64::MAX), |domain| {
         let accounts = Accounts::new(Bits::make(40));
         Ok(Paged::new(
             accounts,
@@ -91,7 +91,7 @@ fn attachments_and_mappings_of_another_unit_are_refused() {
             |_| {},
         );
         let error = detached.err().expect("not attached here");
-        assert_eq!(error, DetachError::NotAttached(DeviceId::new(1)));
+        assert_eq!(error, DetachError::NotAttached(RequesterId::new(1)));
 
         let mine = ours.map(3);
         let mapping = theirs.map(5);
@@ -133,12 +133,15 @@ fn what_another_unit_owes_is_not_settled_here() {
         let logged = ours.board.port.log.len();
         let (error, owed) = ours
             .dma
-            .settle(&mut ours.cpu, &mut ours.board, owed)
+            .retry_invalidation(&mut ours.cpu, &mut ours.board, owed)
             .expect_err("another unit's");
         assert_eq!(error, InvalidationError::Unsupported);
         assert_eq!(ours.board.port.log.len(), logged);
         let (cpu, board) = (&mut theirs.cpu, &mut theirs.board);
-        let settled = theirs.dma.settle(cpu, board, owed).expect("settled");
+        let settled = theirs
+            .dma
+            .retry_invalidation(cpu, board, owed)
+            .expect("settled");
         assert_eq!(settled.0, 5);
         ours.renew();
     }
@@ -168,7 +171,7 @@ fn a_handle_of_another_unit_gives_nothing_back_here() {
     ours.renew();
     let fresh = ours.dma.cpu();
     let (board, cpu) = (&mut ours.board, std::mem::replace(&mut ours.cpu, fresh));
-    assert!(ours.dma.retire_cpu(cpu, board, |b| back.push(b)).is_ok());
+    assert!(ours.dma.remove_cpu(cpu, board, |b| back.push(b)).is_ok());
     assert_eq!(back, [3], "5 is still mapped in the other unit");
 }
 
@@ -179,7 +182,7 @@ fn a_device_has_one_domain() {
     let again = attach(&mut unit.dma, &unit.board, 1);
     assert_eq!(again.err(), Some(AttachError::Attached(first)));
     let other = attach(&mut unit.dma, &unit.board, 2).expect("another device");
-    let device = DeviceId::new(1);
+    let device = RequesterId::new(1);
     let shared = unit.dma.attach_to(device, Iova::new(u64::MAX), &other);
     assert_eq!(shared.err(), Some(AttachError::Attached(first)));
     // Into its own domain it may come twice: that is the same attachment.

@@ -4,16 +4,17 @@ use std::cell::RefCell;
 
 use ringfence_dma::flush::{Burst, Strict};
 use ringfence_dma::ring::{
-    OwnedRing, Ring, RingError, RingMapping, RingRefusal, RingSetup, SlotChoice, Tables, lay_out,
+    OwnedRing, Ring, RingError, RingMapping, RingRefusal, RingSetup, RingTables, SlotChoice,
+    lay_out,
 };
 use ringfence_dma::space::Rings;
 use ringfence_dma::{
-    AttachError, Attachment, Cpu, Dma, Flush, MapReason, Mapping, Outcome, Released, Segment,
+    AttachError, Attachment, Cpu, Dma, DmaSegment, Flush, MapReason, Mapping, Outcome, Released,
     SgLimits, SgRequest, UnmapReason, Withheld,
 };
 use ringfence_pgtable::{Coherency, RingFormatError};
 use ringfence_types::{
-    DeviceId, Direction, DomainId, Invalidation, Iova, IovaRange, PhysAddr, PhysRange, RingId,
+    Direction, DomainId, Invalidation, Iova, IovaRange, PhysAddr, PhysRange, RequesterId, RingId,
 };
 
 use crate::rig::*;
@@ -78,7 +79,7 @@ const ANY: Iova = Iova::new(u64::MAX);
 
 #[test]
 fn sizes_that_no_ring_has() {
-    let make = |slots: &[u32]| Tables::new(TABLES, slots).map(|tables| tables.memory().bytes());
+    let make = |slots: &[u32]| RingTables::new(TABLES, slots).map(|tables| tables.memory().bytes());
     for slots in [0, 1 << 18, u32::MAX] {
         let expected = RingError::Format(RingFormatError::Slots { slots });
         assert_eq!(make(&[slots]), Err(expected));
@@ -94,10 +95,10 @@ fn sizes_that_no_ring_has() {
 
 #[test]
 fn places_where_no_table_can_be() {
-    let place = |at| Tables::new(PhysAddr::new(at), &[8]);
+    let place = |at| RingTables::new(PhysAddr::new(at), &[8]);
     assert_eq!(place(0x1010), Err(RingError::Memory));
     assert_eq!(place(!0xfff).map(|t| t.memory().bytes()), Ok(64 + 128));
-    assert!(Tables::new(PhysAddr::new(!0xfff), &[256]).is_err());
+    assert!(RingTables::new(PhysAddr::new(!0xfff), &[256]).is_err());
     let board = Board::new(Coherency::Coherent);
     let setup = RingSetup {
         choice: SlotChoice::Tail,
@@ -142,7 +143,7 @@ fn buffers_that_no_entry_can_say() {
         ),
         (vec![buffer(0, 1); 5], MapReason::Ring(too_many)),
     ] {
-        let segment = Segment {
+        let segment = DmaSegment {
             range: longest.range(),
         };
         let request = SgRequest {
@@ -250,7 +251,7 @@ fn unmapped_twice_out_of_order_and_during_anothers_burst() {
 fn another_device_or_a_narrow_mask_has_no_use_for_a_ring() {
     let mut rig = Rig::new(Strict, &[4], ANY);
     let at = rig.at;
-    let other = rig.dma.attach_to(DeviceId::new(0x20), ANY, &at);
+    let other = rig.dma.attach_to(RequesterId::new(0x20), ANY, &at);
     assert_eq!(other, Err(AttachError::OtherDevice));
     assert!(rig.dma.attach_to(DEVICE, ANY, &at).is_ok());
     // Ring 0 of four slots ends at 2^32, ring 1 begins at 2^48.
@@ -327,7 +328,7 @@ fn an_owned_ring_unmaps_nothing_of_others() {
     let mut own = owned(0, DEVICE, DOMAIN);
     let others = [
         owned(1, DEVICE, DOMAIN),
-        owned(0, DeviceId::new(0x20), DOMAIN),
+        owned(0, RequesterId::new(0x20), DOMAIN),
         owned(0, DEVICE, DomainId::new(2)),
     ];
     let mut mapping = own.map(&*memory, 7, &buffer(9, 9), TO).unwrap();

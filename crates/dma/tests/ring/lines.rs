@@ -29,7 +29,7 @@ fn a_burst_writes_lines_back_and_waits_twice() {
                     .unwrap()
             })
             .collect();
-        ring.doorbell(&*board.memory);
+        ring.sync_map(&*board.memory);
         for mapping in &made {
             let slot = (0, (burst * BURST + mapping.buffer()) % 512);
             assert!(board.entry(slot).is_valid(), "told, and not there");
@@ -63,7 +63,7 @@ fn a_coherent_ring_writes_nothing_back() {
     let mapping = ring
         .map(&*memory, (), &buffer(9, 9), Direction::ToDevice)
         .unwrap();
-    ring.doorbell(&*memory);
+    ring.sync_map(&*memory);
     let _ = ring.unmap(&*memory, mapping).unwrap();
     ring.end_burst(&*memory, &mut board.port, |()| {}).unwrap();
     assert_eq!((memory.write_backs(), memory.drains()), (0, 0));
@@ -100,7 +100,7 @@ fn the_layer_writes_lines_back_too() {
                 mapped.unwrap().0
             })
             .collect();
-        dma.doorbell(&mut cpu, &mut board, &at);
+        dma.sync_map(&mut cpu, &mut board, &at);
         for mapping in made {
             let _ = dma
                 .unmap_single(&mut cpu, &mut board, &at, mapping)
@@ -134,8 +134,8 @@ fn processors_wait_for_what_they_have_changed_themselves() {
     // One goes on to the next line, the other passes by.
     let mut live: Vec<_> = (0..5).map(|n| map(&mut mine, &mut here, n)).collect();
     live.extend((5..9).map(|n| map(&mut other, &mut there, n)));
-    dma.doorbell(&mut other, &mut there, &at);
-    dma.doorbell(&mut mine, &mut here, &at);
+    dma.sync_map(&mut other, &mut there, &at);
+    dma.sync_map(&mut mine, &mut here, &at);
     for slot in 0..9 {
         assert!(here.entry((0, slot)).is_valid(), "slot {slot} was told");
     }

@@ -2,8 +2,8 @@
 
 use std::cell::RefCell;
 
-use ringfence_dma::flush::LiteralBurst;
-use ringfence_dma::ring::{LiteralRing, SlotChoice};
+use ringfence_dma::flush::BurstAsPublished;
+use ringfence_dma::ring::{RingAsPublished, SlotChoice};
 use ringfence_dma::space::Rings;
 use ringfence_dma::{Cpu, Dma, MapReason, Mapping, ReleasedStale};
 use ringfence_pgtable::Coherency;
@@ -13,7 +13,7 @@ use crate::rig::*;
 
 const READ: Permissions = Permissions::READ;
 
-fn literal(board: &Board, slots: u32) -> LiteralRing {
+fn literal(board: &Board, slots: u32) -> RingAsPublished {
     board.rings(SlotChoice::Tail, &[slots]).remove(0).into()
 }
 
@@ -58,16 +58,16 @@ fn a_double_unmap_is_counted() {
 /// Erratum 8: buffers are back, and slots taken again, while the cached entry leads to the old buffer.
 #[test]
 fn buffers_are_back_before_the_invalidation() {
-    type Space = Rings<LiteralRing, RefCell<LiteralRing>>;
+    type Space = Rings<RingAsPublished, RefCell<RingAsPublished>>;
     let mut board = Board::new(Coherency::Coherent);
-    let mut dma: Dma<Space, LiteralBurst, u64> = Dma::new(LiteralBurst);
+    let mut dma: Dma<Space, BurstAsPublished, u64> = Dma::new(BurstAsPublished);
     let at = dma
         .attach(DEVICE, Iova::new(u64::MAX), |domain| {
             let rings = board.rings(SlotChoice::Tail, &[1]);
             Ok::<_, ()>(Rings::new(domain, DEVICE, rings, RefCell::new))
         })
         .unwrap();
-    let mut cpu: Cpu<Space, LiteralBurst, u64> = dma.cpu();
+    let mut cpu: Cpu<Space, BurstAsPublished, u64> = dma.cpu();
     let to = Direction::ToDevice;
     let map = |id, start, cpu: &mut _, board: &mut Board| -> Result<Mapping<u64>, MapReason> {
         dma.map_single(cpu, board, &at, id, buffer(start, 64), to)

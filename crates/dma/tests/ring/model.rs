@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 use ringfence_dma::MapReason;
-use ringfence_dma::ring::{SlotChoice, Wait};
+use ringfence_dma::ring::{FullReason, SlotChoice};
 use ringfence_pgtable::{Coherency, RingPte};
 use ringfence_types::{Direction, Iova, IovaRange, PhysRange};
 
@@ -192,12 +192,12 @@ impl Checked<'_> {
     ) {
         let before = words(&self.board);
         // Slots that are not free, and what they wait for.
-        let mut taken: BTreeMap<Place, Wait> = BTreeMap::new();
+        let mut taken: BTreeMap<Place, FullReason> = BTreeMap::new();
         for known in self.known.values() {
             let wait = if known.withheld.is_none() {
-                Wait::Unmap
+                FullReason::Unmap
             } else {
-                Wait::BurstEnd
+                FullReason::BurstEnd
             };
             taken.extend(known.pieces.iter().map(|(place, _)| (*place, wait)));
         }
@@ -210,7 +210,7 @@ impl Checked<'_> {
                 for iova in &found {
                     assert_eq!(iova.offset(), 0);
                     assert_eq!(
-                        taken.insert(place(*iova), Wait::Unmap),
+                        taken.insert(place(*iova), FullReason::Unmap),
                         None,
                         "{iova} is taken"
                     );
@@ -228,13 +228,15 @@ impl Checked<'_> {
             Err(MapReason::RingFull(full)) => {
                 assert_eq!(words(&self.board), before, "a stalled map changes nothing");
                 let place = (full.ring.get(), full.slot.get());
-                assert_eq!(taken.get(&place), Some(&full.wait), "{full}");
+                assert_eq!(taken.get(&place), Some(&full.reason), "{full}");
                 if choice == SlotChoice::NextFree {
                     let of_ring = taken.iter().filter(|((r, _), _)| usize::from(*r) == ring);
                     let free = SLOTS[ring] as usize - of_ring.clone().count();
                     assert!(free < pieces.len(), "{full}, {free} are free");
-                    let any = of_ring.clone().any(|(_, wait)| *wait == Wait::BurstEnd);
-                    assert_eq!(full.wait == Wait::BurstEnd, any, "{full}");
+                    let any = of_ring
+                        .clone()
+                        .any(|(_, wait)| *wait == FullReason::BurstEnd);
+                    assert_eq!(full.reason == FullReason::BurstEnd, any, "{full}");
                 }
             }
             Err(MapReason::Ring(_)) => {

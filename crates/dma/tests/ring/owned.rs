@@ -1,6 +1,6 @@
 //! What an owned ring refuses: mappings of others, ranges that nothing is mapped at, and rings that were used before.
 
-use ringfence_dma::ring::{Lines, OwnedRing, RingError, RingMapping, SlotChoice};
+use ringfence_dma::ring::{DirtyRingLines, OwnedRing, RingError, RingMapping, SlotChoice};
 use ringfence_pgtable::Coherency;
 use ringfence_types::{
     Direction, DomainId, Iova, IovaRange, Permissions, RingId, RingIova, RingSlot,
@@ -106,7 +106,7 @@ fn a_range_that_is_not_exactly_a_mapping_is_refused() {
 fn a_ring_that_was_used_before_is_refused() {
     let board = Board::new(Coherency::Coherent);
     let mut ring = board.rings(SlotChoice::Tail, &[4]).remove(0);
-    let (memory, mut lines) = (&*board.memory, Lines::none());
+    let (memory, mut lines) = (&*board.memory, DirtyRingLines::none());
     ring.map(
         memory,
         &mut lines,

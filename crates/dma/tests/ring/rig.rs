@@ -3,17 +3,17 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-use ringfence_dma::ring::{Ring, RingSetup, SlotChoice, Tables, lay_out};
+use ringfence_dma::ring::{Ring, RingSetup, RingTables, SlotChoice, lay_out};
 use ringfence_dma::{MapReason, Platform};
 use ringfence_memory::fake::NonCoherent;
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{Coherency, RingDevice, RingPte, RingTable};
 use ringfence_types::{
-    DeviceId, DomainId, Invalidation, InvalidationError, Invalidator, Nanos, PhysAddr, PhysMemory,
-    PhysRange, RingId, RingIova, RingSlot, Ticket,
+    DomainId, Invalidation, InvalidationError, Invalidator, Nanos, PhysAddr, PhysMemory, PhysRange,
+    RequesterId, RingId, RingIova, RingSlot, Ticket,
 };
 
-pub(crate) const DEVICE: DeviceId = DeviceId::new(0x18);
+pub(crate) const DEVICE: RequesterId = RequesterId::new(0x18);
 pub(crate) const DOMAIN: DomainId = DomainId::new(1);
 /// Where tables lie.
 pub(crate) const TABLES: PhysAddr = PhysAddr::new(1 << 20);
@@ -115,7 +115,12 @@ impl Board {
             choice,
             coherency: self.coherency,
         };
-        lay_out(&*self.memory, &Tables::new(TABLES, slots).unwrap(), setup).unwrap()
+        lay_out(
+            &*self.memory,
+            &RingTables::new(TABLES, slots).unwrap(),
+            setup,
+        )
+        .unwrap()
     }
 
     /// What the unit's walks read.

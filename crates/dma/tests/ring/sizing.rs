@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use proptest::prelude::*;
 use ringfence_dma::MapReason;
-use ringfence_dma::ring::{OwnedRing, RingMapping, SlotChoice, Wait};
+use ringfence_dma::ring::{FullReason, OwnedRing, RingMapping, SlotChoice};
 use ringfence_pgtable::Coherency;
 use ringfence_types::Direction;
 
@@ -49,11 +49,11 @@ proptest! {
                 Err((again, MapReason::RingFull(full))) => {
                     prop_assert_eq!(again, next);
                     prop_assert!(held.len() + withheld == slots, "{}", full);
-                    let wait = if withheld > 0 { Wait::BurstEnd } else { Wait::Unmap };
-                    prop_assert_eq!(full.wait, wait);
+                    let wait = if withheld > 0 { FullReason::BurstEnd } else { FullReason::Unmap };
+                    prop_assert_eq!(full.reason, wait);
                     // It names a slot that is what it says it waits for.
                     let named = board.entry((0, full.slot.get())).is_valid();
-                    prop_assert_eq!(named, wait == Wait::Unmap);
+                    prop_assert_eq!(named, wait == FullReason::Unmap);
                     stalls += 1;
                 }
                 Err(other) => panic!("{other:?}"),

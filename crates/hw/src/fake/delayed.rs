@@ -4,12 +4,12 @@ use alloc::collections::VecDeque;
 
 use ringfence_types::{Invalidation, InvalidationError, Invalidator, Ticket};
 
-use crate::{Directory, Iommu};
+use crate::{ContextLookup, Iommu};
 
 /// A unit behind a queue: a request takes effect only when it has been polled for often enough. Until then devices go on using what it
 /// names, so a layer that reuses an address or hands a buffer back without waiting is found out.
 #[derive(Debug)]
-pub struct Delayed<D: Directory> {
+pub struct Delayed<D: ContextLookup> {
     unit: Iommu<D>,
     /// Polls that each request takes once it is at the head of the queue.
     polls: u32,
@@ -19,7 +19,7 @@ pub struct Delayed<D: Directory> {
     submitted: u64,
 }
 
-impl<D: Directory> Delayed<D> {
+impl<D: ContextLookup> Delayed<D> {
     /// `unit` with room for `capacity` requests, each of which takes `polls` polls (of any ticket) to complete after those before it.
     pub fn new(unit: Iommu<D>, polls: u32, capacity: usize) -> Self {
         Self {
@@ -43,7 +43,7 @@ impl<D: Directory> Delayed<D> {
     }
 }
 
-impl<D: Directory> Invalidator for Delayed<D> {
+impl<D: ContextLookup> Invalidator for Delayed<D> {
     fn submit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {
         if matches!(request, Invalidation::Ring { .. }) {
             return Err(InvalidationError::Unsupported);

@@ -4,8 +4,8 @@ use alloc::vec::Vec;
 
 use ringfence_types::Pfn;
 
-use super::few::Few;
 use super::lru::Lru;
+use super::successors::Successors;
 use super::{PrefetchConfig, Prefetcher, Variant};
 
 /// A table with a row for each distance between two successive misses, and in it the distances that came next.
@@ -17,7 +17,7 @@ pub struct Distance {
     variant: Variant,
     slots: u8,
     /// Distances in pages, two's complement.
-    rows: Lru<Few>,
+    rows: Lru<Successors>,
     last: Option<u64>,
     last_distance: Option<u64>,
 }
@@ -48,7 +48,7 @@ impl Prefetcher for Distance {
         match self.rows.touch(distance) {
             Some(row) => proposals.extend(row.iter().filter_map(|next| step(page, next))),
             None => {
-                self.rows.insert(distance, Few::default());
+                self.rows.insert(distance, Successors::default());
             }
         }
         let before = self.last_distance.replace(distance);

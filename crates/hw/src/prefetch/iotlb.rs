@@ -9,7 +9,7 @@ use super::{PrefetchConfig, Prefetcher, Variant};
 
 /// Where a translation came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Served {
+pub enum LookupOutcome {
     /// From the IOTLB.
     Cached,
     /// Not in the IOTLB, but prefetched.
@@ -56,18 +56,18 @@ impl PrefetchStats {
 /// The tables stay outside: each access brings along a function that says whether a page is mapped, which stands for the walk.
 ///
 /// ```
-/// use ringfence_hw::prefetch::{Markov, PrefetchConfig, PrefetchingIotlb, Served, Variant};
+/// use ringfence_hw::prefetch::{Markov, PrefetchConfig, PrefetchingIotlb, LookupOutcome, Variant};
 /// use ringfence_types::Pfn;
 ///
 /// let config = PrefetchConfig::new(Variant::Modified, 8);
 /// let mut iotlb = PrefetchingIotlb::<Markov>::new(config, 4, 4);
-/// let mut served = Served::Walked;
+/// let mut served = LookupOutcome::Walked;
 /// for page in [7, 3, 7, 3].map(Pfn::new) {
 ///     // Used once, then unmapped; the next time it is mapped again.
 ///     served = iotlb.access(page, |_| true);
 ///     iotlb.unmap(page);
 /// }
-/// assert_eq!(served, Served::Predicted);
+/// assert_eq!(served, LookupOutcome::Predicted);
 /// ```
 #[derive(Debug, Clone)]
 pub struct PrefetchingIotlb<P> {
@@ -92,15 +92,15 @@ impl<P: Prefetcher> PrefetchingIotlb<P> {
     }
 
     /// The device accesses `page`; `mapped` walks the table for a page.
-    pub fn access(&mut self, page: Pfn, mut mapped: impl FnMut(Pfn) -> bool) -> Served {
+    pub fn access(&mut self, page: Pfn, mut mapped: impl FnMut(Pfn) -> bool) -> LookupOutcome {
         if self.iotlb.touch(page.get()).is_some() {
             self.stats.hits += 1;
-            return Served::Cached;
+            return LookupOutcome::Cached;
         }
         let predicted = self.buffer.remove(page.get()).is_some();
         if !predicted && !mapped(page) {
             self.stats.faults += 1;
-            return Served::Faulted;
+            return LookupOutcome::Faulted;
         }
         self.stats.misses += 1;
         let evicted = self.iotlb.insert(page.get(), ());
@@ -112,9 +112,9 @@ impl<P: Prefetcher> PrefetchingIotlb<P> {
         self.follow(page, mapped);
         if predicted {
             self.stats.predicted += 1;
-            Served::Predicted
+            LookupOutcome::Predicted
         } else {
-            Served::Walked
+            LookupOutcome::Walked
         }
     }
 

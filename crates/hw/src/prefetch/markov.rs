@@ -5,8 +5,8 @@ use alloc::vec::Vec;
 
 use ringfence_types::Pfn;
 
-use super::few::Few;
 use super::lru::Lru;
+use super::successors::Successors;
 use super::{PrefetchConfig, Prefetcher, Variant};
 
 /// A table with a row for each page that missed, and in it the pages that missed next.
@@ -16,7 +16,7 @@ use super::{PrefetchConfig, Prefetcher, Variant};
 pub struct Markov {
     variant: Variant,
     slots: u8,
-    rows: Lru<Few>,
+    rows: Lru<Successors>,
     /// (page, row) where the row names the page: what the baseline must erase with the page. The modified variant keeps none.
     named: BTreeSet<(u64, u64)>,
     last: Option<u64>,
@@ -24,7 +24,7 @@ pub struct Markov {
 
 impl Markov {
     /// Forgets that the row of `page` names the pages of `row`.
-    fn unname(&mut self, page: u64, row: &Few) {
+    fn unname(&mut self, page: u64, row: &Successors) {
         for successor in row.iter() {
             self.named.remove(&(successor, page));
         }
@@ -61,7 +61,7 @@ impl Prefetcher for Markov {
         match self.rows.touch(page) {
             Some(row) => proposals.extend(row.iter().map(Pfn::new)),
             None => {
-                if let Some((old, row)) = self.rows.insert(page, Few::default()) {
+                if let Some((old, row)) = self.rows.insert(page, Successors::default()) {
                     self.unname(old, &row);
                 }
             }

@@ -16,19 +16,19 @@
 //! replacement, a hit in the buffer is still a miss of the IOTLB and trains the prefetcher, and a row is looked up before it is changed.
 
 mod distance;
-mod few;
 mod iotlb;
 mod lru;
 mod markov;
 mod recency;
 mod ring_pair;
+mod successors;
 
 use alloc::vec::Vec;
 
 use ringfence_types::Pfn;
 
 pub use distance::Distance;
-pub use iotlb::{PrefetchStats, PrefetchingIotlb, Served};
+pub use iotlb::{LookupOutcome, PrefetchStats, PrefetchingIotlb};
 pub use markov::Markov;
 pub use recency::Recency;
 pub use ring_pair::RingPair;

@@ -1,6 +1,6 @@
 //! The rIOTLB's two entries for a ring, as a prefetcher among prefetchers (rIOMMU section 4, Fig. 10).
 
-use super::iotlb::{PrefetchStats, Served};
+use super::iotlb::{LookupOutcome, PrefetchStats};
 
 /// The current entry of a ring and the one after it.
 ///
@@ -21,17 +21,17 @@ impl RingPair {
     }
 
     /// The device accesses `entry`; `valid` reads an entry of the ring's table.
-    pub fn access(&mut self, entry: u64, mut valid: impl FnMut(u64) -> bool) -> Served {
+    pub fn access(&mut self, entry: u64, mut valid: impl FnMut(u64) -> bool) -> LookupOutcome {
         if self.current == Some(entry) {
             self.stats.hits += 1;
-            return Served::Cached;
+            return LookupOutcome::Cached;
         }
         // riotlb_entry_sync
         let predicted = self.next == Some(entry);
         if !predicted && !valid(entry) {
             // rtable_walk failed: what is cached stays.
             self.stats.faults += 1;
-            return Served::Faulted;
+            return LookupOutcome::Faulted;
         }
         if !predicted && self.next.is_some() {
             self.stats.mispredicted += 1;
@@ -49,9 +49,9 @@ impl RingPair {
         }
         if predicted {
             self.stats.predicted += 1;
-            Served::Predicted
+            LookupOutcome::Predicted
         } else {
-            Served::Walked
+            LookupOutcome::Walked
         }
     }
 

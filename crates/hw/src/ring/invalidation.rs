@@ -3,7 +3,7 @@
 use ringfence_types::{Invalidation, InvalidationError, Invalidator, Ticket};
 
 use super::logic::RingLogic;
-use super::riotlb::Key;
+use super::riotlb::RingKey;
 use super::stats::count;
 use super::unit::RingUnit;
 
@@ -12,11 +12,11 @@ impl<L: RingLogic> RingUnit<L> {
     /// ring that it touches.
     #[inline]
     pub fn invalidate(&mut self, request: &Invalidation) {
-        let counts = &mut self.work.stats.invalidations;
+        let counts = &mut self.state.stats.invalidations;
         match request {
             Invalidation::Ring { device, ring, .. } => {
                 count(&mut counts.ring);
-                self.riotlb.remove(Key::new(*device, *ring));
+                self.riotlb.remove(RingKey::new(*device, *ring));
             }
             Invalidation::Pages {
                 domain: wanted,

@@ -9,9 +9,9 @@ use ringfence_types::PhysRange;
 /// A version of Fig. 10. A unit is made for one; there is nothing to switch while it runs.
 pub trait RingLogic: Debug + Clone {
     /// Whether what `riotlb_entry_sync` and `rprefetch` do to the entry they are given is done to the entry in the rIOTLB.
-    const PASSING: Passing;
+    const PASSING: ParameterPassing;
     /// What `rprefetch` leaves in `e.next` if the successor is not valid.
-    const NO_SUCCESSOR: NoSuccessor;
+    const NO_SUCCESSOR: NoSuccessorPolicy;
 
     /// Whether `bytes` bytes at `offset` lie inside a buffer of `size` bytes, as far as this version looks.
     fn is_inside(offset: u64, bytes: u64, size: u64) -> bool;
@@ -19,7 +19,7 @@ pub trait RingLogic: Debug + Clone {
 
 /// How a routine of Fig. 10 is given its entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Passing {
+pub enum ParameterPassing {
     /// As it must be meant: the routine changes the entry in the rIOTLB.
     Reference,
     /// As it is written: the routine changes a copy, and what it did is lost.
@@ -28,7 +28,7 @@ pub enum Passing {
 
 /// What a prefetch without a result does to an earlier one's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NoSuccessor {
+pub enum NoSuccessorPolicy {
     /// It goes.
     Clears,
     /// It stays, and passes for the successor of another slot later.
@@ -37,11 +37,11 @@ pub enum NoSuccessor {
 
 /// What the ring modes run on: the whole length is checked, `next` is the successor of the current slot or nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Repaired {}
+pub enum FixedLogic {}
 
-impl RingLogic for Repaired {
-    const PASSING: Passing = Passing::Reference;
-    const NO_SUCCESSOR: NoSuccessor = NoSuccessor::Clears;
+impl RingLogic for FixedLogic {
+    const PASSING: ParameterPassing = ParameterPassing::Reference;
+    const NO_SUCCESSOR: NoSuccessorPolicy = NoSuccessorPolicy::Clears;
 
     #[inline]
     fn is_inside(offset: u64, bytes: u64, size: u64) -> bool {
@@ -52,11 +52,11 @@ impl RingLogic for Repaired {
 /// Fig. 10 as its authors must have run it, with its other defects: only the first byte is checked against the size, and a prefetch that
 /// finds nothing leaves what was there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Literal {}
+pub enum LogicAsPublished {}
 
-impl RingLogic for Literal {
-    const PASSING: Passing = Passing::Reference;
-    const NO_SUCCESSOR: NoSuccessor = NoSuccessor::Keeps;
+impl RingLogic for LogicAsPublished {
+    const PASSING: ParameterPassing = ParameterPassing::Reference;
+    const NO_SUCCESSOR: NoSuccessorPolicy = NoSuccessorPolicy::Keeps;
 
     #[inline]
     fn is_inside(offset: u64, _bytes: u64, size: u64) -> bool {
@@ -70,12 +70,12 @@ impl RingLogic for Literal {
 pub enum ByValue {}
 
 impl RingLogic for ByValue {
-    const PASSING: Passing = Passing::Value;
-    const NO_SUCCESSOR: NoSuccessor = NoSuccessor::Keeps;
+    const PASSING: ParameterPassing = ParameterPassing::Value;
+    const NO_SUCCESSOR: NoSuccessorPolicy = NoSuccessorPolicy::Keeps;
 
     #[inline]
     fn is_inside(offset: u64, bytes: u64, size: u64) -> bool {
-        Literal::is_inside(offset, bytes, size)
+        LogicAsPublished::is_inside(offset, bytes, size)
     }
 }
 

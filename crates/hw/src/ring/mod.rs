@@ -12,7 +12,9 @@ mod stats;
 mod translate;
 mod unit;
 
-pub use logic::{ByValue, Literal, NoSuccessor, Passing, Repaired, RingLogic};
+pub use logic::{
+    ByValue, FixedLogic, LogicAsPublished, NoSuccessorPolicy, ParameterPassing, RingLogic,
+};
 pub use prefetch::Prefetch;
 pub use stats::RingStats;
 pub use unit::{RingUnit, RingUnitConfig};

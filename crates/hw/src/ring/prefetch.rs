@@ -5,10 +5,10 @@ use alloc::collections::VecDeque;
 use ringfence_pgtable::RingPte;
 use ringfence_types::{PhysMemory, RingSlot};
 
-use super::logic::{NoSuccessor, RingLogic};
-use super::riotlb::{Entry, Key};
+use super::logic::{NoSuccessorPolicy, RingLogic};
+use super::riotlb::{Entry, RingKey};
 use super::stats::{RingStats, count};
-use super::unit::{RingUnit, Work};
+use super::unit::{RingUnit, RingUnitState};
 
 /// When the next slot is read. "Our design does not depend on the latter field and works just as well without it" (section 4).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -23,12 +23,12 @@ pub enum Prefetch {
 
 /// Prefetches put off, oldest first: which ring, and which slot was its current one then.
 #[derive(Debug, Clone)]
-pub(super) struct Waiting {
-    queue: VecDeque<(Key, RingSlot)>,
+pub(super) struct DeferredPrefetches {
+    queue: VecDeque<(RingKey, RingSlot)>,
     capacity: usize,
 }
 
-impl Waiting {
+impl DeferredPrefetches {
     pub(super) fn new(capacity: usize) -> Self {
         Self {
             queue: VecDeque::with_capacity(capacity),
@@ -41,7 +41,7 @@ impl Waiting {
     }
 
     /// A prefetch is a hint: without room it does not take place.
-    fn push(&mut self, key: Key, current: RingSlot, stats: &mut RingStats) {
+    fn push(&mut self, key: RingKey, current: RingSlot, stats: &mut RingStats) {
         if self.queue.len() < self.capacity {
             self.queue.push_back((key, current));
         } else {
@@ -50,14 +50,14 @@ impl Waiting {
     }
 }
 
-impl Work {
+impl RingUnitState {
     /// Reads the slot after the current one of `entry`, now, later, or not. Until then a repaired entry has no next, whatever it had for
     /// the slot before.
     #[inline]
     pub(super) fn prefetch<L: RingLogic, M: PhysMemory + ?Sized>(
         &mut self,
         mem: &M,
-        key: Key,
+        key: RingKey,
         entry: &mut Entry,
     ) {
         match self.when {
@@ -86,7 +86,7 @@ impl Work {
 
 #[inline]
 fn no_successor<L: RingLogic>(entry: &mut Entry) {
-    if L::NO_SUCCESSOR == NoSuccessor::Clears {
+    if L::NO_SUCCESSOR == NoSuccessorPolicy::Clears {
         entry.set_next(RingPte::ABSENT);
     }
 }
@@ -95,20 +95,20 @@ impl<L: RingLogic> RingUnit<L> {
     /// Completes the oldest prefetch put off; whether there was one. It reads memory as it is now. If its ring has lost its entry or moved to
     /// another slot meanwhile, it comes to nothing.
     pub fn complete_prefetch<M: PhysMemory + ?Sized>(&mut self, mem: &M) -> bool {
-        let Some((key, current)) = self.work.waiting.queue.pop_front() else {
+        let Some((key, current)) = self.state.waiting.queue.pop_front() else {
             return false;
         };
         // A prefetch is no use of the ring: the order of replacement stays.
         if let Some(entry) = self.riotlb.peek(key)
             && entry.slot() == current
         {
-            self.work.fetch_next::<L, M>(mem, entry);
+            self.state.fetch_next::<L, M>(mem, entry);
         }
         true
     }
 
     /// Prefetches put off and not completed.
     pub fn prefetches_waiting(&self) -> usize {
-        self.work.waiting.len()
+        self.state.waiting.len()
     }
 }

@@ -1,7 +1,7 @@
 //! The rIOTLB: at most one entry for a ring (rIOMMU Fig. 9e; RI05).
 
 use ringfence_pgtable::{RingPte, RingTable};
-use ringfence_types::{DeviceId, DomainId, RingId, RingSlot};
+use ringfence_types::{DomainId, RequesterId, RingId, RingSlot};
 
 use crate::cache::SetAssociative;
 use crate::{Geometry, Replacement};
@@ -91,19 +91,19 @@ impl Entry {
 
 /// Which ring of the machine: requester and ring in one word, never zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Key(u64);
+pub(super) struct RingKey(u64);
 
 const VALID: u64 = 1 << 32;
 
-impl Key {
+impl RingKey {
     #[inline]
-    pub(super) const fn new(device: DeviceId, ring: RingId) -> Self {
+    pub(super) const fn new(device: RequesterId, ring: RingId) -> Self {
         Self(VALID | (device.get() as u64) << 16 | ring.get() as u64)
     }
 
     #[inline]
-    const fn device(raw: u64) -> DeviceId {
-        DeviceId::new((raw >> 16) as u16)
+    const fn device(raw: u64) -> RequesterId {
+        RequesterId::new((raw >> 16) as u16)
     }
 
     #[inline]
@@ -138,37 +138,40 @@ impl Riotlb {
 
     /// `riotlb_find`.
     #[inline]
-    pub(super) fn find(&mut self, key: Key) -> Option<&mut Entry> {
+    pub(super) fn find(&mut self, key: RingKey) -> Option<&mut Entry> {
         self.entries.lookup(key.selector(), key.0)
     }
 
     /// `riotlb_find` for the ring of its set that was used last, which costs one comparison.
     #[inline]
-    pub(super) fn newest(&mut self, key: Key) -> Option<&mut Entry> {
+    pub(super) fn newest(&mut self, key: RingKey) -> Option<&mut Entry> {
         self.entries.newest_mut(key.selector(), key.0)
     }
 
     /// The entry of `key`, which does not count as a use.
-    pub(super) fn peek(&mut self, key: Key) -> Option<&mut Entry> {
+    pub(super) fn peek(&mut self, key: RingKey) -> Option<&mut Entry> {
         self.entries.peek(key.selector(), key.0)
     }
 
     /// `riotlb_insert`, of a ring that has no entry. Whether another ring's had to go.
     #[inline]
-    pub(super) fn insert(&mut self, key: Key, entry: Entry) -> bool {
+    pub(super) fn insert(&mut self, key: RingKey, entry: Entry) -> bool {
         self.entries.insert(key.selector(), key.0, entry).is_some()
     }
 
     /// `riotlb_invalidate`.
     #[inline]
-    pub(super) fn remove(&mut self, key: Key) -> bool {
+    pub(super) fn remove(&mut self, key: RingKey) -> bool {
         self.entries.remove(key.selector(), key.0)
     }
 
     /// Drops the entries that `doomed` says, by device, ring and domain.
-    pub(super) fn remove_if(&mut self, mut doomed: impl FnMut(DeviceId, RingId, DomainId) -> bool) {
+    pub(super) fn remove_if(
+        &mut self,
+        mut doomed: impl FnMut(RequesterId, RingId, DomainId) -> bool,
+    ) {
         self.entries
-            .remove_if(|raw, entry| doomed(Key::device(raw), Key::ring(raw), entry.domain));
+            .remove_if(|raw, entry| doomed(RingKey::device(raw), RingKey::ring(raw), entry.domain));
     }
 
     pub(super) fn clear(&mut self) {

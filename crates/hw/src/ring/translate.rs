@@ -2,14 +2,14 @@
 
 use ringfence_pgtable::{RingPte, RingTable};
 use ringfence_types::{
-    Access, DeviceId, Fault, FaultReason, Iova, PhysAddr, PhysMemory, PhysRange, RingIova,
+    Access, Fault, FaultReason, Iova, PhysAddr, PhysMemory, PhysRange, RequesterId, RingIova,
 };
 
-use super::logic::{NoSuccessor, Passing, RingLogic, target};
-use super::riotlb::{Entry, Key};
+use super::logic::{NoSuccessorPolicy, ParameterPassing, RingLogic, target};
+use super::riotlb::{Entry, RingKey};
 use super::stats::count;
-use super::unit::{RingUnit, Work};
-use crate::unit::Power;
+use super::unit::{RingUnit, RingUnitState};
+use crate::unit::TranslationState;
 use crate::{MAX_TRANSLATED_BYTES, Translate, Translation};
 
 impl<L: RingLogic> Translate for RingUnit<L> {
@@ -18,27 +18,27 @@ impl<L: RingLogic> Translate for RingUnit<L> {
     fn translate<M: PhysMemory + ?Sized>(
         &mut self,
         mem: &M,
-        device: DeviceId,
+        device: RequesterId,
         iova: Iova,
         bytes: u64,
         access: Access,
     ) -> Result<Translation<'_>, Fault> {
         let at = RingIova::from(iova);
-        let key = Key::new(device, at.ring());
-        let translated = self.power == Power::On && is_carried(bytes);
+        let key = RingKey::new(device, at.ring());
+        let translated = self.translation_state == TranslationState::Enabled && is_carried(bytes);
         if translated && let Some(entry) = self.riotlb.newest(key) {
             // The accesses that most devices make: to the slot used last, or the next one of a ring used last.
-            if let Some(pte) = self.work.sync::<L, M>(mem, key, at, entry) {
+            if let Some(pte) = self.state.sync::<L, M>(mem, key, at, entry) {
                 if let Some(range) = permitted::<L>(&pte, at, bytes, access) {
                     return Ok(Translation::one(range));
                 }
-                self.work.stop = refusal::<L>(pte, at, bytes, access);
+                self.state.last_fault = refusal::<L>(pte, at, bytes, access);
             }
         } else if translated && let Some(pte) = self.current(mem, key, device, at) {
             if let Some(range) = permitted::<L>(&pte, at, bytes, access) {
                 return Ok(Translation::one(range));
             }
-            self.work.stop = refusal::<L>(pte, at, bytes, access);
+            self.state.last_fault = refusal::<L>(pte, at, bytes, access);
         }
         self.translate_none(device, at, bytes, access)
     }
@@ -92,13 +92,13 @@ fn refusal<L: RingLogic>(
     (at, reason)
 }
 
-impl Work {
+impl RingUnitState {
     /// Brings `entry` to the slot of `at`: its `rpte`; `None` if it could not, and then `self.stop` says why not.
     #[inline(always)]
     fn sync<L: RingLogic, M: PhysMemory + ?Sized>(
         &mut self,
         mem: &M,
-        key: Key,
+        key: RingKey,
         at: RingIova,
         entry: &mut Entry,
     ) -> Option<RingPte> {
@@ -108,8 +108,8 @@ impl Work {
         }
         // if( e.rentry != iova.rentry ) riotlb_entry_sync( bus_dev_func, iova, e );
         match L::PASSING {
-            Passing::Reference => self.entry_sync::<L, M>(mem, key, at, entry),
-            Passing::Value => {
+            ParameterPassing::Reference => self.entry_sync::<L, M>(mem, key, at, entry),
+            ParameterPassing::Value => {
                 let mut copy = *entry;
                 self.entry_sync::<L, M>(mem, key, at, &mut copy)?;
                 Some(entry.pte())
@@ -122,7 +122,7 @@ impl Work {
     fn entry_sync<L: RingLogic, M: PhysMemory + ?Sized>(
         &mut self,
         mem: &M,
-        key: Key,
+        key: RingKey,
         at: RingIova,
         entry: &mut Entry,
     ) -> Option<RingPte> {
@@ -131,7 +131,7 @@ impl Work {
         let pte = if at.slot() == entry.successor() && next.is_valid() {
             // e.rpte = e.next; e.rentry = next; e.next.valid = 0;
             entry.set_pte(next);
-            if L::NO_SUCCESSOR == NoSuccessor::Keeps {
+            if L::NO_SUCCESSOR == NoSuccessorPolicy::Keeps {
                 entry.set_next(RingPte::ABSENT);
             }
             count(&mut self.stats.prefetch_hits);
@@ -145,7 +145,7 @@ impl Work {
                     pte
                 }
                 Err(error) => {
-                    self.stop = (at, error.fault_reason());
+                    self.last_fault = (at, error.fault_reason());
                     return None;
                 }
             }
@@ -163,29 +163,30 @@ impl<L: RingLogic> RingUnit<L> {
     #[inline(never)]
     fn translate_none(
         &mut self,
-        device: DeviceId,
+        device: RequesterId,
         at: RingIova,
         bytes: u64,
         access: Access,
     ) -> Result<Translation<'_>, Fault> {
-        if self.power == Power::Off
+        if self.translation_state == TranslationState::Disabled
             && let Some(range) = PhysRange::new(PhysAddr::new(at.iova().get()), bytes)
         {
-            count(&mut self.work.stats.passed_through);
+            count(&mut self.state.stats.passed_through);
             return Ok(Translation::one(range));
         }
-        let (at, reason) = if self.power == Power::On && is_carried(bytes) {
-            self.work.stop
-        } else {
-            (at, FaultReason::BadLength)
-        };
+        let (at, reason) =
+            if self.translation_state == TranslationState::Enabled && is_carried(bytes) {
+                self.state.last_fault
+            } else {
+                (at, FaultReason::BadLength)
+            };
         let fault = Fault {
             device,
             iova: at.iova(),
             access,
             reason,
         };
-        count(&mut self.work.stats.faults);
+        count(&mut self.state.stats.faults);
         self.faults.record(&fault);
         Err(fault)
     }
@@ -196,29 +197,29 @@ impl<L: RingLogic> RingUnit<L> {
     fn current<M: PhysMemory + ?Sized>(
         &mut self,
         mem: &M,
-        key: Key,
-        device: DeviceId,
+        key: RingKey,
+        device: RequesterId,
         at: RingIova,
     ) -> Option<RingPte> {
         // rIOTLB_entry e = riotlb_find( bus_dev_func, iova.rid );
         if let Some(entry) = self.riotlb.find(key) {
-            return self.work.sync::<L, M>(mem, key, at, entry);
+            return self.state.sync::<L, M>(mem, key, at, entry);
         }
         // A ring without an entry. The entry stays if the access is then denied.
-        count(&mut self.work.stats.misses);
+        count(&mut self.state.stats.misses);
         let mut entry = match self.table_walk(mem, device, at) {
             Ok(entry) => entry,
             Err(reason) => {
-                self.work.stop = (at, reason);
+                self.state.last_fault = (at, reason);
                 return None;
             }
         };
-        if L::PASSING == Passing::Reference {
-            self.work.prefetch::<L, M>(mem, key, &mut entry);
+        if L::PASSING == ParameterPassing::Reference {
+            self.state.prefetch::<L, M>(mem, key, &mut entry);
         }
         // riotlb_insert( e );
         if self.riotlb.insert(key, entry) {
-            count(&mut self.work.stats.evictions);
+            count(&mut self.state.stats.evictions);
         }
         Some(entry.pte())
     }
@@ -228,7 +229,7 @@ impl<L: RingLogic> RingUnit<L> {
     fn table_walk<M: PhysMemory + ?Sized>(
         &mut self,
         mem: &M,
-        device: DeviceId,
+        device: RequesterId,
         at: RingIova,
     ) -> Result<Entry, FaultReason> {
         // rDEVICE d = get_domain( bus_dev_func );

@@ -3,17 +3,17 @@
 use core::fmt;
 use core::marker::PhantomData;
 
-use ringfence_pgtable::{RingDevice, Translation, find_context};
+use ringfence_pgtable::{RingDevice, TranslationType, find_context};
 use ringfence_types::{
-    DeviceId, DomainId, FaultReason, Iova, PageSize, PhysAddr, PhysMemory, RingIova,
+    DomainId, FaultReason, Iova, PageSize, PhysAddr, PhysMemory, RequesterId, RingIova,
 };
 
-use super::logic::{Repaired, RingLogic};
-use super::prefetch::{Prefetch, Waiting};
+use super::logic::{FixedLogic, RingLogic};
+use super::prefetch::{DeferredPrefetches, Prefetch};
 use super::riotlb::Riotlb;
 use super::stats::{RingStats, count};
 use crate::context_cache::ContextCache;
-use crate::unit::Power;
+use crate::unit::TranslationState;
 use crate::{FaultLog, Geometry, Replacement};
 
 /// The shape of a ring unit. The documents say one entry for a ring and leave open for how many rings.
@@ -51,12 +51,12 @@ pub(super) struct RingContext {
 
 /// All of a unit but what it caches, so that an entry can be changed while it is counted and queued.
 #[derive(Clone)]
-pub(super) struct Work {
+pub(super) struct RingUnitState {
     pub(super) when: Prefetch,
-    pub(super) waiting: Waiting,
+    pub(super) waiting: DeferredPrefetches,
     pub(super) stats: RingStats,
     /// Where and why the access was stopped that was stopped last.
-    pub(super) stop: (RingIova, FaultReason),
+    pub(super) last_fault: (RingIova, FaultReason),
 }
 
 /// A ring IOMMU (rIOMMU section 4).
@@ -69,12 +69,12 @@ pub(super) struct Work {
 /// | the current and the next rPTE of a ring, its rRING | `Invalidation::Ring`, or any wider one |
 /// | context entry, rDEVICE | `Invalidation::Context` |
 #[derive(Clone)]
-pub struct RingUnit<L: RingLogic = Repaired> {
+pub struct RingUnit<L: RingLogic = FixedLogic> {
     root: Option<PhysAddr>,
-    pub(super) power: Power,
+    pub(super) translation_state: TranslationState,
     pub(super) riotlb: Riotlb,
     pub(super) contexts: ContextCache<RingContext>,
-    pub(super) work: Work,
+    pub(super) state: RingUnitState,
     pub(super) faults: FaultLog,
     /// Sequence number of the last invalidation.
     pub(super) last_ticket: u64,
@@ -91,14 +91,14 @@ impl<L: RingLogic> RingUnit<L> {
         };
         Self {
             root: None,
-            power: Power::Off,
+            translation_state: TranslationState::Disabled,
             riotlb: Riotlb::new(config.riotlb, config.replacement),
             contexts: ContextCache::new(config.contexts),
-            work: Work {
+            state: RingUnitState {
                 when: config.prefetch,
-                waiting: Waiting::new(waiting),
+                waiting: DeferredPrefetches::new(waiting),
                 stats: RingStats::default(),
-                stop: (RingIova::from(Iova::ZERO), FaultReason::NotPresent),
+                last_fault: (RingIova::from(Iova::ZERO), FaultReason::NotPresent),
             },
             faults: FaultLog::new(config.fault_log),
             last_ticket: 0,
@@ -116,17 +116,17 @@ impl<L: RingLogic> RingUnit<L> {
 
     /// Translates from now on. What is cached stays cached.
     pub fn enable(&mut self) {
-        self.power = Power::On;
+        self.translation_state = TranslationState::Enabled;
     }
 
     /// Passes everything through from now on. What is cached stays cached.
     pub fn disable(&mut self) {
-        self.power = Power::Off;
+        self.translation_state = TranslationState::Disabled;
     }
 
     /// Whether the unit translates.
     pub fn is_enabled(&self) -> bool {
-        self.power == Power::On
+        self.translation_state == TranslationState::Enabled
     }
 
     /// The fault recording registers.
@@ -136,12 +136,12 @@ impl<L: RingLogic> RingUnit<L> {
 
     /// The counters.
     pub fn stats(&self) -> &RingStats {
-        &self.work.stats
+        &self.state.stats
     }
 
     /// Counts from zero again; the caches are untouched.
     pub fn reset_stats(&mut self) {
-        self.work.stats = RingStats::default();
+        self.state.stats = RingStats::default();
     }
 
     /// Rings that have an entry in the rIOTLB.
@@ -154,7 +154,7 @@ impl<L: RingLogic> RingUnit<L> {
     pub(super) fn context<M: PhysMemory + ?Sized>(
         &mut self,
         mem: &M,
-        device: DeviceId,
+        device: RequesterId,
     ) -> Result<RingContext, FaultReason> {
         if let Some(cached) = self.contexts.lookup(device) {
             return Ok(*cached);
@@ -166,12 +166,12 @@ impl<L: RingLogic> RingUnit<L> {
     fn read_context<M: PhysMemory + ?Sized>(
         &mut self,
         mem: &M,
-        device: DeviceId,
+        device: RequesterId,
     ) -> Result<RingContext, FaultReason> {
-        count(&mut self.work.stats.context_misses);
+        count(&mut self.state.stats.context_misses);
         let root = self.root.ok_or(FaultReason::Blocked)?;
         let context = find_context(mem, root, device).map_err(|error| error.fault_reason())?;
-        let Translation::Rings { device: at } = context.translation else {
+        let TranslationType::Rings { device: at } = context.translation else {
             // A table or a passing through is a walking unit's.
             return Err(FaultReason::ContextInvalid);
         };
@@ -188,10 +188,10 @@ impl<L: RingLogic> fmt::Debug for RingUnit<L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RingUnit")
             .field("root", &self.root)
-            .field("power", &self.power)
-            .field("prefetch", &self.work.when)
+            .field("power", &self.translation_state)
+            .field("prefetch", &self.state.when)
             .field("riotlb_live", &self.riotlb.live())
-            .field("stats", &self.work.stats)
+            .field("stats", &self.state.stats)
             .finish_non_exhaustive()
     }
 }

@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 use ringfence_hw::prefetch::{
-    Distance, Markov, PrefetchConfig, PrefetchStats, Prefetcher, PrefetchingIotlb, Recency, Served,
-    Variant,
+    Distance, LookupOutcome, Markov, PrefetchConfig, PrefetchStats, Prefetcher, PrefetchingIotlb,
+    Recency, Variant,
 };
 use ringfence_types::Pfn;
 
@@ -128,24 +128,24 @@ struct Sizes {
 }
 
 impl<N: Naive> NaiveIotlb<N> {
-    fn access(&mut self, sizes: Sizes, page: i64, mapped: &[i64]) -> Served {
+    fn access(&mut self, sizes: Sizes, page: i64, mapped: &[i64]) -> LookupOutcome {
         let (entries, buffered) = (sizes.entries as usize, sizes.buffered as usize);
         let (history, slots) = (sizes.config.history as usize, sizes.config.slots as usize);
         if self.iotlb.contains(&page) {
             latest_first(&mut self.iotlb, page, entries);
             self.stats.hits += 1;
-            return Served::Cached;
+            return LookupOutcome::Cached;
         }
         let served = match self.buffer.contains(&page) {
-            true => Served::Predicted,
-            false if mapped.contains(&page) => Served::Walked,
+            true => LookupOutcome::Predicted,
+            false if mapped.contains(&page) => LookupOutcome::Walked,
             false => {
                 self.stats.faults += 1;
-                return Served::Faulted;
+                return LookupOutcome::Faulted;
             }
         };
         self.stats.misses += 1;
-        self.stats.predicted += u64::from(served == Served::Predicted);
+        self.stats.predicted += u64::from(served == LookupOutcome::Predicted);
         self.buffer.retain(|other| *other != page);
         let old = latest_first(&mut self.iotlb, page, entries);
         let proposals = self.prefetcher.missed(page, history, slots);

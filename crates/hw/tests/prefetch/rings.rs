@@ -1,8 +1,8 @@
 //! What the rIOMMU document says of the three prefetchers on rings (section 5.4), over a table in memory that is really walked.
 
 use ringfence_hw::prefetch::{
-    Distance, Markov, PrefetchConfig, PrefetchStats, Prefetcher, PrefetchingIotlb, Recency,
-    RingPair, Served, Variant,
+    Distance, LookupOutcome, Markov, PrefetchConfig, PrefetchStats, Prefetcher, PrefetchingIotlb,
+    Recency, RingPair, Variant,
 };
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{Coherency, Cursor, Levels, MapRequest, SecondStage, Table, walk};
@@ -59,7 +59,7 @@ fn ring<P: Prefetcher>(variant: Variant, history: u32, ring: u32, order: Order) 
     (0..ring).for_each(|at| map(page(order, at)));
     for _ in 0..LAPS {
         for page in (0..ring).map(|at| page(order, at)) {
-            assert_ne!(iotlb.access(page, mapped), Served::Faulted);
+            assert_ne!(iotlb.access(page, mapped), LookupOutcome::Faulted);
             let range = PfnRange::new(page, 1).unwrap();
             let _ = table.unmap(&arena, range).unwrap();
             iotlb.unmap(page);
@@ -143,8 +143,8 @@ fn two_entries_predict_every_access_of_a_ring() {
                 let served = pair.access(entry, |other| owned.contains(&other));
                 let first = burst.map_or(entry == 0, |burst| entry % burst == 0);
                 let expected = match first {
-                    true => Served::Walked,
-                    false => Served::Predicted,
+                    true => LookupOutcome::Walked,
+                    false => LookupOutcome::Predicted,
                 };
                 assert_eq!(
                     served, expected,
@@ -171,19 +171,19 @@ fn a_pair_repairs_what_the_figures_leave() {
         (served, *pair.stats())
     };
     // The only one there is: nothing to prefetch.
-    assert_eq!(access(0, 0..1).0, Served::Walked);
+    assert_eq!(access(0, 0..1).0, LookupOutcome::Walked);
     // Mapped meanwhile, but not prefetched.
-    assert_eq!(access(1, 1..3).0, Served::Walked);
-    assert_eq!(access(1, 1..3).0, Served::Cached);
+    assert_eq!(access(1, 1..3).0, LookupOutcome::Walked);
+    assert_eq!(access(1, 1..3).0, LookupOutcome::Cached);
     // Out of order: 2 was prefetched in vain, and is not kept.
     let (served, stats) = access(5, 2..6);
-    assert_eq!((served, stats.mispredicted), (Served::Walked, 1));
-    assert_eq!(access(2, 2..6).0, Served::Walked);
-    assert_eq!(access(3, 2..6).0, Served::Predicted);
+    assert_eq!((served, stats.mispredicted), (LookupOutcome::Walked, 1));
+    assert_eq!(access(2, 2..6).0, LookupOutcome::Walked);
+    assert_eq!(access(3, 2..6).0, LookupOutcome::Predicted);
     // Not mapped: what is cached stays.
-    assert_eq!(access(9, 2..6).0, Served::Faulted);
-    assert_eq!(access(3, 2..6).0, Served::Cached);
-    assert_eq!(access(4, 2..6).0, Served::Predicted);
+    assert_eq!(access(9, 2..6).0, LookupOutcome::Faulted);
+    assert_eq!(access(3, 2..6).0, LookupOutcome::Cached);
+    assert_eq!(access(4, 2..6).0, LookupOutcome::Predicted);
     // The last number of all has no next.
-    assert_eq!(access(u64::MAX, 0..u64::MAX).0, Served::Faulted);
+    assert_eq!(access(u64::MAX, 0..u64::MAX).0, LookupOutcome::Faulted);
 }

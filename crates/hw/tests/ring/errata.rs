@@ -1,6 +1,6 @@
 //! The defects of the documents that lie in the hardware, on the literal unit and on the repaired one (errata 6 and 8).
 
-use ringfence_hw::{ByValue, Literal, Prefetch, Repaired, RingLogic};
+use ringfence_hw::{ByValue, FixedLogic, LogicAsPublished, Prefetch, RingLogic};
 use ringfence_pgtable::RingPte;
 use ringfence_types::FaultReason::{BeyondBuffer, NotPresent};
 
@@ -24,13 +24,13 @@ fn place(slot: u32) -> u64 {
 fn a_straddle() {
     let mem = arena();
     let at = iova(0, 0, 63);
-    let mut literal = filled::<Literal>(&mem, 8, 1);
+    let mut literal = filled::<LogicAsPublished>(&mem, 8, 1);
     assert_eq!(literal.dma(NIC, at, 64, READ), Ok((place(0) + 63, 64)));
     assert_eq!(
         literal.dma(NIC, iova(0, 0, 64), 1, READ),
         Err((iova(0, 0, 64), BeyondBuffer))
     );
-    let mut repaired = filled::<Repaired>(&mem, 8, 1);
+    let mut repaired = filled::<FixedLogic>(&mem, 8, 1);
     assert_eq!(
         repaired.dma(NIC, at, 64, READ),
         Err((iova(0, 0, 64), BeyondBuffer))
@@ -51,11 +51,11 @@ fn a_next_that_is_not_cleared() {
         rig.touch(NIC, 0, 6)
     }
     assert_eq!(
-        outcome::<Literal>(),
+        outcome::<LogicAsPublished>(),
         Ok((place(1), 1)),
         "slot 6 leads to slot 1's buffer"
     );
-    assert_eq!(outcome::<Repaired>(), Err((iova(0, 6, 0), NotPresent)));
+    assert_eq!(outcome::<FixedLogic>(), Err((iova(0, 6, 0), NotPresent)));
 }
 
 /// Errata 6: with entries passed by value as written, an access to any slot is translated by the ring's first one.
@@ -73,7 +73,7 @@ fn entries_passed_by_value() {
         0,
         "nothing prefetched stays"
     );
-    let mut meant = filled::<Literal>(&mem, 8, 3);
+    let mut meant = filled::<LogicAsPublished>(&mem, 8, 3);
     for slot in [1, 0, 2] {
         assert_eq!(meant.touch(NIC, 0, slot), Ok((place(slot), 1)));
     }
@@ -107,8 +107,8 @@ fn the_two_stale_entries() {
         }
         assert_eq!(rig.touch(NIC, 0, 3), Ok((place(3), 1)));
     }
-    outcome::<Literal>();
-    outcome::<Repaired>();
+    outcome::<LogicAsPublished>();
+    outcome::<FixedLogic>();
 }
 
 /// Errata 8 in numbers: a burst of 200 unmaps with one invalidation at its end.
@@ -135,7 +135,7 @@ fn buffers_reached_after_their_unmap() {
             if let Attacker::Racer = attacker {
                 let _ = rig.touch(NIC, 0, slot);
             }
-            assert!(RingPte::clear_literal(rig.words(NIC, 0, slot)));
+            assert!(RingPte::clear_as_published(rig.words(NIC, 0, slot)));
             if slot == 199 {
                 rig.invalidate(NIC, 0);
             }
@@ -144,9 +144,9 @@ fn buffers_reached_after_their_unmap() {
         reached
     }
     for prefetch in [Prefetch::Immediate, Prefetch::Absent] {
-        assert_eq!(reached::<Literal>(Attacker::Replayer, prefetch), 0);
-        assert_eq!(reached::<Literal>(Attacker::Racer, prefetch), 199);
-        assert_eq!(reached::<Repaired>(Attacker::Racer, prefetch), 199);
+        assert_eq!(reached::<LogicAsPublished>(Attacker::Replayer, prefetch), 0);
+        assert_eq!(reached::<LogicAsPublished>(Attacker::Racer, prefetch), 199);
+        assert_eq!(reached::<FixedLogic>(Attacker::Racer, prefetch), 199);
     }
 }
 
@@ -154,9 +154,9 @@ fn buffers_reached_after_their_unmap() {
 #[test]
 fn a_live_slot_overwritten() {
     let mem = arena();
-    let mut rig = filled::<Literal>(&mem, 2, 2);
+    let mut rig = filled::<LogicAsPublished>(&mem, 2, 2);
     rig.unmap(NIC, 0, 1);
     rig.invalidate(NIC, 0);
-    pte(place(7), 64, RW).store_literal(rig.words(NIC, 0, 0));
+    pte(place(7), 64, RW).store_as_published(rig.words(NIC, 0, 0));
     assert_eq!(rig.touch(NIC, 0, 0), Ok((place(7), 1)));
 }

@@ -2,10 +2,10 @@
 
 use proptest::prelude::*;
 use ringfence_hw::{
-    ByValue, Literal, Prefetch, Repaired, RingLogic, RingUnit, RingUnitConfig, Translate,
+    ByValue, FixedLogic, LogicAsPublished, Prefetch, RingLogic, RingUnit, RingUnitConfig, Translate,
 };
-use ringfence_memory::fake::Pages;
-use ringfence_pgtable::{Context, Translation};
+use ringfence_memory::fake::SparseMemory;
+use ringfence_pgtable::{Context, TranslationType};
 use ringfence_types::{Access, DomainId, Iova, PhysAddr};
 
 use crate::rig::{NIC, cases, pa, roomy};
@@ -25,8 +25,8 @@ fn word() -> impl Strategy<Value = u64> {
     ]
 }
 
-fn memory(words: &[(u64, u64, u64)]) -> Pages {
-    let mut mem = Pages::new();
+fn memory(words: &[(u64, u64, u64)]) -> SparseMemory {
+    let mut mem = SparseMemory::new();
     for page in 0..COUNT {
         mem.add(pa(FIRST + page * 0x1000));
     }
@@ -35,7 +35,7 @@ fn memory(words: &[(u64, u64, u64)]) -> Pages {
     }
     let [low, high] = Context {
         domain: DomainId::new(1),
-        translation: Translation::Rings { device: pa(FIRST) },
+        translation: TranslationType::Rings { device: pa(FIRST) },
     }
     .encode();
     mem.set(pa(ROOTS + u64::from(NIC.bus()) * 16), 0x2001);
@@ -61,9 +61,9 @@ proptest! {
         accesses in prop::collection::vec((0..6_u64, 0..10_u64, 0..0x200_u64, 0..0x100_u64, any::<bool>(), any::<Option<u64>>()), 1..60),
     ) {
         let mem = memory(&words);
-        let mut reference = unit::<Repaired>(&RingUnitConfig::UNCACHED);
-        let mut cached = [Prefetch::Immediate, Prefetch::Deferred, Prefetch::Absent].map(|when| unit::<Repaired>(&roomy(when)));
-        let mut literal = unit::<Literal>(&roomy(Prefetch::Immediate));
+        let mut reference = unit::<FixedLogic>(&RingUnitConfig::UNCACHED);
+        let mut cached = [Prefetch::Immediate, Prefetch::Deferred, Prefetch::Absent].map(|when| unit::<FixedLogic>(&roomy(when)));
+        let mut literal = unit::<LogicAsPublished>(&roomy(Prefetch::Immediate));
         let mut by_value = unit::<ByValue>(&roomy(Prefetch::Deferred));
         for (ring, slot, offset, bytes, write, anywhere) in accesses {
             let access = if write { Access::Write } else { Access::Read };

@@ -1,6 +1,6 @@
 //! What each request purges, what must be invalidated when, and how much is cached at all.
 
-use ringfence_hw::{Prefetch, Repaired, Replacement, RingUnitConfig};
+use ringfence_hw::{FixedLogic, Prefetch, Replacement, RingUnitConfig};
 use ringfence_pgtable::{RingPte, RingTable, ring_words};
 use ringfence_types::FaultReason::{NotPresent, RingBeyondDevice, SlotBeyondRing};
 use ringfence_types::{
@@ -51,7 +51,7 @@ fn scopes() {
     ];
     let mem = arena();
     for (name, request, left) in cases {
-        let mut rig = Rig::<Repaired>::new(&mem, &roomy(Prefetch::Immediate), 8);
+        let mut rig = Rig::<FixedLogic>::new(&mem, &roomy(Prefetch::Immediate), 8);
         let rings = [(NIC, 1), (NIC, 2), (SSD, 1)];
         for (device, ring) in rings {
             for slot in 0..2 {
@@ -76,7 +76,7 @@ fn scopes() {
         }
         assert_eq!(rig.unit.stats().invalidations.total(), 1);
     }
-    let mut rig = Rig::<Repaired>::new(&mem, &roomy(Prefetch::Immediate), 8);
+    let mut rig = Rig::<FixedLogic>::new(&mem, &roomy(Prefetch::Immediate), 8);
     let unknown = rig.unit.poll(Ticket::new(1));
     assert_eq!(unknown, Err(InvalidationError::Failed));
 }
@@ -85,13 +85,13 @@ fn scopes() {
 #[test]
 fn what_lives_how_long() {
     let mem = arena();
-    let mut rig = Rig::<Repaired>::new(&mem, &roomy(Prefetch::Immediate), 8);
+    let mut rig = Rig::<FixedLogic>::new(&mem, &roomy(Prefetch::Immediate), 8);
     for slot in 0..8 {
         rig.map(NIC, 0, slot, pte(0x7000, 64, RW));
     }
     assert!(rig.touch(NIC, 0, 0).is_ok());
     // The ring shrinks to two slots.
-    let words = ring_words(&mem, Rig::<Repaired>::ring(NIC, 0)).unwrap();
+    let words = ring_words(&mem, Rig::<FixedLogic>::ring(NIC, 0)).unwrap();
     let [base, _] = words
         .each_ref()
         .map(|word| word.load(std::sync::atomic::Ordering::Relaxed));
@@ -102,7 +102,7 @@ fn what_lives_how_long() {
     assert_eq!(rig.touch(NIC, 0, 5), Err((iova(0, 5, 0), SlotBeyondRing)));
     assert!(rig.touch(NIC, 0, 1).is_ok());
     // The device loses its rings.
-    ringfence_pgtable::RingDevice::clear(ring_words(&mem, Rig::<Repaired>::device(NIC)).unwrap());
+    ringfence_pgtable::RingDevice::clear(ring_words(&mem, Rig::<FixedLogic>::device(NIC)).unwrap());
     rig.invalidate(NIC, 0);
     assert!(
         rig.touch(NIC, 0, 1).is_ok(),
@@ -127,7 +127,7 @@ fn capacity() {
             replacement,
             ..roomy(Prefetch::Immediate)
         };
-        let mut rig = Rig::<Repaired>::new(&mem, &config, 8);
+        let mut rig = Rig::<FixedLogic>::new(&mem, &config, 8);
         for ring in 0..4 {
             for slot in 0..8 {
                 rig.map(NIC, ring, slot, pte(0x7000, 64, RW));
@@ -156,7 +156,7 @@ fn capacity() {
 #[test]
 fn every_device_and_ring_has_its_own() {
     let mem = arena();
-    let mut rig = Rig::<Repaired>::new(&mem, &roomy(Prefetch::Immediate), 2);
+    let mut rig = Rig::<FixedLogic>::new(&mem, &roomy(Prefetch::Immediate), 2);
     let place = |device, ring: u16| {
         0x10_0000 + (u64::from(ring) << 12) + if device == NIC { 0 } else { 0x8_0000 }
     };

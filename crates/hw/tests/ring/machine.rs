@@ -1,23 +1,23 @@
 //! Two units on one machine (HW13).
 
 use ringfence_hw::{
-    FaultLog, Geometry, Machine, Prefetch, Purge, Repaired, Replacement, Translate, UnitConfig,
-    VtdUnit, Wiring,
+    FaultLog, FixedLogic, Geometry, InvalidationGranularity, IommuKind, IommuRouter, Prefetch,
+    Replacement, Translate, UnitConfig, VtdUnit,
 };
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{
-    Coherency, Context, ContextTables, Levels, MapRequest, SecondStage, Table, Translation,
+    Coherency, Context, ContextTables, Levels, MapRequest, SecondStage, Table, TranslationType,
 };
 use ringfence_types::FaultReason::{self, Blocked, ContextInvalid, ContextNotPresent};
 use ringfence_types::{
-    DeviceId, DomainId, InvalidationError, Invalidator, Iova, Permissions, PhysRange,
+    DomainId, InvalidationError, Invalidator, Iova, Permissions, PhysRange, RequesterId,
 };
 
 use crate::rig::{NIC, NOBODY, READ, RW, Rig, arena, iova, pa, pte, ring_request, roomy};
 
-const DISK: DeviceId = DeviceId::new(0x0300);
+const DISK: RequesterId = RequesterId::new(0x0300);
 
-type Both<'m> = Machine<VtdUnit, ringfence_hw::RingUnit<Repaired>>;
+type Both<'m> = IommuRouter<VtdUnit, ringfence_hw::RingUnit<FixedLogic>>;
 
 fn baseline(mem: &Arena) -> VtdUnit {
     let frames = Frames::new(mem, PhysRange::new(pa(16 << 20), 8 << 20).unwrap());
@@ -38,12 +38,12 @@ fn baseline(mem: &Arena) -> VtdUnit {
         permissions: Permissions::READ_WRITE,
     };
     table.map(mem, &frames, request).unwrap();
-    let walked = Translation::Table {
+    let walked = TranslationType::Table {
         root: table.root(),
         levels: Levels::Four,
     };
     // The ring device has a context here too, with rings: this unit stops it.
-    let rings = Translation::Rings {
+    let rings = TranslationType::Rings {
         device: pa(1 << 20),
     };
     for (device, translation) in [(DISK, walked), (NIC, rings)] {
@@ -59,7 +59,7 @@ fn baseline(mem: &Arena) -> VtdUnit {
         contexts: Geometry::new(16, 1).unwrap(),
         replacement: Replacement::Lru,
         fault_log: FaultLog::MAX_CAPACITY,
-        purge: Purge::Selective,
+        granularity: InvalidationGranularity::Selective,
     });
     unit.set_root_table(contexts.root());
     unit.enable();
@@ -69,7 +69,7 @@ fn baseline(mem: &Arena) -> VtdUnit {
 fn access(
     machine: &mut Both<'_>,
     mem: &Arena,
-    device: DeviceId,
+    device: RequesterId,
     at: Iova,
 ) -> Result<u64, FaultReason> {
     machine
@@ -81,9 +81,9 @@ fn access(
 #[test]
 fn each_device_is_translated_by_its_own_unit() {
     let mem = arena();
-    let rig = Rig::<Repaired>::new(&mem, &roomy(Prefetch::Immediate), 8);
+    let rig = Rig::<FixedLogic>::new(&mem, &roomy(Prefetch::Immediate), 8);
     rig.map(NIC, 0, 0, pte(0x7001, 64, RW));
-    let mut machine = Machine::new(baseline(&mem), rig.unit, 4);
+    let mut machine = IommuRouter::new(baseline(&mem), rig.unit, 4);
     // Ring 0, slot 0, offset 0 and page 0 are the same address.
     assert_eq!(iova(0, 0, 0), Iova::ZERO);
     assert_eq!(access(&mut machine, &mem, NIC, Iova::ZERO), Err(Blocked));
@@ -91,24 +91,30 @@ fn each_device_is_translated_by_its_own_unit() {
         machine.faults().take().map(|record| record.source),
         Some(NIC)
     );
-    assert_eq!(machine.attach(NIC, Wiring::Ring), None);
-    assert_eq!(machine.attach(DISK, Wiring::Baseline), None);
+    assert_eq!(machine.attach(NIC, IommuKind::Ring), None);
+    assert_eq!(machine.attach(DISK, IommuKind::Baseline), None);
     for _ in 0..2 {
         assert_eq!(access(&mut machine, &mem, NIC, Iova::ZERO), Ok(0x7001));
         assert_eq!(access(&mut machine, &mem, DISK, Iova::ZERO), Ok(0xd_0000));
     }
     // Wired to the wrong unit, a device is stopped: neither takes the other's contexts, and nothing cached in the other helps.
-    assert_eq!(machine.attach(NIC, Wiring::Baseline), Some(Wiring::Ring));
+    assert_eq!(
+        machine.attach(NIC, IommuKind::Baseline),
+        Some(IommuKind::Ring)
+    );
     assert_eq!(
         access(&mut machine, &mem, NIC, Iova::ZERO),
         Err(ContextInvalid)
     );
-    assert_eq!(machine.attach(DISK, Wiring::Ring), Some(Wiring::Baseline));
+    assert_eq!(
+        machine.attach(DISK, IommuKind::Ring),
+        Some(IommuKind::Baseline)
+    );
     assert_eq!(
         access(&mut machine, &mem, DISK, Iova::ZERO),
         Err(FaultReason::RootNotPresent)
     );
-    machine.attach(NOBODY, Wiring::Ring);
+    machine.attach(NOBODY, IommuKind::Ring);
     assert_eq!(
         access(&mut machine, &mem, NOBODY, Iova::ZERO),
         Err(ContextNotPresent)
@@ -116,25 +122,25 @@ fn each_device_is_translated_by_its_own_unit() {
     // Every fault is in the log of the unit that stopped it.
     assert_eq!(machine.baseline.faults().len(), 1);
     assert_eq!(machine.ring.faults().len(), 2);
-    assert_eq!(machine.detach(NIC), Some(Wiring::Baseline));
+    assert_eq!(machine.detach(NIC), Some(IommuKind::Baseline));
     assert_eq!(access(&mut machine, &mem, NIC, Iova::ZERO), Err(Blocked));
-    assert_eq!(machine.wiring(NIC), None);
+    assert_eq!(machine.iommu_kind(NIC), None);
 }
 
 /// A context that leads to a table is not a ring's.
 #[test]
 fn the_ring_unit_stops_devices_with_tables() {
     let mem = arena();
-    let mut rig = Rig::<Repaired>::new(&mem, &roomy(Prefetch::Immediate), 8);
+    let mut rig = Rig::<FixedLogic>::new(&mem, &roomy(Prefetch::Immediate), 8);
     let frames = Frames::new(&mem, PhysRange::new(pa(16 << 20), 8 << 20).unwrap());
     let mut contexts = ContextTables::new(Coherency::Coherent, &mem, &frames).unwrap();
     rig.unit.set_root_table(contexts.root());
     for translation in [
-        Translation::Table {
+        TranslationType::Table {
             root: pa(0x1000),
             levels: Levels::Four,
         },
-        Translation::PassThrough {
+        TranslationType::PassThrough {
             levels: Levels::Five,
         },
     ] {

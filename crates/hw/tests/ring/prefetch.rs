@@ -1,6 +1,6 @@
 //! `rprefetch`, at once and later (RI09).
 
-use ringfence_hw::{Literal, Prefetch, Repaired, RingLogic, RingUnitConfig};
+use ringfence_hw::{FixedLogic, LogicAsPublished, Prefetch, RingLogic, RingUnitConfig};
 use ringfence_types::FaultReason::NotPresent;
 
 use crate::rig::{NIC, RW, Rig, Seen, arena, geometry, iova, pte, roomy};
@@ -27,7 +27,7 @@ fn a_device_in_ring_order() {
         (Prefetch::Deferred, true, (1, 19, 0)),
         (Prefetch::Deferred, false, (1, 0, 19)),
     ] {
-        let mut rig = filled::<Repaired>(&mem, prefetch);
+        let mut rig = filled::<FixedLogic>(&mem, prefetch);
         for access in 0..20 {
             let slot = access % 8;
             assert_eq!(rig.touch(NIC, 0, slot), Ok((place(slot), 1)));
@@ -45,19 +45,19 @@ fn a_device_in_ring_order() {
 fn late_prefetches() {
     let mem = arena();
     // Unmapped before it completes: nothing is prefetched, and nothing stale is reached.
-    let mut rig = filled::<Repaired>(&mem, Prefetch::Deferred);
+    let mut rig = filled::<FixedLogic>(&mem, Prefetch::Deferred);
     assert!(rig.touch(NIC, 0, 0).is_ok());
     rig.unmap(NIC, 0, 1);
     assert!(rig.unit.complete_prefetch(&mem));
     assert_eq!(rig.touch(NIC, 0, 1), Err((iova(0, 1, 0), NotPresent)));
     // Unmapped after it completes: the copy is stale until the invalidation.
-    let mut rig = filled::<Repaired>(&mem, Prefetch::Deferred);
+    let mut rig = filled::<FixedLogic>(&mem, Prefetch::Deferred);
     assert!(rig.touch(NIC, 0, 0).is_ok());
     assert!(rig.unit.complete_prefetch(&mem));
     rig.unmap(NIC, 0, 1);
     assert!(rig.touch(NIC, 0, 1).is_ok());
     // The invalidation comes first: the late prefetch brings nothing back.
-    let mut rig = filled::<Repaired>(&mem, Prefetch::Deferred);
+    let mut rig = filled::<FixedLogic>(&mem, Prefetch::Deferred);
     assert!(rig.touch(NIC, 0, 0).is_ok());
     rig.invalidate(NIC, 0);
     assert!(rig.unit.complete_prefetch(&mem));
@@ -67,7 +67,7 @@ fn late_prefetches() {
     );
     assert!(!rig.unit.complete_prefetch(&mem));
     // The ring has moved on: slot 1's prefetch is not slot 5's.
-    let mut rig = filled::<Repaired>(&mem, Prefetch::Deferred);
+    let mut rig = filled::<FixedLogic>(&mem, Prefetch::Deferred);
     assert!(rig.touch(NIC, 0, 0).is_ok() && rig.touch(NIC, 0, 4).is_ok());
     assert!(rig.unit.complete_prefetch(&mem));
     assert_eq!(rig.unit.stats().prefetches, 0);
@@ -88,8 +88,12 @@ fn between_a_walk_and_its_late_prefetch() {
         assert!(rig.touch(NIC, 0, 4).is_ok());
         rig.touch(NIC, 0, 5)
     }
-    assert_eq!(outcome::<Repaired>(), Ok((place(5), 1)));
-    assert_eq!(outcome::<Literal>(), Ok((place(1), 1)), "slot 1's buffer");
+    assert_eq!(outcome::<FixedLogic>(), Ok((place(5), 1)));
+    assert_eq!(
+        outcome::<LogicAsPublished>(),
+        Ok((place(1), 1)),
+        "slot 1's buffer"
+    );
 }
 
 /// A late prefetch is no use of its ring, and one for which there is no room is dropped.
@@ -100,7 +104,7 @@ fn late_prefetches_and_replacement() {
         riotlb: geometry(1, 2),
         ..roomy(Prefetch::Deferred)
     };
-    let mut rig = Rig::<Repaired>::new(&mem, &config, 8);
+    let mut rig = Rig::<FixedLogic>::new(&mem, &config, 8);
     for ring in 0..3 {
         for slot in 0..8 {
             rig.map(NIC, ring, slot, pte(place(slot), 64, RW));

@@ -3,16 +3,16 @@
 use std::collections::{HashMap, HashSet};
 
 use proptest::prelude::*;
-use ringfence_hw::{Prefetch, Repaired, Replacement, RingUnitConfig};
+use ringfence_hw::{FixedLogic, Prefetch, Replacement, RingUnitConfig};
 use ringfence_pgtable::RingPte;
-use ringfence_types::DeviceId;
+use ringfence_types::RequesterId;
 
 use crate::rig::{NIC, R, READ, RW, Rig, SSD, W, WRITE, arena, cases, geometry, iova, pte, roomy};
 
 const SLOTS: u32 = 6;
 const USED_RINGS: u16 = 3;
 
-type Place = (DeviceId, u16, u32);
+type Place = (RequesterId, u16, u32);
 
 /// Which buffers a device may reach, kept without any notion of a cache.
 #[derive(Default)]
@@ -56,7 +56,7 @@ fn inside(pte: &RingPte, (start, bytes): (u64, u64)) -> bool {
 }
 
 /// One try at every slot, each on a copy of the unit, so that no try changes what the next finds.
-fn probe_all(rig: &Rig<'_, Repaired>, truth: &Truth, cached: bool) -> Result<(), TestCaseError> {
+fn probe_all(rig: &Rig<'_, FixedLogic>, truth: &Truth, cached: bool) -> Result<(), TestCaseError> {
     for device in [NIC, SSD] {
         for ring in 0..USED_RINGS {
             let mut stale = HashSet::new();
@@ -99,7 +99,7 @@ fn probe_all(rig: &Rig<'_, Repaired>, truth: &Truth, cached: bool) -> Result<(),
 
 fn run(config: &RingUnitConfig, steps: &[(usize, u16, u32, Step)]) -> Result<(), TestCaseError> {
     let mem = arena();
-    let mut rig = Rig::<Repaired>::new(&mem, config, SLOTS);
+    let mut rig = Rig::<FixedLogic>::new(&mem, config, SLOTS);
     let mut truth = Truth::default();
     for (number, (device, ring, slot, step)) in steps.iter().enumerate() {
         let (device, ring, slot) = ([NIC, SSD][*device], *ring, *slot);

@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 
 use proptest::prelude::*;
-use ringfence_hw::{ByValue, Literal, Prefetch, Repaired, RingLogic};
+use ringfence_hw::{ByValue, FixedLogic, LogicAsPublished, Prefetch, RingLogic};
 use ringfence_pgtable::RingPte;
 use ringfence_types::FaultReason::{self, *};
-use ringfence_types::{Access, DeviceId};
+use ringfence_types::{Access, RequesterId};
 
 use crate::rig::{NIC, R, READ, RW, Rig, SSD, Seen, W, WRITE, arena, cases, iova, pte, roomy};
 
@@ -29,16 +29,16 @@ struct Cached {
 
 struct Model {
     defects: Defects,
-    memory: HashMap<(DeviceId, u16, u32), RingPte>,
-    riotlb: HashMap<(DeviceId, u16), Cached>,
+    memory: HashMap<(RequesterId, u16, u32), RingPte>,
+    riotlb: HashMap<(RequesterId, u16), Cached>,
 }
 
 impl Model {
-    fn read(&self, device: DeviceId, ring: u16, slot: u32) -> Option<RingPte> {
+    fn read(&self, device: RequesterId, ring: u16, slot: u32) -> Option<RingPte> {
         self.memory.get(&(device, ring, slot)).copied()
     }
 
-    fn prefetch(&self, device: DeviceId, ring: u16, cached: &mut Cached) {
+    fn prefetch(&self, device: RequesterId, ring: u16, cached: &mut Cached) {
         match self.read(device, ring, (cached.slot + 1) % SLOTS) {
             Some(pte) => cached.next = Some(pte),
             None if self.defects.keeps_next => {}
@@ -48,7 +48,7 @@ impl Model {
 
     fn access(
         &mut self,
-        device: DeviceId,
+        device: RequesterId,
         (ring, slot, offset): (u16, u32, u32),
         bytes: u64,
         access: Access,
@@ -240,8 +240,8 @@ proptest! {
     fn all_versions_do_what_the_figure_says(steps in prop::collection::vec((any::<bool>(), step()), 1..120)) {
         let [repaired, literal, by_value] = [(false, false, false), (true, true, false), (true, true, true)]
             .map(|(start_only, keeps_next, by_value)| Defects { start_only, keeps_next, by_value });
-        agree::<Repaired>(repaired, &steps)?;
-        agree::<Literal>(literal, &steps)?;
+        agree::<FixedLogic>(repaired, &steps)?;
+        agree::<LogicAsPublished>(literal, &steps)?;
         agree::<ByValue>(by_value, &steps)?;
     }
 }

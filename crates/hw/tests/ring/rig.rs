@@ -7,11 +7,11 @@ use ringfence_hw::{
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{
     Coherency, Context, ContextTables, RING_ENTRY_BYTES, RingDevice, RingPte, RingTable,
-    Translation, ring_words,
+    TranslationType, ring_words,
 };
 use ringfence_types::{
-    Access, DeviceId, DomainId, FaultReason, Invalidation, Iova, Permissions, PhysAddr, PhysRange,
-    RingId, RingIova, RingSlot,
+    Access, DomainId, FaultReason, Invalidation, Iova, Permissions, PhysAddr, PhysRange,
+    RequesterId, RingId, RingIova, RingSlot,
 };
 
 pub(crate) const READ: Access = Access::Read;
@@ -20,11 +20,11 @@ pub(crate) const R: Permissions = Permissions::READ;
 pub(crate) const W: Permissions = Permissions::WRITE;
 pub(crate) const RW: Permissions = Permissions::READ_WRITE;
 
-pub(crate) const NIC: DeviceId = DeviceId::new(0x0100);
-pub(crate) const SSD: DeviceId = DeviceId::new(0x0208);
+pub(crate) const NIC: RequesterId = RequesterId::new(0x0100);
+pub(crate) const SSD: RequesterId = RequesterId::new(0x0208);
 /// No device: its bus has a context table, which has no entry for it.
-pub(crate) const NOBODY: DeviceId = DeviceId::new(0x0110);
-pub(crate) const DEVICES: [(DeviceId, DomainId); 2] =
+pub(crate) const NOBODY: RequesterId = RequesterId::new(0x0110);
+pub(crate) const DEVICES: [(RequesterId, DomainId); 2] =
     [(NIC, DomainId::new(1)), (SSD, DomainId::new(0xffff))];
 pub(crate) const RINGS: u16 = 4;
 
@@ -109,7 +109,7 @@ impl<'m, L: RingLogic> Rig<'m, L> {
                 RingTable::clear(words);
                 table.store(words);
             }
-            let translation = Translation::Rings { device: at };
+            let translation = TranslationType::Rings { device: at };
             contexts
                 .attach(
                     mem,
@@ -129,18 +129,18 @@ impl<'m, L: RingLogic> Rig<'m, L> {
     }
 
     /// Where the rDEVICE of `device` is.
-    pub(crate) fn device(device: DeviceId) -> PhysAddr {
+    pub(crate) fn device(device: RequesterId) -> PhysAddr {
         pa(RDEVICES + if device == NIC { 0 } else { 0x1000 })
     }
 
     /// Where the rRING of `ring` of `device` is.
-    pub(crate) fn ring(device: DeviceId, ring: u16) -> PhysAddr {
+    pub(crate) fn ring(device: RequesterId, ring: u16) -> PhysAddr {
         Self::device(device).wrapping_add(RING_ENTRY_BYTES * (1 + u64::from(ring)))
     }
 
     pub(crate) fn words(
         &self,
-        device: DeviceId,
+        device: RequesterId,
         ring: u16,
         slot: u32,
     ) -> &'m ringfence_pgtable::RingWords {
@@ -150,19 +150,25 @@ impl<'m, L: RingLogic> Rig<'m, L> {
         ring_words(self.mem, at).unwrap()
     }
 
-    pub(crate) fn map(&self, device: DeviceId, ring: u16, slot: u32, pte: RingPte) {
+    pub(crate) fn map(&self, device: RequesterId, ring: u16, slot: u32, pte: RingPte) {
         pte.store(self.words(device, ring, slot));
     }
 
-    pub(crate) fn unmap(&self, device: DeviceId, ring: u16, slot: u32) {
+    pub(crate) fn unmap(&self, device: RequesterId, ring: u16, slot: u32) {
         RingPte::clear(self.words(device, ring, slot));
     }
 
-    pub(crate) fn invalidate(&mut self, device: DeviceId, ring: u16) {
+    pub(crate) fn invalidate(&mut self, device: RequesterId, ring: u16) {
         self.unit.invalidate(&ring_request(device, ring));
     }
 
-    pub(crate) fn dma(&mut self, device: DeviceId, at: Iova, bytes: u64, access: Access) -> Seen {
+    pub(crate) fn dma(
+        &mut self,
+        device: RequesterId,
+        at: Iova,
+        bytes: u64,
+        access: Access,
+    ) -> Seen {
         match self.unit.translate(self.mem, device, at, bytes, access) {
             Ok(translation) => {
                 assert_eq!(translation.len(), 1);
@@ -177,18 +183,18 @@ impl<'m, L: RingLogic> Rig<'m, L> {
     }
 
     /// One byte at the start of a slot.
-    pub(crate) fn touch(&mut self, device: DeviceId, ring: u16, slot: u32) -> Seen {
+    pub(crate) fn touch(&mut self, device: RequesterId, ring: u16, slot: u32) -> Seen {
         self.dma(device, iova(ring, slot, 0), 1, READ)
     }
 }
 
 /// The flat table of `ring` of `device`.
-fn table(device: DeviceId, ring: u16, slots: u32) -> RingTable {
+fn table(device: RequesterId, ring: u16, slots: u32) -> RingTable {
     let number = u64::from(ring) + if device == NIC { 0 } else { u64::from(RINGS) };
     RingTable::new(pa(TABLES + (number << 20)), slots).unwrap()
 }
 
-pub(crate) fn ring_request(device: DeviceId, ring: u16) -> Invalidation {
+pub(crate) fn ring_request(device: RequesterId, ring: u16) -> Invalidation {
     let domain = if device == NIC {
         DEVICES[0].1
     } else {

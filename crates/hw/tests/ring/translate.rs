@@ -1,6 +1,6 @@
 //! Single accesses: what is reached, and each reason to be stopped.
 
-use ringfence_hw::{Literal, Prefetch, Repaired, RingUnitConfig, Translate};
+use ringfence_hw::{FixedLogic, LogicAsPublished, Prefetch, RingUnitConfig, Translate};
 use ringfence_pgtable::{MAX_RING_BUFFER, MAX_RING_SLOTS};
 use ringfence_types::FaultReason::*;
 use ringfence_types::{Iova, PhysAddr};
@@ -16,7 +16,7 @@ fn buffers_of_any_place_and_length() {
         roomy(Prefetch::Absent),
         RingUnitConfig::UNCACHED,
     ] {
-        let mut rig = Rig::<Repaired>::new(&mem, &config, 8);
+        let mut rig = Rig::<FixedLogic>::new(&mem, &config, 8);
         let slots = [
             (0, pte(0x1234_5677, 1, RW)),
             (1, pte(0x1234_5678, 1500, R)),
@@ -57,7 +57,7 @@ fn buffers_of_any_place_and_length() {
 fn every_reason_to_be_stopped() {
     let mem = arena();
     for config in [roomy(Prefetch::Immediate), RingUnitConfig::UNCACHED] {
-        let mut rig = Rig::<Repaired>::new(&mem, &config, 8);
+        let mut rig = Rig::<FixedLogic>::new(&mem, &config, 8);
         rig.map(NIC, 0, 0, pte(0x5001, 100, RW));
         rig.map(NIC, 0, 1, pte(0x6000, MAX_RING_BUFFER, R));
         rig.map(NIC, 0, 3, pte(u64::MAX - 9, 10, RW));
@@ -266,7 +266,7 @@ fn every_reason_to_be_stopped() {
 #[test]
 fn zero_length_is_refused_by_the_literal_unit_too() {
     let mem = arena();
-    let mut rig = Rig::<Literal>::new(&mem, &roomy(Prefetch::Immediate), 4);
+    let mut rig = Rig::<LogicAsPublished>::new(&mem, &roomy(Prefetch::Immediate), 4);
     rig.map(NIC, 0, 0, pte(0x5000, 100, RW));
     for _ in 0..2 {
         assert_eq!(
@@ -280,7 +280,7 @@ fn zero_length_is_refused_by_the_literal_unit_too() {
 #[test]
 fn slots_follow_each_other_round_the_largest_ring() {
     let mem = arena();
-    let mut rig = Rig::<Repaired>::new(&mem, &roomy(Prefetch::Immediate), 1 << 16);
+    let mut rig = Rig::<FixedLogic>::new(&mem, &roomy(Prefetch::Immediate), 1 << 16);
     let last = (1 << 16) - 1;
     for slot in [last - 1, last, 0, 1] {
         rig.map(NIC, 1, slot, pte(0x10_0000 + u64::from(slot), 1, RW));
@@ -297,7 +297,7 @@ fn slots_follow_each_other_round_the_largest_ring() {
         (1, 3, 0)
     );
     // A ring of one slot is its own successor, and is not prefetched.
-    let mut rig = Rig::<Repaired>::new(&mem, &roomy(Prefetch::Immediate), 1);
+    let mut rig = Rig::<FixedLogic>::new(&mem, &roomy(Prefetch::Immediate), 1);
     rig.map(NIC, 1, 0, pte(0x7000, 1, RW));
     assert!(rig.touch(NIC, 1, 0).is_ok() && rig.touch(NIC, 1, 0).is_ok());
     let stats = rig.unit.stats();
@@ -307,7 +307,7 @@ fn slots_follow_each_other_round_the_largest_ring() {
 #[test]
 fn power_and_root_table() {
     let mem = arena();
-    let mut rig = Rig::<Repaired>::new(&mem, &roomy(Prefetch::Immediate), 4);
+    let mut rig = Rig::<FixedLogic>::new(&mem, &roomy(Prefetch::Immediate), 4);
     rig.map(NIC, 0, 0, pte(0x5000, 100, RW));
     assert_eq!(rig.touch(NIC, 0, 0), Ok((0x5000, 1)));
     rig.unit.disable();
@@ -320,7 +320,7 @@ fn power_and_root_table() {
     rig.unit.set_root_table(PhysAddr::new(0x3f_0000));
     assert_eq!(rig.unit.riotlb_live(), 0);
     assert_eq!(rig.touch(NIC, 0, 0), Err((iova(0, 0, 0), RootNotPresent)));
-    let mut fresh = ringfence_hw::RingUnit::<Repaired>::new(&roomy(Prefetch::Immediate));
+    let mut fresh = ringfence_hw::RingUnit::<FixedLogic>::new(&roomy(Prefetch::Immediate));
     fresh.enable();
     let fault = fresh.translate(&mem, NIC, at, 1, READ).map(|_| ());
     assert_eq!(fault.map_err(|fault| fault.reason), Err(Blocked));

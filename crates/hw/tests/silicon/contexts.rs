@@ -1,12 +1,12 @@
 //! From a requester to its table, and what is recorded when that fails.
 
 use ringfence_hw::{FaultRecord, RootTable, UnitConfig, VtdUnit};
-use ringfence_pgtable::{Context, Levels, Translation};
+use ringfence_pgtable::{Context, Levels, TranslationType};
 use ringfence_types::FaultReason::{
     Blocked, ContextInvalid, ContextNotPresent, ReservedBit, RootNotPresent, TableAccess,
 };
 use ringfence_types::{
-    Access, DeviceId, FaultReason, Invalidation, Iova, PageSize, PhysAddr, PhysMemory,
+    Access, FaultReason, Invalidation, Iova, PageSize, PhysAddr, PhysMemory, RequesterId,
 };
 use std::sync::atomic::Ordering;
 
@@ -193,11 +193,14 @@ fn contexts_of_every_bus_and_function_are_told_apart() {
         let mut config = roomy();
         config.contexts = contexts;
         let mut rig = Rig::new(&mem, &config);
-        let devices: Vec<_> = (0..=0xffff_u16).step_by(0x0ff).map(DeviceId::new).collect();
+        let devices: Vec<_> = (0..=0xffff_u16)
+            .step_by(0x0ff)
+            .map(RequesterId::new)
+            .collect();
         for (i, device) in devices.iter().enumerate() {
             let context = Context {
                 domain: A,
-                translation: Translation::PassThrough {
+                translation: TranslationType::PassThrough {
                     levels: Levels::Four,
                 },
             };

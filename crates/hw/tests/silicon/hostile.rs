@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 use ringfence_hw::{MAX_TRANSLATED_BYTES, UnitConfig, VtdUnit};
-use ringfence_memory::fake::Pages;
-use ringfence_pgtable::{Context, Cursor, Levels, SecondStage, Translation, walk};
+use ringfence_memory::fake::SparseMemory;
+use ringfence_pgtable::{Context, Cursor, Levels, SecondStage, TranslationType, walk};
 use ringfence_types::FaultReason::{BadLength, NotPresent, ReservedBit, TableAccess};
 use ringfence_types::{Access, Iova, PageSize, PhysAddr, PhysMemory};
 use std::sync::atomic::Ordering;
@@ -92,7 +92,7 @@ proptest! {
         accesses in prop::collection::vec((any::<[u8; 5]>(), 0..0x1000_u64, 1..0x3000_u64, any::<bool>()), 1..40),
         levels in prop::sample::select(&Levels::ALL[..]),
     ) {
-        let mut mem = Pages::new();
+        let mut mem = SparseMemory::new();
         for page in 0..COUNT {
             mem.add(PhysAddr::new(FIRST + page * 0x1000));
         }
@@ -100,7 +100,7 @@ proptest! {
             mem.set(PhysAddr::new(FIRST + page * 0x1000 + index * 8), raw);
         }
         let root = PhysAddr::new(FIRST);
-        let context = Context { domain: A, translation: Translation::Table { root, levels } };
+        let context = Context { domain: A, translation: TranslationType::Table { root, levels } };
         let [low, high] = context.encode();
         mem.set(PhysAddr::new(ROOTS + u64::from(NIC.bus()) * 16), 0x2001);
         mem.set(PhysAddr::new(0x2000 + u64::from(NIC.devfn()) * 16), low);

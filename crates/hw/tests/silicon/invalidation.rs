@@ -1,17 +1,17 @@
 //! What stays until it is invalidated, and what exactly goes then.
 
 use ringfence_hw::fake::{Delayed, Failing, Misbehaviour};
-use ringfence_hw::{Purge, VtdUnit};
+use ringfence_hw::{InvalidationGranularity, VtdUnit};
 use ringfence_memory::fake::NonCoherent;
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{
     Coherency, Context, ContextTables, Levels, Reclaim, ReclaimingTable, SecondStage, Table,
-    Translation,
+    TranslationType,
 };
 use ringfence_types::FaultReason::NotPresent;
 use ringfence_types::{
-    CachedLevels, DeviceId, DomainId, FrameSource, Invalidation, InvalidationError, Invalidator,
-    Iova, Pending, PhysAddr, PhysMemory, PhysRange, Ticket,
+    CachedLevels, DomainId, FrameSource, Invalidation, InvalidationError, Invalidator, Iova,
+    Pending, PhysAddr, PhysMemory, PhysRange, RequesterId, Ticket,
 };
 use std::sync::atomic::Ordering;
 
@@ -65,64 +65,84 @@ fn scopes_are_exact() {
     let all = [true; 4];
     // request, purge, which of the four still translate, entries in walk caches of level 1
     let leaves = CachedLevels::Leaves;
-    let cases: [(Invalidation, Purge, [bool; 4], u32); 12] = [
+    let cases: [(Invalidation, InvalidationGranularity, [bool; 4], u32); 12] = [
         (
             pages(A, 0x1000, 1, leaves),
-            Purge::Selective,
+            InvalidationGranularity::Selective,
             [false, true, true, true],
             3,
         ),
         (
             pages(A, 0x1000, 2, leaves),
-            Purge::Selective,
+            InvalidationGranularity::Selective,
             [false, false, true, true],
             3,
         ),
         (
             pages(A, 0x3000, 1 << 18, leaves),
-            Purge::Selective,
+            InvalidationGranularity::Selective,
             [true, true, false, true],
             3,
         ),
-        (pages(A, 0x3000, 1 << 17, leaves), Purge::Selective, all, 3),
+        (
+            pages(A, 0x3000, 1 << 17, leaves),
+            InvalidationGranularity::Selective,
+            all,
+            3,
+        ),
         (
             pages(A, 0x3000, 1, CachedLevels::All),
-            Purge::Selective,
+            InvalidationGranularity::Selective,
             all,
             2,
         ),
         (
             pages(A, 0, (1 << 52) - 1, CachedLevels::All),
-            Purge::Selective,
+            InvalidationGranularity::Selective,
             [false, false, false, true],
             1,
         ),
         (
             Invalidation::Domain(A),
-            Purge::Selective,
+            InvalidationGranularity::Selective,
             [false, false, false, true],
             1,
         ),
         (
             Invalidation::Domain(B),
-            Purge::Selective,
+            InvalidationGranularity::Selective,
             [true, true, true, false],
             2,
         ),
-        (Invalidation::Global, Purge::Selective, [false; 4], 0),
+        (
+            Invalidation::Global,
+            InvalidationGranularity::Selective,
+            [false; 4],
+            0,
+        ),
         (
             Invalidation::Context(NIC),
-            Purge::Selective,
+            InvalidationGranularity::Selective,
             [false, false, false, true],
             1,
         ),
-        (pages(A, 0x1000, 1, leaves), Purge::WholeOnly, [false; 4], 0),
-        (Invalidation::Domain(A), Purge::WholeOnly, [false; 4], 0),
+        (
+            pages(A, 0x1000, 1, leaves),
+            InvalidationGranularity::GlobalOnly,
+            [false; 4],
+            0,
+        ),
+        (
+            Invalidation::Domain(A),
+            InvalidationGranularity::GlobalOnly,
+            [false; 4],
+            0,
+        ),
     ];
     let mem = arena();
     for (request, purge, survivors, walk_caches) in cases {
         let mut config = roomy();
-        config.purge = purge;
+        config.granularity = purge;
         let mut rig = Rig::new(&mem, &config);
         let a = rig.domain(A, &[NIC]);
         let b = rig.domain(B, &[DISK]);
@@ -139,7 +159,7 @@ fn scopes_are_exact() {
         assert_eq!(rig.unit.walk_caches_live()[0], walk_caches, "{request:?}");
         assert_eq!(
             rig.unit.stats().widened,
-            u64::from(purge == Purge::WholeOnly),
+            u64::from(purge == InvalidationGranularity::GlobalOnly),
             "{request:?}"
         );
         assert_eq!(rig.unit.stats().invalidations.total(), 1);
@@ -171,7 +191,7 @@ fn a_reclaimed_table_needs_the_walk_caches_flushed() {
         assert!(rig.dma(NIC, 0x1000, 1, READ).is_ok());
         let (unmapped, needed) = table.unmap(&mem, pages_at(0x1000, 1)).unwrap();
         assert_eq!(needed, CachedLevels::All);
-        let retired = table.take_retired();
+        let retired = table.take_unlinked();
         assert_eq!(retired.len(), 3);
         // The batch takes the right request only; the unit is sent the one under test.
         let full = pages(A, 0x1000, 1, CachedLevels::All);
@@ -179,7 +199,7 @@ fn a_reclaimed_table_needs_the_walk_caches_flushed() {
         let pending = Pending::submit(&mut forgetful, full, retired).unwrap();
         let flushed = pending.wait(&mut forgetful).unwrap();
         rig.unit.invalidate(&pages(A, 0x1000, 1, levels));
-        ringfence_pgtable::Retired::release(flushed, &rig.frames);
+        ringfence_pgtable::UnlinkedTables::release(flushed, &rig.frames);
         drop(unmapped);
         // The frames get a new use: data that looks like entries.
         for _ in 0..3 {
@@ -209,7 +229,7 @@ fn a_table_not_written_back_is_not_seen() {
         let mut contexts = ContextTables::new(Coherency::NonCoherent, &mem, &frames).unwrap();
         let format = SecondStage::new(Levels::Four);
         let table = Table::new(format, A, coherency, &mem, &frames).unwrap();
-        let translation = Translation::Table {
+        let translation = TranslationType::Table {
             root: table.root(),
             levels: Levels::Four,
         };
@@ -244,7 +264,7 @@ fn warm_rig(mem: &Arena) -> Rig<'_> {
     rig
 }
 
-fn reaches(unit: &mut VtdUnit, mem: &Arena, device: DeviceId) -> bool {
+fn reaches(unit: &mut VtdUnit, mem: &Arena, device: RequesterId) -> bool {
     unit.translate(mem, device, Iova::new(0x1000), 1, READ)
         .is_ok()
 }

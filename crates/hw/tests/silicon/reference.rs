@@ -3,11 +3,13 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
-use ringfence_hw::{Geometry, Purge, Replacement, UnitConfig, VtdUnit, WALK_CACHES};
-use ringfence_pgtable::{Coherency, Levels, Reclaim, ReclaimingTable, Retired};
+use ringfence_hw::{
+    Geometry, InvalidationGranularity, Replacement, UnitConfig, VtdUnit, WALK_CACHES,
+};
+use ringfence_pgtable::{Coherency, Levels, Reclaim, ReclaimingTable, UnlinkedTables};
 use ringfence_types::{
-    Access, CachedLevels, DeviceId, DomainId, FaultReason, Invalidation, Iova, PageSize, Pending,
-    Permissions, Pfn, PfnRange,
+    Access, CachedLevels, DomainId, FaultReason, Invalidation, Iova, PageSize, Pending,
+    Permissions, Pfn, PfnRange, RequesterId,
 };
 
 use crate::rig::{A, B, DISK, GPU, NIC, Rig, Seen, arena, format, geometry, request, seen};
@@ -35,7 +37,7 @@ enum Step {
         scope: Scope,
     },
     Access {
-        device: DeviceId,
+        device: RequesterId,
         page: u64,
         offset: u64,
         bytes: u64,
@@ -155,10 +157,10 @@ fn config() -> impl Strategy<Value = UnitConfig> {
                         Replacement::Lru
                     },
                     fault_log: 4,
-                    purge: if whole {
-                        Purge::WholeOnly
+                    granularity: if whole {
+                        InvalidationGranularity::GlobalOnly
                     } else {
-                        Purge::Selective
+                        InvalidationGranularity::Selective
                     },
                 }
             },
@@ -263,7 +265,7 @@ fn run(config: &UnitConfig, steps: &[Step], invalidate: bool) -> Result<u64, Tes
                     .pages
                     .retain(|page, _| *page < range.lo().get() || *page > range.hi().get());
                 let (unmapped, levels) = tables[*domain].unmap(&mem, range).unwrap();
-                let retired = tables[*domain].take_retired();
+                let retired = tables[*domain].take_unlinked();
                 if !invalidate {
                     // The frames of unlinked tables are never given back, nor is the range.
                     drop((unmapped, retired));
@@ -289,7 +291,7 @@ fn run(config: &UnitConfig, steps: &[Step], invalidate: bool) -> Result<u64, Tes
                 let _ = pending.wait(&mut rig.unit).unwrap();
                 let pending = Pending::submit(&mut rig.unit, request, retired)
                     .map_err(|_| TestCaseError::fail("scope"))?;
-                Retired::release(pending.wait(&mut rig.unit).unwrap(), &rig.frames);
+                UnlinkedTables::release(pending.wait(&mut rig.unit).unwrap(), &rig.frames);
             }
             Step::Invalidate(request) => rig.unit.invalidate(request),
             Step::Access {

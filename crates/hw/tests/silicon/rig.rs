@@ -1,14 +1,15 @@
 //! A machine: memory, frames, context tables and a unit.
 
 use proptest::test_runner::{Config as ProptestConfig, RngSeed};
-use ringfence_hw::{FaultLog, Geometry, Purge, Replacement, UnitConfig, VtdUnit};
+use ringfence_hw::{FaultLog, Geometry, InvalidationGranularity, Replacement, UnitConfig, VtdUnit};
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{
-    Coherency, Context, ContextTables, Format, Levels, MapRequest, SecondStage, Table, Translation,
+    Coherency, Context, ContextTables, Format, Levels, MapRequest, SecondStage, Table,
+    TranslationType,
 };
 use ringfence_types::{
-    Access, DeviceId, DomainId, Fault, FaultReason, Iova, PageSize, Permissions, Pfn, PfnRange,
-    PhysAddr, PhysMemory, PhysRange,
+    Access, DomainId, Fault, FaultReason, Iova, PageSize, Permissions, Pfn, PfnRange, PhysAddr,
+    PhysMemory, PhysRange, RequesterId,
 };
 
 pub(crate) const READ: Access = Access::Read;
@@ -16,9 +17,9 @@ pub(crate) const WRITE: Access = Access::Write;
 pub(crate) const RW: Permissions = Permissions::READ_WRITE;
 
 /// Two devices on one bus, one on another.
-pub(crate) const NIC: DeviceId = DeviceId::new(0x0100);
-pub(crate) const DISK: DeviceId = DeviceId::new(0x0208);
-pub(crate) const GPU: DeviceId = DeviceId::new(0x0110);
+pub(crate) const NIC: RequesterId = RequesterId::new(0x0100);
+pub(crate) const DISK: RequesterId = RequesterId::new(0x0208);
+pub(crate) const GPU: RequesterId = RequesterId::new(0x0110);
 
 pub(crate) const A: DomainId = DomainId::new(1);
 pub(crate) const B: DomainId = DomainId::new(0xffff);
@@ -42,7 +43,7 @@ pub(crate) fn roomy() -> UnitConfig {
         contexts: geometry(16, 1),
         replacement: Replacement::Lru,
         fault_log: FaultLog::MAX_CAPACITY,
-        purge: Purge::Selective,
+        granularity: InvalidationGranularity::Selective,
     }
 }
 
@@ -95,7 +96,11 @@ impl<'m> Rig<'m> {
     }
 
     /// A table of four levels and 4 KiB pages for `domain`, with `devices` attached.
-    pub(crate) fn domain(&mut self, domain: DomainId, devices: &[DeviceId]) -> Table<SecondStage> {
+    pub(crate) fn domain(
+        &mut self,
+        domain: DomainId,
+        devices: &[RequesterId],
+    ) -> Table<SecondStage> {
         self.domain_of(SecondStage::new(Levels::Four), domain, devices)
     }
 
@@ -103,7 +108,7 @@ impl<'m> Rig<'m> {
         &mut self,
         format: SecondStage,
         domain: DomainId,
-        devices: &[DeviceId],
+        devices: &[RequesterId],
     ) -> Table<SecondStage> {
         let table =
             Table::new(format, domain, Coherency::Coherent, self.mem, &self.frames).unwrap();
@@ -115,12 +120,12 @@ impl<'m> Rig<'m> {
 
     pub(crate) fn attach(
         &mut self,
-        device: DeviceId,
+        device: RequesterId,
         domain: DomainId,
         root: PhysAddr,
         levels: Levels,
     ) {
-        let translation = Translation::Table { root, levels };
+        let translation = TranslationType::Table { root, levels };
         self.attach_context(
             device,
             &Context {
@@ -130,7 +135,7 @@ impl<'m> Rig<'m> {
         );
     }
 
-    pub(crate) fn attach_context(&mut self, device: DeviceId, context: &Context) {
+    pub(crate) fn attach_context(&mut self, device: RequesterId, context: &Context) {
         self.contexts
             .attach(self.mem, &self.frames, device, context)
             .unwrap();
@@ -153,7 +158,13 @@ impl<'m> Rig<'m> {
         let _ = table.unmap(self.mem, pages_at(iova, pages)).unwrap();
     }
 
-    pub(crate) fn dma(&mut self, device: DeviceId, iova: u64, bytes: u64, access: Access) -> Seen {
+    pub(crate) fn dma(
+        &mut self,
+        device: RequesterId,
+        iova: u64,
+        bytes: u64,
+        access: Access,
+    ) -> Seen {
         let result = self
             .unit
             .translate(self.mem, device, Iova::new(iova), bytes, access);

@@ -2,11 +2,13 @@
 
 use ringfence_hw::{CalgaryUnit, HostBridge, MAX_TRANSLATED_BYTES, UnitConfig};
 use ringfence_memory::Frames;
-use ringfence_pgtable::{CalgaryTce, Coherency, Context, Levels, SecondStage, Table, Translation};
+use ringfence_pgtable::{
+    CalgaryTce, Coherency, Context, Levels, SecondStage, Table, TranslationType,
+};
 use ringfence_types::FaultReason::{
     AddressBeyondWidth, BadLength, Blocked, NotPresent, ReadDenied, WriteDenied,
 };
-use ringfence_types::{Access, DeviceId, Iova, PageSize, Permissions, PhysAddr, PhysRange};
+use ringfence_types::{Access, Iova, PageSize, Permissions, PhysAddr, PhysRange, RequesterId};
 
 use crate::rig::{
     A, B, DISK, GPU, NIC, READ, RW, Rig, Seen, WRITE, arena, format, request, roomy, seen,
@@ -204,7 +206,7 @@ fn a_context_can_pass_through() {
     let table = rig.domain(A, &[DISK]);
     rig.map(&table, 0x1000, 0x7000, 1, RW);
     assert_eq!(rig.dma(DISK, 0x1000, 1, READ), Ok(vec![(0x7000, 1)]));
-    let translation = Translation::PassThrough {
+    let translation = TranslationType::PassThrough {
         levels: Levels::Four,
     };
     rig.attach_context(
@@ -274,8 +276,8 @@ fn a_flat_table_is_walked_in_one_step() {
         let request = request(iova, pa, 1, permissions);
         table.map(&mem, &frames, request).unwrap();
     }
-    let outside = DeviceId::new(0x0300);
-    let cases: [(DeviceId, u64, u64, Access, Seen); 7] = [
+    let outside = RequesterId::new(0x0300);
+    let cases: [(RequesterId, u64, u64, Access, Seen); 7] = [
         (NIC, 0x1010, 4, WRITE, Ok(vec![(0x7010, 4)])),
         (
             DISK,

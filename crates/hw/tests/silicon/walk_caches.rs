@@ -1,6 +1,6 @@
 //! Memory references of a walk, with and without walk caches (HW14; F&S).
 
-use ringfence_hw::{Geometry, Stats, UnitConfig, WALK_CACHES};
+use ringfence_hw::{Geometry, IommuStats, UnitConfig, WALK_CACHES};
 use ringfence_pgtable::{Levels, SecondStage};
 use ringfence_types::PageSize;
 
@@ -32,7 +32,7 @@ fn references_without_caches_are_the_depth() {
 fn step(rig: &mut Rig<'_>, iova: u64) -> (u64, [u64; WALK_CACHES], [u64; WALK_CACHES]) {
     rig.unit.reset_stats();
     assert!(rig.dma(NIC, iova, 1, READ).is_ok(), "{iova:#x}");
-    let Stats {
+    let IommuStats {
         walk_references,
         walk_cache_hits,
         walk_cache_misses,

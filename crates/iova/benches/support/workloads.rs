@@ -4,7 +4,7 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 
-use ringfence_iova::{IovaAllocator, Request};
+use ringfence_iova::{AllocRequest, IovaAllocator};
 use ringfence_types::{
     DomainId, Flushed, Invalidation, InvalidationError, Invalidator, Pending, Pfn, PfnRange,
     Ticket, Unmapped,
@@ -59,7 +59,7 @@ impl<'a, A: IovaAllocator> Port<'a, A> {
     fn alloc(&mut self, pages: u64) -> PfnRange {
         match self
             .allocator
-            .alloc(&mut self.cpu, &Request::new(pages, LIMIT))
+            .alloc(&mut self.cpu, &AllocRequest::new(pages, LIMIT))
         {
             Ok(found) => found.range,
             Err(error) => panic!("{error}"),

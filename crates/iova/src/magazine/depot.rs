@@ -7,10 +7,10 @@ use ringfence_types::{Pfn, PfnRange};
 
 use super::local::{Magazine, MagazineCpu, is_full};
 use super::{FIRST_32BIT, MagazineLimits, ORDERS, POOLS, Pool};
+use crate::allocator::LAST_32BIT_PAGE;
+use crate::debug_check::DebugCheck;
 use crate::free_space::FreeSpace;
-use crate::live::Live;
-use crate::role::LAST_32BIT_PAGE;
-use crate::{AllocError, RangeStore, Request, Reusable};
+use crate::{AllocError, AllocRequest, RangeStore, ReusableRange};
 
 /// Empty magazines kept for the next lease, per order. More are given back to the embedder's allocator.
 const EMPTIES_KEPT: usize = 8;
@@ -19,7 +19,7 @@ const EMPTIES_KEPT: usize = 8;
 #[derive(Debug)]
 pub struct Depot {
     pub(super) space: FreeSpace,
-    pub(super) live: Live,
+    pub(super) debug_check: DebugCheck,
     /// Magazines with at least one range.
     full: [[Vec<Magazine>; ORDERS]; POOLS],
     empties: [Vec<Magazine>; ORDERS],
@@ -29,11 +29,11 @@ pub struct Depot {
 }
 
 /// Empties `magazine` into free space.
-fn pour(space: &mut FreeSpace, magazine: &mut Magazine, order: usize) -> bool {
+fn flush_magazine(space: &mut FreeSpace, magazine: &mut Magazine, order: usize) -> bool {
     let any = !magazine.is_empty();
     for lo in magazine.drain(..) {
         if let Some(range) = PfnRange::new(Pfn::new(u64::from(lo)), 1 << order) {
-            space.free(Reusable::cached(range));
+            space.free(ReusableRange::cached(range));
         }
     }
     any
@@ -43,7 +43,7 @@ impl Depot {
     pub(super) fn new(space: PfnRange, limits: MagazineLimits) -> Result<Self, AllocError> {
         Ok(Self {
             space: FreeSpace::new(space)?,
-            live: Live::default(),
+            debug_check: DebugCheck::default(),
             full: Default::default(),
             empties: Default::default(),
             leased: 0,
@@ -56,12 +56,12 @@ impl Depot {
     }
 
     /// Takes a range from free space.
-    pub(super) fn try_take(
+    pub(super) fn try_alloc(
         &mut self,
-        reserve: &Request,
+        reserve: &AllocRequest,
         limit: u64,
     ) -> Result<(u64, u32), AllocError> {
-        let request = Request {
+        let request = AllocRequest {
             limit: Pfn::new(limit),
             ..*reserve
         };
@@ -70,13 +70,13 @@ impl Depot {
             .map(|found| (found.range.lo().get(), found.steps))
     }
 
-    pub(super) fn take(&mut self, reserve: &Request, limit: u64) -> Option<(u64, u32)> {
-        self.try_take(reserve, limit).ok()
+    pub(super) fn alloc(&mut self, reserve: &AllocRequest, limit: u64) -> Option<(u64, u32)> {
+        self.try_alloc(reserve, limit).ok()
     }
 
     /// Gives a range to free space.
-    pub(super) fn give(&mut self, range: PfnRange) -> bool {
-        self.space.free(Reusable::cached(range))
+    pub(super) fn free(&mut self, range: PfnRange) -> bool {
+        self.space.free(ReusableRange::cached(range))
     }
 
     /// Gives the handle a full magazine for the empty one it has loaded, and takes one range out.
@@ -96,7 +96,7 @@ impl Depot {
             let empty = mem::replace(&mut rack.loaded, magazine);
             let found = rack.loaded.pop().map(u64::from);
             if has_one {
-                self.retire(empty, order);
+                self.end_lease(empty, order);
             } else {
                 cpu.leased = cpu.leased.saturating_add(cost);
             }
@@ -108,7 +108,7 @@ impl Depot {
         if magazine.is_empty()
             && let Some(empty) = list.pop()
         {
-            self.retire(empty, order);
+            self.end_lease(empty, order);
         }
         found
     }
@@ -154,7 +154,7 @@ impl Depot {
                 } else {
                     &mut rack.loaded
                 };
-                pour(&mut self.space, older, order);
+                flush_magazine(&mut self.space, older, order);
                 if both {
                     mem::swap(&mut rack.loaded, &mut rack.previous);
                 }
@@ -185,7 +185,7 @@ impl Depot {
     }
 
     /// Ends the lease of an empty magazine.
-    fn retire(&mut self, magazine: Magazine, order: usize) {
+    fn end_lease(&mut self, magazine: Magazine, order: usize) {
         if magazine.capacity() == 0 {
             return;
         }
@@ -202,8 +202,8 @@ impl Depot {
     pub(super) fn drain(&mut self, cpu: &mut MagazineCpu) {
         for (_, order, rack) in cpu.racks() {
             for magazine in [&mut rack.loaded, &mut rack.previous] {
-                pour(&mut self.space, magazine, order);
-                self.retire(mem::take(magazine), order);
+                flush_magazine(&mut self.space, magazine, order);
+                self.end_lease(mem::take(magazine), order);
             }
         }
         cpu.leased = 0;
@@ -222,8 +222,8 @@ impl Depot {
         let mut any = false;
         for (pool, order, rack) in cpu.racks() {
             if pool < pools {
-                any |= pour(&mut self.space, &mut rack.loaded, order);
-                any |= pour(&mut self.space, &mut rack.previous, order);
+                any |= flush_magazine(&mut self.space, &mut rack.loaded, order);
+                any |= flush_magazine(&mut self.space, &mut rack.previous, order);
             }
         }
         for pool in 0..pools {
@@ -234,8 +234,8 @@ impl Depot {
                     .and_then(|orders| orders.get_mut(order))
                     .and_then(Vec::pop)
                 {
-                    any |= pour(&mut self.space, &mut magazine, order);
-                    self.retire(magazine, order);
+                    any |= flush_magazine(&mut self.space, &mut magazine, order);
+                    self.end_lease(magazine, order);
                 }
             }
         }

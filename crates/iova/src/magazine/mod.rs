@@ -23,9 +23,9 @@ use ringfence_types::{Flushed, Lock, Pfn, PfnRange};
 pub use depot::Depot;
 pub use local::MagazineCpu;
 
-use crate::live::Live;
-use crate::role::{LAST_32BIT_PAGE, order_of};
-use crate::{AllocError, Allocation, IovaAllocator, Request};
+use crate::allocator::{LAST_32BIT_PAGE, order_of};
+use crate::debug_check::DebugCheck;
+use crate::{AllocError, AllocRequest, Allocation, IovaAllocator};
 
 /// Largest cached order: 2^10 pages, 4 MiB.
 pub const MAX_ORDER: u32 = 10;
@@ -110,13 +110,13 @@ impl Default for MagazineLimits {
 ///
 /// ```
 /// use std::sync::Mutex;
-/// use ringfence_iova::{IovaAllocator, MagazineLimits, Magazines, Request};
+/// use ringfence_iova::{IovaAllocator, MagazineLimits, Magazines, AllocRequest};
 /// use ringfence_types::{Pfn, PfnRange};
 ///
 /// let space = PfnRange::inclusive(Pfn::new(1), Pfn::MAX).unwrap();
 /// let allocator = Magazines::new(space, MagazineLimits::DEFAULT, Mutex::new)?;
 /// let mut cpu = allocator.per_cpu();
-/// let found = allocator.alloc(&mut cpu, &Request::new(33, Pfn::new(0xf_ffff)))?;
+/// let found = allocator.alloc(&mut cpu, &AllocRequest::new(33, Pfn::new(0xf_ffff)))?;
 /// assert_eq!(found.range.pages(), 33);
 /// # Ok::<(), ringfence_iova::AllocError>(())
 /// ```
@@ -168,7 +168,7 @@ impl<L: Lock<Depot>> Magazines<L> {
     fn alloc_slow(
         &self,
         cpu: &mut MagazineCpu,
-        request: &Request,
+        request: &AllocRequest,
     ) -> Result<Allocation, AllocError> {
         request.validate()?;
         let order = request.order();
@@ -193,8 +193,8 @@ impl<L: Lock<Depot>> Magazines<L> {
         &self,
         cpu: &mut MagazineCpu,
         order: usize,
-        request: &Request,
-        reserve: &Request,
+        request: &AllocRequest,
+        reserve: &AllocRequest,
     ) -> Option<(u64, u32)> {
         let (pages, limit) = (request.pages, request.limit.get());
         let above_4g = limit > LAST_32BIT_PAGE;
@@ -223,7 +223,7 @@ impl<L: Lock<Depot>> Magazines<L> {
                 return Some((lo, 0));
             }
             // From the top down: a page below 2 GiB means that the common pool has run dry.
-            if let Some((lo, steps)) = depot.take(reserve, LAST_32BIT_PAGE) {
+            if let Some((lo, steps)) = depot.alloc(reserve, LAST_32BIT_PAGE) {
                 cpu.first = if lo < FIRST_32BIT {
                     Pool::Scarce
                 } else {
@@ -247,8 +247,8 @@ impl<L: Lock<Depot>> Magazines<L> {
                 return Some((lo, 0));
             }
             depot
-                .take(reserve, reserve.limit.get().min(FIRST_UNCACHED - 1))
-                .or_else(|| depot.take(reserve, reserve.limit.get()))
+                .alloc(reserve, reserve.limit.get().min(FIRST_UNCACHED - 1))
+                .or_else(|| depot.alloc(reserve, reserve.limit.get()))
         })
     }
 
@@ -257,8 +257,8 @@ impl<L: Lock<Depot>> Magazines<L> {
         &self,
         cpu: &mut MagazineCpu,
         order: usize,
-        request: &Request,
-        reserve: &Request,
+        request: &AllocRequest,
+        reserve: &AllocRequest,
     ) -> Option<(u64, u32)> {
         let highest = request.limit.get().checked_sub(request.pages - 1)?;
         if let Some(lo) = cpu.pop_at_most(Pool::Scarce, order, highest) {
@@ -275,7 +275,7 @@ impl<L: Lock<Depot>> Magazines<L> {
             {
                 return Some((lo, 0));
             }
-            depot.take(reserve, reserve.limit.get())
+            depot.alloc(reserve, reserve.limit.get())
         })
     }
 
@@ -283,14 +283,14 @@ impl<L: Lock<Depot>> Magazines<L> {
     fn alloc_uncached(
         &self,
         cpu: &mut MagazineCpu,
-        request: &Request,
+        request: &AllocRequest,
     ) -> Result<Allocation, AllocError> {
         let reserve = reservation(request);
         let limit = reserve.limit.get();
         let found = self.depot.with(|depot| {
-            match depot.try_take(&reserve, limit.min(LAST_32BIT_PAGE)) {
+            match depot.try_alloc(&reserve, limit.min(LAST_32BIT_PAGE)) {
                 Err(AllocError::Exhausted { .. }) if limit > LAST_32BIT_PAGE => {
-                    depot.try_take(&reserve, limit)
+                    depot.try_alloc(&reserve, limit)
                 }
                 other => other,
             }
@@ -298,7 +298,7 @@ impl<L: Lock<Depot>> Magazines<L> {
                 if !matches!(error, AllocError::Exhausted { .. }) || !depot.reclaim(cpu, limit) {
                     return Err(error);
                 }
-                depot.try_take(&reserve, limit)
+                depot.try_alloc(&reserve, limit)
             })
         });
         match found {
@@ -315,7 +315,7 @@ impl<L: Lock<Depot>> Magazines<L> {
         let lo = range.lo().get();
         let order = order_of(range.pages());
         if order > MAX_ORDER {
-            return self.depot.with(|depot| depot.give(range));
+            return self.depot.with(|depot| depot.free(range));
         }
         let Some(reserved) = PfnRange::new(range.lo(), 1 << order) else {
             return false;
@@ -325,7 +325,7 @@ impl<L: Lock<Depot>> Magazines<L> {
             return false;
         }
         if lo >= FIRST_UNCACHED {
-            return self.depot.with(|depot| depot.give(reserved));
+            return self.depot.with(|depot| depot.free(reserved));
         }
         let (pool, order) = (Pool::of(lo), order as usize);
         if cpu.push_previous(pool, order, lo) {
@@ -333,21 +333,21 @@ impl<L: Lock<Depot>> Magazines<L> {
         }
         self.depot.with(|depot| {
             depot.make_room(cpu, pool, order);
-            cpu.push(pool, order, lo) || depot.give(reserved)
+            cpu.push(pool, order, lo) || depot.free(reserved)
         })
     }
 }
 
 /// What is reserved for a request: see the head of this file. The reservation may pass the limit, the range does not.
 #[inline]
-fn reservation(request: &Request) -> Request {
+fn reservation(request: &AllocRequest) -> AllocRequest {
     let order = request.order();
     if order > MAX_ORDER {
         return *request;
     }
     let pages = 1_u64 << order;
     let slack = pages.saturating_sub(request.pages);
-    Request {
+    AllocRequest {
         pages,
         align_order: request.align_order.max(order as u8),
         limit: Pfn::new(
@@ -361,7 +361,7 @@ fn reservation(request: &Request) -> Request {
 }
 
 #[inline]
-fn allocation(lo: u64, request: &Request, steps: u32) -> Result<Allocation, AllocError> {
+fn allocation(lo: u64, request: &AllocRequest, steps: u32) -> Result<Allocation, AllocError> {
     match PfnRange::new(Pfn::new(lo), request.pages) {
         Some(range) => Ok(Allocation { range, steps }),
         None => Err(request.exhausted()),
@@ -370,16 +370,20 @@ fn allocation(lo: u64, request: &Request, steps: u32) -> Result<Allocation, Allo
 
 impl<L: Lock<Depot>> IovaAllocator for Magazines<L> {
     type PerCpu = MagazineCpu;
-    type Returned = Flushed;
+    type FreeProof = Flushed;
 
-    const FINDS: bool = false;
+    const HAS_LOOKUP: bool = false;
 
     fn per_cpu(&self) -> MagazineCpu {
         MagazineCpu::new(self.first)
     }
 
     #[inline]
-    fn alloc(&self, cpu: &mut MagazineCpu, request: &Request) -> Result<Allocation, AllocError> {
+    fn alloc(
+        &self,
+        cpu: &mut MagazineCpu,
+        request: &AllocRequest,
+    ) -> Result<Allocation, AllocError> {
         let local = if request.limit.get() < LAST_32BIT_PAGE {
             None
         } else if request.pages == 1 && request.align_order == 0 && cpu.first == Pool::Common {
@@ -396,10 +400,11 @@ impl<L: Lock<Depot>> IovaAllocator for Magazines<L> {
             Some(lo) => allocation(lo, request, 0),
             None => self.alloc_slow(cpu, request),
         };
-        if Live::CHECKED
+        if DebugCheck::CHECKED
             && let Ok(found) = &found
         {
-            self.depot.with(|depot| depot.live.insert(found.range));
+            self.depot
+                .with(|depot| depot.debug_check.insert(found.range));
         }
         found
     }
@@ -413,7 +418,7 @@ impl<L: Lock<Depot>> IovaAllocator for Magazines<L> {
     #[inline]
     fn free(&self, cpu: &mut MagazineCpu, range: Flushed) -> bool {
         let range = range.range();
-        if Live::CHECKED && !self.depot.with(|depot| depot.live.remove(range)) {
+        if DebugCheck::CHECKED && !self.depot.with(|depot| depot.debug_check.remove(range)) {
             return false;
         }
         let lo = range.lo().get();

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ringfence_iova::{AllocError, Allocation, Request};
+use ringfence_iova::{AllocError, AllocRequest, Allocation};
 use ringfence_types::PfnRange;
 
 use super::common::pages;
@@ -80,7 +80,7 @@ impl Reference {
     }
 
     /// Judges a success.
-    pub(crate) fn allocated(&mut self, request: &Request, found: &Allocation) {
+    pub(crate) fn allocated(&mut self, request: &AllocRequest, found: &Allocation) {
         let range = found.range;
         let lo = range.lo().get();
         assert_eq!(range.pages(), request.pages, "exactly the pages asked for");
@@ -105,7 +105,7 @@ impl Reference {
     }
 
     /// Judges an exhaustion: is there really no place?
-    pub(crate) fn exhausted(&self, request: &Request, error: AllocError) {
+    pub(crate) fn exhausted(&self, request: &AllocRequest, error: AllocError) {
         assert_eq!(
             error,
             AllocError::Exhausted {

@@ -1,33 +1,33 @@
 //! A mode composed by the user: `alloc=magazine,table=radix,flush=burst`, or the reason why not.
 
-mod answers;
-mod nearest;
+mod axes;
+mod suggest;
 
-pub use answers::{Answer, ParseAnswerError};
-pub use nearest::hint;
+pub use axes::{Axis, ParseAxisError};
+pub use suggest::hint;
 
 use std::fmt;
 
-use crate::modes::{Alloc, FlushKind, Mode, TableKind, Who};
+use crate::modes::{Alloc, FlushKind, Mode, Owner, TableKind};
 
 /// Why a row of answers is no mode.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ComposeError {
     /// A part that is no `question=answer`.
-    NotAnAnswer(String),
+    NotKeyValue(String),
     /// A question that is not one of the four.
-    NoSuchQuestion(String),
+    NoSuchAxis(String),
     /// A question answered twice.
     Twice(&'static str),
     /// A question not answered.
     Missing(&'static str),
     /// An answer that there is not.
-    NoSuchAnswer(ParseAnswerError),
+    NoSuchValue(ParseAxisError),
     /// The answers make no sense together.
-    Senseless {
+    Unsupported {
         /// The row, as composed.
-        row: String,
+        mode: String,
         /// Why.
         reason: &'static str,
     },
@@ -36,7 +36,7 @@ pub enum ComposeError {
 impl fmt::Display for ComposeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NotAnAnswer(part) => {
+            Self::NotKeyValue(part) => {
                 write!(
                     f,
                     "{part:?} is no answer; write alloc=...,table=...,flush=..."
@@ -46,7 +46,7 @@ impl fmt::Display for ComposeError {
                     None => Ok(()),
                 }
             }
-            Self::NoSuchQuestion(key) => {
+            Self::NoSuchAxis(key) => {
                 write!(
                     f,
                     "no question is called {key:?}; there are alloc, table, flush, who"
@@ -54,23 +54,23 @@ impl fmt::Display for ComposeError {
             }
             Self::Twice(key) => write!(f, "{key} is answered twice"),
             Self::Missing(key) => write!(f, "{key} is not answered"),
-            Self::NoSuchAnswer(e) => e.fmt(f),
-            Self::Senseless { row, reason } => write!(f, "{row} makes no sense: {reason}"),
+            Self::NoSuchValue(e) => e.fmt(f),
+            Self::Unsupported { mode: row, reason } => write!(f, "{row} makes no sense: {reason}"),
         }
     }
 }
 
 impl std::error::Error for ComposeError {}
 
-impl From<ParseAnswerError> for ComposeError {
-    fn from(e: ParseAnswerError) -> Self {
-        Self::NoSuchAnswer(e)
+impl From<ParseAxisError> for ComposeError {
+    fn from(e: ParseAxisError) -> Self {
+        Self::NoSuchValue(e)
     }
 }
 
-fn set<T: Answer>(slot: &mut Option<T>, text: &str) -> Result<(), ComposeError> {
+fn set<T: Axis>(slot: &mut Option<T>, text: &str) -> Result<(), ComposeError> {
     if slot.is_some() {
-        return Err(ComposeError::Twice(T::QUESTION));
+        return Err(ComposeError::Twice(T::KEY));
     }
     *slot = Some(T::parse(text)?);
     Ok(())
@@ -85,31 +85,31 @@ pub fn compose(row: &str) -> Result<Mode, ComposeError> {
     for part in row.split(',') {
         let (key, value) = part
             .split_once('=')
-            .ok_or_else(|| ComposeError::NotAnAnswer(part.to_owned()))?;
+            .ok_or_else(|| ComposeError::NotKeyValue(part.to_owned()))?;
         match key.trim() {
-            Alloc::QUESTION => set::<Alloc>(&mut alloc, value.trim())?,
-            TableKind::QUESTION => set::<TableKind>(&mut table, value.trim())?,
-            FlushKind::QUESTION => set::<FlushKind>(&mut flush, value.trim())?,
-            Who::QUESTION => set::<Who>(&mut who, value.trim())?,
-            other => return Err(ComposeError::NoSuchQuestion(other.to_owned())),
+            Alloc::KEY => set::<Alloc>(&mut alloc, value.trim())?,
+            TableKind::KEY => set::<TableKind>(&mut table, value.trim())?,
+            FlushKind::KEY => set::<FlushKind>(&mut flush, value.trim())?,
+            Owner::KEY => set::<Owner>(&mut who, value.trim())?,
+            other => return Err(ComposeError::NoSuchAxis(other.to_owned())),
         }
     }
-    let alloc = alloc.ok_or(ComposeError::Missing(Alloc::QUESTION))?;
-    let table = table.ok_or(ComposeError::Missing(TableKind::QUESTION))?;
-    let flush = flush.ok_or(ComposeError::Missing(FlushKind::QUESTION))?;
-    let who = who.unwrap_or(Who::Kernel);
+    let alloc = alloc.ok_or(ComposeError::Missing(Alloc::KEY))?;
+    let table = table.ok_or(ComposeError::Missing(TableKind::KEY))?;
+    let flush = flush.ok_or(ComposeError::Missing(FlushKind::KEY))?;
+    let who = who.unwrap_or(Owner::Kernel);
     if let Some(reason) = senseless(alloc, table, flush).or(misplaced(alloc, table, flush, who)) {
-        return Err(ComposeError::Senseless {
-            row: row.to_owned(),
+        return Err(ComposeError::Unsupported {
+            mode: row.to_owned(),
             reason,
         });
     }
-    let named = Mode::named()
-        .into_iter()
-        .find(|mode| (mode.alloc, mode.table, mode.flush, mode.who) == (alloc, table, flush, who));
+    let named = Mode::named().into_iter().find(|mode| {
+        (mode.alloc, mode.table, mode.flush, mode.owner) == (alloc, table, flush, who)
+    });
     Ok(named.unwrap_or_else(|| Mode {
         name: match who {
-            Who::Kernel => format!("{}/{}/{}", alloc.name(), table.name(), flush.name()),
+            Owner::Kernel => format!("{}/{}/{}", alloc.name(), table.name(), flush.name()),
             who => {
                 let (alloc, table) = (alloc.name(), table.name());
                 format!("{alloc}/{table}/{}/{}", flush.name(), who.name())
@@ -118,7 +118,7 @@ pub fn compose(row: &str) -> Result<Mode, ComposeError> {
         alloc,
         table,
         flush,
-        who,
+        owner: who,
         about: "composed on the command line",
     }))
 }
@@ -127,14 +127,14 @@ pub fn compose(row: &str) -> Result<Mode, ComposeError> {
 fn senseless(alloc: Alloc, table: TableKind, flush: FlushKind) -> Option<&'static str> {
     use {Alloc as A, FlushKind as F, TableKind as T};
     let fixed = matches!(table, T::None | T::PassThrough | T::StaticRadix);
-    let ring_alloc = matches!(alloc, A::RingTail | A::RingFree | A::RingTailLiteral);
-    let literal_table = matches!(table, T::RingLiteral | T::RingNonCoherentLiteral);
+    let ring_alloc = matches!(alloc, A::RingTail | A::RingFree | A::RingTailAsPublished);
+    let literal_table = matches!(table, T::RingAsPublished | T::RingNonCoherentAsPublished);
     let ring_table = literal_table || matches!(table, T::Ring | T::RingNonCoherent);
-    if ring_alloc || ring_table || flush == F::BurstLiteral {
+    if ring_alloc || ring_table || flush == F::BurstAsPublished {
         let literals = [
-            alloc == A::RingTailLiteral,
+            alloc == A::RingTailAsPublished,
             literal_table,
-            flush == F::BurstLiteral,
+            flush == F::BurstAsPublished,
         ];
         return match (ring_alloc && ring_table, literals, flush) {
             (false, ..) => Some(
@@ -174,11 +174,11 @@ fn senseless(alloc: Alloc, table: TableKind, flush: FlushKind) -> Option<&'stati
         (A::TableBitmap, _) if table != T::Flat => {
             Some("its bits are the entries of the flat table; use table=flat, or alloc=bitmap")
         }
-        (A::Bitmap | A::BitmapLiteral | A::TableBitmap, F::PerWrap) => None,
+        (A::Bitmap | A::BitmapAsPublished | A::TableBitmap, F::PerWrap) => None,
         (_, F::PerWrap) => {
             Some("only the bitmaps hand out every address once before they hand one out again")
         }
-        (A::BitmapLiteral, _) => Some(
+        (A::BitmapAsPublished, _) => Some(
             "the literal bitmap differs from the bitmap only in what it reuses before a wrap's flush; \
              use alloc=bitmap",
         ),
@@ -187,21 +187,21 @@ fn senseless(alloc: Alloc, table: TableKind, flush: FlushKind) -> Option<&'stati
 }
 
 /// Why a row that makes sense in a kernel makes none where somebody else does the work.
-fn misplaced(alloc: Alloc, table: TableKind, flush: FlushKind, who: Who) -> Option<&'static str> {
+fn misplaced(alloc: Alloc, table: TableKind, flush: FlushKind, who: Owner) -> Option<&'static str> {
     use {Alloc as A, FlushKind as F, TableKind as T};
     let cached = matches!(
         flush,
-        F::PerCycle | F::PerCycleAdaptive | F::PerCycleLiteral
+        F::PerCycle | F::PerCycleAdaptive | F::PerCycleAsPublished
     );
     match (who, alloc, table, flush) {
         _ if cached && !who.is_pviommu() => Some(
             "only the para-virtual IOMMU's frontend has a cache that keeps what is unmapped; use who=pviommu or pviommu-hopt",
         ),
-        (Who::Kernel, ..) | (Who::Host, A::Identity, T::StaticRadix, _) => None,
-        (Who::Host, ..) => Some(
+        (Owner::Kernel, ..) | (Owner::Host, A::Identity, T::StaticRadix, _) => None,
+        (Owner::Host, ..) => Some(
             "nobody asks the host, so all that it can do is map all memory, once; who=host goes with alloc=identity,table=static-radix",
         ),
-        (Who::Pviommu | Who::PviommuHopt, _, _, F::Deferred | F::PerCpuQueue) => Some(
+        (Owner::Pviommu | Owner::PviommuHopt, _, _, F::Deferred | F::PerCpuQueue) => Some(
             "the guest waits for its unmaps at every map and unmap, so deferring their flush would defer nothing; use flush=per-unmap or burst",
         ),
         (_, _, T::Radix, F::PerWrap) => Some(
@@ -227,7 +227,7 @@ mod tests {
                 mode.alloc.name(),
                 mode.table.name(),
                 mode.flush.name(),
-                mode.who.name()
+                mode.owner.name()
             );
             assert_eq!(compose(&row).as_ref(), Ok(&mode), "{row}");
         }
@@ -277,18 +277,18 @@ mod tests {
             "alloc=linux-rcache,table=radix,flush=per-cycle-literal,who=virtio-iommu",
         ];
         for row in senseless {
-            assert!(matches!(compose(row), Err(E::Senseless { .. })), "{row}");
+            assert!(matches!(compose(row), Err(E::Unsupported { .. })), "{row}");
         }
         let cases = [
-            ("", E::NotAnAnswer(String::new())),
-            ("alloc", E::NotAnAnswer("alloc".into())),
-            ("speed=high", E::NoSuchQuestion("speed".into())),
+            ("", E::NotKeyValue(String::new())),
+            ("alloc", E::NotKeyValue("alloc".into())),
+            ("speed=high", E::NoSuchAxis("speed".into())),
             ("alloc=bitmap,alloc=bitmap", E::Twice("alloc")),
             ("alloc=bitmap,table=radix", E::Missing("flush")),
         ];
         for (row, expected) in cases {
             assert_eq!(compose(row), Err(expected), "{row}");
         }
-        assert!(matches!(compose("flush=often"), Err(E::NoSuchAnswer(_))));
+        assert!(matches!(compose("flush=often"), Err(E::NoSuchValue(_))));
     }
 }

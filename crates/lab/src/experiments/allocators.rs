@@ -2,11 +2,11 @@
 
 use std::collections::HashMap;
 
-use ringfence_iova::{CachedTree, Capacity, Eiovar, RangeStore, Request};
+use ringfence_iova::{AllocRequest, CachedTree, Capacity, Eiovar, RangeStore};
 use ringfence_types::{DomainId, Flushed, Invalidation, Pending, Pfn, PfnRange, Unmapped};
 
 use crate::error::LabError;
-use crate::meter::Immediate;
+use crate::meter::FreeInvalidator;
 use crate::plan::{Plan, Step};
 
 /// The highest page of a 32-bit device.
@@ -30,22 +30,22 @@ pub(super) fn pages(lo: u64, hi: u64) -> Result<PfnRange, LabError> {
 pub(super) fn flushed(range: PfnRange) -> Result<Flushed, LabError> {
     let unmapped = Unmapped::attest_cleared(DomainId::new(1), range);
     let failed = LabError::Internal("an invalidator that does not fail");
-    Pending::submit(&mut Immediate, Invalidation::Global, unmapped)
+    Pending::submit(&mut FreeInvalidator, Invalidation::Global, unmapped)
         .map_err(|_| LabError::Internal("an invalidator that does not refuse"))?
-        .wait(&mut Immediate)
+        .wait(&mut FreeInvalidator)
         .map_err(|_| failed)
 }
 
 /// Linux's tree, with EIOVAR's freelists in front if any.
 #[derive(Debug)]
-pub(super) enum Store {
+pub(super) enum TreeWithFreelists {
     /// The tree alone.
     Tree(CachedTree),
     /// With freelists.
     Lists(Box<Eiovar<CachedTree>>),
 }
 
-impl Store {
+impl TreeWithFreelists {
     /// The tree alone, or with freelists of a capacity.
     ///
     /// # Errors
@@ -59,7 +59,7 @@ impl Store {
     }
 
     fn alloc(&mut self, pages: u64) -> Result<(PfnRange, u32), LabError> {
-        let request = Request::new(pages, Pfn::new(TOP));
+        let request = AllocRequest::new(pages, Pfn::new(TOP));
         let found = match self {
             Self::Tree(tree) => tree.alloc(&request),
             Self::Lists(lists) => lists.alloc(&request),
@@ -85,7 +85,7 @@ impl Store {
     pub(super) fn held(&self) -> usize {
         match self {
             Self::Tree(_) => 0,
-            Self::Lists(lists) => lists.held(),
+            Self::Lists(lists) => lists.cached_ranges(),
         }
     }
 }
@@ -127,8 +127,8 @@ impl Counts {
 
 /// An allocator that is driven by plans.
 #[derive(Debug)]
-pub(super) struct Driven {
-    store: Store,
+pub(super) struct DrivenAllocator {
+    store: TreeWithFreelists,
     /// By slot.
     live: HashMap<u32, PfnRange>,
     waiting: Vec<PfnRange>,
@@ -140,14 +140,14 @@ pub(super) struct Driven {
     unused: (u64, u64, u64),
 }
 
-impl Driven {
+impl DrivenAllocator {
     /// A fresh allocator whose ranges are freed `batch` at a time.
     ///
     /// # Errors
     /// None.
     pub(super) fn new(lists: Option<Capacity>, batch: usize) -> Result<Self, LabError> {
         Ok(Self {
-            store: Store::new(lists)?,
+            store: TreeWithFreelists::new(lists)?,
             live: HashMap::new(),
             waiting: Vec::new(),
             batch,

@@ -2,14 +2,16 @@
 //! protection.
 
 use ringfence_devices::nic::Profile as Adapter;
-use ringfence_devices::workload::{Apache, BURST, Memcached, RequestResponse, Stream, Workload};
+use ringfence_devices::workload::{
+    Apache, BURST, Memcached, NetperfStream, RequestResponse, Workload,
+};
 
 use super::capture::Capture;
 use super::catalogue::Setting;
 use super::finding::Measured;
-use super::printed::{Benchmark, Nic};
+use super::published::{Benchmark, Nic};
 use super::stream::{in_turns, last};
-use super::timed::Subject;
+use super::timed::TimedSubject;
 use crate::error::LabError;
 
 /// Modes beside `none`, in the order of the document's tables.
@@ -24,7 +26,7 @@ fn adapter(nic: Nic) -> Adapter {
 
 fn workload(benchmark: Benchmark) -> Box<dyn Workload> {
     match benchmark {
-        Benchmark::Stream => Box::new(Stream::default()),
+        Benchmark::Stream => Box::new(NetperfStream::default()),
         Benchmark::Rr => Box::new(RequestResponse::default()),
         Benchmark::Apache1M => Box::new(Apache::new(Apache::BIG, Apache::CLIENTS, 1)),
         Benchmark::Apache1K => Box::new(Apache::new(Apache::SMALL, Apache::CLIENTS, 1)),
@@ -45,7 +47,7 @@ pub(super) fn extra(
     let runs = (0..setting.runs.clamp(2, 3)).map(|_| capture.run());
     let runs = runs.collect::<Result<Vec<_>, _>>()?;
     let subjects = MODES
-        .map(Subject::named)
+        .map(TimedSubject::from_name)
         .into_iter()
         .collect::<Result<_, _>>()?;
     let packets = runs.last().map_or(1, |run| run.traffic.packets).max(1) as f64;
@@ -53,7 +55,7 @@ pub(super) fn extra(
     for (mode, costs) in MODES.into_iter().zip(in_turns(setting, &runs, subjects)?) {
         let cost = last(&costs)?;
         let charged = cost.invalidations as f64 * setting.profile.invalidation_cycles as f64;
-        let measured = Measured::cost(cost.executed / packets, charged / packets, cost.spread);
+        let measured = Measured::cost(cost.measured / packets, charged / packets, cost.spread);
         out.push((mode, measured));
     }
     Ok(out)

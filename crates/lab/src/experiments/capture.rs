@@ -3,8 +3,8 @@
 //! A station runs without protection, so that nothing of a mode is in what is recorded: frames cross the wire and are verified, and every
 //! map, unmap, end of a burst and doorbell is noted. Decision 0011 fixes what a run is. Descriptors are left out: they are mapped once.
 
-use ringfence_devices::api::{ApiError, DmaApi, LayerApi, Mapped, NotFreed, Refused, Ring};
-use ringfence_devices::nic::{Nic, Profile as Adapter, Station, World};
+use ringfence_devices::api::{ApiError, DeviceRing, DmaApi, FailedMap, LayerApi, Mapped, NotFreed};
+use ringfence_devices::nic::{Environment, Nic, NicTestbed, Profile as Adapter};
 use ringfence_devices::workload::{BURST, PACKETS_PER_RUN, Workload};
 use ringfence_devices::{Buffer, Bus};
 use ringfence_dma::flush::Never;
@@ -13,25 +13,25 @@ use ringfence_dma::{Attachment, Coherent, Cpu, Dma, Mapping, Platform};
 use ringfence_hw::VtdUnit;
 use ringfence_memory::Arena;
 use ringfence_trace::{DeviceIndex, MappingId};
-use ringfence_types::{DeviceId, Iova, Nanos, PhysAddr, PhysRange};
+use ringfence_types::{Iova, Nanos, PhysAddr, PhysRange, RequesterId};
 use std::rc::Rc;
 
 use crate::Profile;
 use crate::error::LabError;
 use crate::hardware::Vtd;
-use crate::machine::Machine;
-use crate::plan::{Plan, Step, Timed};
+use crate::plan::{Plan, Step, TimedStep};
+use crate::platform::ReplayPlatform;
 
 /// Nanoseconds between two calls of the API: a packet without protection takes 1816 cycles at 3.1 GHz and has two buffers, each mapped and
 /// unmapped (rIOMMU Fig. 7). Only timers see it.
 pub(super) const CALL_NS: u64 = 146;
 
 /// The device whose calls are recorded.
-pub(super) const NIC: DeviceId = DeviceId::new(0x0300);
+pub(super) const NIC: RequesterId = RequesterId::new(0x0300);
 
 /// What the calls of a run add up to.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Traffic {
+pub(super) struct CallTotals {
     /// Frames received and sent.
     pub(super) packets: u64,
     /// Frames received.
@@ -50,7 +50,7 @@ pub(super) struct Run {
     /// Rings in the order in which they were first used.
     pub(super) rings: Vec<u16>,
     /// The frames.
-    pub(super) traffic: Traffic,
+    pub(super) traffic: CallTotals,
 }
 
 impl Run {
@@ -84,7 +84,7 @@ impl Run {
         let received = |lane: &u16| lane.is_multiple_of(2);
         let steps = self.plan.steps.iter().zip(&self.lanes);
         let steps = steps.filter(|(_, lane)| received(lane));
-        let (steps, lanes): (Vec<Timed>, Vec<u16>) = steps.unzip();
+        let (steps, lanes): (Vec<TimedStep>, Vec<u16>) = steps.unzip();
         let count = |wanted: fn(&Step) -> bool| {
             let steps = steps.iter().filter(|timed| wanted(&timed.step));
             steps.count() as u64
@@ -107,14 +107,14 @@ impl Run {
     /// Bursts that ended.
     #[cfg(test)]
     pub(super) fn bursts(&self) -> u64 {
-        let ends = |timed: &&Timed| matches!(timed.step, Step::EndBurst { .. });
+        let ends = |timed: &&TimedStep| matches!(timed.step, Step::EndBurst { .. });
         self.plan.steps.iter().filter(ends).count() as u64
     }
 }
 
 /// What is noted.
 #[derive(Debug, Default)]
-struct Log {
+struct CallLog {
     run: Run,
     free: Vec<u32>,
     next: u32,
@@ -124,20 +124,20 @@ struct Log {
 }
 
 /// The place of a ring among a port's.
-pub(super) fn lane(ring: Ring) -> u16 {
+pub(super) fn lane(ring: DeviceRing) -> u16 {
     ring.queue * 2 + u16::from(ring.direction == ringfence_types::Direction::ToDevice)
 }
 
-impl Log {
-    fn push(&mut self, ring: Ring, step: Step) {
+impl CallLog {
+    fn push(&mut self, ring: DeviceRing, step: Step) {
         self.calls += 1;
         self.note(ring, step);
     }
 
     /// A step at the time of the last call.
-    fn note(&mut self, ring: Ring, step: Step) {
+    fn note(&mut self, ring: DeviceRing, step: Step) {
         let time = Nanos(self.calls * CALL_NS);
-        self.run.plan.steps.push(Timed { time, step });
+        self.run.plan.steps.push(TimedStep { time, step });
         let lane = lane(ring);
         self.run.lanes.push(lane);
         if !self.run.rings.contains(&lane) {
@@ -145,7 +145,7 @@ impl Log {
         }
     }
 
-    fn map(&mut self, ring: Ring, memory: PhysRange) -> u32 {
+    fn map(&mut self, ring: DeviceRing, memory: PhysRange) -> u32 {
         let id = self.free.pop().unwrap_or_else(|| {
             self.next += 1;
             self.next - 1
@@ -165,7 +165,7 @@ impl Log {
         id
     }
 
-    fn unmap(&mut self, ring: Ring, id: u32) {
+    fn unmap(&mut self, ring: DeviceRing, id: u32) {
         self.free.push(id);
         self.run.plan.unmaps += 1;
         let lane = usize::from(lane(ring));
@@ -183,7 +183,7 @@ impl Log {
     }
 
     /// What a driver writes to a doorbell is C_none's; that it makes its maps visible before is the layer's.
-    fn doorbell(&mut self, ring: Ring) {
+    fn doorbell(&mut self, ring: DeviceRing) {
         let step = Step::Doorbell {
             device: DeviceIndex(0),
             cpu: 0,
@@ -192,7 +192,7 @@ impl Log {
         self.note(ring, step);
     }
 
-    fn end_burst(&mut self, ring: Ring) {
+    fn end_burst(&mut self, ring: DeviceRing) {
         let open = self.unmapped.get_mut(usize::from(lane(ring)));
         if open.is_some_and(std::mem::take) {
             let step = Step::EndBurst {
@@ -206,12 +206,12 @@ impl Log {
 }
 
 /// The layer without protection, with its calls noted.
-pub(super) struct Tap<'a> {
-    layer: LayerApi<'a, Identity, Never, Buffer, Machine, Attachment, ()>,
-    log: &'a mut Log,
+pub(super) struct TappedApi<'a> {
+    layer: LayerApi<'a, Identity, Never, Buffer, ReplayPlatform, Attachment, ()>,
+    log: &'a mut CallLog,
 }
 
-impl DmaApi for Tap<'_> {
+impl DmaApi for TappedApi<'_> {
     type Handle = (Mapping<Buffer>, u32);
     type Memory = Arena;
 
@@ -221,10 +221,10 @@ impl DmaApi for Tap<'_> {
 
     fn map(
         &mut self,
-        ring: Ring,
+        ring: DeviceRing,
         buffer: Buffer,
         memory: PhysRange,
-    ) -> Result<Mapped<Self::Handle>, Refused> {
+    ) -> Result<Mapped<Self::Handle>, FailedMap> {
         let mapped = self.layer.map(ring, buffer, memory)?;
         let id = self.log.map(ring, memory);
         Ok(Mapped {
@@ -235,7 +235,7 @@ impl DmaApi for Tap<'_> {
 
     fn unmap(
         &mut self,
-        ring: Ring,
+        ring: DeviceRing,
         (handle, id): Self::Handle,
     ) -> Result<Option<Buffer>, ApiError> {
         let back = self.layer.unmap(ring, handle)?;
@@ -243,39 +243,39 @@ impl DmaApi for Tap<'_> {
         Ok(back)
     }
 
-    fn end_burst(&mut self, ring: Ring, back: impl FnMut(Buffer)) -> Result<(), ApiError> {
+    fn end_burst(&mut self, ring: DeviceRing, back: impl FnMut(Buffer)) -> Result<(), ApiError> {
         self.layer.end_burst(ring, back)?;
         self.log.end_burst(ring);
         Ok(())
     }
 
-    fn publish(&mut self, ring: Ring) {
-        self.layer.publish(ring);
+    fn sync_map(&mut self, ring: DeviceRing) {
+        self.layer.sync_map(ring);
         self.log.doorbell(ring);
     }
 
-    fn alloc_coherent(&mut self, ring: Ring, pages: usize) -> Result<Coherent, ApiError> {
+    fn alloc_coherent(&mut self, ring: DeviceRing, pages: usize) -> Result<Coherent, ApiError> {
         self.layer.alloc_coherent(ring, pages)
     }
 
-    fn free_coherent(&mut self, ring: Ring, memory: Coherent) -> Result<(), Box<NotFreed>> {
+    fn free_coherent(&mut self, ring: DeviceRing, memory: Coherent) -> Result<(), Box<NotFreed>> {
         self.layer.free_coherent(ring, memory)
     }
 }
 
 /// A machine whose IOMMU is off, and what its driver has asked for.
-pub(super) struct Unprotected {
+pub(super) struct UnprotectedPlatform {
     arena: Rc<Arena>,
-    machine: Machine,
+    machine: ReplayPlatform,
     dma: Dma<Identity, Never, Buffer>,
     cpu: Cpu<Identity, Never, Buffer>,
     at: Attachment,
-    log: Log,
+    log: CallLog,
 }
 
-impl Unprotected {
+impl UnprotectedPlatform {
     pub(super) fn new() -> Result<Self, LabError> {
-        let machine = Machine::<Vtd>::new(&Profile::r210_2015(), false)?;
+        let machine = ReplayPlatform::<Vtd>::new(&Profile::r210_2015(), false)?;
         let mut dma = Dma::new(Never);
         let at = dma
             .attach(NIC, Iova::new(u64::MAX), |domain| {
@@ -288,7 +288,7 @@ impl Unprotected {
             cpu: dma.cpu(),
             dma,
             at,
-            log: Log::default(),
+            log: CallLog::default(),
         })
     }
 
@@ -300,19 +300,19 @@ impl Unprotected {
     }
 }
 
-impl World for Unprotected {
+impl Environment for UnprotectedPlatform {
     type Handle = (Mapping<Buffer>, u32);
-    type Api<'a> = Tap<'a>;
+    type Api<'a> = TappedApi<'a>;
     type Bus<'a> = Bus<'a, VtdUnit, Arena, ()>;
 
-    fn api(&mut self) -> Tap<'_> {
-        Tap {
+    fn api(&mut self) -> TappedApi<'_> {
+        TappedApi {
             layer: LayerApi {
                 dma: &self.dma,
                 cpu: &mut self.cpu,
                 platform: &mut self.machine,
                 at: &self.at,
-                witness: (),
+                hooks: (),
             },
             log: &mut self.log,
         }
@@ -325,11 +325,11 @@ impl World for Unprotected {
 
 /// A station whose runs are recorded.
 pub(super) struct Capture<W> {
-    world: Unprotected,
-    station: Station<(Mapping<Buffer>, u32)>,
+    environment: UnprotectedPlatform,
+    testbed: NicTestbed<(Mapping<Buffer>, u32)>,
     workload: W,
     packets: u64,
-    before: Traffic,
+    before: CallTotals,
 }
 
 impl<W: Workload> Capture<W> {
@@ -351,18 +351,18 @@ impl<W: Workload> Capture<W> {
         burst: u32,
         packets: u64,
     ) -> Result<Self, LabError> {
-        let mut world = Unprotected::new()?;
+        let mut world = UnprotectedPlatform::new()?;
         let bytes = Nic::<()>::buffer_bytes(&adapter, burst);
         let memory = PhysRange::new(PhysAddr::new(1 << 20), bytes.next_multiple_of(4096));
         let memory = memory.ok_or(LabError::Internal("buffers"))?;
-        let station =
-            Station::open(&mut world, NIC, adapter, memory, burst, 1).map_err(LabError::Station)?;
+        let station = NicTestbed::open(&mut world, NIC, adapter, memory, burst, 1)
+            .map_err(LabError::Station)?;
         Ok(Self {
-            world,
-            station,
+            environment: world,
+            testbed: station,
             workload,
             packets,
-            before: Traffic::default(),
+            before: CallTotals::default(),
         })
     }
 
@@ -371,17 +371,17 @@ impl<W: Workload> Capture<W> {
     /// # Errors
     /// The workload cannot go on.
     pub(super) fn run(&mut self) -> Result<Run, LabError> {
-        self.station
-            .run(&mut self.world, &mut self.workload, self.packets)
+        self.testbed
+            .run(&mut self.environment, &mut self.workload, self.packets)
             .map_err(LabError::Station)?;
-        let stats = self.station.stats();
-        let now = Traffic {
+        let stats = self.testbed.stats();
+        let now = CallTotals {
             packets: stats.received + stats.sent,
             received: stats.received,
             bytes: stats.bytes,
         };
-        let mut run = self.world.take_run();
-        run.traffic = Traffic {
+        let mut run = self.environment.take_run();
+        run.traffic = CallTotals {
             packets: now.packets - self.before.packets,
             received: now.received - self.before.received,
             bytes: now.bytes - self.before.bytes,
@@ -393,7 +393,7 @@ impl<W: Workload> Capture<W> {
 
 #[cfg(test)]
 mod tests {
-    use ringfence_devices::workload::Stream;
+    use ringfence_devices::workload::NetperfStream;
 
     use super::*;
 
@@ -411,7 +411,8 @@ mod tests {
 
     #[test]
     fn a_run_has_every_buffer_mapped_before_it_is_unmapped() {
-        let mut capture = Capture::with(Adapter::MLX, Stream::default(), BURST, 600).unwrap();
+        let mut capture =
+            Capture::with(Adapter::MLX, NetperfStream::default(), BURST, 600).unwrap();
         let mut live = std::collections::BTreeSet::new();
         let mut most = 0;
         for _ in 0..3 {

@@ -9,7 +9,7 @@ pub const TOLERANCE: f64 = 0.15;
 
 /// A number of a document.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Printed {
+pub struct Published {
     /// As printed.
     pub text: String,
     /// Read as a number.
@@ -66,7 +66,7 @@ impl Measured {
 /// What a row is held to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Demand {
+pub enum Requirement {
     /// The document's number itself.
     Exact,
     /// The document's number within [`TOLERANCE`].
@@ -87,13 +87,13 @@ pub struct FindingRow {
     /// Its unit; empty for ratios.
     pub unit: &'static str,
     /// In the document, if it is printed there.
-    pub printed: Option<Printed>,
+    pub printed: Option<Published>,
     /// Here; `None` where nothing here can measure it yet.
     pub measured: Option<Measured>,
     /// Measured over printed.
     pub ratio: Option<f64>,
     /// What it is held to.
-    pub demand: Demand,
+    pub demand: Requirement,
     /// Whether it holds that; `None` if it is held to nothing.
     pub holds: Option<bool>,
     /// Rows of one group are to be in the document's order.
@@ -111,7 +111,7 @@ impl FindingRow {
             printed: None,
             measured: Some(measured),
             ratio: None,
-            demand: Demand::Shown,
+            demand: Requirement::Shown,
             holds: None,
             group: None,
             fitted: false,
@@ -120,14 +120,14 @@ impl FindingRow {
 
     /// Puts the document's number beside it.
     #[must_use]
-    pub fn beside(mut self, printed: Printed) -> Self {
+    pub fn beside(mut self, printed: Published) -> Self {
         self.printed = Some(printed);
         self.judge()
     }
 
     /// Holds the row to something.
     #[must_use]
-    pub fn held_to(mut self, demand: Demand) -> Self {
+    pub fn require(mut self, demand: Requirement) -> Self {
         self.demand = demand;
         self.judge()
     }
@@ -158,11 +158,11 @@ impl FindingRow {
             let (wanted, found) = (printed.value, measured.median);
             match self.demand {
                 _ if self.fitted => None,
-                Demand::Shown => None,
-                Demand::Exact => Some(found == wanted),
-                Demand::Near => Some((found - wanted).abs() <= TOLERANCE * wanted.abs()),
-                Demand::AtLeast => Some(found >= wanted),
-                Demand::AtMost => Some(found <= wanted),
+                Requirement::Shown => None,
+                Requirement::Exact => Some(found == wanted),
+                Requirement::Near => Some((found - wanted).abs() <= TOLERANCE * wanted.abs()),
+                Requirement::AtLeast => Some(found >= wanted),
+                Requirement::AtMost => Some(found <= wanted),
             }
         });
         self
@@ -206,13 +206,13 @@ impl Verdict {
         }
         let exact_fails = judged
             .clone()
-            .any(|(row, holds)| row.demand == Demand::Exact && !holds);
+            .any(|(row, holds)| row.demand == Requirement::Exact && !holds);
         if exact_fails || orders.iter().any(|holds| !holds) {
             return Self::Differs;
         }
         let near = judged
             .clone()
-            .filter(|(row, _)| row.demand != Demand::Exact);
+            .filter(|(row, _)| row.demand != Requirement::Exact);
         if near.clone().all(|(_, holds)| holds) {
             Self::Reproduced
         } else if orders.is_empty() {
@@ -289,7 +289,7 @@ pub struct Findings {
 
 impl Findings {
     /// Nothing found yet by `method`.
-    pub fn by(method: impl Into<String>) -> Self {
+    pub fn with_method(method: impl Into<String>) -> Self {
         Self {
             method: method.into(),
             ..Self::default()
@@ -334,20 +334,20 @@ pub(super) fn median(values: &[f64]) -> (f64, f64) {
 mod tests {
     use super::*;
 
-    fn row(printed: f64, measured: f64, demand: Demand) -> FindingRow {
-        let printed = Printed {
+    fn row(printed: f64, measured: f64, demand: Requirement) -> FindingRow {
+        let printed = Published {
             text: printed.to_string(),
             value: printed,
             source: "test".into(),
         };
         FindingRow::new("", "", Measured::counted(measured))
             .beside(printed)
-            .held_to(demand)
+            .require(demand)
     }
 
     #[test]
     fn verdicts_follow_from_the_rows_alone() {
-        use Demand::*;
+        use Requirement::*;
         let grouped = |printed, measured, demand| row(printed, measured, demand).ordered_in("g");
         let cases = [
             (vec![], Verdict::NotRun),
@@ -396,8 +396,8 @@ mod tests {
 
     #[test]
     fn order_counts_within_a_group_only_and_fitted_rows_do_not_count() {
-        let one = row(1.0, 2.0, Demand::Shown).ordered_in("a");
-        let other = row(2.0, 1.0, Demand::Shown);
+        let one = row(1.0, 2.0, Requirement::Shown).ordered_in("a");
+        let other = row(2.0, 1.0, Requirement::Shown);
         let in_b = other.clone().ordered_in("b");
         assert_eq!(Verdict::of(&[one.clone(), in_b]), Verdict::NotRun);
         let fitted = other.ordered_in("a").fitted();

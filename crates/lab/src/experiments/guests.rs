@@ -48,7 +48,7 @@ impl Configuration {
     }
 
     /// Whether it has a defect of the document's, by which accesses are stopped that a driver meant.
-    pub const fn is_literal(self) -> bool {
+    pub const fn is_as_published(self) -> bool {
         matches!(self, Self::RtcLiteral)
     }
 

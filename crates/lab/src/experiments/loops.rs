@@ -10,7 +10,7 @@ use crate::plan::{Plan, Step};
 
 /// What a loop does each time round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Body {
+pub(super) enum LoopBody {
     /// Maps another buffer, and unmaps the oldest mapping behind it: the documents' drivers' receive loop (decision 0011).
     Renew,
     /// Unmaps the oldest mapping, and at once maps another buffer: a receive loop as EIOVAR section 4 words it.
@@ -27,7 +27,7 @@ pub(super) enum Body {
     EndBurst,
 }
 
-impl Body {
+impl LoopBody {
     /// Calls each time round.
     const fn calls(self) -> usize {
         match self {
@@ -48,9 +48,9 @@ impl Body {
 /// A loop of a driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Loop {
-    pub(super) body: Body,
+    pub(super) body: LoopBody,
     /// Of which ring.
-    pub(super) lane: u16,
+    pub(super) ring: u16,
     pub(super) direction: Direction,
     /// How often it goes round.
     pub(super) times: usize,
@@ -67,9 +67,9 @@ pub(super) struct Loops {
 
 /// What is mapped in each ring, oldest first, from one run to the next.
 #[derive(Debug, Default)]
-pub(super) struct Held(Vec<VecDeque<u32>>);
+pub(super) struct MappedByRing(Vec<VecDeque<u32>>);
 
-impl Held {
+impl MappedByRing {
     fn lane(&mut self, lane: usize) -> &mut VecDeque<u32> {
         if self.0.len() <= lane {
             self.0.resize_with(lane + 1, VecDeque::new);
@@ -79,20 +79,20 @@ impl Held {
 }
 
 /// A step by itself: what it does, in which ring.
-fn alone(step: &Step) -> Option<(Body, u16, Direction)> {
+fn single(step: &Step) -> Option<(LoopBody, u16, Direction)> {
     let (body, device, direction) = match step {
         Step::Map {
             device, direction, ..
-        } => (Body::Map, device, direction),
+        } => (LoopBody::Map, device, direction),
         Step::Unmap {
             device, direction, ..
-        } => (Body::Unmap, device, direction),
+        } => (LoopBody::Unmap, device, direction),
         Step::Doorbell {
             device, direction, ..
-        } => (Body::Doorbell, device, direction),
+        } => (LoopBody::Doorbell, device, direction),
         Step::EndBurst {
             device, direction, ..
-        } => (Body::EndBurst, device, direction),
+        } => (LoopBody::EndBurst, device, direction),
         Step::Tick => return None,
     };
     Some((body, device.0, *direction))
@@ -103,11 +103,11 @@ impl Loops {
     ///
     /// # Errors
     /// A ring is unmapped in another order than it was mapped in, or a map has several pieces.
-    pub(super) fn of(plan: &Plan, held: &mut Held) -> Result<Self, LabError> {
+    pub(super) fn of(plan: &Plan, held: &mut MappedByRing) -> Result<Self, LabError> {
         let mut out = Self::default();
         let mut steps = plan.steps.iter().filter_map(|timed| {
             let step = &timed.step;
-            alone(step).map(|alone| (step, alone))
+            single(step).map(|alone| (step, alone))
         });
         let mut next = steps.next();
         while let Some((step, (first, lane, direction))) = next {
@@ -118,9 +118,9 @@ impl Loops {
                 && other == lane
             {
                 body = match (first, then) {
-                    (Body::Map, Body::Unmap) => Body::Renew,
-                    (Body::Unmap, Body::Map) => Body::Replace,
-                    (Body::Map, Body::Doorbell) => Body::Send,
+                    (LoopBody::Map, LoopBody::Unmap) => LoopBody::Renew,
+                    (LoopBody::Unmap, LoopBody::Map) => LoopBody::Replace,
+                    (LoopBody::Map, LoopBody::Doorbell) => LoopBody::Send,
                     _ => first,
                 };
                 if body != first {
@@ -129,10 +129,10 @@ impl Loops {
                 }
             }
             match out.loops.last_mut() {
-                Some(last) if (last.body, last.lane) == (body, lane) => last.times += 1,
+                Some(last) if (last.body, last.ring) == (body, lane) => last.times += 1,
                 _ => out.loops.push(Loop {
                     body,
-                    lane,
+                    ring: lane,
                     direction,
                     times: 1,
                 }),
@@ -142,7 +142,7 @@ impl Loops {
     }
 
     /// What a step maps and unmaps.
-    fn note(&mut self, plan: &Plan, step: &Step, held: &mut Held) -> Result<(), LabError> {
+    fn note(&mut self, plan: &Plan, step: &Step, held: &mut MappedByRing) -> Result<(), LabError> {
         match step {
             Step::Map {
                 id,
@@ -184,7 +184,7 @@ impl Loops {
 #[cfg(test)]
 mod tests {
     use ringfence_devices::nic::{Profile as Adapter, Replace};
-    use ringfence_devices::workload::Stream;
+    use ringfence_devices::workload::NetperfStream;
 
     use super::*;
     use crate::experiments::capture::Capture;
@@ -192,34 +192,34 @@ mod tests {
     /// Loops that are unrolled again are the steps that they were made of.
     #[test]
     fn loops_are_the_steps_of_their_run() {
-        unrolled(Adapter::MLX, Body::Renew);
+        unrolled(Adapter::MLX, LoopBody::Renew);
         let wording = Adapter {
             replace: Replace::AfterUnmap,
             ..Adapter::MLX
         };
-        unrolled(wording, Body::Replace);
+        unrolled(wording, LoopBody::Replace);
     }
 
-    fn unrolled(adapter: Adapter, receive: Body) {
-        let mut capture = Capture::with(adapter, Stream::default(), 50, 2000).unwrap();
-        let mut held = Held::default();
+    fn unrolled(adapter: Adapter, receive: LoopBody) {
+        let mut capture = Capture::with(adapter, NetperfStream::default(), 50, 2000).unwrap();
+        let mut held = MappedByRing::default();
         for number in 0..3 {
             let plan = capture.run().unwrap().by_ring();
             let loops = Loops::of(&plan, &mut held).unwrap();
             let mut buffers = loops.buffers.iter();
             let mut steps = plan.steps.iter();
             for each in &loops.loops {
-                let bodies: &[Body] = match each.body {
-                    Body::Renew => &[Body::Map, Body::Unmap],
-                    Body::Replace => &[Body::Unmap, Body::Map],
-                    Body::Send => &[Body::Map, Body::Doorbell],
+                let bodies: &[LoopBody] = match each.body {
+                    LoopBody::Renew => &[LoopBody::Map, LoopBody::Unmap],
+                    LoopBody::Replace => &[LoopBody::Unmap, LoopBody::Map],
+                    LoopBody::Send => &[LoopBody::Map, LoopBody::Doorbell],
                     _ => &[each.body],
                 };
                 for _ in 0..each.times {
                     for body in bodies {
                         let step = &steps.next().unwrap().step;
-                        let wanted = (*body, each.lane, each.direction);
-                        assert_eq!(alone(step), Some(wanted));
+                        let wanted = (*body, each.ring, each.direction);
+                        assert_eq!(single(step), Some(wanted));
                         if let Step::Map { first, count, .. } = step {
                             assert_eq!(plan.segments(*first, *count), [*buffers.next().unwrap()]);
                         }
@@ -243,10 +243,10 @@ mod tests {
 
     #[test]
     fn what_is_not_the_oldest_is_refused() {
-        let mut capture = Capture::with(Adapter::MLX, Stream::default(), 50, 600).unwrap();
+        let mut capture = Capture::with(Adapter::MLX, NetperfStream::default(), 50, 600).unwrap();
         capture.run().unwrap();
         // The second run unmaps what the first has mapped.
         let plan = capture.run().unwrap().by_ring();
-        assert!(Loops::of(&plan, &mut Held::default()).is_err());
+        assert!(Loops::of(&plan, &mut MappedByRing::default()).is_err());
     }
 }

@@ -4,18 +4,18 @@ mod allocators;
 mod benchmarks;
 mod capture;
 mod catalogue;
-mod counterfactual;
-mod few_pages;
 mod figure;
 mod finding;
 pub mod guests;
 mod loops;
 pub mod model;
 mod owned;
+mod page_reuse_workload;
 pub mod prefetch;
-pub mod printed;
+pub mod published;
 pub mod reuse;
 mod stream;
+mod substitution;
 mod timed;
 mod x01_breakdown;
 mod x02_model;
@@ -45,4 +45,6 @@ mod x26_windows;
 
 pub use catalogue::{Experiment, Setting};
 pub use figure::{Figure, Series};
-pub use finding::{Demand, Finding, FindingRow, Findings, Measured, Printed, TOLERANCE, Verdict};
+pub use finding::{
+    Finding, FindingRow, Findings, Measured, Published, Requirement, TOLERANCE, Verdict,
+};

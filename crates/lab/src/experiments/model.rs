@@ -9,8 +9,8 @@
 
 use serde::Serialize;
 
-use super::printed::{
-    BASELINES, Baseline, C_NONE, CLOCK_GHZ, EIOVAR_DEFER_STREAM, EIOVAR_STRICT_ALLOC,
+use super::published::{
+    BASELINE_CYCLES, BASELINES, Baseline, CLOCK_GHZ, EIOVAR_DEFER_STREAM, EIOVAR_STRICT_ALLOC,
     EIOVAR_STRICT_STREAM, IOVAS_PER_PACKET, MLX_STREAM, Metric, Rounded, TABLE_1, Table1Column,
     Variant,
 };
@@ -114,7 +114,7 @@ pub struct Derived {
 
 impl Derived {
     fn of(ratio: Rounded) -> Self {
-        let cycles = ratio * Rounded::exact(C_NONE);
+        let cycles = ratio * Rounded::exact(BASELINE_CYCLES);
         Self {
             ratio,
             cycles,
@@ -147,13 +147,18 @@ pub fn derived_variant(variant: Variant) -> Derived {
 
 /// Cycles that one IOVA costs in a variant of rIOMMU: map, unmap, and its share of the invalidation.
 pub fn cycles_per_iova(variant: Variant) -> Rounded {
-    let extra = derived_variant(variant).cycles - Rounded::exact(C_NONE);
+    let extra = derived_variant(variant).cycles - Rounded::exact(BASELINE_CYCLES);
     extra / Rounded::exact(IOVAS_PER_PACKET)
 }
 
 /// C of a mode by Table 1: C without an IOMMU, and two maps and two unmaps.
 pub fn by_table_1(column: &Table1Column) -> f64 {
-    cycles_per_packet(C_NONE, IOVAS_PER_PACKET, column.map(), column.unmap())
+    cycles_per_packet(
+        BASELINE_CYCLES,
+        IOVAS_PER_PACKET,
+        column.map(),
+        column.unmap(),
+    )
 }
 
 /// What Table 2 implies and Table 1 does not explain.

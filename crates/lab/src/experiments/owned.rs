@@ -12,17 +12,17 @@ use std::rc::Rc;
 
 use ringfence_dma::MapReason;
 use ringfence_dma::ring::{
-    OwnedRing, RingError, RingMapping, RingSetup, SlotChoice, Tables, lay_out,
+    OwnedRing, RingError, RingMapping, RingSetup, RingTables, SlotChoice, lay_out,
 };
 use ringfence_memory::Arena;
 use ringfence_pgtable::Coherency;
 use ringfence_types::{
-    DeviceId, Direction, DomainId, Invalidation, InvalidationError, Invalidator, Iova, PhysAddr,
-    PhysRange, Ticket,
+    Direction, DomainId, Invalidation, InvalidationError, Invalidator, Iova, PhysAddr, PhysRange,
+    RequesterId, Ticket,
 };
 
 use super::capture::Run;
-use super::loops::{Body, Held, Loop, Loops};
+use super::loops::{Loop, LoopBody, Loops, MappedByRing};
 use super::timed::{Cost, sum_of_medians};
 use crate::error::LabError;
 use crate::meter::{InvalidationQueue, cycles};
@@ -39,7 +39,7 @@ const BLOCK: usize = 1024;
 
 /// How an invalidation takes its time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Answer {
+pub(super) enum InvalidationModel {
     /// It is counted, and the caller charges it.
     Counted,
     /// The processor spins for so many cycles.
@@ -48,18 +48,18 @@ pub(super) enum Answer {
 
 /// Writes descriptors as a driver does, and waits if it is to.
 #[derive(Debug)]
-struct Unit {
+struct QueuedUnit {
     queue: InvalidationQueue,
-    answer: Answer,
+    model: InvalidationModel,
     count: u64,
 }
 
-impl Invalidator for Unit {
+impl Invalidator for QueuedUnit {
     #[inline]
     fn submit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {
         self.count += 1;
         let ticket = self.queue.submit(request)?;
-        if let Answer::Waited(wanted) = self.answer {
+        if let InvalidationModel::Waited(wanted) = self.model {
             let begin = cycles();
             while cycles().saturating_sub(begin) < wanted {
                 std::hint::spin_loop();
@@ -77,7 +77,7 @@ impl Invalidator for Unit {
 /// What stands between a driver and its device.
 trait Protection {
     /// What the driver keeps of a mapping, beside its descriptor.
-    type Held;
+    type Token;
 
     /// The device may reach `piece`; what the driver keeps, and the address that it tells the device.
     fn map(
@@ -86,17 +86,17 @@ trait Protection {
         buffer: u64,
         piece: &PhysRange,
         direction: Direction,
-    ) -> Result<(Self::Held, Iova), LabError>;
+    ) -> Result<(Self::Token, Iova), LabError>;
 
-    fn unmap(&mut self, memory: &Arena, held: Self::Held) -> Result<(), LabError>;
+    fn unmap(&mut self, memory: &Arena, held: Self::Token) -> Result<(), LabError>;
 
     fn doorbell(&mut self, memory: &Arena);
 
-    fn end_burst(&mut self, memory: &Arena, unit: &mut Unit) -> Result<(), LabError>;
+    fn end_burst(&mut self, memory: &Arena, unit: &mut QueuedUnit) -> Result<(), LabError>;
 }
 
 impl Protection for OwnedRing<'_, u64> {
-    type Held = RingMapping<u64>;
+    type Token = RingMapping<u64>;
 
     #[inline(always)]
     fn map(
@@ -125,10 +125,10 @@ impl Protection for OwnedRing<'_, u64> {
 
     #[inline(always)]
     fn doorbell(&mut self, memory: &Arena) {
-        Self::doorbell(self, memory);
+        Self::sync_map(self, memory);
     }
 
-    fn end_burst(&mut self, memory: &Arena, unit: &mut Unit) -> Result<(), LabError> {
+    fn end_burst(&mut self, memory: &Arena, unit: &mut QueuedUnit) -> Result<(), LabError> {
         let ended = Self::end_burst(self, memory, unit, |buffer| {
             black_box(buffer);
         });
@@ -137,10 +137,10 @@ impl Protection for OwnedRing<'_, u64> {
 }
 
 /// No protection: the device is told where the buffer is, and a buffer is back when it is unmapped.
-struct Unprotected;
+struct NoProtection;
 
-impl Protection for Unprotected {
-    type Held = u64;
+impl Protection for NoProtection {
+    type Token = u64;
 
     #[inline(always)]
     fn map(
@@ -162,29 +162,29 @@ impl Protection for Unprotected {
     #[inline(always)]
     fn doorbell(&mut self, _: &Arena) {}
 
-    fn end_burst(&mut self, _: &Arena, _: &mut Unit) -> Result<(), LabError> {
+    fn end_burst(&mut self, _: &Arena, _: &mut QueuedUnit) -> Result<(), LabError> {
         Ok(())
     }
 }
 
 /// A ring, and what its driver holds in the order of the ring: a driver keeps it beside its descriptors.
-struct Lane<P: Protection> {
+struct DriverRing<P: Protection> {
     protection: P,
-    held: VecDeque<P::Held>,
+    outstanding: VecDeque<P::Token>,
 }
 
 /// A port's rings.
 struct Port<'m, P: Protection> {
     memory: &'m Arena,
-    lanes: Vec<Lane<P>>,
-    unit: Unit,
+    rings: Vec<DriverRing<P>>,
+    unit: QueuedUnit,
     /// Buffers mapped so far: their names.
     mapped: u64,
 }
 
 const LOST: LabError = LabError::Internal("an owned ring refused a call of its driver");
 
-impl<P: Protection> Lane<P> {
+impl<P: Protection> DriverRing<P> {
     #[inline(always)]
     fn map(
         &mut self,
@@ -196,13 +196,13 @@ impl<P: Protection> Lane<P> {
         let (held, told) = self.protection.map(memory, buffer, piece, direction)?;
         // What goes into the descriptor.
         black_box(told);
-        self.held.push_back(held);
+        self.outstanding.push_back(held);
         Ok(())
     }
 
     #[inline(always)]
     fn unmap(&mut self, memory: &Arena) -> Result<(), LabError> {
-        let held = self.held.pop_front().ok_or(LOST)?;
+        let held = self.outstanding.pop_front().ok_or(LOST)?;
         self.protection.unmap(memory, held)
     }
 }
@@ -218,9 +218,9 @@ fn rings<'m>(
         coherency: Coherency::Coherent,
     };
     let base = PhysAddr::new(0x2000);
-    let tables = Tables::new(base, &vec![slots; rings.max(1)]).map_err(LabError::Rings)?;
+    let tables = RingTables::new(base, &vec![slots; rings.max(1)]).map_err(LabError::Rings)?;
     let laid = lay_out(memory, &tables, setup).map_err(LabError::Rings)?;
-    let (domain, device) = (DomainId::new(1), DeviceId::new(0x0300));
+    let (domain, device) = (DomainId::new(1), RequesterId::new(0x0300));
     let owned = laid
         .into_iter()
         .map(|ring| OwnedRing::new(ring, memory, domain, device));
@@ -234,20 +234,20 @@ impl<'m, P: Protection> Port<'m, P> {
     fn new(
         memory: &'m Rc<Arena>,
         protections: impl IntoIterator<Item = P>,
-        answer: Answer,
+        answer: InvalidationModel,
     ) -> Self {
-        let lanes = protections.into_iter().map(|protection| Lane {
+        let lanes = protections.into_iter().map(|protection| DriverRing {
             protection,
-            held: VecDeque::with_capacity(SLOTS as usize),
+            outstanding: VecDeque::with_capacity(SLOTS as usize),
         });
         let queue =
             InvalidationQueue::new(Rc::clone(memory), PhysAddr::new(0), PhysAddr::new(0x1000));
         Self {
             memory,
-            lanes: lanes.collect(),
-            unit: Unit {
+            rings: lanes.collect(),
+            unit: QueuedUnit {
                 queue,
-                answer,
+                model: answer,
                 count: 0,
             },
             mapped: 0,
@@ -263,7 +263,7 @@ impl<'m, P: Protection> Port<'m, P> {
                 let begin = cycles();
                 let done = block
                     .iter()
-                    .try_for_each(|each| self.go(each, &mut buffers));
+                    .try_for_each(|each| self.run_loop(each, &mut buffers));
                 let spent = cycles().saturating_sub(begin);
                 done.map(|()| spent)
             })
@@ -271,49 +271,49 @@ impl<'m, P: Protection> Port<'m, P> {
     }
 
     /// A loop, as a driver has it; takes what it maps from the front of `buffers`.
-    fn go(&mut self, each: &Loop, buffers: &mut &[PhysRange]) -> Result<(), LabError> {
+    fn run_loop(&mut self, each: &Loop, buffers: &mut &[PhysRange]) -> Result<(), LabError> {
         let (memory, direction) = (self.memory, each.direction);
-        let lane = self.lanes.get_mut(usize::from(each.lane)).ok_or(LOST)?;
+        let lane = self.rings.get_mut(usize::from(each.ring)).ok_or(LOST)?;
         let pieces = buffers
             .split_off(..each.body.maps() * each.times)
             .ok_or(LOST)?;
         let names = self.mapped..;
         self.mapped += pieces.len() as u64;
         match each.body {
-            Body::Renew => {
+            LoopBody::Renew => {
                 for (piece, name) in pieces.iter().zip(names) {
                     lane.map(memory, name, piece, direction)?;
                     lane.unmap(memory)?;
                 }
             }
-            Body::Replace => {
+            LoopBody::Replace => {
                 for (piece, name) in pieces.iter().zip(names) {
                     lane.unmap(memory)?;
                     lane.map(memory, name, piece, direction)?;
                 }
             }
-            Body::Send => {
+            LoopBody::Send => {
                 for (piece, name) in pieces.iter().zip(names) {
                     lane.map(memory, name, piece, direction)?;
                     lane.protection.doorbell(memory);
                 }
             }
-            Body::Map => {
+            LoopBody::Map => {
                 for (piece, name) in pieces.iter().zip(names) {
                     lane.map(memory, name, piece, direction)?;
                 }
             }
-            Body::Unmap => {
+            LoopBody::Unmap => {
                 for _ in 0..each.times {
                     lane.unmap(memory)?;
                 }
             }
-            Body::Doorbell => {
+            LoopBody::Doorbell => {
                 for _ in 0..each.times {
                     lane.protection.doorbell(memory);
                 }
             }
-            Body::EndBurst => {
+            LoopBody::EndBurst => {
                 for _ in 0..each.times {
                     lane.protection.end_burst(memory, &mut self.unit)?;
                 }
@@ -331,20 +331,20 @@ impl<'m, P: Protection> Port<'m, P> {
 pub(super) fn costs(
     runs: &[Run],
     repetitions: usize,
-    answer: Answer,
+    answer: InvalidationModel,
 ) -> Result<Vec<Cost>, LabError> {
     let count = runs.iter().map(|run| run.rings.len()).max().unwrap_or(0);
     let memories = (0..repetitions.max(1)).map(|_| Arena::new(ARENA).map(Rc::new));
     let memories: Vec<Rc<Arena>> = memories.collect::<Result<_, _>>()?;
     let mut ports = Vec::with_capacity(memories.len());
     for memory in &memories {
-        let bare = (0..count.max(1)).map(|_| Unprotected);
+        let bare = (0..count.max(1)).map(|_| NoProtection);
         ports.push((
             Port::new(memory, rings(memory, count, SLOTS)?, answer),
-            Port::new(memory, bare, Answer::Counted),
+            Port::new(memory, bare, InvalidationModel::Counted),
         ));
     }
-    let mut held = Held::default();
+    let mut held = MappedByRing::default();
     runs.iter()
         .map(|run| {
             let plan = run.by_ring();
@@ -354,7 +354,7 @@ pub(super) fn costs(
         .collect()
 }
 
-type Ports<'m> = (Port<'m, OwnedRing<'m, u64>>, Port<'m, Unprotected>);
+type Ports<'m> = (Port<'m, OwnedRing<'m, u64>>, Port<'m, NoProtection>);
 
 fn cost(ports: &mut [Ports<'_>], plan: &Plan, loops: &Loops) -> Result<Cost, LabError> {
     let mut invalidations = 0;
@@ -386,7 +386,7 @@ pub(super) fn refused(run: &Run, slots: u32) -> Result<f64, LabError> {
         .into_iter()
         .map(|ring| (ring, VecDeque::new()))
         .collect();
-    let mut unit = Port::<Unprotected>::new(&memory, [], Answer::Counted).unit;
+    let mut unit = Port::<NoProtection>::new(&memory, [], InvalidationModel::Counted).unit;
     let mut full = 0_u64;
     for timed in &plan.steps {
         match timed.step {
@@ -432,7 +432,7 @@ pub(super) fn refused(run: &Run, slots: u32) -> Result<f64, LabError> {
 #[cfg(test)]
 mod tests {
     use ringfence_devices::nic::Profile as Adapter;
-    use ringfence_devices::workload::Stream;
+    use ringfence_devices::workload::NetperfStream;
 
     use super::*;
     use crate::experiments::capture::Capture;
@@ -440,16 +440,16 @@ mod tests {
     #[test]
     fn each_burst_is_one_invalidation_and_waiting_takes_its_time() {
         const WAIT: u64 = 1_000_000;
-        let mut capture = Capture::with(Adapter::BRCM, Stream::default(), 50, 1200).unwrap();
+        let mut capture = Capture::with(Adapter::BRCM, NetperfStream::default(), 50, 1200).unwrap();
         let runs = [capture.run().unwrap(), capture.run().unwrap()];
-        let counted = costs(&runs, 1, Answer::Counted).unwrap();
-        let waited = costs(&runs, 1, Answer::Waited(WAIT)).unwrap();
+        let counted = costs(&runs, 1, InvalidationModel::Counted).unwrap();
+        let waited = costs(&runs, 1, InvalidationModel::Waited(WAIT)).unwrap();
         for ((run, counted), waited) in runs.iter().zip(&counted).zip(&waited) {
             assert_eq!(counted.invalidations, run.bursts());
             assert_eq!(waited.invalidations, run.bursts());
             assert_eq!(counted.pairs, run.plan.maps.max(run.plan.unmaps));
             // The wait is a floor whatever else the processor does.
-            assert!(waited.executed > (run.bursts() * WAIT) as f64 * 0.9);
+            assert!(waited.measured > (run.bursts() * WAIT) as f64 * 0.9);
         }
     }
 }

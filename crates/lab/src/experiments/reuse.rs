@@ -2,8 +2,8 @@
 
 use std::collections::{HashMap, HashSet};
 
-use ringfence_pviommu::rtc::{Cache, Cycles, FlatRtc, Key, Residency};
-use ringfence_trace::{Chunk, MapClass, OpKind, Operations, Source};
+use ringfence_pviommu::rtc::{Cycles, FlatRtc, MappingKey, ResidencyPolicy, ReverseCache};
+use ringfence_trace::{Chunk, MapClass, OpKind, Operations, TraceSource};
 use ringfence_types::{Direction, Iova, Nanos, PhysRange};
 use serde::Serialize;
 
@@ -56,7 +56,7 @@ struct Device {
 impl Device {
     fn new(now: u64) -> Self {
         Self {
-            cache: FlatRtc::new(Cycles::DOCUMENT, LIMIT, Residency::Fixed),
+            cache: FlatRtc::new(Cycles::PAPER, LIMIT, ResidencyPolicy::Fixed),
             pages: HashSet::new(),
             creates: 0,
             begun: now,
@@ -67,7 +67,7 @@ impl Device {
 
     fn advance(&mut self, now: u64) {
         // After C + 1 cycles without a call nothing released is left.
-        for _ in 0..=Cycles::DOCUMENT.get() {
+        for _ in 0..=Cycles::PAPER.get() {
             if self.ends > now {
                 break;
             }
@@ -83,12 +83,12 @@ impl Device {
     }
 
     /// The key, if the piece can be cached and is.
-    fn map(&mut self, piece: &PhysRange, direction: Direction) -> Option<Key> {
+    fn map(&mut self, piece: &PhysRange, direction: Direction) -> Option<MappingKey> {
         self.creates += 1;
         let (first, last) = (piece.start().get(), piece.last().get());
         self.pages.extend(first / PAGE_BYTES..=last / PAGE_BYTES);
-        let key = Key::covering(piece, direction)?;
-        if self.cache.take(key).is_none() {
+        let key = MappingKey::covering(piece, direction)?;
+        if self.cache.acquire(key).is_none() {
             // Any address does: nothing is translated here.
             self.cache.insert(key, Iova::ZERO).ok()?;
         }
@@ -102,11 +102,11 @@ impl Device {
 /// [`LabError::Trace`].
 pub fn of_trace(
     name: &str,
-    operations: &mut Operations<Source>,
+    operations: &mut Operations<TraceSource>,
 ) -> Result<Vec<ReuseRow>, LabError> {
     let mut chunk = Chunk::default();
     let mut devices: Vec<Option<Device>> = Vec::new();
-    let mut live: HashMap<u32, Vec<Key>> = HashMap::new();
+    let mut live: HashMap<u32, Vec<MappingKey>> = HashMap::new();
     while operations.next_chunk(&mut chunk).map_err(LabError::Trace)? {
         for op in &chunk.ops {
             let place = op.device.index();
@@ -168,7 +168,7 @@ pub fn of_trace(
 mod tests {
     use std::io::Cursor;
 
-    use ringfence_trace::Options;
+    use ringfence_trace::TraceOptions;
 
     use super::*;
 
@@ -185,8 +185,8 @@ mod tests {
     }
 
     fn of(text: String) -> Vec<ReuseRow> {
-        let source = Source::from_reader("t", Cursor::new(text.into_bytes())).unwrap();
-        let mut operations = Operations::new("t", source, Options::default());
+        let source = TraceSource::from_reader("t", Cursor::new(text.into_bytes())).unwrap();
+        let mut operations = Operations::new("t", source, TraceOptions::default());
         of_trace("t", &mut operations).unwrap()
     }
 

@@ -1,16 +1,16 @@
 //! What the experiments about allocators have in common: mlx, stream, many runs on one interface, and throughput by the model.
 
 use ringfence_devices::nic::Profile as Adapter;
-use ringfence_devices::workload::{BURST, Stream};
+use ringfence_devices::workload::{BURST, NetperfStream};
 use ringfence_iova::Capacity;
 
-use super::allocators::{Counts, Driven};
+use super::allocators::{Counts, DrivenAllocator};
 use super::capture::{Capture, Run};
 use super::catalogue::Setting;
 use super::finding::{Measured, median};
 use super::model::{cycles_per_packet, gbps};
-use super::printed::{C_NONE, CLOCK_GHZ, IOVAS_PER_PACKET};
-use super::timed::{Cost, Subject, Timed, run_in_turns};
+use super::published::{BASELINE_CYCLES, CLOCK_GHZ, IOVAS_PER_PACKET};
+use super::timed::{Cost, TimedReplays, TimedSubject, run_in_turns};
 use crate::Profile;
 use crate::error::LabError;
 use crate::modes::{Alloc, FlushKind, Mode};
@@ -50,8 +50,13 @@ pub(super) fn runs(setting: &Setting) -> Result<Vec<Run>, LabError> {
 ///
 /// # Errors
 /// The port does not open.
-pub(super) fn capture(setting: &Setting, burst: u32) -> Result<Capture<Stream>, LabError> {
-    Capture::with(Adapter::MLX, Stream::default(), burst, setting.packets)
+pub(super) fn capture(setting: &Setting, burst: u32) -> Result<Capture<NetperfStream>, LabError> {
+    Capture::with(
+        Adapter::MLX,
+        NetperfStream::default(),
+        burst,
+        setting.packets,
+    )
 }
 
 /// Counts of each run.
@@ -63,7 +68,7 @@ pub(super) fn counted(
     size: Option<Capacity>,
     batch: usize,
 ) -> Result<Vec<Counts>, LabError> {
-    let mut driven = Driven::new(size, batch)?;
+    let mut driven = DrivenAllocator::new(size, batch)?;
     runs.iter()
         .map(|run| driven.run(&run.plan, |_| {}))
         .collect()
@@ -96,7 +101,7 @@ pub(super) fn timed(
 ) -> Result<Vec<Vec<Cost>>, LabError> {
     let subjects = sizes
         .iter()
-        .map(|size| Ok(Subject::Mode(mode(*size, flush)?)));
+        .map(|size| Ok(TimedSubject::Mode(mode(*size, flush)?)));
     in_turns(
         setting,
         runs,
@@ -111,12 +116,12 @@ pub(super) fn timed(
 pub(super) fn in_turns(
     setting: &Setting,
     runs: &[Run],
-    subjects: Vec<Subject>,
+    subjects: Vec<TimedSubject>,
 ) -> Result<Vec<Vec<Cost>>, LabError> {
     let (profile, repetitions) = (&setting.profile, setting.repetitions);
     let subjects = subjects.into_iter();
     let mut timed = subjects
-        .map(|subject| Timed::new(subject, profile, repetitions))
+        .map(|subject| TimedReplays::new(subject, profile, repetitions))
         .collect::<Result<Vec<_>, _>>()?;
     let mut costs = vec![Vec::new(); timed.len()];
     for run in runs {
@@ -129,12 +134,12 @@ pub(super) fn in_turns(
 
 /// Cycles of a packet whose buffers cost that much.
 pub(super) fn packet(cost: &Cost, profile: &Profile) -> Measured {
-    let executed = IOVAS_PER_PACKET * cost.executed_per_pair();
+    let executed = IOVAS_PER_PACKET * cost.measured_per_pair();
     let charged = cycles_per_packet(
-        C_NONE,
+        BASELINE_CYCLES,
         IOVAS_PER_PACKET,
         0.0,
-        cost.charged_per_pair(profile),
+        cost.modelled_per_pair(profile),
     );
     Measured::cost(executed, charged, cost.spread)
 }
@@ -142,7 +147,7 @@ pub(super) fn packet(cost: &Cost, profile: &Profile) -> Measured {
 /// Cycles of a packet in each repetition by itself.
 pub(super) fn packets(cost: &Cost, profile: &Profile) -> Vec<f64> {
     let each = cost.each_per_pair(profile).into_iter();
-    each.map(|pair| cycles_per_packet(C_NONE, IOVAS_PER_PACKET, pair, 0.0))
+    each.map(|pair| cycles_per_packet(BASELINE_CYCLES, IOVAS_PER_PACKET, pair, 0.0))
         .collect()
 }
 
@@ -155,7 +160,7 @@ pub(super) fn throughput(cost: &Cost, profile: &Profile) -> Measured {
 }
 
 /// Throughput of `one` over that of `other`, with the spread of that ratio over the repetitions.
-pub(super) fn over(one: &Cost, other: &Cost, profile: &Profile) -> Measured {
+pub(super) fn relative_throughput(one: &Cost, other: &Cost, profile: &Profile) -> Measured {
     let pairs = packets(one, profile)
         .into_iter()
         .zip(packets(other, profile));

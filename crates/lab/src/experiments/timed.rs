@@ -3,8 +3,8 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use ringfence_dma::flush::{Burst, Flush, LiteralBurst, Never};
-use ringfence_dma::ring::{LiteralRing, Ring, RingSetup, SlotChoice, Tables, lay_out};
+use ringfence_dma::flush::{Burst, BurstAsPublished, Flush, Never};
+use ringfence_dma::ring::{Ring, RingAsPublished, RingSetup, RingTables, SlotChoice, lay_out};
 use ringfence_dma::space::{Identity, Paged, Rings, Space};
 use ringfence_hw::RingLogic;
 use ringfence_memory::{Arena, Frames, WriteBack};
@@ -14,17 +14,17 @@ use ringfence_types::{Nanos, PhysAddr, PhysMemory, PhysRange};
 use super::capture::Run;
 use super::finding::median;
 use crate::Profile;
-use crate::build::{Job, Recipe, ReplayTable, dispatch};
 use crate::error::LabError;
-use crate::hosted::CachedRecipe;
+use crate::guest::RtcParts;
 use crate::meter::{
-    Bench, Clock, FlushFor, FlushForRings, Idle, InvalidationQueue, ReplayAlloc, ReplayRing,
-    Replica,
+    Clock, EmptyLoop, FlushFor, FlushForRings, InvalidationQueue, ReplayAlloc, ReplayRing,
+    TimedPlatform, TimedReplay,
 };
+use crate::mode_dispatch::{ModeParts, ModeVisitor, ReplayTable, dispatch};
 use crate::modes::{Mode, TableKind};
 use crate::plan::Plan;
-use crate::replay::Newcomer;
-use crate::ring::RingRecipe;
+use crate::replay::AttachInfo;
+use crate::ring::RingParts;
 
 /// Memory of one replica: tables only, no buffers.
 const ARENA: u64 = 256 << 20;
@@ -32,7 +32,7 @@ const ARENA: u64 = 256 << 20;
 const WARM_FRAMES: u64 = 256;
 
 /// A platform on which write-backs are executed, by that instruction.
-fn bench(write_back: WriteBack) -> Result<Bench<InvalidationQueue>, LabError> {
+fn bench(write_back: WriteBack) -> Result<TimedPlatform<InvalidationQueue>, LabError> {
     let arena = Rc::new(Arena::with_write_back(ARENA, write_back)?);
     let region = PhysRange::new(PhysAddr::new(0x2000), ARENA - 0x2000)
         .ok_or(LabError::Internal("replica region"))?;
@@ -43,7 +43,7 @@ fn bench(write_back: WriteBack) -> Result<Bench<InvalidationQueue>, LabError> {
     }
     let queue = InvalidationQueue::new(Rc::clone(&arena), PhysAddr::new(0), PhysAddr::new(0x1000));
     // The type of the meter's own replicas, so that theirs serve here too.
-    Ok(Bench {
+    Ok(TimedPlatform {
         frames: Frames::new(Rc::clone(&arena), region),
         arena,
         invalidator: queue,
@@ -52,11 +52,11 @@ fn bench(write_back: WriteBack) -> Result<Bench<InvalidationQueue>, LabError> {
 }
 
 /// A replica of any mode.
-trait Driven {
+trait DynExperimentReplay {
     fn drive(&mut self, plan: &Plan, clock: &mut Clock) -> Result<u64, LabError>;
 }
 
-impl<S: Space, F: Flush<S, u64>> Driven for Replica<S, F, InvalidationQueue> {
+impl<S: Space, F: Flush<S, u64>> DynExperimentReplay for TimedReplay<S, F, InvalidationQueue> {
     fn drive(&mut self, plan: &Plan, clock: &mut Clock) -> Result<u64, LabError> {
         self.prepare(plan)?;
         let before = self.platform.invalidator.requests();
@@ -74,38 +74,43 @@ struct MakeReplica {
     write_back: WriteBack,
 }
 
-impl Job for MakeReplica {
-    type Output = Result<Box<dyn Driven>, LabError>;
+impl ModeVisitor for MakeReplica {
+    type Output = Result<Box<dyn DynExperimentReplay>, LabError>;
 
     fn identity(self, _: TableKind) -> Self::Output {
-        let make = |of: &Newcomer, _: &Bench<InvalidationQueue>| Ok(Identity::new(of.domain));
+        let make =
+            |of: &AttachInfo, _: &TimedPlatform<InvalidationQueue>| Ok(Identity::new(of.domain));
         let bench = bench(self.write_back)?;
-        Ok(Box::new(Replica::new(Never, bench, make)))
+        Ok(Box::new(TimedReplay::new(Never, bench, make)))
     }
 
-    fn paged<A, T, F>(self, recipe: Recipe<A, T, F>) -> Self::Output
+    fn paged<A, T, F>(self, recipe: ModeParts<A, T, F>) -> Self::Output
     where
         A: ReplayAlloc,
         T: ReplayTable,
         F: FlushFor<A, T> + 'static,
     {
         let coherency = self.coherency;
-        let make = move |of: &Newcomer, bench: &Bench<InvalidationQueue>| {
+        let make = move |of: &AttachInfo, bench: &TimedPlatform<InvalidationQueue>| {
             let (memory, frames) = (&bench.arena, &bench.frames);
             let table = (recipe.table)(of.domain, coherency, memory, frames, None)?;
             let alloc = recipe.allocator(memory, frames, Some(&table))?;
             Ok(Paged::new(alloc, table, recipe.rounding))
         };
         let flush = (recipe.flush)();
-        Ok(Box::new(Replica::new(flush, bench(self.write_back)?, make)))
+        Ok(Box::new(TimedReplay::new(
+            flush,
+            bench(self.write_back)?,
+            make,
+        )))
     }
 
-    fn cached(self, _: CachedRecipe) -> Self::Output {
+    fn rtc(self, _: RtcParts) -> Self::Output {
         Err(LabError::Internal("an experiment on a cache"))
     }
 
     /// An experiment's rings are a port's, not a trace's: [`rings`] makes them.
-    fn rings<D, L, F>(self, _: RingRecipe<D, L, F>) -> Self::Output
+    fn rings<D, L, F>(self, _: RingParts<D, L, F>) -> Self::Output
     where
         D: ReplayRing,
         L: RingLogic + 'static,
@@ -124,17 +129,17 @@ fn rings<D, F>(
     coherency: Coherency,
     write_back: WriteBack,
     flush: F,
-) -> Result<Box<dyn Driven>, LabError>
+) -> Result<Box<dyn DynExperimentReplay>, LabError>
 where
     D: ReplayRing,
     F: Flush<Rings<D, RefCell<D>>, u64> + 'static,
 {
-    let make = move |of: &Newcomer, bench: &Bench<InvalidationQueue>| {
+    let make = move |of: &AttachInfo, bench: &TimedPlatform<InvalidationQueue>| {
         let bytes = u64::from(SLOTS) * 16 + 4096;
         let base = bench.frames.alloc_contiguous(bytes.div_ceil(4096) + 1);
         let base = base.map_err(|_| LabError::Internal("room for a ring"))?;
         let failed = || LabError::Internal("a ring that cannot be laid out");
-        let tables = Tables::new(base, &[SLOTS]).map_err(|_| failed())?;
+        let tables = RingTables::new(base, &[SLOTS]).map_err(|_| failed())?;
         let choice = SlotChoice::Tail;
         let setup = RingSetup { choice, coherency };
         let rings = lay_out(&*bench.arena, &tables, setup).map_err(|_| failed())?;
@@ -145,12 +150,12 @@ where
             RefCell::new,
         ))
     };
-    Ok(Box::new(Replica::new(flush, bench(write_back)?, make)))
+    Ok(Box::new(TimedReplay::new(flush, bench(write_back)?, make)))
 }
 
 /// What is timed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Subject {
+pub(super) enum TimedSubject {
     /// A mode that pages.
     Mode(Mode),
     /// Rings that the hardware snoops (`riommu`).
@@ -161,12 +166,12 @@ pub(super) enum Subject {
     RingsLiteralNonCoherent,
 }
 
-impl Subject {
+impl TimedSubject {
     /// A mode by its name; of the ring modes, `riommu`, `riommu-` and `riommu--literal`.
     ///
     /// # Errors
     /// There is none of that name.
-    pub(super) fn named(name: &str) -> Result<Self, LabError> {
+    pub(super) fn from_name(name: &str) -> Result<Self, LabError> {
         Ok(match name {
             "riommu" => Self::Rings,
             "riommu-" => Self::RingsNonCoherent,
@@ -181,7 +186,7 @@ impl Subject {
 pub(super) struct Cost {
     /// Cycles that were executed, without the replay's own loop: each block of steps by its median over the repetitions, so that what
     /// else happens on the processor hardly counts.
-    pub(super) executed: f64,
+    pub(super) measured: f64,
     /// The same of each repetition by itself, in the order in which they ran.
     pub(super) repetitions: Vec<f64>,
     /// Largest less smallest repetition, as a share.
@@ -200,7 +205,7 @@ impl Cost {
             .map(|blocks| (blocks.iter().sum::<u64>() as f64 - own).max(0.0))
             .collect();
         Self {
-            executed: (sum_of_medians(repetitions) - own).max(0.0),
+            measured: (sum_of_medians(repetitions) - own).max(0.0),
             spread: median(&each).1,
             repetitions: each,
             invalidations,
@@ -209,12 +214,12 @@ impl Cost {
     }
 
     /// Executed cycles of a map and an unmap.
-    pub(super) fn executed_per_pair(&self) -> f64 {
-        self.executed / self.pairs.max(1) as f64
+    pub(super) fn measured_per_pair(&self) -> f64 {
+        self.measured / self.pairs.max(1) as f64
     }
 
     /// Cycles of a map and an unmap that `profile` charges.
-    pub(super) fn charged_per_pair(&self, profile: &Profile) -> f64 {
+    pub(super) fn modelled_per_pair(&self, profile: &Profile) -> f64 {
         self.invalidations_per_pair() * profile.invalidation_cycles as f64
     }
 
@@ -225,42 +230,42 @@ impl Cost {
 
     /// Both.
     pub(super) fn per_pair(&self, profile: &Profile) -> f64 {
-        self.executed_per_pair() + self.charged_per_pair(profile)
+        self.measured_per_pair() + self.modelled_per_pair(profile)
     }
 
     /// Both, in each repetition by itself.
     pub(super) fn each_per_pair(&self, profile: &Profile) -> Vec<f64> {
-        let (pairs, charged) = (self.pairs.max(1) as f64, self.charged_per_pair(profile));
+        let (pairs, charged) = (self.pairs.max(1) as f64, self.modelled_per_pair(profile));
         let each = self.repetitions.iter();
         each.map(|executed| executed / pairs + charged).collect()
     }
 }
 
 /// Replicas of one subject, which go through the same runs.
-pub(super) struct Timed {
-    subject: Subject,
-    replicas: Vec<Box<dyn Driven>>,
+pub(super) struct TimedReplays {
+    subject: TimedSubject,
+    replicas: Vec<Box<dyn DynExperimentReplay>>,
 }
 
-impl Timed {
+impl TimedReplays {
     /// Fresh replicas of `subject`, as many as there are repetitions.
     ///
     /// # Errors
     /// No memory, or the mode is not built in.
     pub(super) fn new(
-        subject: Subject,
+        subject: TimedSubject,
         profile: &Profile,
         repetitions: usize,
     ) -> Result<Self, LabError> {
-        Self::written_back(subject, profile, repetitions, WriteBack::best())
+        Self::with_write_back(subject, profile, repetitions, WriteBack::best())
     }
 
     /// The same, whose lines are written back by a given instruction.
     ///
     /// # Errors
     /// As for [`new`](Self::new), or this processor has no such instruction.
-    pub(super) fn written_back(
-        subject: Subject,
+    pub(super) fn with_write_back(
+        subject: TimedSubject,
         profile: &Profile,
         repetitions: usize,
         write_back: WriteBack,
@@ -268,7 +273,7 @@ impl Timed {
         // More invalidations than a burst of any experiment has unmaps.
         const LONGEST: usize = 4096;
         let make = || match &subject {
-            Subject::Mode(mode) => {
+            TimedSubject::Mode(mode) => {
                 let coherency = profile.coherency();
                 let make = MakeReplica {
                     coherency,
@@ -276,16 +281,16 @@ impl Timed {
                 };
                 dispatch(mode, make)?
             }
-            Subject::Rings => {
+            TimedSubject::Rings => {
                 let burst = Burst::new(LONGEST);
                 rings::<Ring, _>(Coherency::Coherent, write_back, burst)
             }
-            Subject::RingsNonCoherent => {
+            TimedSubject::RingsNonCoherent => {
                 let burst = Burst::new(LONGEST);
                 rings::<Ring, _>(Coherency::NonCoherent, write_back, burst)
             }
-            Subject::RingsLiteralNonCoherent => {
-                rings::<LiteralRing, _>(Coherency::NonCoherent, write_back, LiteralBurst)
+            TimedSubject::RingsLiteralNonCoherent => {
+                rings::<RingAsPublished, _>(Coherency::NonCoherent, write_back, BurstAsPublished)
             }
         };
         let replicas = (0..repetitions.max(1)).map(|_| make());
@@ -310,11 +315,14 @@ impl Timed {
 ///
 /// # Errors
 /// A map was refused.
-pub(super) fn run_in_turns(subjects: &mut [Timed], run: &Run) -> Result<Vec<Cost>, LabError> {
+pub(super) fn run_in_turns(
+    subjects: &mut [TimedReplays],
+    run: &Run,
+) -> Result<Vec<Cost>, LabError> {
     let by_ring = run.by_ring();
-    let loops = [&run.plan, &by_ring].map(own_loop);
-    let plan = |subject: &Subject| match subject {
-        Subject::Mode(_) => (&run.plan, loops[0]),
+    let loops = [&run.plan, &by_ring].map(loop_overhead);
+    let plan = |subject: &TimedSubject| match subject {
+        TimedSubject::Mode(_) => (&run.plan, loops[0]),
         _ => (&by_ring, loops[1]),
     };
     let mut blocks: Vec<Vec<Vec<u64>>> = vec![Vec::new(); subjects.len()];
@@ -324,7 +332,7 @@ pub(super) fn run_in_turns(subjects: &mut [Timed], run: &Run) -> Result<Vec<Cost
     for repetition in 0..longest.unwrap_or(0) {
         for turn in 0..count {
             let place = (turn + repetition) % count;
-            let Timed { subject, replicas } = &mut subjects[place];
+            let TimedReplays { subject, replicas } = &mut subjects[place];
             if let Some(replica) = replicas.get_mut(repetition) {
                 let mut clock = Clock::blocks();
                 invalidations[place] = replica.drive(plan(subject).0, &mut clock)?;
@@ -333,7 +341,7 @@ pub(super) fn run_in_turns(subjects: &mut [Timed], run: &Run) -> Result<Vec<Cost
         }
     }
     let all = subjects.iter().zip(&blocks).zip(invalidations);
-    let cost = |((subject, blocks), invalidations): ((&Timed, &Vec<Vec<u64>>), u64)| {
+    let cost = |((subject, blocks), invalidations): ((&TimedReplays, &Vec<Vec<u64>>), u64)| {
         let (plan, own) = plan(&subject.subject);
         Cost::of(blocks, plan, own, invalidations)
     };
@@ -351,12 +359,12 @@ pub(super) fn sum_of_medians(repetitions: &[Vec<u64>]) -> f64 {
 }
 
 /// Cycles of the replay's own loop: of each block the least of a few tries, since nothing but disturbance makes it longer.
-fn own_loop(plan: &Plan) -> f64 {
+fn loop_overhead(plan: &Plan) -> f64 {
     const TRIES: usize = 3;
     let tries: Vec<Vec<u64>> = (0..TRIES)
         .map(|_| {
             let mut clock = Clock::blocks();
-            Idle::default().run(plan, &mut clock);
+            EmptyLoop::default().run(plan, &mut clock);
             clock.blocks
         })
         .collect();
@@ -368,7 +376,7 @@ fn own_loop(plan: &Plan) -> f64 {
 #[cfg(test)]
 mod tests {
     use ringfence_devices::nic::Profile as Adapter;
-    use ringfence_devices::workload::Stream;
+    use ringfence_devices::workload::NetperfStream;
 
     use super::*;
     use crate::experiments::capture::Capture;
@@ -376,7 +384,8 @@ mod tests {
     #[test]
     fn invalidations_are_those_of_the_policy() {
         let profile = Profile::r210_2015();
-        let mut capture = Capture::with(Adapter::BRCM, Stream::default(), 200, 2000).unwrap();
+        let mut capture =
+            Capture::with(Adapter::BRCM, NetperfStream::default(), 200, 2000).unwrap();
         let runs = [capture.run().unwrap(), capture.run().unwrap()];
         let unmaps: u64 = runs.iter().map(|run| run.plan.unmaps).sum();
         let bursts: u64 = runs.iter().map(Run::bursts).sum();
@@ -388,13 +397,14 @@ mod tests {
             ("riommu-", bursts),
             ("riommu--literal", bursts),
         ] {
-            let mut timed = Timed::new(Subject::named(name).unwrap(), &profile, 1).unwrap();
+            let mut timed =
+                TimedReplays::new(TimedSubject::from_name(name).unwrap(), &profile, 1).unwrap();
             let count: u64 = runs
                 .iter()
                 .map(|run| timed.run(run).unwrap().invalidations)
                 .sum();
             assert_eq!(count, wanted, "{name}");
         }
-        assert!(Subject::named("nothing").is_err());
+        assert!(TimedSubject::from_name("nothing").is_err());
     }
 }

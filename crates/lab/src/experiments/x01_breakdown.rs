@@ -2,12 +2,12 @@
 
 use super::capture::Run;
 use super::catalogue::{Experiment, Setting, built};
-use super::counterfactual::stages;
-use super::finding::{Demand, FindingRow, Findings, Measured, Printed};
-use super::printed::Sheet;
+use super::finding::{FindingRow, Findings, Measured, Published, Requirement};
+use super::published::Sheet;
 use super::stream::{counted, in_turns, runs};
-use super::timed::Subject;
-use crate::compare::{Options, meter};
+use super::substitution::stages;
+use super::timed::TimedSubject;
+use crate::compare::{CompareOptions, meter};
 use crate::error::LabError;
 use crate::meter::Components;
 use crate::modes::Mode;
@@ -37,13 +37,13 @@ pub(super) fn components_in_turns(
     modes: &[&str],
     plans: &[Run],
 ) -> Result<Vec<Components>, LabError> {
-    let options = Options {
+    let options = CompareOptions {
         modes: Vec::new(),
         profile: setting.profile.clone(),
         devices: None,
         repetitions: setting.repetitions,
-        hostile: false,
-        ..Options::default()
+        attack: false,
+        ..CompareOptions::default()
     };
     let mut meters = Vec::new();
     for mode in modes {
@@ -61,7 +61,7 @@ pub(super) fn components_in_turns(
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let mut runs = runs(setting)?;
     runs.truncate(5);
-    let mut found = Findings::by(format!(
+    let mut found = Findings::with_method(format!(
         "{} runs of mlx stream; the meter of `compare` takes one component after the other away (decision 0007) and averages over all \
          runs, the modes in turns. Page walks do not snoop. Invalidations are charged where a policy asks for them.",
         runs.len()
@@ -108,7 +108,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
             let row = row.beside(printed);
             found.push(match (function, component) {
                 ("map", "iova alloc") => row.ordered_in("alloc"),
-                (_, "iotlb inv") if strict => row.held_to(Demand::Near),
+                (_, "iotlb inv") if strict => row.require(Requirement::Near),
                 _ => row,
             });
         }
@@ -131,7 +131,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
             "cycles",
             Measured::cost(executed, charged, spread),
         );
-        let sum = Printed {
+        let sum = Published {
             text: format!("{printed}"),
             value: printed,
             source: "riommu_table1.csv: both sums".into(),
@@ -145,8 +145,8 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
                 Measured::timed(ratio, spread),
             );
             let printed =
-                Printed::derived(printed / first.0, "riommu_table1.csv: both sums, divided");
-            found.push(row.beside(printed).held_to(Demand::Near));
+                Published::derived(printed / first.0, "riommu_table1.csv: both sums, divided");
+            found.push(row.beside(printed).require(Requirement::Near));
         }
     }
     by_stages(setting, &runs, metered.first(), &mut found)?;
@@ -163,7 +163,7 @@ fn by_stages(
     strict: Option<&Components>,
     found: &mut Findings,
 ) -> Result<(), LabError> {
-    let costs = in_turns(setting, runs, vec![Subject::Rings])?;
+    let costs = in_turns(setting, runs, vec![TimedSubject::Rings])?;
     let costs = costs.first().ok_or(LabError::Internal("a cost"))?;
     let pairs: u64 = costs.iter().map(|cost| cost.pairs).sum();
     let profile = &setting.profile;

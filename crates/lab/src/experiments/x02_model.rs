@@ -6,18 +6,19 @@ use ringfence_memory::WriteBack;
 
 use super::capture::Run;
 use super::catalogue::{Experiment, Setting, built};
-use super::counterfactual::{paged, ring};
 use super::figure::{Figure, Series};
-use super::finding::{Demand, FindingRow, Findings, Measured, Printed, median};
+use super::finding::{FindingRow, Findings, Measured, Published, Requirement, median};
 use super::model::{
     Derived, Point, busy_wait_line, derived, derived_variant, deviation, gbps, model_line,
     residuals,
 };
-use super::printed::{
-    BASELINES, Baseline, C_NONE, CLOCK_GHZ, IOVAS_PER_PACKET, MLX_STREAM, Sheet, TABLE_1, Variant,
+use super::published::{
+    BASELINE_CYCLES, BASELINES, Baseline, CLOCK_GHZ, IOVAS_PER_PACKET, MLX_STREAM, Sheet, TABLE_1,
+    Variant,
 };
-use super::stream::{in_turns, last, over, packet, packets, runs, throughput};
-use super::timed::{Cost, Subject, Timed, run_in_turns};
+use super::stream::{in_turns, last, packet, packets, relative_throughput, runs, throughput};
+use super::substitution::{paged, ring};
+use super::timed::{Cost, TimedReplays, TimedSubject, run_in_turns};
 use crate::Profile;
 use crate::error::LabError;
 use crate::meter::cycles;
@@ -48,7 +49,7 @@ fn modes() -> Vec<(&'static str, Derived)> {
 
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let runs = runs(setting)?;
-    let mut found = Findings::by(format!(
+    let mut found = Findings::with_method(format!(
         "{} runs of mlx stream, all modes in turns, {} times each; C is 1816 cycles and twice the cost of a map and an unmap in the last \
          run. Page walks do not snoop, but for riommu. The busy-wait line is executed.",
         runs.len(),
@@ -61,7 +62,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         .filter(|name| **name != "none")
         .chain(&[LITERAL]);
     let timed: Vec<&str> = timed.copied().collect();
-    let subjects = timed.iter().map(|name| Subject::named(name));
+    let subjects = timed.iter().map(|name| TimedSubject::from_name(name));
     let costs = in_turns(setting, &runs, subjects.collect::<Result<_, _>>()?)?;
     let mut all: HashMap<&str, Cost> = HashMap::new();
     for (name, costs) in timed.iter().zip(&costs) {
@@ -80,12 +81,12 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     for (mode, document) in modes() {
         let cycles = packet(of(mode)?, profile);
         let row = FindingRow::new(format!("{mode}: C"), "cycles", cycles);
-        let printed = Printed {
+        let printed = Published {
             text: format!("{:.0}", document.cycles.value),
             value: document.cycles.value,
             source: source.into(),
         };
-        let row = row.beside(printed).held_to(Demand::Near);
+        let row = row.beside(printed).require(Requirement::Near);
         found.push(row.ordered_in("cycles of a packet"));
         crosses.push((cycles.median, gbps(CLOCK_GHZ, cycles.median)));
         printed_crosses.push((document.cycles.value, document.gbps.value));
@@ -93,7 +94,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     for (mode, document) in modes() {
         let speed = throughput(of(mode)?, profile);
         let row = FindingRow::new(format!("{mode}: throughput by the model"), "Gbit/s", speed);
-        let printed = Printed::derived(document.gbps.value, source);
+        let printed = Published::derived(document.gbps.value, source);
         found.push(row.beside(printed).ordered_in("throughput"));
     }
     found.push(whole_order(setting, &names, &all));
@@ -111,9 +112,12 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     for variant in Variant::ALL {
         for baseline in BASELINES {
             let (one, other) = (variant.name(), baseline.name());
-            let ratio = over(of(one)?, of(other)?, profile);
+            let ratio = relative_throughput(of(one)?, of(other)?, profile);
             let row = FindingRow::new(format!("throughput, {one} / {other}"), "", ratio);
-            found.push(row.beside(cell(variant, baseline)?).held_to(Demand::Near));
+            found.push(
+                row.beside(cell(variant, baseline)?)
+                    .require(Requirement::Near),
+            );
         }
     }
     for variant in Variant::ALL {
@@ -127,7 +131,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
                 Measured::counted(paged / ring),
             );
             let printed = cell(variant, column.mode)?;
-            found.push(row.beside(printed).held_to(Demand::Near));
+            found.push(row.beside(printed).require(Requirement::Near));
         }
     }
     literal(&mut found, of(LITERAL)?, of("riommu")?, profile)?;
@@ -141,12 +145,12 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
             "%",
             Measured::timed(100.0 * off.worst, 0.0),
         );
-        let printed = Printed {
+        let printed = Published {
             text: "coincide".into(),
             value: 15.0,
             source: "rIOMMU Fig. 8: thick and thin line".into(),
         };
-        found.push(row.beside(printed).held_to(Demand::AtMost));
+        found.push(row.beside(printed).require(Requirement::AtMost));
     }
     let scale: Vec<f64> = (1..=40).map(|n| f64::from(n) * 500.0).collect();
     let points = |line: &[Point]| line.iter().map(|p| (p.cycles, p.gbps)).collect();
@@ -173,7 +177,10 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     }
     let share = |name: &str| -> Result<f64, LabError> {
         let cycles = packet(of(name)?, profile);
-        Ok((C_NONE + IOVAS_PER_PACKET * of(name)?.charged_per_pair(profile)) / cycles.median)
+        Ok(
+            (BASELINE_CYCLES + IOVAS_PER_PACKET * of(name)?.modelled_per_pair(profile))
+                / cycles.median,
+        )
     };
     found.explain(format!(
         "What differs is what was executed: of C, {:.0}% is charged in strict, {:.0}% in strict+ and {:.0}% in riommu, and equals the document's. \
@@ -211,7 +218,7 @@ fn whole_order(setting: &Setting, names: &[&str], all: &HashMap<&str, Cost>) -> 
     let what = "repetitions in which each mode by itself has its place: strict < strict+ < defer < defer+ < riommu- < riommu < none";
     let row = FindingRow::new(what, "", Measured::counted(ordered.count() as f64));
     // One disturbed repetition says nothing of a mode: the medians are judged, group by group.
-    row.beside(Printed {
+    row.beside(Published {
         text: format!("{repetitions} of {repetitions}"),
         value: repetitions as f64,
         source: "the order of riommu_table2.csv, mlx stream".into(),
@@ -234,7 +241,7 @@ fn literal(
     let more = Measured::cost(with.median - without.median, 0.0, median(&each).1);
     let row = FindingRow::new(format!("{LITERAL} beyond riommu"), "cycles", more);
     let printed = Sheet::named("claims")?.printed(&[("id", "R28")], "value")?;
-    found.push(row.beside(printed).held_to(Demand::Near));
+    found.push(row.beside(printed).require(Requirement::Near));
     Ok(())
 }
 
@@ -246,8 +253,8 @@ fn with_clflush(setting: &Setting, runs: &[Run], found: &mut Findings) -> Result
     let profile = &setting.profile;
     let names = ["strict", "strict+", "defer", "defer+", "riommu-", "riommu"];
     let timed = names.map(|name| {
-        let subject = Subject::named(name)?;
-        Timed::written_back(subject, profile, 1, WriteBack::Clflush)
+        let subject = TimedSubject::from_name(name)?;
+        TimedReplays::with_write_back(subject, profile, 1, WriteBack::Clflush)
     });
     let mut timed = timed.into_iter().collect::<Result<Vec<_>, _>>()?;
     let mut costs = Vec::new();
@@ -261,7 +268,7 @@ fn with_clflush(setting: &Setting, runs: &[Run], found: &mut Findings) -> Result
     }
     let mut ratios = Vec::new();
     for (name, cost) in names.iter().zip(&costs).take(4) {
-        let ratio = over(riommu, cost, profile);
+        let ratio = relative_throughput(riommu, cost, profile);
         ratios.push(format!("{:.2} over {name}", ratio.median));
         let what = format!("throughput by CLFLUSH, riommu / {name}");
         let cell = MLX_STREAM.throughput[Variant::Coherent as usize];
@@ -271,7 +278,7 @@ fn with_clflush(setting: &Setting, runs: &[Run], found: &mut Findings) -> Result
         let printed = place.and_then(|place| cell.get(place)).copied();
         let row = FindingRow::new(what, "", ratio);
         let printed =
-            Printed::derived(printed.unwrap_or(f64::NAN), "riommu_table2.csv, mlx stream");
+            Published::derived(printed.unwrap_or(f64::NAN), "riommu_table2.csv, mlx stream");
         found.push(row.beside(printed));
     }
     found.explain(format!(

@@ -2,11 +2,11 @@
 
 use super::benchmarks::extra;
 use super::catalogue::{Experiment, Setting, built};
-use super::finding::{Demand, FindingRow, Findings, Measured};
+use super::finding::{FindingRow, Findings, Measured, Requirement};
 use super::model::PACKET_BYTES;
-use super::printed::{
-    BASELINES, Baseline, Benchmark, C_NONE, CLOCK_GHZ, Metric, Nic, Sheet, TABLE_2, TABLE_3,
-    Table2Row, Variant,
+use super::published::{
+    BASELINE_CYCLES, BASELINES, Baseline, Benchmark, CLOCK_GHZ, Metric, Nic, Sheet, TABLE_2,
+    TABLE_3, Table2Row, Variant,
 };
 use crate::error::LabError;
 
@@ -65,12 +65,12 @@ impl Frame {
         let row = rows.find(|row| row.nic == nic && row.benchmark == benchmark);
         let row = row.ok_or(LabError::Internal("a row of Table 2"))?;
         let costs = extra(setting, nic, benchmark)?;
-        Ok(frame(row, |mode| beyond(&costs, mode)))
+        Ok(frame(row, |mode| overhead(&costs, mode)))
     }
 }
 
 /// What a frame costs in `mode` beyond no protection.
-fn beyond(costs: &[(&'static str, Measured)], mode: &str) -> f64 {
+fn overhead(costs: &[(&'static str, Measured)], mode: &str) -> f64 {
     let found = costs.iter().find(|(name, _)| *name == mode);
     found.map_or(0.0, |(_, cost)| cost.median)
 }
@@ -105,7 +105,7 @@ fn frame(row: &Table2Row, cost: impl Fn(&str) -> f64) -> Frame {
         fitted: None,
     };
     match (row.nic, row.benchmark) {
-        (Nic::Mlx, Benchmark::Stream) => known(C_NONE),
+        (Nic::Mlx, Benchmark::Stream) => known(BASELINE_CYCLES),
         (nic, Benchmark::Rr) => {
             let table = TABLE_3.iter().find(|table| table.nic == nic);
             let microseconds =
@@ -120,14 +120,14 @@ fn frame(row: &Table2Row, cost: impl Fn(&str) -> f64) -> Frame {
 }
 
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
-    let mut found = Findings::by(
+    let mut found = Findings::with_method(
         "Two or three runs of each benchmark; the last one counts. A frame costs what it costs without protection, and the executed and \
          charged cycles of its maps and unmaps; throughput is the inverse of that, up to 10 Gbit/s on brcm.",
     );
     let sheet = Sheet::named("riommu_table2")?;
     for (table, group) in TABLE_2.iter().zip(GROUPS) {
         let costs = extra(setting, table.nic, table.benchmark)?;
-        let cost = |mode: &str| beyond(&costs, mode);
+        let cost = |mode: &str| overhead(&costs, mode);
         let frame = frame(table, cost);
         let row = FindingRow::new(
             format!("{group}: a frame without protection"),
@@ -174,7 +174,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
                     );
                     let row = row
                         .beside(sheet.printed(&wanted, "value")?)
-                        .held_to(Demand::Near);
+                        .require(Requirement::Near);
                     let cell =
                         variant == Variant::Coherent && frame.fitted == Some((*metric, baseline));
                     let row = if cell { row.fitted() } else { row };

@@ -2,8 +2,8 @@
 
 use super::benchmarks::extra;
 use super::catalogue::{Experiment, Setting, built};
-use super::finding::{Demand, FindingRow, Findings, Measured};
-use super::printed::{Benchmark, CLOCK_GHZ, Nic, Sheet};
+use super::finding::{FindingRow, Findings, Measured, Requirement};
+use super::published::{Benchmark, CLOCK_GHZ, Nic, Sheet};
 use crate::error::LabError;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
@@ -14,7 +14,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
 };
 
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
-    let mut found = Findings::by(
+    let mut found = Findings::with_method(
         "Request-response on both adapters: the round trip without protection is the document's; to it come the cycles that the server's \
          maps and unmaps of one frame in and one out take, at 3.1 GHz.",
     );
@@ -40,7 +40,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
             let row = FindingRow::new(format!("{}: {mode}", nic.name()), "us", measured);
             found.push(
                 row.beside(cell(mode)?)
-                    .held_to(Demand::Near)
+                    .require(Requirement::Near)
                     .ordered_in(nic.name()),
             );
         }

@@ -1,10 +1,10 @@
 //! X05: pass-through by hardware and by a table that maps everything, against no IOMMU (rIOMMU section 5.1).
 
 use super::catalogue::{Experiment, Setting, built};
-use super::finding::{Demand, FindingRow, Findings, Measured};
-use super::printed::{C_NONE, IOVAS_PER_PACKET, Sheet};
+use super::finding::{FindingRow, Findings, Measured, Requirement};
+use super::published::{BASELINE_CYCLES, IOVAS_PER_PACKET, Sheet};
 use super::stream::{in_turns, last, runs};
-use super::timed::{Cost, Subject};
+use super::timed::{Cost, TimedSubject};
 use crate::error::LabError;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
@@ -17,22 +17,22 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let mut runs = runs(setting)?;
     runs.truncate(2);
-    let mut found = Findings::by(
+    let mut found = Findings::with_method(
         "mlx stream through the identity modes: what their map and unmap execute beyond that of `none`, for two buffers a packet.",
     );
     let claims = Sheet::named("claims")?;
     let names = ["none", "hwpt", "swpt"];
     let subjects = names
-        .map(Subject::named)
+        .map(TimedSubject::from_name)
         .into_iter()
         .collect::<Result<_, _>>()?;
     let mut costs = Vec::new();
     for costs_of in in_turns(setting, &runs, subjects)? {
         costs.push(last(&costs_of)?);
     }
-    let none = costs.first().map_or(0.0, Cost::executed_per_pair);
+    let none = costs.first().map_or(0.0, Cost::measured_per_pair);
     for (mode, cost) in names.into_iter().zip(&costs).skip(1) {
-        let (cycles, spread) = (cost.executed_per_pair(), cost.spread);
+        let (cycles, spread) = (cost.measured_per_pair(), cost.spread);
         let extra = IOVAS_PER_PACKET * (cycles - none);
         let row = FindingRow::new(
             format!("{mode}: cycles of a packet beyond none"),
@@ -41,9 +41,9 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         );
         found.push(
             row.beside(claims.printed(&[("id", "R26")], "value")?)
-                .held_to(Demand::Near),
+                .require(Requirement::Near),
         );
-        let lower = 100.0 * (1.0 - C_NONE / (C_NONE + extra));
+        let lower = 100.0 * (1.0 - BASELINE_CYCLES / (BASELINE_CYCLES + extra));
         let row = FindingRow::new(
             format!("{mode}: stream throughput below none"),
             "%",
@@ -51,7 +51,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         );
         found.push(
             row.beside(claims.printed(&[("id", "R25")], "value")?)
-                .held_to(Demand::Near),
+                .require(Requirement::Near),
         );
     }
     found.explain(

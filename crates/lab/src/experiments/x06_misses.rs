@@ -4,23 +4,23 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use ringfence_devices::api::LayerApi;
-use ringfence_devices::nic::{Choice, Premapped};
+use ringfence_devices::nic::{BufferChoice, Premapped};
 use ringfence_devices::{Buffer, Bus, Seed};
 use ringfence_dma::flush::{Flush, Never, Strict};
 use ringfence_dma::space::{Identity, Paged, Rounding, Space};
 use ringfence_dma::{Attachment, Dma, Platform};
-use ringfence_hw::Stats;
+use ringfence_hw::IommuStats;
 use ringfence_iova::{CachedTree, Capacity, Eiovar, Locked};
-use ringfence_types::{DeviceId, Iova, Pfn, PfnRange, PhysAddr, PhysRange};
+use ringfence_types::{Iova, Pfn, PfnRange, PhysAddr, PhysRange, RequesterId};
 
 use super::catalogue::{Experiment, Setting, built};
-use super::finding::{Demand, FindingRow, Findings, Measured, median};
-use super::printed::Sheet;
-use crate::build::{ReplayTable, plain};
+use super::finding::{FindingRow, Findings, Measured, Requirement, median};
+use super::published::Sheet;
 use crate::error::LabError;
-use crate::hardware::{Directed, Vtd};
-use crate::machine::Machine;
+use crate::hardware::{ContextTarget, Vtd};
 use crate::meter::cycles;
+use crate::mode_dispatch::{ReplayTable, plain_radix};
+use crate::platform::ReplayPlatform;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     id: "X06",
@@ -29,7 +29,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     measure: built(measure),
 };
 
-const NIC: DeviceId = DeviceId::new(0x0300);
+const NIC: RequesterId = RequesterId::new(0x0300);
 /// Bytes of a raw frame.
 const FRAME: u32 = 64;
 /// A buffer is a page, so that each has an entry of its own.
@@ -37,7 +37,7 @@ const SLOT: u64 = 4096;
 
 /// What sending has shown, for a random buffer each time and for always the same one.
 #[derive(Debug, Clone, Copy)]
-struct Sent {
+struct SendCost {
     /// What the unit counted meanwhile, per frame.
     misses: f64,
     references: f64,
@@ -48,18 +48,18 @@ struct Sent {
 
 /// How much is sent.
 #[derive(Debug, Clone, Copy)]
-struct Amount {
+struct SendCount {
     buffers: u64,
     frames: u64,
     repetitions: usize,
 }
 
 fn sent<S: Space, F: Flush<S, Buffer>>(
-    mut machine: Machine<Vtd>,
+    mut machine: ReplayPlatform<Vtd>,
     dma: Dma<S, F, Buffer>,
     at: &Attachment,
-    amount: Amount,
-) -> Result<[Sent; 2], LabError> {
+    amount: SendCount,
+) -> Result<[SendCost; 2], LabError> {
     let failed = || LabError::Internal("a buffer that stays mapped cannot be sent");
     let arena = Rc::clone(machine.arena());
     let mut cpu = dma.cpu();
@@ -70,12 +70,12 @@ fn sent<S: Space, F: Flush<S, Buffer>>(
         cpu: &mut cpu,
         platform: &mut machine,
         at,
-        witness: (),
+        hooks: (),
     };
     let mut pool = Premapped::open(&mut api, memory, SLOT, FRAME).map_err(|_| failed())?;
-    let mut choices = [Choice::Random(Seed::new(1)), Choice::Same];
+    let mut choices = [BufferChoice::Random(Seed::new(1)), BufferChoice::Same];
     let mut times = [Vec::new(), Vec::new()];
-    let mut counted = [Stats::default(); 2];
+    let mut counted = [IommuStats::default(); 2];
     // Interleaved, so that what else the processor does falls on both; the first round of each warms the caches and does not count.
     for round in 0..=amount.repetitions {
         for (place, choice) in choices.iter_mut().enumerate() {
@@ -102,13 +102,13 @@ fn sent<S: Space, F: Flush<S, Buffer>>(
         cpu: &mut cpu,
         platform: &mut machine,
         at,
-        witness: (),
+        hooks: (),
     };
     pool.close(&mut api).map_err(|_| failed())?;
     let frames = (amount.frames * amount.repetitions as u64).max(1) as f64;
     Ok([0, 1].map(|place| {
         let (cycles, spread) = median(&times[place]);
-        Sent {
+        SendCost {
             misses: counted[place].iotlb_misses as f64 / frames,
             references: counted[place].walk_references as f64 / frames,
             cycles,
@@ -118,15 +118,15 @@ fn sent<S: Space, F: Flush<S, Buffer>>(
 }
 
 /// Behind a radix table.
-fn translated(setting: &Setting, amount: Amount) -> Result<[Sent; 2], LabError> {
-    let mut machine = Machine::<Vtd>::new(&setting.profile, true)?;
+fn translated(setting: &Setting, amount: SendCount) -> Result<[SendCost; 2], LabError> {
+    let mut machine = ReplayPlatform::<Vtd>::new(&setting.profile, true)?;
     let mut dma = Dma::new(Strict);
     let mut root = PhysAddr::ZERO;
     let at = dma
         .attach(NIC, Iova::new((1 << 48) - 1), |domain| {
             let (memory, frames) = (machine.arena(), machine.frames());
             let coherency = machine.coherency();
-            let table = plain(domain, coherency, memory, frames, None)?;
+            let table = plain_radix(domain, coherency, memory, frames, None)?;
             root = table.root();
             let all = PfnRange::inclusive(Pfn::new(1), Pfn::new((1 << 36) - 1));
             let all = all.ok_or(LabError::Internal("all of a space"))?;
@@ -135,13 +135,13 @@ fn translated(setting: &Setting, amount: Amount) -> Result<[Sent; 2], LabError> 
             Ok::<_, LabError>(Paged::new(alloc, table, Rounding::Exact))
         })
         .map_err(|_| LabError::TooManyDevices)?;
-    machine.attach(NIC, at.domain(), Directed::Table(root))?;
+    machine.attach(NIC, at.domain(), ContextTarget::Table(root))?;
     sent(machine, dma, &at, amount)
 }
 
 /// With the IOMMU off: what the frames' bytes cost alone.
-fn untranslated(setting: &Setting, amount: Amount) -> Result<[Sent; 2], LabError> {
-    let machine = Machine::<Vtd>::new(&setting.profile, false)?;
+fn untranslated(setting: &Setting, amount: SendCount) -> Result<[SendCost; 2], LabError> {
+    let machine = ReplayPlatform::<Vtd>::new(&setting.profile, false)?;
     let mut dma = Dma::new(Never);
     let at = dma
         .attach(NIC, Iova::new(u64::MAX), |domain| {
@@ -152,7 +152,7 @@ fn untranslated(setting: &Setting, amount: Amount) -> Result<[Sent; 2], LabError
 }
 
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
-    let amount = Amount {
+    let amount = SendCount {
         buffers: Premapped::<()>::BUFFERS,
         frames: 20_000,
         repetitions: 2 * setting.repetitions.max(1) + 1,
@@ -160,8 +160,8 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     found(setting, amount)
 }
 
-fn found(setting: &Setting, amount: Amount) -> Result<Findings, LabError> {
-    let mut found = Findings::by(format!(
+fn found(setting: &Setting, amount: SendCount) -> Result<Findings, LabError> {
+    let mut found = Findings::with_method(format!(
         "A program sends frames of {FRAME} bytes out of {} buffers of a page, mapped once: a random one each time, or always the first. The \
          unit's model counts misses and the words its walks read; {} cycles are charged for a miss. What a walk takes on this processor is \
          the difference of the two, less the same difference with the IOMMU off.",
@@ -189,7 +189,7 @@ fn found(setting: &Setting, amount: Amount) -> Result<Findings, LabError> {
         Measured::cost(0.0, charged, 0.0),
     );
     let printed = claims.printed(&[("id", "R48")], "value")?.read_as(1532.0);
-    found.push(difference.beside(printed).held_to(Demand::Near));
+    found.push(difference.beside(printed).require(Requirement::Near));
     let per_walk = random.references / random.misses.max(f64::MIN_POSITIVE);
     let references = row("words read by a walk", "", Measured::counted(per_walk));
     found.push(references.beside(claims.printed(&[("id", "R49")], "value")?));
@@ -239,7 +239,7 @@ mod tests {
     #[test]
     fn a_random_buffer_misses_and_one_buffer_does_not() {
         let setting = Setting::smoke();
-        let amount = Amount {
+        let amount = SendCount {
             buffers: 2048,
             frames: 500,
             repetitions: 2,
@@ -255,7 +255,7 @@ mod tests {
 
     #[test]
     fn the_charge_is_one_miss() {
-        let amount = Amount {
+        let amount = SendCount {
             buffers: 4096,
             frames: 500,
             repetitions: 1,

@@ -3,7 +3,7 @@
 
 use super::catalogue::{Experiment, Setting, built};
 use super::figure::{Figure, Series};
-use super::finding::{Demand, FindingRow, Findings, Measured, Printed};
+use super::finding::{FindingRow, Findings, Measured, Published, Requirement};
 use super::prefetch::{Kind, Predictor, PrefetchSummary, Shape, USES, summarise, synthetic};
 use crate::error::LabError;
 
@@ -22,7 +22,7 @@ struct Claim {
     what: &'static str,
     text: &'static str,
     of: fn(&PrefetchSummary) -> f64,
-    demand: Demand,
+    demand: Requirement,
     /// The recorded devices that it speaks of, and what they are called together.
     speaks_of: fn(Kind) -> bool,
     devices: &'static str,
@@ -38,7 +38,7 @@ const CLAIMS: [Claim; 8] = [
         what: "best as published",
         text: FEW,
         of: |summary| summary.best_baseline,
-        demand: Demand::AtMost,
+        demand: Requirement::AtMost,
         speaks_of: RINGS,
         devices: RINGS_NAME,
     },
@@ -46,7 +46,7 @@ const CLAIMS: [Claim; 8] = [
         what: "Markov, history below the ring",
         text: FEW,
         of: |summary| summary.markov_below,
-        demand: Demand::AtMost,
+        demand: Requirement::AtMost,
         speaks_of: RINGS,
         devices: RINGS_NAME,
     },
@@ -54,7 +54,7 @@ const CLAIMS: [Claim; 8] = [
         what: "Markov, history of the ring or more",
         text: SOME,
         of: |summary| summary.markov_above,
-        demand: Demand::AtLeast,
+        demand: Requirement::AtLeast,
         speaks_of: RINGS,
         devices: RINGS_NAME,
     },
@@ -62,7 +62,7 @@ const CLAIMS: [Claim; 8] = [
         what: "Recency, history below the ring",
         text: FEW,
         of: |summary| summary.recency_below,
-        demand: Demand::AtMost,
+        demand: Requirement::AtMost,
         speaks_of: RINGS,
         devices: RINGS_NAME,
     },
@@ -70,7 +70,7 @@ const CLAIMS: [Claim; 8] = [
         what: "Recency, history of the ring or more",
         text: SOME,
         of: |summary| summary.recency_above,
-        demand: Demand::AtLeast,
+        demand: Requirement::AtLeast,
         speaks_of: RINGS,
         devices: RINGS_NAME,
     },
@@ -78,7 +78,7 @@ const CLAIMS: [Claim; 8] = [
         what: "Distance, any history",
         text: FEW,
         of: |summary| summary.distance_below.max(summary.distance_above),
-        demand: Demand::AtMost,
+        demand: Requirement::AtMost,
         speaks_of: RINGS,
         devices: RINGS_NAME,
     },
@@ -86,7 +86,7 @@ const CLAIMS: [Claim; 8] = [
         what: "two entries a ring, uninvalidated",
         text: "always",
         of: |summary| summary.riotlb_uninvalidated,
-        demand: Demand::AtLeast,
+        demand: Requirement::AtLeast,
         speaks_of: ORDERED,
         devices: ORDERED_NAME,
     },
@@ -94,7 +94,7 @@ const CLAIMS: [Claim; 8] = [
         what: "two entries a ring, invalidated by bursts",
         text: "always",
         of: |summary| summary.riotlb,
-        demand: Demand::AtLeast,
+        demand: Requirement::AtLeast,
         speaks_of: ORDERED,
         devices: ORDERED_NAME,
     },
@@ -106,7 +106,7 @@ const SOME: &str = "most accesses";
 impl Claim {
     fn holds(&self, summary: &PrefetchSummary) -> bool {
         match self.demand {
-            Demand::AtMost => (self.of)(summary) <= MOST,
+            Requirement::AtMost => (self.of)(summary) <= MOST,
             _ => (self.of)(summary) >= MOST,
         }
     }
@@ -114,7 +114,7 @@ impl Claim {
     fn row(&self, summary: &PrefetchSummary) -> FindingRow {
         let what = format!("{}: {}", summary.source, self.what);
         let row = FindingRow::new(what, "", Measured::counted((self.of)(summary)));
-        row.beside(Printed {
+        row.beside(Published {
             text: self.text.into(),
             value: MOST,
             source: SOURCE.into(),
@@ -148,12 +148,12 @@ fn recorded(setting: &Setting, found: &mut Findings) {
                 claim.devices, claim.what, claim.text
             );
             let row = FindingRow::new(what, "devices", Measured::counted(holds));
-            let printed = Printed {
+            let printed = Published {
                 text: format!("all {devices}"),
                 value: devices,
                 source: SOURCE.into(),
             };
-            found.push(row.beside(printed).held_to(Demand::Exact));
+            found.push(row.beside(printed).require(Requirement::Exact));
         }
     }
     for kind in Kind::ALL {
@@ -227,14 +227,14 @@ fn recorded(setting: &Setting, found: &mut Findings) {
 
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let rows = synthetic()?;
-    let mut found = Findings::by(
+    let mut found = Findings::with_method(
         "Rings of five shapes with five kinds of addresses; each stream is fed to Markov, Recency and Distance, as published and modified, \
          with histories from a quarter to eight times the ring, and to two entries a ring. Shares of buffers whose first page was predicted.",
     );
     for summary in summarise(&rows) {
         let judged = CLAIMS
             .iter()
-            .map(|claim| claim.row(&summary).held_to(claim.demand));
+            .map(|claim| claim.row(&summary).require(claim.demand));
         found.rows.extend(judged);
     }
     recorded(setting, &mut found);

@@ -1,18 +1,18 @@
 //! X08: a SATA disk behind strict protection and without any (rIOMMU section 4, "Applicability").
 
 use ringfence_devices::block::ahci::{AhciDriver, AhciPort};
-use ringfence_devices::block::{BLOCK_BYTES, Io, Operation, PAGE_BYTES, RamDisk};
-use ringfence_devices::nic::World;
+use ringfence_devices::block::{BLOCK_BYTES, DiskRequest, Operation, PAGE_BYTES, RamDisk};
+use ringfence_devices::nic::Environment;
 use ringfence_devices::{Buffer, Pool};
 use ringfence_types::{PhysAddr, PhysRange};
 
-use super::capture::{NIC, Run, Unprotected};
+use super::capture::{NIC, Run, UnprotectedPlatform};
 use super::catalogue::{Experiment, Setting, built};
 use super::figure::{Figure, Series};
-use super::finding::{Demand, FindingRow, Findings, Measured, Printed};
+use super::finding::{FindingRow, Findings, Measured, Published, Requirement};
 use super::prefetch::{USES, summarise};
-use super::printed::{CLOCK_GHZ, Sheet};
-use super::timed::{Cost, Subject, Timed};
+use super::published::{CLOCK_GHZ, Sheet};
+use super::timed::{Cost, TimedReplays, TimedSubject};
 use crate::error::LabError;
 use crate::plan::Step;
 
@@ -37,7 +37,7 @@ const DISKS: [(&str, f64); 3] = [
 /// The driver's calls for `requests` sequential requests, half of them writes; they are executed out of order, as a drive pleases.
 fn calls(requests: u64) -> Result<Run, LabError> {
     let failed = |_| LabError::Internal("the AHCI driver");
-    let mut world = Unprotected::new()?;
+    let mut world = UnprotectedPlatform::new()?;
     let pages = u64::from(REQUEST) / PAGE_BYTES;
     let memory = PhysRange::new(
         PhysAddr::new(1 << 20),
@@ -55,8 +55,8 @@ fn calls(requests: u64) -> Result<Run, LabError> {
     let (mut submitted, mut done) = (0, 0);
     while done < requests {
         while submitted < requests && driver.outstanding().count_ones() < DEPTH as u32 {
-            let buffers = (0..pages).map_while(|_| pool.take()).collect();
-            let io = Io {
+            let buffers = (0..pages).map_while(|_| pool.alloc()).collect();
+            let io = DiskRequest {
                 operation: match submitted % 2 {
                     0 => Operation::Read,
                     _ => Operation::Write,
@@ -69,7 +69,7 @@ fn calls(requests: u64) -> Result<Run, LabError> {
             tag.map_err(|rejected| failed(rejected.error))?;
             submitted += 1;
         }
-        port.issue(driver.publish(&mut world.api()));
+        port.issue(driver.sync_map(&mut world.api()));
         let ran = port.run(&mut world.bus(), &mut disk, 4);
         ran.map_err(|_| LabError::Internal("the AHCI port"))?;
         let mut wrong = false;
@@ -82,7 +82,7 @@ fn calls(requests: u64) -> Result<Run, LabError> {
             return Err(LabError::Internal("a request of the disk failed"));
         }
         for buffer in back.drain(..) {
-            let given = pool.give(buffer);
+            let given = pool.free(buffer);
             given.map_err(|_| LabError::Internal("a buffer of another pool"))?;
         }
     }
@@ -97,10 +97,10 @@ fn out_of_order(run: &Run) -> f64 {
     for timed in &run.plan.steps {
         match timed.step {
             Step::Map { id, direction, .. } => {
-                alive[crate::ring::place_of(direction)].push_back(id.0);
+                alive[crate::ring::ring_index(direction)].push_back(id.0);
             }
             Step::Unmap { id, direction, .. } => {
-                let alive = &mut alive[crate::ring::place_of(direction)];
+                let alive = &mut alive[crate::ring::ring_index(direction)];
                 unmaps += 1;
                 if let Some(place) = alive.iter().position(|live| *live == id.0) {
                     out += u64::from(place > 0);
@@ -117,7 +117,7 @@ fn out_of_order(run: &Run) -> f64 {
 fn of_request(cost: &Cost, setting: &Setting, requests: u64) -> Measured {
     let charged = cost.invalidations as f64 * setting.profile.invalidation_cycles as f64;
     let each = |cycles: f64| cycles / requests.max(1) as f64;
-    Measured::cost(each(cost.executed), each(charged), cost.spread)
+    Measured::cost(each(cost.measured), each(charged), cost.spread)
 }
 
 /// Cycles of the documents' clock in which a disk moves a request.
@@ -130,7 +130,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
 }
 
 fn found(setting: &Setting, requests: u64) -> Result<Findings, LabError> {
-    let mut found = Findings::by(format!(
+    let mut found = Findings::with_method(format!(
         "{requests} sequential requests of 128 KiB through the AHCI driver, 32 outstanding, page by page; the driver's calls are performed \
          again in each mode. A disk delivers in its own time, while the processor works on the next request: throughput is that of the \
          slower of the two."
@@ -149,7 +149,11 @@ fn found(setting: &Setting, requests: u64) -> Result<Findings, LabError> {
     ));
     let mut costs = Vec::new();
     for mode in ["none", "strict"] {
-        let mut timed = Timed::new(Subject::named(mode)?, &setting.profile, setting.repetitions)?;
+        let mut timed = TimedReplays::new(
+            TimedSubject::from_name(mode)?,
+            &setting.profile,
+            setting.repetitions,
+        )?;
         let cost = of_request(&timed.run(&run)?, setting, requests);
         found.push(FindingRow::new(
             format!("{mode}: maps and unmaps of a request"),
@@ -166,17 +170,19 @@ fn found(setting: &Setting, requests: u64) -> Result<Findings, LabError> {
         let device = of_disk(megabytes);
         let rate = |cost: &Measured| 1.0 / device.max(cost.median);
         let ratio = rate(&strict) / rate(&none);
-        let printed: Printed = claim.text(&[("id", "R59")], "value").map(|text| Printed {
-            text: text.to_owned(),
-            value: 1.0,
-            source: "claims.csv R59".into(),
-        })?;
+        let printed: Published = claim
+            .text(&[("id", "R59")], "value")
+            .map(|text| Published {
+                text: text.to_owned(),
+                value: 1.0,
+                source: "claims.csv R59".into(),
+            })?;
         let row = FindingRow::new(
             format!("{disk}: throughput, strict / none"),
             "",
             Measured::timed(ratio, 0.0),
         );
-        found.push(row.beside(printed).held_to(Demand::Near));
+        found.push(row.beside(printed).require(Requirement::Near));
         found.push(FindingRow::new(
             format!("{disk}: share of a core for maps and unmaps in strict"),
             "",

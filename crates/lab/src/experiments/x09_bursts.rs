@@ -3,15 +3,15 @@
 use std::collections::HashMap;
 
 use ringfence_devices::nic::Profile as Adapter;
-use ringfence_devices::workload::{PACKETS_PER_RUN, Stream};
+use ringfence_devices::workload::{NetperfStream, PACKETS_PER_RUN};
 
 use super::capture::{Capture, Run};
 use super::catalogue::{Experiment, Setting, built};
 use super::figure::{Figure, Series};
-use super::finding::{Demand, FindingRow, Findings, Measured, Printed};
-use super::owned::{Answer, costs, refused};
-use super::printed::{C_NONE, IOVAS_PER_PACKET, Sheet};
-use super::timed::{Cost, Subject, Timed};
+use super::finding::{FindingRow, Findings, Measured, Published, Requirement};
+use super::owned::{InvalidationModel, costs, refused};
+use super::published::{BASELINE_CYCLES, IOVAS_PER_PACKET, Sheet};
+use super::timed::{Cost, TimedReplays, TimedSubject};
 use crate::Profile;
 use crate::error::LabError;
 use crate::plan::Step;
@@ -41,15 +41,24 @@ struct Point {
 
 impl Point {
     fn measure(setting: &Setting, packets: u32) -> Result<Self, LabError> {
-        let stream = Stream::default();
+        let stream = NetperfStream::default();
         let mut capture = Capture::with(Adapter::MLX, stream, packets, PACKETS_PER_RUN)?;
         // The first run fills the rings.
         let runs = [capture.run()?, capture.run()?];
         let cycles = setting.profile.invalidation_cycles;
         let last = |costs: Vec<Cost>| costs.last().cloned().ok_or(LabError::Internal("no runs"));
-        let owned = last(costs(&runs, setting.repetitions, Answer::Counted)?)?;
-        let waited = last(costs(&runs, setting.repetitions, Answer::Waited(cycles))?)?;
-        let mut timed = Timed::new(Subject::Rings, &setting.profile, setting.repetitions)?;
+        let owned = last(costs(
+            &runs,
+            setting.repetitions,
+            InvalidationModel::Counted,
+        )?)?;
+        let waited = last(costs(
+            &runs,
+            setting.repetitions,
+            InvalidationModel::Waited(cycles),
+        )?)?;
+        let mut timed =
+            TimedReplays::new(TimedSubject::Rings, &setting.profile, setting.repetitions)?;
         timed.run(&runs[0])?;
         let layer = timed.run(&runs[1])?;
         Ok(Self {
@@ -62,16 +71,16 @@ impl Point {
     }
 
     /// Throughput over that of `none`: a packet costs what it costs there, and two maps and unmaps.
-    fn over_none(cost: &Cost, profile: &Profile) -> Measured {
+    fn relative_to_none(cost: &Cost, profile: &Profile) -> Measured {
         let extra = IOVAS_PER_PACKET * cost.per_pair(profile);
-        let ratio = C_NONE / (C_NONE + extra);
-        let share = IOVAS_PER_PACKET * cost.executed_per_pair() / (C_NONE + extra);
+        let ratio = BASELINE_CYCLES / (BASELINE_CYCLES + extra);
+        let share = IOVAS_PER_PACKET * cost.measured_per_pair() / (BASELINE_CYCLES + extra);
         Measured::timed(ratio, cost.spread * share)
     }
 }
 
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
-    let mut found = Findings::by(
+    let mut found = Findings::with_method(
         "mlx stream with interrupts at 1 to 400 packets: the driver's calls are recorded while frames cross the wire and are verified, and \
          performed again on rings that the driver owns, and on rings behind the mapping layer. A packet is charged 1816 cycles, and 2150 for \
          each invalidation; maps and unmaps are executed. On owned rings they are executed by the driver's loops, and what the same loops \
@@ -107,11 +116,11 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
 fn point_rows(found: &mut Findings, point: &Point, setting: &Setting) -> Result<(), LabError> {
     let profile = &setting.profile;
     let at = format!("interrupt at {}", point.packets);
-    let charged = point.owned.charged_per_pair(profile);
-    let each = Measured::cost(point.owned.executed_per_pair(), charged, point.owned.spread);
+    let charged = point.owned.modelled_per_pair(profile);
+    let each = Measured::cost(point.owned.measured_per_pair(), charged, point.owned.spread);
     let what = format!("{at}: map, unmap and share of the invalidation, owned ring");
     found.push(FindingRow::new(what, "cycles", each));
-    let over_none = Point::over_none(&point.owned, profile);
+    let over_none = Point::relative_to_none(&point.owned, profile);
     let row = FindingRow::new(format!("{at}: riommu / none, owned ring"), "", over_none);
     found.push(match point.packets {
         100 => {
@@ -123,18 +132,18 @@ fn point_rows(found: &mut Findings, point: &Point, setting: &Setting) -> Result<
                 ("divided_by", "none"),
             ];
             let printed = Sheet::named("riommu_table2")?.printed(&wanted, "value")?;
-            row.beside(printed).held_to(Demand::AtLeast)
+            row.beside(printed).require(Requirement::AtLeast)
         }
         _ => row,
     });
-    let layer = Point::over_none(&point.layer, profile);
+    let layer = Point::relative_to_none(&point.layer, profile);
     let what = format!("{at}: riommu / none, through the mapping layer");
     found.push(FindingRow::new(what, "", layer));
-    let (waited, both) = (point.waited.executed_per_pair(), each.median);
+    let (waited, both) = (point.waited.measured_per_pair(), each.median);
     let what = format!("{at}: map and unmap with invalidations busy-waited");
     let row = FindingRow::new(what, "cycles", Measured::timed(waited, point.waited.spread));
-    let printed = Printed::derived(both, "executed here and charged (claims.csv R24), as above");
-    found.push(row.beside(printed).held_to(Demand::Near));
+    let printed = Published::derived(both, "executed here and charged (claims.csv R24), as above");
+    found.push(row.beside(printed).require(Requirement::Near));
     if point.packets == 100 {
         let bursts = Sheet::named("claims")?.printed(&[("id", "R23")], "value")?;
         let row = FindingRow::new(
@@ -142,7 +151,7 @@ fn point_rows(found: &mut Findings, point: &Point, setting: &Setting) -> Result<
             "",
             Measured::counted(point.unmaps),
         );
-        found.push(row.beside(bursts).held_to(Demand::Near));
+        found.push(row.beside(bursts).require(Requirement::Near));
         let wanted = [
             ("mode", "riommu"),
             ("quantity", "amortised rIOTLB invalidation = 2150/200"),
@@ -153,7 +162,7 @@ fn point_rows(found: &mut Findings, point: &Point, setting: &Setting) -> Result<
             "cycles",
             Measured::cost(0.0, profile.invalidation_cycles as f64 / point.unmaps, 0.0),
         );
-        found.push(row.beside(printed).held_to(Demand::Near));
+        found.push(row.beside(printed).require(Requirement::Near));
     }
     Ok(())
 }
@@ -173,13 +182,14 @@ fn figures(found: &mut Findings, points: &[Point], setting: &Setting) {
         log_x: true,
         series: vec![
             line("rings that their driver owns", &|point| {
-                Point::over_none(&point.owned, profile).median
+                Point::relative_to_none(&point.owned, profile).median
             }),
             line("the same, invalidations busy-waited", &|point| {
-                C_NONE / (C_NONE + IOVAS_PER_PACKET * point.waited.executed_per_pair())
+                BASELINE_CYCLES
+                    / (BASELINE_CYCLES + IOVAS_PER_PACKET * point.waited.measured_per_pair())
             }),
             line("rings behind the mapping layer", &|point| {
-                Point::over_none(&point.layer, profile).median
+                Point::relative_to_none(&point.layer, profile).median
             }),
         ],
     });
@@ -190,13 +200,13 @@ fn figures(found: &mut Findings, points: &[Point], setting: &Setting) {
         log_x: true,
         series: vec![
             line("charged: share of the invalidation", &|point| {
-                point.owned.charged_per_pair(profile)
+                point.owned.modelled_per_pair(profile)
             }),
             line("executed: rings that their driver owns", &|point| {
-                point.owned.executed_per_pair()
+                point.owned.measured_per_pair()
             }),
             line("executed: rings behind the mapping layer", &|point| {
-                point.layer.executed_per_pair()
+                point.layer.measured_per_pair()
             }),
         ],
     });
@@ -226,7 +236,7 @@ fn most(run: &Run) -> HashMap<u16, (u32, u32)> {
 
 /// Counts from the beginning, when rings are empty.
 fn overflow(found: &mut Findings) -> Result<(), LabError> {
-    let mut capture = Capture::new(Adapter::MLX, Stream::default())?;
+    let mut capture = Capture::new(Adapter::MLX, NetperfStream::default())?;
     let run = capture.run()?;
     let (live, busy) = most(&run).into_values().fold((0, 0), |most, ring| {
         (most.0.max(ring.0), most.1.max(ring.1))
@@ -239,18 +249,18 @@ fn overflow(found: &mut Findings) -> Result<(), LabError> {
     let printed = Sheet::named("claims")?
         .printed(&[("id", "R51")], "value")?
         .read_as(8192.0);
-    found.push(row.beside(printed).held_to(Demand::AtMost));
+    found.push(row.beside(printed).require(Requirement::AtMost));
     let row = FindingRow::new(
         "largest ring: N that never overflows",
         "",
         Measured::counted(f64::from(busy)),
     );
-    let printed = Printed {
+    let printed = Published {
         text: "L".into(),
         value: f64::from(live),
         source: "claims.csv R52".into(),
     };
-    found.push(row.beside(printed).held_to(Demand::AtLeast));
+    found.push(row.beside(printed).require(Requirement::AtLeast));
     let (mut driver, mut counted) = (Vec::new(), Vec::new());
     for share in 1..=24 {
         let slots = (busy * share / 20).max(1);
@@ -304,7 +314,7 @@ mod tests {
 
     #[test]
     fn a_ring_overflows_exactly_where_slots_run_out() {
-        let mut capture = Capture::with(Adapter::MLX, Stream::default(), 100, 3000).unwrap();
+        let mut capture = Capture::with(Adapter::MLX, NetperfStream::default(), 100, 3000).unwrap();
         let run = capture.run().unwrap();
         let busy = most(&run).into_values().map(|(_, busy)| busy).max();
         let busy = busy.unwrap();
@@ -318,13 +328,13 @@ mod tests {
     #[test]
     fn a_packet_is_charged_what_none_charges_and_its_invalidations() {
         let cost = Cost {
-            executed: 20.0 * 4000.0,
+            measured: 20.0 * 4000.0,
             repetitions: Vec::new(),
             spread: 0.0,
             invalidations: 20,
             pairs: 4000,
         };
-        let found = Point::over_none(&cost, &Profile::r210_2015()).median;
+        let found = Point::relative_to_none(&cost, &Profile::r210_2015()).median;
         // Two maps and unmaps of 20 cycles, and twice a 200th of 2150.
         assert!(
             (found - 1816.0 / (1816.0 + 40.0 + 21.5)).abs() < 1e-12,

@@ -1,12 +1,12 @@
 //! X10: how one free in another ring makes the allocator search (EIOVAR Table 1).
 
-use ringfence_iova::{CachedTree, RangeStore, Request};
+use ringfence_iova::{AllocRequest, CachedTree, RangeStore};
 use ringfence_types::Pfn;
 
 use super::allocators::{flushed, pages};
 use super::catalogue::{Experiment, Setting, built};
-use super::finding::{Demand, FindingRow, Findings, Measured, Printed};
-use super::printed::Sheet;
+use super::finding::{FindingRow, Findings, Measured, Published, Requirement};
+use super::published::Sheet;
 use crate::error::LabError;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
@@ -49,7 +49,7 @@ const STEPS: [(&str, &str, Option<u64>); 5] = [
 ];
 
 fn measure(_: &Setting) -> Result<Findings, LabError> {
-    let mut found = Findings::by(
+    let mut found = Findings::with_method(
         "All pages around the ones that the table names are allocated, the cached node is page 152; then the table's calls, on the \
          allocator of Linux 3.4.",
     );
@@ -67,9 +67,11 @@ fn measure(_: &Setting) -> Result<Findings, LabError> {
                 // Happens in the other column only.
                 continue;
             }
-            let mut exact = |what: String, printed: Printed, value: f64| {
+            let mut exact = |what: String, printed: Published, value: f64| {
                 let row = FindingRow::new(what, "page", Measured::counted(value));
-                found.rows.push(row.beside(printed).held_to(Demand::Exact));
+                found
+                    .rows
+                    .push(row.beside(printed).require(Requirement::Exact));
             };
             let name = column.name;
             exact(
@@ -83,7 +85,7 @@ fn measure(_: &Setting) -> Result<Findings, LabError> {
                     tree.free(flushed(pages(page, page)?)?.into());
                 }
                 None => {
-                    let request = Request::new(1, Pfn::new(999));
+                    let request = AllocRequest::new(1, Pfn::new(999));
                     let got = tree.alloc(&request).map_err(LabError::Alloc)?;
                     let lo = got.range.lo().get() as f64;
                     exact(
@@ -112,8 +114,10 @@ fn measure(_: &Setting) -> Result<Findings, LabError> {
                     0.0
                 };
                 let source = "follows from the table: from page 300 down to 152 (erratum 21)";
-                let printed = Printed::derived(wanted, source);
-                found.rows.push(row.beside(printed).held_to(Demand::Exact));
+                let printed = Published::derived(wanted, source);
+                found
+                    .rows
+                    .push(row.beside(printed).require(Requirement::Exact));
             }
         }
     }

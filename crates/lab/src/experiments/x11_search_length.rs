@@ -1,15 +1,15 @@
 //! X11: how far the allocator searches, call by call (EIOVAR Figs. 3 and 9).
 
 use ringfence_devices::nic::{Fill, Profile as Adapter, Replace};
-use ringfence_devices::workload::{BURST, Stream};
+use ringfence_devices::workload::{BURST, NetperfStream};
 use ringfence_iova::Capacity;
 
-use super::allocators::{Driven, W};
+use super::allocators::{DrivenAllocator, W};
 use super::capture::Capture;
 use super::catalogue::{Experiment, Setting, built};
 use super::figure::{Figure, Series, thinned};
-use super::finding::{Demand, FindingRow, Findings, Measured, Printed};
-use super::printed::Sheet;
+use super::finding::{FindingRow, Findings, Measured, Published, Requirement};
+use super::published::Sheet;
 use super::stream::{counted, last, runs};
 use crate::error::LabError;
 
@@ -25,14 +25,14 @@ const CALLS: usize = 40_000;
 
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let runs = runs(setting)?;
-    let mut found = Findings::by(format!(
+    let mut found = Findings::with_method(format!(
         "{} runs of mlx stream (decision 0011), one after the other on the same interface; the last {CALLS} searches of each \
          allocator are plotted.",
         runs.len()
     ));
     let facts = Sheet::named("eiovar_k_threshold_facts")?;
     let searches = |size, batch: usize, acknowledged: bool| -> Result<Vec<u32>, LabError> {
-        let mut driven = Driven::new(size, batch)?;
+        let mut driven = DrivenAllocator::new(size, batch)?;
         let mut all = Vec::new();
         for (number, run) in runs.iter().enumerate() {
             if number == 1 {
@@ -79,15 +79,15 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
                 Measured::counted(f64::from(longest)),
             );
             found.push(if k < W {
-                let printed = Printed {
+                let printed = Published {
                     text: "spikes".into(),
                     value: 1.0,
                     source: "EIOVAR Fig. 9".into(),
                 };
-                row.beside(printed).held_to(Demand::AtLeast)
+                row.beside(printed).require(Requirement::AtLeast)
             } else {
                 let printed = facts.printed(&[("subject", "eiovar_k>=W")], "value")?;
-                row.beside(printed).held_to(Demand::Exact)
+                row.beside(printed).require(Requirement::Exact)
             });
         }
     }
@@ -109,7 +109,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         );
         found.push(
             row.beside(cell(protection, "eiovar")?)
-                .held_to(Demand::Exact),
+                .require(Requirement::Exact),
         );
     }
     history(setting, &mut found)?;
@@ -142,7 +142,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
 }
 
 /// Steps of a search that the document prints for mlx stream.
-fn cell(protection: &str, column: &str) -> Result<Printed, LabError> {
+fn cell(protection: &str, column: &str) -> Result<Published, LabError> {
     let wanted = [
         ("nic", "mlx"),
         ("metric", "search_len"),
@@ -218,20 +218,20 @@ fn history(setting: &Setting, found: &mut Findings) -> Result<(), LabError> {
             let what = format!("{protection}: mean search up to allocation {:.0}", end.0);
             let row = FindingRow::new(what, "rb_prev", Measured::counted(end.1));
             let row = row.beside(cell(protection, "baseline")?);
-            found.push(row.held_to(Demand::Near).ordered_in("baseline"));
+            found.push(row.require(Requirement::Near).ordered_in("baseline"));
             let what = format!(
                 "{protection}: that over the mean search up to allocation {:.0}, or over one step",
                 first.0
             );
             let row = FindingRow::new(what, "", Measured::counted(end.1 / first.1.max(1.0)));
-            let printed = Printed {
+            let printed = Published {
                 text: "grows".into(),
                 value: GROWN,
                 source: "EIOVAR section 5: the pathology develops as the system runs (erratum 4); twice is what we ask for"
                     .into(),
             };
             found.push(if protection == "strict" {
-                row.beside(printed).held_to(Demand::AtLeast)
+                row.beside(printed).require(Requirement::AtLeast)
             } else {
                 row.beside(printed)
             });
@@ -270,11 +270,15 @@ fn windows(
     runs: usize,
     protections: &[(&'static str, usize)],
 ) -> Result<Vec<Means>, LabError> {
-    let mut capture = Capture::with(adapter, Stream::default(), burst, setting.packets)?;
+    let mut capture = Capture::with(adapter, NetperfStream::default(), burst, setting.packets)?;
     let sides = protections.iter();
     let mut sides = sides
         .map(|(protection, batch)| {
-            Ok((*protection, Driven::new(None, *batch)?, Windows::default()))
+            Ok((
+                *protection,
+                DrivenAllocator::new(None, *batch)?,
+                Windows::default(),
+            ))
         })
         .collect::<Result<Vec<_>, LabError>>()?;
     // The driver fills its rings before anything is received: these allocations search nothing.

@@ -4,10 +4,11 @@ use ringfence_iova::Capacity;
 
 use super::catalogue::{Experiment, Setting, built};
 use super::figure::{Figure, Series};
-use super::finding::{Demand, FindingRow, Findings, Measured};
-use super::printed::Sheet;
+use super::finding::{FindingRow, Findings, Measured, Requirement};
+use super::published::Sheet;
 use super::stream::{
-    BURSTS, SIZES, by_run, capture, counted, last, name, over, packet, runs, throughput, timed,
+    BURSTS, SIZES, by_run, capture, counted, last, name, packet, relative_throughput, runs,
+    throughput, timed,
 };
 use crate::error::LabError;
 use crate::modes::FlushKind;
@@ -21,7 +22,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
 
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let runs = runs(setting)?;
-    let mut found = Findings::by(format!(
+    let mut found = Findings::with_method(format!(
         "{} runs of mlx stream on one interface, for each size of the freelists: searches and lists are counted, the layer is timed, \
          throughput follows by the model from 1816 cycles and twice the cost of a map and an unmap.",
         runs.len()
@@ -60,7 +61,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
             None => baseline = Some(cost),
             Some(capacity) => {
                 let baseline = baseline.as_ref().ok_or(LabError::Internal("baseline"))?;
-                let gain = over(&cost, baseline, &setting.profile);
+                let gain = relative_throughput(&cost, baseline, &setting.profile);
                 let wanted = [("protection", "strict"), ("unit", "% better")];
                 let row = FindingRow::new(
                     format!("{name}: throughput over baseline"),
@@ -73,7 +74,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
                 );
                 found.push(
                     row.beside(facts.printed(&wanted, "value")?)
-                        .held_to(Demand::AtLeast),
+                        .require(Requirement::AtLeast),
                 );
                 let subject = if capacity == Capacity::AtMost(1) {
                     "eiovar_1"
@@ -88,7 +89,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
                 );
                 let row = row
                     .beside(facts.printed(&wanted, "value")?)
-                    .held_to(Demand::Near);
+                    .require(Requirement::Near);
                 found.push(row.ordered_in("held"));
             }
         }
@@ -101,7 +102,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
             );
             found.push(
                 row.beside(facts.printed(&wanted, "value")?)
-                    .held_to(Demand::Near),
+                    .require(Requirement::Near),
             );
         }
     }

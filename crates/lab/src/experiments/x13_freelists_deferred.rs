@@ -3,14 +3,15 @@
 use ringfence_devices::workload::BURST;
 use ringfence_iova::Capacity;
 
-use super::allocators::{Driven, W};
+use super::allocators::{DrivenAllocator, W};
 use super::capture::Run;
 use super::catalogue::{Experiment, Setting, built};
 use super::figure::{Figure, Series};
-use super::finding::{Demand, FindingRow, Findings, Measured, Printed};
-use super::printed::Sheet;
+use super::finding::{FindingRow, Findings, Measured, Published, Requirement};
+use super::published::Sheet;
 use super::stream::{
-    BURSTS, SIZES, by_run, capture, counted, last, name, over, packet, runs, throughput, timed,
+    BURSTS, SIZES, by_run, capture, counted, last, name, packet, relative_throughput, runs,
+    throughput, timed,
 };
 use crate::error::LabError;
 use crate::modes::FlushKind;
@@ -29,7 +30,7 @@ const SWEEP: [usize; 15] = [
 
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let runs = runs(setting)?;
-    let mut found = Findings::by(format!(
+    let mut found = Findings::with_method(format!(
         "{} runs of mlx stream on one interface, frees deferred until {W} wait, for each size of the freelists.",
         runs.len()
     ));
@@ -79,15 +80,22 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
             "Gbit/s",
             of_run(&cost),
         );
-        let demand = if large { Demand::AtLeast } else { Demand::Near };
-        found.push(row.beside(printed).held_to(demand).ordered_in("throughput"));
+        let demand = if large {
+            Requirement::AtLeast
+        } else {
+            Requirement::Near
+        };
+        found.push(row.beside(printed).require(demand).ordered_in("throughput"));
         if size == Some(Capacity::AtMost(64)) {
             let row = FindingRow::new(
                 "eiovar_64: allocations from the lists",
                 "%",
                 Measured::counted(100.0 * count.hit_rate()),
             );
-            found.push(row.beside(fact("eiovar_64", "%")?).held_to(Demand::Near));
+            found.push(
+                row.beside(fact("eiovar_64", "%")?)
+                    .require(Requirement::Near),
+            );
             let row = FindingRow::new(
                 "eiovar_64: freed ranges in the lists, mean",
                 "nodes",
@@ -95,7 +103,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
             );
             found.push(
                 row.beside(fact("eiovar_64", "nodes")?)
-                    .held_to(Demand::Near)
+                    .require(Requirement::Near)
                     .ordered_in("held"),
             );
         }
@@ -107,7 +115,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
             );
             found.push(
                 row.beside(fact("eiovar_inf", "nodes")?)
-                    .held_to(Demand::Near)
+                    .require(Requirement::Near)
                     .ordered_in("held"),
             );
         }
@@ -135,10 +143,10 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         if k >= W {
             found.push(
                 row.beside(fact("eiovar_k>=W", "rb_prev")?)
-                    .held_to(Demand::Exact),
+                    .require(Requirement::Exact),
             );
         } else {
-            let printed = Printed {
+            let printed = Published {
                 text: "> 0".into(),
                 value: 0.0,
                 source: "EIOVAR Fig. 8: the threshold".into(),
@@ -148,9 +156,9 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
             found.push(match count.steps {
                 0 => FindingRow {
                     holds: Some(false),
-                    ..row.held_to(Demand::AtLeast)
+                    ..row.require(Requirement::AtLeast)
                 },
-                _ => row.held_to(Demand::AtLeast),
+                _ => row.require(Requirement::AtLeast),
             });
         }
         if (1..W).contains(&k) {
@@ -164,10 +172,10 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
                     "nodes",
                     Measured::counted(count.mean_held()),
                 );
-                let printed = Printed::derived(k as f64 / 2.0, source);
+                let printed = Published::derived(k as f64 / 2.0, source);
                 found.push(
                     row.beside(printed)
-                        .held_to(Demand::Near)
+                        .require(Requirement::Near)
                         .ordered_in("occupancy"),
                 );
             }
@@ -179,7 +187,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         "",
         Measured::counted(threshold(&alone)?),
     );
-    found.push(row.beside(printed.clone()).held_to(Demand::Exact));
+    found.push(row.beside(printed.clone()).require(Requirement::Exact));
     let what = "receive rings alone: most addresses that are free at once";
     found.push(FindingRow::new(
         what,
@@ -199,7 +207,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         );
         let row = row.beside(printed.clone());
         found.push(if burst == BURST {
-            row.held_to(Demand::Near)
+            row.require(Requirement::Near)
         } else {
             row
         });
@@ -222,7 +230,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         let [below, at] = costs.as_slice() else {
             return Err(LabError::Internal("two costs"));
         };
-        let gain = over(&last(at)?, &last(below)?, &setting.profile);
+        let gain = relative_throughput(&last(at)?, &last(below)?, &setting.profile);
         let row = FindingRow::new(
             format!("{rings}: throughput at k = 250 over k = 240"),
             "%",
@@ -231,7 +239,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
                 ..gain
             },
         );
-        found.push(row.beside(printed.clone()).held_to(Demand::Near));
+        found.push(row.beside(printed.clone()).require(Requirement::Near));
     }
 
     let mut figure = |title: &str, x, y, series| {
@@ -280,7 +288,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
 
 /// Most addresses that were allocated before and are free at once: lists that hold these leave nothing to the tree.
 fn most_free(runs: &[Run]) -> Result<f64, LabError> {
-    let mut driven = Driven::new(Some(Capacity::Unbounded), W)?;
+    let mut driven = DrivenAllocator::new(Some(Capacity::Unbounded), W)?;
     for run in runs {
         driven.run(&run.plan, |_| {})?;
     }

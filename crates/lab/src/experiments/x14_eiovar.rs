@@ -1,14 +1,16 @@
 //! X14: five benchmarks on two adapters, with the freelists and without (EIOVAR Fig. 10 and Table 2).
 
 use ringfence_devices::nic::Profile as Adapter;
-use ringfence_devices::workload::{Apache, BURST, Memcached, RequestResponse, Stream, Workload};
+use ringfence_devices::workload::{
+    Apache, BURST, Memcached, NetperfStream, RequestResponse, Workload,
+};
 use ringfence_iova::Capacity;
 
 use super::allocators::W;
 use super::capture::{Capture, Run};
 use super::catalogue::{Experiment, Setting, built};
-use super::finding::{Demand, FindingRow, Findings, Measured};
-use super::printed::{Benchmark, Nic, Sheet};
+use super::finding::{FindingRow, Findings, Measured, Requirement};
+use super::published::{Benchmark, Nic, Sheet};
 use super::stream::{counted, last};
 use super::x01_breakdown::components;
 use super::x03_benchmarks::Frame;
@@ -28,7 +30,7 @@ fn workload(benchmark: &str) -> Box<dyn Workload> {
         "apache1M" => Box::new(Apache::new(Apache::BIG, Apache::CLIENTS_EIOVAR, 1)),
         "apache1K" => Box::new(Apache::new(Apache::SMALL, Apache::CLIENTS_EIOVAR, 1)),
         "memcached" => Box::new(Memcached::new(Memcached::CLIENTS_EIOVAR, 1)),
-        _ => Box::new(Stream::default()),
+        _ => Box::new(NetperfStream::default()),
     }
 }
 
@@ -80,7 +82,7 @@ fn column(
 fn on(setting: &Setting, benchmarks: &[(&str, Benchmark)]) -> Result<Findings, LabError> {
     let mut setting = setting.clone();
     setting.repetitions = 1;
-    let mut found = Findings::by(
+    let mut found = Findings::with_method(
         "Two runs of each benchmark as EIOVAR ran it, strict and deferred: searches are counted in the last run, cycles of an allocation and \
          of a deallocation are the meter's over both. Throughput and processor use follow from what a frame costs without protection, \
          which X03 takes from the rIOMMU document's table of the same machine: nothing is fitted to this one.",
@@ -115,7 +117,7 @@ fn on(setting: &Setting, benchmarks: &[(&str, Benchmark)]) -> Result<Findings, L
                     Measured::timed(gain, spread),
                 );
                 let row = row.beside(cell("throughput_norm", "eiovar")?);
-                found.push(row.held_to(Demand::Near));
+                found.push(row.require(Requirement::Near));
                 for (mode, column, part) in [
                     (protection, "baseline", &baseline),
                     (plus.as_str(), "eiovar", &lists),
@@ -153,7 +155,7 @@ fn on(setting: &Setting, benchmarks: &[(&str, Benchmark)]) -> Result<Findings, L
                             FindingRow::new(what, unit, measured).beside(cell(metric, column)?);
                         // Cycles are those of another processor.
                         found.push(match metric {
-                            "search_len" | "cpu_pct" => row.held_to(Demand::Near),
+                            "search_len" | "cpu_pct" => row.require(Requirement::Near),
                             _ => row,
                         });
                     }

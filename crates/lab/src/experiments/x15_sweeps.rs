@@ -1,15 +1,15 @@
 //! X15: message sizes on brcm, and numbers of clients on mlx (EIOVAR section 7, Figs. 11 and 12).
 
 use ringfence_devices::nic::Profile as Adapter;
-use ringfence_devices::workload::{BURST, Memcached, PACKETS_PER_RUN, Stream, Workload};
+use ringfence_devices::workload::{BURST, Memcached, NetperfStream, PACKETS_PER_RUN, Workload};
 
-use super::allocators::Driven;
+use super::allocators::DrivenAllocator;
 use super::capture::Capture;
 use super::catalogue::{Experiment, Setting, built};
 use super::figure::{Figure, Series};
-use super::finding::{Demand, FindingRow, Findings, Measured, Printed};
-use super::printed::{CLOCK_GHZ, Sheet};
-use super::timed::{Subject, Timed, run_in_turns};
+use super::finding::{FindingRow, Findings, Measured, Published, Requirement};
+use super::published::{CLOCK_GHZ, Sheet};
+use super::timed::{TimedReplays, TimedSubject, run_in_turns};
 use crate::error::LabError;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
@@ -40,7 +40,7 @@ const SEGMENT: u32 = 1460;
 const HISTORY: usize = 24;
 
 /// The last of some runs.
-struct Last {
+struct LastRun {
     /// Cycles of a frame beyond a frame without protection, in each mode.
     extra: Vec<Measured>,
     /// Steps of a search in `strict`.
@@ -53,11 +53,17 @@ fn last_of<W: Workload>(
     mut capture: Capture<W>,
     modes: &[&str],
     (runs, repetitions): (usize, usize),
-) -> Result<Last, LabError> {
-    let timed = |mode: &&str| Timed::new(Subject::named(mode)?, &setting.profile, repetitions);
+) -> Result<LastRun, LabError> {
+    let timed = |mode: &&str| {
+        TimedReplays::new(
+            TimedSubject::from_name(mode)?,
+            &setting.profile,
+            repetitions,
+        )
+    };
     let mut timed = modes.iter().map(timed).collect::<Result<Vec<_>, _>>()?;
-    let mut driven = Driven::new(None, 1)?;
-    let mut last = Last {
+    let mut driven = DrivenAllocator::new(None, 1)?;
+    let mut last = LastRun {
         extra: Vec::new(),
         steps: 0.0,
     };
@@ -69,7 +75,7 @@ fn last_of<W: Workload>(
         let costs = run_in_turns(&mut timed, &run)?.into_iter();
         let of_frame = costs.map(|cost| {
             let charged = cost.invalidations as f64 * setting.profile.invalidation_cycles as f64;
-            Measured::cost(cost.executed / frames, charged / frames, cost.spread)
+            Measured::cost(cost.measured / frames, charged / frames, cost.spread)
         });
         last.extra = of_frame.collect();
     }
@@ -81,7 +87,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
 }
 
 fn found(setting: &Setting, packets: u64) -> Result<Findings, LabError> {
-    let mut found = Findings::by(
+    let mut found = Findings::with_method(
         "Fig. 11: brcm stream with messages of 64 bytes to 16 KB, a packet each below 1460 bytes (decision 0011). A packet costs what it \
          costs without protection and its maps and unmaps; throughput is bounded by the core, the port's packets a second and the wire. \
          Fig. 12: Memcached on mlx with 1 to 32 clients, each on a fresh interface for 24 runs, of which the last is shown.",
@@ -112,7 +118,7 @@ fn messages(setting: &Setting, packets: u64, found: &mut Findings) -> Result<(),
     let modes = MODES.map(|(_, mode)| mode);
     let mut costs = Vec::new();
     for message in MESSAGES {
-        let stream = Stream::new(message, 1);
+        let stream = NetperfStream::new(message, 1);
         let capture = Capture::with(Adapter::BRCM, stream, BURST, packets)?;
         let amount = (setting.runs.clamp(2, 4), setting.repetitions);
         let last = last_of(setting, capture, &modes, amount)?;
@@ -149,11 +155,11 @@ fn messages(setting: &Setting, packets: u64, found: &mut Findings) -> Result<(),
                 // At 64 bytes all four are bounded by packets a second: the document's E15, which prints no number.
                 (64, _) => {
                     let bits = f64::from(*message) * 8.0;
-                    let limit = Printed::derived(
+                    let limit = Published::derived(
                         PORT_PPS * bits / 1e9,
                         "E15 with half of E16: packets a second bound all four",
                     );
-                    row.beside(limit).held_to(Demand::Near)
+                    row.beside(limit).require(Requirement::Near)
                 }
                 (16_384, 0) => row.beside(plateau.clone()).fitted(),
                 _ => row,
@@ -166,7 +172,7 @@ fn messages(setting: &Setting, packets: u64, found: &mut Findings) -> Result<(),
         "bytes",
         saturates,
     );
-    found.push(row.beside(claim("E13")?).held_to(Demand::AtMost));
+    found.push(row.beside(claim("E13")?).require(Requirement::AtMost));
     found.figures.push(Figure {
         title: "Stream by message size, brcm (Fig. 11)".into(),
         x: "bytes of a message",
@@ -227,7 +233,7 @@ fn clients(setting: &Setting, packets: u64, found: &mut Findings) -> Result<(), 
         found.push(match count {
             32 => {
                 let printed = Sheet::named("claims")?.printed(&[("id", "E18")], "value")?;
-                row.beside(printed).held_to(Demand::Near)
+                row.beside(printed).require(Requirement::Near)
             }
             _ => row,
         });
@@ -270,7 +276,7 @@ fn long_histories(setting: &Setting, packets: u64, found: &mut Findings) -> Resu
         for count in LONG {
             let workload = Memcached::new(count, 1);
             let mut capture = Capture::with(Adapter::MLX, workload, burst, packets)?;
-            let mut driven = Driven::new(None, 1)?;
+            let mut driven = DrivenAllocator::new(None, 1)?;
             let mut points = Vec::new();
             for number in 0..(setting.history / 2).max(2) {
                 let counts = driven.run(&capture.run()?.plan, |_| {})?;
@@ -316,14 +322,14 @@ fn long_histories(setting: &Setting, packets: u64, found: &mut Findings) -> Resu
                 "",
                 Measured::counted(most / one.max(1.0)),
             );
-            let printed = Printed {
+            let printed = Published {
                 text: "amplified".into(),
                 value: 1.0,
                 source: "EIOVAR section 7, in words: concurrency amplifies the interference".into(),
             };
             let row = row.beside(printed);
             found.push(match burst {
-                BURST => row.held_to(Demand::AtLeast),
+                BURST => row.require(Requirement::AtLeast),
                 _ => row,
             });
         }

@@ -1,14 +1,16 @@
 //! X16: how many addresses live, and how many wait to be used again (EIOVAR section 6).
 
 use ringfence_devices::nic::Profile as Adapter;
-use ringfence_devices::workload::{Apache, BURST, Memcached, RequestResponse, Stream, Workload};
+use ringfence_devices::workload::{
+    Apache, BURST, Memcached, NetperfStream, RequestResponse, Workload,
+};
 use ringfence_iova::Capacity;
 
-use super::allocators::{Driven, W};
+use super::allocators::{DrivenAllocator, W};
 use super::capture::Capture;
 use super::catalogue::{Experiment, Setting, built};
-use super::finding::{Demand, FindingRow, Findings, Measured};
-use super::printed::Sheet;
+use super::finding::{FindingRow, Findings, Measured, Requirement};
+use super::published::Sheet;
 use crate::error::LabError;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
@@ -21,7 +23,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
 /// The benchmarks as EIOVAR ran them.
 fn workloads() -> Vec<(&'static str, Box<dyn Workload>)> {
     vec![
-        ("stream", Box::new(Stream::default())),
+        ("stream", Box::new(NetperfStream::default())),
         ("request-response", Box::new(RequestResponse::default())),
         (
             "Apache 1 MB",
@@ -40,7 +42,7 @@ fn workloads() -> Vec<(&'static str, Box<dyn Workload>)> {
 
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let runs = setting.runs.clamp(1, 4);
-    let mut found = Findings::by(format!(
+    let mut found = Findings::with_method(format!(
         "{runs} runs of each benchmark on mlx, strict and deferred, with unbounded freelists: allocated addresses, and addresses that \
          were allocated before and are free."
     ));
@@ -49,8 +51,8 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let (mut most, mut largest, mut means) = (0, 0, Vec::new());
     for (name, workload) in workloads() {
         let mut capture = Capture::with(Adapter::MLX, workload, BURST, setting.packets)?;
-        let mut strict = Driven::new(Some(Capacity::Unbounded), 1)?;
-        let mut deferred = Driven::new(Some(Capacity::Unbounded), W)?;
+        let mut strict = DrivenAllocator::new(Some(Capacity::Unbounded), 1)?;
+        let mut deferred = DrivenAllocator::new(Some(Capacity::Unbounded), W)?;
         for _ in 0..runs {
             let run = capture.run()?;
             strict.run(&run.plan, |_| {})?;
@@ -77,25 +79,25 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
             "all: most addresses allocated",
             most as f64,
             "max per-device distinct IOVAs ever observed",
-            Demand::Near,
+            Requirement::Near,
         ),
         (
             "all: most freed and waiting",
             largest as f64,
             "max previously-allocated-but-now-free IOVAs",
-            Demand::Near,
+            Requirement::Near,
         ),
         (
             "all: mean freed and waiting",
             mean,
             "avg previously-allocated-but-now-free IOVAs",
-            Demand::Near,
+            Requirement::Near,
         ),
     ] {
         let row = FindingRow::new(what, "IOVAs", Measured::counted(value));
         found.push(
             row.beside(fact(cell)?)
-                .held_to(group)
+                .require(group)
                 .ordered_in("live set"),
         );
     }

@@ -4,11 +4,11 @@ use ringfence_memory::WriteBack;
 
 use super::capture::Run;
 use super::catalogue::{Experiment, Setting, built};
-use super::finding::{Demand, FindingRow, Findings, Measured, Printed};
+use super::finding::{FindingRow, Findings, Measured, Published, Requirement};
 use super::model::{cycles_per_packet, gbps};
-use super::printed::{C_NONE, CLOCK_GHZ, IOVAS_PER_PACKET, Sheet};
-use super::stream::{over, runs};
-use super::timed::{Subject, Timed, run_in_turns};
+use super::published::{BASELINE_CYCLES, CLOCK_GHZ, IOVAS_PER_PACKET, Sheet};
+use super::stream::{relative_throughput, runs};
+use super::timed::{TimedReplays, TimedSubject, run_in_turns};
 use super::x01_breakdown::components;
 use crate::error::LabError;
 
@@ -22,7 +22,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let mut runs = runs(setting)?;
     runs.truncate(2);
-    let mut found = Findings::by(
+    let mut found = Findings::with_method(
         "Two runs of mlx stream on a platform whose walker does not snoop, so that write-backs are executed: FreeBSD as found, FreeBSD with \
          the flush repaired, Linux 3.4 with EIOVAR.",
     );
@@ -47,7 +47,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         let row = FindingRow::new(format!("{operation}: {component}"), "cycles", measured);
         let row = row.beside(sheet.printed(&wanted, "value")?);
         found.push(match component {
-            "total" => row.ordered_in("totals").held_to(Demand::Near),
+            "total" => row.ordered_in("totals").require(Requirement::Near),
             _ => row.ordered_in("parts"),
         });
     }
@@ -59,12 +59,12 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         "cycles",
         Measured::cost(saved, 0.0, spread),
     );
-    found.push(row.beside(claim("E20")?).held_to(Demand::Near));
+    found.push(row.beside(claim("E20")?).require(Requirement::Near));
     let pair = |c: &crate::meter::Cycles| c.map() + c.unmap() + inv;
     let speed = |c: &crate::meter::Cycles| {
         gbps(
             CLOCK_GHZ,
-            cycles_per_packet(C_NONE, IOVAS_PER_PACKET, pair(c), 0.0),
+            cycles_per_packet(BASELINE_CYCLES, IOVAS_PER_PACKET, pair(c), 0.0),
         )
     };
     let gain = speed(&fixed.cycles) / speed(&literal.cycles);
@@ -73,15 +73,15 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         "",
         Measured::timed(gain, spread),
     );
-    let printed = Printed::derived(935.0 / 530.0, "claims.csv E21: 530 to 935 Mbit/s");
-    found.push(row.beside(printed).held_to(Demand::Near));
+    let printed = Published::derived(935.0 / 530.0, "claims.csv E21: 530 to 935 Mbit/s");
+    found.push(row.beside(printed).require(Requirement::Near));
     let slower = pair(&c) / pair(&linux.cycles);
     let row = FindingRow::new(
         "map and unmap: FreeBSD over Linux",
         "",
         Measured::timed(slower, spread),
     );
-    found.push(row.beside(claim("E22")?).held_to(Demand::AtLeast));
+    found.push(row.beside(claim("E22")?).require(Requirement::AtLeast));
     by_clflush(setting, &runs, &mut found)?;
     found.explain(
         "The flush: FreeBSD writes 64 lines back where one changed. CLWB leaves a line that is not modified where it is, and that is 63 of them; \
@@ -103,8 +103,8 @@ fn by_clflush(setting: &Setting, runs: &[Run], found: &mut Findings) -> Result<(
     let names = ["freebsd", "freebsd-fixed", "strict+"];
     let timed = names.map(|name| {
         let (profile, repetitions) = (&setting.profile, setting.repetitions);
-        Timed::written_back(
-            Subject::named(name)?,
+        TimedReplays::with_write_back(
+            TimedSubject::from_name(name)?,
             profile,
             repetitions,
             WriteBack::Clflush,
@@ -119,8 +119,8 @@ fn by_clflush(setting: &Setting, runs: &[Run], found: &mut Findings) -> Result<(
     for (name, cost) in names.iter().zip(&costs) {
         let what = format!("{name}: map and unmap by CLFLUSH");
         let measured = Measured::cost(
-            cost.executed_per_pair(),
-            cost.charged_per_pair(profile),
+            cost.measured_per_pair(),
+            cost.modelled_per_pair(profile),
             cost.spread,
         );
         found.push(FindingRow::new(what, "cycles", measured));
@@ -130,28 +130,28 @@ fn by_clflush(setting: &Setting, runs: &[Run], found: &mut Findings) -> Result<(
     };
     let claims = Sheet::named("claims")?;
     let claim = |id| claims.printed(&[("id", id)], "value");
-    let saved = literal.executed_per_pair() - fixed.executed_per_pair();
+    let saved = literal.measured_per_pair() - fixed.measured_per_pair();
     let spread = literal.spread;
     let row = FindingRow::new(
         "map and unmap by CLFLUSH: shorter by the repair",
         "cycles",
         Measured::cost(saved, 0.0, spread),
     );
-    found.push(row.beside(claim("E20")?).held_to(Demand::Near));
+    found.push(row.beside(claim("E20")?).require(Requirement::Near));
     let row = FindingRow::new(
         "throughput by CLFLUSH: repaired over literal",
         "",
-        over(fixed, literal, profile),
+        relative_throughput(fixed, literal, profile),
     );
-    let printed = Printed::derived(935.0 / 530.0, "claims.csv E21: 530 to 935 Mbit/s");
-    found.push(row.beside(printed).held_to(Demand::Near));
+    let printed = Published::derived(935.0 / 530.0, "claims.csv E21: 530 to 935 Mbit/s");
+    found.push(row.beside(printed).require(Requirement::Near));
     let slower = literal.per_pair(profile) / linux.per_pair(profile);
     let row = FindingRow::new(
         "map and unmap by CLFLUSH: FreeBSD over Linux",
         "",
         Measured::timed(slower, spread),
     );
-    found.push(row.beside(claim("E22")?).held_to(Demand::AtLeast));
+    found.push(row.beside(claim("E22")?).require(Requirement::AtLeast));
     found.explain(format!(
         "By CLFLUSH: the repair saves 63 lines of 64 at each unmap. Here that is {:.0} cycles a line, the fetching again included, where the \
          document's ~10K are 159: a line that is dropped lies further away on this processor. The gain in throughput is larger than the document's \

@@ -5,12 +5,12 @@ use ringfence_types::{Direction, Nanos, PhysAddr, PhysRange};
 
 use super::capture::{CALL_NS, Run};
 use super::catalogue::{Experiment, Setting, built};
-use super::finding::{Demand, FindingRow, Findings, Measured, Printed};
-use super::printed::Sheet;
+use super::finding::{FindingRow, Findings, Measured, Published, Requirement};
+use super::published::Sheet;
 use super::stream::{in_turns, last};
-use super::timed::Subject;
+use super::timed::TimedSubject;
 use crate::error::LabError;
-use crate::plan::{Step, Timed as At};
+use crate::plan::{Step, TimedStep as At};
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     id: "X18",
@@ -66,7 +66,7 @@ pub(super) fn requests(count: u64, first: u64) -> Result<Run, LabError> {
 
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let count = 3 * setting.packets;
-    let mut found = Findings::by(format!(
+    let mut found = Findings::with_method(format!(
         "{} requests of 1024 bytes, one at a time, on the mapping layer of each configuration, all in turns; the last {count} count. A \
          request without protection costs what the document's numbers say: 3.0 GHz / 124,337 IOPS, less the 20% that the default \
          configuration costs there. Page walks do not snoop.",
@@ -77,7 +77,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let iops = fact("IOPS of default (1024-B I/O, 1 outstanding)")?;
     let penalty = fact("IOMMU penalty, standard kernel")?;
     let c_none = CLOCK / iops.value * (1.0 - penalty.value / 100.0);
-    let percent = |printed: Printed, value: f64| Printed {
+    let percent = |printed: Published, value: f64| Published {
         text: format!("{} -> {value:.1}", printed.text),
         value,
         ..printed
@@ -100,18 +100,20 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
             percent(two.clone(), default * (1.0 + two.value / 100.0)),
         ),
     ];
-    let subjects = document.iter().map(|(_, mode, _)| Subject::named(mode));
+    let subjects = document
+        .iter()
+        .map(|(_, mode, _)| TimedSubject::from_name(mode));
     let runs = [requests(FRAMES, 0)?, requests(count, FRAMES)?];
     let costs = in_turns(setting, &runs, subjects.collect::<Result<_, _>>()?)?;
     let mut speeds = Vec::new();
     let mut requests = Vec::new();
     for ((name, mode, printed), costs) in document.into_iter().zip(&costs) {
         let cost = last(costs)?;
-        let invalidation = cost.charged_per_pair(&setting.profile);
+        let invalidation = cost.modelled_per_pair(&setting.profile);
         let executed = if mode == "none" {
             0.0
         } else {
-            cost.executed_per_pair()
+            cost.measured_per_pair()
         };
         let request = Measured::cost(executed, c_none + invalidation, cost.spread);
         found.push(FindingRow::new(
@@ -129,7 +131,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         );
         found.push(
             row.beside(printed)
-                .held_to(Demand::Near)
+                .require(Requirement::Near)
                 .ordered_in("requests a second"),
         );
     }
@@ -151,7 +153,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         "%",
         Measured::timed(better, 0.0),
     );
-    found.push(row.beside(two).held_to(Demand::Near));
+    found.push(row.beside(two).require(Requirement::Near));
     found.note("Erratum 13: the document's table of 256 entries has 512; the walk here is of four levels of 512.");
     found.note("C of a request is derived from printed numbers (124,337 IOPS and 20%); nothing is fitted to a measurement.");
     Ok(found)
@@ -181,7 +183,7 @@ fn by_part(
             Measured::cost(executed, invalidation, 0.0),
         );
         let source = "fujita_facts.csv: 20%, 13% and 2% of 3.0 GHz / 124,337 IOPS";
-        found.push(row.beside(Printed::derived(document.round(), source)));
+        found.push(row.beside(Published::derived(document.round(), source)));
         let free = 100.0 * c_none / (c_none + executed);
         let row = FindingRow::new(
             format!("{name}: requests a second if an invalidation cost nothing"),
@@ -189,7 +191,7 @@ fn by_part(
             Measured::timed(free, 0.0),
         );
         let share = 100.0 * c_none / (c_none + document);
-        found.push(row.beside(Printed::derived(share, source)));
+        found.push(row.beside(Published::derived(share, source)));
     }
     let of = |name: &str| {
         let part = requests.iter().find(|(other, ..)| *other == name);

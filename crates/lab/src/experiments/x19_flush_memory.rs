@@ -2,14 +2,14 @@
 
 use std::cell::RefCell;
 
-use ringfence_iova::{Bitmap, CachedTree, IovaAllocator, RangeStore, Request};
+use ringfence_iova::{AllocRequest, Bitmap, CachedTree, IovaAllocator, RangeStore};
 use ringfence_types::Pfn;
 
 use super::allocators::{TOP, pages};
 use super::catalogue::{Experiment, Setting, built};
-use super::finding::{Demand, FindingRow, Findings, Measured, Printed};
-use super::printed::Sheet;
-use super::timed::{Subject, Timed};
+use super::finding::{FindingRow, Findings, Measured, Published, Requirement};
+use super::published::Sheet;
+use super::timed::{TimedReplays, TimedSubject};
 use super::x18_fujita::requests;
 use crate::error::LabError;
 
@@ -24,7 +24,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
 const MORE: u64 = 16;
 
 fn flushes(setting: &Setting, mode: &str) -> Result<f64, LabError> {
-    let mut timed = Timed::new(Subject::named(mode)?, &setting.profile, 1)?;
+    let mut timed = TimedReplays::new(TimedSubject::from_name(mode)?, &setting.profile, 1)?;
     let requested = (setting.wraps << 20) + MORE;
     let (mut done, mut invalidations) = (0, 0);
     while done < requested {
@@ -36,7 +36,7 @@ fn flushes(setting: &Setting, mode: &str) -> Result<f64, LabError> {
 }
 
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
-    let mut found = Findings::by(format!(
+    let mut found = Findings::with_method(format!(
         "{} times 2^20 requests of one page, one at a time: invalidations are counted; their period follows from the document's 124,337 \
          requests a second. Memory is what the allocators hold, with every page of 4 GB allocated.",
         setting.wraps,
@@ -50,27 +50,27 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let row = counted("default: unmaps of a flush", "", batch.round());
     found.push(
         row.beside(fact("flush array size (default)")?)
-            .held_to(Demand::Near),
+            .require(Requirement::Near),
     );
     let row = counted("default: between flushes", "ms", 1e3 * batch / iops);
     found.push(
         row.beside(fact("250-array fills every")?)
-            .held_to(Demand::Near),
+            .require(Requirement::Near),
     );
     let row = counted("bitmap: maps of a wrap", "", wrap);
     found.push(
         row.beside(fact("maps per wrap")?.read_as(1_048_576.0))
-            .held_to(Demand::Near),
+            .require(Requirement::Near),
     );
     let row = counted("bitmap: between flushes", "s", wrap / iops);
     found.push(
         row.beside(fact("bitmap flush period")?)
-            .held_to(Demand::Near),
+            .require(Requirement::Near),
     );
 
     let bitmap = Bitmap::new(pages(1, TOP)?, RefCell::new)?;
     let mut tree = CachedTree::new(pages(1, TOP)?);
-    let one = Request::new(1, Pfn::new(TOP));
+    let one = AllocRequest::new(1, Pfn::new(TOP));
     for _ in 1..=TOP {
         tree.alloc(&one)?;
     }
@@ -83,7 +83,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let printed = fact("memory needed by default to match bitmap: iova structs")?;
     found.push(
         row.beside(printed)
-            .held_to(Demand::Near)
+            .require(Requirement::Near)
             .ordered_in("memory"),
     );
     let row = counted(
@@ -94,19 +94,19 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let printed = fact("memory needed: array")?;
     found.push(
         row.beside(printed)
-            .held_to(Demand::Near)
+            .require(Requirement::Near)
             .ordered_in("memory"),
     );
     let row = counted("bitmap: its words", "MiB", mib(bitmap.footprint()));
     let printed = fact("bitmap size for 4 GB / 4 KB")?;
-    let printed = Printed {
+    let printed = Published {
         value: printed.value / 1024.0,
         text: format!("{} KB", printed.text),
         ..printed
     };
     found.push(
         row.beside(printed)
-            .held_to(Demand::Near)
+            .require(Requirement::Near)
             .ordered_in("memory"),
     );
     found.explain(

@@ -3,12 +3,12 @@
 //! The document measures time on three network cards; here nothing is assigned to a guest but by a model, so what is counted is what causes that time:
 //! requests, exits and instructions of the guest. Whoever has booted the guests passes the counts in.
 
-mod literal;
+mod as_published;
 
 use super::catalogue::{Experiment, Setting, built};
-use super::finding::{Demand, FindingRow, Findings, Measured, Printed};
+use super::finding::{FindingRow, Findings, Measured, Published, Requirement};
 use super::guests::{Configuration, GuestCell, GuestCounts, Guests, Kind, Uncounted};
-use super::printed::Sheet;
+use super::published::Sheet;
 use crate::error::LabError;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
@@ -54,7 +54,7 @@ fn table_1(found: &mut Findings) -> Result<(), LabError> {
 }
 
 /// A number that nothing here can measure.
-fn unmeasured(what: String, unit: &'static str, printed: Printed) -> FindingRow {
+fn unmeasured(what: String, unit: &'static str, printed: Published) -> FindingRow {
     let mut row = FindingRow::new(what, unit, Measured::counted(f64::NAN)).beside(printed);
     (row.measured, row.ratio) = (None, None);
     row
@@ -85,7 +85,7 @@ fn cell(cell: &GuestCell, found: &mut Findings) {
         Ok(counts) => counts,
         Err(Uncounted::Failed(_)) => return found.push(missing(of("failed"))),
         Err(Uncounted::FalseFaults(seen)) => {
-            return literal::defeated(seen).for_each(|(what, value)| row(of(what), "", value));
+            return as_published::defeated(seen).for_each(|(what, value)| row(of(what), "", value));
         }
         Err(Uncounted::Unasked) => return,
     };
@@ -119,8 +119,8 @@ fn cell(cell: &GuestCell, found: &mut Findings) {
         );
     }
     row(of(A_DMA), "", counts.map_unmap);
-    if cell.configuration.is_literal() {
-        for (what, value) in literal::stopped(counts.stopped, counts.unanswered) {
+    if cell.configuration.is_as_published() {
+        for (what, value) in as_published::stopped(counts.stopped, counts.unanswered) {
             row(of(what), "", value);
         }
     }
@@ -173,7 +173,7 @@ fn claims(kind: Kind, cells: &[GuestCell], found: &mut Findings) -> Result<(), L
     // P03 has both numbers; HOPT is in the second, and changes nothing that is counted here.
     let claims = Sheet::named("claims")?;
     let added = claims.printed(&[("id", "P03")], "value")?;
-    let in_words = |text: &str, value, section: &str| Printed {
+    let in_words = |text: &str, value, section: &str| Published {
         text: text.into(),
         value,
         source: format!("PVIOMMU section {section}, in words"),
@@ -208,12 +208,12 @@ fn claims(kind: Kind, cells: &[GuestCell], found: &mut Findings) -> Result<(), L
         "requests and exits that the cache leaves, as a share".into(),
         (cached.requests + cached.exits) / (plain.requests + plain.exits),
     );
-    let dramatically = Printed {
+    let dramatically = Published {
         text: "RTC improves the latency dramatically".into(),
         value: 0.1,
         source: "claims.csv P12; read as: leaves a tenth at most".into(),
     };
-    found.push(left.beside(dramatically).held_to(Demand::AtMost));
+    found.push(left.beside(dramatically).require(Requirement::AtMost));
     if let Some(strict) = of(Configuration::VirtioStrict) {
         for (configuration, counts) in [("pviommu", plain), ("pviommu+rtc", cached)] {
             let what = format!("instructions a DMA, {configuration} over virtio-strict");
@@ -258,7 +258,7 @@ fn uncounted(cells: &[GuestCell], found: &mut Findings) {
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let (kernel, cells) = match &setting.guests {
         Guests::None(why) | Guests::Failed(why) => {
-            let mut found = Findings::by(
+            let mut found = Findings::with_method(
                 "Stock guests, each configuration with each kind of device, counted under QEMU's icount.",
             );
             found.explain(format!("Not run: {why}."));
@@ -267,7 +267,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         }
         Guests::Counted { kernel, cells } => (kernel, cells),
     };
-    let mut found = Findings::by(format!(
+    let mut found = Findings::with_method(format!(
         "Stock guests (Linux {kernel}) under QEMU's icount, where time is the number of the guest's instructions and a doorbell is answered before the guest \
          goes on. Requests and exits are the difference between two moments of a guest, with operations between them and nothing else; instructions of a \
          4 KiB read are the median of those that waited for the disk, of a map and its unmap the mean of 256 in a row."
@@ -278,7 +278,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     for kind in Kind::ALL {
         claims(kind, cells, &mut found)?;
     }
-    literal::beside_the_repaired(cells, &mut found);
+    as_published::compare_with_fixed(cells, &mut found);
     table_1(&mut found)?;
     uncounted(cells, &mut found);
     found.explain(

@@ -1,8 +1,8 @@
 //! X22: how often the pages of DMA buffers are mapped again (PVIOMMU Table 5), which is what the reverse translation cache lives on.
 
 use super::catalogue::{Experiment, Setting, built};
-use super::finding::{Demand, FindingRow, Findings, Measured, Printed, median};
-use super::printed::Sheet;
+use super::finding::{FindingRow, Findings, Measured, Published, Requirement, median};
+use super::published::Sheet;
 use super::reuse::ReuseRow;
 use crate::error::LabError;
 
@@ -21,7 +21,7 @@ const CREATES: u64 = 1000;
 
 /// What the table says of it.
 struct Stream {
-    reuse: Printed,
+    reuse: Published,
     /// Share of maps that a cache answers which keeps everything.
     answered: f64,
 }
@@ -31,7 +31,7 @@ fn row(what: String, unit: &'static str, value: f64) -> FindingRow {
 }
 
 /// Of the table's own counts, what they are by each other. Alone that is no result.
-fn document(found: &mut Findings, demand: Demand) -> Result<Stream, LabError> {
+fn document(found: &mut Findings, demand: Requirement) -> Result<Stream, LabError> {
     let sheet = Sheet::named("pviommu_table5")?;
     let mut stream = None;
     for test in TESTS {
@@ -39,7 +39,7 @@ fn document(found: &mut Findings, demand: Demand) -> Result<Stream, LabError> {
         let (creates, pages) = (cell("map_create_ops")?.value, cell("pages_4KB")?.value);
         let what = format!("Table 5, {test}: mappings of each page, from its own counts");
         let reuse = row(what, "", (creates / pages).round());
-        found.push(reuse.beside(cell("reuse_per_page")?).held_to(demand));
+        found.push(reuse.beside(cell("reuse_per_page")?).require(demand));
         if test == STREAM {
             stream = Some(Stream {
                 reuse: cell("reuse_per_page")?,
@@ -60,12 +60,12 @@ fn recorded(rows: &[ReuseRow], stream: &Stream, found: &mut Findings) {
         "",
         middle,
     );
-    let printed = Printed {
+    let printed = Published {
         text: format!("{:.4}", stream.answered),
         value: stream.answered,
         source: "pviommu_table5.csv, TCP_STREAM: 1 - pages / maps".into(),
     };
-    found.push(summary.beside(printed).held_to(Demand::Near));
+    found.push(summary.beside(printed).require(Requirement::Near));
     let reuse = values(&ReuseRow::reuse);
     let least = reuse.iter().copied().fold(f64::INFINITY, f64::min);
     let most = reuse.iter().copied().fold(0.0, f64::max);
@@ -79,7 +79,7 @@ fn recorded(rows: &[ReuseRow], stream: &Stream, found: &mut Findings) {
     };
     found.push(reused("fewest", least));
     let middle = reused("median", middle).beside(stream.reuse.clone());
-    found.push(middle.held_to(Demand::Near));
+    found.push(middle.require(Requirement::Near));
     found.push(reused("most", most));
     for one in &used {
         let each = |what: &str| format!("{}: {what}", one.source);
@@ -101,14 +101,14 @@ fn recorded(rows: &[ReuseRow], stream: &Stream, found: &mut Findings) {
 }
 
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
-    let mut found = Findings::by(
+    let mut found = Findings::with_method(
         "Table 5's reuse from its own counts; and, of each device of the traces that --trace names, the mappings made, the different pages of 4 KiB \
          under them, and what a reverse translation cache with T = 10 s and C = 3 answers of them on the trace's clock.",
     );
     let demand = if setting.reuse.is_empty() {
-        Demand::Shown
+        Requirement::Shown
     } else {
-        Demand::Exact
+        Requirement::Exact
     };
     let stream = document(&mut found, demand)?;
     if setting.reuse.is_empty() {
@@ -148,7 +148,7 @@ mod tests {
     #[test]
     fn the_table_agrees_with_itself() {
         let mut found = Findings::default();
-        document(&mut found, Demand::Exact).unwrap();
+        document(&mut found, Requirement::Exact).unwrap();
         assert_eq!(found.rows.len(), 4);
         assert!(found.rows.iter().all(|row| row.holds == Some(true)));
     }

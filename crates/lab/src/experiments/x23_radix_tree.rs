@@ -1,11 +1,11 @@
 //! X23: comparisons and bytes of the reverse translation cache's tree, derived again (PVIOMMU section 4.5, Tables 6 to 8).
 
-use ringfence_pviommu::rtc::tables::{Comparisons, HEADER_LISTED, HEADER_PRINTED, space};
-use ringfence_pviommu::rtc::tree::{Kind, Tree};
+use ringfence_pviommu::rtc::tables::{Comparisons, HEADER_AS_PUBLISHED, HEADER_LISTED, space};
+use ringfence_pviommu::rtc::tree::{NodeKind, Tree};
 
 use super::catalogue::{Experiment, Setting, built};
-use super::finding::{Demand, FindingRow, Findings, Measured, Printed};
-use super::printed::Sheet;
+use super::finding::{FindingRow, Findings, Measured, Published, Requirement};
+use super::published::Sheet;
 use crate::error::LabError;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
@@ -19,7 +19,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
 const ABOVE_LEAF: u64 = 6;
 
 /// The most comparisons with which a key is found in a sorted leaf of `kind`.
-fn found_in_leaf(kind: Kind) -> u64 {
+fn found_in_leaf(kind: NodeKind) -> u64 {
     let full = kind.pointers() as u64;
     (kind.least_keys() as u64..=full)
         .map(|keys| {
@@ -39,7 +39,7 @@ fn found_in_leaf(kind: Kind) -> u64 {
 }
 
 /// The most comparisons with which a key is sorted into a leaf that is of `kind` afterwards, without those of the search before.
-fn sorted_into_leaf(kind: Kind) -> u64 {
+fn sorted_into_leaf(kind: NodeKind) -> u64 {
     let full = kind.pointers() as u64;
     (kind.least_keys() as u64..=full)
         .map(|keys| {
@@ -64,14 +64,19 @@ fn sorted_into_leaf(kind: Kind) -> u64 {
         .unwrap_or(0)
 }
 
-fn exact(what: impl Into<String>, unit: &'static str, value: f64, printed: Printed) -> FindingRow {
+fn exact(
+    what: impl Into<String>,
+    unit: &'static str,
+    value: f64,
+    printed: Published,
+) -> FindingRow {
     FindingRow::new(what, unit, Measured::counted(value))
         .beside(printed)
-        .held_to(Demand::Exact)
+        .require(Requirement::Exact)
 }
 
 /// As many decimals as the table prints.
-fn rounded(value: f64, printed: &Printed) -> f64 {
+fn rounded(value: f64, printed: &Published) -> f64 {
     let decimals = printed.text.split_once('.').map_or(0, |(_, d)| d.len());
     let scale = 10_f64.powi(i32::try_from(decimals).unwrap_or(0));
     // Halves go up: 49 / 4 is printed as 12.3.
@@ -80,7 +85,7 @@ fn rounded(value: f64, printed: &Printed) -> f64 {
 
 fn table_6(found: &mut Findings) -> Result<(), LabError> {
     let sheet = Sheet::named("pviommu_table6_nodes")?;
-    for kind in Kind::ALL {
+    for kind in NodeKind::ALL {
         let cell = |column| sheet.printed(&[("node", kind.name())], column);
         let name = kind.name();
         for (what, value, column) in [
@@ -104,7 +109,7 @@ fn table_6(found: &mut Findings) -> Result<(), LabError> {
         ] {
             let what = format!("Table 6, {name}: {what}, at most");
             let row = FindingRow::new(what, "comparisons", Measured::counted(value as f64));
-            found.push(row.beside(cell(column)?).held_to(Demand::AtMost));
+            found.push(row.beside(cell(column)?).require(Requirement::AtMost));
         }
     }
     Ok(())
@@ -131,14 +136,14 @@ fn table_7(found: &mut Findings) -> Result<(), LabError> {
         ),
     ] {
         let printed = cell(operation, column)?;
-        found.push(row(what, value).beside(printed).held_to(Demand::Exact));
+        found.push(row(what, value).beside(printed).require(Requirement::Exact));
     }
     let sum = || Ok::<_, LabError>(cell("InsertART", "worst_cmp")?.read_as(259.0));
     let insert = row(
         "insert, worst, as the document adds it up",
         counted.insert_sum,
     );
-    found.push(insert.beside(sum()?).held_to(Demand::Exact));
+    found.push(insert.beside(sum()?).require(Requirement::Exact));
     found.push(row("insert, worst of any single one", counted.insert).beside(sum()?));
     found.push(row(
         "delete, with the nodes that vanish above the leaf",
@@ -149,7 +154,7 @@ fn table_7(found: &mut Findings) -> Result<(), LabError> {
 
 fn table_8(found: &mut Findings) -> Result<(), LabError> {
     let sheet = Sheet::named("pviommu_table8_space")?;
-    for row in space(HEADER_PRINTED) {
+    for row in space(HEADER_AS_PUBLISHED) {
         let cell = |column: &str| sheet.printed(&[("node", row.kind.name())], column);
         for (side, place) in [("inner", 0), ("leaf", 1)] {
             let of = |values: &[f64; 2]| values.get(place).copied().unwrap_or(f64::NAN);
@@ -192,7 +197,7 @@ fn table_8(found: &mut Findings) -> Result<(), LabError> {
 }
 
 fn measure(_: &Setting) -> Result<Findings, LabError> {
-    let mut found = Findings::by(
+    let mut found = Findings::with_method(
         "The tree is built for the worst and the best case of each operation, and its comparisons of key bytes are counted; sizes follow \
          from the node types' arrays and a header.",
     );
@@ -260,7 +265,13 @@ mod tests {
 
     #[test]
     fn a_sorted_leaf_compares_as_a_binary_search_does() {
-        let worst = [Kind::Node2, Kind::Node4, Kind::Node16, Kind::Node32].map(found_in_leaf);
+        let worst = [
+            NodeKind::Node2,
+            NodeKind::Node4,
+            NodeKind::Node16,
+            NodeKind::Node32,
+        ]
+        .map(found_in_leaf);
         assert_eq!(worst, [2, 3, 5, 6]);
     }
 }

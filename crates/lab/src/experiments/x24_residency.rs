@@ -1,15 +1,15 @@
 //! X24: how long a released mapping stays in the reverse translation cache (PVIOMMU section 4.5).
 
-mod exposed;
+mod exposure;
 
 use ringfence_pviommu::rtc::residency::{Residency as Stays, Uses, residency};
-use ringfence_pviommu::rtc::{Cycles, FlatRtc, LiteralRtc, Residency, Rtc};
+use ringfence_pviommu::rtc::{Cycles, FlatRtc, ResidencyPolicy, Rtc, RtcAsPublished};
 
-use self::exposed::exposed;
+use self::exposure::exposed;
 use super::catalogue::{Experiment, Setting, built};
 use super::figure::{Figure, Series};
-use super::finding::{Demand, FindingRow, Findings, Measured, Printed};
-use super::printed::Sheet;
+use super::finding::{FindingRow, Findings, Measured, Published, Requirement};
+use super::published::Sheet;
 use crate::error::LabError;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
@@ -31,7 +31,7 @@ const LITERAL_RELEASES: u64 = 20;
 const HELD: u64 = 5;
 const LIMIT: usize = 10_000;
 /// The adaptive cache's cycles, 160 ms, and how many make the document's bound of 40 s.
-const FINE: u64 = 16;
+const ADAPTIVE_CYCLE: u64 = 16;
 const FINE_CYCLES: u8 = 250;
 /// Mappings of TCP_STREAM for each packet of the setting's runs, at most.
 const PER_PACKET: u64 = 8;
@@ -58,19 +58,19 @@ fn rows(
 ) -> Result<(), LabError> {
     let params = Sheet::named("pviommu_params")?;
     let stay = params.printed(&[("parameter", "RTC residence")], "value")?;
-    let printed = |text: String, value| Printed {
+    let printed = |text: String, value| Published {
         text,
         value,
         source: "PVIOMMU section 4.5, in words".into(),
     };
-    let demand = |demand| if held_to { demand } else { Demand::Shown };
+    let demand = |demand| if held_to { demand } else { Requirement::Shown };
     let row = |what: &str, unit, value| {
         FindingRow::new(format!("{name}: {what}"), unit, Measured::counted(value))
     };
     let left = seen.stays.len() as f64;
     let shortest = row("shortest stay", "s", quantile(seen, 0.0));
     let shortest = shortest.beside(stay.read_as(30.0));
-    found.push(shortest.held_to(demand(Demand::AtLeast)));
+    found.push(shortest.require(demand(Requirement::AtLeast)));
     found.push(row("median stay", "s", quantile(seen, 0.5)));
     // 39.99 s would be printed as 40.
     let short = row(
@@ -89,32 +89,40 @@ fn rows(
         inside.count() as f64 / left.max(1.0),
     );
     let all = printed("all".into(), 1.0);
-    found.push(inside.beside(all.clone()).held_to(demand(Demand::Exact)));
+    found.push(
+        inside
+            .beside(all.clone())
+            .require(demand(Requirement::Exact)),
+    );
     let expired = row(
         "share of released mappings that expired",
         "",
         left / releases as f64,
     );
-    found.push(expired.beside(all).held_to(demand(Demand::Exact)));
+    found.push(expired.beside(all).require(demand(Requirement::Exact)));
     // From the end of the first cycle with an expired mapping to that of the last one.
     let batches = row("requests for all that expired", "", seen.batches as f64);
     let (first, last) = cycles_with_expiry(releases);
     let single = printed("one a cycle".into(), (last - first + 1) as f64);
-    found.push(batches.beside(single).held_to(demand(Demand::Exact)));
+    found.push(batches.beside(single).require(demand(Requirement::Exact)));
     let survivors = row(
         "in use when its time was over, and still there",
         "mappings",
         seen.survivors as f64,
     );
     let survive = printed("all".into(), HELD as f64);
-    found.push(survivors.beside(survive).held_to(demand(Demand::Exact)));
+    found.push(
+        survivors
+            .beside(survive)
+            .require(demand(Requirement::Exact)),
+    );
     Ok(())
 }
 
 /// The first and the last cycle at whose end something expires under T and C: releases come in the units from 1 to `releases`, and every seventh mapping is
 /// released three and a half cycles later for the last time.
 fn cycles_with_expiry(releases: u64) -> (u64, u64) {
-    let c = u64::from(Cycles::DOCUMENT.get());
+    let c = u64::from(Cycles::PAPER.get());
     let cycle_of = |unit: u64| unit.div_ceil(CYCLE);
     let last_reused = releases.saturating_sub(1) / 7 * 7 + 1 + 3 * CYCLE + CYCLE / 2;
     let first = if releases > 1 { 2 } else { last_reused };
@@ -131,7 +139,7 @@ fn distribution(name: &str, seen: &Stays) -> Series {
 }
 
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
-    let mut found = Findings::by(format!(
+    let mut found = Findings::with_method(format!(
         "A virtual clock of {PER_SECOND} units a second; T = 10 s, C = 3, and for the table that follows reuse cycles of 160 ms with the same bound. A mapping \
          is released in each unit for {} s, every seventh one is used again after 15 s and released 20 s later; {HELD} are released once and stay in use from then \
          on. Time from a mapping's last release to its expiry. Then the modes of compare, under the oracle: TCP_STREAM's pages, mapped as often as in Table 5 for 10 s from \
@@ -139,8 +147,8 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         RELEASES / PER_SECOND
     ));
     let uses = |releases| Uses::in_cycles(CYCLE, releases, HELD);
-    let document = Cycles::DOCUMENT;
-    let fixed = Residency::Fixed;
+    let document = Cycles::PAPER;
+    let fixed = ResidencyPolicy::Fixed;
     let flat = residency(
         &mut FlatRtc::new(document, LIMIT, fixed),
         CYCLE,
@@ -148,16 +156,16 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     );
     let tree = residency(&mut Rtc::new(document, LIMIT), CYCLE, uses(RELEASES));
     let literal = residency(
-        &mut LiteralRtc::new(document, LIMIT),
+        &mut RtcAsPublished::new(document, LIMIT),
         CYCLE,
         uses(LITERAL_RELEASES),
     );
     let fine =
         Cycles::new(FINE_CYCLES - 1).ok_or(LabError::Internal("cycles of the adaptive variant"))?;
-    let adaptive = Residency::Adaptive { late: 10 };
+    let adaptive = ResidencyPolicy::Adaptive { late: 10 };
     let adaptive = residency(
         &mut FlatRtc::new(fine, LIMIT, adaptive),
-        FINE,
+        ADAPTIVE_CYCLE,
         uses(RELEASES),
     );
     rows(&mut found, "tree, repaired", &tree, RELEASES, true)?;
@@ -248,7 +256,7 @@ mod tests {
     #[test]
     fn what_follows_reuse_exposes_less_than_what_is_kept_for_a_fixed_time() {
         let mut found = Findings::default();
-        let bound = Printed {
+        let bound = Published {
             text: "40".into(),
             value: 40.0,
             source: String::new(),

@@ -1,23 +1,23 @@
 //! X25: what the host's pool of pages and its pointer to the last table do, overcommitted memory, and a migration's round trip (PVIOMMU sections
 //! 4.3, 4.4 and 4.6).
 
-mod away;
+mod fixture;
 mod modes;
-mod rig;
+mod reclaim_migration;
 
 use ringfence_pviommu::backend::{
-    LastTable, LiteralLastTable, NoLastTable, POOL_PAGES, REFILL_BELOW, RepairedLastTable,
+    FixedLastTable, LastTable, LastTableAsPublished, NoLastTable, POOL_PAGES, REFILL_BELOW,
 };
-use ringfence_pviommu::rtc::{Cache, Cycles, FlatRtc, Key, Residency};
+use ringfence_pviommu::rtc::{Cycles, FlatRtc, MappingKey, ResidencyPolicy, ReverseCache};
 use ringfence_types::{Direction, PhysAddr};
 use std::hint::black_box;
 
-use self::away::{migration, overcommit};
+use self::fixture::{GUEST_PAGES, PAGE, PAGES_MAX, Pattern, ask, giova, gpa, host, map, unmap};
 use self::modes::in_modes;
-use self::rig::{GUEST_PAGES, PAGE, PAGES_MAX, Pattern, ask, giova, gpa, host, map, unmap};
+use self::reclaim_migration::{migration, overcommit};
 use super::catalogue::{Experiment, Setting, built};
-use super::finding::{Demand, FindingRow, Findings, Measured, Printed, median};
-use super::printed::Sheet;
+use super::finding::{FindingRow, Findings, Measured, Published, Requirement, median};
+use super::published::Sheet;
 use crate::error::LabError;
 use crate::meter::cycles;
 
@@ -34,12 +34,12 @@ const STREAM: (&str, &str) = ("test", "TCP_STREAM");
 const BLOCK: u64 = 512;
 
 /// What translating the pages of as many requests as memory has pages took, once all of memory has frames.
-struct Walked {
+struct TranslationCost {
     walks: f64,
     wrong: f64,
 }
 
-fn walked<K: LastTable>(last: K, pattern: Pattern) -> Result<Walked, LabError> {
+fn walked<K: LastTable>(last: K, pattern: Pattern) -> Result<TranslationCost, LabError> {
     let (mut host, _) = host(last)?;
     let mut frames = std::collections::HashMap::new();
     let mut wrong = 0_u64;
@@ -59,7 +59,7 @@ fn walked<K: LastTable>(last: K, pattern: Pattern) -> Result<Walked, LabError> {
         }
         if round == 1 {
             let walks = host.backing().stats().walks - before.walks;
-            return Ok(Walked {
+            return Ok(TranslationCost {
                 walks: walks as f64 / GUEST_PAGES as f64,
                 wrong: wrong as f64 / GUEST_PAGES as f64,
             });
@@ -72,8 +72,8 @@ fn counted(what: impl Into<String>, unit: &'static str, value: f64) -> FindingRo
     FindingRow::new(what, unit, Measured::counted(value))
 }
 
-fn in_words(text: &str, value: f64, section: &str) -> Printed {
-    Printed {
+fn in_words(text: &str, value: f64, section: &str) -> Published {
+    Published {
         text: text.into(),
         value,
         source: format!("PVIOMMU section {section}, in words"),
@@ -113,13 +113,13 @@ fn sizes(found: &mut Findings) -> Result<(), LabError> {
         found.push(
             counted(what, unit, value)
                 .beside(cell(name)?)
-                .held_to(Demand::Exact),
+                .require(Requirement::Exact),
         );
     }
     let pointer = counted(
         "Pointer to the last table, and whose it is",
         "bytes",
-        size_of::<RepairedLastTable>() as f64,
+        size_of::<FixedLastTable>() as f64,
     );
     found.push(pointer.beside(cell("last-table cache space")?));
     Ok(())
@@ -135,8 +135,8 @@ fn pointer(found: &mut Findings, pages: u64) -> Result<(), LabError> {
         ("scattered pages".into(), Pattern::Scattered),
     ] {
         let without = walked(NoLastTable, pattern)?;
-        let with = walked(RepairedLastTable::default(), pattern)?;
-        let literal = walked(LiteralLastTable::default(), pattern)?;
+        let with = walked(FixedLastTable::default(), pattern)?;
+        let literal = walked(LastTableAsPublished::default(), pattern)?;
         found.push(counted(
             format!("{name}: walks of a map, no pointer"),
             "",
@@ -163,7 +163,7 @@ fn pointer(found: &mut Findings, pages: u64) -> Result<(), LabError> {
         found.push(
             wrong("pointer", with.wrong)
                 .beside(none())
-                .held_to(Demand::Exact),
+                .require(Requirement::Exact),
         );
         found.push(wrong("pointer as printed", literal.wrong).beside(none()));
     }
@@ -175,7 +175,7 @@ fn pool(found: &mut Findings) -> Result<(), LabError> {
         ("one page a request", 1),
         ("1024 pages a request", u64::from(PAGES_MAX)),
     ] {
-        let (mut host, _) = host(RepairedLastTable::default())?;
+        let (mut host, _) = host(FixedLastTable::default())?;
         let mut first = 0;
         while first < GUEST_PAGES {
             let pairs: Vec<(u64, u64)> =
@@ -207,14 +207,14 @@ fn pool(found: &mut Findings) -> Result<(), LabError> {
 }
 
 /// Cycles that this processor executed, medians and spreads: a map request without the pointer, with it, and a hit in the cache with its release.
-struct Timed([(f64, f64); 3]);
+struct MapRequestCost([(f64, f64); 3]);
 
-fn timed(setting: &Setting) -> Result<Timed, LabError> {
+fn timed(setting: &Setting) -> Result<MapRequestCost, LabError> {
     let (mut without, _) = host(NoLastTable)?;
-    let (mut with, _) = host(RepairedLastTable::default())?;
-    let mut cache = FlatRtc::new(Cycles::DOCUMENT, 1 << 12, Residency::Fixed);
-    let keys: Vec<Key> = (0..BLOCK)
-        .filter_map(|slot| Key::new(PhysAddr::new(slot * PAGE), 1, Direction::Bidirectional))
+    let (mut with, _) = host(FixedLastTable::default())?;
+    let mut cache = FlatRtc::new(Cycles::PAPER, 1 << 12, ResidencyPolicy::Fixed);
+    let keys: Vec<MappingKey> = (0..BLOCK)
+        .filter_map(|slot| MappingKey::new(PhysAddr::new(slot * PAGE), 1, Direction::Bidirectional))
         .collect();
     for (key, slot) in keys.iter().zip(0..) {
         let inserted = cache.insert(*key, giova(slot));
@@ -240,7 +240,7 @@ fn timed(setting: &Setting) -> Result<Timed, LabError> {
         spent[1] = cycles().saturating_sub(begin);
         let begin = cycles();
         for key in &keys {
-            black_box(cache.take(black_box(*key)));
+            black_box(cache.acquire(black_box(*key)));
             let _ = black_box(cache.release(black_box(*key)));
         }
         spent[2] = cycles().saturating_sub(begin);
@@ -252,12 +252,12 @@ fn timed(setting: &Setting) -> Result<Timed, LabError> {
             }
         }
     }
-    Ok(Timed(times.map(|times| median(&times))))
+    Ok(MapRequestCost(times.map(|times| median(&times))))
 }
 
 /// What a buffer's map costs with the reuse of the document's TCP_STREAM, in its four configurations: P03 and P12.
 fn together(found: &mut Findings, setting: &Setting, missed: f64) -> Result<(), LabError> {
-    let Timed([(walked, first), (pointed, second), (hit, third)]) = timed(setting)?;
+    let MapRequestCost([(walked, first), (pointed, second), (hit, third)]) = timed(setting)?;
     let spread = first.max(second).max(third);
     for (what, value, spread) in [
         ("A map request at the host: no pointer", walked, first),
@@ -298,12 +298,12 @@ fn together(found: &mut Findings, setting: &Setting, missed: f64) -> Result<(), 
         "",
         Measured::timed(saved_by_host / saved_by_cache, spread),
     );
-    let little = Printed {
+    let little = Published {
         text: "little".into(),
         value: 0.5,
         source: "claims.csv P12".into(),
     };
-    found.push(share.beside(little).held_to(Demand::AtMost));
+    found.push(share.beside(little).require(Requirement::AtMost));
     Ok(())
 }
 
@@ -312,7 +312,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let cell = |column| table.printed(&[STREAM], column);
     let (creates, pages) = (cell("map_create_ops")?.value, cell("pages_4KB")?.value);
     let mapped = pages as u64;
-    let mut found = Findings::by(format!(
+    let mut found = Findings::with_method(format!(
         "A guest of {} MiB whose memory gets its frames on demand, a second stage of four levels in memory, and one assigned device. Walks and \
          frames are counted; time is that of map requests to pages that have their frames, blocks of {BLOCK} in turns with hits in the cache. \
          A kick is charged with {} cycles.",

@@ -1,13 +1,13 @@
 //! X26: the window of vulnerability, which EIOVAR section 9 leaves to future work.
 
 use ringfence_devices::nic::Profile as Adapter;
-use ringfence_devices::workload::{BURST, Stream};
-use ringfence_trace::{Chunk, Devices, Operations, Options as TraceOptions, Source};
+use ringfence_devices::workload::{BURST, NetperfStream};
+use ringfence_trace::{Chunk, Devices, Operations, TraceOptions, TraceSource};
 
 use super::capture::Capture;
 use super::catalogue::{Experiment, Setting, built};
-use super::finding::{Demand, FindingRow, Findings, Measured, Printed};
-use crate::compare::{Options, runner};
+use super::finding::{FindingRow, Findings, Measured, Published, Requirement};
+use crate::compare::{CompareOptions, runner};
 use crate::error::LabError;
 use crate::modes::Mode;
 
@@ -29,40 +29,46 @@ const MODES: [&str; 7] = [
 ];
 
 /// One device, as a trace would name it: the oracle goes by requester.
-fn device() -> Result<Operations<Source>, LabError> {
+fn device() -> Result<Operations<TraceSource>, LabError> {
     let line = "    task-1 [000] ..1.. 1.000000: dma_map_phys: 0000:03:00.0 dir=FROM_DEVICE dma_addr=1000 size=64 phys_addr=1000 attrs=\n";
-    let source = Source::from_reader("device", std::io::Cursor::new(line.as_bytes().to_vec()))?;
+    let source =
+        TraceSource::from_reader("device", std::io::Cursor::new(line.as_bytes().to_vec()))?;
     let mut operations = Operations::new("device", source, TraceOptions::default());
     operations.next_chunk(&mut Chunk::default())?;
     Ok(operations)
 }
 
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
-    let mut found = Findings::by(
+    let mut found = Findings::with_method(
         "A run of brcm stream under the oracle, with a device that touches every buffer it has lost. Time is that of the calls: 146 ns \
          each, as a packet without protection takes.",
     );
-    let mut capture = Capture::with(Adapter::BRCM, Stream::default(), BURST, setting.packets)?;
+    let mut capture = Capture::with(
+        Adapter::BRCM,
+        NetperfStream::default(),
+        BURST,
+        setting.packets,
+    )?;
     let run = capture.run()?;
     let operations = device()?;
     let devices: &Devices = operations.devices();
-    let printed = |text: &str, value: f64| Printed {
+    let printed = |text: &str, value: f64| Published {
         text: text.into(),
         value,
         source: "EIOVAR section 2, in words".into(),
     };
     for name in MODES {
         let mode = Mode::find(name).ok_or_else(|| LabError::NoSuchMode(name.into()))?;
-        let options = Options {
+        let options = CompareOptions {
             modes: vec![mode.clone()],
             profile: setting.profile.clone(),
             devices: None,
             repetitions: 0,
-            hostile: true,
-            ..Options::default()
+            attack: true,
+            ..CompareOptions::default()
         };
         let mut runner = runner(&mode, &options)?;
-        let Some(hostile) = &mut runner.hostile else {
+        let Some(hostile) = &mut runner.attack else {
             return Err(LabError::Internal("no hostile pass"));
         };
         hostile.run(&run.plan, devices)?;
@@ -76,11 +82,13 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
             outcome.tally.stale as f64,
         );
         found.push(match mode.flush {
-            crate::modes::FlushKind::PerUnmap | crate::modes::FlushKind::Burst => {
-                stale.beside(printed("none", 0.0)).held_to(Demand::Exact)
-            }
+            crate::modes::FlushKind::PerUnmap | crate::modes::FlushKind::Burst => stale
+                .beside(printed("none", 0.0))
+                .require(Requirement::Exact),
             crate::modes::FlushKind::Never => stale,
-            _ => stale.beside(printed("some", 1.0)).held_to(Demand::AtLeast),
+            _ => stale
+                .beside(printed("some", 1.0))
+                .require(Requirement::AtLeast),
         });
         found.push(counted("attempts", "", outcome.attempts as f64));
         found.push(counted(

@@ -70,7 +70,7 @@ pub(super) type Sums = [f64; CONFIGS];
 /// What each component costs in the two orders of ablation, from the sums of the replicas in the order of
 /// [`CONFIG_NAMES`](super::CONFIG_NAMES).
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Orders {
+pub struct AblationOrders {
     /// Allocator, table, invalidation: the allocator is taken away first.
     pub forward: [f64; 3],
     /// The same components: the invalidation is taken away first.
@@ -83,19 +83,22 @@ pub struct Orders {
 
 /// What the replica without invalidation and without one more part is without.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Second {
+pub enum SecondAblation {
     /// The table.
     Table,
     /// The allocator: the two are one object, of which that part can be taken away first only.
     Allocator,
 }
 
-impl Orders {
+impl AblationOrders {
     /// Differences of neighbours.
-    pub fn new([full, _, a, at, ati, i, second, idle]: [f64; CONFIGS], without: Second) -> Self {
+    pub fn new(
+        [full, _, a, at, ati, i, second, idle]: [f64; CONFIGS],
+        without: SecondAblation,
+    ) -> Self {
         let (alloc, table) = match without {
-            Second::Table => (second - ati, i - second),
-            Second::Allocator => (i - second, second - ati),
+            SecondAblation::Table => (second - ati, i - second),
+            SecondAblation::Allocator => (i - second, second - ati),
         };
         Self {
             forward: [full - a, a - at, at - ati],
@@ -130,18 +133,18 @@ pub(super) fn components(
     whole: &Sums,
     maps: &Sums,
     unmaps: &Sums,
-    without: Second,
+    without: SecondAblation,
     map_count: u64,
     unmap_count: u64,
 ) -> Components {
     let pairs = map_count.max(1) as f64;
     let unmapped = unmap_count.max(1) as f64;
-    let orders = Orders::new(*whole, without);
+    let orders = AblationOrders::new(*whole, without);
     let [iova, table, invalidation] =
         core::array::from_fn(|c| (orders.forward[c] + orders.backward[c]) / 2.0);
     let (other, executed) = (orders.other, orders.whole);
 
-    let [in_maps, in_unmaps] = [maps, unmaps].map(|sums| Orders::new(*sums, without));
+    let [in_maps, in_unmaps] = [maps, unmaps].map(|sums| AblationOrders::new(*sums, without));
     let [alloc_share, table_share, _] =
         core::array::from_fn(|c| share(in_maps.forward[c], in_unmaps.forward[c]));
     let [full, no_find, ..] = *whole;
@@ -175,7 +178,7 @@ mod tests {
     fn components_add_up_to_the_whole() {
         let whole = [1000.0, 950.0, 600.0, 300.0, 150.0, 870.0, 560.0, 50.0];
         let half = [500.0, 950.0, 300.0, 150.0, 75.0, 870.0, 560.0, 25.0];
-        let got = components(&whole, &half, &half, Second::Table, 10, 10);
+        let got = components(&whole, &half, &half, SecondAblation::Table, 10, 10);
         let sum = got.cycles.map() + got.cycles.unmap();
         assert!((sum - got.executed).abs() < 1e-9, "{sum} {}", got.executed);
         assert!((got.executed - 95.0).abs() < 1e-9);
@@ -187,10 +190,10 @@ mod tests {
     fn components_of_a_ring_add_up_to_the_whole() {
         // The whole 1000; without slots 600; without entries 300; without invalidation 150, and the same from the other end.
         let whole = [1000.0, 1000.0, 600.0, 300.0, 150.0, 870.0, 450.0, 50.0];
-        let orders = Orders::new(whole, Second::Allocator);
+        let orders = AblationOrders::new(whole, SecondAblation::Allocator);
         assert_eq!(orders.forward, [400.0, 300.0, 150.0]);
         assert_eq!(orders.backward, [420.0, 300.0, 130.0]);
-        let got = components(&whole, &whole, &whole, Second::Allocator, 10, 10);
+        let got = components(&whole, &whole, &whole, SecondAblation::Allocator, 10, 10);
         let sum = got.cycles.map() + got.cycles.unmap();
         assert!((sum - got.executed).abs() < 1e-9, "{sum} {}", got.executed);
         assert!(got.cycles.unmap_iova_find.abs() < 1e-9);

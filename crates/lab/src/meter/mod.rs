@@ -27,47 +27,51 @@
 //! The split of a component between map and unmap comes from a second set of replicas that reads the clock where runs of maps and runs of unmaps
 //! meet; only the ratio is taken from there.
 
-mod cached;
+mod ablations;
 mod clock;
 mod components;
-mod driven;
-mod metered;
+mod dyn_replay;
 mod queue;
-mod replica;
 mod ring_stubs;
+mod rtc;
 mod stubs;
+mod timed_replay;
 mod tsc;
 
+pub(crate) use ablations::{AblationSet, TIMED_REPLAYS};
+pub use ablations::{Ablations, CONFIG_NAMES, Meter};
 pub use clock::Clock;
-pub use components::{Components, Cycles, Orders, Second};
-pub(crate) use driven::{Driven, bench, immediate, queued, replica_bench};
-pub use metered::{CONFIG_NAMES, Meter, Sets};
-pub(crate) use metered::{Set, TIMED_REPLAYS};
+pub use components::{AblationOrders, Components, Cycles, SecondAblation};
+pub(crate) use dyn_replay::{
+    DynTimedReplay, free_invalidator, host_platform, invalidation_queue, timed_platform,
+};
 pub use queue::InvalidationQueue;
-pub(crate) use replica::Needs;
-pub use replica::{Bench, Idle, Replica};
-pub use ring_stubs::{FlushForRings, ReplayRing, TapedRings};
-pub use stubs::{Immediate, NoFind, NullTable, Recorded, ReplayAlloc, Stubbed, Tape};
+pub use ring_stubs::{FlushForRings, ReplayRing, ReplayedRings};
+pub use stubs::{
+    AllocTrace, FreeInvalidator, NoFind, NullTable, ReplayAlloc, ReplayedAlloc, StaticStubs,
+};
+pub(crate) use timed_replay::PlanResources;
+pub use timed_replay::{EmptyLoop, TimedPlatform, TimedReplay};
 pub use tsc::cycles;
 
 use ringfence_dma::flush::Flush;
-use ringfence_dma::space::{Paged, Translations};
+use ringfence_dma::space::{IoPageTable, Paged};
 
 /// A flush policy that fits an allocator and a table, real or stubbed.
-pub trait FlushFor<A: ReplayAlloc, T: Translations>:
+pub trait FlushFor<A: ReplayAlloc, T: IoPageTable>:
     Flush<Paged<A, T>, u64>
     + Flush<Paged<A::NoFind, T>, u64>
-    + Flush<Paged<A::Recorded, T>, u64>
-    + Flush<Paged<A::Recorded, NullTable>, u64>
+    + Flush<Paged<A::Replayed, T>, u64>
+    + Flush<Paged<A::Replayed, NullTable>, u64>
     + Flush<Paged<A, NullTable>, u64>
 {
 }
 
-impl<A: ReplayAlloc, T: Translations, F> FlushFor<A, T> for F where
+impl<A: ReplayAlloc, T: IoPageTable, F> FlushFor<A, T> for F where
     F: Flush<Paged<A, T>, u64>
         + Flush<Paged<A::NoFind, T>, u64>
-        + Flush<Paged<A::Recorded, T>, u64>
-        + Flush<Paged<A::Recorded, NullTable>, u64>
+        + Flush<Paged<A::Replayed, T>, u64>
+        + Flush<Paged<A::Replayed, NullTable>, u64>
         + Flush<Paged<A, NullTable>, u64>
 {
 }

@@ -4,33 +4,38 @@ use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::rc::Rc;
 
-use ringfence_dma::ring::{LiteralRing, Ring, RingFull, Wait};
-use ringfence_dma::space::{Gone, Limits, Placed, ReusesAtOnce, RingDriver, Rings, UnmapRefusal};
+use ringfence_dma::ring::{FullReason, Ring, RingAsPublished, RingFull};
+use ringfence_dma::space::{
+    AddressLimits, ClearedRange, MapResult, ReusesUnflushed, RingDriver, Rings, UnmapRefusal,
+};
 use ringfence_dma::{Flush, MapReason, Platform, Space};
 use ringfence_memory::Arena;
 use ringfence_pgtable::{Coherency, RingDevice, RingPte, RingTable, ring_words};
 use ringfence_types::{
-    CachedLevels, DeviceId, DomainId, Flushed, Invalidation, Iova, IovaRange, Permissions,
-    PfnRange, PhysAddr, PhysMemory, PhysRange, RingId, RingIova, RingSlot, Unmapped, WholeDomain,
+    CachedLevels, DomainId, Flushed, Invalidation, Iova, IovaRange, Permissions, PfnRange,
+    PhysAddr, PhysMemory, PhysRange, RequesterId, RingId, RingIova, RingSlot, Unmapped,
+    WholeDomain,
 };
 
-use super::Tape;
-use crate::build::Single;
+use super::AllocTrace;
 use crate::error::LabError;
-use crate::replay::Newcomer;
+use crate::mode_dispatch::ThreadCell;
+use crate::replay::AttachInfo;
 use crate::ring::ring_of;
 use ringfence_types::Direction;
 
 /// A flush policy that fits a ring, real or stubbed.
 pub trait FlushForRings<D: ReplayRing>:
-    Flush<Rings<D, Single<D>>, u64> + Flush<TapedRings<D, true>, u64> + Flush<TapedRings<D, false>, u64>
+    Flush<Rings<D, ThreadCell<D>>, u64>
+    + Flush<ReplayedRings<D, true>, u64>
+    + Flush<ReplayedRings<D, false>, u64>
 {
 }
 
 impl<D: ReplayRing, F> FlushForRings<D> for F where
-    F: Flush<Rings<D, Single<D>>, u64>
-        + Flush<TapedRings<D, true>, u64>
-        + Flush<TapedRings<D, false>, u64>
+    F: Flush<Rings<D, ThreadCell<D>>, u64>
+        + Flush<ReplayedRings<D, true>, u64>
+        + Flush<ReplayedRings<D, false>, u64>
 {
 }
 
@@ -44,25 +49,25 @@ impl ReplayRing for Ring {
     const WRITES_ENTRIES_BACK: bool = false;
 }
 
-impl ReplayRing for LiteralRing {
+impl ReplayRing for RingAsPublished {
     const WRITES_ENTRIES_BACK: bool = true;
 }
 
-/// The rings of a device whose slots come from a [`Tape`]. With `ENTRIES` their entries are filled, cleared and written back; without,
+/// The rings of a device whose slots come from a [`AllocTrace`]. With `ENTRIES` their entries are filled, cleared and written back; without,
 /// nothing is left but addresses.
-pub struct TapedRings<D, const ENTRIES: bool> {
+pub struct ReplayedRings<D, const ENTRIES: bool> {
     domain: DomainId,
-    device: DeviceId,
+    device: RequesterId,
     coherency: Coherency,
-    rings: Vec<RefCell<Taped>>,
-    tape: Rc<Tape>,
+    rings: Vec<RefCell<ReplayedRing>>,
+    trace: Rc<AllocTrace>,
     driver: PhantomData<fn() -> D>,
 }
 
-impl<const ENTRIES: bool> ReusesAtOnce for TapedRings<LiteralRing, ENTRIES> {}
+impl<const ENTRIES: bool> ReusesUnflushed for ReplayedRings<RingAsPublished, ENTRIES> {}
 
 /// One of them.
-struct Taped {
+struct ReplayedRing {
     table: RingTable,
     /// The slot after each in its list; itself at the end of one.
     next: Vec<u32>,
@@ -72,20 +77,20 @@ struct Taped {
 
 /// Which of the two lines a change is noted at.
 #[derive(Clone, Copy)]
-enum Change {
+enum ChangedLine {
     Fill = 0,
     Clear = 1,
 }
 
 const LINE: u64 = 64;
 
-impl Taped {
+impl ReplayedRing {
     #[inline]
-    fn touch<M: PhysMemory + ?Sized>(
+    fn mark_changed<M: PhysMemory + ?Sized>(
         &mut self,
         mem: &M,
         slot: RingSlot,
-        change: Change,
+        change: ChangedLine,
         alone: bool,
     ) {
         let Some(at) = self.table.entry(slot) else {
@@ -119,23 +124,23 @@ impl Taped {
     }
 }
 
-impl<D, const ENTRIES: bool> TapedRings<D, ENTRIES> {
+impl<D, const ENTRIES: bool> ReplayedRings<D, ENTRIES> {
     /// Plays `tape` into the rings of a device whose rDEVICE is at `rings`.
     ///
     /// # Errors
     /// There is no rDEVICE.
     pub fn new(
-        of: &Newcomer,
+        of: &AttachInfo,
         coherency: Coherency,
         rings: PhysAddr,
         memory: &Arena,
-        tape: Rc<Tape>,
+        tape: Rc<AllocTrace>,
     ) -> Result<Self, LabError> {
         let missing = |_| LabError::Internal("rings that cannot be read");
         let device = RingDevice::read(memory, rings).map_err(missing)?;
         let table = |direction| {
             let table = RingTable::read(memory, &device, ring_of(direction)).map_err(missing)?;
-            Ok(RefCell::new(Taped {
+            Ok(RefCell::new(ReplayedRing {
                 next: (0..table.slots()).collect(),
                 table,
                 changed: [None; 2],
@@ -149,25 +154,25 @@ impl<D, const ENTRIES: bool> TapedRings<D, ENTRIES> {
                 .into_iter()
                 .map(table)
                 .collect::<Result<_, LabError>>()?,
-            tape,
+            trace: tape,
             driver: PhantomData,
         })
     }
 
     #[inline]
-    fn ring(&self, ring: RingId) -> Option<&RefCell<Taped>> {
+    fn ring(&self, ring: RingId) -> Option<&RefCell<ReplayedRing>> {
         self.rings.get(usize::from(ring.get()))
     }
 }
 
-impl<D: ReplayRing, const ENTRIES: bool> Space for TapedRings<D, ENTRIES> {
+impl<D: ReplayRing, const ENTRIES: bool> Space for ReplayedRings<D, ENTRIES> {
     type PerCpu = ();
-    type Returned = D::Returned;
-    type Gone = Gone;
+    type FreeProof = D::FreeProof;
+    type UnmapResult = ClearedRange;
 
-    const JOINS: bool = false;
+    const CONTIGUOUS_SG: bool = false;
 
-    const FILLS_UP: bool = true;
+    const CAN_BE_FULL: bool = true;
 
     fn per_cpu(&self) {}
 
@@ -183,8 +188,8 @@ impl<D: ReplayRing, const ENTRIES: bool> Space for TapedRings<D, ENTRIES> {
         platform: &mut P,
         pieces: &[PhysRange],
         permissions: Permissions,
-        limits: Limits,
-    ) -> Result<Placed, MapReason> {
+        limits: AddressLimits,
+    ) -> Result<MapResult, MapReason> {
         self.map_list(cpu, platform, pieces, permissions, limits)
     }
 
@@ -195,22 +200,22 @@ impl<D: ReplayRing, const ENTRIES: bool> Space for TapedRings<D, ENTRIES> {
         platform: &mut P,
         pieces: &[PhysRange],
         permissions: Permissions,
-        limits: Limits,
-    ) -> Result<Placed, MapReason> {
+        limits: AddressLimits,
+    ) -> Result<MapResult, MapReason> {
         let full = MapReason::RingFull(RingFull {
             ring: limits.ring,
             slot: RingSlot::FIRST,
-            wait: Wait::Unmap,
+            reason: FullReason::Unmap,
         });
         let first = pieces.first().ok_or(MapReason::Empty)?;
-        let head = self.tape.next().ok_or(full)?;
+        let head = self.trace.next().ok_or(full)?;
         let head = RingIova::from(head.lo().iova());
         let range = IovaRange::new(head.iova(), first.bytes()).ok_or(MapReason::TooLarge)?;
         let mut ring = self.ring(head.ring()).ok_or(full)?.borrow_mut();
         let mut slot = head.slot();
         for (number, piece) in pieces.iter().enumerate() {
             if number > 0 {
-                let next = RingIova::from(self.tape.next().ok_or(full)?.lo().iova()).slot();
+                let next = RingIova::from(self.trace.next().ok_or(full)?.lo().iova()).slot();
                 if let Some(link) = ring.next.get_mut(slot.get() as usize) {
                     *link = next.get();
                 }
@@ -221,11 +226,11 @@ impl<D: ReplayRing, const ENTRIES: bool> Space for TapedRings<D, ENTRIES> {
                 let at = ring.table.entry(slot).ok_or(full)?;
                 entry.store(ring_words(platform.memory(), at).map_err(|_| full)?);
                 if self.coherency == Coherency::NonCoherent {
-                    write_back::<D, P>(&mut ring, platform, slot, Change::Fill);
+                    write_back::<D, P>(&mut ring, platform, slot, ChangedLine::Fill);
                 }
             }
         }
-        Ok(Placed { range, steps: 0 })
+        Ok(MapResult { range, steps: 0 })
     }
 
     fn pieces<'a>(
@@ -251,7 +256,7 @@ impl<D: ReplayRing, const ENTRIES: bool> Space for TapedRings<D, ENTRIES> {
         (): &mut (),
         platform: &mut P,
         range: IovaRange,
-    ) -> Result<Gone, UnmapRefusal> {
+    ) -> Result<ClearedRange, UnmapRefusal> {
         let iova = RingIova::from(range.start());
         let ring = self.ring(iova.ring()).ok_or(UnmapRefusal::NotAllocated)?;
         let mut ring = ring.borrow_mut();
@@ -262,7 +267,7 @@ impl<D: ReplayRing, const ENTRIES: bool> Space for TapedRings<D, ENTRIES> {
                 let words = ring_words(platform.memory(), at);
                 RingPte::clear(words.map_err(|_| UnmapRefusal::NotAllocated)?);
                 if self.coherency == Coherency::NonCoherent {
-                    write_back::<D, P>(&mut ring, platform, slot, Change::Clear);
+                    write_back::<D, P>(&mut ring, platform, slot, ChangedLine::Clear);
                 }
             }
             let Some(link) = ring.next.get_mut(slot.get() as usize) else {
@@ -274,7 +279,7 @@ impl<D: ReplayRing, const ENTRIES: bool> Space for TapedRings<D, ENTRIES> {
                 _ => break,
             }
         }
-        Ok(Gone {
+        Ok(ClearedRange {
             unmapped: Unmapped::attest_cleared(self.domain, iova.slot_pages()),
             levels: CachedLevels::Leaves,
             tables: (),
@@ -295,7 +300,7 @@ impl<D: ReplayRing, const ENTRIES: bool> Space for TapedRings<D, ENTRIES> {
     }
 
     #[inline]
-    fn release(&self, (): &mut (), _range: D::Returned) {}
+    fn release(&self, (): &mut (), _range: D::FreeProof) {}
 
     fn flushed(&self, (): &mut (), _proof: Flushed<WholeDomain>) {}
 
@@ -310,7 +315,7 @@ impl<D: ReplayRing, const ENTRIES: bool> Space for TapedRings<D, ENTRIES> {
         }
     }
 
-    fn serves(&self, device: DeviceId) -> bool {
+    fn serves(&self, device: RequesterId) -> bool {
         device == self.device
     }
 
@@ -327,10 +332,10 @@ impl<D: ReplayRing, const ENTRIES: bool> Space for TapedRings<D, ENTRIES> {
 /// Notes, or writes back, what has changed.
 #[inline]
 fn write_back<D: ReplayRing, P: Platform>(
-    ring: &mut Taped,
+    ring: &mut ReplayedRing,
     platform: &P,
     slot: RingSlot,
-    change: Change,
+    change: ChangedLine,
 ) {
-    ring.touch(platform.memory(), slot, change, D::WRITES_ENTRIES_BACK);
+    ring.mark_changed(platform.memory(), slot, change, D::WRITES_ENTRIES_BACK);
 }

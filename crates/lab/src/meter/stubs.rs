@@ -5,8 +5,8 @@ use std::marker::PhantomData;
 use std::rc::Rc;
 
 use ringfence_dma::Platform;
-use ringfence_dma::space::Translations;
-use ringfence_iova::{AllocError, Allocation, IovaAllocator, Request, Returned};
+use ringfence_dma::space::IoPageTable;
+use ringfence_iova::{AllocError, AllocRequest, Allocation, FreeProof, IovaAllocator};
 use ringfence_pgtable::{MapError, MapRequest, UnmapError};
 use ringfence_types::{
     CachedLevels, DomainId, Flushed, Invalidation, InvalidationError, Invalidator, Pfn, PfnRange,
@@ -15,21 +15,21 @@ use ringfence_types::{
 
 /// The answers of an allocator over one chunk, in the order in which they were given.
 #[derive(Debug, Default)]
-pub struct Tape {
-    answers: RefCell<Vec<Option<PfnRange>>>,
+pub struct AllocTrace {
+    results: RefCell<Vec<Option<PfnRange>>>,
     next: Cell<usize>,
 }
 
-impl Tape {
+impl AllocTrace {
     /// Forgets everything.
-    pub fn erase(&self) {
-        self.answers.borrow_mut().clear();
+    pub fn clear(&self) {
+        self.results.borrow_mut().clear();
         self.next.set(0);
     }
 
     /// Notes one answer.
     pub fn record(&self, answer: Option<PfnRange>) {
-        self.answers.borrow_mut().push(answer);
+        self.results.borrow_mut().push(answer);
     }
 
     /// Back to the first answer.
@@ -41,38 +41,38 @@ impl Tape {
     pub(super) fn next(&self) -> Option<PfnRange> {
         let index = self.next.get();
         self.next.set(index + 1);
-        self.answers.borrow().get(index).copied().flatten()
+        self.results.borrow().get(index).copied().flatten()
     }
 }
 
-/// An allocator that plays a [`Tape`].
+/// An allocator that plays a [`AllocTrace`].
 #[derive(Debug)]
-pub struct Recorded<R> {
-    tape: Rc<Tape>,
+pub struct ReplayedAlloc<R> {
+    trace: Rc<AllocTrace>,
     returned: PhantomData<fn() -> R>,
 }
 
-impl<R> Recorded<R> {
+impl<R> ReplayedAlloc<R> {
     /// Plays `tape`.
-    pub fn new(tape: Rc<Tape>) -> Self {
+    pub fn new(trace: Rc<AllocTrace>) -> Self {
         Self {
-            tape,
+            trace,
             returned: PhantomData,
         }
     }
 }
 
-impl<R: Returned> IovaAllocator for Recorded<R> {
+impl<R: FreeProof> IovaAllocator for ReplayedAlloc<R> {
     type PerCpu = ();
-    type Returned = R;
+    type FreeProof = R;
 
-    const FINDS: bool = false;
+    const HAS_LOOKUP: bool = false;
 
     fn per_cpu(&self) {}
 
     #[inline]
-    fn alloc(&self, (): &mut (), request: &Request) -> Result<Allocation, AllocError> {
-        match self.tape.next() {
+    fn alloc(&self, (): &mut (), request: &AllocRequest) -> Result<Allocation, AllocError> {
+        match self.trace.next() {
             Some(range) => Ok(Allocation { range, steps: 0 }),
             None => Err(AllocError::BadRequest {
                 pages: request.pages,
@@ -102,16 +102,16 @@ pub struct NoFind<A>(pub A);
 
 impl<A: IovaAllocator> IovaAllocator for NoFind<A> {
     type PerCpu = A::PerCpu;
-    type Returned = A::Returned;
+    type FreeProof = A::FreeProof;
 
-    const FINDS: bool = false;
+    const HAS_LOOKUP: bool = false;
 
     fn per_cpu(&self) -> A::PerCpu {
         self.0.per_cpu()
     }
 
     #[inline]
-    fn alloc(&self, cpu: &mut A::PerCpu, request: &Request) -> Result<Allocation, AllocError> {
+    fn alloc(&self, cpu: &mut A::PerCpu, request: &AllocRequest) -> Result<Allocation, AllocError> {
         self.0.alloc(cpu, request)
     }
 
@@ -121,7 +121,7 @@ impl<A: IovaAllocator> IovaAllocator for NoFind<A> {
     }
 
     #[inline]
-    fn free(&self, cpu: &mut A::PerCpu, range: A::Returned) -> bool {
+    fn free(&self, cpu: &mut A::PerCpu, range: A::FreeProof) -> bool {
         self.0.free(cpu, range)
     }
 
@@ -141,30 +141,30 @@ impl<A: IovaAllocator> IovaAllocator for NoFind<A> {
 /// An allocator that a replay can have, and what stands in for it in replicas.
 pub trait ReplayAlloc: IovaAllocator + Sized + 'static {
     /// The same, asked for no find.
-    type NoFind: IovaAllocator<Returned = Self::Returned> + 'static;
+    type NoFind: IovaAllocator<FreeProof = Self::FreeProof> + 'static;
     /// What plays its answers.
-    type Recorded: IovaAllocator<Returned = Self::Returned> + 'static;
+    type Replayed: IovaAllocator<FreeProof = Self::FreeProof> + 'static;
 
     /// From now on it is asked for no find.
     fn without_find(self) -> Self::NoFind;
 
     /// Plays `tape`.
-    fn recorded(tape: Rc<Tape>) -> Self::Recorded;
+    fn replayed(tape: Rc<AllocTrace>) -> Self::Replayed;
 }
 
 /// An allocator whose stubs are types of their own, so that nothing is asked at a timed operation.
-pub trait Stubbed: IovaAllocator + 'static {}
+pub trait StaticStubs: IovaAllocator + 'static {}
 
-impl<A: Stubbed> ReplayAlloc for A {
+impl<A: StaticStubs> ReplayAlloc for A {
     type NoFind = NoFind<A>;
-    type Recorded = Recorded<A::Returned>;
+    type Replayed = ReplayedAlloc<A::FreeProof>;
 
     fn without_find(self) -> NoFind<A> {
         NoFind(self)
     }
 
-    fn recorded(tape: Rc<Tape>) -> Recorded<A::Returned> {
-        Recorded::new(tape)
+    fn replayed(tape: Rc<AllocTrace>) -> ReplayedAlloc<A::FreeProof> {
+        ReplayedAlloc::new(tape)
     }
 }
 
@@ -172,7 +172,7 @@ impl<A: Stubbed> ReplayAlloc for A {
 #[derive(Debug)]
 pub struct NullTable(pub DomainId);
 
-impl Translations for NullTable {
+impl IoPageTable for NullTable {
     type PerCpu = ();
     type Pages = ();
 
@@ -213,9 +213,9 @@ impl Translations for NullTable {
 
 /// Invalidations that cost nothing.
 #[derive(Debug, Default)]
-pub struct Immediate;
+pub struct FreeInvalidator;
 
-impl Invalidator for Immediate {
+impl Invalidator for FreeInvalidator {
     #[inline]
     fn submit(&mut self, _request: Invalidation) -> Result<Ticket, InvalidationError> {
         Ok(Ticket::new(0))

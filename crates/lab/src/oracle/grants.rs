@@ -7,24 +7,24 @@ use super::Verdict;
 /// Names a grant, for as long as anybody remembers it and after.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct GrantId {
-    row: Row,
+    slot: GrantSlot,
     serial: u32,
 }
 
 impl GrantId {
-    pub(super) fn row(self) -> Row {
-        self.row
+    pub(super) fn row(self) -> GrantSlot {
+        self.slot
     }
 
     /// As one number, to travel through the mapping layer as the buffer's name.
     pub fn to_raw(self) -> u64 {
-        u64::from(self.row.0) << 32 | u64::from(self.serial)
+        u64::from(self.slot.0) << 32 | u64::from(self.serial)
     }
 
     /// Back from that number.
     pub fn from_raw(raw: u64) -> Self {
         Self {
-            row: Row((raw >> 32) as u32),
+            slot: GrantSlot((raw >> 32) as u32),
             serial: raw as u32,
         }
     }
@@ -32,11 +32,11 @@ impl GrantId {
 
 /// Where a grant is kept; used again once the grant is forgotten.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Row(pub(super) u32);
+pub(super) struct GrantSlot(pub(super) u32);
 
 /// Where a grant stands in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
+pub enum GrantState {
     /// Between map's return and unmap's return.
     Live,
     /// Unmap has returned, the buffer is still with the layer.
@@ -47,27 +47,27 @@ pub enum State {
 
 /// One piece of a grant: device-visible bytes and where they lead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Piece {
+struct GrantRange {
     iova: IovaRange,
     physical: PhysAddr,
 }
 
 /// The pieces of a grant; nearly all have one.
 #[derive(Debug, Clone)]
-enum Pieces {
-    One(Piece),
-    Many(Box<[Piece]>),
+enum GrantRanges {
+    One(GrantRange),
+    Many(Box<[GrantRange]>),
 }
 
-impl Pieces {
-    fn of(count: usize, mut placed: impl Iterator<Item = Piece>) -> Self {
+impl GrantRanges {
+    fn of(count: usize, mut placed: impl Iterator<Item = GrantRange>) -> Self {
         match (count, placed.next()) {
             (1, Some(piece)) => Self::One(piece),
             (_, first) => Self::Many(first.into_iter().chain(placed).collect()),
         }
     }
 
-    fn as_slice(&self) -> &[Piece] {
+    fn as_slice(&self) -> &[GrantRange] {
         match self {
             Self::One(piece) => core::slice::from_ref(piece),
             Self::Many(pieces) => pieces,
@@ -78,11 +78,11 @@ impl Pieces {
 /// One grant.
 #[derive(Debug, Clone)]
 pub struct Grant {
-    pieces: Pieces,
+    ranges: GrantRanges,
     /// What the device may do.
     pub direction: Direction,
     /// Where it stands in its life.
-    pub state: State,
+    pub state: GrantState,
     /// Pages that name this grant as an owner, plus one while it is not dead.
     pins: u32,
     serial: u32,
@@ -91,15 +91,15 @@ pub struct Grant {
 impl Grant {
     /// The buffers, as the device sees them.
     pub fn pieces(&self) -> impl ExactSizeIterator<Item = IovaRange> + '_ {
-        self.pieces.as_slice().iter().map(|piece| piece.iova)
+        self.ranges.as_slice().iter().map(|piece| piece.iova)
     }
 
     /// Where the `bytes` bytes at `iova` lead, if they lie in one piece of the grant.
     #[inline]
-    pub fn reaches(&self, iova: Iova, bytes: u64) -> Option<PhysAddr> {
+    pub fn translate(&self, iova: Iova, bytes: u64) -> Option<PhysAddr> {
         let range = IovaRange::new(iova, bytes)?;
         let piece = self
-            .pieces
+            .ranges
             .as_slice()
             .iter()
             .find(|piece| piece.iova.contains(&range))?;
@@ -109,7 +109,7 @@ impl Grant {
 
     /// Whether a piece of an identity grant shares a byte with `range`.
     pub(super) fn overlaps(&self, range: &PhysRange) -> bool {
-        self.pieces.as_slice().iter().any(|piece| {
+        self.ranges.as_slice().iter().any(|piece| {
             piece.iova.start().get() <= range.last().get()
                 && range.start().get() <= piece.iova.last().get()
         })
@@ -124,20 +124,20 @@ impl Grant {
         access: Access,
         reached: PhysAddr,
     ) -> Verdict {
-        match (self.reaches(iova, bytes), self.state) {
-            (_, State::Dead) => Verdict::Stale,
+        match (self.translate(iova, bytes), self.state) {
+            (_, GrantState::Dead) => Verdict::Stale,
             (Some(granted), _) if granted != reached => Verdict::Stale,
             (Some(_), _) if self.direction.permissions().allows(access) => Verdict::Granted,
             (Some(_), _) => Verdict::Direction,
-            (None, _) if self.is_beside(iova, reached) => Verdict::Colocated,
+            (None, _) if self.is_colocated(iova, reached) => Verdict::Colocated,
             (None, _) => Verdict::Stale,
         }
     }
 
     /// Whether the address is on a page of this grant, outside its bytes, and leads where the grant's bytes lead if they went on: to
     /// what lies beside them in memory.
-    fn is_beside(&self, iova: Iova, reached: PhysAddr) -> bool {
-        self.pieces.as_slice().iter().any(|piece| {
+    fn is_colocated(&self, iova: Iova, reached: PhysAddr) -> bool {
+        self.ranges.as_slice().iter().any(|piece| {
             let (first, last) = (piece.iova.start(), piece.iova.last());
             iova >= first.align_down(4096)
                 && iova.get() <= last.get() | 4095
@@ -167,26 +167,26 @@ impl Grants {
         let placed = pieces.iter().filter_map(|piece| {
             let start = page.wrapping_add(piece.start().offset_in(4096));
             page = page.wrapping_add(piece.pages(ringfence_types::PageSize::Size4K) << 12);
-            Some(Piece {
+            Some(GrantRange {
                 iova: IovaRange::new(start, piece.bytes())?,
                 physical: piece.start(),
             })
         });
-        self.push(Pieces::of(pieces.len(), placed), direction)
+        self.push(GrantRanges::of(pieces.len(), placed), direction)
     }
 
     /// A grant of `pieces`, each at the addresses of the same place in `iovas`.
-    pub(super) fn insert_apart(
+    pub(super) fn insert_per_segment(
         &mut self,
         iovas: &[IovaRange],
         pieces: &[PhysRange],
         direction: Direction,
     ) -> GrantId {
-        let placed = iovas.iter().zip(pieces).map(|(iova, piece)| Piece {
+        let placed = iovas.iter().zip(pieces).map(|(iova, piece)| GrantRange {
             iova: *iova,
             physical: piece.start(),
         });
-        self.push(Pieces::of(pieces.len(), placed), direction)
+        self.push(GrantRanges::of(pieces.len(), placed), direction)
     }
 
     /// A grant whose device-visible addresses are the physical ones.
@@ -196,30 +196,30 @@ impl Grants {
         direction: Direction,
     ) -> GrantId {
         let placed = pieces.iter().filter_map(|piece| {
-            Some(Piece {
+            Some(GrantRange {
                 iova: IovaRange::new(Iova::new(piece.start().get()), piece.bytes())?,
                 physical: piece.start(),
             })
         });
-        self.push(Pieces::of(pieces.len(), placed), direction)
+        self.push(GrantRanges::of(pieces.len(), placed), direction)
     }
 
     /// The name that the next grant will have.
     pub(super) fn next(&self) -> GrantId {
         let row = self.free.last().copied();
         GrantId {
-            row: Row(row.unwrap_or(self.rows.len() as u32)),
+            slot: GrantSlot(row.unwrap_or(self.rows.len() as u32)),
             serial: self.serial.wrapping_add(1),
         }
     }
 
-    fn push(&mut self, pieces: Pieces, direction: Direction) -> GrantId {
+    fn push(&mut self, pieces: GrantRanges, direction: Direction) -> GrantId {
         self.serial = self.serial.wrapping_add(1);
         let serial = self.serial;
         let grant = Some(Grant {
-            pieces,
+            ranges: pieces,
             direction,
-            state: State::Live,
+            state: GrantState::Live,
             pins: 1,
             serial,
         });
@@ -234,7 +234,7 @@ impl Grants {
             }
         };
         GrantId {
-            row: Row(row),
+            slot: GrantSlot(row),
             serial,
         }
     }
@@ -242,16 +242,16 @@ impl Grants {
     /// The grant of that name, unless it is forgotten.
     #[inline]
     pub(super) fn named(&self, id: GrantId) -> Option<&Grant> {
-        self.get(id.row).filter(|grant| grant.serial == id.serial)
+        self.get(id.slot).filter(|grant| grant.serial == id.serial)
     }
 
     #[inline]
-    pub(super) fn get(&self, id: Row) -> Option<&Grant> {
+    pub(super) fn get(&self, id: GrantSlot) -> Option<&Grant> {
         self.rows.get(id.0 as usize)?.as_ref()
     }
 
-    pub(super) fn set(&mut self, id: GrantId, state: State) {
-        if let Some(Some(grant)) = self.rows.get_mut(id.row.0 as usize)
+    pub(super) fn set(&mut self, id: GrantId, state: GrantState) {
+        if let Some(Some(grant)) = self.rows.get_mut(id.slot.0 as usize)
             && grant.serial == id.serial
         {
             grant.state = state;
@@ -260,7 +260,7 @@ impl Grants {
 
     /// One more page names the grant.
     #[inline]
-    pub(super) fn pin(&mut self, id: Row) {
+    pub(super) fn pin(&mut self, id: GrantSlot) {
         if let Some(Some(grant)) = self.rows.get_mut(id.0 as usize) {
             grant.pins += 1;
         }
@@ -268,7 +268,7 @@ impl Grants {
 
     /// One page less names the grant, or it died: without any it is forgotten.
     #[inline]
-    pub(super) fn unpin(&mut self, id: Row) {
+    pub(super) fn unpin(&mut self, id: GrantSlot) {
         if let Some(row) = self.rows.get_mut(id.0 as usize)
             && let Some(grant) = row
         {

@@ -9,16 +9,16 @@ mod owners;
 mod verdict;
 mod windows;
 
-pub use grants::{Grant, GrantId, State};
+pub use grants::{Grant, GrantId, GrantState};
 pub use verdict::{Tally, Verdict};
 pub use windows::Windows;
 
 use ringfence_types::{Access, Direction, Iova, IovaRange, PhysAddr, PhysRange};
 
-use grants::{Grants, Row};
+use grants::{GrantSlot, Grants};
 use owners::Owners;
 
-use crate::limits::Limits;
+use crate::limits::ReplayLimits;
 
 /// Whether an I/O virtual page has one owner at a time, or as many as there are buffers on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,7 +39,7 @@ pub struct Oracle {
     owners: Vec<Owners>,
     ownership: Ownership,
     /// Most owners that a page may have.
-    most: usize,
+    max_sharers: usize,
     /// First page that had more.
     crowded: Option<u64>,
     /// What has been judged.
@@ -53,7 +53,7 @@ impl Oracle {
             grants: Grants::default(),
             owners: Vec::new(),
             ownership,
-            most: Limits::default().buffers_on_a_page,
+            max_sharers: ReplayLimits::default().buffers_on_a_page,
             crowded: None,
             tally: Tally::default(),
         }
@@ -61,7 +61,7 @@ impl Oracle {
 
     /// Lets as many as `most` buffers share a page.
     pub fn with_most(mut self, most: usize) -> Self {
-        self.most = most;
+        self.max_sharers = most;
         self
     }
 
@@ -81,7 +81,7 @@ impl Oracle {
         match self.ownership {
             Ownership::Page | Ownership::Shared => {
                 let id = self.grants.insert(iova, pieces, direction);
-                self.own(device, &iova, id);
+                self.set_owner(device, &iova, id);
                 id
             }
             Ownership::Byte => {
@@ -90,11 +90,11 @@ impl Oracle {
                 for piece in pieces {
                     let (first, last) = (piece.start().get() >> 12, piece.last().get() >> 12);
                     for page in first..=last {
-                        let outlives = |old: Row, grants: &Grants| {
+                        let outlives = |old: GrantSlot, grants: &Grants| {
                             let grant = grants.get(old);
-                            grant.is_some_and(|g| g.state != State::Dead || !g.overlaps(piece))
+                            grant.is_some_and(|g| g.state != GrantState::Dead || !g.overlaps(piece))
                         };
-                        if !owners.share(page, id.row(), grants, outlives, self.most) {
+                        if !owners.share(page, id.row(), grants, outlives, self.max_sharers) {
                             self.crowded.get_or_insert(page);
                         }
                     }
@@ -105,16 +105,16 @@ impl Oracle {
     }
 
     /// The same where each piece has addresses of its own, on pages that no other mapping has: `iovas`, as many as there are pieces.
-    pub fn grant_apart(
+    pub fn grant_per_segment(
         &mut self,
         device: usize,
         iovas: &[IovaRange],
         pieces: &[PhysRange],
         direction: Direction,
     ) -> GrantId {
-        let id = self.grants.insert_apart(iovas, pieces, direction);
+        let id = self.grants.insert_per_segment(iovas, pieces, direction);
         for iova in iovas {
-            self.own(device, iova, id);
+            self.set_owner(device, iova, id);
         }
         id
     }
@@ -126,28 +126,28 @@ impl Oracle {
         };
         let pages = ringfence_types::PfnRange::covering(iova);
         (pages.lo().get()..=pages.hi().get()).any(|page| {
-            owners.at(page).any(|id| {
+            owners.owners_of(page).any(|id| {
                 let grant = self.grants.get(id);
-                grant.is_some_and(|grant| grant.state == State::Live)
+                grant.is_some_and(|grant| grant.state == GrantState::Live)
             })
         })
     }
 
     /// Makes `id` the owner of the pages of `iova`.
-    fn own(&mut self, device: usize, iova: &IovaRange, id: GrantId) {
+    fn set_owner(&mut self, device: usize, iova: &IovaRange, id: GrantId) {
         let (owners, grants) = (row_of(&mut self.owners, device), &mut self.grants);
         let pages = ringfence_types::PfnRange::covering(iova);
         for page in pages.lo().get()..=pages.hi().get() {
             if self.ownership == Ownership::Shared {
-                let lives = |old: Row, grants: &Grants| {
-                    grants.get(old).is_some_and(|g| g.state != State::Dead)
+                let lives = |old: GrantSlot, grants: &Grants| {
+                    grants.get(old).is_some_and(|g| g.state != GrantState::Dead)
                 };
-                if !owners.share(page, id.row(), grants, lives, self.most) {
+                if !owners.share(page, id.row(), grants, lives, self.max_sharers) {
                     self.crowded.get_or_insert(page);
                 }
                 continue;
             }
-            owners.take(page, id.row(), |old| grants.unpin(old));
+            owners.acquire(page, id.row(), |old| grants.unpin(old));
             grants.pin(id.row());
         }
     }
@@ -164,12 +164,12 @@ impl Oracle {
 
     /// Unmap has returned without the buffer: the device has no business there any more, but the owner does not use it yet.
     pub fn withhold(&mut self, id: GrantId) {
-        self.grants.set(id, State::Withheld);
+        self.grants.set(id, GrantState::Withheld);
     }
 
     /// The layer has handed the buffer back.
     pub fn release(&mut self, id: GrantId) {
-        self.grants.set(id, State::Dead);
+        self.grants.set(id, GrantState::Dead);
         self.grants.unpin(id.row());
     }
 
@@ -193,11 +193,11 @@ impl Oracle {
     pub fn faulted(&mut self, device: usize, iova: Iova, bytes: u64, access: Access) -> Verdict {
         self.tally.faults += 1;
         let legal = self.owners.get(device).is_some_and(|owners| {
-            owners.at(iova.get() >> 12).any(|id| {
+            owners.owners_of(iova.get() >> 12).any(|id| {
                 self.grants.get(id).is_some_and(|grant| {
-                    grant.state == State::Live
+                    grant.state == GrantState::Live
                         && grant.direction.permissions().allows(access)
-                        && grant.reaches(iova, bytes).is_some()
+                        && grant.translate(iova, bytes).is_some()
                 })
             })
         });
@@ -223,13 +223,17 @@ impl Oracle {
         let mut worst = None;
         if let Some(owners) = self.owners.get(device) {
             // Where mappings share a page, it is theirs who live: what somebody had there before is beside what they have.
-            let lives = |id| self.grants.get(id).is_some_and(|g| g.state != State::Dead);
-            let living = self.ownership == Ownership::Shared && owners.at(page).any(lives);
-            for id in owners.at(page) {
+            let lives = |id| {
+                self.grants
+                    .get(id)
+                    .is_some_and(|g| g.state != GrantState::Dead)
+            };
+            let living = self.ownership == Ownership::Shared && owners.owners_of(page).any(lives);
+            for id in owners.owners_of(page) {
                 let Some(grant) = self.grants.get(id) else {
                     continue;
                 };
-                if living && grant.state == State::Dead {
+                if living && grant.state == GrantState::Dead {
                     continue;
                 }
                 let verdict = grant.judge(iova, bytes, access, reached);
@@ -245,10 +249,10 @@ impl Oracle {
         worst.unwrap_or_else(|| {
             let foreign = self.owners.iter().enumerate().any(|(other, owners)| {
                 other != device
-                    && owners.at(page).any(|id| {
+                    && owners.owners_of(page).any(|id| {
                         self.grants
                             .get(id)
-                            .is_some_and(|grant| grant.state != State::Dead)
+                            .is_some_and(|grant| grant.state != GrantState::Dead)
                     })
             });
             if foreign {

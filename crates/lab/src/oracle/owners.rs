@@ -2,10 +2,10 @@
 
 use std::collections::HashMap;
 
-use super::grants::{Grants, Row};
+use super::grants::{GrantSlot, Grants};
 
 const LEAF: usize = 1024;
-const LOW_PAGES: u64 = crate::machine::DATA_BYTES >> 12;
+const LOW_PAGES: u64 = crate::platform::DATA_BYTES >> 12;
 
 /// No owner.
 const NONE: u32 = u32::MAX;
@@ -18,7 +18,7 @@ pub(super) struct Owners {
     low: Vec<Option<Box<[u32; LEAF]>>>,
     high: HashMap<u64, u32>,
     /// Lists of pages with several owners.
-    shared: Vec<Vec<Row>>,
+    shared: Vec<Vec<GrantSlot>>,
 }
 
 impl Owners {
@@ -50,9 +50,9 @@ impl Owners {
 
     /// The owners of `page`.
     #[inline]
-    pub(super) fn at(&self, page: u64) -> impl Iterator<Item = Row> + '_ {
+    pub(super) fn owners_of(&self, page: u64) -> impl Iterator<Item = GrantSlot> + '_ {
         let slot = self.slot(page);
-        let one = (slot & SHARED == 0).then_some(Row(slot));
+        let one = (slot & SHARED == 0).then_some(GrantSlot(slot));
         let many = if slot != NONE && slot & SHARED != 0 {
             self.shared
                 .get((slot & !SHARED) as usize)
@@ -65,10 +65,10 @@ impl Owners {
 
     /// Makes `id` the only owner of `page`; `lost` is told who was before.
     #[inline]
-    pub(super) fn take(&mut self, page: u64, id: Row, mut lost: impl FnMut(Row)) {
+    pub(super) fn acquire(&mut self, page: u64, id: GrantSlot, mut lost: impl FnMut(GrantSlot)) {
         let slot = self.slot(page);
         if slot & SHARED == 0 {
-            lost(Row(slot));
+            lost(GrantSlot(slot));
         }
         self.set(page, id.0);
     }
@@ -78,9 +78,9 @@ impl Owners {
     pub(super) fn share(
         &mut self,
         page: u64,
-        id: Row,
+        id: GrantSlot,
         grants: &mut Grants,
-        outlives: impl Fn(Row, &Grants) -> bool,
+        outlives: impl Fn(GrantSlot, &Grants) -> bool,
         most: usize,
     ) -> bool {
         let slot = self.slot(page);
@@ -90,7 +90,7 @@ impl Owners {
             return true;
         }
         if slot & SHARED == 0 {
-            let old = Row(slot);
+            let old = GrantSlot(slot);
             if old == id {
                 grants.unpin(id);
             } else if outlives(old, grants) {

@@ -184,8 +184,8 @@ fn windows_that_nothing_closes_last_until_the_end_and_take_no_memory() {
 #[test]
 fn a_shared_page_is_theirs_who_live() {
     let mut oracle = Oracle::new(Ownership::Shared);
-    let first = oracle.grant_apart(0, &[iova(0x5000, 0x100)], &[pa(0x20000, 0x100)], RX);
-    let second = oracle.grant_apart(0, &[iova(0x5800, 0x100)], &[pa(0x20800, 0x100)], RX);
+    let first = oracle.grant_per_segment(0, &[iova(0x5000, 0x100)], &[pa(0x20000, 0x100)], RX);
+    let second = oracle.grant_per_segment(0, &[iova(0x5800, 0x100)], &[pa(0x20800, 0x100)], RX);
     let at = |oracle: &mut Oracle, at: u64| {
         let reached = PhysAddr::new(0x20000 + at - 0x5000);
         oracle.allowed(0, Iova::new(at), 1, Write, reached)
@@ -203,7 +203,7 @@ fn a_shared_page_is_theirs_who_live() {
         assert_eq!(at(&mut oracle, stale), Verdict::Stale);
     }
     // In use again.
-    oracle.grant_apart(0, &[iova(0x5000, 0x100)], &[pa(0x20000, 0x100)], RX);
+    oracle.grant_per_segment(0, &[iova(0x5000, 0x100)], &[pa(0x20000, 0x100)], RX);
     assert_eq!(at(&mut oracle, 0x5000), Verdict::Granted);
     assert_eq!(at(&mut oracle, 0x5800), Verdict::Colocated);
     assert_eq!(oracle.grants.len(), 1, "the dead are forgotten");

@@ -20,12 +20,12 @@ pub struct Windows {
     /// Windows of any length, zero included.
     pub count: u64,
     /// What is added up of windows that nothing closes; `None` without any.
-    for_good: Option<ForGood>,
+    for_good: Option<PermanentWindows>,
 }
 
 /// Windows that nothing closes. A list of them would grow with the trace.
 #[derive(Debug, Clone)]
-struct ForGood {
+struct PermanentWindows {
     first: Nanos,
     bytes: u128,
     /// Sum of bytes times the moment they were left open.
@@ -117,7 +117,7 @@ impl Windows {
     /// The same where no invalidation will ever end it: the window stays open until [`finish`](Self::finish).
     pub fn open_for_good(&mut self, bytes: u64, now: Nanos) {
         self.count += 1;
-        let all = self.for_good.get_or_insert(ForGood {
+        let all = self.for_good.get_or_insert(PermanentWindows {
             first: now,
             bytes: 0,
             byte_moments: 0,

@@ -16,11 +16,11 @@ use ringfence_trace::{Chunk, DeviceIndex, Devices, MappingId, Op, OpKind};
 use ringfence_types::{Direction, Nanos, PageSize, PhysRange};
 
 pub use pass::each_plan;
-use withheld::{Run, Withheld};
+use withheld::{PageRun, Withheld};
 
 use crate::error::LabError;
-use crate::hosted::Cycling;
-use crate::limits::Limits;
+use crate::guest::RtcParams;
+use crate::limits::ReplayLimits;
 
 /// How long a burst may last on the trace's clock.
 pub const BURST_NS: u64 = 50_000;
@@ -34,20 +34,20 @@ const QUIET_NS: u64 = 12_000_000;
 /// Most bursts that are open at once, each of a device, direction and CPU. A machine has few
 /// within the 50 us that a burst lasts; a trace whose clock stands still could open any number,
 /// and each operation looks for its own among them.
-const MOST_OPEN: usize = 1024;
+const MAX_OPEN_BURSTS: usize = 1024;
 
 /// Most ends of cycles behind [`QUIET_NS`] of quiet, for each length of a cycle. A cache keeps a
 /// mapping for C cycles, C is at most 254, so all that it kept has left at the last of 256.
-const MOST_QUIET: u64 = 256;
+const MAX_IDLE_CYCLES: u64 = 256;
 
 /// Ends of cycles after which a cache of C cycles has let go of all that nobody uses. The literal
 /// one gives a mapping that was used again a second round of C + 1.
-fn ends_in_quiet(cycles: Cycles) -> u64 {
-    MOST_QUIET.min(2 * (u64::from(cycles.get()) + 1))
+fn idle_cycle_ends(cycles: Cycles) -> u64 {
+    MAX_IDLE_CYCLES.min(2 * (u64::from(cycles.get()) + 1))
 }
 
 /// Steps behind which a plan ends: a chunk of long gaps has many more steps than operations.
-const MOST_STEPS: usize = 64 * 1024;
+const MAX_STEPS: usize = 64 * 1024;
 
 /// One step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -102,7 +102,7 @@ pub enum Step {
 
 /// A step and its time.
 #[derive(Debug, Clone, Copy)]
-pub struct Timed {
+pub struct TimedStep {
     /// On the trace's clock.
     pub time: Nanos,
     /// What to do.
@@ -113,7 +113,7 @@ pub struct Timed {
 #[derive(Debug, Default)]
 pub struct Plan {
     /// In order.
-    pub steps: Vec<Timed>,
+    pub steps: Vec<TimedStep>,
     /// What the maps refer to.
     pub segments: Vec<PhysRange>,
     /// Maps among the steps.
@@ -140,10 +140,10 @@ impl Plan {
 type Key = (DeviceIndex, u16, Direction);
 
 #[derive(Debug, Clone)]
-struct Open {
+struct OpenBurst {
     key: Key,
     since: Nanos,
-    runs: Vec<Run>,
+    runs: Vec<PageRun>,
     withheld: Withheld,
 }
 
@@ -157,7 +157,7 @@ pub struct Planner {
     /// Segments of live mappings, by slot, for the pages that a burst withholds.
     pages: Vec<Vec<PhysRange>>,
     /// Oldest first.
-    open: Vec<Open>,
+    open: Vec<OpenBurst>,
     withheld: Withheld,
     ticked: Nanos,
     /// Time of the operation before the last.
@@ -176,14 +176,14 @@ pub struct Planner {
     doorbells: bool,
     rings: Option<Key>,
     /// Cycles, at whose ends timers are looked at whatever happens.
-    cycles: Vec<Cycling>,
+    cycles: Vec<RtcParams>,
     /// Operations planned, and the ends of cycles in the caches of all devices while there was
     /// none.
     operations: u64,
     cycle_ends: u64,
     /// Devices to keep; none means all.
     only: Option<Vec<DeviceIndex>>,
-    limits: Limits,
+    limits: ReplayLimits,
     /// By device: whether it has mapped memory.
     seen: Vec<bool>,
     devices: usize,
@@ -218,14 +218,14 @@ impl Planner {
             operations: 0,
             cycle_ends: 0,
             only: None,
-            limits: Limits::default(),
+            limits: ReplayLimits::default(),
             seen: Vec::new(),
             devices: 0,
         }
     }
 
     /// Refuses, from now on, traces beyond `limits`.
-    pub fn with_limits(mut self, limits: Limits) -> Self {
+    pub fn with_limits(mut self, limits: ReplayLimits) -> Self {
         self.limits = limits;
         self
     }
@@ -237,7 +237,7 @@ impl Planner {
     }
 
     /// Looks at timers, from now on, at each end of these cycles too, until a cache that has them is empty.
-    pub fn with_cycles(mut self, cycles: impl IntoIterator<Item = Cycling>) -> Self {
+    pub fn with_cycles(mut self, cycles: impl IntoIterator<Item = RtcParams>) -> Self {
         let cycles = cycles.into_iter().filter(|cycling| cycling.cycle_ns > 0);
         self.cycles.extend(cycles);
         // Of one length the one that keeps longest.
@@ -248,7 +248,7 @@ impl Planner {
     }
 
     /// Skips, from now on, the operations of devices that are not called one of `names`.
-    pub fn keep_only(&mut self, devices: &Devices, names: &[String]) {
+    pub fn only_devices(&mut self, devices: &Devices, names: &[String]) {
         self.only = Some(names.iter().filter_map(|name| devices.find(name)).collect());
     }
 
@@ -258,7 +258,7 @@ impl Planner {
     }
 
     /// Mappings that are alive, and whose.
-    pub fn alive(&self) -> Vec<(MappingId, DeviceIndex)> {
+    pub fn live_mappings(&self) -> Vec<(MappingId, DeviceIndex)> {
         let ids = (0..).map(MappingId);
         ids.zip(&self.live)
             .filter_map(|(id, live)| live.map(|(device, _)| (id, device)))
@@ -334,7 +334,7 @@ impl Planner {
 
     fn step(&mut self, chunk: &Chunk, op: &Op, plan: &mut Plan) {
         let time = self.now;
-        let cpu = self.row_of(op.cpu);
+        let cpu = self.cpu_index(op.cpu);
         let maps = match op.kind {
             OpKind::Map { direction, .. } => Some((op.device, cpu, direction)),
             OpKind::Unmap { .. } => None,
@@ -373,7 +373,7 @@ impl Planner {
                 self.live_pages = self.live_pages.saturating_add(pages_of(pieces));
                 self.live_pages_max = self.live_pages_max.max(self.live_pages);
                 plan.maps += 1;
-                plan.steps.push(Timed {
+                plan.steps.push(TimedStep {
                     time,
                     step: Step::Map {
                         id,
@@ -393,7 +393,7 @@ impl Planner {
                 let gone = pages_of(&self.pages[slot]);
                 self.live_pages = self.live_pages.saturating_sub(gone);
                 plan.unmaps += 1;
-                plan.steps.push(Timed {
+                plan.steps.push(TimedStep {
                     time,
                     step: Step::Unmap {
                         id,
@@ -403,7 +403,9 @@ impl Planner {
                     },
                 });
                 let key = (op.device, cpu, direction);
-                if self.open.len() >= MOST_OPEN && self.open.iter().all(|open| open.key != key) {
+                if self.open.len() >= MAX_OPEN_BURSTS
+                    && self.open.iter().all(|open| open.key != key)
+                {
                     let oldest = self.open[0].key;
                     self.end(oldest, time, plan);
                 }
@@ -433,7 +435,7 @@ impl Planner {
             self.ring_doorbell(plan);
             if due <= quiet {
                 self.expire(due, plan);
-                plan.steps.push(Timed {
+                plan.steps.push(TimedStep {
                     time: due,
                     step: Step::Tick,
                 });
@@ -441,7 +443,7 @@ impl Planner {
                 // Nothing can be pending but what cycles end: the clock jumps.
                 self.ticked = match self.next_cycle(due, quiet) {
                     Some(end) if end <= time => {
-                        plan.steps.push(Timed {
+                        plan.steps.push(TimedStep {
                             time: end,
                             step: Step::Tick,
                         });
@@ -460,13 +462,13 @@ impl Planner {
         let ends = self.cycles.iter().filter_map(|cycling| {
             let ns = cycling.cycle_ns;
             let end = due.0.div_ceil(ns).saturating_mul(ns);
-            (end.saturating_sub(quiet.0) / ns < ends_in_quiet(cycling.cycles)).then_some(end)
+            (end.saturating_sub(quiet.0) / ns < idle_cycle_ends(cycling.cycles)).then_some(end)
         });
         ends.min().map(Nanos)
     }
 
     /// The row of a processor. A trace that names more processors than there are rows shares the last one.
-    fn row_of(&mut self, cpu: u16) -> u16 {
+    fn cpu_index(&mut self, cpu: u16) -> u16 {
         const ROWS: usize = 512;
         let found = self.cpus.iter().position(|known| *known == cpu);
         let row = found.unwrap_or_else(|| {
@@ -483,7 +485,7 @@ impl Planner {
             Some(index) => index,
             None => {
                 self.bursts += 1;
-                self.open.push(Open {
+                self.open.push(OpenBurst {
                     key,
                     since: time,
                     runs: Vec::new(),
@@ -493,7 +495,7 @@ impl Planner {
             }
         };
         for piece in &self.pages[slot] {
-            let run = Run::of(piece);
+            let run = PageRun::of(piece);
             self.open[index].runs.push(run);
             self.open[index].withheld.add(run);
             self.withheld.add(run);
@@ -507,7 +509,7 @@ impl Planner {
                 self.withheld.remove(run);
             }
             let (device, cpu, direction) = key;
-            plan.steps.push(Timed {
+            plan.steps.push(TimedStep {
                 time,
                 step: Step::EndBurst {
                     device,
@@ -522,7 +524,7 @@ impl Planner {
     #[inline]
     fn ring_doorbell(&mut self, plan: &mut Plan) {
         if let Some((device, cpu, direction)) = self.rings.take() {
-            plan.steps.push(Timed {
+            plan.steps.push(TimedStep {
                 time: self.last,
                 step: Step::Doorbell {
                     device,
@@ -547,9 +549,9 @@ impl Planner {
             return;
         }
         for piece in pieces {
-            let wanted = Run::of(piece);
+            let wanted = PageRun::of(piece);
             while self.withheld.any(&wanted) {
-                let holds = |open: &&Open| open.withheld.any(&wanted);
+                let holds = |open: &&OpenBurst| open.withheld.any(&wanted);
                 let Some(open) = self.open.iter().find(holds) else {
                     break;
                 };

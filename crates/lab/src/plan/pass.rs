@@ -4,7 +4,7 @@ use std::io::Read;
 
 use ringfence_trace::{Chunk, Devices, Operations};
 
-use super::{MOST_STEPS, Plan, Planner};
+use super::{MAX_STEPS, Plan, Planner};
 use crate::error::LabError;
 
 /// Reads a trace to its end and gives `each` the plan of one chunk after the other, with the planner and the devices named so far. Only
@@ -24,12 +24,12 @@ pub fn each_plan<R: Read>(
     while more {
         more = operations.next_chunk(&mut chunk)?;
         if let Some(names) = only {
-            planner.keep_only(operations.devices(), names);
+            planner.only_devices(operations.devices(), names);
         }
-        let mut next = planner.plan_part(&chunk, 0, MOST_STEPS, &mut plan)?;
+        let mut next = planner.plan_part(&chunk, 0, MAX_STEPS, &mut plan)?;
         while next < chunk.ops.len() {
             each(planner, &plan, operations.devices())?;
-            next = planner.plan_part(&chunk, next, MOST_STEPS, &mut plan)?;
+            next = planner.plan_part(&chunk, next, MAX_STEPS, &mut plan)?;
         }
         if !more {
             planner.finish(&mut plan);

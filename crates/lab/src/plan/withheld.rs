@@ -6,12 +6,12 @@ use ringfence_types::{PageSize, PhysRange};
 
 /// Pages, from the first to one behind the last. A physical address has 64 bits, so there are at most 2^52.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Run {
+pub(super) struct PageRun {
     first: u64,
     end: u64,
 }
 
-impl Run {
+impl PageRun {
     /// The pages that a buffer touches.
     pub(super) fn of(buffer: &PhysRange) -> Self {
         let shift = PageSize::Size4K.shift();
@@ -32,17 +32,17 @@ pub(super) struct Withheld {
 
 impl Withheld {
     /// Withholds the pages of `run` once more.
-    pub(super) fn add(&mut self, run: Run) {
+    pub(super) fn add(&mut self, run: PageRun) {
         self.change(run, |times| times.saturating_add(1));
     }
 
     /// The opposite of an [`add`](Self::add).
-    pub(super) fn remove(&mut self, run: Run) {
+    pub(super) fn remove(&mut self, run: PageRun) {
         self.change(run, |times| times.saturating_sub(1));
     }
 
     /// Whether any page of `run` is withheld.
-    pub(super) fn any(&self, run: &Run) -> bool {
+    pub(super) fn any(&self, run: &PageRun) -> bool {
         self.at(run.first) > 0 || self.edges.range(run.first..run.end).any(|(_, &n)| n > 0)
     }
 
@@ -51,7 +51,7 @@ impl Withheld {
         edge.map_or(0, |(_, &times)| times)
     }
 
-    fn change(&mut self, run: Run, change: impl Fn(u32) -> u32) {
+    fn change(&mut self, run: PageRun, change: impl Fn(u32) -> u32) {
         for edge in [run.first, run.end] {
             let times = self.at(edge);
             self.edges.entry(edge).or_insert(times);
@@ -77,16 +77,16 @@ mod tests {
 
     use super::*;
 
-    fn run(first: u64, last: u64) -> Run {
+    fn run(first: u64, last: u64) -> PageRun {
         let last = PhysAddr::new((last << 12) + 17);
-        Run::of(&PhysRange::inclusive(PhysAddr::new((first << 12) + 1), last).unwrap())
+        PageRun::of(&PhysRange::inclusive(PhysAddr::new((first << 12) + 1), last).unwrap())
     }
 
     #[test]
     fn the_ends_of_the_address_space_are_pages_like_others() {
         let all = PhysRange::inclusive(PhysAddr::ZERO, PhysAddr::new(u64::MAX)).unwrap();
         let top = PhysRange::inclusive(PhysAddr::new(u64::MAX), PhysAddr::new(u64::MAX)).unwrap();
-        let (all, top) = (Run::of(&all), Run::of(&top));
+        let (all, top) = (PageRun::of(&all), PageRun::of(&top));
         let mut withheld = Withheld::default();
         withheld.add(all);
         assert!(withheld.any(&top) && withheld.any(&run(0, 0)));

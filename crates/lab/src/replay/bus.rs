@@ -1,27 +1,27 @@
 //! The bus as the devices of a replay use it: every access is translated, judged and counted.
 
-use ringfence_devices::{Port, Request};
+use ringfence_devices::{DmaPort, DmaRequest};
 use ringfence_types::Fault;
 
-use super::eye::{DeviceRows, Eye};
+use super::oracle_observer::{DeviceIndexTable, OracleObserver};
 use crate::hardware::Hardware;
-use crate::machine::Machine;
 use crate::oracle::Oracle;
+use crate::platform::ReplayPlatform;
 
 /// Accesses go through `machine` before the eyes of `oracle`.
-pub(super) struct JudgedBus<'a, H> {
-    pub(super) machine: &'a mut Machine<H>,
+pub(super) struct CheckedBus<'a, H> {
+    pub(super) machine: &'a mut ReplayPlatform<H>,
     pub(super) oracle: &'a mut Oracle,
-    pub(super) rows: &'a DeviceRows,
+    pub(super) rows: &'a DeviceIndexTable,
     /// So far.
     pub(super) accesses: u64,
 }
 
-impl<H: Hardware> Port for JudgedBus<'_, H> {
+impl<H: Hardware> DmaPort for CheckedBus<'_, H> {
     #[inline]
-    fn access(&mut self, request: &Request) -> Result<(), Fault> {
+    fn access(&mut self, request: &DmaRequest) -> Result<(), Fault> {
         self.accesses += 1;
-        let eye = Eye {
+        let eye = OracleObserver {
             oracle: self.oracle,
             rows: self.rows,
         };

@@ -1,15 +1,15 @@
 //! Replays under the oracle.
 
-mod attached;
+mod attachments;
 mod bus;
-mod eye;
-mod held;
-mod judged;
+mod checked;
+mod mapping_token;
+mod oracle_observer;
 mod outcomes;
 mod stalled;
 
-pub use attached::{Attached, Newcomer};
-pub use held::Held;
-pub use judged::{Judged, MakeSpace, Nobody};
+pub use attachments::{AttachInfo, Attachments};
+pub use checked::{CheckedReplay, MakeSpace, NoAttacker};
+pub use mapping_token::MappingToken;
 pub use outcomes::{Exposure, Outcomes, RingOutcomes};
-pub use stalled::{Stalled, Waiting};
+pub use stalled::{StalledMap, StalledMaps};

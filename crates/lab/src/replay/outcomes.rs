@@ -1,9 +1,9 @@
 //! What one replay has shown.
 
 use ringfence_dma::MapError;
-use ringfence_hw::Stats;
+use ringfence_hw::IommuStats;
 
-use crate::hosted::Traffic;
+use crate::guest::QueueStats;
 use crate::oracle::Tally;
 
 /// Maps of one ring that did not get a slot at once.
@@ -49,9 +49,9 @@ pub struct Outcomes {
     /// Invalidations the layer submitted.
     pub invalidations: u64,
     /// What went through the queue to a host.
-    pub traffic: Traffic,
+    pub traffic: QueueStats,
     /// What the hardware counted.
-    pub hardware: Stats,
+    pub hardware: IommuStats,
     /// Most mappings alive at once.
     pub live_max: u64,
     /// Bytes of tables, at most.

@@ -5,11 +5,11 @@ use std::collections::{BTreeMap, HashMap};
 use ringfence_trace::{DeviceIndex, MappingId};
 use ringfence_types::{Direction, PhysRange};
 
-use crate::ring::{RINGS, place_of};
+use crate::ring::{RINGS, ring_index};
 
 /// A map as the trace asked for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Waiting {
+pub struct StalledMap {
     /// Slot of the mapping.
     pub id: MappingId,
     /// On which processor.
@@ -21,9 +21,9 @@ pub struct Waiting {
 /// A queue for each (device, direction): who comes later waits behind those who wait. To give up
 /// takes as long as to wait, however many do.
 #[derive(Debug, Default)]
-pub struct Stalled {
+pub struct StalledMaps {
     /// By turn.
-    queues: Vec<BTreeMap<i64, Waiting>>,
+    queues: Vec<BTreeMap<i64, StalledMap>>,
     /// The turn of who comes next.
     next: i64,
     /// By mapping: its turn.
@@ -32,11 +32,11 @@ pub struct Stalled {
 
 /// The place of a ring among those of all devices.
 #[inline]
-pub(super) fn place(device: DeviceIndex, direction: Direction) -> usize {
-    device.index() * RINGS + place_of(direction)
+pub(super) fn ring_number(device: DeviceIndex, direction: Direction) -> usize {
+    device.index() * RINGS + ring_index(direction)
 }
 
-impl Stalled {
+impl StalledMaps {
     /// Whether nobody waits.
     #[inline]
     pub fn is_empty(&self) -> bool {
@@ -51,14 +51,14 @@ impl Stalled {
     /// Whether a map would have to wait behind others.
     #[inline]
     pub fn queues(&self, device: DeviceIndex, direction: Direction) -> bool {
-        let queue = self.queues.get(place(device, direction));
+        let queue = self.queues.get(ring_number(device, direction));
         queue.is_some_and(|queue| !queue.is_empty())
     }
 
     /// Behind all others of its ring.
     #[cold]
-    pub fn push(&mut self, device: DeviceIndex, direction: Direction, map: Waiting) {
-        let place = place(device, direction);
+    pub fn push_back(&mut self, device: DeviceIndex, direction: Direction, map: StalledMap) {
+        let place = ring_number(device, direction);
         if self.queues.len() <= place {
             self.queues.resize_with(place + 1, BTreeMap::new);
         }
@@ -68,15 +68,18 @@ impl Stalled {
     }
 
     /// The first of a ring leaves its queue.
-    pub fn pop(&mut self, device: DeviceIndex, direction: Direction) -> Option<Waiting> {
-        let (_, first) = self.queues.get_mut(place(device, direction))?.pop_first()?;
+    pub fn pop(&mut self, device: DeviceIndex, direction: Direction) -> Option<StalledMap> {
+        let (_, first) = self
+            .queues
+            .get_mut(ring_number(device, direction))?
+            .pop_first()?;
         self.turns.remove(&first.id);
         Some(first)
     }
 
     /// It has to wait on, in front.
-    pub fn put_back(&mut self, device: DeviceIndex, direction: Direction, map: Waiting) {
-        if let Some(queue) = self.queues.get_mut(place(device, direction)) {
+    pub fn push_front(&mut self, device: DeviceIndex, direction: Direction, map: StalledMap) {
+        if let Some(queue) = self.queues.get_mut(ring_number(device, direction)) {
             let first = queue.first_key_value().map_or(self.next, |(turn, _)| *turn);
             self.turns.insert(map.id, first - 1);
             queue.insert(first - 1, map);
@@ -85,7 +88,7 @@ impl Stalled {
 
     /// Gives up waiting, as its mapping has ended; whether it waited.
     pub fn give_up(&mut self, device: DeviceIndex, direction: Direction, id: MappingId) -> bool {
-        let Some(queue) = self.queues.get_mut(place(device, direction)) else {
+        let Some(queue) = self.queues.get_mut(ring_number(device, direction)) else {
             return false;
         };
         let Some(turn) = self.turns.get(&id) else {
@@ -115,15 +118,15 @@ mod tests {
     fn rings_have_queues_of_their_own() {
         let (rx, tx) = (Direction::FromDevice, Direction::ToDevice);
         let device = DeviceIndex(1);
-        let map = |id| Waiting {
+        let map = |id| StalledMap {
             id: MappingId(id),
             cpu: 0,
             pieces: Box::default(),
         };
-        let mut stalled = Stalled::default();
+        let mut stalled = StalledMaps::default();
         assert!(stalled.is_empty() && !stalled.queues(device, rx));
         for id in 0..4 {
-            stalled.push(device, rx, map(id));
+            stalled.push_back(device, rx, map(id));
         }
         assert!(stalled.queues(device, rx) && !stalled.queues(device, tx));
         assert!(!stalled.queues(DeviceIndex(0), rx) && !stalled.queues(DeviceIndex(9), rx));
@@ -132,12 +135,12 @@ mod tests {
         assert!(!stalled.give_up(device, tx, MappingId(2)));
         let first = stalled.pop(device, rx).unwrap();
         assert_eq!(first, map(0));
-        stalled.put_back(device, rx, first);
+        stalled.push_front(device, rx, first);
         let left: Vec<u32> =
             std::iter::from_fn(|| stalled.pop(device, rx).map(|map| map.id.0)).collect();
         assert_eq!(left, [0, 2, 3]);
         assert!(stalled.is_empty());
-        stalled.push(device, tx, map(7));
+        stalled.push_back(device, tx, map(7));
         assert_eq!((stalled.clear().iter().sum(), stalled.len()), (1, 0));
     }
 }

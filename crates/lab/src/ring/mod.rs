@@ -2,12 +2,12 @@
 //!
 //! In a replay a ring is a (device, direction): ring number and direction are one ([`ring_of`]). Decision 0012 says why.
 
-mod census;
-mod recipe;
+mod parts;
+mod ring_usage;
 mod sizes;
 
-pub use census::{Census, take_census};
-pub use recipe::RingRecipe;
+pub use parts::RingParts;
+pub use ring_usage::{RingUsage, count_ring_usage};
 pub use sizes::RingSizes;
 
 use ringfence_types::{Direction, RingId};
@@ -17,7 +17,7 @@ pub const RINGS: usize = Direction::ALL.len();
 
 /// Which of a device's rings the buffers of a direction go to, by its place.
 #[inline]
-pub const fn place_of(direction: Direction) -> usize {
+pub const fn ring_index(direction: Direction) -> usize {
     match direction {
         Direction::ToDevice => 0,
         Direction::FromDevice => 1,
@@ -28,5 +28,5 @@ pub const fn place_of(direction: Direction) -> usize {
 /// The same, by its number.
 #[inline]
 pub const fn ring_of(direction: Direction) -> RingId {
-    RingId::new(place_of(direction) as u16)
+    RingId::new(ring_index(direction) as u16)
 }

@@ -9,17 +9,17 @@ use super::RINGS;
 pub enum RingSizes {
     /// As many in every ring.
     Every(u32),
-    /// By device and [place](super::place_of), as a [`Census`](super::Census) advises.
+    /// By device and [place](super::ring_index), as a [`RingUsage`](super::RingUsage) advises.
     Counted(Vec<[u32; RINGS]>),
 }
 
 impl RingSizes {
     /// The most slots that a replay gives a ring of its own accord: half of what an address can name.
-    pub const MOST: u32 = 1 << 17;
+    pub const MAX_SLOTS: u32 = 1 << 17;
 
-    /// The power of two that is at least twice `live`, within [`MOST`](Self::MOST).
+    /// The power of two that is at least twice `live`, within [`MAX_SLOTS`](Self::MAX_SLOTS).
     pub fn twice(live: u64) -> u32 {
-        let wanted = live.saturating_mul(2).clamp(1, u64::from(Self::MOST));
+        let wanted = live.saturating_mul(2).clamp(1, u64::from(Self::MAX_SLOTS));
         wanted.next_power_of_two() as u32
     }
 

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::usage::RingUse;
+use super::usage::RingDemand;
 use crate::ring::RingSizes;
 
 /// Bytes of a slot in memory (rIOMMU Fig. 9c).
@@ -116,7 +116,7 @@ pub struct RingAdvice {
 
 impl RingAdvice {
     /// What the counts alone say.
-    pub(super) fn new(device: &str, direction: &str, ring: &RingUse) -> Self {
+    pub(super) fn new(device: &str, direction: &str, ring: &RingDemand) -> Self {
         let any_order = power(ring.rule());
         let in_order = power(ring.rule().max(ring.in_order_need));
         let fit = if any_order.is_none() {
@@ -174,10 +174,10 @@ pub(super) fn power(need: u64) -> Option<u32> {
     let power = need.max(1).checked_next_power_of_two()?;
     u32::try_from(power)
         .ok()
-        .filter(|power| *power <= RingSizes::MOST)
+        .filter(|power| *power <= RingSizes::MAX_SLOTS)
 }
 
-fn why(fit: Fit, ring: &RingUse, in_order: Option<u32>) -> String {
+fn why(fit: Fit, ring: &RingDemand, in_order: Option<u32>) -> String {
     let disorder = || {
         format!(
             "{:.0}% of unmaps are not of the oldest mapping, which up to {} others overtake",
@@ -209,7 +209,7 @@ fn why(fit: Fit, ring: &RingUse, in_order: Option<u32>) -> String {
         Fit::None => format!(
             "{} slots at once are more than the {} a ring is given",
             ring.rule(),
-            RingSizes::MOST
+            RingSizes::MAX_SLOTS
         ),
     }
 }

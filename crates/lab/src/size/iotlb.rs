@@ -4,12 +4,12 @@
 //! buffer is mapped and before it is unmapped. How many other pages it touches meanwhile is the trace's, and the question is whether an
 //! IOTLB still holds the first translation: half of the lookups can hit at most.
 
-use ringfence_hw::Stats;
+use ringfence_hw::IommuStats;
 
 use crate::Profile;
 use crate::compare::{self, Runner, runner};
 use crate::error::LabError;
-use crate::limits::Limits;
+use crate::limits::ReplayLimits;
 use crate::modes::Mode;
 
 use super::advice::{IotlbAdvice, IotlbPoint};
@@ -53,23 +53,27 @@ impl Shape<'_> {
     ///
     /// # Errors
     /// The mode is not built in.
-    pub(super) fn runner(&self, profile: &Profile, limits: Limits) -> Result<Runner, LabError> {
+    pub(super) fn runner(
+        &self,
+        profile: &Profile,
+        limits: ReplayLimits,
+    ) -> Result<Runner, LabError> {
         let mut profile = profile.clone();
         (profile.iotlb_sets, profile.iotlb_ways) = (self.sets, self.ways);
-        let options = compare::Options {
+        let options = compare::CompareOptions {
             limits,
             profile,
             repetitions: 0,
-            hostile: false,
+            attack: false,
             early_touches: true,
-            ..compare::Options::new()
+            ..compare::CompareOptions::new()
         };
         runner(self.mode, &options)
     }
 }
 
 /// The results, mode by mode.
-pub(super) fn advice(results: &[(Shape<'_>, Stats)]) -> Vec<IotlbAdvice> {
+pub(super) fn advice(results: &[(Shape<'_>, IommuStats)]) -> Vec<IotlbAdvice> {
     results
         .chunks(TRIALS)
         .filter_map(|results| {

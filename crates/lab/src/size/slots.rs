@@ -11,7 +11,7 @@ use crate::plan::Step;
 
 /// A ring of N slots, free, live or withheld, and the maps that wait for it in line (decision 0012).
 #[derive(Debug, Clone)]
-pub struct Slots {
+pub struct RingSlots {
     choice: SlotChoice,
     size: u32,
     used: u32,
@@ -19,7 +19,7 @@ pub struct Slots {
     /// Whether each slot is in use; only looked at where the tail alone is taken.
     busy: Vec<bool>,
     /// First slot and number of slots of each mapping; no slots, no mapping.
-    held: Vec<(u32, u32)>,
+    mapped: Vec<(u32, u32)>,
     bursts: Bursts<(u32, u32)>,
     /// By turn, and by mapping its turn: to give up takes as long as to wait.
     waiting: BTreeMap<u64, (MappingId, u32)>,
@@ -28,7 +28,7 @@ pub struct Slots {
     stalls: Stalls,
 }
 
-impl Slots {
+impl RingSlots {
     /// A ring of `size` slots, all free.
     pub fn new(choice: SlotChoice, size: u32) -> Self {
         Self {
@@ -40,7 +40,7 @@ impl Slots {
                 SlotChoice::Tail => vec![false; size as usize],
                 SlotChoice::NextFree => Vec::new(),
             },
-            held: Vec::new(),
+            mapped: Vec::new(),
             bursts: Bursts::default(),
             waiting: BTreeMap::new(),
             turns: HashMap::new(),
@@ -64,7 +64,7 @@ impl Slots {
                 if let Some(turn) = self.turns.remove(&id) {
                     self.waiting.remove(&turn);
                     self.stalls.stalled_out += 1;
-                } else if let Some(held) = self.held.get_mut(id.index())
+                } else if let Some(held) = self.mapped.get_mut(id.index())
                     && held.1 > 0
                 {
                     let held = std::mem::take(held);
@@ -110,10 +110,10 @@ impl Slots {
             self.tail = (first + count) % size;
         }
         self.used += count;
-        if self.held.len() <= id.index() {
-            self.held.resize(id.index() + 1, (0, 0));
+        if self.mapped.len() <= id.index() {
+            self.mapped.resize(id.index() + 1, (0, 0));
         }
-        self.held[id.index()] = (first, count);
+        self.mapped[id.index()] = (first, count);
         true
     }
 

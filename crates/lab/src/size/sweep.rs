@@ -8,16 +8,16 @@ use ringfence_types::Direction;
 
 use super::advice::{RingAdvice, Stalls, TraceSizing, power};
 use super::iotlb;
-use super::slots::Slots;
-use super::usage::{RingUse, Usage};
+use super::slots::RingSlots;
+use super::usage::{RingDemand, TraceDemand};
 use crate::Profile;
 use crate::compare::{self, Runner, runner};
 use crate::error::LabError;
-use crate::limits::Limits;
+use crate::limits::ReplayLimits;
 use crate::modes::Mode;
 use crate::plan::{Plan, Planner, Step, each_plan};
 use crate::replay::Outcomes;
-use crate::ring::{RINGS, RingSizes, place_of};
+use crate::ring::{RINGS, RingSizes, ring_index};
 
 /// Sizes of a ring that are tried unless the caller names some.
 const SIZES: usize = 8;
@@ -26,46 +26,46 @@ const SIZES: usize = 8;
 const REPLAYS_BYTES: u64 = 128 << 20;
 
 /// Replays side by side: all for most traces, two for a trace that takes much memory.
-fn at_once(usage: &Usage) -> usize {
+fn at_once(usage: &TraceDemand) -> usize {
     (REPLAYS_BYTES / usage.replay_bytes()).clamp(2, 64) as usize
 }
 
 /// What to try.
 #[derive(Debug, Clone)]
-pub struct Options {
+pub struct SizeOptions {
     /// Geometry of what is not swept.
     pub profile: Profile,
     /// Names of the devices to look at; none means all.
     pub devices: Option<Vec<String>>,
-    /// Slots to try in every ring; none: around what each needs.
+    /// RingSlots to try in every ring; none: around what each needs.
     pub entries: Vec<u32>,
     /// Modes under which the IOTLB is looked at; none leaves it out.
     pub modes: Vec<Mode>,
     /// Bounds on the replay.
-    pub limits: Limits,
+    pub limits: ReplayLimits,
 }
 
 /// A ring of the sweep.
-struct Subject {
+struct SweptRing {
     device: DeviceIndex,
     direction: Direction,
     advice: RingAdvice,
     /// By size, both choices.
-    predicted: Vec<[Slots; 2]>,
+    predicted: Vec<[RingSlots; 2]>,
 }
 
 /// The rings of one size each, on the driver.
-struct Trial {
+struct RingTrial {
     in_order: Runner,
     any_order: Runner,
 }
 
 /// Sizes around what a ring needs: below it, where maps wait, the need itself, and above it until a ring that takes only its tail's slot
 /// is served as well.
-fn sizes(ring: &RingUse) -> [u32; SIZES] {
-    let most = u64::from(RingSizes::MOST);
+fn sizes(ring: &RingDemand) -> [u32; SIZES] {
+    let most = u64::from(RingSizes::MAX_SLOTS);
     let need = ring.any_order_need.clamp(1, most);
-    let power_of = |slots: u64| power(slots.clamp(1, most)).unwrap_or(RingSizes::MOST);
+    let power_of = |slots: u64| power(slots.clamp(1, most)).unwrap_or(RingSizes::MAX_SLOTS);
     let whole = power_of(need);
     let mut sizes = [
         (whole / 8).max(1),
@@ -82,13 +82,13 @@ fn sizes(ring: &RingUse) -> [u32; SIZES] {
 }
 
 /// Times that [`size`] reads the trace.
-pub fn readings(usage: &Usage, options: &Options) -> u64 {
+pub fn readings(usage: &TraceDemand, options: &SizeOptions) -> u64 {
     let rings = columns(options).div_ceil(at_once(usage) / 2);
     let iotlbs = iotlb::trials(options.modes.len()).div_ceil(at_once(usage));
     (rings + iotlbs) as u64
 }
 
-fn columns(options: &Options) -> usize {
+fn columns(options: &SizeOptions) -> usize {
     match options.entries.len() {
         0 => SIZES,
         given => given,
@@ -104,11 +104,11 @@ fn columns(options: &Options) -> usize {
 pub fn size<R: Read, E: From<LabError>>(
     name: &str,
     mut open: impl FnMut() -> Result<Operations<R>, E>,
-    usage: &Usage,
-    options: &Options,
+    usage: &TraceDemand,
+    options: &SizeOptions,
     mut progress: impl FnMut(u64),
 ) -> Result<TraceSizing, E> {
-    let mut subjects: Vec<Subject> = usage
+    let mut subjects: Vec<SweptRing> = usage
         .rings()
         .map(|(device, name, direction, ring)| subject(device, name, direction, ring, options))
         .collect();
@@ -127,16 +127,16 @@ pub fn size<R: Read, E: From<LabError>>(
         let runners = trials
             .iter_mut()
             .flat_map(|trial| [&mut trial.in_order, &mut trial.any_order]);
-        let alive = reading.replay(open()?, runners.collect(), |plan| {
+        let live_mappings = reading.replay(open()?, runners.collect(), |plan| {
             if group == 0 {
                 predict(&mut subjects, plan);
             }
         })?;
         for (column, trial) in columns.iter().zip(&mut trials) {
-            let in_order = trial.in_order.metered.finish(&alive);
-            let any_order = trial.any_order.metered.finish(&alive);
+            let in_order = trial.in_order.metered.finish(&live_mappings);
+            let any_order = trial.any_order.metered.finish(&live_mappings);
             for subject in &mut subjects {
-                let place = subject.device.index() * RINGS + place_of(subject.direction);
+                let place = subject.device.index() * RINGS + ring_index(subject.direction);
                 let point = &mut subject.advice.sweep[*column];
                 point.in_order = stalls(&in_order, place);
                 point.any_order = stalls(&any_order, place);
@@ -156,9 +156,12 @@ pub fn size<R: Read, E: From<LabError>>(
             .iter()
             .map(|shape| shape.runner(&options.profile, options.limits))
             .collect::<Result<Vec<_>, _>>()?;
-        let alive = reading.replay(open()?, runners.iter_mut().collect(), |_| {})?;
+        let live_mappings = reading.replay(open()?, runners.iter_mut().collect(), |_| {})?;
         for (shape, runner) in shapes.iter().zip(&mut runners) {
-            points.push((shape.clone(), runner.metered.finish(&alive).hardware));
+            points.push((
+                shape.clone(),
+                runner.metered.finish(&live_mappings).hardware,
+            ));
         }
     }
     let iotlb = iotlb::advice(&points);
@@ -180,17 +183,18 @@ fn subject(
     device: DeviceIndex,
     name: &str,
     direction: Direction,
-    ring: &RingUse,
-    options: &Options,
-) -> Subject {
+    ring: &RingDemand,
+    options: &SizeOptions,
+) -> SweptRing {
     let mut advice = RingAdvice::new(name, &direction.to_string(), ring);
     let sizes = match options.entries.as_slice() {
         [] => sizes(ring).to_vec(),
         given => given.to_vec(),
     };
     advice.sweep = sizes.iter().map(|size| RingAdvice::point(*size)).collect();
-    let both = |size: u32| [SlotChoice::Tail, SlotChoice::NextFree].map(|c| Slots::new(c, size));
-    Subject {
+    let both =
+        |size: u32| [SlotChoice::Tail, SlotChoice::NextFree].map(|c| RingSlots::new(c, size));
+    SweptRing {
         device,
         direction,
         advice,
@@ -200,7 +204,7 @@ fn subject(
 
 /// The trace, read again and again.
 struct Reading<'a> {
-    options: &'a Options,
+    options: &'a SizeOptions,
     lines: u64,
     progress: &'a mut dyn FnMut(u64),
     /// The status of the trace, from the first reading.
@@ -230,7 +234,7 @@ impl Reading<'_> {
         })?;
         let status = || compare::status_of_trace(operations.summary(), &planner).to_string();
         self.status.get_or_insert_with(status);
-        Ok(planner.alive())
+        Ok(planner.live_mappings())
     }
 }
 
@@ -243,34 +247,38 @@ fn stalls(outcomes: &Outcomes, place: usize) -> Stalls {
     }
 }
 
-fn trial(column: usize, subjects: &[Subject], options: &Options) -> Result<Trial, LabError> {
+fn trial(
+    column: usize,
+    subjects: &[SweptRing],
+    options: &SizeOptions,
+) -> Result<RingTrial, LabError> {
     let mut counted: Vec<[u32; RINGS]> = Vec::new();
     for subject in subjects {
         let row = subject.device.index();
         if counted.len() <= row {
             counted.resize(row + 1, [1; RINGS]);
         }
-        counted[row][place_of(subject.direction)] = subject.advice.sweep[column].entries;
+        counted[row][ring_index(subject.direction)] = subject.advice.sweep[column].entries;
     }
-    let options = compare::Options {
+    let options = compare::CompareOptions {
         limits: options.limits,
         profile: options.profile.clone(),
         repetitions: 0,
-        hostile: false,
+        attack: false,
         rings: RingSizes::Counted(counted),
-        ..compare::Options::new()
+        ..compare::CompareOptions::new()
     };
     let of = |name: &str| {
         let mode = Mode::find(name).ok_or_else(|| LabError::NoSuchMode(name.to_owned()))?;
         runner(&mode, &options)
     };
-    Ok(Trial {
+    Ok(RingTrial {
         in_order: of("riommu")?,
         any_order: of("riommu-ooo")?,
     })
 }
 
-fn predict(subjects: &mut [Subject], plan: &Plan) {
+fn predict(subjects: &mut [SweptRing], plan: &Plan) {
     for timed in &plan.steps {
         let (device, direction) = match timed.step {
             Step::Map {
@@ -285,7 +293,7 @@ fn predict(subjects: &mut [Subject], plan: &Plan) {
             Step::Doorbell { .. } | Step::Tick => continue,
         };
         let own =
-            |subject: &&mut Subject| subject.device == device && subject.direction == direction;
+            |subject: &&mut SweptRing| subject.device == device && subject.direction == direction;
         if let Some(subject) = subjects.iter_mut().find(own) {
             for slots in subject.predicted.iter_mut().flatten() {
                 slots.step(&timed.step);

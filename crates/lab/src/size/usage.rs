@@ -9,13 +9,13 @@ use ringfence_types::Direction;
 use super::bursts::Bursts;
 use super::ranks::Ranks;
 use crate::error::LabError;
-use crate::limits::Limits;
+use crate::limits::ReplayLimits;
 use crate::plan::{Plan, Planner, Step, each_plan};
-use crate::ring::{RINGS, place_of};
+use crate::ring::{RINGS, ring_index};
 
 /// What is asked of one ring, with as many slots as it could ever want.
 #[derive(Debug, Clone, Default)]
-pub struct RingUse {
+pub struct RingDemand {
     /// Mappings made; a scatterlist is one.
     pub maps: u64,
     /// Mappings ended.
@@ -59,7 +59,7 @@ pub struct RingUse {
     next: u64,
 }
 
-impl RingUse {
+impl RingDemand {
     /// Returns the ordinal of the first slot.
     fn map(&mut self, count: u32) -> u64 {
         let first = self.oldest + self.free_again.len() as u64;
@@ -140,16 +140,16 @@ impl RingUse {
 
 /// What is asked of each ring of a trace.
 #[derive(Debug, Clone, Default)]
-pub struct Usage {
-    devices: Vec<[RingUse; RINGS]>,
+pub struct TraceDemand {
+    devices: Vec<[RingDemand; RINGS]>,
     names: Vec<String>,
-    held: Vec<Option<(DeviceIndex, Direction, u64, u32)>>,
+    mappings: Vec<Option<(DeviceIndex, Direction, u64, u32)>>,
     cpus: u64,
     /// Lines that the steps stand for.
     pub lines: u64,
 }
 
-impl Usage {
+impl TraceDemand {
     /// Counts the steps of `plan`.
     pub fn add(&mut self, plan: &Plan) {
         self.lines += plan.lines;
@@ -165,14 +165,14 @@ impl Usage {
                 } => {
                     self.cpus = self.cpus.max(u64::from(cpu) + 1);
                     let first = self.ring(device, direction).map(count);
-                    if self.held.len() <= id.index() {
-                        self.held.resize(id.index() + 1, None);
+                    if self.mappings.len() <= id.index() {
+                        self.mappings.resize(id.index() + 1, None);
                     }
-                    self.held[id.index()] = Some((device, direction, first, count));
+                    self.mappings[id.index()] = Some((device, direction, first, count));
                 }
                 Step::Unmap { id, cpu, .. } => {
-                    let held = self.held.get_mut(id.index()).and_then(Option::take);
-                    if let Some((device, direction, first, count)) = held {
+                    let mappings = self.mappings.get_mut(id.index()).and_then(Option::take);
+                    if let Some((device, direction, first, count)) = mappings {
                         self.ring(device, direction).unmap(cpu, first, count);
                     }
                 }
@@ -213,22 +213,22 @@ impl Usage {
         BASE + OF_A_SEGMENT * segments + OF_A_PAIR * pairs
     }
 
-    fn ring(&mut self, device: DeviceIndex, direction: Direction) -> &mut RingUse {
+    fn ring(&mut self, device: DeviceIndex, direction: Direction) -> &mut RingDemand {
         if self.devices.len() <= device.index() {
             self.devices
                 .resize_with(device.index() + 1, Default::default);
         }
-        &mut self.devices[device.index()][place_of(direction)]
+        &mut self.devices[device.index()][ring_index(direction)]
     }
 
     /// The rings that are used, with their device's name.
-    pub fn rings(&self) -> impl Iterator<Item = (DeviceIndex, &str, Direction, &RingUse)> {
+    pub fn rings(&self) -> impl Iterator<Item = (DeviceIndex, &str, Direction, &RingDemand)> {
         let devices = (0..).map(DeviceIndex).zip(&self.devices);
         devices.flat_map(|(device, rings)| {
             let name = self.names.get(device.index()).map_or("", String::as_str);
             Direction::ALL
                 .into_iter()
-                .map(move |direction| (device, name, direction, &rings[place_of(direction)]))
+                .map(move |direction| (device, name, direction, &rings[ring_index(direction)]))
                 .filter(|(.., ring)| ring.maps > 0)
         })
     }
@@ -238,13 +238,13 @@ impl Usage {
 ///
 /// # Errors
 /// The trace is malformed.
-pub fn take_usage<R: Read>(
+pub fn measure_demand<R: Read>(
     mut operations: Operations<R>,
     devices: Option<&[String]>,
-    limits: Limits,
+    limits: ReplayLimits,
     mut progress: impl FnMut(u64),
-) -> Result<Usage, LabError> {
-    let mut usage = Usage::default();
+) -> Result<TraceDemand, LabError> {
+    let mut usage = TraceDemand::default();
     each_plan(
         &mut operations,
         &mut Planner::new().with_limits(limits),

@@ -1,21 +1,21 @@
 //! What `compare` says of a trace.
 
-use ringfence_lab::compare::{Comparison, Options, compare};
+use ringfence_lab::compare::{CompareOptions, Comparison, compare};
 use ringfence_lab::row::Row;
-use ringfence_lab::{LabError, Status};
+use ringfence_lab::{LabError, ReplayStatus};
 
 use crate::script::*;
 
 const SMALL: u64 = 100;
 
-fn options(modes: &[&str]) -> Options {
-    Options {
+fn options(modes: &[&str]) -> CompareOptions {
+    CompareOptions {
         modes: modes.iter().map(|name| mode(name)).collect(),
         ..judged_only(true)
     }
 }
 
-fn run(lines: &[String], options: &Options) -> Result<Comparison, LabError> {
+fn run(lines: &[String], options: &CompareOptions) -> Result<Comparison, LabError> {
     compare("script", trace(lines), options, |_| {})
 }
 
@@ -58,9 +58,9 @@ fn a_row_a_mode_over_all_devices_or_the_chosen_ones() {
     };
     for row in &everything.rows {
         assert_eq!(counts(row), (151, 150, 150, 1, 2), "{}", row.mode);
-        assert_eq!(row.status, Status::Ok);
+        assert_eq!(row.status, ReplayStatus::Ok);
     }
-    let only = |names: &[&str]| Options {
+    let only = |names: &[&str]| CompareOptions {
         devices: Some(names.iter().map(|&name| name.to_owned()).collect()),
         ..options(&["fence"])
     };
@@ -146,7 +146,7 @@ fn the_meter_reports_components_that_add_up() {
         "pviommu+rtc+hopt",
         "rtc-literal",
     ]);
-    options.hostile = false;
+    options.attack = false;
     options.repetitions = 1;
     options.profile.invalidation_cycles = 0;
     options.profile.kick_cycles = 0;
@@ -178,19 +178,22 @@ fn no_safety_is_claimed_for_what_the_trace_does_not_say() {
             ]
         }))
         .collect();
-    let row = |options: &Options| run(&skipping, options).unwrap().rows[0].clone();
+    let row = |options: &CompareOptions| run(&skipping, options).unwrap().rows[0].clone();
     let mut options = options(&["strict"]);
     let all = row(&options);
-    assert_eq!(all.status, Status::SkipsUnmaps);
+    assert_eq!(all.status, ReplayStatus::SkipsUnmaps);
     assert_eq!(all.safety, "none");
     // The replay ends each mapping when its address is mapped again.
     assert_eq!((all.maps, all.unmaps), (80, 79));
     options.devices = Some(vec!["disk".into()]);
-    assert_eq!(row(&options).status, Status::SkipsUnmaps);
+    assert_eq!(row(&options).status, ReplayStatus::SkipsUnmaps);
     // What another driver does says nothing of this one.
     options.devices = Some(vec!["eth".into()]);
     let eth = row(&options);
-    assert_eq!((eth.status, eth.safety.as_str()), (Status::Ok, "strict"));
+    assert_eq!(
+        (eth.status, eth.safety.as_str()),
+        (ReplayStatus::Ok, "strict")
+    );
 }
 
 #[test]
@@ -201,14 +204,14 @@ fn lost_events_and_refused_maps_are_said() {
         .unwrap()
         .rows;
     assert!(
-        matches!(rows[0].status, Status::RefusedMaps { count: 1, .. }),
+        matches!(rows[0].status, ReplayStatus::RefusedMaps { count: 1, .. }),
         "{}",
         rows[0].status
     );
     assert_eq!(rows[0].safety, "none");
     assert_eq!(
         (&rows[1].status, rows[1].safety.as_str()),
-        (&Status::Ok, "strict")
+        (&ReplayStatus::Ok, "strict")
     );
     assert_eq!(rows[0].maps + 1, rows[1].maps);
 
@@ -217,11 +220,11 @@ fn lost_events_and_refused_maps_are_said() {
         map_line("eth", 0x1000, SMALL)
     );
     let source =
-        ringfence_trace::Source::from_reader("lost", std::io::Cursor::new(text.into_bytes()));
+        ringfence_trace::TraceSource::from_reader("lost", std::io::Cursor::new(text.into_bytes()));
     let operations = ringfence_trace::Operations::new("lost", source.unwrap(), Default::default());
     let rows = compare("lost", operations, &options(&["fence"]), |_| {})
         .unwrap()
         .rows;
-    assert_eq!(rows[0].status, Status::LostEvents(3));
+    assert_eq!(rows[0].status, ReplayStatus::LostEvents(3));
     assert_eq!(rows[0].safety, "none");
 }

@@ -1,7 +1,7 @@
 //! Modes that nobody has named.
 
-use ringfence_lab::compare::{Comparison, Options, compare, runner};
-use ringfence_lab::compose::{Answer, ComposeError, compose};
+use ringfence_lab::compare::{CompareOptions, Comparison, compare, runner};
+use ringfence_lab::compose::{Axis, ComposeError, compose};
 use ringfence_lab::modes::{Alloc, FlushKind, Mode, Safety, TableKind};
 
 use crate::script::*;
@@ -15,7 +15,7 @@ fn taken() -> Vec<Mode> {
                 let alloc = alloc.replace('K', "8");
                 match compose(&format!("alloc={alloc},table={table},flush={flush}")) {
                     Ok(mode) => modes.push(mode),
-                    Err(ComposeError::Senseless { .. }) => {}
+                    Err(ComposeError::Unsupported { .. }) => {}
                     Err(other) => panic!("{other}"),
                 }
             }
@@ -48,8 +48,8 @@ fn traffic(pairs: u64) -> Vec<String> {
     lines
 }
 
-fn run(row: &str, options: Options) -> Comparison {
-    let options = Options {
+fn run(row: &str, options: CompareOptions) -> Comparison {
+    let options = CompareOptions {
         modes: vec![compose(row).unwrap()],
         ..options
     };
@@ -113,7 +113,7 @@ fn whatever_makes_sense_is_timed() {
     let lines = traffic(200);
     for mode in modes {
         let row = mode.name.clone();
-        let options = Options {
+        let options = CompareOptions {
             modes: vec![mode],
             repetitions: 1,
             ..judged_only(false)
@@ -127,7 +127,7 @@ fn whatever_makes_sense_is_timed() {
 
 #[test]
 fn the_meter_takes_the_table_away_from_an_allocator_that_lives_in_it() {
-    let options = Options {
+    let options = CompareOptions {
         repetitions: 1,
         ..judged_only(false)
     };

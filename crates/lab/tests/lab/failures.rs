@@ -3,29 +3,30 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use ringfence_devices::{Observer, Request};
+use ringfence_devices::{DmaRequest, Observer};
 use ringfence_dma::Platform;
 use ringfence_dma::space::Paged;
-use ringfence_hw::{RingLogic, Stats};
-use ringfence_lab::build::{Job, Recipe, ReplayTable, dispatch};
-use ringfence_lab::compare::{Options, compare};
-use ringfence_lab::hardware::{Directed, Hardware, Vtd};
-use ringfence_lab::hosted::CachedRecipe;
-use ringfence_lab::machine::Machine;
+use ringfence_hw::{IommuStats, RingLogic};
+use ringfence_lab::compare::{CompareOptions, compare};
+use ringfence_lab::guest::RtcParts;
+use ringfence_lab::hardware::{ContextTarget, Hardware, Vtd};
 use ringfence_lab::meter::{
-    Bench, Clock, FlushFor, FlushForRings, Immediate, ReplayAlloc, ReplayRing, Replica,
+    Clock, FlushFor, FlushForRings, FreeInvalidator, ReplayAlloc, ReplayRing, TimedPlatform,
+    TimedReplay,
 };
+use ringfence_lab::mode_dispatch::{ModeParts, ModeVisitor, ReplayTable, dispatch};
 use ringfence_lab::modes::TableKind;
 use ringfence_lab::oracle::Ownership;
 use ringfence_lab::plan::Plan;
-use ringfence_lab::replay::{Judged, Newcomer, Nobody, Outcomes};
-use ringfence_lab::ring::RingRecipe;
-use ringfence_lab::{LabError, Profile, Status};
+use ringfence_lab::platform::ReplayPlatform;
+use ringfence_lab::replay::{AttachInfo, CheckedReplay, NoAttacker, Outcomes};
+use ringfence_lab::ring::RingParts;
+use ringfence_lab::{LabError, Profile, ReplayStatus};
 use ringfence_memory::{Arena, Frames};
 use ringfence_trace::Devices;
 use ringfence_types::{
-    DeviceId, DomainId, Fault, Invalidation, InvalidationError, Invalidator, Nanos, PhysAddr,
-    PhysRange, Ticket,
+    DomainId, Fault, Invalidation, InvalidationError, Invalidator, Nanos, PhysAddr, PhysRange,
+    RequesterId, Ticket,
 };
 
 use crate::script::*;
@@ -71,15 +72,15 @@ impl Hardware for Fickle {
         Vtd::new(profile, memory, frames).map(Self)
     }
 
-    fn switch_off(&mut self) {
-        self.0.switch_off();
+    fn disable(&mut self) {
+        self.0.disable();
     }
 
     fn invalidator(&mut self) -> &mut Self {
         self
     }
 
-    fn requester(row: u16, recorded: DeviceId) -> Option<DeviceId> {
+    fn requester(row: u16, recorded: RequesterId) -> Option<RequesterId> {
         Vtd::requester(row, recorded)
     }
 
@@ -87,9 +88,9 @@ impl Hardware for Fickle {
         &mut self,
         memory: &Arena,
         frames: &Frames<Rc<Arena>>,
-        device: DeviceId,
+        device: RequesterId,
         domain: DomainId,
-        to: Directed,
+        to: ContextTarget,
     ) -> Result<(), LabError> {
         self.0.attach(memory, frames, device, domain, to)
     }
@@ -97,51 +98,52 @@ impl Hardware for Fickle {
     fn probe<O: Observer>(
         &mut self,
         memory: &Arena,
-        request: &Request,
+        request: &DmaRequest,
         observer: O,
     ) -> Result<(), Fault> {
         self.0.probe(memory, request, observer)
     }
 
-    fn stats(&self) -> Stats {
+    fn stats(&self) -> IommuStats {
         self.0.stats()
     }
 }
 
 struct OnFickle<'a>(&'a Plan);
 
-impl Job for OnFickle<'_> {
+impl ModeVisitor for OnFickle<'_> {
     type Output = Outcomes;
 
     fn identity(self, _: TableKind) -> Outcomes {
         unreachable!("no mode here")
     }
 
-    fn paged<A, T, F>(self, recipe: Recipe<A, T, F>) -> Outcomes
+    fn paged<A, T, F>(self, recipe: ModeParts<A, T, F>) -> Outcomes
     where
         A: ReplayAlloc,
         T: ReplayTable,
         F: FlushFor<A, T> + 'static,
     {
-        let make = move |of: &Newcomer, machine: &Machine<Fickle>| {
+        let make = move |of: &AttachInfo, machine: &ReplayPlatform<Fickle>| {
             let (memory, frames) = (machine.arena(), machine.frames());
             let table = (recipe.table)(of.domain, machine.coherency(), memory, frames, None)?;
-            let directed = Directed::Table(table.root());
+            let directed = ContextTarget::Table(table.root());
             let alloc = recipe.allocator(memory, frames, Some(&table))?;
             Ok((Paged::new(alloc, table, recipe.rounding), directed))
         };
-        let machine = Machine::new(&Profile::r210_2015(), true).unwrap();
+        let machine = ReplayPlatform::new(&Profile::r210_2015(), true).unwrap();
         let flush = (recipe.flush)();
-        let mut judged = Judged::new(machine, flush, Ownership::Page, Nobody, Box::new(make));
+        let mut judged =
+            CheckedReplay::new(machine, flush, Ownership::Page, NoAttacker, Box::new(make));
         judged.run(self.0, &Devices::new()).unwrap();
         judged.finish(&[])
     }
 
-    fn cached(self, _: CachedRecipe) -> Self::Output {
+    fn rtc(self, _: RtcParts) -> Self::Output {
         unreachable!("no mode here")
     }
 
-    fn rings<D, L, F>(self, _: RingRecipe<D, L, F>) -> Self::Output
+    fn rings<D, L, F>(self, _: RingParts<D, L, F>) -> Self::Output
     where
         D: ReplayRing,
         L: RingLogic + 'static,
@@ -186,14 +188,14 @@ fn a_buffer_whose_invalidation_failed_is_withheld_until_it_succeeds() {
 /// What the maps of a replica with `frames` frames for tables came to.
 struct Cramped<'a>(&'a Plan, u64);
 
-impl Job for Cramped<'_> {
+impl ModeVisitor for Cramped<'_> {
     type Output = Option<u64>;
 
     fn identity(self, _: TableKind) -> Self::Output {
         None
     }
 
-    fn paged<A, T, F>(self, recipe: Recipe<A, T, F>) -> Self::Output
+    fn paged<A, T, F>(self, recipe: ModeParts<A, T, F>) -> Self::Output
     where
         A: ReplayAlloc,
         T: ReplayTable,
@@ -201,14 +203,14 @@ impl Job for Cramped<'_> {
     {
         let arena = Rc::new(Arena::new(self.1 << 12).unwrap());
         let region = PhysRange::new(PhysAddr::new(0), self.1 << 12).unwrap();
-        let bench = Bench {
+        let bench = TimedPlatform {
             frames: Frames::new(Rc::clone(&arena), region),
             arena,
-            invalidator: Immediate,
+            invalidator: FreeInvalidator,
             now: Nanos(0),
         };
         let coherency = Profile::r210_2015().coherency();
-        let mut replica = Replica::new((recipe.flush)(), bench, move |of, bench| {
+        let mut replica = TimedReplay::new((recipe.flush)(), bench, move |of, bench| {
             let table = (recipe.table)(of.domain, coherency, &bench.arena, &bench.frames, None)?;
             let alloc = recipe.allocator(&bench.arena, &bench.frames, Some(&table))?;
             Ok(Paged::new(alloc, table, recipe.rounding))
@@ -218,11 +220,11 @@ impl Job for Cramped<'_> {
         replica.refusals().map(|(count, _)| count)
     }
 
-    fn cached(self, _: CachedRecipe) -> Self::Output {
+    fn rtc(self, _: RtcParts) -> Self::Output {
         unreachable!("no mode here")
     }
 
-    fn rings<D, L, F>(self, _: RingRecipe<D, L, F>) -> Self::Output
+    fn rings<D, L, F>(self, _: RingParts<D, L, F>) -> Self::Output
     where
         D: ReplayRing,
         L: RingLogic + 'static,
@@ -249,7 +251,7 @@ fn maps_that_a_timed_replay_refuses_are_counted() {
 #[test]
 fn what_is_too_large_to_be_timed_is_judged_and_says_so() {
     let lines = [map_line("eth", 1 << 30, 13 << 30)];
-    let options = Options {
+    let options = CompareOptions {
         modes: vec![mode("none")],
         repetitions: 21,
         ..judged_only(false)
@@ -258,7 +260,7 @@ fn what_is_too_large_to_be_timed_is_judged_and_says_so() {
         .unwrap()
         .rows
         .remove(0);
-    assert_eq!(row.status, Status::NotTimed { bytes: 13 << 30 });
+    assert_eq!(row.status, ReplayStatus::NotTimed { bytes: 13 << 30 });
     assert_eq!((row.maps, row.status_code), (1, "not-timed"));
     assert!(row.components.is_none() && row.map_cycles.is_none());
 }

@@ -3,19 +3,19 @@
 use std::fmt::Write;
 use std::io::Cursor;
 
-use ringfence_lab::compare::{Options, compare};
-use ringfence_lab::hosted::Cycling;
+use ringfence_lab::compare::{CompareOptions, compare};
+use ringfence_lab::guest::RtcParams;
 use ringfence_lab::modes::Mode;
 use ringfence_lab::plan::{Planner, Step, each_plan};
-use ringfence_lab::size::{Options as SizeOptions, Slots, size, take_usage};
-use ringfence_lab::{LabError, Limits, Profile};
+use ringfence_lab::size::{RingSlots, SizeOptions, measure_demand, size};
+use ringfence_lab::{LabError, Profile, ReplayLimits};
 use ringfence_pviommu::rtc::Cycles;
-use ringfence_trace::{Operations, Options as TraceOptions, Source};
+use ringfence_trace::{Operations, TraceOptions, TraceSource};
 
 const HOUR_NS: u64 = 3_600_000_000_000;
 
-fn operations(text: &str) -> Operations<Source> {
-    let source = Source::from_reader("t", Cursor::new(text.as_bytes().to_vec())).unwrap();
+fn operations(text: &str) -> Operations<TraceSource> {
+    let source = TraceSource::from_reader("t", Cursor::new(text.as_bytes().to_vec())).unwrap();
     Operations::new("t", source, TraceOptions::default())
 }
 
@@ -33,24 +33,24 @@ fn unmap(seconds: u64, device: &str, at: u64) -> String {
     )
 }
 
-fn options(mode: &str, limits: Limits) -> Options {
-    Options {
+fn options(mode: &str, limits: ReplayLimits) -> CompareOptions {
+    CompareOptions {
         modes: vec![Mode::find(mode).unwrap()],
         repetitions: 0,
         limits,
-        ..Options::new()
+        ..CompareOptions::new()
     }
 }
 
 /// Cycles of these lengths, as many as can be counted.
-fn counted(lengths: &[u64]) -> Vec<Cycling> {
+fn counted(lengths: &[u64]) -> Vec<RtcParams> {
     let cycles = Cycles::new(Cycles::MAX).unwrap();
-    let counted = |&cycle_ns: &u64| Cycling { cycle_ns, cycles };
+    let counted = |&cycle_ns: &u64| RtcParams { cycle_ns, cycles };
     lengths.iter().map(counted).collect()
 }
 
 /// Steps of the plans of a text, and the most of one plan.
-fn steps(text: &str, cycles: &[Cycling]) -> (u64, usize) {
+fn steps(text: &str, cycles: &[RtcParams]) -> (u64, usize) {
     let mut planner = Planner::new().with_cycles(cycles.iter().copied());
     let (mut all, mut most) = (0, 0);
     each_plan(&mut operations(text), &mut planner, None, |_, plan, _| {
@@ -89,7 +89,7 @@ fn a_gap_of_the_clock_costs_a_bounded_number_of_steps() {
     assert!(last >= 255 * HOUR_NS, "{last}");
     // The document's cache is empty after eight.
     let (none, _) = steps(&text, &[]);
-    let (all, _) = steps(&text, &[Cycling::DOCUMENT]);
+    let (all, _) = steps(&text, &[RtcParams::PAPER]);
     assert_eq!(all, none + 8);
 }
 
@@ -107,7 +107,7 @@ fn a_replay_ends_at_the_end_of_the_clock() {
     .map(line)
     .concat();
     for mode in ["pviommu+rtc", "rtc-literal", "pviommu+rtc-adaptive"] {
-        let options = options(mode, Limits::default());
+        let options = options(mode, ReplayLimits::default());
         let row = &compare("t", operations(&text), &options, |_| {})
             .unwrap()
             .rows[0];
@@ -138,7 +138,7 @@ fn ends_of_cycles_are_bounded() {
         text += &map(gap * 3600, "dev0", 4096);
     }
     let run = |cycle_ends| {
-        let mut limits = Limits::default();
+        let mut limits = ReplayLimits::default();
         limits.cycle_ends = cycle_ends;
         limits.devices = 1000;
         let options = options("pviommu+rtc-adaptive", limits);
@@ -157,7 +157,7 @@ fn devices_times_processors_are_bounded() {
         .map(|(n, line)| line.replace("[0]", &format!("[{}]", n / 20)))
         .collect();
     let run = |most| {
-        let mut limits = Limits::default();
+        let mut limits = ReplayLimits::default();
         limits.device_cpus = most;
         compare("t", operations(&text), &options("strict", limits), |_| {})
     };
@@ -172,33 +172,33 @@ fn devices_are_bounded_and_named() {
         .map(|n| map(1, &format!("dev{n}"), 4096))
         .collect();
     let run = |limits, only: Option<Vec<String>>| {
-        let options = Options {
+        let options = CompareOptions {
             devices: only,
             ..options("none", limits)
         };
         compare("t", operations(&text), &options, |_| {})
     };
-    let error = run(Limits::default(), None).unwrap_err();
+    let error = run(ReplayLimits::default(), None).unwrap_err();
     assert!(matches!(error, LabError::DeviceLimit { limit: 256 }));
     let message = error.to_string();
     assert!(
         message.contains("`--device`") && message.contains("`--max-devices`"),
         "{message}"
     );
-    assert!(run(Limits::default(), Some(vec!["dev1099".to_owned()])).is_ok());
-    let mut limits = Limits::default();
+    assert!(run(ReplayLimits::default(), Some(vec!["dev1099".to_owned()])).is_ok());
+    let mut limits = ReplayLimits::default();
     limits.devices = 1100;
     assert!(run(limits, None).is_ok());
     // `size` counts and replays.
-    let refused = take_usage(operations(&text), None, Limits::default(), |_| {});
+    let refused = measure_demand(operations(&text), None, ReplayLimits::default(), |_| {});
     assert!(matches!(refused, Err(LabError::DeviceLimit { .. })));
-    let usage = take_usage(operations(&text), None, limits, |_| {}).unwrap();
+    let usage = measure_demand(operations(&text), None, limits, |_| {}).unwrap();
     let options = SizeOptions {
         profile: Profile::r210_2015(),
         devices: None,
         entries: vec![1],
         modes: Vec::new(),
-        limits: Limits::default(),
+        limits: ReplayLimits::default(),
     };
     let refused = size(
         "t",
@@ -212,8 +212,8 @@ fn devices_are_bounded_and_named() {
 
 #[test]
 fn buffers_on_one_page_are_bounded() {
-    assert_eq!(Limits::default().buffers_on_a_page, 4096);
-    let mut low = Limits::default();
+    assert_eq!(ReplayLimits::default().buffers_on_a_page, 4096);
+    let mut low = ReplayLimits::default();
     low.buffers_on_a_page = 256;
     let mut text = String::new();
     for n in 1..=300 {
@@ -227,7 +227,7 @@ fn buffers_on_one_page_are_bounded() {
             "{error}"
         );
         assert!(error.to_string().contains("--max-page-buffers"), "{error}");
-        let mut limits = Limits::default();
+        let mut limits = ReplayLimits::default();
         limits.buffers_on_a_page = 300;
         assert!(compare("t", operations(&text), &options(mode, limits), |_| {}).is_ok());
     }
@@ -304,7 +304,7 @@ fn to_give_up_waiting_does_not_walk_the_queue() {
 
     let (device, cpu, direction) = (DeviceIndex(0), 0, Direction::ToDevice);
     let count = 300_000;
-    let mut slots = Slots::new(SlotChoice::Tail, 1);
+    let mut slots = RingSlots::new(SlotChoice::Tail, 1);
     for id in (0..count).map(MappingId) {
         slots.step(&Step::Map {
             id,
@@ -348,11 +348,11 @@ fn searches_of_allocators_are_bounded() {
     };
     // The steps grow with the square of the trace: that is the allocator's own behaviour.
     for pages in [100, 200] {
-        let steps = searched(pages, Limits::default()).unwrap();
+        let steps = searched(pages, ReplayLimits::default()).unwrap();
         let square = (pages * pages) as f64;
         assert!((0.3 * square..0.5 * square).contains(&steps), "{steps}");
     }
-    let mut low = Limits::default();
+    let mut low = ReplayLimits::default();
     assert_eq!(low.search, None);
     low.search = Some(10_000);
     let error = searched(200, low).unwrap_err();
@@ -367,7 +367,7 @@ fn searches_of_allocators_are_bounded() {
 
 #[test]
 fn mappings_that_a_cache_keeps_are_bounded() {
-    assert_eq!(Limits::default().kept, 1 << 18);
+    assert_eq!(ReplayLimits::default().kept, 1 << 18);
     let mut text = String::new();
     for n in 1..=150_u64 {
         let own = format!("phys_addr={:x} ", n << 12);
@@ -375,7 +375,7 @@ fn mappings_that_a_cache_keeps_are_bounded() {
         text += &unmap(1, "d", n << 12);
     }
     let run = |mode, kept| {
-        let mut limits = Limits::default();
+        let mut limits = ReplayLimits::default();
         limits.kept = kept;
         compare("t", operations(&text), &options(mode, limits), |_| {})
     };
@@ -397,7 +397,7 @@ fn the_para_virtual_iommus_limit_of_devices_is_named() {
             .collect()
     };
     let run = |mode, devices| {
-        let mut limits = Limits::default();
+        let mut limits = ReplayLimits::default();
         limits.devices = 2000;
         let options = options(mode, limits);
         compare("t", operations(&text(devices)), &options, |_| {})

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 use ringfence_lab::plan::{BURST_NS, Plan, Step};
-use ringfence_trace::{Chunk, DeviceIndex, MappingId, OpKind, Operations, Source};
+use ringfence_trace::{Chunk, DeviceIndex, MappingId, OpKind, Operations, TraceSource};
 use ringfence_types::{Direction, PageSize, PhysRange};
 
 use crate::script::*;
@@ -81,7 +81,7 @@ fn bursts_end_as_the_decision_says() {
     );
     assert_eq!((planner.bursts, planner.bursts_cut_by_map), (5, 0));
     assert_eq!((plan.maps, plan.unmaps, plan.lines), (8, 6, 14));
-    let alive: Vec<u32> = planner.alive().iter().map(|(id, _)| id.0).collect();
+    let alive: Vec<u32> = planner.live_mappings().iter().map(|(id, _)| id.0).collect();
     assert_eq!(alive, [6, 7]);
 }
 
@@ -196,14 +196,14 @@ fn only_the_chosen_devices_are_planned() {
         })
         .collect();
     let maps = |names: Option<&[&str]>| {
-        let mut operations: Operations<Source> = trace(&lines);
+        let mut operations: Operations<TraceSource> = trace(&lines);
         let mut chunk = Chunk::default();
         // All of it fits into one chunk.
         operations.next_chunk(&mut chunk).unwrap();
         let (mut planner, mut plan) = (ringfence_lab::plan::Planner::new(), Plan::default());
         if let Some(names) = names {
             let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
-            planner.keep_only(operations.devices(), &names);
+            planner.only_devices(operations.devices(), &names);
         }
         planner.plan(&chunk, &mut plan).unwrap();
         planner.finish(&mut plan);

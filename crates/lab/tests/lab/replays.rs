@@ -1,7 +1,7 @@
 //! What the replay and the oracle count on traces small enough to count by hand.
 
 use ringfence_lab::compare::runner;
-use ringfence_lab::hosted::Lookups;
+use ringfence_lab::guest::LookupStats;
 use ringfence_lab::modes::Mode;
 use ringfence_lab::plan::Plan;
 use ringfence_lab::replay::Outcomes;
@@ -50,7 +50,7 @@ fn replay(name: &str, plan: &Plan, alive: &[(MappingId, DeviceIndex)]) -> (Outco
     let mut runner = runner(&mode(name), &judged_only(true)).unwrap();
     let devices = Devices::new();
     runner.metered.run(plan, &devices).unwrap();
-    let mut hostile = runner.hostile.unwrap();
+    let mut hostile = runner.attack.unwrap();
     hostile.run(plan, &devices).unwrap();
     (runner.metered.finish(alive), hostile.finish(alive))
 }
@@ -92,7 +92,7 @@ fn every_mode_counts_what_can_be_counted_by_hand() {
         ("virtio-lazy", 600, 12_000 * US - 1199 * US),
     ];
     for (name, invalidations, window) in cases {
-        let (metered, hostile) = replay(name, &plan, &planner.alive());
+        let (metered, hostile) = replay(name, &plan, &planner.live_mappings());
         for outcomes in [&metered, &hostile] {
             assert_eq!((outcomes.maps, outcomes.unmaps), (PAIRS, PAIRS), "{name}");
             assert_eq!(outcomes.live_max, 1, "{name}");
@@ -159,7 +159,7 @@ fn stale_byte_seconds_are_the_sum_over_all_windows() {
         ("strict", 0.0),
     ];
     for (name, expected) in cases {
-        let (metered, _) = replay(name, &plan, &planner.alive());
+        let (metered, _) = replay(name, &plan, &planner.live_mappings());
         let got = metered.stale_byte_seconds;
         assert!((got - expected).abs() < 1e-9, "{name}: {got} {expected}");
     }
@@ -169,7 +169,7 @@ fn stale_byte_seconds_are_the_sum_over_all_windows() {
 fn one_invalidation_ends_a_burst_and_gives_its_buffers_back() {
     let (plan, planner) = planned(&bursts(10).chunk);
     assert_eq!((planner.bursts, planner.bursts_cut_by_map), (10, 0));
-    let (metered, hostile) = replay("fence-burst", &plan, &planner.alive());
+    let (metered, hostile) = replay("fence-burst", &plan, &planner.live_mappings());
     for outcomes in [&metered, &hostile] {
         assert_eq!(outcomes.invalidations, 10);
         assert_eq!(outcomes.live_max, 32);
@@ -179,7 +179,7 @@ fn one_invalidation_ends_a_burst_and_gives_its_buffers_back() {
         assert_eq!(outcomes.tally.violations(), 0);
         assert_eq!(outcomes.tally.false_faults, 0);
     }
-    let (strict, _) = replay("fence", &plan, &planner.alive());
+    let (strict, _) = replay("fence", &plan, &planner.live_mappings());
     assert_eq!(
         (strict.invalidations, strict.release_delay_max_ns),
         (320, 0)
@@ -203,7 +203,7 @@ fn addresses_are_flushed_once_a_wrap() {
     let (plan, planner) = planned(&script.chunk);
     let mut runner = runner(&mode("bitmap"), &judged_only(false)).unwrap();
     runner.metered.run(&plan, &Devices::new()).unwrap();
-    let outcomes = runner.metered.finish(&planner.alive());
+    let outcomes = runner.metered.finish(&planner.live_mappings());
     assert_eq!((outcomes.maps, outcomes.invalidations), (3, 1));
     // The first window lasts from its unmap to the third map; the last one is open at the end, 12 ms later.
     assert_eq!(outcomes.stale_max_ns, 12_000 * US - 5 * US);
@@ -218,7 +218,7 @@ fn what_is_refused_is_counted_and_changes_nothing() {
     script.unmap(2 * US, (0, 0), 0);
     script.unmap(3 * US, (0, 0), 1);
     let (plan, planner) = planned(&script.chunk);
-    let (metered, hostile) = replay("strict-bitmap", &plan, &planner.alive());
+    let (metered, hostile) = replay("strict-bitmap", &plan, &planner.live_mappings());
     for outcomes in [&metered, &hostile] {
         assert_eq!((outcomes.maps, outcomes.unmaps), (1, 1));
         assert_eq!(outcomes.refused_maps, 1);
@@ -236,7 +236,7 @@ fn what_lives_at_the_end_is_taken_down_without_being_counted() {
     script.unmap(2 * US, (0, 0), 0);
     let (plan, planner) = planned(&script.chunk);
     for mode in Mode::named() {
-        let (metered, _) = replay(&mode.name, &plan, &planner.alive());
+        let (metered, _) = replay(&mode.name, &plan, &planner.live_mappings());
         assert_eq!((metered.maps, metered.unmaps), (2, 1), "{}", mode.name);
         assert_eq!(metered.alive_at_end, 1, "{}", mode.name);
         assert_eq!(metered.tally.accesses, 1, "{}", mode.name);
@@ -258,7 +258,7 @@ fn devices_have_domains_of_their_own_and_share_the_old_queue() {
         ("defer", 1, 2 * 249 * US),
         ("linux-lazy", 2, 11_000 * US - US),
     ] {
-        let (metered, hostile) = replay(name, &plan, &planner.alive());
+        let (metered, hostile) = replay(name, &plan, &planner.live_mappings());
         assert_eq!(metered.invalidations, invalidations, "{name}");
         assert_eq!(metered.stale_max_ns, window, "{name}");
         assert_eq!(hostile.tally.foreign, 0, "{name}");
@@ -273,7 +273,7 @@ fn swpt_is_looked_up_in_a_table_and_hwpt_is_not() {
         ("hwpt", 0, false),
         ("swpt", PAIRS, true),
     ] {
-        let (metered, _) = replay(name, &plan, &planner.alive());
+        let (metered, _) = replay(name, &plan, &planner.live_mappings());
         assert_eq!(metered.hardware.lookups(), lookups, "{name}");
         assert_eq!(metered.hardware.walk_references > 0, walks, "{name}");
         // The table is made before the first map, and no map adds to it.
@@ -299,7 +299,7 @@ fn a_guest_asks_its_host_as_often_as_linux_does() {
         ("virtio-lazy", 2 * PAIRS, PAIRS, 3),
     ];
     for (name, requests, in_maps, in_unmaps) in cases {
-        let (metered, hostile) = replay(name, &plan, &planner.alive());
+        let (metered, hostile) = replay(name, &plan, &planner.live_mappings());
         for outcomes in [&metered, &hostile] {
             let traffic = outcomes.traffic;
             assert_eq!(traffic.requests, requests, "{name}");
@@ -323,15 +323,15 @@ fn a_host_looks_its_guests_pages_up() {
     }
     let (plan, planner) = planned(&script.chunk);
     let lookups = |mode: &str| {
-        let (metered, hostile) = replay(mode, &plan, &planner.alive());
+        let (metered, hostile) = replay(mode, &plan, &planner.live_mappings());
         assert_eq!(metered.traffic.lookups, hostile.traffic.lookups, "{mode}");
         assert_eq!(hostile.tally.false_faults, 0, "{mode}");
         metered.traffic.lookups
     };
-    assert_eq!(lookups("linux-strict"), Lookups::default());
-    assert_eq!(lookups("virtio-strict"), Lookups::default());
+    assert_eq!(lookups("linux-strict"), LookupStats::default());
+    assert_eq!(lookups("virtio-strict"), LookupStats::default());
     // Each of the two tables is missing once, and looked for again when it is there. No table is needed twice in a row.
-    let plain = Lookups {
+    let plain = LookupStats {
         walks: 600 + 2,
         through_pointer: 0,
         reads: 4 * 600 + 1 + 3,
@@ -339,14 +339,14 @@ fn a_host_looks_its_guests_pages_up() {
         frames_awaited: 300,
     };
     assert_eq!(lookups("pviommu"), plain);
-    let hopt = Lookups {
+    let hopt = LookupStats {
         frames_awaited: 0,
         ..plain
     };
     let strict = "alloc=linux-rcache,table=radix,flush=per-unmap,who=pviommu-hopt";
     assert_eq!(lookups(strict), hopt);
     // Behind the cache a page is asked for once.
-    let once = Lookups {
+    let once = LookupStats {
         walks: 300 + 2,
         reads: 4 * 300 + 1 + 3,
         ..plain
@@ -354,7 +354,7 @@ fn a_host_looks_its_guests_pages_up() {
     assert_eq!(lookups("pviommu+rtc"), once);
     assert_eq!(
         lookups("pviommu+rtc+hopt"),
-        Lookups {
+        LookupStats {
             frames_awaited: 0,
             ..once
         }
@@ -374,7 +374,7 @@ fn a_list_is_mapped_with_one_notification() {
     script.unmap(US, (0, 0), 0);
     let (plan, planner) = planned(&script.chunk);
     for (name, in_unmaps) in [("virtio-strict", 1), ("virtio-lazy", 1), ("pviommu", 1)] {
-        let (metered, hostile) = replay(name, &plan, &planner.alive());
+        let (metered, hostile) = replay(name, &plan, &planner.live_mappings());
         let traffic = metered.traffic;
         assert_eq!(traffic.requests, 4, "{name}");
         assert_eq!(traffic.kicks_in_maps, 1, "{name}");
@@ -401,12 +401,12 @@ fn a_cache_asks_once_and_lets_go_in_time() {
     script.map(late, (1, 0, TX), 1, &buffer(1));
     script.unmap(late + US, (1, 0), 1);
     let mut options = judged_only(true);
-    options.cycling.cycle_ns = 10 * MS;
+    options.rtc.cycle_ns = 10 * MS;
     let mode = mode("pviommu+rtc");
     let mut runner = runner(&mode, &options).unwrap();
-    let (plan, planner) = planned_with(&script.chunk, &[options.cycling]);
+    let (plan, planner) = planned_with(&script.chunk, &[options.rtc]);
     runner.metered.run(&plan, &Devices::new()).unwrap();
-    let metered = runner.metered.finish(&planner.alive());
+    let metered = runner.metered.finish(&planner.live_mappings());
     // Two maps, and the batch of one.
     assert_eq!(metered.traffic.requests, 3);
     assert_eq!(metered.invalidations, 1);
@@ -441,15 +441,15 @@ fn the_oracle_measures_what_caches_expose_after_the_trace() {
         script.unmap(at + US, (0, 0), 0);
     }
     let mut options = judged_only(true);
-    options.cycling.cycle_ns = 10 * MS;
+    options.rtc.cycle_ns = 10 * MS;
     let exposed = |name: &str| {
         let mode = mode(name);
         let mut runner = runner(&mode, &options).unwrap();
-        let cycles = options.cycling.of(&mode);
+        let cycles = options.rtc.for_mode(&mode);
         let (plan, planner) = planned_with(&script.chunk, &Vec::from_iter(cycles));
-        let mut both = [runner.metered, runner.hostile.take().unwrap()].map(|mut judge| {
+        let mut both = [runner.metered, runner.attack.take().unwrap()].map(|mut judge| {
             judge.run(&plan, &Devices::new()).unwrap();
-            judge.finish(&planner.alive())
+            judge.finish(&planner.live_mappings())
         });
         both[0].exposure.reached_after_end = both[1].exposure.reached_after_end;
         both[0].clone()

@@ -1,10 +1,10 @@
 //! Modes with rings, on traces whose counts can be worked out on paper.
 
-use ringfence_lab::Status;
-use ringfence_lab::compare::{Options, of_replay, runner};
+use ringfence_lab::ReplayStatus;
+use ringfence_lab::compare::{CompareOptions, of_replay, runner};
 use ringfence_lab::plan::{Plan, Planner, Step};
 use ringfence_lab::replay::Outcomes;
-use ringfence_lab::ring::{Census, RingSizes};
+use ringfence_lab::ring::{RingSizes, RingUsage};
 use ringfence_trace::{DeviceIndex, Devices};
 use ringfence_types::PhysRange;
 
@@ -20,16 +20,16 @@ fn buffer(number: u64) -> [PhysRange; 1] {
 
 /// The metered pass and the hostile one, with rings of `slots` slots.
 fn replay(name: &str, plan: &Plan, planner: &Planner, slots: u32) -> (Outcomes, Outcomes) {
-    let options = Options {
+    let options = CompareOptions {
         rings: RingSizes::Every(slots),
         ..judged_only(true)
     };
     let mut runner = runner(&mode(name), &options).unwrap();
     let devices = Devices::new();
-    let mut hostile = runner.hostile.unwrap();
+    let mut hostile = runner.attack.unwrap();
     runner.metered.run(plan, &devices).unwrap();
     hostile.run(plan, &devices).unwrap();
-    let alive = planner.alive();
+    let alive = planner.live_mappings();
     (runner.metered.finish(&alive), hostile.finish(&alive))
 }
 
@@ -181,7 +181,7 @@ fn pieces_of_a_list_have_slots_of_their_own_and_are_attacked_each() {
         // Behind each piece: no neighbour is reached, though two of them share a page.
         assert!(hostile.tally.faults >= 3, "{name}: {:?}", hostile.tally);
     }
-    let mut census = Census::default();
+    let mut census = RingUsage::default();
     census.add(&plan);
     assert_eq!(census.live_max(DeviceIndex(0), TX), 3);
     assert_eq!(census.sizes().of(DeviceIndex(0)), [8, 1, 1]);
@@ -242,7 +242,7 @@ fn a_row_in_which_many_maps_wait_in_vain_is_not_taken_at_its_word() {
         of_replay(&metered)
     };
     for name in ["riommu", "riommu-"] {
-        let stalled = Status::RingDoesNotFit {
+        let stalled = ReplayStatus::RingDoesNotFit {
             stalled_out: 7,
             wanted: 11,
         };
@@ -250,7 +250,7 @@ fn a_row_in_which_many_maps_wait_in_vain_is_not_taken_at_its_word() {
         assert_eq!(row(3, name), None, "{name}");
     }
     assert_eq!(row(10, "riommu-ooo"), None);
-    let told = Status::RingDoesNotFit {
+    let told = ReplayStatus::RingDoesNotFit {
         stalled_out: 41_273,
         wanted: 51_529,
     };

@@ -1,15 +1,15 @@
 //! Hand-made traces.
 
 use ringfence_lab::Profile;
-use ringfence_lab::compare::Options;
+use ringfence_lab::compare::CompareOptions;
 use ringfence_lab::compose::compose;
-use ringfence_lab::hosted::Cycling;
+use ringfence_lab::guest::RtcParams;
 use ringfence_lab::modes::Mode;
 use ringfence_lab::plan::{Plan, Planner};
 use ringfence_lab::ring::RingSizes;
 use ringfence_trace::{
-    Chunk, DeviceIndex, MapClass, MapFlags, MappingId, Op, OpKind, Operations,
-    Options as TraceOptions, SegmentSpan, Source,
+    Chunk, DeviceIndex, MapClass, MapFlags, MappingId, Op, OpKind, Operations, SegmentSpan,
+    TraceOptions, TraceSource,
 };
 use ringfence_types::{Direction, Nanos, PhysAddr, PhysRange};
 
@@ -100,7 +100,7 @@ pub(crate) fn planned(chunk: &Chunk) -> (Plan, Planner) {
 }
 
 /// With these cycles.
-pub(crate) fn planned_with(chunk: &Chunk, cycles: &[Cycling]) -> (Plan, Planner) {
+pub(crate) fn planned_with(chunk: &Chunk, cycles: &[RtcParams]) -> (Plan, Planner) {
     let mut planner = Planner::new().with_cycles(cycles.iter().copied());
     let mut plan = Plan::default();
     planner.plan(chunk, &mut plan).unwrap();
@@ -109,16 +109,16 @@ pub(crate) fn planned_with(chunk: &Chunk, cycles: &[Cycling]) -> (Plan, Planner)
 }
 
 /// No meter; the hostile pass if wanted.
-pub(crate) fn judged_only(hostile: bool) -> Options {
-    Options {
+pub(crate) fn judged_only(hostile: bool) -> CompareOptions {
+    CompareOptions {
         limits: Default::default(),
         modes: Vec::new(),
         profile: Profile::r210_2015(),
         devices: None,
         repetitions: 0,
-        hostile,
+        attack: hostile,
         early_touches: false,
-        cycling: ringfence_lab::hosted::Cycling::DOCUMENT,
+        rtc: ringfence_lab::guest::RtcParams::PAPER,
         rings: RingSizes::default(),
     }
 }
@@ -128,12 +128,13 @@ pub(crate) fn mode(name: &str) -> Mode {
 }
 
 /// Lines as tracefs prints them, one a microsecond.
-pub(crate) fn trace(lines: &[String]) -> Operations<Source> {
+pub(crate) fn trace(lines: &[String]) -> Operations<TraceSource> {
     let mut text = String::new();
     for (number, line) in lines.iter().enumerate() {
         text += &format!("    task-1 [000] ..1.. 1.{number:06}: {line}\n");
     }
-    let source = Source::from_reader("script", std::io::Cursor::new(text.into_bytes())).unwrap();
+    let source =
+        TraceSource::from_reader("script", std::io::Cursor::new(text.into_bytes())).unwrap();
     // Some scripts map more at once than a trace may unless its user says so.
     let mut options = TraceOptions::default();
     options.limits.mapping = 1 << 36;

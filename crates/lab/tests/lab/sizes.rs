@@ -2,17 +2,17 @@
 
 use proptest::prelude::*;
 use ringfence_dma::ring::SlotChoice;
-use ringfence_lab::compare::{Options, runner};
+use ringfence_lab::compare::{CompareOptions, runner};
 use ringfence_lab::modes::Mode;
 use ringfence_lab::plan::{Plan, Planner};
 use ringfence_lab::replay::Outcomes;
-use ringfence_lab::ring::{RingSizes, place_of};
+use ringfence_lab::ring::{RingSizes, ring_index};
 use ringfence_lab::size::{
-    Fit, Options as SizeOptions, RingUse, Slots, Stalls, Usage, geometries, readings, size,
-    take_usage,
+    Fit, RingDemand, RingSlots, SizeOptions, Stalls, TraceDemand, geometries, measure_demand,
+    readings, size,
 };
-use ringfence_lab::{LabError, Limits, Profile};
-use ringfence_trace::{Devices, Operations, Options as TraceOptions, SAMPLE, Source};
+use ringfence_lab::{LabError, Profile, ReplayLimits};
+use ringfence_trace::{Devices, Operations, SAMPLE, TraceOptions, TraceSource};
 use ringfence_types::PhysRange;
 
 use crate::script::*;
@@ -23,15 +23,15 @@ fn buffer(number: u64) -> PhysRange {
     memory((16 << 12) + number * 128 + 0x40, 100)
 }
 
-fn usage(plan: &Plan) -> Usage {
-    let mut usage = Usage::default();
+fn usage(plan: &Plan) -> TraceDemand {
+    let mut usage = TraceDemand::default();
     usage.add(plan);
     usage.finish(&Devices::new());
     usage
 }
 
 /// What is asked of the only ring of a plan.
-fn only(plan: &Plan) -> RingUse {
+fn only(plan: &Plan) -> RingDemand {
     let usage = usage(plan);
     let mut rings = usage.rings();
     let ring = rings.next().unwrap().3.clone();
@@ -40,13 +40,13 @@ fn only(plan: &Plan) -> RingUse {
 }
 
 fn replayed(mode: &str, plan: &Plan, planner: &Planner, slots: u32) -> Outcomes {
-    let options = Options {
+    let options = CompareOptions {
         rings: RingSizes::Every(slots),
         ..judged_only(false)
     };
     let mut runner = runner(&Mode::find(mode).unwrap(), &options).unwrap();
     runner.metered.run(plan, &Devices::new()).unwrap();
-    runner.metered.finish(&planner.alive())
+    runner.metered.finish(&planner.live_mappings())
 }
 
 /// By direction: what the driver did, and what the model of slots says.
@@ -70,7 +70,7 @@ fn both(choice: SlotChoice, plan: &Plan, planner: &Planner, slots: u32) -> Vec<(
     [RX, TX]
         .into_iter()
         .map(|direction| {
-            let mut model = Slots::new(choice, slots);
+            let mut model = RingSlots::new(choice, slots);
             for timed in &plan.steps {
                 let of = match timed.step {
                     ringfence_lab::plan::Step::Map { direction, .. }
@@ -82,7 +82,10 @@ fn both(choice: SlotChoice, plan: &Plan, planner: &Planner, slots: u32) -> Vec<(
                     model.step(&timed.step);
                 }
             }
-            let found = rings.get(place_of(direction)).copied().unwrap_or_default();
+            let found = rings
+                .get(ring_index(direction))
+                .copied()
+                .unwrap_or_default();
             let found = Stalls {
                 stalls: found.stalls,
                 stalled_out: found.stalled_out,
@@ -240,12 +243,12 @@ fn long_bursts_are_released_in_parts() {
     }
 }
 
-fn opened() -> Result<Operations<Source>, LabError> {
+fn opened() -> Result<Operations<TraceSource>, LabError> {
     Ok(sample())
 }
 
-fn sample() -> Operations<Source> {
-    let source = Source::from_reader("sample", SAMPLE).unwrap();
+fn sample() -> Operations<TraceSource> {
+    let source = TraceSource::from_reader("sample", SAMPLE).unwrap();
     Operations::new("sample", source, TraceOptions::default())
 }
 
@@ -262,12 +265,12 @@ fn a_trace_that_takes_much_memory_is_read_more_often() {
         );
     }
     let open = || {
-        let source = Source::from_reader("t", std::io::Cursor::new(text.clone().into_bytes()));
+        let source = TraceSource::from_reader("t", std::io::Cursor::new(text.clone().into_bytes()));
         Operations::new("t", source.unwrap(), TraceOptions::default())
     };
-    let usage = take_usage(open(), None, Limits::default(), |_| {}).unwrap();
+    let usage = measure_demand(open(), None, ReplayLimits::default(), |_| {}).unwrap();
     let options = SizeOptions {
-        limits: Limits::default(),
+        limits: ReplayLimits::default(),
         profile: Profile::r210_2015(),
         devices: None,
         entries: Vec::new(),
@@ -293,9 +296,9 @@ fn a_trace_that_takes_much_memory_is_read_more_often() {
 
 #[test]
 fn a_trace_is_advised_on_and_the_advice_holds() {
-    let usage = take_usage(sample(), None, Limits::default(), |_| {}).unwrap();
+    let usage = measure_demand(sample(), None, ReplayLimits::default(), |_| {}).unwrap();
     let options = SizeOptions {
-        limits: Limits::default(),
+        limits: ReplayLimits::default(),
         profile: Profile::r210_2015(),
         devices: None,
         entries: Vec::new(),
@@ -355,9 +358,9 @@ fn a_trace_is_advised_on_and_the_advice_holds() {
 
 #[test]
 fn sizes_that_are_asked_for_are_tried() {
-    let usage = take_usage(sample(), None, Limits::default(), |_| {}).unwrap();
+    let usage = measure_demand(sample(), None, ReplayLimits::default(), |_| {}).unwrap();
     let options = SizeOptions {
-        limits: Limits::default(),
+        limits: ReplayLimits::default(),
         profile: Profile::r210_2015(),
         devices: None,
         entries: vec![1, 7],

@@ -6,17 +6,19 @@ use ringfence_dma::flush::Flush;
 use ringfence_dma::space::{Paged, Space};
 use ringfence_hw::RingLogic;
 use ringfence_lab::LabError;
-use ringfence_lab::build::{HostOf, Job, MakeTable, Recipe, ReplayTable, dispatch};
+use ringfence_lab::guest::RtcParts;
 use ringfence_lab::hardware::Host;
-use ringfence_lab::hosted::CachedRecipe;
 use ringfence_lab::meter::{
-    Bench, Clock, FlushFor, FlushForRings, Immediate, InvalidationQueue, NullTable, ReplayAlloc,
-    ReplayRing, Replica, Tape, TapedRings,
+    AllocTrace, Clock, FlushFor, FlushForRings, FreeInvalidator, InvalidationQueue, NullTable,
+    ReplayAlloc, ReplayRing, ReplayedRings, TimedPlatform, TimedReplay,
 };
-use ringfence_lab::modes::{Mode, TableKind, Who};
+use ringfence_lab::mode_dispatch::{
+    HostOf, MakeTable, ModeParts, ModeVisitor, ReplayTable, dispatch,
+};
+use ringfence_lab::modes::{Mode, Owner, TableKind};
 use ringfence_lab::plan::Plan;
-use ringfence_lab::replay::Newcomer;
-use ringfence_lab::ring::{RingRecipe, RingSizes};
+use ringfence_lab::replay::AttachInfo;
+use ringfence_lab::ring::{RingParts, RingSizes};
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::Coherency;
 use ringfence_types::{Invalidator, Nanos, PhysAddr};
@@ -25,11 +27,11 @@ use crate::script::*;
 
 const ARENA: u64 = 64 << 20;
 
-fn bench<I>(invalidator: impl FnOnce(&Rc<Arena>) -> I) -> Bench<I> {
+fn bench<I>(invalidator: impl FnOnce(&Rc<Arena>) -> I) -> TimedPlatform<I> {
     let arena = Rc::new(Arena::new(ARENA).unwrap());
     let frames = Frames::new(Rc::clone(&arena), memory(0x2000, ARENA - 0x2000));
     let invalidator = invalidator(&arena);
-    Bench {
+    TimedPlatform {
         arena,
         frames,
         invalidator,
@@ -44,17 +46,17 @@ fn queued(arena: &Rc<Arena>) -> InvalidationQueue {
 /// What every map of the plan gets, in words.
 fn answers<S: Space, F: Flush<S, u64>, I: Invalidator>(
     flush: F,
-    bench: Bench<I>,
+    bench: TimedPlatform<I>,
     plan: &Plan,
-    play: Option<&Tape>,
-    make: impl FnMut(&Newcomer, &Bench<I>) -> Result<S, LabError> + 'static,
-) -> (String, Rc<Tape>) {
-    let mut replica = Replica::new(flush, bench, make);
+    play: Option<&AllocTrace>,
+    make: impl FnMut(&AttachInfo, &TimedPlatform<I>) -> Result<S, LabError> + 'static,
+) -> (String, Rc<AllocTrace>) {
+    let mut replica = TimedReplay::new(flush, bench, make);
     replica.prepare(plan).unwrap();
     if let Some(tape) = play {
         tape.rewind();
     }
-    let tape = Rc::new(Tape::default());
+    let tape = Rc::new(AllocTrace::default());
     replica.run(plan, &mut Clock::blocks(), Some(&tape));
     (format!("{tape:?}"), tape)
 }
@@ -62,7 +64,7 @@ fn answers<S: Space, F: Flush<S, u64>, I: Invalidator>(
 /// Of a plan, with rings of so many slots.
 struct AllReplicas<'a>(&'a Plan, u32);
 
-impl Job for AllReplicas<'_> {
+impl ModeVisitor for AllReplicas<'_> {
     /// What the maps get in the full replica, and in every other by its name.
     type Output = Option<(String, Vec<(&'static str, String)>)>;
 
@@ -70,7 +72,7 @@ impl Job for AllReplicas<'_> {
         None
     }
 
-    fn paged<A, T, F>(self, recipe: Recipe<A, T, F>) -> Self::Output
+    fn paged<A, T, F>(self, recipe: ModeParts<A, T, F>) -> Self::Output
     where
         A: ReplayAlloc,
         T: ReplayTable,
@@ -85,8 +87,8 @@ impl Job for AllReplicas<'_> {
         }
         fn table<T: ReplayTable, I>(
             recipe: MakeTable<T>,
-            of: &Newcomer,
-            at: &Bench<I>,
+            of: &AttachInfo,
+            at: &TimedPlatform<I>,
         ) -> Result<T, LabError> {
             let coherency = Coherency::Coherent;
             recipe(of.domain, coherency, &at.arena, &at.frames, None)
@@ -98,7 +100,7 @@ impl Job for AllReplicas<'_> {
         });
         let recorded = {
             let tape = Rc::clone(&tape);
-            move || A::recorded(Rc::clone(&tape))
+            move || A::replayed(Rc::clone(&tape))
         };
         let (recorded_a, recorded_at) = (recorded.clone(), recorded);
         let others = vec![
@@ -139,7 +141,7 @@ impl Job for AllReplicas<'_> {
                 "it",
                 answers(
                     flush(),
-                    bench(|_| Immediate),
+                    bench(|_| FreeInvalidator),
                     plan,
                     None,
                     move |of, bench| {
@@ -153,11 +155,11 @@ impl Job for AllReplicas<'_> {
         Some((full, others))
     }
 
-    fn cached(self, _: CachedRecipe) -> Self::Output {
+    fn rtc(self, _: RtcParts) -> Self::Output {
         None
     }
 
-    fn rings<D, L, F>(self, recipe: RingRecipe<D, L, F>) -> Self::Output
+    fn rings<D, L, F>(self, recipe: RingParts<D, L, F>) -> Self::Output
     where
         D: ReplayRing,
         L: RingLogic + 'static,
@@ -173,7 +175,7 @@ impl Job for AllReplicas<'_> {
         });
         let immediate = answers(
             flush(),
-            bench(|_| Immediate),
+            bench(|_| FreeInvalidator),
             plan,
             None,
             move |of, bench| {
@@ -192,23 +194,23 @@ impl Job for AllReplicas<'_> {
 
 /// What the maps get in a ring whose slots come from `tape`.
 fn taped<D, L, F, const ENTRIES: bool>(
-    recipe: RingRecipe<D, L, F>,
+    recipe: RingParts<D, L, F>,
     sizes: RingSizes,
     plan: &Plan,
-    tape: &Rc<Tape>,
+    tape: &Rc<AllocTrace>,
 ) -> String
 where
     D: ReplayRing,
     L: 'static,
-    F: Flush<TapedRings<D, ENTRIES>, u64> + 'static,
+    F: Flush<ReplayedRings<D, ENTRIES>, u64> + 'static,
 {
     let flush: F = (recipe.flush)();
     let played = Rc::clone(tape);
-    let make = move |of: &Newcomer, bench: &Bench<InvalidationQueue>| {
+    let make = move |of: &AttachInfo, bench: &TimedPlatform<InvalidationQueue>| {
         let (memory, frames) = (&bench.arena, &bench.frames);
         let (_, rings) = recipe.space(of, &sizes, memory, frames)?;
         let coherency = recipe.setup.coherency;
-        TapedRings::<D, ENTRIES>::new(of, coherency, rings, memory, Rc::clone(&played))
+        ReplayedRings::<D, ENTRIES>::new(of, coherency, rings, memory, Rc::clone(&played))
     };
     answers(flush, bench(queued), plan, Some(tape), make).0
 }
@@ -251,7 +253,7 @@ fn stubs_answer_what_the_real_components_answered() {
     let plan = disorder();
     for mode in Mode::named() {
         let Some((full, others)) = dispatch(&mode, AllReplicas(&plan, 1024)).unwrap() else {
-            let asks = mode.who != Who::Kernel;
+            let asks = mode.owner != Owner::Kernel;
             assert!(asks || !mode.translates(), "{}", mode.name);
             continue;
         };

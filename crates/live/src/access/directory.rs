@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::Mode;
 use rustix::process::{getegid, geteuid};
 
-use super::Access;
+use super::SocketAccess;
 
 /// Of the user alone.
 const MODE: u32 = 0o700;
@@ -74,7 +74,7 @@ struct Trusted {
 
 impl Trusted {
     /// This user, whose sockets and files it holds.
-    fn with_sockets(access: Access) -> Self {
+    fn with_sockets(access: SocketAccess) -> Self {
         Self {
             users: vec![geteuid().as_raw()],
             groups: access.group().into_iter().collect(),
@@ -109,7 +109,7 @@ impl Trusted {
     }
 
     /// One that others lie in.
-    fn judge_above(&self, about: &Metadata) -> Result<(), NotPrivate> {
+    fn check_parent(&self, about: &Metadata) -> Result<(), NotPrivate> {
         match self.judge(about) {
             Err(NotPrivate::Writable { .. }) if about.mode() & STICKY != 0 => Ok(()),
             judged => judged,
@@ -130,7 +130,7 @@ impl Trusted {
 
     fn check_above(&self, path: &Path) -> io::Result<()> {
         for directory in path.ancestors().skip(1) {
-            let judged = self.judge_above(&fs::symlink_metadata(directory)?);
+            let judged = self.check_parent(&fs::symlink_metadata(directory)?);
             judged.map_err(|why| {
                 refused(NotPrivate::Above {
                     directory: directory.to_owned(),
@@ -173,7 +173,7 @@ fn refused(why: NotPrivate) -> io::Error {
     io::Error::new(io::ErrorKind::PermissionDenied, why)
 }
 
-impl Access {
+impl SocketAccess {
     /// Makes the directory of the sockets, if it is not there, and checks it; its path, without links.
     ///
     /// # Errors
@@ -224,7 +224,7 @@ mod tests {
     #[test]
     fn directories_that_others_change_are_refused() {
         let scratch = tempfile::tempdir().unwrap();
-        let dir = Access::OwnUser
+        let dir = SocketAccess::OwnUser
             .make_directory(&scratch.path().join("a/b"))
             .unwrap();
         let about = fs::metadata(&dir).unwrap();
@@ -236,8 +236,8 @@ mod tests {
         let user = about.uid();
         assert_eq!(stranger.judge(&about), Err(NotPrivate::Owner { user }));
         // Sockets, sockets for a group, and files.
-        let own = Access::Group(Gid::from_raw(about.gid()));
-        let other = Access::Group(Gid::from_raw(about.gid() + 1));
+        let own = SocketAccess::Group(Gid::from_raw(about.gid()));
+        let other = SocketAccess::Group(Gid::from_raw(about.gid() + 1));
         for (mode, sockets, group, files) in [
             (0o700, true, true, true),
             (0o755, true, true, true),
@@ -255,7 +255,7 @@ mod tests {
                     false
                 }
             };
-            for access in [Access::OwnUser, other] {
+            for access in [SocketAccess::OwnUser, other] {
                 assert_eq!(is_ok(access.make_directory(&dir)), sockets, "{mode:o}");
                 assert_eq!(is_ok(access.check_directory(&dir)), sockets, "{mode:o}");
             }
@@ -265,7 +265,10 @@ mod tests {
         }
         let file = scratch.path().join("file");
         fs::write(&file, "").unwrap();
-        for made in [make_cache(&file), Access::OwnUser.make_directory(&file)] {
+        for made in [
+            make_cache(&file),
+            SocketAccess::OwnUser.make_directory(&file),
+        ] {
             assert_eq!(made.unwrap_err().kind(), io::ErrorKind::NotADirectory);
         }
     }
@@ -279,7 +282,10 @@ mod tests {
             set(&above, mode);
             for name in ["dir", "new/dir"] {
                 let named = above.join(name);
-                for made in [Access::OwnUser.make_directory(&named), make_cache(&named)] {
+                for made in [
+                    SocketAccess::OwnUser.make_directory(&named),
+                    make_cache(&named),
+                ] {
                     match made {
                         Ok(path) => assert_eq!((path, safe), (named.clone(), true), "{mode:o}"),
                         Err(error) => {
@@ -297,9 +303,9 @@ mod tests {
         // Nothing was made where it was refused, and a link leads to what is checked.
         let link = scratch.path().join("link");
         symlink(&dir, &link).unwrap();
-        assert_eq!(Access::OwnUser.make_directory(&link).unwrap(), dir);
+        assert_eq!(SocketAccess::OwnUser.make_directory(&link).unwrap(), dir);
         set(&above, 0o777);
-        let error = Access::OwnUser.check_directory(&dir).unwrap_err();
+        let error = SocketAccess::OwnUser.check_directory(&dir).unwrap_err();
         assert!(matches!(why(&error), NotPrivate::Above { .. }), "{error}");
         assert!(make_cache(&above.join("later")).is_err());
         assert!(!above.join("later").exists());
@@ -316,7 +322,7 @@ mod tests {
             return;
         }
         for made in [
-            Access::OwnUser.make_directory(&theirs.join("dir")),
+            SocketAccess::OwnUser.make_directory(&theirs.join("dir")),
             make_cache(&theirs.join("dir")),
         ] {
             let error = made.unwrap_err();

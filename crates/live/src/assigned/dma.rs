@@ -4,25 +4,25 @@ use std::cell::{Cell, RefCell};
 use std::io;
 use std::sync::Arc;
 
-use ringfence_types::{DeviceId, Fault, IovaRange};
+use ringfence_types::{Fault, IovaRange, RequesterId};
 use vm_memory::GuestMemoryMmap;
 
-use super::hardware::Silicon;
-use super::{Hardware, HardwareView, Mapped};
+use super::hardware::IommuModel;
+use super::{AssignedTable, Hardware, HardwareView};
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
-use crate::handover::{DiskKind, Own, Unmovable};
+use crate::handover::{DeviceState, DiskKind, HandOverBlocker};
 use crate::host::Host;
-use crate::iommu::{Behind, reason};
+use crate::iommu::{GuestIommu, reason};
 
 /// Who keeps the device's table.
 #[derive(Debug)]
-enum Keeper {
+enum TableOwner {
     /// The IOMMU that the guest has, which is told of stopped accesses.
-    Iommu(Behind),
+    Iommu(GuestIommu),
     /// The host has mapped all of the guest, at its own addresses: there is no IOMMU for the guest (kvm-baseline, PV01).
-    Whole {
-        mapped: Box<Mapped>,
+    HostIdentity {
+        mapped: Box<AssignedTable>,
         ranges: Vec<IovaRange>,
     },
 }
@@ -31,23 +31,23 @@ enum Keeper {
 #[derive(Debug)]
 pub struct AssignedDma {
     hardware: Arc<Hardware>,
-    device: DeviceId,
-    keeper: Keeper,
+    device: RequesterId,
+    keeper: TableOwner,
     counters: Arc<DeviceCounters>,
 }
 
 impl AssignedDma {
     /// For `device`, whose table an IOMMU keeps. What the unit does is counted by `counters`.
-    pub(crate) fn behind(
-        iommu: Behind,
+    pub(crate) fn with_iommu(
+        iommu: GuestIommu,
         hardware: &Arc<Hardware>,
-        device: DeviceId,
+        device: RequesterId,
         counters: Arc<DeviceCounters>,
     ) -> Self {
         Self {
             hardware: Arc::clone(hardware),
             device,
-            keeper: Keeper::Iommu(iommu),
+            keeper: TableOwner::Iommu(iommu),
             counters,
         }
     }
@@ -56,14 +56,14 @@ impl AssignedDma {
     ///
     /// # Errors
     /// The host has no memory for its tables.
-    pub fn whole(device: DeviceId, counters: Arc<DeviceCounters>) -> io::Result<Self> {
+    pub fn identity_mapped(device: RequesterId, counters: Arc<DeviceCounters>) -> io::Result<Self> {
         let hardware = Arc::new(Hardware::new(Arc::new(Host::new(Arc::clone(&counters))?))?);
-        let mapped = Mapped::new(&hardware, device)?;
+        let mapped = AssignedTable::new(&hardware, device)?;
         mapped.attach();
         Ok(Self {
             hardware,
             device,
-            keeper: Keeper::Whole {
+            keeper: TableOwner::HostIdentity {
                 mapped: Box::new(mapped),
                 ranges: Vec::new(),
             },
@@ -71,13 +71,13 @@ impl AssignedDma {
         })
     }
 
-    fn tell(&self, fault: &Fault) {
+    fn report_fault(&self, fault: &Fault) {
         match &self.keeper {
-            Keeper::Iommu(iommu) => {
+            TableOwner::Iommu(iommu) => {
                 iommu.report(self.device, fault.iova, fault.access, reason(fault));
             }
             // There is nobody to be told.
-            Keeper::Whole { .. } => self.counters.faults.add(1),
+            TableOwner::HostIdentity { .. } => self.counters.faults.add(1),
         }
     }
 }
@@ -86,8 +86,8 @@ impl Dma for AssignedDma {
     type View<'a> = HardwareView<'a>;
 
     fn with<R>(&mut self, access: impl FnOnce(&HardwareView<'_>) -> R) -> R {
-        let mut silicon = self.hardware.silicon();
-        let Silicon { unit, guest, .. } = &mut *silicon;
+        let mut silicon = self.hardware.model();
+        let IommuModel { unit, guest, .. } = &mut *silicon;
         let before = *unit.stats();
         let view = HardwareView {
             unit: RefCell::new(unit),
@@ -103,23 +103,27 @@ impl Dma for AssignedDma {
         // Whoever holds the IOMMU may be waiting for this very access to end.
         drop(silicon);
         if let Some(fault) = fault {
-            self.tell(&fault);
+            self.report_fault(&fault);
         }
         result
     }
 
     /// Where there is an IOMMU the guest's memory is its to tell.
     fn set_memory(&mut self, memory: &GuestMemoryMmap) {
-        if let Keeper::Whole { mapped, ranges } = &mut self.keeper {
+        if let TableOwner::HostIdentity { mapped, ranges } = &mut self.keeper {
             mapped.set_memory(memory);
             *ranges = mapped.follow(ranges, memory);
         }
     }
 
-    fn hand_over(&self, mut device: Own) -> Result<Own, Unmovable> {
+    fn hand_over(&self, mut device: DeviceState) -> Result<DeviceState, HandOverBlocker> {
         match &mut device {
-            Own::Blk { kind, .. } => *kind = DiskKind::Assigned,
-            _ => return Err(Unmovable::Keeps("a device that the hardware translates")),
+            DeviceState::Blk { kind, .. } => *kind = DiskKind::Assigned,
+            _ => {
+                return Err(HandOverBlocker::Keeps(
+                    "a device that the hardware translates",
+                ));
+            }
         }
         Ok(device)
     }

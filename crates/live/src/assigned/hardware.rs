@@ -3,9 +3,9 @@
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use ringfence_hw::{Geometry, Stats, UnitConfig, VtdUnit};
+use ringfence_hw::{Geometry, IommuStats, UnitConfig, VtdUnit};
 use ringfence_pgtable::{Coherency, Context, ContextTables};
-use ringfence_types::{DeviceId, Invalidation, InvalidationError, Invalidator, Ticket};
+use ringfence_types::{Invalidation, InvalidationError, Invalidator, RequesterId, Ticket};
 use vm_memory::GuestMemoryMmap;
 
 use crate::counters::DeviceCounters;
@@ -18,7 +18,7 @@ const CONTEXTS: u32 = 64;
 
 /// What an access holds from its translation to its last byte.
 #[derive(Debug)]
-pub(super) struct Silicon {
+pub(super) struct IommuModel {
     pub(super) unit: VtdUnit,
     /// The guest's memory as its client shares it.
     pub(super) guest: GuestMemoryMmap,
@@ -30,7 +30,7 @@ pub(super) struct Silicon {
 pub(crate) struct Hardware {
     host: Arc<Host>,
     /// One piece of hardware: an access holds it while it lasts, so that an invalidation has waited for all accesses before it when it has the unit.
-    silicon: Mutex<Silicon>,
+    model: Mutex<IommuModel>,
 }
 
 impl Hardware {
@@ -46,7 +46,7 @@ impl Hardware {
         unit.enable();
         Ok(Self {
             host,
-            silicon: Mutex::new(Silicon {
+            model: Mutex::new(IommuModel {
                 unit,
                 guest: GuestMemoryMmap::default(),
                 contexts,
@@ -60,20 +60,20 @@ impl Hardware {
     }
 
     /// The unit. Whoever panicked while he held it has left it whole: it is changed by invalidations only, and filled with what the tables say.
-    pub(super) fn silicon(&self) -> MutexGuard<'_, Silicon> {
-        self.silicon.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn model(&self) -> MutexGuard<'_, IommuModel> {
+        self.model.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// When it returns, no access reaches anything of the memory before.
     pub(crate) fn set_memory(&self, memory: &GuestMemoryMmap) {
-        self.silicon().guest = memory.clone();
+        self.model().guest = memory.clone();
     }
 
     /// The accesses of `device` are translated by `context`; without one it reaches nothing. When it returns, none that began before is under way. If there is no
     /// frame for a table of contexts, it reaches nothing either.
-    pub(super) fn direct(&self, device: DeviceId, context: Option<&Context>) {
-        let mut silicon = self.silicon();
-        let Silicon { unit, contexts, .. } = &mut *silicon;
+    pub(super) fn set_context(&self, device: RequesterId, context: Option<&Context>) {
+        let mut silicon = self.model();
+        let IommuModel { unit, contexts, .. } = &mut *silicon;
         contexts.detach(self.host.memory(), device);
         if let Some(context) = context {
             let _ = contexts.attach(self.host.memory(), self.host.contexts(), device, context);
@@ -94,25 +94,25 @@ fn config() -> Result<UnitConfig, ringfence_hw::GeometryError> {
 
 /// The port to which tables send their invalidations.
 #[derive(Debug, Clone)]
-pub(crate) struct Port(pub(super) Arc<Hardware>);
+pub(crate) struct InvalidationPort(pub(super) Arc<Hardware>);
 
-impl Invalidator for Port {
+impl Invalidator for InvalidationPort {
     /// Whoever holds the unit is an access; so none that began before is under way.
     fn submit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {
         let Self(hardware) = self;
         hardware.host.counters().unit_invalidations.add(1);
-        hardware.silicon().unit.submit(request)
+        hardware.model().unit.submit(request)
     }
 
     fn poll(&mut self, ticket: Ticket) -> Result<bool, InvalidationError> {
-        self.0.silicon().unit.poll(ticket)
+        self.0.model().unit.poll(ticket)
     }
 }
 
 impl DeviceCounters {
     /// Adds what the unit has done for a device since `before`.
-    pub(super) fn add_unit(&self, before: &Stats, now: &Stats) {
-        let more = |count: fn(&Stats) -> u64| count(now).wrapping_sub(count(before));
+    pub(super) fn add_unit(&self, before: &IommuStats, now: &IommuStats) {
+        let more = |count: fn(&IommuStats) -> u64| count(now).wrapping_sub(count(before));
         self.unit_hits.add(more(|stats| stats.iotlb_hits));
         self.unit_walks.add(more(|stats| stats.iotlb_misses));
         self.unit_reads.add(more(|stats| stats.walk_references));

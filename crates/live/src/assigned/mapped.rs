@@ -4,20 +4,20 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 
-use ringfence_pviommu::backend::{Backing, IoError, IoTables, PinError, Slot};
+use ringfence_pviommu::backend::{DeviceSlot, GuestBacking, IoError, IoTables, PinError};
 use ringfence_pviommu::wire::{Gpa, PAGE_BYTES};
-use ringfence_types::{Access, DeviceId, Direction, Iova, IovaRange, Permissions};
+use ringfence_types::{Access, Direction, Iova, IovaRange, Permissions, RequesterId};
 use vm_memory::{Address, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
-use super::{Hardware, Tables};
-use crate::host::{HostOptimisations, Memory};
+use super::{AssignedTables, Hardware};
+use crate::host::{HostPagePool, Memory};
 
 /// The only device of its tables.
-const ONLY: Slot = Slot::new(0);
+const ONLY: DeviceSlot = DeviceSlot::new(0);
 
 /// Why a range was not mapped. Nothing of it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Unmapped {
+pub(crate) enum MapFailure {
     /// It leads to what is no memory of the guest, or is not made of whole pages.
     NotMemory,
     /// No frame is left, or none for a table.
@@ -28,24 +28,24 @@ pub(crate) enum Unmapped {
 
 /// A device's table, and the frames that it holds.
 #[derive(Debug)]
-pub(crate) struct Mapped {
+pub(crate) struct AssignedTable {
     memory: Memory,
-    tables: Tables,
+    tables: AssignedTables,
     /// By first address: the range, and the page that its first one leads to.
     ranges: BTreeMap<Iova, (IovaRange, Gpa)>,
     /// Cleared and not yet settled: their frames stay.
     leaving: Vec<(IovaRange, Gpa)>,
 }
 
-impl Mapped {
+impl AssignedTable {
     /// Nothing for `device`, which reaches nothing until it is attached.
     ///
     /// # Errors
     /// The host has no memory for the tables.
-    pub(crate) fn new(hardware: &Arc<Hardware>, device: DeviceId) -> io::Result<Self> {
+    pub(crate) fn new(hardware: &Arc<Hardware>, device: RequesterId) -> io::Result<Self> {
         Ok(Self {
-            memory: Memory::on_demand(hardware.host(), HostOptimisations::Off)?,
-            tables: Tables::new(hardware, &[device])?,
+            memory: Memory::on_demand(hardware.host(), HostPagePool::Off)?,
+            tables: AssignedTables::new(hardware, &[device])?,
             ranges: BTreeMap::new(),
             leaving: Vec::new(),
         })
@@ -70,20 +70,20 @@ impl Mapped {
     /// `range` leads to the guest's memory from `to` on.
     ///
     /// # Errors
-    /// [`Unmapped`].
+    /// [`MapFailure`].
     pub(crate) fn map(
         &mut self,
         range: IovaRange,
         to: u64,
         permissions: Permissions,
-    ) -> Result<(), Unmapped> {
+    ) -> Result<(), MapFailure> {
         let to = Gpa::new(to);
         let whole = range.start().is_aligned(PAGE_BYTES)
             && range.bytes().is_multiple_of(PAGE_BYTES)
             && to.is_aligned(PAGE_BYTES)
             && to.checked_add(range.bytes() - 1).is_some();
         if !whole {
-            return Err(Unmapped::NotMemory);
+            return Err(MapFailure::NotMemory);
         }
         let direction = direction(permissions);
         for (done, (iova, gpa)) in pages(range, to).enumerate() {
@@ -91,7 +91,7 @@ impl Mapped {
                 let done = IovaRange::new(range.start(), done as u64 * PAGE_BYTES);
                 if let Some(done) = done {
                     self.clear(done, to);
-                    let _ = self.settle();
+                    let _ = self.commit();
                 }
                 return Err(error);
             }
@@ -101,23 +101,23 @@ impl Mapped {
     }
 
     /// A frame and an entry, or neither.
-    fn map_page(&mut self, iova: Iova, gpa: Gpa, direction: Direction) -> Result<(), Unmapped> {
+    fn map_page(&mut self, iova: Iova, gpa: Gpa, direction: Direction) -> Result<(), MapFailure> {
         let frame = self.memory.pin(gpa).map_err(|error| match error {
-            PinError::NotMemory => Unmapped::NotMemory,
-            PinError::NoRoom => Unmapped::NoRoom,
-            PinError::Corrupt => Unmapped::Failed,
+            PinError::NotMemory => MapFailure::NotMemory,
+            PinError::NoRoom => MapFailure::NoRoom,
+            PinError::Corrupt => MapFailure::Failed,
         })?;
         let mapped = self.tables.map(ONLY, iova, frame, direction);
         mapped.map_err(|error| {
             self.memory.unpin(gpa);
             match error {
-                IoError::NoRoom => Unmapped::NoRoom,
-                IoError::Failed => Unmapped::Failed,
+                IoError::NoRoom => MapFailure::NoRoom,
+                IoError::Failed => MapFailure::Failed,
             }
         })
     }
 
-    /// The range that begins at `start` leads nowhere from the next [`settle`](Self::settle) on at the latest.
+    /// The range that begins at `start` leads nowhere from the next [`commit`](Self::commit) on at the latest.
     pub(crate) fn unmap(&mut self, start: Iova) {
         if let Some((range, to)) = self.ranges.remove(&start) {
             self.clear(range, to);
@@ -145,13 +145,13 @@ impl Mapped {
         for range in before.iter().filter(|range| !now.contains(range)) {
             self.unmap(range.start());
         }
-        let _ = self.settle();
+        let _ = self.commit();
         now.retain(|range| {
             // What has no room, or is no whole page, is not there, and faults.
             let to = range.start().get();
             before.contains(range) || self.map(*range, to, Permissions::READ_WRITE).is_ok()
         });
-        let _ = self.settle();
+        let _ = self.commit();
         now
     }
 
@@ -167,8 +167,8 @@ impl Mapped {
     ///
     /// # Errors
     /// It may, and its frames stay.
-    pub(crate) fn settle(&mut self) -> Result<(), IoError> {
-        self.tables.settle(ONLY)?;
+    pub(crate) fn commit(&mut self) -> Result<(), IoError> {
+        self.tables.commit(ONLY)?;
         for (range, to) in self.leaving.drain(..) {
             for (_, gpa) in pages(range, to) {
                 self.memory.unpin(gpa);

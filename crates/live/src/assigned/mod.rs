@@ -17,5 +17,5 @@ pub use dma::AssignedDma;
 pub use view::HardwareView;
 
 pub(crate) use hardware::Hardware;
-pub(crate) use mapped::{Mapped, Unmapped};
-pub(crate) use tables::Tables;
+pub(crate) use mapped::{AssignedTable, MapFailure};
+pub(crate) use tables::AssignedTables;

@@ -5,34 +5,34 @@ use std::sync::Arc;
 
 use ringfence_memory::Arena;
 use ringfence_pgtable::{Coherency, Levels, SecondStage};
-use ringfence_pviommu::backend::{HardwareTables, IoError, IoTables, Slot};
-use ringfence_types::{DeviceId, Direction, DomainId, Iova, PhysAddr};
+use ringfence_pviommu::backend::{DeviceSlot, HardwareTables, IoError, IoTables};
+use ringfence_types::{Direction, DomainId, Iova, PhysAddr, RequesterId};
 use vm_memory::GuestMemoryMmap;
 
 use super::Hardware;
-use super::hardware::Port;
-use crate::host::Source;
+use super::hardware::InvalidationPort;
+use crate::host::HostFrames;
 
-/// A table of the hardware's for each device, with a domain of its own. A [`Slot`] is a device's place among these.
+/// A table of the hardware's for each device, with a domain of its own. A [`DeviceSlot`] is a device's place among these.
 #[derive(Debug)]
-pub(crate) struct Tables {
+pub(crate) struct AssignedTables {
     hardware: Arc<Hardware>,
-    tables: HardwareTables<Arc<Arena>, Source, Port>,
-    devices: Vec<DeviceId>,
+    tables: HardwareTables<Arc<Arena>, HostFrames, InvalidationPort>,
+    devices: Vec<RequesterId>,
 }
 
-impl Tables {
+impl AssignedTables {
     /// Empty ones for `devices`, which reach nothing.
     ///
     /// # Errors
     /// The host has no memory for them.
-    pub(crate) fn new(hardware: &Arc<Hardware>, devices: &[DeviceId]) -> io::Result<Self> {
+    pub(crate) fn new(hardware: &Arc<Hardware>, devices: &[RequesterId]) -> io::Result<Self> {
         let domains: Vec<DomainId> = (1..).take(devices.len()).map(DomainId::new).collect();
         let host = hardware.host();
         let tables = HardwareTables::new(
             Arc::clone(host.memory()),
             host.io_tables().clone(),
-            Port(Arc::clone(hardware)),
+            InvalidationPort(Arc::clone(hardware)),
             SecondStage::new(Levels::Four),
             Coherency::Coherent,
             &domains,
@@ -50,22 +50,22 @@ impl Tables {
     }
 
     /// Whether `device` has one.
-    pub(crate) fn has(&self, device: DeviceId) -> bool {
+    pub(crate) fn has(&self, device: RequesterId) -> bool {
         self.devices.contains(&device)
     }
 
     /// Each device reaches what its table maps.
     pub(crate) fn attach(&self) {
         for (device, index) in self.devices.iter().zip(0..) {
-            let context = self.tables.context(Slot::new(index));
-            self.hardware.direct(*device, context.as_ref());
+            let context = self.tables.context(DeviceSlot::new(index));
+            self.hardware.set_context(*device, context.as_ref());
         }
     }
 
     /// When it returns, no device reaches anything.
     pub(crate) fn detach(&self) {
         for device in &self.devices {
-            self.hardware.direct(*device, None);
+            self.hardware.set_context(*device, None);
         }
     }
 
@@ -75,10 +75,10 @@ impl Tables {
     }
 }
 
-impl IoTables for Tables {
+impl IoTables for AssignedTables {
     fn map(
         &mut self,
-        device: Slot,
+        device: DeviceSlot,
         giova: Iova,
         frame: PhysAddr,
         direction: Direction,
@@ -86,11 +86,11 @@ impl IoTables for Tables {
         self.tables.map(device, giova, frame, direction)
     }
 
-    fn unmap(&mut self, device: Slot, giova: Iova) -> Result<(), IoError> {
+    fn unmap(&mut self, device: DeviceSlot, giova: Iova) -> Result<(), IoError> {
         self.tables.unmap(device, giova)
     }
 
-    fn settle(&mut self, device: Slot) -> Result<(), IoError> {
-        self.tables.settle(device)
+    fn commit(&mut self, device: DeviceSlot) -> Result<(), IoError> {
+        self.tables.commit(device)
     }
 }

@@ -10,7 +10,7 @@ use std::vec;
 use ringfence_hw::VtdUnit;
 use ringfence_memory::Arena;
 use ringfence_pviommu::wire::PAGE_BYTES;
-use ringfence_types::{Access, DeviceId, Fault, FaultReason, Iova};
+use ringfence_types::{Access, Fault, FaultReason, Iova, RequesterId};
 use vm_memory::bitmap::{BS, MS};
 use vm_memory::guest_memory::GuestMemorySliceIterator;
 use vm_memory::{
@@ -18,7 +18,7 @@ use vm_memory::{
     GuestMemoryRegion, GuestMemoryResult, Permissions, VolatileSlice,
 };
 
-use crate::host::Places;
+use crate::host::FrameRmap;
 
 type Slice<'a> = VolatileSlice<'a, MS<'a, GuestMemoryMmap>>;
 
@@ -28,9 +28,9 @@ pub struct HardwareView<'a> {
     pub(super) unit: RefCell<&'a mut VtdUnit>,
     /// Where the unit's tables are.
     pub(super) tables: &'a Arena,
-    pub(super) places: &'a Places,
+    pub(super) places: &'a FrameRmap,
     pub(super) guest: &'a GuestMemoryMmap,
-    pub(super) device: DeviceId,
+    pub(super) device: RequesterId,
     /// The first that was met.
     pub(super) fault: Cell<Option<Fault>>,
 }

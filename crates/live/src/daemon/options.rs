@@ -4,51 +4,51 @@ use std::num::NonZeroU16;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::access::Access;
-use crate::caps::{Caps, LEAST_IOTLB_PAGES};
-use crate::errant::Errant;
-use crate::guest::ForeignIommu;
-use crate::host::HostOptimisations;
-use crate::isolate::Program;
+use crate::access::SocketAccess;
+use crate::dma_fault_injection::InjectedDma;
+use crate::guest::QemuIommu;
+use crate::host::HostPagePool;
+use crate::limits::{GuestLimits, MIN_IOTLB_PAGES};
 use crate::link::Address;
 use crate::memory::{Locked, MemoryRules};
-use crate::virtio::pviommu::Misanswer;
+use crate::sandbox::SandboxProgram;
+use crate::virtio::pviommu::InjectedReply;
 
-pub(super) const NOTHING_TO_LOCK: &str =
+pub(super) const LOCK_NEEDS_PVIOMMU: &str =
     "what is locked is what the para-virtual IOMMU's driver maps, and there is none";
-pub(super) const NOTHING_TO_SERVE: &str = "the pool of frames and the pointer to the last table are the para-virtual IOMMU's, and there is none";
+pub(super) const POOL_NEEDS_PVIOMMU: &str = "the pool of frames and the pointer to the last table are the para-virtual IOMMU's, and there is none";
 
 /// Which devices a guest gets.
 #[derive(Clone, Debug, Default)]
-pub struct Devices {
+pub struct DeviceOptions {
     /// Who may connect to the devices.
-    pub access: Access,
+    pub access: SocketAccess,
     /// A disk over this file.
     pub disk: Option<PathBuf>,
     /// The disk cannot be written.
     pub read_only: bool,
     /// The disk is a process of its own, which runs this.
-    pub isolate: Option<Program>,
+    pub sandbox: Option<SandboxProgram>,
     /// The model of the hardware translates the disk's accesses, by tables in memory.
     pub assigned: bool,
     /// Whether the para-virtual IOMMU's host takes frames in advance and keeps a pointer to the last table.
-    pub optimisations: HostOptimisations,
+    pub host_page_pool: HostPagePool,
     /// The disk begins to work so long after the driver has rung.
-    pub late: Option<Duration>,
+    pub delay: Option<Duration>,
     /// For tests: how the disk misbehaves.
-    pub errant: Vec<Errant>,
+    pub inject_dma: Vec<InjectedDma>,
     /// Where to write down what the guest's IOMMU driver asks for.
     pub requests: Option<PathBuf>,
     /// There is no IOMMU: devices see all of the guest's memory.
     pub untranslated: bool,
     /// The disk is a vhost-user back-end behind this IOMMU of QEMU's, and there is nothing else.
-    pub back_end: Option<ForeignIommu>,
+    pub vhost_user: Option<QemuIommu>,
     /// The IOMMU is the para-virtual one, whose driver is a module of ours.
     pub paravirtual: bool,
     /// For tests: how the para-virtual IOMMU answers wrongly.
-    pub misanswer: Option<Misanswer>,
+    pub inject_reply: Option<InjectedReply>,
     /// What the guest can make this process keep.
-    pub caps: Caps,
+    pub limits: GuestLimits,
     /// What the guest's memory has to be like, and what of it stays. A file of its own is made anew, and goes with the devices.
     pub memory: MemoryRules,
     /// Whether there is an entropy device.
@@ -57,20 +57,20 @@ pub struct Devices {
     pub net: Option<NetOptions>,
 }
 
-impl Devices {
+impl DeviceOptions {
     /// Whether each of these does what it says beside the others; why not.
     ///
     /// # Errors
     /// The reason, for whoever asked for them.
     pub fn check(&self) -> Result<(), &'static str> {
         let disk = self.disk.is_some();
-        let apart = self.isolate.is_some();
-        let foreign = self.back_end.is_some();
+        let apart = self.sandbox.is_some();
+        let foreign = self.vhost_user.is_some();
         // An IOMMU of ours; the virtio-iommu.
         let own = !self.untranslated && !foreign;
         let virtio = own && !self.paravirtual;
-        let errant = |class| self.errant.contains(&class);
-        let usual = Caps::default();
+        let errant = |class| self.inject_dma.contains(&class);
+        let usual = GuestLimits::default();
         let rules = [
             (
                 foreign && self.untranslated,
@@ -93,7 +93,7 @@ impl Devices {
                 "only the disk can be a vhost-user back-end, and there is none",
             ),
             (
-                foreign && self.caps.iotlb_pages < LEAST_IOTLB_PAGES,
+                foreign && self.limits.iotlb_pages < MIN_IOTLB_PAGES,
                 "a vhost-user back-end with fewer than 1024 pages cannot keep those of its longest access",
             ),
             (
@@ -106,7 +106,7 @@ impl Devices {
                 "there is no disk to be in a process of its own",
             ),
             (
-                !self.errant.is_empty() && !disk,
+                !self.inject_dma.is_empty() && !disk,
                 "it is the disk that misbehaves, and there is none",
             ),
             (
@@ -126,31 +126,31 @@ impl Devices {
                 "a disk in a process of its own is granted its pages, and nothing translates its accesses",
             ),
             (
-                self.late.is_some() && !disk,
+                self.delay.is_some() && !disk,
                 "it is the disk that is late, and there is none",
             ),
             (
-                self.late.is_some() && (apart || foreign),
+                self.delay.is_some() && (apart || foreign),
                 "only a disk that is served here, and by its registers, can be late",
             ),
             (
-                apart && errant(Errant::Foreign),
+                apart && errant(InjectedDma::Foreign),
                 "a disk in a process of its own has no other device to misbehave for it",
             ),
             (
-                errant(Errant::Foreign) && !self.entropy,
+                errant(InjectedDma::Foreign) && !self.entropy,
                 "the entropy device misbehaves as another device than the disk, and there is none",
             ),
             (
-                errant(Errant::Foreign) && !own,
+                errant(InjectedDma::Foreign) && !own,
                 "another device's misbehaviour is tried behind an IOMMU of ours, and there is none",
             ),
             (
-                errant(Errant::AfterRevoke) && !apart,
+                errant(InjectedDma::AfterRevoke) && !apart,
                 "only a disk in a process of its own can use what was revoked",
             ),
             (
-                self.misanswer.is_some() && !self.paravirtual,
+                self.inject_reply.is_some() && !self.paravirtual,
                 "it is the para-virtual IOMMU that answers wrongly, and there is none",
             ),
             (
@@ -159,17 +159,20 @@ impl Devices {
             ),
             (
                 self.memory.locked == Locked::Mapped && !self.paravirtual,
-                NOTHING_TO_LOCK,
+                LOCK_NEEDS_PVIOMMU,
             ),
             (
                 self.paravirtual
-                    && (self.caps.mappings, self.caps.domains, self.caps.tables)
-                        != (usual.mappings, usual.domains, usual.tables),
+                    && (
+                        self.limits.mappings,
+                        self.limits.domains,
+                        self.limits.tables,
+                    ) != (usual.mappings, usual.domains, usual.tables),
                 "mappings, domains and tables are limited for the virtio-iommu, and there is none",
             ),
             (
-                self.optimisations == HostOptimisations::On && !self.paravirtual,
-                NOTHING_TO_SERVE,
+                self.host_page_pool == HostPagePool::On && !self.paravirtual,
+                POOL_NEEDS_PVIOMMU,
             ),
         ];
         let broken = rules.into_iter().find(|(broken, _)| *broken);

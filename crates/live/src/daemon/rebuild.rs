@@ -6,23 +6,24 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use ringfence_types::DeviceId;
+use ringfence_types::RequesterId;
 use rustix::net::{AddressFamily, SocketType, sockopt};
 
-use super::ready::Ready;
-use super::way::{Way, device_id, disk, is_assigned, place, process};
-use super::{BLK, Daemon, Here, IOMMU_SLOT, METRICS, complaints};
+use super::dma_path::{DmaPath, device_id, disk, is_assigned, slot_and_name, start_sandbox};
+use super::paused::PausedDevice;
+use super::{BLK, Daemon, IOMMU_SLOT, LocalConfig, METRICS, complaints};
 use crate::counters::DeviceCounters;
 use crate::dma::{Direct, Dma};
 use crate::guest::{IOMMU, PVIOMMU};
 use crate::handover::{
-    CONTROL, FunctionState, Handed, HandedDevice, Own, SessionState, StateError, Unmovable,
+    CONTROL, DeviceState, FunctionState, HandOverBlocker, SavedDevice, SavedDevices, SessionState,
+    StateError,
 };
-use crate::iommu::{Behind, Iommu, Recorder};
-use crate::isolate::{Front, Grants};
+use crate::iommu::{GuestIommu, Recorder, VirtioIommu};
 use crate::memory::{GuestRam, Locked};
 use crate::pviommu::PvIommu;
-use crate::server::{Conversation, Post, Words};
+use crate::sandbox::{DiskProxy, Grants};
+use crate::server::{ClientConnection, ClientSlot, LogBudget};
 use crate::session::Session;
 use crate::virtio::blk::SECTOR_BYTES;
 use crate::virtio::iommu::IommuDevice;
@@ -37,45 +38,58 @@ impl Daemon {
     ///
     /// # Errors
     /// [`StateError`]: what is wrong with it.
-    pub fn rehearse(here: Here<'_>, handed: Handed) -> Result<Rebuilt, StateError> {
-        Self::rebuild(here, handed).map(Rebuilt)
+    pub fn rehearse(
+        here: LocalConfig<'_>,
+        handed: SavedDevices,
+    ) -> Result<RestoredDevices, StateError> {
+        Self::rebuild(here, handed).map(RestoredDevices)
     }
 
     /// The devices of `handed`, which stand still until they are [`launch`](Self::launch)ed.
-    pub(super) fn rebuild(here: Here<'_>, handed: Handed) -> Result<Self, StateError> {
+    pub(super) fn rebuild(here: LocalConfig<'_>, handed: SavedDevices) -> Result<Self, StateError> {
         here.check(&handed.devices)?;
         let mut daemon = Self::empty(here.dir, None)?;
         daemon.rules = here.memory.clone();
         daemon.machine.access = here.access;
-        let disks = handed.devices.iter().filter_map(|device| match device.own {
-            Own::Blk { sectors, .. } => Some(sectors.saturating_mul(SECTOR_BYTES)),
-            _ => None,
-        });
-        daemon.file_bytes = disks.max().unwrap_or(0).max(here.caps.record_bytes);
-        let is_iommu =
-            |device: &HandedDevice| matches!(device.own, Own::Iommu { .. } | Own::PvIommu(_));
+        let disks = handed
+            .devices
+            .iter()
+            .filter_map(|device| match device.state {
+                DeviceState::Blk { sectors, .. } => Some(sectors.saturating_mul(SECTOR_BYTES)),
+                _ => None,
+            });
+        daemon.file_bytes = disks.max().unwrap_or(0).max(here.limits.record_bytes);
+        let is_iommu = |device: &SavedDevice| {
+            matches!(
+                device.state,
+                DeviceState::Iommu { .. } | DeviceState::PvIommu(_)
+            )
+        };
         let (mut fronts, fronted): (Vec<_>, Vec<_>) =
             handed.devices.into_iter().partition(is_iommu);
         let front = fronts.pop();
         if !fronts.is_empty() {
             return Err(StateError::Register { what: "IOMMU" });
         }
-        let behind: Vec<DeviceId> = fronted.iter().map(|one| device_id(&one.own)).collect();
-        let assigned = fronted.iter().filter(|one| is_assigned(&one.own));
-        let assigned: Vec<DeviceId> = assigned.map(|one| device_id(&one.own)).collect();
+        let behind: Vec<RequesterId> = fronted.iter().map(|one| device_id(&one.state)).collect();
+        let assigned = fronted.iter().filter(|one| is_assigned(&one.state));
+        let assigned: Vec<RequesterId> = assigned.map(|one| device_id(&one.state)).collect();
         let front = front.map(|device| {
-            let counters = daemon.count(place(&device.own).1);
-            let unit = match &device.own {
-                Own::PvIommu(_) => {
+            let counters = daemon.count(slot_and_name(&device.state).1);
+            let unit = match &device.state {
+                DeviceState::PvIommu(_) => {
                     let known = Arc::clone(&counters);
                     let unit =
-                        PvIommu::with_assigned(&behind, &assigned, here.optimisations, known)?;
+                        PvIommu::with_assigned(&behind, &assigned, here.host_page_pool, known)?;
                     if here.memory.locked == Locked::Mapped {
                         unit.lock_mapped();
                     }
-                    Behind::Para(unit)
+                    GuestIommu::Para(unit)
                 }
-                _ => Behind::Virtio(Iommu::within(here.caps, Arc::clone(&counters))?),
+                _ => GuestIommu::Virtio(VirtioIommu::with_limits(
+                    here.limits,
+                    Arc::clone(&counters),
+                )?),
             };
             Ok::<_, StateError>((unit, device, counters))
         });
@@ -83,30 +97,34 @@ impl Daemon {
         // Endpoints first: an IOMMU's state names them.
         let mut rest = Vec::new();
         for device in fronted {
-            let name = place(&device.own).1;
+            let name = slot_and_name(&device.state).1;
             let counters = daemon.count(name);
             let iommu = front.as_ref().map(|(iommu, ..)| iommu);
-            let process = process(&device.own, iommu, &counters, here)?;
-            let way = Way::of(&device.own, iommu, &counters)?;
-            let (own, left) = Rest::of(device, counters, here);
+            let process = start_sandbox(&device.state, iommu, &counters, here)?;
+            let way = DmaPath::new(&device.state, iommu, &counters)?;
+            let (own, left) = SavedTransport::of(device, counters, here);
             rest.push((own, process, way, left));
         }
         let iommu = front.as_ref().map(|(iommu, ..)| iommu.clone());
         if let Some((iommu, device, counters)) = front {
-            let (own, left) = Rest::of(device, counters, here);
+            let (own, left) = SavedTransport::of(device, counters, here);
             daemon.rebuild_iommu(&iommu, own, left)?;
         }
         for (own, process, way, left) in rest {
             match way {
-                Way::Direct => daemon.rebuild_device(own, process, Direct::default(), false, left),
-                Way::Translated(dma) => daemon.rebuild_device(own, process, *dma, true, left),
-                Way::Assigned(dma) => daemon.rebuild_device(own, process, dma, true, left),
-                Way::Whole(dma) => daemon.rebuild_device(own, process, dma, false, left),
+                DmaPath::Direct => {
+                    daemon.rebuild_device(own, process, Direct::default(), false, left)
+                }
+                DmaPath::Translated(dma) => daemon.rebuild_device(own, process, *dma, true, left),
+                DmaPath::Assigned(dma) => daemon.rebuild_device(own, process, dma, true, left),
+                DmaPath::AssignedIdentity(dma) => {
+                    daemon.rebuild_device(own, process, dma, false, left)
+                }
             }?;
         }
         // What a process was told when it was granted its mappings, it has done; or it has gone.
-        let disk = DeviceId::new(BLK.0.address());
-        let breach = iommu.and_then(|iommu| iommu.with_grants(disk, Grants::take_breach));
+        let disk = RequesterId::new(BLK.0.address());
+        let breach = iommu.and_then(|iommu| iommu.with_grants(disk, Grants::take_violation));
         if let Some(Some(breach)) = breach {
             return Err(io::Error::other(breach).into());
         }
@@ -126,22 +144,22 @@ impl Daemon {
 
     fn rebuild_iommu(
         &mut self,
-        iommu: &Behind,
-        own: Own,
-        rest: Rest<'_>,
+        iommu: &GuestIommu,
+        own: DeviceState,
+        rest: SavedTransport<'_>,
     ) -> Result<(), StateError> {
         let begun = rest.function.common.begun();
         let counters = Arc::clone(&rest.counters);
         // The memory first: what mappings lead to has to be there.
         match (iommu, own) {
-            (Behind::Virtio(unit), Own::Iommu { snapshot, record }) => {
+            (GuestIommu::Virtio(unit), DeviceState::Iommu { snapshot, record }) => {
                 let mut face = IommuDevice::new(unit.clone(), counters);
                 if let Some(record) = record {
-                    face.record(Recorder::restore(record, rest.here.caps.record_bytes)?);
+                    face.record(Recorder::restore(record, rest.config.limits.record_bytes)?);
                 }
-                face.complain(complaints(IOMMU, rest.here.log));
+                face.complain(complaints(IOMMU, rest.config.log));
                 self.machine.iommu = Some(IOMMU_SLOT);
-                self.stand(face, unit.memory(), false, rest)?;
+                self.restore_device(face, unit.memory(), false, rest)?;
                 unit.restore(&snapshot).map_err(StateError::Iommu)?;
                 // With another driver's features, or with none, requests would mean something else.
                 if !unit.has_accepted(begun.unwrap_or(0)) {
@@ -150,10 +168,10 @@ impl Daemon {
                     });
                 }
             }
-            (Behind::Para(unit), Own::PvIommu(state)) => {
+            (GuestIommu::Para(unit), DeviceState::PvIommu(state)) => {
                 let face = PvIommuDevice::new(unit.clone(), counters);
                 self.machine.devices.push((IOMMU_SLOT, PVIOMMU));
-                self.stand(face, unit.memory(), false, rest)?;
+                self.restore_device(face, unit.memory(), false, rest)?;
                 if state.running != begun.is_some() {
                     return Err(StateError::Register {
                         what: "para-virtual IOMMU of another driver",
@@ -168,18 +186,20 @@ impl Daemon {
 
     fn rebuild_device<A: Dma + 'static>(
         &mut self,
-        own: Own,
-        process: Option<Front>,
+        own: DeviceState,
+        process: Option<DiskProxy>,
         dma: A,
         translated: bool,
-        rest: Rest<'_>,
+        rest: SavedTransport<'_>,
     ) -> Result<(), StateError> {
-        self.machine.devices.push(place(&own));
+        self.machine.devices.push(slot_and_name(&own));
         let counters = Arc::clone(&rest.counters);
         match (own, process) {
-            (Own::Blk { .. }, Some(front)) => self.stand(front, dma, translated, rest),
+            (DeviceState::Blk { .. }, Some(front)) => {
+                self.restore_device(front, dma, translated, rest)
+            }
             (
-                Own::Blk {
+                DeviceState::Blk {
                     file,
                     read_only,
                     sectors,
@@ -187,81 +207,85 @@ impl Daemon {
                 },
                 None,
             ) => {
-                let disk = disk(file, read_only, sectors, counters, rest.here)?;
-                self.stand(disk, dma, translated, rest)
+                let disk = disk(file, read_only, sectors, counters, rest.config)?;
+                self.restore_device(disk, dma, translated, rest)
             }
-            (Own::Net(state), _) => {
+            (DeviceState::Net(state), _) => {
                 let begun = rest.function.common.begun();
                 let mut net = Net::restore(*state, begun, counters)?;
                 // Another process's until this daemon serves and has ended.
                 self.sockets.extend(net.link().name());
-                self.stand(net, dma, translated, rest)
+                self.restore_device(net, dma, translated, rest)
             }
-            _ => self.stand(Rng::new(counters), dma, translated, rest),
+            _ => self.restore_device(Rng::new(counters), dma, translated, rest),
         }
     }
 
     /// A device stands where it stood, with a thread ready that will serve it.
-    fn stand<D: Device + Send + 'static, A: Dma + 'static>(
+    fn restore_device<D: Device + Send + 'static, A: Dma + 'static>(
         &mut self,
         device: D,
         dma: A,
         translated: bool,
-        rest: Rest<'_>,
+        rest: SavedTransport<'_>,
     ) -> Result<(), StateError> {
         let function = VirtioPci::new(device, dma, translated, Arc::clone(&rest.counters));
-        let (name, counters, log) = (rest.name, Arc::clone(&rest.counters), rest.here.log);
+        let (name, counters, log) = (rest.name, Arc::clone(&rest.counters), rest.config.log);
         self.prepare(name, rebuild_post(function, rest)?, counters, log)
     }
 }
 
 /// Devices that were rebuilt and are not served.
 #[derive(Debug)]
-pub struct Rebuilt(pub(super) Daemon);
+pub struct RestoredDevices(pub(super) Daemon);
 
-impl Rebuilt {
+impl RestoredDevices {
     /// What a third process would be handed over.
     ///
     /// # Errors
-    /// [`Unmovable`].
-    pub fn save(&self) -> Result<Handed, Unmovable> {
+    /// [`HandOverBlocker`].
+    pub fn save(&self) -> Result<SavedDevices, HandOverBlocker> {
         let Self(daemon) = self;
         let clone = |socket: &Option<UnixListener>| match socket {
             Some(socket) => socket.as_fd().try_clone_to_owned(),
             None => Err(io::ErrorKind::NotConnected.into()),
         };
-        Ok(Handed {
+        Ok(SavedDevices {
             metrics: clone(&daemon.metrics)?,
             control: clone(&daemon.control)?,
             devices: daemon
-                .ready
+                .paused
                 .iter()
-                .map(Ready::save)
+                .map(PausedDevice::save)
                 .collect::<Result<_, _>>()?,
         })
     }
 }
 
 /// All of a device that was handed over but what is its own.
-struct Rest<'h> {
+struct SavedTransport<'h> {
     name: &'static str,
     listener: OwnedFd,
     function: FunctionState,
     session: Option<SessionState>,
     counters: Arc<DeviceCounters>,
-    here: Here<'h>,
+    config: LocalConfig<'h>,
 }
 
-impl<'h> Rest<'h> {
-    fn of(device: HandedDevice, counters: Arc<DeviceCounters>, here: Here<'h>) -> (Own, Self) {
-        let HandedDevice {
-            own,
+impl<'h> SavedTransport<'h> {
+    fn of(
+        device: SavedDevice,
+        counters: Arc<DeviceCounters>,
+        here: LocalConfig<'h>,
+    ) -> (DeviceState, Self) {
+        let SavedDevice {
+            state: own,
             listener,
             function,
             session,
             requests: _,
         } = device;
-        let name = place(&own).1;
+        let name = slot_and_name(&own).1;
         (
             own,
             Self {
@@ -270,7 +294,7 @@ impl<'h> Rest<'h> {
                 function,
                 session,
                 counters,
-                here,
+                config: here,
             },
         )
     }
@@ -278,14 +302,16 @@ impl<'h> Rest<'h> {
 
 fn rebuild_post<D: Device, A: Dma>(
     mut function: VirtioPci<D, A>,
-    rest: Rest<'_>,
-) -> Result<Post<VirtioPci<D, A>>, StateError> {
+    rest: SavedTransport<'_>,
+) -> Result<ClientSlot<VirtioPci<D, A>>, StateError> {
     function.restore(rest.function)?;
-    let rules = rest.here.memory.clone();
+    let rules = rest.config.memory.clone();
     let socket = listener(rest.listener)?;
     let Some(session) = rest.session else {
-        let post = Post::new(socket, function);
-        return Ok(post.under(rules).open_to(rest.here.access));
+        let post = ClientSlot::new(socket, function);
+        return Ok(post
+            .with_memory_rules(rules)
+            .with_access(rest.config.access));
     };
     let stream = socket_of(session.stream, false)?;
     let inbox = Inbox::with_part(&session.bytes, session.fds, session.too_many_fds);
@@ -293,14 +319,16 @@ fn rebuild_post<D: Device, A: Dma>(
         what: "part of a message",
     })?;
     let ram = GuestRam::restore(rules.clone(), session.ranges).map_err(StateError::Memory)?;
-    let conversation = Conversation {
+    let conversation = ClientConnection {
         stream: UnixStream::from(stream),
         session: Session::resume(function, ram, session.agreed),
         inbox,
-        words: Words::default(),
+        words: LogBudget::default(),
     };
-    let post = Post::with(socket, conversation);
-    Ok(post.under(rules).open_to(rest.here.access))
+    let post = ClientSlot::with(socket, conversation);
+    Ok(post
+        .with_memory_rules(rules)
+        .with_access(rest.config.access))
 }
 
 fn listener(fd: OwnedFd) -> Result<UnixListener, StateError> {

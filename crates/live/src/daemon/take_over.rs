@@ -5,15 +5,17 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::rebuild::Rebuilt;
-use super::{Daemon, Here};
-use crate::handover::{CONTROL, Limits, Take, TakeOverError, Taken};
-use crate::server::Event;
+use super::rebuild::RestoredDevices;
+use super::{Daemon, LocalConfig};
+use crate::handover::{
+    CONTROL, HandOverDestination, HandOverTimeouts, TakeOverError, TakeOverStats,
+};
+use crate::server::ServeEvent;
 
 /// Between two copies, which each cost every device a turn.
-const BREATH: Duration = Duration::from_millis(20);
+const COPY_INTERVAL: Duration = Duration::from_millis(20);
 /// The longest that is copied for want of requests.
-const COPYING: Duration = Duration::from_secs(120);
+const COPY_TIMEOUT: Duration = Duration::from_secs(120);
 
 impl Daemon {
     /// Takes the devices over that another process serves in the directory, from its guest's view without an interruption: it has them until they stand rebuilt
@@ -22,14 +24,14 @@ impl Daemon {
     /// # Errors
     /// [`TakeOverError`]: the other process goes on with them.
     pub fn take_over(
-        here: Here<'_>,
+        here: LocalConfig<'_>,
         meanwhile: u64,
-    ) -> Result<(Self, Taken), (PathBuf, TakeOverError)> {
+    ) -> Result<(Self, TakeOverStats), (PathBuf, TakeOverError)> {
         let checked = here.access.check_directory(here.dir);
         let dir = checked.map_err(|error| (here.dir.to_owned(), error.into()))?;
-        let here = Here { dir: &dir, ..here };
+        let here = LocalConfig { dir: &dir, ..here };
         let path = dir.join(CONTROL);
-        taken_over(here, &path, meanwhile).map_err(|error| (path, error))
+        complete_take_over(here, &path, meanwhile).map_err(|error| (path, error))
     }
 
     /// Holds all of a take-over's conversation with the process at the other end of `first`, which lets go of its devices at the end of it, and serves
@@ -37,41 +39,48 @@ impl Daemon {
     ///
     /// # Errors
     /// [`TakeOverError`]: the other process goes on with them.
-    pub fn rehearse_take_over(first: UnixStream, here: Here<'_>) -> Result<Rebuilt, TakeOverError> {
-        let taken = converse(&Take::with(first), here, 0)?;
-        Ok(Rebuilt(taken.daemon))
+    pub fn rehearse_take_over(
+        first: UnixStream,
+        here: LocalConfig<'_>,
+    ) -> Result<RestoredDevices, TakeOverError> {
+        let taken = negotiate(&HandOverDestination::with(first), here, 0)?;
+        Ok(RestoredDevices(taken.daemon))
     }
 }
 
 /// Devices that were taken over and stand still.
-struct Conversed {
+struct PausedTakeOver {
     daemon: Daemon,
-    asked: Instant,
+    pause_requested: Instant,
     /// The pause is not over yet.
-    taken: Taken,
+    stats: TakeOverStats,
 }
 
-fn taken_over(
-    here: Here<'_>,
+fn complete_take_over(
+    here: LocalConfig<'_>,
     control: &Path,
     meanwhile: u64,
-) -> Result<(Daemon, Taken), TakeOverError> {
-    let Conversed {
+) -> Result<(Daemon, TakeOverStats), TakeOverError> {
+    let PausedTakeOver {
         mut daemon,
-        asked,
-        mut taken,
-    } = converse(&Take::connect(control)?, here, meanwhile)?;
+        pause_requested: asked,
+        stats: mut taken,
+    } = negotiate(&HandOverDestination::connect(control)?, here, meanwhile)?;
     daemon.launch();
     taken.pause = asked.elapsed();
     // They are here, whatever becomes of the next hand-over.
-    if let Err(error) = daemon.offer_hand_over(Limits::default(), here.log) {
-        (here.log)("hand-over", &Event::Kept(&error.to_string()));
+    if let Err(error) = daemon.offer_hand_over(HandOverTimeouts::default(), here.log) {
+        (here.log)("hand-over", &ServeEvent::Kept(&error.to_string()));
     }
     Ok((daemon, taken))
 }
 
 /// When it returns devices, the other process has let go of them.
-fn converse(take: &Take, here: Here<'_>, meanwhile: u64) -> Result<Conversed, TakeOverError> {
+fn negotiate(
+    take: &HandOverDestination,
+    here: LocalConfig<'_>,
+    meanwhile: u64,
+) -> Result<PausedTakeOver, TakeOverError> {
     let begun = Instant::now();
     let first = take.copy()?;
     let before = first.requests();
@@ -80,10 +89,10 @@ fn converse(take: &Take, here: Here<'_>, meanwhile: u64) -> Result<Conversed, Ta
     let mut copies = 1;
     let mut completed = 0;
     while completed < meanwhile {
-        if begun.elapsed() > COPYING {
+        if begun.elapsed() > COPY_TIMEOUT {
             return Err(TakeOverError::TimeOut);
         }
-        thread::sleep(BREATH);
+        thread::sleep(COPY_INTERVAL);
         let handed = take.copy()?;
         completed = handed.requests().saturating_sub(before);
         Daemon::rehearse(here, handed)?;
@@ -98,13 +107,13 @@ fn converse(take: &Take, here: Here<'_>, meanwhile: u64) -> Result<Conversed, Ta
     let rebuilding = asked.elapsed().saturating_sub(stopping);
     let bytes = taking.bytes;
     taking.confirm()?;
-    Ok(Conversed {
+    Ok(PausedTakeOver {
         daemon,
-        asked,
-        taken: Taken {
+        pause_requested: asked,
+        stats: TakeOverStats {
             copies,
             copying,
-            meanwhile,
+            requests_completed: meanwhile,
             pause: Duration::ZERO,
             stopping,
             rebuilding,

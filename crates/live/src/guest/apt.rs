@@ -34,7 +34,7 @@ impl Apt {
             .map(|suite| format!("deb [arch=amd64 signed-by={KEYRING}] {mirror} {suite} main\n"))
             .collect();
         apt.put("sources.list", &sources)?;
-        apt.say(
+        apt.run(
             &format!("the package lists of {}", suites.join(" and ")),
             "apt-get",
             &["update"],
@@ -74,7 +74,7 @@ impl Apt {
     }
 
     /// Runs it for what it does.
-    fn say(&self, what: &str, program: &'static str, arguments: &[&str]) -> Result<(), GuestError> {
+    fn run(&self, what: &str, program: &'static str, arguments: &[&str]) -> Result<(), GuestError> {
         let log = File::options()
             .create(true)
             .append(true)
@@ -103,7 +103,7 @@ impl Apt {
     }
 
     /// Runs it for what it prints; nothing if it fails.
-    fn ask(&self, arguments: &[&str]) -> String {
+    fn output(&self, arguments: &[&str]) -> String {
         let output = self
             .command("apt-cache")
             .args(arguments)
@@ -117,7 +117,7 @@ impl Apt {
 
     /// Names of packages that match a regular expression.
     pub(super) fn names(&self, pattern: &str) -> Vec<String> {
-        self.ask(&["search", "--names-only", pattern])
+        self.output(&["search", "--names-only", pattern])
             .lines()
             .filter_map(|line| Some(line.split_whitespace().next()?.to_owned()))
             .collect()
@@ -125,7 +125,7 @@ impl Apt {
 
     /// The packages that `package` depends on directly.
     pub(super) fn depends(&self, package: &str) -> Vec<String> {
-        self.ask(&["depends", package])
+        self.output(&["depends", package])
             .lines()
             .filter_map(|line| Some(line.trim().strip_prefix("Depends: ")?.to_owned()))
             .collect()
@@ -135,7 +135,7 @@ impl Apt {
     pub(super) fn unpack(&self, packages: &[String], to: &Path) -> Result<(), GuestError> {
         let mut arguments = vec!["download"];
         arguments.extend(packages.iter().map(String::as_str));
-        self.say(&packages.join(", "), "apt-get", &arguments)?;
+        self.run(&packages.join(", "), "apt-get", &arguments)?;
         self.unpack_all(&self.dir, to)
     }
 
@@ -148,7 +148,7 @@ impl Apt {
     ) -> Result<(), GuestError> {
         let mut arguments = vec!["-y", "--download-only", "-t", suite, "install"];
         arguments.extend(packages);
-        self.say(&packages.join(", "), "apt-get", &arguments)?;
+        self.run(&packages.join(", "), "apt-get", &arguments)?;
         self.unpack_all(&self.dir.join("cache/archives"), to)
     }
 

@@ -5,20 +5,20 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
-use super::{GuestError, Machine, Qemu};
+use super::{GuestError, Qemu, QemuArgs};
 
 /// What to boot.
 #[derive(Clone, Debug)]
 pub struct Boot<'a> {
     /// The machine, whose sockets are being served.
-    pub machine: &'a Machine,
+    pub machine: &'a QemuArgs,
     /// The QEMU.
     pub qemu: &'a Qemu,
     /// The kernel's image.
     pub kernel: &'a Path,
     /// The user space.
     pub initramfs: &'a [u8],
-    /// The kernel's command line: [`Machine::kernel_line`] and more.
+    /// The kernel's command line: [`QemuArgs::kernel_line`] and more.
     pub kernel_line: &'a str,
     /// The longest that the guest may live.
     pub limit: Duration,

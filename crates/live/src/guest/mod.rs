@@ -4,23 +4,23 @@
 //! host's packages and sources are not touched, and no root is needed.
 
 mod apt;
-mod beside;
+mod bench_read;
 mod boot;
 mod cpio;
 mod error;
+mod idle_spinner;
 mod initramfs;
 mod kernel;
-mod machine;
 mod module;
 mod qemu;
-mod reads;
+mod qemu_args;
 mod viot;
 
+pub use bench_read::{READ_BYTES, ReadTimes, bench_reads};
 pub use boot::{Boot, boot};
 pub use error::GuestError;
 pub use initramfs::{Initramfs, OwnModule, build as build_initramfs};
 pub use kernel::{Kernel, LATEST};
-pub use machine::{COUNTED_WORDS, ForeignIommu, IOMMU, Machine, PVIOMMU, Slot};
 pub use module::build_module;
 pub use qemu::Qemu;
-pub use reads::{READ_BYTES, ReadTimes, timed_reads};
+pub use qemu_args::{COUNTED_WORDS, IOMMU, PVIOMMU, PciSlot, QemuArgs, QemuIommu};

@@ -60,7 +60,7 @@ pub(super) struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    pub(super) fn take<const N: usize>(&mut self) -> Result<[u8; N], StateError> {
+    pub(super) fn array<const N: usize>(&mut self) -> Result<[u8; N], StateError> {
         let (taken, rest) = self
             .bytes
             .split_first_chunk()
@@ -70,7 +70,7 @@ impl Reader<'_> {
     }
 
     pub(super) fn u8(&mut self) -> Result<u8, StateError> {
-        self.take().map(|[value]| value)
+        self.array().map(|[value]| value)
     }
 
     pub(super) fn flag(&mut self) -> Result<bool, StateError> {
@@ -85,15 +85,15 @@ impl Reader<'_> {
     }
 
     pub(super) fn u16(&mut self) -> Result<u16, StateError> {
-        self.take().map(u16::from_le_bytes)
+        self.array().map(u16::from_le_bytes)
     }
 
     pub(super) fn u32(&mut self) -> Result<u32, StateError> {
-        self.take().map(u32::from_le_bytes)
+        self.array().map(u32::from_le_bytes)
     }
 
     pub(super) fn u64(&mut self) -> Result<u64, StateError> {
-        self.take().map(u64::from_le_bytes)
+        self.array().map(u64::from_le_bytes)
     }
 
     /// A number of things, at most `most`.

@@ -12,31 +12,31 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, send, sendmsg};
 
 use super::state::{MAX_STREAM_BYTES, MAX_STREAM_FDS};
-use crate::server::{Stop, receive_piece};
+use crate::server::{StopSignal, receive_piece};
 use crate::wire::MAX_FDS;
 use crate::wire::fields::u32_at;
 
 /// What a message says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub(super) enum Kind {
+pub(super) enum MessageKind {
     Copy = 1,
     Stop = 2,
     Rebuilt = 3,
     Stream = 4,
-    Gone = 5,
+    Released = 5,
     Kept = 6,
     Refused = 7,
 }
 
-impl Kind {
+impl MessageKind {
     fn from_number(number: u32) -> Option<Self> {
         Some(match number {
             1 => Self::Copy,
             2 => Self::Stop,
             3 => Self::Rebuilt,
             4 => Self::Stream,
-            5 => Self::Gone,
+            5 => Self::Released,
             6 => Self::Kept,
             7 => Self::Refused,
             _ => return None,
@@ -47,7 +47,7 @@ impl Kind {
 /// A message.
 #[derive(Debug)]
 pub(super) struct Message {
-    pub(super) kind: Kind,
+    pub(super) kind: MessageKind,
     pub(super) bytes: Vec<u8>,
     pub(super) fds: Vec<OwnedFd>,
 }
@@ -68,7 +68,7 @@ pub(super) enum ChannelError {
     /// This process is told to end.
     Stopped,
     /// What comes is no message.
-    Nonsense,
+    Malformed,
 }
 
 impl std::fmt::Display for ChannelError {
@@ -77,7 +77,7 @@ impl std::fmt::Display for ChannelError {
             Self::Io(error) => error.fmt(f),
             Self::TimeOut => f.write_str("no answer in time"),
             Self::Stopped => f.write_str("the process ends"),
-            Self::Nonsense => f.write_str("what came is no message"),
+            Self::Malformed => f.write_str("what came is no message"),
         }
     }
 }
@@ -100,9 +100,9 @@ pub(super) struct Bounds {
 }
 
 /// What the second process says carries nothing.
-pub(super) const ORDERS: Bounds = Bounds { bytes: 0, fds: 0 };
+pub(super) const DESTINATION_BOUNDS: Bounds = Bounds { bytes: 0, fds: 0 };
 /// What the first one says.
-pub(super) const STREAMS: Bounds = Bounds {
+pub(super) const SOURCE_BOUNDS: Bounds = Bounds {
     bytes: MAX_STREAM_BYTES,
     fds: MAX_STREAM_FDS,
 };
@@ -112,13 +112,13 @@ pub(super) const STREAMS: Bounds = Bounds {
 pub(super) struct Channel<'a> {
     pub(super) stream: UnixStream,
     pub(super) bounds: Bounds,
-    pub(super) stop: Option<&'a Stop>,
+    pub(super) stop: Option<&'a StopSignal>,
 }
 
 impl Channel<'_> {
     pub(super) fn send(
         &self,
-        kind: Kind,
+        kind: MessageKind,
         bytes: &[u8],
         fds: &[OwnedFd],
         limit: Duration,
@@ -171,19 +171,19 @@ impl Channel<'_> {
     pub(super) fn receive(&self, limit: Duration) -> Result<Message, ChannelError> {
         let until = Instant::now() + limit;
         let header = self.receive_all(HEADER_BYTES, until)?;
-        let word = |at| u32_at(&header, at).ok_or(ChannelError::Nonsense);
+        let word = |at| u32_at(&header, at).ok_or(ChannelError::Malformed);
         let length = |at| word(at).map(|length| length as usize);
-        let kind = Kind::from_number(word(0)?).ok_or(ChannelError::Nonsense)?;
+        let kind = MessageKind::from_number(word(0)?).ok_or(ChannelError::Malformed)?;
         let (bytes, count) = (length(4)?, length(8)?);
         if bytes > self.bounds.bytes || count > self.bounds.fds || word(12)? != 0 {
-            return Err(ChannelError::Nonsense);
+            return Err(ChannelError::Malformed);
         }
         let mut fds = Vec::new();
         while fds.len() < count {
             let expected = (count - fds.len()).min(MAX_FDS);
             let piece = self.receive_piece(1, until)?;
             if piece.truncated || piece.fds.len() != expected {
-                return Err(ChannelError::Nonsense);
+                return Err(ChannelError::Malformed);
             }
             fds.extend(piece.fds);
         }
@@ -197,7 +197,7 @@ impl Channel<'_> {
         while bytes.len() < count {
             let piece = self.receive_piece((count - bytes.len()).min(CHUNK_BYTES), until)?;
             if piece.truncated || !piece.fds.is_empty() {
-                return Err(ChannelError::Nonsense);
+                return Err(ChannelError::Malformed);
             }
             bytes.extend(piece.bytes);
         }

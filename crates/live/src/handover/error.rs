@@ -9,14 +9,14 @@ use crate::MemoryError;
 
 /// Why a device stays where it is.
 #[derive(Debug)]
-pub enum Unmovable {
+pub enum HandOverBlocker {
     /// A device that keeps something which cannot be handed over: named.
     Keeps(&'static str),
     /// The host gave no further descriptor.
     Host(io::Error),
 }
 
-impl std::fmt::Display for Unmovable {
+impl std::fmt::Display for HandOverBlocker {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Keeps(what) => write!(f, "{what} cannot be handed over"),
@@ -25,9 +25,9 @@ impl std::fmt::Display for Unmovable {
     }
 }
 
-impl std::error::Error for Unmovable {}
+impl std::error::Error for HandOverBlocker {}
 
-impl From<io::Error> for Unmovable {
+impl From<io::Error> for HandOverBlocker {
     fn from(error: io::Error) -> Self {
         Self::Host(error)
     }

@@ -36,7 +36,7 @@ impl FunctionState {
 
     pub(super) fn decode(input: &mut Reader<'_>) -> Result<Self, StateError> {
         Ok(Self {
-            config: input.take()?,
+            config: input.array()?,
             isr: input.u8()?,
             vectors: (0..input.count("vectors", MAX_VECTORS)?)
                 .map(|_| input.maybe_fd())

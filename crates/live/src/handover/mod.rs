@@ -1,7 +1,7 @@
 //! A guest's devices handed over from one process to another, while the guest runs.
 //!
-//! [`Handed`] is all that has to cross, as values, and its stream of bytes and descriptors; `offer` is the process that has the devices,
-//! `take` the one that takes them over. Decision 0020 says what this shows of a live migration and what it does not.
+//! [`SavedDevices`] is all that has to cross, as values, and its stream of bytes and descriptors; `source` is the process that has the devices,
+//! `destination` the one that takes them over. Decision 0020 says what this shows of a live migration and what it does not.
 //!
 //! | from | message | |
 //! |---|---|---|
@@ -15,31 +15,33 @@
 //! A stream is checked whole before anything of it is used. Until the confirmation has come the devices are the first one's: whatever happens to the
 //! second, or takes it too long, the first goes on with them, and says `kept` to whoever is still there. From the confirmation on they are the second one's.
 
-mod attend;
-mod attention;
 mod bytes;
 mod channel;
 mod client;
+mod destination;
 mod error;
 mod function;
 mod net;
-mod offer;
+mod pause;
 mod record;
+mod serve_loop;
+mod source;
 mod state;
-mod take;
 
-pub(crate) use attend::{attend, save};
-pub(crate) use attention::{Answer, Attention, Called, Order};
 pub use client::{RangeState, SessionState};
-pub use error::{StateError, TakeOverError, Unmovable};
+pub(crate) use destination::HandOverDestination;
+pub use destination::TakeOverStats;
+pub use error::{HandOverBlocker, StateError, TakeOverError};
 pub use function::{CommonState, FunctionState, QueueSlot};
-pub use net::{HeldState, LinkState, NetState, PeerState};
-pub use offer::Limits;
-pub(crate) use offer::{Offer, Offered, offer};
+pub use net::{LinkState, NetState, PeerState, PendingFrameState};
+pub(crate) use pause::{PauseCommand, PauseHandle, PauseReply, PauseRequester};
 pub use record::RecordState;
-pub use state::{DiskKind, Handed, HandedDevice, MAX_STREAM_BYTES, Own, PvState, VERSION};
-pub(crate) use take::Take;
-pub use take::Taken;
+pub(crate) use serve_loop::{save, serve_device};
+pub use source::HandOverTimeouts;
+pub(crate) use source::{HandOverSource, SourceOutcome, serve_destination};
+pub use state::{
+    DeviceState, DiskKind, MAX_STREAM_BYTES, PviommuState, SavedDevice, SavedDevices, VERSION,
+};
 
 /// Name of the socket at which the first process waits for a second one.
 pub const CONTROL: &str = "control.sock";

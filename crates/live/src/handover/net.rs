@@ -25,7 +25,7 @@ pub struct NetState {
     /// For each class of flows the pair on which the driver last sent; [`NO_PAIR`](crate::virtio::net::NO_PAIR): it has not.
     pub flows: [u8; FLOWS],
     /// The frame that came and waits for a buffer.
-    pub held: Option<HeldState>,
+    pub pending_frame: Option<PendingFrameState>,
     /// A bit for each pair: it has frames that the link did not take, in the driver's ring.
     pub waiting: u16,
     /// The far side.
@@ -34,7 +34,7 @@ pub struct NetState {
 
 /// A frame that came.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HeldState {
+pub struct PendingFrameState {
     /// The frame.
     pub frame: Vec<u8>,
     /// Where it is to go.
@@ -86,8 +86,8 @@ impl NetState {
         out.u16(self.offered);
         out.u16(self.active);
         out.bytes.extend(self.flows);
-        out.flag(self.held.is_some());
-        if let Some(held) = self.held {
+        out.flag(self.pending_frame.is_some());
+        if let Some(held) = self.pending_frame {
             out.blob(&held.frame);
             out.u16(held.pair);
         }
@@ -97,12 +97,12 @@ impl NetState {
 
     pub(super) fn decode(input: &mut Reader<'_>) -> Result<Self, StateError> {
         Ok(Self {
-            mac: input.take()?,
+            mac: input.array()?,
             offered: input.u16()?,
             active: input.u16()?,
-            flows: input.take()?,
-            held: if input.flag()? {
-                Some(HeldState {
+            flows: input.array()?,
+            pending_frame: if input.flag()? {
+                Some(PendingFrameState {
                     frame: input.blob("bytes of a frame", MAX_FRAME_BYTES)?,
                     pair: input.u16()?,
                 })

@@ -3,7 +3,7 @@
 //! | bytes | what |
 //! |---|---|
 //! | 8, 4, 4 | the letters `RFHANDOV`, the version, the number of descriptors beside it |
-//! | | the devices in the order of [`Own`]'s variants, each at most once |
+//! | | the devices in the order of [`DeviceState`]'s variants, each at most once |
 //! | 4 | the CRC-32C of all bytes before |
 //!
 //! Of a device: what kind it is and what only it has; its listening socket; the registers of the PCI function and of virtio; the client's
@@ -37,25 +37,25 @@ const RECORDED: u8 = 6;
 const DISKS: [(u8, DiskKind); 3] = [
     (5, DiskKind::Plain),
     (7, DiskKind::Assigned),
-    (8, DiskKind::Apart),
+    (8, DiskKind::Sandboxed),
 ];
 
 /// All of one process's devices.
 #[derive(Debug)]
-pub struct Handed {
+pub struct SavedDevices {
     /// Where the counters are answered.
     pub metrics: OwnedFd,
     /// Where the next process comes.
     pub control: OwnedFd,
-    /// In the order of [`Own`]'s variants.
-    pub devices: Vec<HandedDevice>,
+    /// In the order of [`DeviceState`]'s variants.
+    pub devices: Vec<SavedDevice>,
 }
 
 /// A device, its function and its client.
 #[derive(Debug)]
-pub struct HandedDevice {
+pub struct SavedDevice {
     /// What it is.
-    pub own: Own,
+    pub state: DeviceState,
     /// Where it listens.
     pub listener: OwnedFd,
     /// The registers.
@@ -68,7 +68,7 @@ pub struct HandedDevice {
 
 /// What only this kind of device has.
 #[derive(Debug)]
-pub enum Own {
+pub enum DeviceState {
     /// The virtio-iommu: its snapshot.
     Iommu {
         /// As `ringfence_virtio_iommu::Device::snapshot` makes it.
@@ -77,7 +77,7 @@ pub enum Own {
         record: Option<RecordState>,
     },
     /// The para-virtual IOMMU.
-    PvIommu(PvState),
+    PvIommu(PviommuState),
     /// The entropy device.
     Rng,
     /// The network device.
@@ -103,12 +103,12 @@ pub enum DiskKind {
     /// The model of the hardware translates its accesses. Tables, frames and what the hardware remembers are the host's, and made anew.
     Assigned,
     /// It is a process of its own, which has what is mapped for it. The process, and its confinement, are the host's, and made anew.
-    Apart,
+    Sandboxed,
 }
 
 /// What the para-virtual IOMMU has.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PvState {
+pub struct PviommuState {
     /// The driver has begun.
     pub running: bool,
     /// The mappings, as a stream of records in the guest's view (`docs/PVIOMMU.md`).
@@ -117,7 +117,7 @@ pub struct PvState {
     pub events: Vec<u8>,
 }
 
-impl Own {
+impl DeviceState {
     /// How the stream calls it.
     fn kind(&self) -> u8 {
         match self {
@@ -144,7 +144,7 @@ impl Own {
     }
 }
 
-impl Handed {
+impl SavedDevices {
     /// The stream: bytes, and the descriptors that go with them, in this order.
     pub fn encode(self) -> (Vec<u8>, Vec<OwnedFd>) {
         let mut out = Writer::default();
@@ -196,11 +196,11 @@ impl Handed {
         let metrics = input.fd()?;
         let control = input.fd()?;
         let count = input.count("devices", MAX_DEVICES)?;
-        let mut devices: Vec<HandedDevice> = Vec::new();
+        let mut devices: Vec<SavedDevice> = Vec::new();
         for _ in 0..count {
-            let device = HandedDevice::decode(&mut input)?;
-            let number = device.own.number();
-            if devices.last().is_some_and(|d| d.own.number() >= number) {
+            let device = SavedDevice::decode(&mut input)?;
+            let number = device.state.number();
+            if devices.last().is_some_and(|d| d.state.number() >= number) {
                 return Err(StateError::BadValue {
                     what: "order of devices",
                     value: number.into(),
@@ -224,30 +224,34 @@ impl Handed {
     /// Requests that the devices have completed, the IOMMU's aside.
     pub fn requests(&self) -> u64 {
         let devices = self.devices.iter();
-        let devices =
-            devices.filter(|device| !matches!(device.own, Own::Iommu { .. } | Own::PvIommu(_)));
+        let devices = devices.filter(|device| {
+            !matches!(
+                device.state,
+                DeviceState::Iommu { .. } | DeviceState::PvIommu(_)
+            )
+        });
         devices.fold(0, |sum, device| sum.wrapping_add(device.requests))
     }
 }
 
-impl HandedDevice {
+impl SavedDevice {
     fn encode(self, out: &mut Writer) {
-        out.u8(self.own.kind());
-        match self.own {
-            Own::Iommu { snapshot, record } => {
+        out.u8(self.state.kind());
+        match self.state {
+            DeviceState::Iommu { snapshot, record } => {
                 out.blob(&snapshot);
                 if let Some(record) = record {
                     record.encode(out);
                 }
             }
-            Own::PvIommu(state) => {
+            DeviceState::PvIommu(state) => {
                 out.flag(state.running);
                 out.blob(&state.records);
                 out.blob(&state.events);
             }
-            Own::Rng => {}
-            Own::Net(state) => state.encode(out),
-            Own::Blk {
+            DeviceState::Rng => {}
+            DeviceState::Net(state) => state.encode(out),
+            DeviceState::Blk {
                 file,
                 read_only,
                 sectors,
@@ -269,7 +273,7 @@ impl HandedDevice {
 
     fn decode(input: &mut Reader<'_>) -> Result<Self, StateError> {
         let own = match input.u8()? {
-            kind @ (1 | RECORDED) => Own::Iommu {
+            kind @ (1 | RECORDED) => DeviceState::Iommu {
                 snapshot: input.blob("bytes of a snapshot", MAX_STREAM_BYTES)?,
                 record: if kind == RECORDED {
                     Some(RecordState::decode(input)?)
@@ -277,20 +281,20 @@ impl HandedDevice {
                     None
                 },
             },
-            2 => Own::PvIommu(PvState {
+            2 => DeviceState::PvIommu(PviommuState {
                 running: input.flag()?,
                 records: input.blob("bytes of records", MAX_STREAM_BYTES)?,
                 events: input.blob("bytes of events", MAX_STREAM_BYTES)?,
             }),
-            3 => Own::Rng,
-            4 => Own::Net(Box::new(NetState::decode(input)?)),
+            3 => DeviceState::Rng,
+            4 => DeviceState::Net(Box::new(NetState::decode(input)?)),
             number => {
                 let known = DISKS.iter().find(|(known, _)| *known == number);
                 let (_, kind) = known.ok_or(StateError::BadValue {
                     what: "kind of device",
                     value: number.into(),
                 })?;
-                Own::Blk {
+                DeviceState::Blk {
                     file: input.fd()?,
                     read_only: input.flag()?,
                     sectors: input.u64()?,
@@ -299,7 +303,7 @@ impl HandedDevice {
             }
         };
         Ok(Self {
-            own,
+            state: own,
             listener: input.fd()?,
             function: FunctionState::decode(input)?,
             session: if input.flag()? {

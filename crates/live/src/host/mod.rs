@@ -6,8 +6,8 @@
 //! The second stage is the guest's; what a device is translated by is the device's: tables in this memory for one that is assigned ([`assigned`](crate::assigned)),
 //! the software IOMMU for one that the host simulates.
 
+mod frame_rmap;
 mod pages;
-mod places;
 mod second_stage;
 
 use std::io;
@@ -16,8 +16,8 @@ use std::sync::Arc;
 use ringfence_memory::{Arena, Frames};
 use ringfence_types::{PhysAddr, PhysRange};
 
-pub(crate) use self::places::{Places, Source};
-pub use self::second_stage::HostOptimisations;
+pub(crate) use self::frame_rmap::{FrameRmap, HostFrames};
+pub use self::second_stage::HostPagePool;
 pub(crate) use self::second_stage::Memory;
 use crate::counters::DeviceCounters;
 
@@ -33,10 +33,10 @@ const ALL: (u64, u64) = (4096, MEMORY);
 #[derive(Debug)]
 pub(crate) struct Host {
     memory: Arc<Arena>,
-    places: Arc<Places>,
-    contexts: Source,
-    second_stage: Source,
-    io_tables: Source,
+    places: Arc<FrameRmap>,
+    contexts: HostFrames,
+    second_stage: HostFrames,
+    io_tables: HostFrames,
     /// Of what the host does: those of the IOMMU, or of the device if the guest has none.
     counters: Arc<DeviceCounters>,
 }
@@ -52,7 +52,7 @@ impl Host {
             let region = PhysRange::new(PhysAddr::new(from), to - from);
             let region = region.ok_or(io::ErrorKind::InvalidInput)?;
             let frames = Frames::new(Arc::clone(&memory), region);
-            Ok::<_, io::Error>(Source::Tables(Arc::new(frames)))
+            Ok::<_, io::Error>(HostFrames::Tables(Arc::new(frames)))
         };
         Ok(Self {
             contexts: source(ALL.0, SECOND_STAGE)?,
@@ -70,17 +70,17 @@ impl Host {
     }
 
     /// The pages behind frames.
-    pub(crate) fn places(&self) -> &Arc<Places> {
+    pub(crate) fn places(&self) -> &Arc<FrameRmap> {
         &self.places
     }
 
     /// Frames for what leads from a device to its table.
-    pub(crate) fn contexts(&self) -> &Source {
+    pub(crate) fn contexts(&self) -> &HostFrames {
         &self.contexts
     }
 
     /// Frames for I/O page tables.
-    pub(crate) fn io_tables(&self) -> &Source {
+    pub(crate) fn io_tables(&self) -> &HostFrames {
         &self.io_tables
     }
 

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use ringfence_pviommu::backend::{Backing, PinError, Resident};
+use ringfence_pviommu::backend::{GuestBacking, PinError, Resident};
 use ringfence_pviommu::wire::{Gpa, PAGE_BYTES};
 use ringfence_types::{AddressRange, PhysAddr};
 use vm_memory::{Address, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
@@ -90,7 +90,7 @@ impl LockedPages {
     }
 }
 
-impl Backing for GuestPages {
+impl GuestBacking for GuestPages {
     fn contains(&self, page: Gpa) -> bool {
         self.resident.contains(page)
     }

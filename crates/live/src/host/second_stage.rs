@@ -6,15 +6,15 @@ use std::sync::Arc;
 use ringfence_memory::Arena;
 use ringfence_pgtable::{Levels, SecondStage};
 use ringfence_pviommu::backend::{
-    Backing, OnDemand, OnDemandStats, PinError, PoolStats, RepairedLastTable,
+    FixedLastTable, GuestBacking, OnDemand, OnDemandStats, PinError, PoolStats,
 };
 use ringfence_pviommu::wire::{Gpa, GuestPhysical};
 use ringfence_types::{AddressRange, DomainId, PhysAddr};
 use vm_memory::GuestMemoryMmap;
 
 use super::Host;
+use super::frame_rmap::{HostFrames, RmapRecorder};
 use super::pages::GuestPages;
-use super::places::{Placer, Source};
 use crate::counters::DeviceCounters;
 
 /// Guest-physical addresses that a second stage can have frames for: 64 GiB. Its counts of pins are sparse.
@@ -24,7 +24,7 @@ const GUEST: DomainId = DomainId::new(u16::MAX);
 
 /// Whether the host takes frames in advance and keeps a pointer to the last table (PV17, PV18).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum HostOptimisations {
+pub enum HostPagePool {
     /// Neither.
     #[default]
     Off,
@@ -32,7 +32,7 @@ pub enum HostOptimisations {
     On,
 }
 
-type Frames = OnDemand<Arc<Arena>, Source, Option<RepairedLastTable>, Placer>;
+type Frames = OnDemand<Arc<Arena>, HostFrames, Option<FixedLastTable>, RmapRecorder>;
 
 /// Guest memory, whose pages get frames when a device first needs them.
 #[derive(Debug)]
@@ -49,23 +49,20 @@ impl Memory {
     ///
     /// # Errors
     /// The host has no memory for its tables.
-    pub(crate) fn on_demand(
-        host: &Arc<Host>,
-        optimisations: HostOptimisations,
-    ) -> io::Result<Self> {
+    pub(crate) fn on_demand(host: &Arc<Host>, optimisations: HostPagePool) -> io::Result<Self> {
         let window = AddressRange::<GuestPhysical>::new(Gpa::new(0), GUEST_BYTES);
         let window = window.ok_or(io::ErrorKind::InvalidInput)?;
-        let on = optimisations == HostOptimisations::On;
+        let on = optimisations == HostPagePool::On;
         let places = host.places();
         let frames = OnDemand::new(
             Arc::clone(host.memory()),
             host.second_stage.clone(),
-            Source::Guest(Arc::clone(places)),
+            HostFrames::Guest(Arc::clone(places)),
             SecondStage::new(Levels::Four),
             GUEST,
             &[window],
-            on.then(RepairedLastTable::default),
-            Placer(Arc::clone(places)),
+            on.then(FixedLastTable::default),
+            RmapRecorder(Arc::clone(places)),
         );
         let frames = frames.map_err(io::Error::other)?;
         let frames = if on { frames } else { frames.without_pool() };
@@ -89,7 +86,7 @@ impl Memory {
     }
 }
 
-impl Backing for Memory {
+impl GuestBacking for Memory {
     fn contains(&self, page: Gpa) -> bool {
         self.resident.contains(page) && self.frames.contains(page)
     }

@@ -5,16 +5,16 @@ use std::collections::BTreeMap;
 use ringfence_virtio_iommu::{DomainId, EndpointId, Mapping, SinkError};
 use vm_memory::GuestMemoryMmap;
 
-use crate::assigned::{Mapped, Unmapped};
+use crate::assigned::{AssignedTable, MapFailure};
 
 /// The table of each.
 #[derive(Debug, Default)]
-pub(crate) struct Assigned {
-    endpoints: BTreeMap<EndpointId, Mapped>,
+pub(crate) struct AssignedEndpoints {
+    endpoints: BTreeMap<EndpointId, AssignedTable>,
 }
 
-impl Assigned {
-    pub(super) fn add(&mut self, endpoint: EndpointId, mapped: Mapped) {
+impl AssignedEndpoints {
+    pub(super) fn add(&mut self, endpoint: EndpointId, mapped: AssignedTable) {
         self.endpoints.insert(endpoint, mapped);
     }
 
@@ -40,7 +40,7 @@ impl Assigned {
         for mapping in mappings {
             let mapped = table.map(mapping.iova, mapping.physical.get(), mapping.permissions);
             // What is no memory is nowhere else either.
-            if let Err(Unmapped::NoRoom | Unmapped::Failed) = mapped {
+            if let Err(MapFailure::NoRoom | MapFailure::Failed) = mapped {
                 whole = Err(SinkError::OutOfMemory);
             }
         }
@@ -73,9 +73,9 @@ impl Assigned {
         };
         self.unmap(attached, domain, mapping);
         Err(match error {
-            Unmapped::NotMemory => SinkError::BadAddress(mapping.iova),
-            Unmapped::NoRoom => SinkError::OutOfMemory,
-            Unmapped::Failed => SinkError::Failed,
+            MapFailure::NotMemory => SinkError::BadAddress(mapping.iova),
+            MapFailure::NoRoom => SinkError::OutOfMemory,
+            MapFailure::Failed => SinkError::Failed,
         })
     }
 
@@ -94,19 +94,19 @@ impl Assigned {
         &mut self,
         attached: &BTreeMap<EndpointId, DomainId>,
         domain: DomainId,
-    ) -> impl Iterator<Item = &mut Mapped> {
+    ) -> impl Iterator<Item = &mut AssignedTable> {
         let endpoints = self.endpoints.iter_mut();
         let of = endpoints.filter(move |(endpoint, _)| attached.get(endpoint) == Some(&domain));
         of.map(|(_, table)| table)
     }
 
     /// When it returns `Ok`, no endpoint reaches what was taken from it.
-    pub(super) fn settle(&mut self) -> Result<(), SinkError> {
-        let settled = self.endpoints.values_mut().map(Mapped::settle);
+    pub(super) fn commit(&mut self) -> Result<(), SinkError> {
+        let settled = self.endpoints.values_mut().map(AssignedTable::commit);
         // All of them, whatever becomes of one.
         let unsettled = settled.fold(false, |unsettled, one| unsettled | one.is_err());
         if unsettled {
-            return Err(SinkError::Unsettled);
+            return Err(SinkError::CommitFailed);
         }
         Ok(())
     }

@@ -3,49 +3,49 @@
 //! There is one guest, so there is one memory: what the IOMMU's own client shares. What an endpoint's client shares besides is known to
 //! its session and not used.
 
-mod apart;
 mod assigned;
-mod behind;
+mod endpoint_memory;
+mod guest_iommu;
 mod record;
-mod translated;
-mod watched;
+mod sandboxed_endpoints;
+mod unmap_history;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use ringfence_softiommu::{IommuError, IommuSink, Limits};
-use ringfence_types::{DeviceId, Iova, IovaRange};
+use ringfence_softiommu::{IommuError, IommuSink, SoftIommuLimits};
+use ringfence_types::{Iova, IovaRange, RequesterId};
 use ringfence_virtio_iommu::{
-    Denied, Device, EndpointError, EndpointId, Options, Reserved, ReservedKind, SinkError,
-    SnapshotError,
+    Device, EndpointError, EndpointId, Options, ReservedRegion, ReservedRegionKind, SinkError,
+    SnapshotError, TranslationFault,
 };
 use rustix::event::{EventfdFlags, eventfd};
 use vm_memory::GuestMemoryMmap;
 
-pub use behind::Behind;
+pub use endpoint_memory::EndpointMemory;
+pub(crate) use endpoint_memory::reason;
+pub use guest_iommu::GuestIommu;
 pub use record::{PENDING_BYTES, Recorder};
-pub use translated::Translated;
-pub(crate) use translated::reason;
 
-use self::watched::Watched;
-use crate::assigned::{AssignedDma, Hardware, Mapped};
-use crate::caps::Caps;
+use self::unmap_history::GuestIommuSink;
+use crate::assigned::{AssignedDma, AssignedTable, Hardware};
 use crate::counters::DeviceCounters;
 use crate::dma::{Direct, Dma};
 use crate::host::Host;
-use crate::isolate::Grants;
+use crate::limits::GuestLimits;
+use crate::sandbox::Grants;
 
 /// First and last address at which writes are interrupts on a PC (Intel SDM volume 3, section 12.11.1).
 const DOORBELLS: (u64, u64) = (0xfee0_0000, 0xfeef_ffff);
 /// What the software IOMMU's tables can map.
 const LAST_IOVA: u64 = (1 << 48) - 1;
 
-type Unit = Device<Watched<GuestMemoryMmap>>;
+type Unit = Device<GuestIommuSink<GuestMemoryMmap>>;
 
 /// The IOMMU. Clones are the same one.
 #[derive(Clone)]
-pub struct Iommu {
+pub struct VirtioIommu {
     shared: Arc<Shared>,
 }
 
@@ -65,7 +65,7 @@ pub enum AddError {
     /// The software IOMMU does.
     Unit(IommuError),
     /// A process cannot stand for this device.
-    Apart(DeviceId),
+    Sandboxed(RequesterId),
 }
 
 impl std::fmt::Display for AddError {
@@ -73,46 +73,46 @@ impl std::fmt::Display for AddError {
         match self {
             Self::Endpoint(error) => error.fmt(f),
             Self::Unit(error) => error.fmt(f),
-            Self::Apart(device) => write!(f, "no process can stand for device {device}"),
+            Self::Sandboxed(device) => write!(f, "no process can stand for device {device}"),
         }
     }
 }
 
 impl std::error::Error for AddError {}
 
-impl std::fmt::Debug for Iommu {
+impl std::fmt::Debug for VirtioIommu {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Iommu")
     }
 }
 
-impl Iommu {
-    /// An IOMMU whose endpoints reach nothing until they are attached, within the default [`Caps`].
+impl VirtioIommu {
+    /// An IOMMU whose endpoints reach nothing until they are attached, within the default [`GuestLimits`].
     ///
     /// # Errors
     /// If the host has no descriptors left.
     pub fn new(counters: Arc<DeviceCounters>) -> io::Result<Self> {
-        Self::within(&Caps::default(), counters)
+        Self::with_limits(&GuestLimits::default(), counters)
     }
 
     /// The same, within these.
     ///
     /// # Errors
     /// If the host has no descriptors left.
-    pub fn within(caps: &Caps, counters: Arc<DeviceCounters>) -> io::Result<Self> {
+    pub fn with_limits(caps: &GuestLimits, counters: Arc<DeviceCounters>) -> io::Result<Self> {
         let mut options = Options::default();
         options.limits.mappings = caps.mappings;
         options.limits.domains = caps.domains;
-        let limits = Limits {
+        let limits = SoftIommuLimits {
             domains: caps.domains,
             tables: caps.tables,
-            ..Limits::default()
+            ..SoftIommuLimits::default()
         };
         if let Some(input) = IovaRange::inclusive(Iova::ZERO, Iova::new(LAST_IOVA)) {
             options.input = input;
         }
         let sink = IommuSink::new(limits, GuestMemoryMmap::default());
-        let unit = Device::new(options, Watched::new(sink)).map_err(io::Error::other)?;
+        let unit = Device::new(options, GuestIommuSink::new(sink)).map_err(io::Error::other)?;
         let faults = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Self {
             shared: Arc::new(Shared {
@@ -127,12 +127,12 @@ impl Iommu {
     ///
     /// # Errors
     /// If it is there already, or one too many.
-    pub fn add_endpoint(&self, device: DeviceId) -> Result<Translated, AddError> {
+    pub fn add_endpoint(&self, device: RequesterId) -> Result<EndpointMemory, AddError> {
         let (first, last) = DOORBELLS;
         let doorbells = IovaRange::inclusive(Iova::new(first), Iova::new(last));
-        let reserved = doorbells.map(|range| Reserved {
+        let reserved = doorbells.map(|range| ReservedRegion {
             range,
-            kind: ReservedKind::Msi,
+            kind: ReservedRegionKind::Msi,
         });
         let endpoint = EndpointId::new(device.get().into());
         let mut unit = self.unit();
@@ -142,17 +142,17 @@ impl Iommu {
         let reader = sink.reader(device).map_err(AddError::Unit)?;
         unit.add_endpoint(endpoint, reserved.as_slice())
             .map_err(AddError::Endpoint)?;
-        Ok(Translated::new(
-            Behind::Virtio(self.clone()),
+        Ok(EndpointMemory::new(
+            GuestIommu::Virtio(self.clone()),
             device,
             reader,
         ))
     }
 
     /// The device of an endpoint that is yet to be added is the process that has these grants.
-    pub fn set_apart(&self, device: DeviceId, grants: Grants) {
+    pub fn set_sandboxed(&self, device: RequesterId, grants: Grants) {
         let endpoint = EndpointId::new(device.get().into());
-        self.unit().sink_mut().apart.add(endpoint, grants);
+        self.unit().sink_mut().sandboxed.add(endpoint, grants);
     }
 
     /// Adds an endpoint whose accesses the model of the hardware translates, by a table of its own into which every mapping of its domain goes.
@@ -161,39 +161,39 @@ impl Iommu {
     /// If it is there already, or one too many, or the host has no memory for its tables.
     pub fn assign(
         &self,
-        device: DeviceId,
+        device: RequesterId,
         counters: Arc<DeviceCounters>,
     ) -> io::Result<AssignedDma> {
         // What it is told of it needs no reader there.
         drop(self.add_endpoint(device).map_err(io::Error::other)?);
         let host = Host::new(Arc::clone(&self.shared.counters))?;
         let hardware = Arc::new(Hardware::new(Arc::new(host))?);
-        let mapped = Mapped::new(&hardware, device)?;
+        let mapped = AssignedTable::new(&hardware, device)?;
         let endpoint = EndpointId::new(device.get().into());
         self.unit().sink_mut().assigned.add(endpoint, mapped);
-        let behind = Behind::Virtio(self.clone());
-        Ok(AssignedDma::behind(behind, &hardware, device, counters))
+        let behind = GuestIommu::Virtio(self.clone());
+        Ok(AssignedDma::with_iommu(behind, &hardware, device, counters))
     }
 
     /// Does something with the grants of such a device.
     pub fn with_grants<R>(
         &self,
-        device: DeviceId,
+        device: RequesterId,
         with: impl FnOnce(&mut Grants) -> R,
     ) -> Option<R> {
         let endpoint = EndpointId::new(device.get().into());
-        self.unit().sink_mut().apart.get(endpoint).map(with)
+        self.unit().sink_mut().sandboxed.get(endpoint).map(with)
     }
 
     /// Another way to memory of an endpoint that is there already.
     ///
     /// # Errors
     /// If it is not, or has too many.
-    pub fn another_reader(&self, device: DeviceId) -> Result<Translated, AddError> {
+    pub fn add_reader(&self, device: RequesterId) -> Result<EndpointMemory, AddError> {
         let reader = self.unit().sink_mut().inner.reader(device);
         let reader = reader.map_err(AddError::Unit)?;
-        Ok(Translated::new(
-            Behind::Virtio(self.clone()),
+        Ok(EndpointMemory::new(
+            GuestIommu::Virtio(self.clone()),
             device,
             reader,
         ))
@@ -207,7 +207,7 @@ impl Iommu {
         let mut unit = self.unit();
         unit.restore(snapshot)?;
         // Where it was, all of it was reached.
-        if unit.sink().is_short() {
+        if unit.sink().is_incomplete() {
             return Err(SnapshotError::Sink(SinkError::OutOfMemory));
         }
         Ok(())
@@ -234,7 +234,7 @@ impl Iommu {
     }
 
     /// Tells the driver of an access that was stopped, as soon as it gives a buffer for that.
-    pub(crate) fn report(&self, denied: Denied) {
+    pub(crate) fn report(&self, denied: TranslationFault) {
         let mut unit = self.unit();
         if unit.sink().is_stale(&denied) {
             self.shared.counters.stale.add(1);
@@ -242,11 +242,11 @@ impl Iommu {
         unit.report(denied);
         drop(unit);
         self.shared.counters.faults.add(1);
-        self.look_again();
+        self.poll_faults();
     }
 
     /// There may be faults that the driver has not been told of.
-    pub(crate) fn look_again(&self) {
+    pub(crate) fn poll_faults(&self) {
         let _ = rustix::io::write(&self.shared.faults, &1u64.to_ne_bytes());
     }
 
@@ -264,7 +264,7 @@ impl Iommu {
 /// The guest's memory as the IOMMU's client shares it.
 #[derive(Debug)]
 pub struct GuestDma {
-    iommu: Iommu,
+    iommu: VirtioIommu,
     direct: Direct,
 }
 
@@ -283,7 +283,7 @@ impl Dma for GuestDma {
         // This thread is no reader, so it is not refused.
         let _ = sink.inner.set_memory(memory.clone());
         // A process that hangs in the kernel keeps the memory's pages, which are nobody else's by that.
-        let _ = sink.apart.set_memory(memory);
+        let _ = sink.sandboxed.set_memory(memory);
         sink.assigned.set_memory(memory);
     }
 }

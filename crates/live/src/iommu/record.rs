@@ -23,7 +23,7 @@ pub struct Recorder {
     pending: Vec<u8>,
     whole: bool,
     /// Bytes that requests may take in the file.
-    most: u64,
+    max_bytes: u64,
     /// Bytes of them that are in the file, or pending.
     bytes: u64,
     /// Requests that are not.
@@ -40,7 +40,7 @@ impl Recorder {
             file: File::create(path)?,
             pending: Vec::new(),
             whole: true,
-            most,
+            max_bytes: most,
             bytes: 0,
             lost: 0,
         })
@@ -54,7 +54,7 @@ impl Recorder {
         }
         let line = line(request, done);
         let bytes = self.bytes.saturating_add(line.len() as u64 + 1);
-        if bytes > self.most {
+        if bytes > self.max_bytes {
             self.put("full");
             self.write();
             self.whole = false;
@@ -138,7 +138,7 @@ impl Recorder {
             file: file.into(),
             pending,
             whole,
-            most,
+            max_bytes: most,
             bytes,
             lost,
         })

@@ -8,20 +8,21 @@ use std::path::{Path, PathBuf};
 use rustix::net::SocketType;
 
 use super::{
-    LONG_NAME, Link, Receiving, Sending, from_the_root, local_socket, never_waits, received,
+    LONG_NAME, NetLink, ReceiveOutcome, SendOutcome, from_the_root, local_socket, never_waits,
+    received,
 };
 use crate::access::bind_datagram;
-use crate::handover::{LinkState, StateError, Unmovable};
-use crate::virtio::Awaited;
+use crate::handover::{HandOverBlocker, LinkState, StateError};
+use crate::virtio::PollSource;
 
 /// A pair of sockets. What the other side has no room for is lost, as on a wire.
 #[derive(Debug)]
-pub struct Datagram {
+pub struct DatagramLink {
     socket: UnixDatagram,
     remote: PathBuf,
 }
 
-impl Datagram {
+impl DatagramLink {
     /// Binds `local`; what is sent goes to `remote`, which need not be there yet.
     ///
     /// # Errors
@@ -51,24 +52,24 @@ impl Datagram {
     }
 }
 
-impl Link for Datagram {
-    fn send(&mut self, frame: &[u8]) -> Sending {
+impl NetLink for DatagramLink {
+    fn send(&mut self, frame: &[u8]) -> SendOutcome {
         match self.socket.send_to(frame, &self.remote) {
-            Ok(_) => Sending::Taken,
-            Err(_) => Sending::Lost,
+            Ok(_) => SendOutcome::Taken,
+            Err(_) => SendOutcome::Lost,
         }
     }
 
-    fn receive(&mut self, buffer: &mut [u8]) -> Receiving {
+    fn receive(&mut self, buffer: &mut [u8]) -> ReceiveOutcome {
         // What is longer than the buffer is cut, and the buffer is longer than any frame.
         match self.socket.recv(buffer) {
             Ok(got) => received(got),
-            Err(_) => Receiving::Nothing,
+            Err(_) => ReceiveOutcome::Nothing,
         }
     }
 
-    fn waits_for(&self, input: bool, _output: bool) -> Option<Awaited<'_>> {
-        Some(Awaited {
+    fn waits_for(&self, input: bool, _output: bool) -> Option<PollSource<'_>> {
+        Some(PollSource {
             fd: self.socket.as_fd(),
             input,
             output: false,
@@ -80,7 +81,7 @@ impl Link for Datagram {
     }
 
     /// What has come and was not received stays in the socket.
-    fn save(&self) -> Result<LinkState, Unmovable> {
+    fn save(&self) -> Result<LinkState, HandOverBlocker> {
         let named = self.name().is_some_and(|name| name.is_absolute());
         if !named || !self.remote.is_absolute() {
             return Err(LONG_NAME);

@@ -57,7 +57,7 @@ impl Deframer {
     /// One that has taken that part. None if no stream could have left it.
     pub(super) fn with_part(mut part: &[u8], missing: usize) -> Option<Self> {
         let mut deframer = Self::default();
-        let taken = deframer.take(&mut part, &mut []);
+        let taken = deframer.feed(&mut part, &mut []);
         if taken != Ok(Deframed::Part) || !part.is_empty() {
             return None;
         }
@@ -75,7 +75,7 @@ impl Deframer {
     ///
     /// # Errors
     /// [`FramesLost`]; then it is of no further use.
-    pub fn take(&mut self, piece: &mut &[u8], to: &mut [u8]) -> Result<Deframed, FramesLost> {
+    pub fn feed(&mut self, piece: &mut &[u8], to: &mut [u8]) -> Result<Deframed, FramesLost> {
         while let Some(slot) = self.prefix.get_mut(self.known) {
             let Some((first, rest)) = piece.split_first() else {
                 return Ok(Deframed::Part);
@@ -130,12 +130,12 @@ pub struct Framer {
 
 impl Framer {
     /// What is left of a frame that was sent in part.
-    pub(super) fn rest(&self) -> &[u8] {
+    pub(super) fn unsent(&self) -> &[u8] {
         &self.rest
     }
 
     /// One that has this left. None if that is too much for a frame of which something was sent.
-    pub(super) fn with_rest(rest: Vec<u8>) -> Option<Self> {
+    pub(super) fn with_unsent(rest: Vec<u8>) -> Option<Self> {
         (rest.len() < FRAME_PREFIX_BYTES + MAX_FRAME_BYTES).then_some(Self { rest })
     }
 
@@ -149,7 +149,7 @@ impl Framer {
         frame: &[u8],
         mut write: impl FnMut(&[IoSlice<'_>]) -> Result<usize, E>,
     ) -> Result<bool, E> {
-        self.go_on(&mut write)?;
+        self.flush(&mut write)?;
         if self.is_in_frame() {
             return Ok(false);
         }
@@ -166,7 +166,7 @@ impl Framer {
     ///
     /// # Errors
     /// What `write` says.
-    pub fn go_on<E>(
+    pub fn flush<E>(
         &mut self,
         mut write: impl FnMut(&[IoSlice<'_>]) -> Result<usize, E>,
     ) -> Result<(), E> {
@@ -201,7 +201,7 @@ mod tests {
             rest = after;
             let mut to = [0; MAX_FRAME_BYTES];
             loop {
-                match deframer.take(&mut piece, &mut to)? {
+                match deframer.feed(&mut piece, &mut to)? {
                     Deframed::Frame(bytes) => whole.push(to[..bytes].to_vec()),
                     Deframed::Dropped => dropped += 1,
                     Deframed::Part => break,
@@ -277,7 +277,7 @@ mod tests {
                             present = frames.next();
                         }
                     }
-                    None => framer.go_on(&mut write).unwrap(),
+                    None => framer.flush(&mut write).unwrap(),
                 }
                 prop_assert!(expected.starts_with(&out));
                 prop_assert_eq!(framer.is_in_frame(), out.len() < expected.len());

@@ -10,11 +10,11 @@ mod stream;
 mod tap;
 
 pub use address::{Address, AddressError};
-pub use datagram::Datagram;
+pub use datagram::DatagramLink;
 pub use framing::{Deframed, Deframer, FRAME_PREFIX_BYTES, Framer, FramesLost, MAX_FRAMED_BYTES};
 pub use stream::CHUNK_BYTES;
-pub use stream::Stream;
-pub use tap::Tap;
+pub use stream::StreamLink;
+pub use tap::TapLink;
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -23,8 +23,8 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::net::{AddressFamily, SocketType, sockopt};
 
-use crate::handover::{LinkState, StateError, Unmovable};
-use crate::virtio::Awaited;
+use crate::handover::{HandOverBlocker, LinkState, StateError};
+use crate::virtio::PollSource;
 
 /// Shortest frame: an Ethernet header.
 pub const MIN_FRAME_BYTES: usize = 14;
@@ -36,10 +36,10 @@ pub const MAX_PATH_BYTES: usize = 107;
 
 /// What became of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sending {
+pub enum SendOutcome {
     /// It is on its way.
     Taken,
-    /// Not now; it was not taken. [`Link::waits_for`] says when to try again.
+    /// Not now; it was not taken. [`NetLink::waits_for`] says when to try again.
     Full,
     /// It is lost: nobody is there.
     Lost,
@@ -47,7 +47,7 @@ pub enum Sending {
 
 /// What came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Receiving {
+pub enum ReceiveOutcome {
     /// A frame of this many bytes, within the limits.
     Frame(usize),
     /// Something that is no frame, or too long a one. There may be more.
@@ -57,18 +57,18 @@ pub enum Receiving {
 }
 
 /// A link.
-pub trait Link: Send {
+pub trait NetLink: Send {
     /// Sends a frame. It keeps nothing of a frame that it did not take.
-    fn send(&mut self, frame: &[u8]) -> Sending;
+    fn send(&mut self, frame: &[u8]) -> SendOutcome;
 
     /// Receives a frame into `buffer`, which has room for more than [`MAX_FRAME_BYTES`].
-    fn receive(&mut self, buffer: &mut [u8]) -> Receiving;
+    fn receive(&mut self, buffer: &mut [u8]) -> ReceiveOutcome;
 
     /// What to wait for until something comes (`input`), or until a frame can be sent that was not taken (`output`).
-    fn waits_for(&self, input: bool, output: bool) -> Option<Awaited<'_>>;
+    fn waits_for(&self, input: bool, output: bool) -> Option<PollSource<'_>>;
 
     /// What it waits for has come: it goes on with what it has begun.
-    fn came(&mut self) {}
+    fn on_ready(&mut self) {}
 
     /// The file by which the other side finds this one. It is to be removed when the link has ended, and not when another process has it.
     fn name(&self) -> Option<PathBuf> {
@@ -79,33 +79,33 @@ pub trait Link: Send {
     ///
     /// # Errors
     /// It cannot be handed over.
-    fn save(&self) -> Result<LinkState, Unmovable> {
-        Err(Unmovable::Keeps("a link of this kind"))
+    fn save(&self) -> Result<LinkState, HandOverBlocker> {
+        Err(HandOverBlocker::Keeps("a link of this kind"))
     }
 }
 
-impl<L: Link + ?Sized> Link for Box<L> {
-    fn send(&mut self, frame: &[u8]) -> Sending {
+impl<L: NetLink + ?Sized> NetLink for Box<L> {
+    fn send(&mut self, frame: &[u8]) -> SendOutcome {
         (**self).send(frame)
     }
 
-    fn receive(&mut self, buffer: &mut [u8]) -> Receiving {
+    fn receive(&mut self, buffer: &mut [u8]) -> ReceiveOutcome {
         (**self).receive(buffer)
     }
 
-    fn waits_for(&self, input: bool, output: bool) -> Option<Awaited<'_>> {
+    fn waits_for(&self, input: bool, output: bool) -> Option<PollSource<'_>> {
         (**self).waits_for(input, output)
     }
 
-    fn came(&mut self) {
-        (**self).came();
+    fn on_ready(&mut self) {
+        (**self).on_ready();
     }
 
     fn name(&self) -> Option<PathBuf> {
         (**self).name()
     }
 
-    fn save(&self) -> Result<LinkState, Unmovable> {
+    fn save(&self) -> Result<LinkState, HandOverBlocker> {
         (**self).save()
     }
 }
@@ -114,11 +114,11 @@ impl<L: Link + ?Sized> Link for Box<L> {
 ///
 /// # Errors
 /// What the host says.
-pub fn open(address: &Address) -> io::Result<Box<dyn Link>> {
+pub fn open(address: &Address) -> io::Result<Box<dyn NetLink>> {
     Ok(match address {
-        Address::Tap(name) => Box::new(Tap::open(name)?),
-        Address::Stream(path) => Box::new(Stream::open(path)?),
-        Address::Datagram { local, remote } => Box::new(Datagram::open(local, remote)?),
+        Address::Tap(name) => Box::new(TapLink::open(name)?),
+        Address::Stream(path) => Box::new(StreamLink::open(path)?),
+        Address::Datagram { local, remote } => Box::new(DatagramLink::open(local, remote)?),
     })
 }
 
@@ -126,11 +126,11 @@ pub fn open(address: &Address) -> io::Result<Box<dyn Link>> {
 ///
 /// # Errors
 /// [`StateError`]: a descriptor of another kind, or a frame in part that no stream could have left.
-pub fn restore(state: LinkState) -> Result<Box<dyn Link>, StateError> {
+pub fn restore(state: LinkState) -> Result<Box<dyn NetLink>, StateError> {
     Ok(match state {
-        LinkState::Tap { file } => Box::new(Tap::restore(file)?),
-        LinkState::Stream { listener, peer } => Box::new(Stream::restore(listener, peer)?),
-        LinkState::Datagram { socket, remote } => Box::new(Datagram::restore(socket, remote)?),
+        LinkState::Tap { file } => Box::new(TapLink::restore(file)?),
+        LinkState::Stream { listener, peer } => Box::new(StreamLink::restore(listener, peer)?),
+        LinkState::Datagram { socket, remote } => Box::new(DatagramLink::restore(socket, remote)?),
     })
 }
 
@@ -142,8 +142,8 @@ fn from_the_root(path: &Path) -> PathBuf {
 }
 
 /// Why a link stays whose socket's name has no room for a path from the root.
-const LONG_NAME: Unmovable =
-    Unmovable::Keeps("a link whose socket's path is too long from the root");
+const LONG_NAME: HandOverBlocker =
+    HandOverBlocker::Keeps("a link whose socket's path is too long from the root");
 
 /// A local socket of this kind, one that listens or not.
 fn local_socket(fd: OwnedFd, kind: SocketType, listens: bool) -> Result<OwnedFd, StateError> {
@@ -161,10 +161,10 @@ fn never_waits(fd: impl AsFd) -> bool {
 }
 
 /// A frame as it was received, `got` bytes into a buffer with room for more than the longest.
-fn received(got: usize) -> Receiving {
+fn received(got: usize) -> ReceiveOutcome {
     if (MIN_FRAME_BYTES..=MAX_FRAME_BYTES).contains(&got) {
-        Receiving::Frame(got)
+        ReceiveOutcome::Frame(got)
     } else {
-        Receiving::Dropped
+        ReceiveOutcome::Dropped
     }
 }

@@ -9,11 +9,13 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, SocketType, recv, sendmsg};
 
 use super::framing::{Deframed, Deframer, Framer};
-use super::{LONG_NAME, Link, Receiving, Sending, from_the_root, local_socket, never_waits};
-use crate::access::Access;
-use crate::handover::{LinkState, PeerState, StateError, Unmovable};
-use crate::left_behind;
-use crate::virtio::Awaited;
+use super::{
+    LONG_NAME, NetLink, ReceiveOutcome, SendOutcome, from_the_root, local_socket, never_waits,
+};
+use crate::access::SocketAccess;
+use crate::handover::{HandOverBlocker, LinkState, PeerState, StateError};
+use crate::stale_socket;
+use crate::virtio::PollSource;
 
 /// Bytes that are read at once: some frames.
 pub const CHUNK_BYTES: usize = 16 * 1024;
@@ -21,7 +23,7 @@ pub const CHUNK_BYTES: usize = 16 * 1024;
 /// A socket. Whoever opens a path first listens there; the other connects. The listener takes another peer when one has gone; whoever connected and lost
 /// its peer has none any more.
 #[derive(Debug)]
-pub struct Stream {
+pub struct StreamLink {
     listener: Option<UnixListener>,
     peer: Option<Peer>,
 }
@@ -30,13 +32,13 @@ pub struct Stream {
 struct Peer {
     stream: UnixStream,
     deframer: Deframer,
-    /// What was read and not yet taken apart: from `taken` on.
+    /// What was read and not yet taken apart: from `consumed` on.
     chunk: Vec<u8>,
-    taken: usize,
+    consumed: usize,
     framer: Framer,
 }
 
-impl Stream {
+impl StreamLink {
     /// Connects to whoever listens at `path`, or listens there.
     ///
     /// # Errors
@@ -53,11 +55,11 @@ impl Stream {
             Err(error) => match error.kind() {
                 io::ErrorKind::NotFound => {}
                 // Somebody who is no more has listened there.
-                io::ErrorKind::ConnectionRefused => left_behind::clear(path)?,
+                io::ErrorKind::ConnectionRefused => stale_socket::clear(path)?,
                 _ => return Err(error),
             },
         }
-        let listener = Access::OwnUser.listen(path)?;
+        let listener = SocketAccess::OwnUser.listen(path)?;
         listener.set_nonblocking(true)?;
         Ok(Self {
             listener: Some(listener),
@@ -95,50 +97,50 @@ impl Stream {
             return;
         };
         if let Ok((stream, _)) = listener.accept()
-            && Access::OwnUser.admit(&stream).is_ok()
+            && SocketAccess::OwnUser.admit(&stream).is_ok()
         {
             self.peer = Peer::new(stream).ok();
         }
     }
 }
 
-impl Link for Stream {
-    fn send(&mut self, frame: &[u8]) -> Sending {
+impl NetLink for StreamLink {
+    fn send(&mut self, frame: &[u8]) -> SendOutcome {
         let Some(peer) = &mut self.peer else {
-            return Sending::Lost;
+            return SendOutcome::Lost;
         };
         match peer.send(frame) {
-            Ok(true) => Sending::Taken,
-            Ok(false) => Sending::Full,
-            Err(Gone) => {
+            Ok(true) => SendOutcome::Taken,
+            Ok(false) => SendOutcome::Full,
+            Err(PeerLost) => {
                 self.peer = None;
-                Sending::Lost
+                SendOutcome::Lost
             }
         }
     }
 
-    fn receive(&mut self, buffer: &mut [u8]) -> Receiving {
+    fn receive(&mut self, buffer: &mut [u8]) -> ReceiveOutcome {
         let Some(peer) = &mut self.peer else {
             self.accept();
-            return Receiving::Nothing;
+            return ReceiveOutcome::Nothing;
         };
         match peer.receive(buffer) {
             Ok(received) => received,
-            Err(Gone) => {
+            Err(PeerLost) => {
                 self.peer = None;
-                Receiving::Nothing
+                ReceiveOutcome::Nothing
             }
         }
     }
 
-    fn waits_for(&self, input: bool, output: bool) -> Option<Awaited<'_>> {
+    fn waits_for(&self, input: bool, output: bool) -> Option<PollSource<'_>> {
         match (&self.peer, &self.listener) {
-            (Some(peer), _) => Some(Awaited {
+            (Some(peer), _) => Some(PollSource {
                 fd: peer.stream.as_fd(),
                 input,
                 output: output || peer.framer.is_in_frame(),
             }),
-            (None, Some(listener)) => Some(Awaited {
+            (None, Some(listener)) => Some(PollSource {
                 fd: listener.as_fd(),
                 input,
                 output: false,
@@ -147,7 +149,7 @@ impl Link for Stream {
         }
     }
 
-    fn came(&mut self) {
+    fn on_ready(&mut self) {
         if let Some(peer) = &mut self.peer
             && peer.go_on().is_err()
         {
@@ -159,7 +161,7 @@ impl Link for Stream {
         self.listener.as_ref().and_then(name)
     }
 
-    fn save(&self) -> Result<LinkState, Unmovable> {
+    fn save(&self) -> Result<LinkState, HandOverBlocker> {
         let listener = self.listener.as_ref();
         if self.name().is_some_and(|name| !name.is_absolute()) {
             return Err(LONG_NAME);
@@ -179,7 +181,7 @@ fn name(listener: &UnixListener) -> Option<PathBuf> {
 }
 
 /// The peer went, or does not speak this language.
-struct Gone;
+struct PeerLost;
 
 impl Peer {
     fn new(stream: UnixStream) -> io::Result<Self> {
@@ -188,7 +190,7 @@ impl Peer {
             stream,
             deframer: Deframer::default(),
             chunk: Vec::with_capacity(CHUNK_BYTES),
-            taken: 0,
+            consumed: 0,
             framer: Framer::default(),
         })
     }
@@ -200,8 +202,8 @@ impl Peer {
             stream: self.stream.as_fd().try_clone_to_owned()?,
             begun,
             missing: u32::try_from(missing).unwrap_or(u32::MAX),
-            unread: self.chunk.get(self.taken..).unwrap_or(&[]).to_vec(),
-            unsent: self.framer.rest().to_vec(),
+            unread: self.chunk.get(self.consumed..).unwrap_or(&[]).to_vec(),
+            unsent: self.framer.unsent().to_vec(),
         })
     }
 
@@ -214,53 +216,53 @@ impl Peer {
             stream: UnixStream::from(stream),
             deframer: deframer.ok_or(part("part of a frame that came"))?,
             chunk: state.unread,
-            taken: 0,
-            framer: Framer::with_rest(state.unsent).ok_or(part("rest of a frame"))?,
+            consumed: 0,
+            framer: Framer::with_unsent(state.unsent).ok_or(part("rest of a frame"))?,
         })
     }
 
     /// Whether it was taken.
-    fn send(&mut self, frame: &[u8]) -> Result<bool, Gone> {
+    fn send(&mut self, frame: &[u8]) -> Result<bool, PeerLost> {
         let stream = &self.stream;
         self.framer.send(frame, |parts| write(stream, parts))
     }
 
-    fn go_on(&mut self) -> Result<(), Gone> {
+    fn go_on(&mut self) -> Result<(), PeerLost> {
         let stream = &self.stream;
-        self.framer.go_on(|parts| write(stream, parts))
+        self.framer.flush(|parts| write(stream, parts))
     }
 
-    fn receive(&mut self, buffer: &mut [u8]) -> Result<Receiving, Gone> {
+    fn receive(&mut self, buffer: &mut [u8]) -> Result<ReceiveOutcome, PeerLost> {
         loop {
-            let mut piece = self.chunk.get(self.taken..).unwrap_or(&[]);
+            let mut piece = self.chunk.get(self.consumed..).unwrap_or(&[]);
             let before = piece.len();
-            let deframed = self.deframer.take(&mut piece, buffer);
-            self.taken += before - piece.len();
-            match deframed.map_err(|_| Gone)? {
-                Deframed::Frame(bytes) => return Ok(Receiving::Frame(bytes)),
-                Deframed::Dropped => return Ok(Receiving::Dropped),
+            let deframed = self.deframer.feed(&mut piece, buffer);
+            self.consumed += before - piece.len();
+            match deframed.map_err(|_| PeerLost)? {
+                Deframed::Frame(bytes) => return Ok(ReceiveOutcome::Frame(bytes)),
+                Deframed::Dropped => return Ok(ReceiveOutcome::Dropped),
                 Deframed::Part => {}
             }
-            self.taken = 0;
+            self.consumed = 0;
             self.chunk.resize(CHUNK_BYTES, 0);
             let got = recv(&self.stream, &mut self.chunk, RecvFlags::DONTWAIT);
             self.chunk.truncate(got.map_or(0, |(bytes, _)| bytes));
             match got {
-                Ok((0, _)) => return Err(Gone),
+                Ok((0, _)) => return Err(PeerLost),
                 Ok(_) => {}
-                Err(Errno::AGAIN | Errno::INTR) => return Ok(Receiving::Nothing),
-                Err(_) => return Err(Gone),
+                Err(Errno::AGAIN | Errno::INTR) => return Ok(ReceiveOutcome::Nothing),
+                Err(_) => return Err(PeerLost),
             }
         }
     }
 }
 
 /// Bytes that were written, perhaps none.
-fn write(stream: &UnixStream, parts: &[IoSlice<'_>]) -> Result<usize, Gone> {
+fn write(stream: &UnixStream, parts: &[IoSlice<'_>]) -> Result<usize, PeerLost> {
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     match sendmsg(stream, parts, &mut SendAncillaryBuffer::default(), flags) {
         Ok(sent) => Ok(sent),
         Err(Errno::AGAIN | Errno::INTR) => Ok(0),
-        Err(_) => Err(Gone),
+        Err(_) => Err(PeerLost),
     }
 }

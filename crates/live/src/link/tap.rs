@@ -9,16 +9,16 @@ use std::os::unix::fs::OpenOptionsExt;
 use rustix::fs::{FileType, fstat, major, minor};
 use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
 
-use super::{Link, Receiving, Sending, never_waits, received};
-use crate::handover::{LinkState, StateError, Unmovable};
-use crate::virtio::Awaited;
+use super::{NetLink, ReceiveOutcome, SendOutcome, never_waits, received};
+use crate::handover::{HandOverBlocker, LinkState, StateError};
+use crate::virtio::PollSource;
 
 /// Bytes of an interface's name, without the zero at its end.
 pub(super) const MAX_NAME_BYTES: usize = 15;
 
 /// `struct ifreq` as the request takes it: a name, flags, and what this request does not use (Linux, include/uapi/linux/if.h).
 #[repr(C)]
-struct Request {
+struct IfReq {
     name: [u8; MAX_NAME_BYTES + 1],
     flags: u16,
     unused: [u8; 22],
@@ -39,20 +39,20 @@ const OFFLOADS: u16 = 0x4000;
 
 /// An interface.
 #[derive(Debug)]
-pub struct Tap {
+pub struct TapLink {
     file: File,
     /// It was taken away. Whoever waited for it would find it ready for ever.
-    gone: bool,
+    removed: bool,
 }
 
-impl Tap {
+impl TapLink {
     /// Opens the interface `name`, or makes one that goes away with this. It takes the right to do so (`CAP_NET_ADMIN`) unless the interface
     /// belongs to this user.
     ///
     /// # Errors
     /// What the host says, or that the name is too long.
     pub fn open(name: &str) -> io::Result<Self> {
-        let mut request = Request {
+        let mut request = IfReq {
             name: [0; MAX_NAME_BYTES + 1],
             flags: TAP | NO_INFORMATION,
             unused: [0; 22],
@@ -68,11 +68,14 @@ impl Tap {
             .write(true)
             .custom_flags(nonblocking)
             .open("/dev/net/tun")?;
-        // SAFETY: TUNSETIFF reads and writes one `struct ifreq` where its argument points and keeps no pointer. `Request` has its size and
+        // SAFETY: TUNSETIFF reads and writes one `struct ifreq` where its argument points and keeps no pointer. `IfReq` has its size and
         // layout (40 bytes: a name of 16, then a union that begins with 16 bits of flags), and lives longer than the call. Any bytes are a
-        // valid `Request`, so what the kernel writes is one.
-        unsafe { ioctl(&file, Updater::<SET_INTERFACE, Request>::new(&mut request)) }?;
-        Ok(Self { file, gone: false })
+        // valid `IfReq`, so what the kernel writes is one.
+        unsafe { ioctl(&file, Updater::<SET_INTERFACE, IfReq>::new(&mut request)) }?;
+        Ok(Self {
+            file,
+            removed: false,
+        })
     }
 
     pub(super) fn restore(fd: OwnedFd) -> Result<Self, StateError> {
@@ -85,48 +88,48 @@ impl Tap {
         if !is_character || device != DEVICE || !never_waits(&fd) {
             return Err(not);
         }
-        let mut request = Request {
+        let mut request = IfReq {
             name: [0; MAX_NAME_BYTES + 1],
             flags: 0,
             unused: [0; 22],
         };
         // SAFETY: the descriptor is one of /dev/net/tun, where TUNGETIFF writes one `struct ifreq` where its argument points and keeps no
-        // pointer. `Request` is as above.
-        let got = unsafe { ioctl(&fd, Updater::<GET_INTERFACE, Request>::new(&mut request)) };
+        // pointer. `IfReq` is as above.
+        let got = unsafe { ioctl(&fd, Updater::<GET_INTERFACE, IfReq>::new(&mut request)) };
         let kind = request.flags & (TUN | TAP | NO_INFORMATION | OFFLOADS);
         if got.is_err() || kind != TAP | NO_INFORMATION {
             return Err(not);
         }
         Ok(Self {
             file: File::from(fd),
-            gone: false,
+            removed: false,
         })
     }
 }
 
-impl Link for Tap {
-    fn send(&mut self, frame: &[u8]) -> Sending {
+impl NetLink for TapLink {
+    fn send(&mut self, frame: &[u8]) -> SendOutcome {
         match (&self.file).write(frame) {
-            Ok(_) => Sending::Taken,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Sending::Full,
+            Ok(_) => SendOutcome::Taken,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => SendOutcome::Full,
             // It is down, or gone.
-            Err(_) => Sending::Lost,
+            Err(_) => SendOutcome::Lost,
         }
     }
 
-    fn receive(&mut self, buffer: &mut [u8]) -> Receiving {
+    fn receive(&mut self, buffer: &mut [u8]) -> ReceiveOutcome {
         match (&self.file).read(buffer) {
             Ok(got) => received(got),
             Err(error) => {
                 let later = [io::ErrorKind::WouldBlock, io::ErrorKind::Interrupted];
-                self.gone |= !later.contains(&error.kind());
-                Receiving::Nothing
+                self.removed |= !later.contains(&error.kind());
+                ReceiveOutcome::Nothing
             }
         }
     }
 
-    fn waits_for(&self, input: bool, output: bool) -> Option<Awaited<'_>> {
-        (!self.gone).then_some(Awaited {
+    fn waits_for(&self, input: bool, output: bool) -> Option<PollSource<'_>> {
+        (!self.removed).then_some(PollSource {
             fd: self.file.as_fd(),
             input,
             output,
@@ -134,9 +137,11 @@ impl Link for Tap {
     }
 
     /// The interface goes away with the last descriptor of it.
-    fn save(&self) -> Result<LinkState, Unmovable> {
-        if self.gone {
-            return Err(Unmovable::Keeps("a link whose interface was taken away"));
+    fn save(&self) -> Result<LinkState, HandOverBlocker> {
+        if self.removed {
+            return Err(HandOverBlocker::Keeps(
+                "a link whose interface was taken away",
+            ));
         }
         Ok(LinkState::Tap {
             file: self.file.try_clone()?.into(),
@@ -152,10 +157,13 @@ mod tests {
     #[test]
     fn an_interface_that_has_gone_is_not_waited_for() {
         let file = File::open("/").unwrap();
-        let mut tap = Tap { file, gone: false };
+        let mut tap = TapLink {
+            file,
+            removed: false,
+        };
         assert!(tap.waits_for(true, false).is_some());
-        assert_eq!(tap.receive(&mut [0; 2000]), Receiving::Nothing);
+        assert_eq!(tap.receive(&mut [0; 2000]), ReceiveOutcome::Nothing);
         assert!(tap.waits_for(true, true).is_none());
-        assert_eq!(tap.send(&[0; 60]), Sending::Lost);
+        assert_eq!(tap.send(&[0; 60]), SendOutcome::Lost);
     }
 }

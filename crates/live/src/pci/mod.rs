@@ -5,4 +5,4 @@ pub(crate) mod layout;
 mod master;
 
 pub(crate) use config::{CONFIG_BYTES, ConfigSpace, Identity, WINDOW_DATA};
-pub(crate) use master::{Gate, Mastery};
+pub(crate) use master::{BusMasterGate, BusMasterGuard};

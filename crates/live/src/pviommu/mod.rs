@@ -1,6 +1,6 @@
 //! The para-virtual IOMMU of a guest, shared by the thread that serves its queues and the threads of the devices behind it.
 //!
-//! As with [`Iommu`](crate::iommu::Iommu), the memory is what the IOMMU's own client shares, and a device behind it translates by a
+//! As with [`VirtioIommu`](crate::iommu::VirtioIommu), the memory is what the IOMMU's own client shares, and a device behind it translates by a
 //! software IOMMU. Until a driver has begun, devices reach nothing.
 
 mod unit;
@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ringfence_softiommu::IommuError;
-use ringfence_types::{Access, DeviceId, Iova, IovaRange};
+use ringfence_types::{Access, Iova, IovaRange, RequesterId};
 use rustix::event::{EventfdFlags, eventfd};
 use vm_memory::GuestMemoryMmap;
 
@@ -20,9 +20,9 @@ pub use unit::UnitError;
 use crate::assigned::AssignedDma;
 use crate::counters::DeviceCounters;
 use crate::dma::{Direct, Dma};
-use crate::host::HostOptimisations;
-use crate::iommu::{Behind, Translated};
-use crate::isolate::Grants;
+use crate::host::HostPagePool;
+use crate::iommu::{EndpointMemory, GuestIommu};
+use crate::sandbox::Grants;
 
 /// The IOMMU. Clones are the same one.
 #[derive(Clone)]
@@ -49,8 +49,8 @@ impl PvIommu {
     ///
     /// # Errors
     /// If the host has no descriptors left, or a device stands there twice.
-    pub fn new(devices: &[DeviceId], counters: Arc<DeviceCounters>) -> io::Result<Self> {
-        Self::with_assigned(devices, &[], HostOptimisations::Off, counters)
+    pub fn new(devices: &[RequesterId], counters: Arc<DeviceCounters>) -> io::Result<Self> {
+        Self::with_assigned(devices, &[], HostPagePool::Off, counters)
     }
 
     /// The same, where the model of the hardware translates the accesses of those of `devices` that are also `assigned`.
@@ -58,9 +58,9 @@ impl PvIommu {
     /// # Errors
     /// The same, or if the host has no memory for tables.
     pub fn with_assigned(
-        devices: &[DeviceId],
-        assigned: &[DeviceId],
-        optimisations: HostOptimisations,
+        devices: &[RequesterId],
+        assigned: &[RequesterId],
+        optimisations: HostPagePool,
         counters: Arc<DeviceCounters>,
     ) -> io::Result<Self> {
         let events = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
@@ -84,9 +84,13 @@ impl PvIommu {
     ///
     /// # Errors
     /// If there is no such device, or it has too many.
-    pub fn reader(&self, device: DeviceId) -> Result<Translated, IommuError> {
+    pub fn reader(&self, device: RequesterId) -> Result<EndpointMemory, IommuError> {
         let reader = self.unit().reader(device)?;
-        Ok(Translated::new(Behind::Para(self.clone()), device, reader))
+        Ok(EndpointMemory::new(
+            GuestIommu::Para(self.clone()),
+            device,
+            reader,
+        ))
     }
 
     /// What the accesses of an assigned device go through. What the hardware does for it is counted by `counters`.
@@ -95,25 +99,25 @@ impl PvIommu {
     /// If it is none.
     pub fn assigned(
         &self,
-        device: DeviceId,
+        device: RequesterId,
         counters: Arc<DeviceCounters>,
     ) -> io::Result<AssignedDma> {
         let hardware = self.unit().hardware_of(device);
         let hardware = hardware.ok_or(io::ErrorKind::NotFound)?;
-        let behind = Behind::Para(self.clone());
-        Ok(AssignedDma::behind(behind, &hardware, device, counters))
+        let behind = GuestIommu::Para(self.clone());
+        Ok(AssignedDma::with_iommu(behind, &hardware, device, counters))
     }
 
     /// One of its devices, which nothing is mapped for yet, is the process that has these grants. False if it is none of them, or was set apart before.
     #[must_use = "the process may reach what its device does not"]
-    pub fn set_apart(&self, device: DeviceId, grants: Grants) -> bool {
+    pub fn set_sandboxed(&self, device: RequesterId, grants: Grants) -> bool {
         self.unit().set_apart(device, grants)
     }
 
     /// Does something with the grants of such a device.
     pub fn with_grants<R>(
         &self,
-        device: DeviceId,
+        device: RequesterId,
         with: impl FnOnce(&mut Grants) -> R,
     ) -> Option<R> {
         self.unit().with_grants(device, with)
@@ -128,7 +132,7 @@ impl PvIommu {
     }
 
     /// Whether the driver has mapped the first byte of `range` for such an access. Nobody is told.
-    pub(crate) fn reaches(&self, device: DeviceId, range: &IovaRange, access: Access) -> bool {
+    pub(crate) fn reaches(&self, device: RequesterId, range: &IovaRange, access: Access) -> bool {
         self.unit().reaches(device, range.start(), access)
     }
 
@@ -139,18 +143,18 @@ impl PvIommu {
     }
 
     /// Tells the driver of an access that was stopped, as soon as it gives a buffer for that.
-    pub(crate) fn report(&self, device: DeviceId, iova: Iova, access: Access) {
+    pub(crate) fn report(&self, device: RequesterId, iova: Iova, access: Access) {
         let mut unit = self.unit();
         if unit.report(device, access, iova) {
             self.shared.counters.stale.add(1);
         }
         drop(unit);
         self.shared.counters.faults.add(1);
-        self.look_again();
+        self.poll_events();
     }
 
     /// There may be events that the driver has not been told of.
-    pub(crate) fn look_again(&self) {
+    pub(crate) fn poll_events(&self) {
         let _ = rustix::io::write(&self.shared.events, &1u64.to_ne_bytes());
     }
 

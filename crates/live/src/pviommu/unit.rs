@@ -8,17 +8,17 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
-use ringfence_pviommu::backend::{Backend, Limits, Mixed, Slot};
+use ringfence_pviommu::backend::{AnyTables, Backend, BackendLimits, DeviceSlot};
 use ringfence_pviommu::wire::{Config, Devid, Event, PAGE_BYTES, Request, Status};
 use ringfence_softiommu::{IommuError, Reader};
-use ringfence_types::{Access, DeviceId, Iova, IovaRange};
+use ringfence_types::{Access, Iova, IovaRange, RequesterId};
 use vm_memory::GuestMemoryMmap;
 
 use self::tables::Domains;
-use crate::assigned::{Hardware, Tables};
+use crate::assigned::{AssignedTables, Hardware};
 use crate::counters::DeviceCounters;
-use crate::host::{Host, HostOptimisations, Memory};
-use crate::isolate::Grants;
+use crate::host::{Host, HostPagePool, Memory};
+use crate::sandbox::Grants;
 
 /// The page at 0 is never mapped: drivers take its address for none. What the software IOMMU's tables can map ends the window.
 const WINDOW: (u64, u64) = (PAGE_BYTES, (1 << 48) - 1);
@@ -66,17 +66,17 @@ impl From<io::Error> for UnitError {
 
 /// The IOMMU behind its lock.
 pub(crate) struct Unit {
-    backend: Backend<Memory, Mixed<Tables, Domains>>,
-    devices: Vec<DeviceId>,
+    backend: Backend<Memory, AnyTables<AssignedTables, Domains>>,
+    devices: Vec<RequesterId>,
     /// Those of them that are not assigned: what counts the slots of their domains.
-    simulated: Vec<DeviceId>,
+    simulated: Vec<RequesterId>,
     running: bool,
     /// What was unmapped last.
-    gone: VecDeque<(Devid, Iova)>,
+    recently_unmapped: VecDeque<(Devid, Iova)>,
 }
 
 /// The requester id of `device`.
-fn devid(device: DeviceId) -> Devid {
+fn devid(device: RequesterId) -> Devid {
     Devid::new(device.get().into())
 }
 
@@ -87,14 +87,14 @@ fn page(iova: Iova) -> Iova {
 impl Unit {
     /// One for `devices`, which reach nothing yet; the hardware translates those of them that are `assigned`. What the host does for them goes to `counters`.
     pub(super) fn new(
-        devices: &[DeviceId],
-        assigned: &[DeviceId],
-        optimisations: HostOptimisations,
+        devices: &[RequesterId],
+        assigned: &[RequesterId],
+        optimisations: HostPagePool,
         counters: &Arc<DeviceCounters>,
     ) -> Result<Self, UnitError> {
         let mut devices = devices.to_vec();
         devices.sort_unstable();
-        let is_assigned = |device: &DeviceId| assigned.contains(device);
+        let is_assigned = |device: &RequesterId| assigned.contains(device);
         let (assigned, simulated): (Vec<_>, Vec<_>) = devices.iter().partition(|d| is_assigned(d));
         let ids = devices.iter().map(|id| u32::from(id.get()));
         let (first, last) = WINDOW;
@@ -107,18 +107,18 @@ impl Unit {
         let domains = Domains::new(&simulated, Arc::clone(host.places()))?;
         let hardware = Arc::new(Hardware::new(host)?);
         let sides = devices.iter().map(is_assigned);
-        let tables = Mixed::new(Tables::new(&hardware, &assigned)?, domains, sides);
+        let tables = AnyTables::new(AssignedTables::new(&hardware, &assigned)?, domains, sides);
         Ok(Self {
-            backend: Backend::new(config, Limits::default(), memory, tables),
+            backend: Backend::new(config, BackendLimits::default(), memory, tables),
             devices,
             simulated,
             running: false,
-            gone: VecDeque::new(),
+            recently_unmapped: VecDeque::new(),
         })
     }
 
     /// The hardware that translates the accesses of an assigned device.
-    pub(super) fn hardware_of(&mut self, device: DeviceId) -> Option<Arc<Hardware>> {
+    pub(super) fn hardware_of(&mut self, device: RequesterId) -> Option<Arc<Hardware>> {
         let tables = self.backend.tables().assigned();
         let hardware = tables.has(device).then(|| tables.hardware());
         hardware.map(Arc::clone)
@@ -130,13 +130,13 @@ impl Unit {
 
     pub(super) fn reader(
         &mut self,
-        device: DeviceId,
+        device: RequesterId,
     ) -> Result<Reader<GuestMemoryMmap>, IommuError> {
         self.domains().reader(device)
     }
 
     /// What this device reaches is a process of its own, which has these grants. False if there is no such device.
-    pub(super) fn set_apart(&mut self, device: DeviceId, grants: Grants) -> bool {
+    pub(super) fn set_apart(&mut self, device: RequesterId, grants: Grants) -> bool {
         let slot = self.slot(device);
         slot.is_some_and(|slot| self.domains().set_apart(slot, grants))
     }
@@ -144,7 +144,7 @@ impl Unit {
     /// Does something with the grants of such a device.
     pub(super) fn with_grants<R>(
         &mut self,
-        device: DeviceId,
+        device: RequesterId,
         with: impl FnOnce(&mut Grants) -> R,
     ) -> Option<R> {
         let slot = self.slot(device)?;
@@ -152,9 +152,9 @@ impl Unit {
     }
 
     /// The device's place among those with a domain.
-    fn slot(&self, device: DeviceId) -> Option<Slot> {
+    fn slot(&self, device: RequesterId) -> Option<DeviceSlot> {
         let index = self.simulated.iter().position(|one| *one == device)?;
-        u32::try_from(index).ok().map(Slot::new)
+        u32::try_from(index).ok().map(DeviceSlot::new)
     }
 
     /// What the driver maps from now on is locked into the host's memory, and counted. It has mapped nothing yet.
@@ -194,7 +194,7 @@ impl Unit {
         // Nobody is attached any more. What is left due is a process that hangs in the kernel: nothing is done for its device until it is gone.
         let _ = self.backend.reset();
         self.domains().clear();
-        self.gone.clear();
+        self.recently_unmapped.clear();
         self.running = false;
     }
 
@@ -205,9 +205,9 @@ impl Unit {
             && let Ok(Request::Unmap(unmap)) = Request::decode(request, PAGES_MAX)
         {
             let pages = unmap.giovas.iter().map(|giova| (unmap.device, giova));
-            self.gone.extend(pages);
-            let more = self.gone.len().saturating_sub(REMEMBERED);
-            self.gone.drain(..more);
+            self.recently_unmapped.extend(pages);
+            let more = self.recently_unmapped.len().saturating_sub(REMEMBERED);
+            self.recently_unmapped.drain(..more);
         }
         status
     }
@@ -218,19 +218,22 @@ impl Unit {
     }
 
     /// Whether the page at `iova` is mapped for such an access.
-    pub(super) fn reaches(&mut self, device: DeviceId, iova: Iova, access: Access) -> bool {
+    pub(super) fn reaches(&mut self, device: RequesterId, iova: Iova, access: Access) -> bool {
         let mapping = self.backend.mapping(devid(device), page(iova));
         mapping.is_some_and(|(_, direction)| direction.permissions().allows(access))
     }
 
     /// Keeps for the driver that an access was stopped; whether its page is among those that were unmapped last.
-    pub(super) fn report(&mut self, device: DeviceId, access: Access, iova: Iova) -> bool {
+    pub(super) fn report(&mut self, device: RequesterId, access: Access, iova: Iova) -> bool {
         // Nobody is there to be told.
         if self.running {
             self.backend.report(devid(device), access, iova);
         }
         let mapped = self.backend.mapping(devid(device), page(iova)).is_some();
-        !mapped && self.gone.contains(&(devid(device), page(iova)))
+        !mapped
+            && self
+                .recently_unmapped
+                .contains(&(devid(device), page(iova)))
     }
 
     /// The next event that the driver has not been told of.

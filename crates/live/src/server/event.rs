@@ -3,13 +3,13 @@
 use std::error::Error;
 use std::sync::Arc;
 
-use crate::errant::Tried;
-use crate::isolate::Breach;
+use crate::dma_fault_injection::InjectionResult;
+use crate::sandbox::ProtocolViolation;
 use crate::virtio::QueueBroken;
 
 /// What a connection reports, for the log.
 #[derive(Debug)]
-pub enum Event<'a> {
+pub enum ServeEvent<'a> {
     /// A client has come.
     Connected,
     /// A request was refused.
@@ -19,9 +19,9 @@ pub enum Event<'a> {
     /// A queue cannot be used any further.
     Broken(&'a QueueBroken),
     /// The device misbehaved, as it was told to.
-    Errant(&'a Tried),
+    InjectedDma(&'a InjectionResult),
     /// The device's process was ended; the device is broken.
-    Ended(&'a Breach),
+    Ended(&'a ProtocolViolation),
     /// Another process asked for the devices, and they stayed: why.
     Kept(&'a str),
     /// The client has gone.
@@ -29,60 +29,60 @@ pub enum Event<'a> {
 }
 
 /// Hears of it, on several threads.
-pub type Report = Arc<dyn Fn(&Event<'_>) + Send + Sync>;
+pub type EventHandler = Arc<dyn Fn(&ServeEvent<'_>) + Send + Sync>;
 
 /// What one client can put into the log: so many refusals and broken queues. All are counted.
-const WORDS: u32 = 64;
+const LINES_PER_CLIENT: u32 = 64;
 /// What all clients of a device can, one after the other: whoever is refused comes again.
-const WORDS_OF_ALL: u32 = 1024;
+const LINES_PER_DEVICE: u32 = 1024;
 
 /// What may still be said.
 #[derive(Debug)]
-pub(crate) struct Words {
+pub(crate) struct LogBudget {
     /// Of this client,
-    left: u32,
+    left_for_client: u32,
     /// and of all.
-    of_all: u32,
+    left_for_device: u32,
 }
 
-impl Default for Words {
+impl Default for LogBudget {
     fn default() -> Self {
         Self {
-            left: WORDS,
-            of_all: WORDS_OF_ALL,
+            left_for_client: LINES_PER_CLIENT,
+            left_for_device: LINES_PER_DEVICE,
         }
     }
 }
 
 /// More was refused than is said.
 #[derive(Debug)]
-struct Unsaid;
+struct LogBudgetExhausted;
 
-impl std::fmt::Display for Unsaid {
+impl std::fmt::Display for LogBudgetExhausted {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("as much as was said of this client; more is only counted")
     }
 }
 
-impl Error for Unsaid {}
+impl Error for LogBudgetExhausted {}
 
-impl Words {
+impl LogBudget {
     /// Those of the next client.
-    pub(crate) fn next(&self) -> Self {
+    pub(crate) fn next_client(&self) -> Self {
         Self {
-            left: WORDS.min(self.of_all),
-            of_all: self.of_all,
+            left_for_client: LINES_PER_CLIENT.min(self.left_for_device),
+            left_for_device: self.left_for_device,
         }
     }
 
     /// Says it, or that it is the last that is said.
-    pub(crate) fn say(&mut self, event: Event<'_>, mut report: impl FnMut(Event<'_>)) {
-        match self.left {
+    pub(crate) fn log(&mut self, event: ServeEvent<'_>, mut report: impl FnMut(ServeEvent<'_>)) {
+        match self.left_for_client {
             0 => return,
-            1 => report(Event::Refused(&Unsaid)),
+            1 => report(ServeEvent::Refused(&LogBudgetExhausted)),
             _ => report(event),
         }
-        self.left -= 1;
-        self.of_all = self.of_all.saturating_sub(1);
+        self.left_for_client -= 1;
+        self.left_for_device = self.left_for_device.saturating_sub(1);
     }
 }

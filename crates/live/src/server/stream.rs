@@ -9,18 +9,18 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags, recvmsg, send,
 };
 
-use super::{Stop, wait};
-use crate::virtio::Awaited;
+use super::{StopSignal, wait};
+use crate::virtio::PollSource;
 use crate::wire::{FramingError, Inbox, MAX_FDS, Message};
 
 /// Sends a reply, unless the stop comes first (false): a client that does not read may make its device wait, and not the daemon's end.
-pub(crate) fn answer(stream: &UnixStream, mut reply: &[u8], stop: &Stop) -> io::Result<bool> {
+pub(crate) fn answer(stream: &UnixStream, mut reply: &[u8], stop: &StopSignal) -> io::Result<bool> {
     while !reply.is_empty() {
         match send(stream, reply, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
             Ok(sent) => reply = reply.get(sent..).unwrap_or_default(),
             Err(rustix::io::Errno::INTR) => {}
             Err(rustix::io::Errno::AGAIN) => {
-                let room = Awaited {
+                let room = PollSource {
                     fd: stream.as_fd(),
                     input: false,
                     output: true,
@@ -43,13 +43,13 @@ pub(super) enum Received {
 }
 
 pub(super) fn receive(stream: &UnixStream, inbox: &mut Inbox) -> io::Result<Received> {
-    let Some(piece) = receive_piece(stream, inbox.wants(), RecvFlags::DONTWAIT)? else {
+    let Some(piece) = receive_piece(stream, inbox.bytes_wanted(), RecvFlags::DONTWAIT)? else {
         return Ok(Received::Part);
     };
     if piece.bytes.is_empty() {
         return Ok(Received::End);
     }
-    Ok(match inbox.take(&piece.bytes, piece.fds, piece.truncated) {
+    Ok(match inbox.feed(&piece.bytes, piece.fds, piece.truncated) {
         Ok(Some(message)) => Received::Message(message),
         Ok(None) => Received::Part,
         Err(error) => Received::Lost(error),
@@ -111,7 +111,7 @@ mod tests {
     #[test]
     fn a_client_that_does_not_read_does_not_keep_the_daemon() {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        let stop = Stop::new().unwrap();
+        let stop = StopSignal::new().unwrap();
         stop.stop();
         assert!(!answer(&ours, &vec![0; LONG], &stop).unwrap());
         drop(theirs);
@@ -121,7 +121,7 @@ mod tests {
     #[test]
     fn a_reply_that_does_not_fit_is_sent_as_it_is_read() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
-        let stop = Stop::new().unwrap();
+        let stop = StopSignal::new().unwrap();
         let reader = std::thread::spawn(move || {
             let mut bytes = vec![0; LONG];
             io::Read::read_exact(&mut theirs, &mut bytes).unwrap();

@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use super::Event;
-use crate::access::Access;
-use crate::virtio::Awaited;
+use super::ServeEvent;
+use crate::access::SocketAccess;
+use crate::virtio::PollSource;
 
 /// How long a client waits that the host has no room for.
 const NO_ROOM: Timespec = Timespec {
@@ -19,9 +19,9 @@ const NO_ROOM: Timespec = Timespec {
 
 /// Tells threads to end. Clones tell the same.
 #[derive(Clone, Debug)]
-pub struct Stop(Arc<OwnedFd>);
+pub struct StopSignal(Arc<OwnedFd>);
 
-impl Stop {
+impl StopSignal {
     /// A new one.
     ///
     /// # Errors
@@ -42,8 +42,8 @@ impl Stop {
     pub(crate) fn accept(
         &self,
         listener: &UnixListener,
-        access: Access,
-        mut report: impl FnMut(Event<'_>),
+        access: SocketAccess,
+        mut report: impl FnMut(ServeEvent<'_>),
     ) -> io::Result<Option<UnixStream>> {
         loop {
             if wait(Some(listener.as_fd()), None, self, false)?.stop {
@@ -59,15 +59,15 @@ impl Stop {
     pub(super) fn take(
         &self,
         listener: &UnixListener,
-        access: Access,
-        report: &mut impl FnMut(Event<'_>),
+        access: SocketAccess,
+        report: &mut impl FnMut(ServeEvent<'_>),
     ) -> io::Result<Option<UnixStream>> {
         use rustix::io::Errno;
         let error = match listener.accept() {
             Ok((stream, _)) => match access.admit(&stream) {
                 Ok(()) => return Ok(Some(stream)),
                 Err(stranger) => {
-                    report(Event::Refused(&stranger));
+                    report(ServeEvent::Refused(&stranger));
                     return Ok(None);
                 }
             },
@@ -76,7 +76,7 @@ impl Stop {
         match Errno::from_io_error(&error) {
             Some(Errno::CONNABORTED | Errno::INTR | Errno::AGAIN) => {}
             Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS) => {
-                report(Event::Closed(&error));
+                report(ServeEvent::Closed(&error));
                 let _ = poll(&mut [PollFd::new(&*self.0, PollFlags::IN)], Some(&NO_ROOM));
             }
             _ => return Err(error),
@@ -92,50 +92,54 @@ impl Stop {
 
 /// Why serving ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Pause {
+pub(crate) enum ServeEnd {
     /// Told to stop.
     Stop,
     /// The bell rings: it can be gone on with.
-    Bell,
+    PauseRequested,
 }
 
 /// What has come.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Woken {
+pub(crate) struct WaitResult {
     pub(crate) stop: bool,
     pub(crate) main: bool,
     pub(crate) extra: bool,
-    bell: bool,
+    pause: bool,
 }
 
-impl Woken {
-    pub(super) fn pause(self) -> Option<Pause> {
-        let bell = self.bell.then_some(Pause::Bell);
-        if self.stop { Some(Pause::Stop) } else { bell }
+impl WaitResult {
+    pub(super) fn serve_end(self) -> Option<ServeEnd> {
+        let bell = self.pause.then_some(ServeEnd::PauseRequested);
+        if self.stop {
+            Some(ServeEnd::Stop)
+        } else {
+            bell
+        }
     }
 }
 
 /// `busy`: there is other work to do, so only look.
 pub(crate) fn wait(
     main: Option<BorrowedFd<'_>>,
-    extra: Option<Awaited<'_>>,
-    stop: &Stop,
+    extra: Option<PollSource<'_>>,
+    stop: &StopSignal,
     busy: bool,
-) -> io::Result<Woken> {
-    wait_or_bell(main, extra, stop, None, busy)
+) -> io::Result<WaitResult> {
+    wait_or_pause(main, extra, stop, None, busy)
 }
 
-pub(super) fn wait_or_bell(
+pub(super) fn wait_or_pause(
     main: Option<BorrowedFd<'_>>,
-    extra: Option<Awaited<'_>>,
-    stop: &Stop,
+    extra: Option<PollSource<'_>>,
+    stop: &StopSignal,
     bell: Option<BorrowedFd<'_>>,
     busy: bool,
-) -> io::Result<Woken> {
+) -> io::Result<WaitResult> {
     let mut fds = vec![PollFd::new(&*stop.0, PollFlags::IN)];
     fds.extend(main.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
     fds.extend(bell.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-    if let Some(Awaited { fd, input, output }) = extra {
+    if let Some(PollSource { fd, input, output }) = extra {
         let mut flags = PollFlags::empty();
         flags.set(PollFlags::IN, input);
         flags.set(PollFlags::OUT, output);
@@ -154,10 +158,10 @@ pub(super) fn wait_or_bell(
         // In the order in which they were put there.
         let mut came = fds.iter().map(|fd| !fd.revents().is_empty());
         let mut next = |asked: bool| asked && came.next().unwrap_or(false);
-        return Ok(Woken {
+        return Ok(WaitResult {
             stop: next(true),
             main: next(main.is_some()),
-            bell: next(bell.is_some()),
+            pause: next(bell.is_some()),
             extra: next(true),
         });
     }

@@ -22,7 +22,8 @@ mod translations;
 
 pub use refusal::Refusal;
 pub use request::{
-    MAX_PAYLOAD_BYTES, MAX_REGIONS, Request, RequestError, Shared, StreamError, VringAddress,
+    MAX_PAYLOAD_BYTES, MAX_REGIONS, RequestError, SharedRegion, StreamError, VhostUserRequest,
+    VringAddress,
 };
 pub use server::{Clients, serve};
 pub use session::{Outcome, Session, Settings};

@@ -165,11 +165,11 @@ pub struct VringAddress {
 }
 
 /// A region of a memory table, its offset in the file, and the file.
-pub type Shared = (Region, u64, OwnedFd);
+pub type SharedRegion = (Region, u64, OwnedFd);
 
 /// A request of the right form.
 #[derive(Debug)]
-pub enum Request {
+pub enum VhostUserRequest {
     /// Which features there are.
     GetFeatures,
     /// Which ones the driver and the front-end take.
@@ -185,7 +185,7 @@ pub enum Request {
     /// It ends; no ring goes on.
     ResetOwner,
     /// The guest's memory.
-    SetMemTable(Vec<Shared>),
+    SetMemTable(Vec<SharedRegion>),
     /// Where the back-end asks for translations.
     SetBackendChannel(OwnedFd),
     /// How many descriptors a ring has.
@@ -255,7 +255,7 @@ pub enum Request {
     },
 }
 
-impl Request {
+impl VhostUserRequest {
     /// Reads a message.
     ///
     /// # Errors
@@ -312,37 +312,37 @@ struct Parts<'a> {
 }
 
 impl Parts<'_> {
-    fn plain(&self) -> Result<Request, RequestError> {
+    fn plain(&self) -> Result<VhostUserRequest, RequestError> {
         let request = self.request;
         Ok(match request {
-            number::GET_FEATURES => self.bare(Request::GetFeatures)?,
-            number::SET_FEATURES => Request::SetFeatures(self.word()?),
-            number::GET_PROTOCOL_FEATURES => self.bare(Request::GetProtocolFeatures)?,
-            number::SET_PROTOCOL_FEATURES => Request::SetProtocolFeatures(self.word()?),
-            number::GET_QUEUE_NUM => self.bare(Request::GetQueueNum)?,
-            number::SET_OWNER => self.bare(Request::SetOwner)?,
-            number::RESET_OWNER => self.bare(Request::ResetOwner)?,
+            number::GET_FEATURES => self.bare(VhostUserRequest::GetFeatures)?,
+            number::SET_FEATURES => VhostUserRequest::SetFeatures(self.word()?),
+            number::GET_PROTOCOL_FEATURES => self.bare(VhostUserRequest::GetProtocolFeatures)?,
+            number::SET_PROTOCOL_FEATURES => VhostUserRequest::SetProtocolFeatures(self.word()?),
+            number::GET_QUEUE_NUM => self.bare(VhostUserRequest::GetQueueNum)?,
+            number::SET_OWNER => self.bare(VhostUserRequest::SetOwner)?,
+            number::RESET_OWNER => self.bare(VhostUserRequest::ResetOwner)?,
             number::SET_VRING_NUM => {
                 let (index, size) = self.state()?;
-                Request::SetVringNum { index, size }
+                VhostUserRequest::SetVringNum { index, size }
             }
             number::SET_VRING_BASE => {
                 let (index, base) = self.state()?;
-                Request::SetVringBase { index, base }
+                VhostUserRequest::SetVringBase { index, base }
             }
             number::GET_VRING_BASE => {
                 let (index, _) = self.state()?;
-                Request::GetVringBase { index }
+                VhostUserRequest::GetVringBase { index }
             }
             number::SET_VRING_ENABLE => {
                 let (index, on) = self.state()?;
                 let on = on != 0;
-                Request::SetVringEnable { index, on }
+                VhostUserRequest::SetVringEnable { index, on }
             }
             number::SET_VRING_ADDR => self.address()?,
             number::IOTLB_MSG => {
                 let bytes = self.body.first_chunk().copied();
-                Request::Iotlb(
+                VhostUserRequest::Iotlb(
                     bytes
                         .filter(|_| self.body.len() == IOTLB_BYTES)
                         .ok_or(self.length())?,
@@ -360,7 +360,7 @@ impl Parts<'_> {
         }
     }
 
-    fn bare(&self, request: Request) -> Result<Request, RequestError> {
+    fn bare(&self, request: VhostUserRequest) -> Result<VhostUserRequest, RequestError> {
         self.of_length(0)?;
         Ok(request)
     }
@@ -394,9 +394,9 @@ impl Parts<'_> {
     }
 
     /// `struct vhost_vring_addr`. Its flags and its last field are about a log of what was written, which is not offered.
-    fn address(&self) -> Result<Request, RequestError> {
+    fn address(&self) -> Result<VhostUserRequest, RequestError> {
         self.of_length(40)?;
-        Ok(Request::SetVringAddr {
+        Ok(VhostUserRequest::SetVringAddr {
             index: self.half(0)?,
             address: VringAddress {
                 descriptors: self.long(8)?,
@@ -406,13 +406,13 @@ impl Parts<'_> {
         })
     }
 
-    fn config(&self) -> Result<Request, RequestError> {
+    fn config(&self) -> Result<VhostUserRequest, RequestError> {
         let (offset, bytes, flags) = (self.half(0)?, self.half(4)?, self.half(8)?);
         let whole = 12_usize.checked_add(bytes as usize);
         if bytes > MAX_CONFIG_BYTES || whole != Some(self.body.len()) {
             return Err(self.length());
         }
-        Ok(Request::GetConfig {
+        Ok(VhostUserRequest::GetConfig {
             offset,
             bytes,
             flags,
@@ -449,7 +449,7 @@ impl Parts<'_> {
         Ok(((word & INDEX) as u32, fds.into_iter().next()))
     }
 
-    fn memory(&self, fds: Vec<OwnedFd>) -> Result<Request, RequestError> {
+    fn memory(&self, fds: Vec<OwnedFd>) -> Result<VhostUserRequest, RequestError> {
         const REGION_BYTES: usize = 32;
         let given = self.half(0)?;
         let count = usize::try_from(given).unwrap_or(usize::MAX);
@@ -473,6 +473,6 @@ impl Parts<'_> {
             };
             shared.push((region, self.long(at + 24)?, fd));
         }
-        Ok(Request::SetMemTable(shared))
+        Ok(VhostUserRequest::SetMemTable(shared))
     }
 }

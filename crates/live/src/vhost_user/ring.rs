@@ -9,20 +9,20 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::ReadWriteFlags;
 use virtio_queue::{Queue, QueueT};
 
-use super::translations::Translated;
+use super::translations::IotlbMemory;
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
 use crate::event::signal;
-use crate::server::{Event, Report, Stop, wait};
-use crate::virtio::{Awaited, Device, QueueBroken};
+use crate::server::{EventHandler, ServeEvent, StopSignal, wait};
+use crate::virtio::{Device, PollSource, QueueBroken};
 
 /// Times that it is said of one front-end's ring that it broke.
-const MOST_SAID: u32 = 16;
+const MAX_REPORTS: u32 = 16;
 
 /// A device that is not at work.
-pub(super) struct Parked<D> {
+pub(super) struct IdleDevice<D> {
     pub(super) device: D,
-    pub(super) dma: Translated,
+    pub(super) dma: IotlbMemory,
 }
 
 /// Where others are told. Changed while the ring runs.
@@ -38,38 +38,38 @@ pub(super) struct Events {
     pub(super) idle: AtomicBool,
 }
 
-fn tell(event: &Mutex<Option<OwnedFd>>) {
+fn notify(event: &Mutex<Option<OwnedFd>>) {
     let event = event.lock().unwrap_or_else(PoisonError::into_inner);
     event.as_ref().inspect(|event| signal(event));
 }
 
 /// What the device's thread works with.
-pub(super) struct Ring<D> {
-    pub(super) parked: Parked<D>,
+pub(super) struct Vring<D> {
+    pub(super) idle_device: IdleDevice<D>,
     pub(super) queue: Queue,
     pub(super) kick: Arc<OwnedFd>,
     pub(super) events: Arc<Events>,
     pub(super) counters: Arc<DeviceCounters>,
-    pub(super) report: Report,
+    pub(super) report: EventHandler,
 }
 
 /// What is left when it has stopped.
-pub(super) struct Stopped<D> {
-    pub(super) parked: Parked<D>,
+pub(super) struct StoppedVring<D> {
+    pub(super) idle_device: IdleDevice<D>,
     /// The next entry to be taken.
     pub(super) base: u16,
 }
 
 /// A ring at work.
-pub(super) struct Running<D> {
-    stop: Stop,
+pub(super) struct RunningVring<D> {
+    stop: StopSignal,
     kick: Arc<OwnedFd>,
     events: Arc<Events>,
-    thread: JoinHandle<Stopped<D>>,
+    thread: JoinHandle<StoppedVring<D>>,
 }
 
-impl<D: Device + Send + 'static> Running<D> {
-    pub(super) fn start(ring: Ring<D>, stop: Stop) -> Self {
+impl<D: Device + Send + 'static> RunningVring<D> {
+    pub(super) fn start(ring: Vring<D>, stop: StopSignal) -> Self {
         let told = stop.clone();
         ring.events.idle.store(false, Ordering::Release);
         Self {
@@ -81,7 +81,7 @@ impl<D: Device + Send + 'static> Running<D> {
     }
 
     /// Whether it waits for a kick, and none has come; or works no more.
-    pub(super) fn rests(&self) -> bool {
+    pub(super) fn is_idle(&self) -> bool {
         let mut kicked = [PollFd::new(&self.kick, PollFlags::IN)];
         // In this order: who takes a kick is no longer idle by then.
         let quiet = poll(&mut kicked, Some(&Timespec::default())) == Ok(0);
@@ -89,37 +89,41 @@ impl<D: Device + Send + 'static> Running<D> {
     }
 
     /// Waits until it has stopped. Whoever calls this has cut short what the device waits for. None: its thread panicked.
-    pub(super) fn stop(self) -> Option<Stopped<D>> {
+    pub(super) fn stop(self) -> Option<StoppedVring<D>> {
         self.stop.stop();
         self.thread.join().ok()
     }
 }
 
-impl<D: Device> Ring<D> {
-    fn run(mut self, stop: &Stop) -> Stopped<D> {
-        self.parked.dma.begin();
+impl<D: Device> Vring<D> {
+    fn run(mut self, stop: &StopSignal) -> StoppedVring<D> {
+        self.idle_device.dma.begin();
         if let Err(broken) = self.work(stop)
-            && !self.parked.dma.cut_short()
+            && !self.idle_device.dma.interrupted()
         {
             self.counters.broken_queues.add(1);
             // The guest breaks it as often as it likes.
             let said = self.events.broken.fetch_add(1, Ordering::Relaxed);
-            if said < MOST_SAID {
-                (self.report)(&Event::Broken(&broken));
+            if said < MAX_REPORTS {
+                (self.report)(&ServeEvent::Broken(&broken));
             }
-            tell(&self.events.error);
+            notify(&self.events.error);
         }
-        Stopped {
+        StoppedVring {
             base: self.queue.next_avail(),
-            parked: self.parked,
+            idle_device: self.idle_device,
         }
     }
 
-    fn work(&mut self, stop: &Stop) -> Result<(), QueueBroken> {
-        let Self { parked, queue, .. } = self;
-        let Parked { device, dma } = parked;
+    fn work(&mut self, stop: &StopSignal) -> Result<(), QueueBroken> {
+        let Self {
+            idle_device: parked,
+            queue,
+            ..
+        } = self;
+        let IdleDevice { device, dma } = parked;
         // The front-end tells which entry is next, not how many were used.
-        let used = dma.settled(|memory| queue.used_idx(memory, Ordering::Acquire))?;
+        let used = dma.with_retry(|memory| queue.used_idx(memory, Ordering::Acquire))?;
         queue.set_next_used(used.0);
         // Whoever kicked before may have been heard by nobody.
         let mut unfinished = true;
@@ -128,14 +132,14 @@ impl<D: Device> Ring<D> {
                 let turn = device.process(0, queue, dma)?;
                 if turn.interrupt {
                     self.counters.interrupts.add(1);
-                    tell(&self.events.call);
+                    notify(&self.events.call);
                 }
-                if dma.cut_short() {
+                if dma.interrupted() {
                     return Ok(());
                 }
                 unfinished = turn.more;
             }
-            let kick = Awaited {
+            let kick = PollSource {
                 fd: self.kick.as_fd(),
                 input: true,
                 output: false,

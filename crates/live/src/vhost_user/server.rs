@@ -10,11 +10,11 @@ use rustix::net::{RecvFlags, recv};
 
 use super::refusal::Refusal;
 use super::session::{Session, Settings};
-use crate::access::Access;
+use crate::access::SocketAccess;
 use crate::counters::DeviceCounters;
-use crate::server::{Event, Report, Stop, Words, answer, receive_piece, wait};
-use crate::virtio::{Awaited, Device};
-use crate::wire::Assembly;
+use crate::server::{EventHandler, LogBudget, ServeEvent, StopSignal, answer, receive_piece, wait};
+use crate::virtio::{Device, PollSource};
+use crate::wire::MessageAssembler;
 
 /// Where front-ends come from.
 #[derive(Clone, Copy, Debug)]
@@ -22,7 +22,7 @@ pub struct Clients<'a> {
     /// The socket.
     pub listener: &'a UnixListener,
     /// Who may connect.
-    pub access: Access,
+    pub access: SocketAccess,
 }
 
 /// Serves front-ends one after another until told to stop.
@@ -35,28 +35,28 @@ pub fn serve<D: Device + Send + 'static>(
     mut device: D,
     settings: &Settings,
     counters: &Arc<DeviceCounters>,
-    stop: &Stop,
-    report: &Report,
+    stop: &StopSignal,
+    report: &EventHandler,
 ) -> io::Result<()> {
-    let mut words = Words::default();
+    let mut words = LogBudget::default();
     loop {
-        let say = |event: Event<'_>| words.say(event, |event| report(&event));
+        let say = |event: ServeEvent<'_>| words.log(event, |event| report(&event));
         let Some(stream) = stop.accept(clients.listener, clients.access, say)? else {
             break;
         };
-        report(&Event::Connected);
+        report(&ServeEvent::Connected);
         let (counters, told) = (Arc::clone(counters), Arc::clone(report));
         let session = Session::new(device, settings, Arc::clone(&counters), told);
         let mut session = session.map_err(io::Error::other)?;
-        words = words.next();
+        words = words.next_client();
         let end = converse(&stream, &mut session, &counters, stop, report, &mut words);
         device = session
             .end()
             .ok_or_else(|| io::Error::other("the device's thread panicked"))?;
         if let Err(error) = &end {
-            words.say(Event::Closed(error), |event| report(&event));
+            words.log(ServeEvent::Closed(error), |event| report(&event));
         }
-        report(&Event::Disconnected);
+        report(&ServeEvent::Disconnected);
         if let Ok(false) = end {
             break;
         }
@@ -69,15 +69,15 @@ fn converse<D: Device + Send + 'static>(
     stream: &UnixStream,
     session: &mut Session<D>,
     counters: &DeviceCounters,
-    stop: &Stop,
-    report: &Report,
-    words: &mut Words,
+    stop: &StopSignal,
+    report: &EventHandler,
+    words: &mut LogBudget,
 ) -> io::Result<bool> {
-    let mut inbox = Assembly::<Header>::default();
+    let mut inbox = MessageAssembler::<Header>::default();
     let mut replies = Replies::default();
     loop {
         let channel = session.channel().cloned();
-        let replied = channel.as_ref().map(|channel| Awaited {
+        let replied = channel.as_ref().map(|channel| PollSource {
             fd: channel.as_fd(),
             input: true,
             output: false,
@@ -88,17 +88,18 @@ fn converse<D: Device + Send + 'static>(
         }
         // The main socket first: what it says came before the reply that it leads to.
         if woken.main {
-            let Some(piece) = receive_piece(stream, inbox.wants(), RecvFlags::DONTWAIT)? else {
+            let Some(piece) = receive_piece(stream, inbox.bytes_wanted(), RecvFlags::DONTWAIT)?
+            else {
                 continue;
             };
             if piece.bytes.is_empty() {
                 return Ok(true);
             }
-            let message = match inbox.take(&piece.bytes, piece.fds, piece.truncated) {
+            let message = match inbox.feed(&piece.bytes, piece.fds, piece.truncated) {
                 Ok(Some(message)) => message,
                 Ok(None) => continue,
                 Err(error) => {
-                    words.say(Event::Closed(&error), |event| report(&event));
+                    words.log(ServeEvent::Closed(&error), |event| report(&event));
                     return Ok(true);
                 }
             };
@@ -106,7 +107,7 @@ fn converse<D: Device + Send + 'static>(
             let outcome = session.handle(message);
             if let Some(refusal) = &outcome.refusal {
                 counters.refused.add(1);
-                words.say(Event::Refused(refusal), |event| report(&event));
+                words.log(ServeEvent::Refused(refusal), |event| report(&event));
             }
             if let Some(reply) = outcome.reply
                 && !answer(stream, &reply, stop)?
@@ -126,7 +127,7 @@ fn converse<D: Device + Send + 'static>(
                     let status = reply_status(&bytes).map_err(Refusal::Reply);
                     if let Err(refusal) = status.and_then(|done| session.replied(done)) {
                         counters.refused.add(1);
-                        words.say(Event::Refused(&refusal), |event| report(&event));
+                        words.log(ServeEvent::Refused(&refusal), |event| report(&event));
                         return Ok(true);
                     }
                 }

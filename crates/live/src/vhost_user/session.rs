@@ -4,20 +4,20 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ringfence_softiommu::iotlb::{Header, Iotlb, IotlbError, IotlbLimits, Regions, reply};
-use ringfence_types::{DeviceId, Iova, IovaRange};
+use ringfence_types::{Iova, IovaRange, RequesterId};
 use rustix::net::sockopt::{socket_domain, socket_type};
 use rustix::net::{AddressFamily, SocketType, getpeername};
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
 use super::refusal::Refusal;
-use super::request::{Request, Shared, VringAddress, asks};
-use super::ring::{Events, Parked, Ring, Running};
+use super::request::{SharedRegion, VhostUserRequest, VringAddress, asks};
+use super::ring::{Events, IdleDevice, RunningVring, Vring};
 use super::translations::Translations;
 use crate::counters::DeviceCounters;
 use crate::event::is_eventfd;
-use crate::memory::{GuestRam, Source};
-use crate::server::{Report, Stop};
+use crate::memory::{GuestRam, RangeSource};
+use crate::server::{EventHandler, StopSignal};
 use crate::virtio::{Device, F_ACCESS_PLATFORM, F_EVENT_IDX, F_INDIRECT_DESC, F_VERSION_1};
 use crate::wire::Message;
 
@@ -38,7 +38,7 @@ const CONFIG_BYTES: usize = 256;
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
     /// By which name the device's faults go.
-    pub device: DeviceId,
+    pub device: RequesterId,
     /// How much of what the front-end says is kept.
     pub iotlb: IotlbLimits,
 }
@@ -56,7 +56,7 @@ pub struct Outcome {
 
 /// The ring's settings, as they come one by one.
 #[derive(Debug, Default)]
-struct Wanted {
+struct VringConfig {
     size: Option<u16>,
     address: Option<VringAddress>,
     base: u16,
@@ -67,9 +67,9 @@ struct Wanted {
 /// A front-end and a device.
 pub struct Session<D> {
     /// The device while it is not at work.
-    parked: Option<Parked<D>>,
-    running: Option<Running<D>>,
-    wanted: Wanted,
+    idle_device: Option<IdleDevice<D>>,
+    running: Option<RunningVring<D>>,
+    vring: VringConfig,
     events: Arc<Events>,
     translations: Arc<Translations>,
     channel: Option<Arc<OwnedFd>>,
@@ -79,7 +79,7 @@ pub struct Session<D> {
     largest: u16,
     config: [u8; CONFIG_BYTES],
     counters: Arc<DeviceCounters>,
-    report: Report,
+    report: EventHandler,
 }
 
 impl<D: Device + Send + 'static> Session<D> {
@@ -91,7 +91,7 @@ impl<D: Device + Send + 'static> Session<D> {
         mut device: D,
         settings: &Settings,
         counters: Arc<DeviceCounters>,
-        report: Report,
+        report: EventHandler,
     ) -> Result<Self, IotlbError> {
         device.reset();
         let mut config = [0; CONFIG_BYTES];
@@ -109,9 +109,9 @@ impl<D: Device + Send + 'static> Session<D> {
                 | F_ACCESS_PLATFORM
                 | F_PROTOCOL_FEATURES,
             largest: device.queue_sizes().first().copied().unwrap_or(0),
-            parked: Some(Parked { device, dma }),
+            idle_device: Some(IdleDevice { device, dma }),
             running: None,
-            wanted: Wanted::default(),
+            vring: VringConfig::default(),
             events: Arc::default(),
             translations,
             channel: None,
@@ -126,7 +126,7 @@ impl<D: Device + Send + 'static> Session<D> {
     /// The front-end has gone. None: the device's thread panicked.
     pub fn end(mut self) -> Option<D> {
         self.stop();
-        self.parked.map(|parked| parked.device)
+        self.idle_device.map(|parked| parked.device)
     }
 
     /// Where the front-end answers what the back-end asks.
@@ -139,7 +139,7 @@ impl<D: Device + Send + 'static> Session<D> {
     pub fn rests(&self) -> bool {
         self.running
             .as_ref()
-            .is_none_or(|running| self.translations.waits() || running.rests())
+            .is_none_or(|running| self.translations.waits() || running.is_idle())
     }
 
     /// The front-end has replied on the [`channel`](Self::channel).
@@ -158,7 +158,7 @@ impl<D: Device + Send + 'static> Session<D> {
             ..
         } = message.header;
         let asks = asks(&message.header);
-        let result = Request::parse(message).map_err(Refusal::Request);
+        let result = VhostUserRequest::parse(message).map_err(Refusal::Request);
         match result.and_then(|request| self.follow(request)) {
             Ok(Some(payload)) => Outcome {
                 reply: Some(answer(request, &payload)),
@@ -179,41 +179,43 @@ impl<D: Device + Send + 'static> Session<D> {
     }
 
     /// What to answer, where there is more to answer than that it was done.
-    fn follow(&mut self, request: Request) -> Result<Option<Vec<u8>>, Refusal> {
+    fn follow(&mut self, request: VhostUserRequest) -> Result<Option<Vec<u8>>, Refusal> {
         match request {
-            Request::GetFeatures => return Ok(Some(self.offered.to_ne_bytes().to_vec())),
-            Request::GetProtocolFeatures => return Ok(Some(PROTOCOL.to_ne_bytes().to_vec())),
-            Request::GetQueueNum => return Ok(Some(1_u64.to_ne_bytes().to_vec())),
-            Request::GetConfig {
+            VhostUserRequest::GetFeatures => return Ok(Some(self.offered.to_ne_bytes().to_vec())),
+            VhostUserRequest::GetProtocolFeatures => {
+                return Ok(Some(PROTOCOL.to_ne_bytes().to_vec()));
+            }
+            VhostUserRequest::GetQueueNum => return Ok(Some(1_u64.to_ne_bytes().to_vec())),
+            VhostUserRequest::GetConfig {
                 offset,
                 bytes,
                 flags,
             } => return Ok(Some(self.config(offset, bytes, flags))),
-            Request::GetVringBase { index } => {
+            VhostUserRequest::GetVringBase { index } => {
                 ring(index)?;
                 self.stop();
-                self.wanted.kick = None;
-                let base = self.wanted.base;
+                self.vring.kick = None;
+                let base = self.vring.base;
                 return Ok(Some(halves([index, base.into()])));
             }
-            Request::SetOwner => {}
-            Request::ResetOwner => {
+            VhostUserRequest::SetOwner => {}
+            VhostUserRequest::ResetOwner => {
                 self.stop();
-                self.wanted = Wanted::default();
+                self.vring = VringConfig::default();
             }
-            Request::SetFeatures(features) => {
+            VhostUserRequest::SetFeatures(features) => {
                 check(features, self.offered)?;
                 if features != self.features {
                     self.idle()?;
                 }
                 self.features = features;
             }
-            Request::SetProtocolFeatures(features) => {
+            VhostUserRequest::SetProtocolFeatures(features) => {
                 check(features, PROTOCOL)?;
                 self.idle()?;
                 self.protocol = features;
             }
-            Request::SetBackendChannel(channel) => {
+            VhostUserRequest::SetBackendChannel(channel) => {
                 if self.channel.is_some() {
                     return Err(Refusal::Channel);
                 }
@@ -222,43 +224,43 @@ impl<D: Device + Send + 'static> Session<D> {
                 self.translations.set_channel(Arc::clone(&channel));
                 self.channel = Some(channel);
             }
-            Request::SetMemTable(shared) => self.set_memory(shared)?,
-            Request::Iotlb(bytes) => self.translations.receive(&bytes)?,
-            Request::SetVringNum { index, size } => {
+            VhostUserRequest::SetMemTable(shared) => self.set_memory(shared)?,
+            VhostUserRequest::Iotlb(bytes) => self.translations.receive(&bytes)?,
+            VhostUserRequest::SetVringNum { index, size } => {
                 ring(index)?;
                 self.idle()?;
                 let fits = u16::try_from(size).ok();
                 let fits = fits.filter(|size| size.is_power_of_two() && *size <= self.largest);
-                self.wanted.size = Some(fits.ok_or(Refusal::Size { size })?);
+                self.vring.size = Some(fits.ok_or(Refusal::Size { size })?);
             }
-            Request::SetVringAddr { index, address } => {
+            VhostUserRequest::SetVringAddr { index, address } => {
                 ring(index)?;
                 self.idle()?;
-                self.wanted.address = Some(address);
+                self.vring.address = Some(address);
             }
-            Request::SetVringBase { index, base } => {
+            VhostUserRequest::SetVringBase { index, base } => {
                 ring(index)?;
                 self.idle()?;
-                self.wanted.base = u16::try_from(base).map_err(|_| Refusal::Base { base })?;
+                self.vring.base = u16::try_from(base).map_err(|_| Refusal::Base { base })?;
             }
-            Request::SetVringKick { index, event } => {
+            VhostUserRequest::SetVringKick { index, event } => {
                 ring(index)?;
                 self.idle()?;
                 event_only(&event)?;
-                self.wanted.kick = Some(Arc::new(event));
+                self.vring.kick = Some(Arc::new(event));
                 self.start()?;
             }
-            Request::SetVringCall { index, event } => {
+            VhostUserRequest::SetVringCall { index, event } => {
                 ring(index)?;
                 self.events.set(&self.events.call, event)?;
             }
-            Request::SetVringErr { index, event } => {
+            VhostUserRequest::SetVringErr { index, event } => {
                 ring(index)?;
                 self.events.set(&self.events.error, event)?;
             }
-            Request::SetVringEnable { index, on } => {
+            VhostUserRequest::SetVringEnable { index, on } => {
                 ring(index)?;
-                self.wanted.enabled = on;
+                self.vring.enabled = on;
                 if on {
                     self.start()?;
                 } else {
@@ -285,13 +287,13 @@ impl<D: Device + Send + 'static> Session<D> {
     }
 
     /// The guest's memory is another one now. When it returns, nothing of the one before is held.
-    fn set_memory(&mut self, shared: Vec<Shared>) -> Result<(), Refusal> {
+    fn set_memory(&mut self, shared: Vec<SharedRegion>) -> Result<(), Refusal> {
         let mut ram = GuestRam::default();
         let mut regions = Vec::new();
         for (region, offset, file) in shared {
             let user = region.user;
             let range = IovaRange::new(Iova::new(region.memory.get()), region.bytes);
-            let source = Source {
+            let source = RangeSource {
                 file: Some(file),
                 offset,
                 accessible: true,
@@ -308,8 +310,7 @@ impl<D: Device + Send + 'static> Session<D> {
 
     /// Starts the ring if all has been said that it takes.
     fn start(&mut self) -> Result<(), Refusal> {
-        let (Some(kick), true, None) = (&self.wanted.kick, self.wanted.enabled, &self.running)
-        else {
+        let (Some(kick), true, None) = (&self.vring.kick, self.vring.enabled, &self.running) else {
             return Ok(());
         };
         let (features, protocol) = (self.features, self.protocol);
@@ -320,24 +321,24 @@ impl<D: Device + Send + 'static> Session<D> {
             return Err(Refusal::Untranslated { features, protocol });
         }
         let queue = self.queue()?;
-        let stop = Stop::new().map_err(|_| Refusal::Host)?;
-        let mut parked = self.parked.take().ok_or(Refusal::Host)?;
+        let stop = StopSignal::new().map_err(|_| Refusal::Host)?;
+        let mut parked = self.idle_device.take().ok_or(Refusal::Host)?;
         self.translations.go_on();
         parked.device.activate(features);
-        let ring = Ring {
-            parked,
+        let ring = Vring {
+            idle_device: parked,
             queue,
             kick: Arc::clone(kick),
             events: Arc::clone(&self.events),
             counters: Arc::clone(&self.counters),
             report: Arc::clone(&self.report),
         };
-        self.running = Some(Running::start(ring, stop));
+        self.running = Some(RunningVring::start(ring, stop));
         Ok(())
     }
 
     fn queue(&self) -> Result<Queue, Refusal> {
-        let (Some(size), Some(address)) = (self.wanted.size, self.wanted.address) else {
+        let (Some(size), Some(address)) = (self.vring.size, self.vring.address) else {
             return Err(Refusal::Incomplete);
         };
         let misaligned = |_| Refusal::Misaligned { address };
@@ -354,7 +355,7 @@ impl<D: Device + Send + 'static> Session<D> {
             .try_set_used_ring_address(GuestAddress(address.used))
             .map_err(misaligned)?;
         queue.set_event_idx(self.features & F_EVENT_IDX != 0);
-        queue.set_next_avail(self.wanted.base);
+        queue.set_next_avail(self.vring.base);
         queue.set_ready(true);
         Ok(queue)
     }
@@ -365,11 +366,11 @@ impl<D: Device + Send + 'static> Session<D> {
         if let Some(running) = self.running.take() {
             self.translations.cut_short();
             if let Some(stopped) = running.stop() {
-                self.wanted.base = stopped.base;
-                self.parked = Some(stopped.parked);
+                self.vring.base = stopped.base;
+                self.idle_device = Some(stopped.idle_device);
             }
         }
-        self.translations.forget();
+        self.translations.clear();
     }
 }
 

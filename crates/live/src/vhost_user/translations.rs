@@ -8,9 +8,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use ringfence_softiommu::iotlb::{
-    Asked, Iotlb, IotlbError, Message, MissId, Outcome, Regions, request,
+    Iotlb, IotlbError, Message, MissAction, MissId, MissOutcome, Regions, request,
 };
-use ringfence_softiommu::{IommuError, Pin, Reader};
+use ringfence_softiommu::{IommuError, ReadGuard, Reader};
 use ringfence_types::Fault;
 use rustix::net::{SendFlags, send};
 use vm_memory::GuestMemoryMmap;
@@ -24,11 +24,11 @@ const ATTEMPTS: usize = 16;
 
 /// Translations that one access may ask for. The longest access is that of a disk's piece, 256 KiB in at most 256 runs, and takes fewer pages; whoever
 /// needs more has them taken away as fast as they come, for want of room or by the front-end, and would ask for ever.
-const ASKED_PER_ACCESS: usize = 2048;
+const MAX_MISSES_PER_ACCESS: usize = 2048;
 
 /// What came of asking.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Resolved {
+enum LookupResult {
     /// It is there.
     Present,
     /// It is not to be had.
@@ -51,7 +51,7 @@ struct State {
     /// Misses that were sent, in the order in which replies come.
     unreplied: VecDeque<MissId>,
     /// The miss that the device waits for, and what became of it.
-    waits_for: Option<(MissId, Option<Outcome>)>,
+    waits_for: Option<(MissId, Option<MissOutcome>)>,
     /// The device waits until fewer misses are under way.
     crowded: bool,
     /// Nothing is waited for any more.
@@ -79,8 +79,8 @@ impl Translations {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn reader(self: &Arc<Self>) -> Result<Translated, IommuError> {
-        Ok(Translated {
+    pub(super) fn reader(self: &Arc<Self>) -> Result<IotlbMemory, IommuError> {
+        Ok(IotlbMemory {
             reader: self.state().iotlb.reader()?,
             translations: Arc::clone(self),
             fault: None,
@@ -129,7 +129,7 @@ impl Translations {
     }
 
     /// Nothing that was said holds any more: the front-end no longer tells what the guest takes away.
-    pub(super) fn forget(&self) {
+    pub(super) fn clear(&self) {
         // Nobody who calls this is a reader.
         let _ = self.state().iotlb.receive(&Message::Invalidate(None));
     }
@@ -161,24 +161,24 @@ impl Translations {
         self.state().cut_short = false;
     }
 
-    fn resolve(&self, fault: &Fault) -> Resolved {
+    fn resolve(&self, fault: &Fault) -> LookupResult {
         let mut state = self.state();
         let mut gone = 0;
         let resolved = loop {
             if gone >= ATTEMPTS {
-                break Resolved::Refused;
+                break LookupResult::Refused;
             }
             if state.cut_short {
-                break Resolved::CutShort;
+                break LookupResult::CutShort;
             }
             let miss = match state.iotlb.miss(fault) {
-                Ok(Asked::Present) => break Resolved::Present,
-                Ok(Asked::Wait(miss)) => miss,
-                Ok(Asked::Send(miss, message)) => {
+                Ok(MissAction::Present) => break LookupResult::Present,
+                Ok(MissAction::Wait(miss)) => miss,
+                Ok(MissAction::Send(miss, message)) => {
                     if !state.send(&message) {
                         // Without an answer it would stay under way.
                         let _ = state.iotlb.replied(miss, false);
-                        break Resolved::Refused;
+                        break LookupResult::Refused;
                     }
                     self.counters.iotlb_misses.add(1);
                     state.unreplied.push_back(miss);
@@ -189,12 +189,12 @@ impl Translations {
                     state = self.wait(state);
                     continue;
                 }
-                Err(_) => break Resolved::Refused,
+                Err(_) => break LookupResult::Refused,
             };
             state.waits_for = Some((miss, None));
             let outcome = loop {
                 if state.iotlb.has_arrived(miss) {
-                    break Some(Outcome::Present);
+                    break Some(MissOutcome::Present);
                 }
                 if let Some((_, Some(outcome))) = state.waits_for {
                     break Some(outcome);
@@ -206,15 +206,15 @@ impl Translations {
             };
             state.waits_for = None;
             match outcome {
-                Some(Outcome::Present) => break Resolved::Present,
-                Some(Outcome::Refused) => break Resolved::Refused,
+                Some(MissOutcome::Present) => break LookupResult::Present,
+                Some(MissOutcome::Refused) => break LookupResult::Refused,
                 // Answered, and taken away meanwhile: asked again.
-                Some(Outcome::Gone) | None => gone += 1,
+                Some(MissOutcome::Invalidated) | None => gone += 1,
             }
         };
         state.crowded = false;
         drop(state);
-        if resolved == Resolved::Refused {
+        if resolved == LookupResult::Refused {
             self.counters.faults.add(1);
         }
         resolved
@@ -238,7 +238,7 @@ impl State {
 }
 
 /// The device's way to memory.
-pub(super) struct Translated {
+pub(super) struct IotlbMemory {
     translations: Arc<Translations>,
     reader: Reader<GuestMemoryMmap>,
     /// What the last access met.
@@ -248,7 +248,7 @@ pub(super) struct Translated {
     cut_short: bool,
 }
 
-impl Translated {
+impl IotlbMemory {
     /// The device begins again.
     pub(super) fn begin(&mut self) {
         self.fault = None;
@@ -257,37 +257,37 @@ impl Translated {
     }
 }
 
-impl Dma for Translated {
-    type View<'a> = Pin<'a, GuestMemoryMmap>;
+impl Dma for IotlbMemory {
+    type View<'a> = ReadGuard<'a, GuestMemoryMmap>;
 
-    fn with<R>(&mut self, access: impl FnOnce(&Pin<'_, GuestMemoryMmap>) -> R) -> R {
+    fn with<R>(&mut self, access: impl FnOnce(&ReadGuard<'_, GuestMemoryMmap>) -> R) -> R {
         let mut online = self.reader.online();
-        let pin = online.pin();
+        let pin = online.guard();
         let result = access(&pin);
         self.fault = pin.take_fault();
         result
     }
 
-    fn again(&mut self) -> bool {
+    fn should_retry(&mut self) -> bool {
         let Some(fault) = self.fault.take() else {
             self.asked = 0;
             return false;
         };
         self.asked += 1;
-        if self.asked > ASKED_PER_ACCESS {
+        if self.asked > MAX_MISSES_PER_ACCESS {
             self.asked = 0;
             self.translations.counters.faults.add(1);
             return false;
         }
         let resolved = self.translations.resolve(&fault);
-        if resolved != Resolved::Present {
+        if resolved != LookupResult::Present {
             self.asked = 0;
         }
-        self.cut_short |= resolved == Resolved::CutShort;
-        resolved == Resolved::Present
+        self.cut_short |= resolved == LookupResult::CutShort;
+        resolved == LookupResult::Present
     }
 
-    fn cut_short(&self) -> bool {
+    fn interrupted(&self) -> bool {
         self.cut_short
     }
 

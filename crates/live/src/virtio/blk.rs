@@ -12,13 +12,13 @@ use std::sync::Arc;
 use virtio_queue::Queue;
 
 use super::chain::{Chain, MAX_SEGMENTS, Segments};
-use super::turn::{Done, Turn, serve_chains};
+use super::quantum::{ChainOutcome, QuantumResult, serve_chains};
 use super::{Device, QueueBroken};
-use crate::caps::{Caps, Complaints};
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
-use crate::errant::Misbehaviour;
-use crate::handover::{DiskKind, Own, StateError, Unmovable};
+use crate::dma_fault_injection::DmaInjector;
+use crate::handover::{DeviceState, DiskKind, HandOverBlocker, StateError};
+use crate::limits::{GuestLimits, RateLimitedLog};
 use crate::wire::fields::{copy_part, u32_at, u64_at};
 
 /// Bytes of a sector, whatever the disk's blocks.
@@ -41,7 +41,7 @@ const BUFFER_BYTES: u32 = 256 * 1024;
 /// What the driver reads in the last byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-enum Status {
+enum BlkStatus {
     Ok = 0,
     IoError = 1,
     Unsupported = 2,
@@ -49,21 +49,21 @@ enum Status {
 
 /// A request that asks for more than one may; the driver sees an I/O error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TooLong {
+pub struct RequestTooLong {
     /// Its bytes.
     pub bytes: u64,
     /// How many there may be.
-    pub most: u64,
+    pub limit: u64,
 }
 
-impl std::fmt::Display for TooLong {
+impl std::fmt::Display for RequestTooLong {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { bytes, most } = self;
+        let Self { bytes, limit: most } = self;
         write!(f, "a request of {bytes} bytes, at most {most}")
     }
 }
 
-impl std::error::Error for TooLong {}
+impl std::error::Error for RequestTooLong {}
 
 /// A disk.
 #[derive(Debug)]
@@ -73,10 +73,10 @@ pub struct Blk {
     read_only: bool,
     write_through: bool,
     buffer: Vec<u8>,
-    misbehaviour: Option<Misbehaviour>,
+    misbehaviour: Option<DmaInjector>,
     queue_sizes: [u16; 1],
     request_bytes: u64,
-    complaints: Complaints,
+    complaints: RateLimitedLog,
     counters: Arc<DeviceCounters>,
 }
 
@@ -98,7 +98,7 @@ impl Blk {
             let why = format!("a disk has at least one sector of 512 bytes, and this has {bytes}");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
         }
-        let caps = Caps::default();
+        let caps = GuestLimits::default();
         Ok(Self {
             file,
             sectors: bytes / SECTOR_BYTES,
@@ -108,7 +108,7 @@ impl Blk {
             misbehaviour: None,
             queue_sizes: [caps.queue_size],
             request_bytes: caps.request_bytes,
-            complaints: Complaints::default(),
+            complaints: RateLimitedLog::default(),
             counters,
         })
     }
@@ -149,19 +149,19 @@ impl Blk {
     }
 
     /// Keeps it within `caps`; `complaints` hears of what is not.
-    pub fn keep_within(&mut self, caps: &Caps, complaints: Complaints) {
+    pub fn set_limits(&mut self, caps: &GuestLimits, complaints: RateLimitedLog) {
         self.queue_sizes = [caps.queue_size];
         self.request_bytes = caps.request_bytes;
         self.complaints = complaints;
     }
 
     /// Says that a request was too long.
-    pub(crate) fn complain(&mut self, refused: TooLong) {
-        self.complaints.say(&refused);
+    pub(crate) fn complain(&mut self, refused: RequestTooLong) {
+        self.complaints.log(&refused);
     }
 
     /// Makes it misbehave, to see what stops it.
-    pub fn misbehave(&mut self, how: Misbehaviour) {
+    pub fn misbehave(&mut self, how: DmaInjector) {
         self.misbehaviour = Some(how);
     }
 
@@ -172,19 +172,19 @@ impl Blk {
             return 0;
         };
         let (status, written) = if chain.malformed {
-            (Status::IoError, 0)
+            (BlkStatus::IoError, 0)
         } else {
             self.run(chain, dma)
         };
-        if dma.cut_short() {
+        if dma.interrupted() {
             return 0;
         }
-        if status != Status::Ok {
+        if status != BlkStatus::Ok {
             self.counters.failed.add(1);
         }
-        let told = dma.settled(|memory| status_at.write(memory, &[status as u8]));
+        let told = dma.with_retry(|memory| status_at.write(memory, &[status as u8]));
         if told.is_err() {
-            if !dma.cut_short() {
+            if !dma.interrupted() {
                 self.counters.malformed.add(1);
             }
             return 0;
@@ -192,32 +192,32 @@ impl Blk {
         written.saturating_add(1)
     }
 
-    fn run<A: Dma>(&mut self, chain: &mut Chain, dma: &mut A) -> (Status, u32) {
+    fn run<A: Dma>(&mut self, chain: &mut Chain, dma: &mut A) -> (BlkStatus, u32) {
         let mut header = [0; HEADER_BYTES as usize];
-        let read = chain
-            .readable
-            .take_front(HEADER_BYTES)
-            .is_some_and(|at| dma.settled(|memory| at.read(memory, &mut header)).is_ok());
+        let read = chain.readable.take_front(HEADER_BYTES).is_some_and(|at| {
+            dma.with_retry(|memory| at.read(memory, &mut header))
+                .is_ok()
+        });
         let (Some(kind), Some(sector), true) = (u32_at(&header, 0), u64_at(&header, 8), read)
         else {
-            return (Status::IoError, 0);
+            return (BlkStatus::IoError, 0);
         };
         let bytes = chain.readable.bytes().max(chain.writable.bytes());
         if bytes > self.request_bytes {
             let most = self.request_bytes;
-            self.complain(TooLong { bytes, most });
-            return (Status::IoError, 0);
+            self.complain(RequestTooLong { bytes, limit: most });
+            return (BlkStatus::IoError, 0);
         }
         match kind {
             T_IN => self.read(sector, &mut chain.writable, dma),
-            T_OUT if self.read_only => (Status::IoError, 0),
+            T_OUT if self.read_only => (BlkStatus::IoError, 0),
             T_OUT => (self.write(sector, &mut chain.readable, dma), 0),
             T_FLUSH => {
                 self.counters.flushes.add(1);
                 (status_of(self.file.sync_data()), 0)
             }
             T_GET_ID => identify(&mut chain.writable, dma),
-            _ => (Status::Unsupported, 0),
+            _ => (BlkStatus::Unsupported, 0),
         }
     }
 
@@ -228,47 +228,47 @@ impl Blk {
             .then_some(sector.checked_mul(SECTOR_BYTES)?)
     }
 
-    fn read<A: Dma>(&mut self, sector: u64, to: &mut Segments, dma: &mut A) -> (Status, u32) {
+    fn read<A: Dma>(&mut self, sector: u64, to: &mut Segments, dma: &mut A) -> (BlkStatus, u32) {
         let mut left = to.bytes();
         let Some(mut offset) = self.offset(sector, left) else {
-            return (Status::IoError, 0);
+            return (BlkStatus::IoError, 0);
         };
         let mut written = 0u32;
         while left > 0 {
             let part = piece(left);
             let Some(at) = to.take_front(part) else {
-                return (Status::IoError, written);
+                return (BlkStatus::IoError, written);
             };
             let buffer = room(&mut self.buffer, part);
             if self.file.read_exact_at(buffer, offset).is_err()
-                || dma.settled(|memory| at.write(memory, buffer)).is_err()
+                || dma.with_retry(|memory| at.write(memory, buffer)).is_err()
             {
-                return (Status::IoError, written);
+                return (BlkStatus::IoError, written);
             }
             left -= u64::from(part);
             offset += u64::from(part);
             written = written.saturating_add(part);
         }
         self.counters.bytes_read.add(written.into());
-        (Status::Ok, written)
+        (BlkStatus::Ok, written)
     }
 
-    fn write<A: Dma>(&mut self, sector: u64, from: &mut Segments, dma: &mut A) -> Status {
+    fn write<A: Dma>(&mut self, sector: u64, from: &mut Segments, dma: &mut A) -> BlkStatus {
         let mut left = from.bytes();
         let Some(mut offset) = self.offset(sector, left) else {
-            return Status::IoError;
+            return BlkStatus::IoError;
         };
         self.counters.bytes_written.add(left);
         while left > 0 {
             let part = piece(left);
             let Some(at) = from.take_front(part) else {
-                return Status::IoError;
+                return BlkStatus::IoError;
             };
             let buffer = room(&mut self.buffer, part);
-            if dma.settled(|memory| at.read(memory, buffer)).is_err()
+            if dma.with_retry(|memory| at.read(memory, buffer)).is_err()
                 || self.file.write_all_at(buffer, offset).is_err()
             {
-                return Status::IoError;
+                return BlkStatus::IoError;
             }
             left -= u64::from(part);
             offset += u64::from(part);
@@ -276,16 +276,18 @@ impl Blk {
         if self.write_through {
             return status_of(self.file.sync_data());
         }
-        Status::Ok
+        BlkStatus::Ok
     }
 }
 
-fn identify<A: Dma>(to: &mut Segments, dma: &mut A) -> (Status, u32) {
+fn identify<A: Dma>(to: &mut Segments, dma: &mut A) -> (BlkStatus, u32) {
     let mut id = [0; ID_BYTES as usize];
     copy_part(b"ringfence", 0, &mut id);
     match to.take_front(ID_BYTES) {
-        Some(at) if dma.settled(|memory| at.write(memory, &id)).is_ok() => (Status::Ok, ID_BYTES),
-        _ => (Status::IoError, 0),
+        Some(at) if dma.with_retry(|memory| at.write(memory, &id)).is_ok() => {
+            (BlkStatus::Ok, ID_BYTES)
+        }
+        _ => (BlkStatus::IoError, 0),
     }
 }
 
@@ -302,11 +304,11 @@ fn room(buffer: &mut Vec<u8>, part: u32) -> &mut [u8] {
     &mut buffer[..bytes]
 }
 
-fn status_of(result: io::Result<()>) -> Status {
+fn status_of(result: io::Result<()>) -> BlkStatus {
     if result.is_ok() {
-        Status::Ok
+        BlkStatus::Ok
     } else {
-        Status::IoError
+        BlkStatus::IoError
     }
 }
 
@@ -335,11 +337,11 @@ impl Device for Blk {
         self.write_through = features & F_FLUSH == 0;
     }
 
-    fn save(&self) -> Result<Own, Unmovable> {
+    fn save(&self) -> Result<DeviceState, HandOverBlocker> {
         if self.misbehaviour.is_some() {
-            return Err(Unmovable::Keeps("a disk that misbehaves"));
+            return Err(HandOverBlocker::Keeps("a disk that misbehaves"));
         }
-        Ok(Own::Blk {
+        Ok(DeviceState::Blk {
             file: self.file.try_clone()?.into(),
             read_only: self.read_only,
             sectors: self.sectors,
@@ -352,13 +354,13 @@ impl Device for Blk {
         _index: usize,
         queue: &mut Queue,
         dma: &mut A,
-    ) -> Result<Turn, QueueBroken> {
+    ) -> Result<QuantumResult, QueueBroken> {
         let counters = Arc::clone(&self.counters);
         serve_chains(queue, dma, &counters, |chain, dma| {
             if let Some(misbehaviour) = &mut self.misbehaviour {
-                misbehaviour.look(chain, dma);
+                misbehaviour.on_request(chain, dma);
             }
-            Done::Used(self.serve(chain, dma))
+            ChainOutcome::Used(self.serve(chain, dma))
         })
     }
 }

@@ -13,7 +13,7 @@ pub const MAX_SEGMENTS: usize = 256;
 
 /// A run of bytes in the device's view of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Segment {
+pub struct ChainSegment {
     /// First address.
     pub start: GuestAddress,
     /// Bytes.
@@ -68,7 +68,7 @@ impl Chain {
                 malformed = true;
                 break;
             }
-            let segment = Segment {
+            let segment = ChainSegment {
                 start: descriptor.addr(),
                 bytes: descriptor.len(),
             };
@@ -91,7 +91,7 @@ impl Chain {
 /// Bytes of guest memory in pieces.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Segments {
-    segments: Vec<Segment>,
+    segments: Vec<ChainSegment>,
 }
 
 impl Segments {
@@ -101,7 +101,7 @@ impl Segments {
     }
 
     /// The pieces in order.
-    pub fn iter(&self) -> impl Iterator<Item = &Segment> {
+    pub fn iter(&self) -> impl Iterator<Item = &ChainSegment> {
         self.segments.iter()
     }
 
@@ -115,7 +115,7 @@ impl Segments {
         while left > 0 {
             let first = self.segments.first_mut()?;
             let part = first.bytes.min(left);
-            front.push(Segment {
+            front.push(ChainSegment {
                 start: first.start,
                 bytes: part,
             });
@@ -140,7 +140,7 @@ impl Segments {
         last.bytes = last.bytes.checked_sub(1)?;
         let start = last.start.checked_add(last.bytes.into())?;
         Some(Self {
-            segments: vec![Segment { start, bytes: 1 }],
+            segments: vec![ChainSegment { start, bytes: 1 }],
         })
     }
 

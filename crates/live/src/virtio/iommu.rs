@@ -5,16 +5,16 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use ringfence_virtio_iommu::spec;
-use ringfence_virtio_iommu::{Handled, Queues, ServeError, Status};
+use ringfence_virtio_iommu::{Queues, RequestOutcome, ServeError, Status};
 use virtio_queue::{Queue, QueueT};
 use vm_memory::GuestMemory;
 
-use super::{Awaited, Device, QueueBroken, Turn};
-use crate::caps::Complaints;
+use super::{Device, PollSource, QuantumResult, QueueBroken};
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
-use crate::handover::{Own, Unmovable};
-use crate::iommu::{Iommu, Recorder};
+use crate::handover::{DeviceState, HandOverBlocker};
+use crate::iommu::{Recorder, VirtioIommu};
+use crate::limits::RateLimitedLog;
 
 const REQUESTS: usize = 0;
 /// The queue in which the driver waits for faults.
@@ -23,29 +23,29 @@ const EVENTS: usize = 1;
 /// The device.
 #[derive(Debug)]
 pub struct IommuDevice {
-    iommu: Iommu,
+    iommu: VirtioIommu,
     queues: Queues,
     faults_due: bool,
     counters: Arc<DeviceCounters>,
     recorder: Option<Recorder>,
-    complaints: Complaints,
+    complaints: RateLimitedLog,
 }
 
 impl IommuDevice {
     /// A face for `iommu`.
-    pub fn new(iommu: Iommu, counters: Arc<DeviceCounters>) -> Self {
+    pub fn new(iommu: VirtioIommu, counters: Arc<DeviceCounters>) -> Self {
         Self {
             iommu,
             queues: Queues::default(),
             faults_due: false,
             counters,
             recorder: None,
-            complaints: Complaints::default(),
+            complaints: RateLimitedLog::default(),
         }
     }
 
     /// Has somebody told of what the driver has too much of.
-    pub fn complain(&mut self, complaints: Complaints) {
+    pub fn complain(&mut self, complaints: RateLimitedLog) {
         self.complaints = complaints;
     }
 
@@ -81,9 +81,9 @@ impl Device for IommuDevice {
         self.iommu.unit().accept_features(features);
     }
 
-    fn save(&self) -> Result<Own, Unmovable> {
+    fn save(&self) -> Result<DeviceState, HandOverBlocker> {
         let record = self.recorder.as_ref().map(Recorder::save);
-        Ok(Own::Iommu {
+        Ok(DeviceState::Iommu {
             snapshot: self.iommu.unit().snapshot(),
             record: record.transpose()?,
         })
@@ -97,22 +97,22 @@ impl Device for IommuDevice {
 
     /// What was agreed on stands in the snapshot. Whether a fault waits for the driver is seen by looking.
     fn resume(&mut self, _features: u64) {
-        self.iommu.look_again();
+        self.iommu.poll_faults();
     }
 
     fn reset(&mut self) {
         let _ = self.iommu.unit().reset();
     }
 
-    fn waits_for(&self) -> Option<Awaited<'_>> {
-        Some(Awaited {
+    fn waits_for(&self) -> Option<PollSource<'_>> {
+        Some(PollSource {
             fd: self.iommu.reported(),
             input: true,
             output: false,
         })
     }
 
-    fn came(&mut self) {
+    fn on_ready(&mut self) {
         self.iommu.clear_reported();
         self.faults_due = true;
     }
@@ -127,7 +127,7 @@ impl Device for IommuDevice {
         index: usize,
         queue: &mut Queue,
         dma: &mut A,
-    ) -> Result<Turn, QueueBroken> {
+    ) -> Result<QuantumResult, QueueBroken> {
         dma.with(|memory| {
             let result = if index == REQUESTS {
                 self.serve_requests(queue, memory)
@@ -138,8 +138,8 @@ impl Device for IommuDevice {
                 Ok(turn) => Ok(turn),
                 Err(ServeError::Queue(error)) => Err(QueueBroken(error)),
                 // Neither can be: nothing here holds what a sink would wait for.
-                Err(ServeError::Sink(_)) => Ok(Turn::default()),
-                Err(ServeError::Unsettled(_)) => {
+                Err(ServeError::Sink(_)) => Ok(QuantumResult::default()),
+                Err(ServeError::CommitFailed(_)) => {
                     Err(QueueBroken(virtio_queue::Error::QueueNotReady))
                 }
             }
@@ -152,11 +152,11 @@ impl IommuDevice {
         &mut self,
         queue: &mut Queue,
         memory: &M,
-    ) -> Result<Turn, ServeError> {
+    ) -> Result<QuantumResult, ServeError> {
         let mut unit = self.iommu.unit();
         let served = self.queues.serve_events(&mut unit, queue, memory)?;
         queue.enable_notification(memory)?;
-        Ok(Turn {
+        Ok(QuantumResult {
             interrupt: served.notify,
             more: served.more,
         })
@@ -166,7 +166,7 @@ impl IommuDevice {
         &mut self,
         queue: &mut Queue,
         memory: &M,
-    ) -> Result<Turn, ServeError> {
+    ) -> Result<QuantumResult, ServeError> {
         let announced = queue.avail_idx(memory, Ordering::Acquire)?.0 != queue.next_avail();
         let begun = Instant::now();
         let (iommu, counters) = (&self.iommu, &self.counters);
@@ -178,7 +178,7 @@ impl IommuDevice {
                     if let Err(error) = &handled.result
                         && error.status() == Some(Status::NoMem)
                     {
-                        complaints.say(error);
+                        complaints.log(error);
                     }
                     if let Some(recorder) = recorder {
                         recorder.add(request, handled.result.is_ok());
@@ -191,7 +191,7 @@ impl IommuDevice {
         if announced && served.buffers == 0 {
             return Err(virtio_queue::Error::InvalidAvailRingIndex.into());
         }
-        Ok(Turn {
+        Ok(QuantumResult {
             interrupt: served.notify,
             // What came before the driver was asked to ring again is left for the next turn.
             more: queue.enable_notification(memory)? || served.more,
@@ -200,7 +200,7 @@ impl IommuDevice {
 }
 
 impl DeviceCounters {
-    fn count_request(&self, request: &[u8], handled: &Handled) {
+    fn count_request(&self, request: &[u8], handled: &RequestOutcome) {
         self.requests.add(1);
         match request.first() {
             Some(&spec::VIRTIO_IOMMU_T_MAP) => self.maps.add(1),

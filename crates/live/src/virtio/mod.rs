@@ -3,13 +3,13 @@
 pub mod blk;
 pub mod chain;
 mod common;
+pub mod delayed;
 pub mod iommu;
-pub mod late;
 pub mod net;
 pub mod pviommu;
+mod quantum;
 pub mod rng;
 mod transport;
-mod turn;
 
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
@@ -17,10 +17,10 @@ use std::time::Instant;
 use virtio_queue::Queue;
 
 use crate::dma::Dma;
-use crate::handover::{Own, Unmovable};
+use crate::handover::{DeviceState, HandOverBlocker};
 
+pub use quantum::{ChainOutcome, QUANTUM_BYTES, QuantumResult, serve_chains};
 pub use transport::VirtioPci;
-pub use turn::{Done, TURN_BYTES, Turn, serve_chains};
 
 /// `VIRTIO_F_INDIRECT_DESC`.
 pub const F_INDIRECT_DESC: u64 = 1 << 28;
@@ -51,11 +51,11 @@ impl std::error::Error for QueueBroken {}
 
 /// What does a device's work could not be stopped, and may still reach memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StillMaster;
+pub struct BusMasterStuck;
 
 /// Something of the host's that a device waits for.
 #[derive(Clone, Copy, Debug)]
-pub struct Awaited<'a> {
+pub struct PollSource<'a> {
     /// The descriptor.
     pub fd: BorrowedFd<'a>,
     /// Until something can be read from it.
@@ -90,8 +90,8 @@ pub trait Device {
     ///
     /// # Errors
     /// It cannot be handed over.
-    fn save(&self) -> Result<Own, Unmovable> {
-        Err(Unmovable::Keeps("a device of this kind"))
+    fn save(&self) -> Result<DeviceState, HandOverBlocker> {
+        Err(HandOverBlocker::Keeps("a device of this kind"))
     }
 
     /// Another process's device had been [`activate`](Self::activate)d on these features; this one goes on.
@@ -103,14 +103,14 @@ pub trait Device {
     fn reset(&mut self) {}
 
     /// Its function may master the bus from now on. It begins without.
-    fn take_bus(&mut self) {}
+    fn set_bus_master(&mut self) {}
 
     /// Its function may not master the bus any more. While it may not, [`process`](Self::process) is not called, and when this returns `Ok` nobody else
     /// that works for the device reaches memory. To be repeated does no harm.
     ///
     /// # Errors
-    /// [`StillMaster`]: somebody does.
-    fn leave_bus(&mut self) -> Result<(), StillMaster> {
+    /// [`BusMasterStuck`]: somebody does.
+    fn clear_bus_master(&mut self) -> Result<(), BusMasterStuck> {
         Ok(())
     }
 
@@ -118,22 +118,22 @@ pub trait Device {
     fn end(&mut self) {}
 
     /// Comes to the end of its turn if others work for it, by then; the next is not begun. False if it has not.
-    fn stand_still(&mut self, _until: Instant) -> bool {
+    fn pause(&mut self, _until: Instant) -> bool {
         true
     }
 
     /// Another process has the device from now on. When this returns true, nothing that works for it is left, or reaches anything.
-    fn leave(&mut self) -> bool {
+    fn release(&mut self) -> bool {
         true
     }
 
     /// What to wait for, as long as the device has a use for it.
-    fn waits_for(&self) -> Option<Awaited<'_>> {
+    fn waits_for(&self) -> Option<PollSource<'_>> {
         None
     }
 
     /// It has come, or the other side has gone.
-    fn came(&mut self) {}
+    fn on_ready(&mut self) {}
 
     /// Whether it has something to do without waiting. Then it is soon asked what is [`due`](Self::due).
     fn busy(&self) -> bool {
@@ -156,5 +156,5 @@ pub trait Device {
         index: usize,
         queue: &mut Queue,
         dma: &mut A,
-    ) -> Result<Turn, QueueBroken>;
+    ) -> Result<QuantumResult, QueueBroken>;
 }

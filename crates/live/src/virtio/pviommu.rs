@@ -7,11 +7,11 @@ use std::time::Duration;
 use ringfence_pviommu::wire::{EVENT_BYTES, PAGES_LIMIT, Status};
 use virtio_queue::{Queue, QueueT};
 
-use super::turn::{Done, Turn, serve_chains};
-use super::{Awaited, Device, QueueBroken};
+use super::quantum::{ChainOutcome, QuantumResult, serve_chains};
+use super::{Device, PollSource, QueueBroken};
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
-use crate::handover::{Own, Unmovable};
+use crate::handover::{DeviceState, HandOverBlocker};
 use crate::pviommu::PvIommu;
 use crate::virtio::chain::Chain;
 use crate::wire::fields::{copy_part, u32_at};
@@ -28,16 +28,16 @@ const TOO_LONG: Duration = Duration::from_secs(12);
 
 /// For tests: how the device answers, from some request on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Misanswer {
+pub struct InjectedReply {
     /// Requests that are answered well before.
     pub after: u64,
     /// And then.
-    pub how: How,
+    pub how: ReplyFault,
 }
 
 /// How a request is answered wrongly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum How {
+pub enum ReplyFault {
     /// Not at all.
     Never,
     /// When nobody waits for it any more.
@@ -48,16 +48,16 @@ pub enum How {
     Foreign,
 }
 
-impl std::str::FromStr for Misanswer {
+impl std::str::FromStr for InjectedReply {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
         let (how, after) = text.split_once(':').unwrap_or((text, "0"));
         let how = match how {
-            "never" => Some(How::Never),
-            "late" => Some(How::Late),
-            "twice" => Some(How::Twice),
-            "foreign" => Some(How::Foreign),
+            "never" => Some(ReplyFault::Never),
+            "late" => Some(ReplyFault::Late),
+            "twice" => Some(ReplyFault::Twice),
+            "foreign" => Some(ReplyFault::Foreign),
             _ => None,
         };
         let after = after.parse().ok();
@@ -73,7 +73,7 @@ pub struct PvIommuDevice {
     iommu: PvIommu,
     events_due: bool,
     counters: Arc<DeviceCounters>,
-    misanswer: Option<Misanswer>,
+    misanswer: Option<InjectedReply>,
 }
 
 impl PvIommuDevice {
@@ -88,7 +88,7 @@ impl PvIommuDevice {
     }
 
     /// Answers wrongly, to see what the driver makes of it.
-    pub fn misanswer(&mut self, misanswer: Misanswer) {
+    pub fn inject_reply(&mut self, misanswer: InjectedReply) {
         self.misanswer = Some(misanswer);
     }
 
@@ -114,12 +114,12 @@ impl PvIommuDevice {
         &mut self,
         queue: &mut Queue,
         dma: &mut A,
-    ) -> Result<Turn, QueueBroken> {
+    ) -> Result<QuantumResult, QueueBroken> {
         let counters = Arc::clone(&self.counters);
         let mut broken = false;
         let turn = serve_chains(queue, dma, &counters, |chain, dma| {
             broken |= self.serve(chain, dma).is_none();
-            Done::Used(1)
+            ChainOutcome::Used(1)
         })?;
         // A chain without a place for the status, or out of reach.
         if broken {
@@ -133,51 +133,51 @@ impl PvIommuDevice {
         &mut self,
         queue: &mut Queue,
         dma: &mut A,
-    ) -> Result<Turn, QueueBroken> {
+    ) -> Result<QuantumResult, QueueBroken> {
         let iommu = self.iommu.clone();
         let counters = DeviceCounters::default();
         serve_chains(queue, dma, &counters, |chain, dma| {
             if chain.malformed || chain.writable.bytes() < EVENT_BYTES as u64 {
-                return Done::Used(0);
+                return ChainOutcome::Used(0);
             }
             // Held no longer: to write it is to access memory.
             let event = iommu.unit().next_event();
             let Some(event) = event else {
-                return Done::Later;
+                return ChainOutcome::Later;
             };
             let written = dma.with(|memory| chain.writable.write(memory, &event.encode()));
-            Done::Used(written.map_or(0, |()| EVENT_BYTES as u32))
+            ChainOutcome::Used(written.map_or(0, |()| EVENT_BYTES as u32))
         })
     }
 
     /// The next request is answered wrongly, and nothing else in this turn.
-    fn answer_wrongly<A: Dma>(
+    fn inject_next_reply<A: Dma>(
         &mut self,
-        how: How,
+        how: ReplyFault,
         queue: &mut Queue,
         dma: &mut A,
-    ) -> Result<Turn, QueueBroken> {
-        if how == How::Never {
-            return Ok(Turn::default());
+    ) -> Result<QuantumResult, QueueBroken> {
+        if how == ReplyFault::Never {
+            return Ok(QuantumResult::default());
         }
-        if how == How::Late {
+        if how == ReplyFault::Late {
             thread::sleep(TOO_LONG);
             self.misanswer = None;
         }
         let Some(mut chain) = dma.with(|memory| Chain::next(queue, memory))? else {
-            return Ok(Turn::default());
+            return Ok(QuantumResult::default());
         };
         let _ = self.serve(&mut chain, dma);
         self.counters.requests.add(1);
         let heads = match how {
-            How::Twice => vec![chain.head; 2],
-            How::Foreign => vec![queue.size() - 1 - chain.head],
+            ReplyFault::Twice => vec![chain.head; 2],
+            ReplyFault::Foreign => vec![queue.size() - 1 - chain.head],
             _ => vec![chain.head],
         };
         for head in heads {
             dma.with(|memory| queue.add_used(memory, head, 1))?;
         }
-        Ok(Turn::default())
+        Ok(QuantumResult::default())
     }
 }
 
@@ -202,31 +202,31 @@ impl Device for PvIommuDevice {
         self.iommu.unit().start();
     }
 
-    fn save(&self) -> Result<Own, Unmovable> {
+    fn save(&self) -> Result<DeviceState, HandOverBlocker> {
         if self.misanswer.is_some() {
-            return Err(Unmovable::Keeps("an IOMMU that answers wrongly"));
+            return Err(HandOverBlocker::Keeps("an IOMMU that answers wrongly"));
         }
-        self.iommu.unit().save().map(Own::PvIommu)
+        self.iommu.unit().save().map(DeviceState::PvIommu)
     }
 
     /// What the driver has mapped stands in the records. Whether an event waits for the driver is seen by looking.
     fn resume(&mut self, _features: u64) {
-        self.iommu.look_again();
+        self.iommu.poll_events();
     }
 
     fn reset(&mut self) {
         self.iommu.unit().reset();
     }
 
-    fn waits_for(&self) -> Option<Awaited<'_>> {
-        Some(Awaited {
+    fn waits_for(&self) -> Option<PollSource<'_>> {
+        Some(PollSource {
             fd: self.iommu.reported(),
             input: true,
             output: false,
         })
     }
 
-    fn came(&mut self) {
+    fn on_ready(&mut self) {
         self.iommu.clear_reported();
         self.events_due = true;
     }
@@ -241,13 +241,13 @@ impl Device for PvIommuDevice {
         index: usize,
         queue: &mut Queue,
         dma: &mut A,
-    ) -> Result<Turn, QueueBroken> {
+    ) -> Result<QuantumResult, QueueBroken> {
         if index != REQUESTS {
             return self.serve_events(queue, dma);
         }
         match self.misanswer {
             Some(wrong) if self.counters.requests.get() >= wrong.after => {
-                self.answer_wrongly(wrong.how, queue, dma)
+                self.inject_next_reply(wrong.how, queue, dma)
             }
             _ => self.serve_requests(queue, dma),
         }

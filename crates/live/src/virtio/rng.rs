@@ -5,11 +5,11 @@ use std::sync::Arc;
 use rustix::rand::{GetRandomFlags, getrandom};
 use virtio_queue::Queue;
 
-use super::turn::{Done, Turn, serve_chains};
+use super::quantum::{ChainOutcome, QuantumResult, serve_chains};
 use super::{Device, QueueBroken};
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
-use crate::handover::{Own, Unmovable};
+use crate::handover::{DeviceState, HandOverBlocker};
 
 /// Most random bytes for one request.
 const MAX_BYTES: usize = 4096;
@@ -43,8 +43,8 @@ impl Device for Rng {
         data.fill(0);
     }
 
-    fn save(&self) -> Result<Own, Unmovable> {
-        Ok(Own::Rng)
+    fn save(&self) -> Result<DeviceState, HandOverBlocker> {
+        Ok(DeviceState::Rng)
     }
 
     fn process<A: Dma>(
@@ -52,7 +52,7 @@ impl Device for Rng {
         _index: usize,
         queue: &mut Queue,
         dma: &mut A,
-    ) -> Result<Turn, QueueBroken> {
+    ) -> Result<QuantumResult, QueueBroken> {
         let counters = &self.counters;
         serve_chains(queue, dma, counters, |chain, dma| {
             let bytes = usize::try_from(chain.writable.bytes()).unwrap_or(usize::MAX);
@@ -65,10 +65,10 @@ impl Device for Rng {
                     .is_ok();
             if !written {
                 counters.failed.add(1);
-                return Done::Used(0);
+                return ChainOutcome::Used(0);
             }
             counters.bytes_read.add(random.len() as u64);
-            Done::Used(u32::try_from(got).unwrap_or(0))
+            ChainOutcome::Used(u32::try_from(got).unwrap_or(0))
         })
     }
 }

@@ -6,15 +6,15 @@ use vm_memory::GuestMemoryMmap;
 
 use super::common::{Common, Effect};
 use super::{
-    Awaited, Device, F_ACCESS_PLATFORM, F_EVENT_IDX, F_INDIRECT_DESC, F_VERSION_1, QueueBroken,
-    StillMaster,
+    BusMasterStuck, Device, F_ACCESS_PLATFORM, F_EVENT_IDX, F_INDIRECT_DESC, F_VERSION_1,
+    PollSource, QueueBroken,
 };
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
-use crate::handover::{FunctionState, Own, StateError, Unmovable};
+use crate::handover::{DeviceState, FunctionState, HandOverBlocker, StateError};
 use crate::irq::Vectors;
-use crate::pci::{ConfigSpace, Gate, Identity, WINDOW_DATA, layout};
-use crate::server::Served;
+use crate::pci::{BusMasterGate, ConfigSpace, Identity, WINDOW_DATA, layout};
+use crate::server::PolledFunction;
 use crate::session::{CONFIG_REGION, ERROR_IRQ, Function, FunctionError, MSIX_IRQ, Region};
 use crate::wire::SetIrqs;
 
@@ -22,13 +22,13 @@ const ISR_QUEUE: u8 = 1;
 const ISR_CONFIG: u8 = 2;
 
 /// Most queues that are worked on without a doorbell before messages are looked at again.
-const DUE_AT_ONCE: usize = 64;
+const MAX_QUEUES_PER_QUANTUM: usize = 64;
 
 /// A device `D` that reaches memory through `A`.
 #[derive(Debug)]
 pub struct VirtioPci<D, A> {
     device: D,
-    dma: Gate<A>,
+    dma: BusMasterGate<A>,
     config: ConfigSpace,
     identity: Identity,
     common: Common,
@@ -60,7 +60,7 @@ impl<D: Device, A: Dma> VirtioPci<D, A> {
         Self {
             common: Common::new(features, device.queue_sizes()),
             device,
-            dma: Gate::new(dma),
+            dma: BusMasterGate::new(dma),
             config: ConfigSpace::new(&identity),
             identity,
             vectors: Vectors::new(identity.vectors),
@@ -77,7 +77,7 @@ impl<D: Device, A: Dma> VirtioPci<D, A> {
 
     /// Whether it may master the bus: whether its driver has set Bus Master Enable.
     pub fn is_master(&self) -> bool {
-        self.config.mastery().is_some()
+        self.config.bus_master().is_some()
     }
 
     /// Goes on where another of the same kind was. What only the device has is there already.
@@ -100,7 +100,7 @@ impl<D: Device, A: Dma> VirtioPci<D, A> {
             self.device.resume(self.common.features());
         }
         if self.is_master() {
-            self.device.take_bus();
+            self.device.set_bus_master();
         }
         Ok(())
     }
@@ -111,7 +111,7 @@ impl<D: Device, A: Dma> VirtioPci<D, A> {
             return;
         }
         // Nothing is lost: who becomes master of the bus looks at every queue.
-        let Some(mastery) = self.config.mastery() else {
+        let Some(mastery) = self.config.bus_master() else {
             return;
         };
         let Some(slot) = self.common.slots.get_mut(index) else {
@@ -144,7 +144,7 @@ impl<D: Device, A: Dma> VirtioPci<D, A> {
 
     /// Works on what is due without a doorbell, for a turn.
     fn work_on_due(&mut self) {
-        for _ in 0..DUE_AT_ONCE {
+        for _ in 0..MAX_QUEUES_PER_QUANTUM {
             // What is due stays so.
             if !self.is_master() {
                 break;
@@ -160,16 +160,16 @@ impl<D: Device, A: Dma> VirtioPci<D, A> {
     fn configure(&mut self, offset: usize, data: &[u8]) -> Result<(), FunctionError> {
         let mut after = self.config.clone();
         after.write(offset, data);
-        let (was, is) = (self.is_master(), after.mastery().is_some());
+        let (was, is) = (self.is_master(), after.bus_master().is_some());
         if was && !is {
-            let left = self.device.leave_bus();
-            left.map_err(|StillMaster| FunctionError::StillMaster)?;
+            let left = self.device.clear_bus_master();
+            left.map_err(|BusMasterStuck| FunctionError::StillMaster)?;
             // What became of the turn that it was in: that was before.
             self.work_on_due();
         }
         self.config = after;
         if is && !was {
-            self.device.take_bus();
+            self.device.set_bus_master();
             // Whoever rang meanwhile rings no more.
             self.common.look_at_all();
         }
@@ -226,7 +226,12 @@ impl<D: Device, A: Dma> VirtioPci<D, A> {
     }
 
     /// Where an access to region and offset goes, if it lies inside.
-    fn place(&self, region: u32, offset: u64, bytes: usize) -> Result<u32, FunctionError> {
+    fn register_offset(
+        &self,
+        region: u32,
+        offset: u64,
+        bytes: usize,
+    ) -> Result<u32, FunctionError> {
         let outside = FunctionError::OutsideRegion {
             region,
             offset,
@@ -260,7 +265,7 @@ impl<D: Device, A: Dma> Function for VirtioPci<D, A> {
     }
 
     fn read(&mut self, region: u32, offset: u64, data: &mut [u8]) -> Result<(), FunctionError> {
-        let offset = self.place(region, offset, data.len())?;
+        let offset = self.register_offset(region, offset, data.len())?;
         if region != CONFIG_REGION {
             self.read_bar(offset, data);
             return Ok(());
@@ -282,7 +287,7 @@ impl<D: Device, A: Dma> Function for VirtioPci<D, A> {
     }
 
     fn write(&mut self, region: u32, offset: u64, data: &[u8]) -> Result<(), FunctionError> {
-        let offset = self.place(region, offset, data.len())?;
+        let offset = self.register_offset(region, offset, data.len())?;
         if region != CONFIG_REGION {
             self.write_bar(offset, data);
             return Ok(());
@@ -309,15 +314,15 @@ impl<D: Device, A: Dma> Function for VirtioPci<D, A> {
 
     fn reset(&mut self) -> Result<(), FunctionError> {
         self.reset_device();
-        let left = self.device.leave_bus();
+        let left = self.device.clear_bus_master();
         self.config = ConfigSpace::new(&self.identity);
         self.vectors = Vectors::new(self.identity.vectors);
-        left.map_err(|StillMaster| FunctionError::StillMaster)
+        left.map_err(|BusMasterStuck| FunctionError::StillMaster)
     }
 }
 
-impl<D: Device, A: Dma> Served for VirtioPci<D, A> {
-    fn save(&self) -> Result<(FunctionState, Own), Unmovable> {
+impl<D: Device, A: Dma> PolledFunction for VirtioPci<D, A> {
+    fn save(&self) -> Result<(FunctionState, DeviceState), HandOverBlocker> {
         let state = FunctionState {
             config: self.config.save(),
             isr: self.isr,
@@ -331,30 +336,30 @@ impl<D: Device, A: Dma> Served for VirtioPci<D, A> {
         self.device.end();
     }
 
-    fn stand_still(&mut self, until: Instant) -> bool {
-        let still = self.device.stand_still(until);
+    fn pause(&mut self, until: Instant) -> bool {
+        let still = self.device.pause(until);
         // What became of its turn.
         self.work_on_due();
         still
     }
 
-    fn leave(&mut self) -> bool {
-        self.device.leave()
+    fn release(&mut self) -> bool {
+        self.device.release()
     }
 
     fn completed(&self) -> u64 {
         self.counters.requests.get()
     }
 
-    fn waits_for(&self) -> Option<Awaited<'_>> {
+    fn waits_for(&self) -> Option<PollSource<'_>> {
         // Whoever does not run, or does not reach memory, has nowhere to put what comes.
         let wants = self.common.running() && self.is_master();
         wants.then(|| self.device.waits_for())?
     }
 
-    fn came(&mut self) {
+    fn on_ready(&mut self) {
         if self.is_master() {
-            self.device.came();
+            self.device.on_ready();
             self.work_on_due();
         }
     }
@@ -366,7 +371,7 @@ impl<D: Device, A: Dma> Served for VirtioPci<D, A> {
             && (self.device.busy() || slots.iter().any(|slot| slot.unfinished))
     }
 
-    fn go_on(&mut self) {
+    fn continue_work(&mut self) {
         for index in 0..self.common.slots.len() {
             let slot = self.common.slots.get(index);
             if slot.is_some_and(|slot| slot.unfinished) {
@@ -376,7 +381,7 @@ impl<D: Device, A: Dma> Served for VirtioPci<D, A> {
         self.work_on_due();
     }
 
-    fn take_broken(&mut self) -> Option<QueueBroken> {
+    fn take_queue_error(&mut self) -> Option<QueueBroken> {
         self.broken.take()
     }
 }

@@ -18,7 +18,7 @@ pub const MAX_FDS: usize = 16;
 /// Commands, under the specification's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
-pub enum Command {
+pub enum VfioUserCommand {
     /// `VFIO_USER_VERSION`.
     Version = 1,
     /// `VFIO_USER_DMA_MAP`.
@@ -47,7 +47,7 @@ pub enum Command {
     DeviceReset = 13,
 }
 
-impl Command {
+impl VfioUserCommand {
     /// The command of this number.
     pub const fn from_number(number: u16) -> Option<Self> {
         Some(match number {

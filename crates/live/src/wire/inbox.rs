@@ -52,18 +52,18 @@ pub struct Message<H = Header> {
 }
 
 /// A message of vfio-user that arrives piece by piece.
-pub type Inbox = Assembly<Header>;
+pub type Inbox = MessageAssembler<Header>;
 
 /// A message that arrives piece by piece. Holds one message's bytes at most.
 #[derive(Debug)]
-pub struct Assembly<H> {
+pub struct MessageAssembler<H> {
     bytes: Vec<u8>,
     header: Option<H>,
     fds: Vec<OwnedFd>,
     too_many_fds: bool,
 }
 
-impl<H> Default for Assembly<H> {
+impl<H> Default for MessageAssembler<H> {
     fn default() -> Self {
         Self {
             bytes: Vec::new(),
@@ -74,20 +74,20 @@ impl<H> Default for Assembly<H> {
     }
 }
 
-impl<H: Framed> Assembly<H> {
+impl<H: Framed> MessageAssembler<H> {
     /// How many bytes to read next, at most: never 0, never past the end of the message in hand.
-    pub fn wants(&self) -> usize {
+    pub fn bytes_wanted(&self) -> usize {
         let end = self
             .header
             .map_or(H::BYTES, |header| header.message_bytes());
         end.saturating_sub(self.bytes.len()).max(1)
     }
 
-    /// Takes bytes, at most [`wants`](Self::wants) of them, and what came with them. The message, if that was its end.
+    /// Takes bytes, at most [`bytes_wanted`](Self::bytes_wanted) of them, and what came with them. The message, if that was its end.
     ///
     /// # Errors
     /// The stream has to be closed.
-    pub fn take(
+    pub fn feed(
         &mut self,
         bytes: &[u8],
         fds: impl IntoIterator<Item = OwnedFd>,
@@ -137,7 +137,7 @@ impl Inbox {
         if bytes.is_empty() && (!fds.is_empty() || too_many_fds) {
             return None;
         }
-        let whole = inbox.take(bytes, fds, too_many_fds).ok()?;
+        let whole = inbox.feed(bytes, fds, too_many_fds).ok()?;
         whole.is_none().then_some(inbox)
     }
 }

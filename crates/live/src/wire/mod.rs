@@ -6,7 +6,7 @@ mod inbox;
 mod request;
 
 pub use header::{
-    Command, FramingError, HEADER_BYTES, Header, MAX_DATA_BYTES, MAX_FDS, MAX_MESSAGE_BYTES,
+    FramingError, HEADER_BYTES, Header, MAX_DATA_BYTES, MAX_FDS, MAX_MESSAGE_BYTES, VfioUserCommand,
 };
-pub use inbox::{Assembly, Framed, Inbox, Message};
-pub use request::{IrqAction, IrqData, Request, RequestError, SetIrqs, errno};
+pub use inbox::{Framed, Inbox, Message, MessageAssembler};
+pub use request::{IrqAction, IrqData, RequestError, SetIrqs, VfioUserRequest, errno};

@@ -5,12 +5,12 @@ use std::os::fd::OwnedFd;
 use ringfence_types::{Iova, IovaRange};
 
 use super::fields::{u16_at, u32_at, u64_at};
-use super::header::{Command, MAX_DATA_BYTES};
+use super::header::{MAX_DATA_BYTES, VfioUserCommand};
 use super::inbox::Message;
 
 /// A request of the right form. Whether it makes sense for the device is for the session to say.
 #[derive(Debug)]
-pub enum Request {
+pub enum VfioUserRequest {
     /// `VERSION`.
     Version {
         /// The client's major version.
@@ -122,24 +122,24 @@ pub enum RequestError {
     /// A command that only a server sends, or that is not offered.
     Unsupported {
         /// Which.
-        command: Command,
+        command: VfioUserCommand,
     },
     /// The body has another length than the command and its fields demand.
     Length {
         /// The command.
-        command: Command,
+        command: VfioUserCommand,
         /// Bytes of the body.
         bytes: usize,
     },
     /// The message carries descriptors and may not, or another number than it has to.
     Descriptors {
         /// The command.
-        command: Command,
+        command: VfioUserCommand,
     },
     /// Flags that are not known, or that contradict each other.
     Flags {
         /// The command.
-        command: Command,
+        command: VfioUserCommand,
         /// The flags.
         flags: u32,
     },
@@ -219,14 +219,14 @@ const IRQ_MASK: u32 = 8;
 const IRQ_UNMASK: u32 = 16;
 const IRQ_TRIGGER: u32 = 32;
 
-impl Request {
+impl VfioUserRequest {
     /// What `message` asks.
     ///
     /// # Errors
     /// [`RequestError`]: the message is answered with [`RequestError::errno`], and the next one read.
     pub fn parse(message: Message) -> Result<Self, RequestError> {
         let number = message.header.command;
-        let Some(command) = Command::from_number(number) else {
+        let Some(command) = VfioUserCommand::from_number(number) else {
             return Err(RequestError::UnknownCommand { command: number });
         };
         let mut parts = Parts {
@@ -237,39 +237,42 @@ impl Request {
         if message.too_many_fds {
             return Err(RequestError::Descriptors { command });
         }
-        if !matches!(command, Command::DmaMap | Command::DeviceSetIrqs) {
+        if !matches!(
+            command,
+            VfioUserCommand::DmaMap | VfioUserCommand::DeviceSetIrqs
+        ) {
             parts.without_fds()?;
         }
         match command {
-            Command::Version => parts.version(),
-            Command::DmaMap => parts.dma_map(),
-            Command::DmaUnmap => parts.dma_unmap(),
-            Command::DeviceGetInfo => parts.exactly(16).map(|()| Self::DeviceInfo),
-            Command::DeviceGetRegionInfo => {
+            VfioUserCommand::Version => parts.version(),
+            VfioUserCommand::DmaMap => parts.dma_map(),
+            VfioUserCommand::DmaUnmap => parts.dma_unmap(),
+            VfioUserCommand::DeviceGetInfo => parts.exactly(16).map(|()| Self::DeviceInfo),
+            VfioUserCommand::DeviceGetRegionInfo => {
                 parts.exactly(32)?;
                 Ok(Self::RegionInfo {
                     index: parts.u32_at(8)?,
                 })
             }
-            Command::DeviceGetIrqInfo => {
+            VfioUserCommand::DeviceGetIrqInfo => {
                 parts.exactly(16)?;
                 Ok(Self::IrqInfo {
                     index: parts.u32_at(8)?,
                 })
             }
-            Command::DeviceSetIrqs => parts.set_irqs().map(Self::SetIrqs),
-            Command::RegionRead => parts.region_read(),
-            Command::RegionWrite => parts.region_write(),
-            Command::DeviceReset => parts.exactly(0).map(|()| Self::Reset),
-            Command::DeviceGetRegionIoFds | Command::DmaRead | Command::DmaWrite => {
-                Err(RequestError::Unsupported { command })
-            }
+            VfioUserCommand::DeviceSetIrqs => parts.set_irqs().map(Self::SetIrqs),
+            VfioUserCommand::RegionRead => parts.region_read(),
+            VfioUserCommand::RegionWrite => parts.region_write(),
+            VfioUserCommand::DeviceReset => parts.exactly(0).map(|()| Self::Reset),
+            VfioUserCommand::DeviceGetRegionIoFds
+            | VfioUserCommand::DmaRead
+            | VfioUserCommand::DmaWrite => Err(RequestError::Unsupported { command }),
         }
     }
 }
 
 struct Parts {
-    command: Command,
+    command: VfioUserCommand,
     body: Vec<u8>,
     fds: Vec<OwnedFd>,
 }
@@ -314,15 +317,15 @@ impl Parts {
     }
 
     /// The capabilities behind the versions are a string of JSON. This server wants nothing of a client, so it reads none.
-    fn version(&self) -> Result<Request, RequestError> {
+    fn version(&self) -> Result<VfioUserRequest, RequestError> {
         let field = |at| u16_at(&self.body, at).ok_or_else(|| self.length());
-        Ok(Request::Version {
+        Ok(VfioUserRequest::Version {
             major: field(0)?,
             minor: field(2)?,
         })
     }
 
-    fn dma_map(&mut self) -> Result<Request, RequestError> {
+    fn dma_map(&mut self) -> Result<VfioUserRequest, RequestError> {
         self.exactly(32)?;
         if self.fds.len() > 1 {
             return Err(RequestError::Descriptors {
@@ -333,7 +336,7 @@ impl Parts {
         if flags & !(DMA_READ | DMA_WRITE) != 0 {
             return Err(self.flags(flags));
         }
-        Ok(Request::DmaMap {
+        Ok(VfioUserRequest::DmaMap {
             range: self.range(16, 24)?,
             readable: flags & DMA_READ != 0,
             writable: flags & DMA_WRITE != 0,
@@ -342,7 +345,7 @@ impl Parts {
         })
     }
 
-    fn dma_unmap(&self) -> Result<Request, RequestError> {
+    fn dma_unmap(&self) -> Result<VfioUserRequest, RequestError> {
         self.exactly(24)?;
         let flags = self.u32_at(4)?;
         let range = match flags {
@@ -356,7 +359,7 @@ impl Parts {
             }
             _ => return Err(self.flags(flags)),
         };
-        Ok(Request::DmaUnmap { range, flags })
+        Ok(VfioUserRequest::DmaUnmap { range, flags })
     }
 
     fn set_irqs(&mut self) -> Result<SetIrqs, RequestError> {
@@ -409,16 +412,16 @@ impl Parts {
         })
     }
 
-    fn region_read(&self) -> Result<Request, RequestError> {
+    fn region_read(&self) -> Result<VfioUserRequest, RequestError> {
         self.exactly(16)?;
-        Ok(Request::RegionRead {
+        Ok(VfioUserRequest::RegionRead {
             offset: self.u64_at(0)?,
             region: self.u32_at(8)?,
             count: self.count(12)?,
         })
     }
 
-    fn region_write(&mut self) -> Result<Request, RequestError> {
+    fn region_write(&mut self) -> Result<VfioUserRequest, RequestError> {
         const FIXED: usize = 16;
         let (offset, region) = (self.u64_at(0)?, self.u32_at(8)?);
         let count = self.count(12)?;
@@ -429,7 +432,7 @@ impl Parts {
                 bytes: FIXED.saturating_add(data.len()),
             });
         }
-        Ok(Request::RegionWrite {
+        Ok(VfioUserRequest::RegionWrite {
             region,
             offset,
             data,

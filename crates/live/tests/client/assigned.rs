@@ -7,11 +7,11 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use ringfence_live::assigned::AssignedDma;
 use ringfence_live::counters::DeviceCounters;
-use ringfence_live::host::HostOptimisations;
+use ringfence_live::host::HostPagePool;
 use ringfence_live::pviommu::PvIommu;
 use ringfence_live::virtio::blk::Blk;
 use ringfence_live::virtio::rng::Rng;
-use ringfence_types::{DeviceId, Direction};
+use ringfence_types::{Direction, RequesterId};
 
 use crate::guest::{AWAY, ENDPOINT, Guest, READ, READ_WRITE, Virtio, read, transfer};
 use crate::para::{DISK, PAGE, Para, map, unmap};
@@ -21,7 +21,7 @@ fn disk(counters: Arc<DeviceCounters>) -> Blk {
     Blk::new(disk_file(), false, counters).unwrap()
 }
 
-fn para(optimisations: HostOptimisations) -> Guest<Blk, Para, AssignedDma> {
+fn para(optimisations: HostPagePool) -> Guest<Blk, Para, AssignedDma> {
     let mut guest = Guest::assigned_para(optimisations, disk);
     guest.attach();
     let rings = guest.map(QUEUE + AWAY, 0xa000 - QUEUE, QUEUE, READ_WRITE);
@@ -37,7 +37,7 @@ fn virtio() -> Guest<Blk, Virtio, AssignedDma> {
 /// The IOTLB has the page when it is unmapped: only the invalidation takes it away.
 #[test]
 fn a_translation_that_was_used_is_gone_with_its_unmap() {
-    let mut guest = para(HostOptimisations::Off);
+    let mut guest = para(HostPagePool::Off);
     let data = 0xb000 + AWAY;
     for round in 0..3 {
         let gpa = 0xb000 + round * PAGE;
@@ -62,7 +62,7 @@ fn a_translation_that_was_used_is_gone_with_its_unmap() {
 /// Four tables are read without caches between; with the pointer into the upper ones, fewer.
 #[test]
 fn what_the_hardware_and_the_host_do_is_counted() {
-    for (optimisations, hits) in [(HostOptimisations::Off, 0), (HostOptimisations::On, 1)] {
+    for (optimisations, hits) in [(HostPagePool::Off, 0), (HostPagePool::On, 1)] {
         let mut guest = para(optimisations);
         let data = 0xb000 + AWAY;
         let now = |guest: &Guest<Blk, Para, AssignedDma>| {
@@ -102,7 +102,7 @@ fn what_the_hardware_and_the_host_do_is_counted() {
 /// Frames are handed out as pages come: neighbours in the device's addresses, and in the guest's, are none in the host's.
 #[test]
 fn an_access_over_several_frames_lands_in_order() {
-    let mut guest = para(HostOptimisations::On);
+    let mut guest = para(HostPagePool::On);
     let data = 0x20_0000 + AWAY;
     let gpas = [0xd000, 0xb000, 0xf000, 0xc000];
     let pages: Vec<(u64, u64)> = (0..)
@@ -139,9 +139,9 @@ fn an_access_over_several_frames_lands_in_order() {
 fn beside_it_another_device_reaches_the_same_memory() {
     const RNG: u16 = DISK + 8;
     const RINGS: u64 = 0x2_0000;
-    let (id, other) = (DeviceId::new(DISK), DeviceId::new(RNG));
+    let (id, other) = (RequesterId::new(DISK), RequesterId::new(RNG));
     let counters = Arc::new(DeviceCounters::default());
-    let [on, there] = [HostOptimisations::On, HostOptimisations::Off];
+    let [on, there] = [HostPagePool::On, HostPagePool::Off];
     let mut guests = [on, there].map(|optimisations| {
         let shared =
             PvIommu::with_assigned(&[other, id], &[id], optimisations, Arc::clone(&counters));
@@ -199,7 +199,7 @@ fn beside_it_another_device_reaches_the_same_memory() {
 /// The memory goes while it is mapped, and comes back.
 #[test]
 fn memory_that_is_gone_is_not_reached() {
-    let mut guest = para(HostOptimisations::Off);
+    let mut guest = para(HostPagePool::Off);
     let data = 0xb000 + AWAY;
     assert_eq!(guest.map(data, PAGE, 0xb000, READ_WRITE), 0);
     assert_eq!(read(&mut guest, 1, data), Some(0));
@@ -258,7 +258,7 @@ fn behind_the_virtio_iommu_it_reaches_what_its_domain_maps() {
 #[test]
 fn without_an_iommu_it_reaches_all_of_the_guest() {
     let counters = Arc::new(DeviceCounters::default());
-    let dma = AssignedDma::whole(DeviceId::new(DISK), Arc::clone(&counters)).unwrap();
+    let dma = AssignedDma::identity_mapped(RequesterId::new(DISK), Arc::clone(&counters)).unwrap();
     let mut client = Client::new(disk(Arc::clone(&counters)), dma, false, counters);
     client.agree();
     client.share_memory();
@@ -323,7 +323,7 @@ proptest! {
     /// Against a list of what is mapped: each access goes through if it is in there, to the byte where it leads, and nowhere else.
     #[test]
     fn accesses_go_where_the_list_says(on in any::<bool>(), steps in vec(step(), 1..60)) {
-        let mut guest = para(if on { HostOptimisations::On } else { HostOptimisations::Off });
+        let mut guest = para(if on { HostPagePool::On } else { HostPagePool::Off });
         let mut list: [Option<(u64, Direction)>; SLOTS as usize] = [None; SLOTS as usize];
         let at = |slot: u64| 0x20_0000 + AWAY + slot * PAGE;
         let page = |gpa: u64| 0xb000 + gpa * PAGE;

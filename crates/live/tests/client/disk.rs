@@ -1,10 +1,10 @@
 //! The disk, by a driver: against a model, and with requests that no driver makes.
 
 use proptest::prelude::*;
-use ringfence_live::caps::{Caps, Complaints};
-use ringfence_live::server::Served;
-use ringfence_live::virtio::TURN_BYTES;
-use ringfence_live::virtio::late::Late;
+use ringfence_live::limits::{GuestLimits, RateLimitedLog};
+use ringfence_live::server::PolledFunction;
+use ringfence_live::virtio::QUANTUM_BYTES;
+use ringfence_live::virtio::delayed::Delayed;
 
 use crate::rig::*;
 
@@ -74,15 +74,15 @@ fn what_one_request_may_ask_for() {
     let mut disk =
         ringfence_live::virtio::blk::Blk::new(file, false, std::sync::Arc::clone(&counters))
             .unwrap();
-    let caps = Caps {
+    let caps = GuestLimits {
         request_bytes: 8192,
         queue_size: 64,
-        ..Caps::default()
+        ..GuestLimits::default()
     };
     let (sender, words) = std::sync::mpsc::channel();
-    disk.keep_within(
+    disk.set_limits(
         &caps,
-        Complaints::new(move |refused| sender.send(refused.to_string()).unwrap()),
+        RateLimitedLog::new(move |refused| sender.send(refused.to_string()).unwrap()),
     );
     let direct = ringfence_live::dma::Direct::default();
     let mut client = Client::new(disk, direct, false, counters);
@@ -114,12 +114,12 @@ fn a_turn_is_bounded_by_bytes() {
         client.poke(QUEUE + 0x1000 + 4 + 2 * slot, &[0, 0]);
     }
     client.offer(0, 15);
-    let first = TURN_BYTES.div_ceil(u64::from(BYTES)) as u16;
+    let first = QUANTUM_BYTES.div_ceil(u64::from(BYTES)) as u16;
     assert_eq!(client.used(), (first, BYTES + 1));
     assert!(client.session.function().unfinished());
-    client.session.function().go_on();
+    client.session.function().continue_work();
     assert_eq!(client.used().0, 15);
-    client.session.function().go_on();
+    client.session.function().continue_work();
     assert!(!client.session.function().unfinished());
 }
 
@@ -130,7 +130,7 @@ fn a_late_disk_waits() {
         std::sync::Arc::default();
     let disk =
         ringfence_live::virtio::blk::Blk::new(disk_file(), false, std::sync::Arc::clone(&counters));
-    let late = Late::new(disk.unwrap(), std::time::Duration::from_secs(3600)).unwrap();
+    let late = Delayed::new(disk.unwrap(), std::time::Duration::from_secs(3600)).unwrap();
     let mut client = Client::new(
         late,
         ringfence_live::dma::Direct::default(),
@@ -153,7 +153,7 @@ fn a_late_disk_waits() {
         assert_eq!(client.used().0, 0);
         assert!(client.session.function().waits_for().is_some());
     }
-    client.session.function().came();
+    client.session.function().on_ready();
     assert_eq!(client.used(), (2, 513));
     assert!(client.session.function().waits_for().is_none());
     client.offer(0, 3);

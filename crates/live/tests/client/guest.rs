@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use ringfence_live::assigned::AssignedDma;
-use ringfence_live::caps::Caps;
 use ringfence_live::counters::DeviceCounters;
 use ringfence_live::dma::Dma;
-use ringfence_live::iommu::{GuestDma, Iommu, Translated};
-use ringfence_live::server::Served;
+use ringfence_live::iommu::{EndpointMemory, GuestDma, VirtioIommu};
+use ringfence_live::limits::GuestLimits;
+use ringfence_live::server::PolledFunction;
 use ringfence_live::virtio::Device;
 use ringfence_live::virtio::iommu::IommuDevice;
-use ringfence_types::DeviceId;
+use ringfence_types::RequesterId;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::rig::*;
@@ -36,7 +36,7 @@ impl Idle for ringfence_live::virtio::blk::Blk {
     }
 }
 
-impl Idle for ringfence_live::isolate::Front {
+impl Idle for ringfence_live::sandbox::DiskProxy {
     fn idle(&self) -> bool {
         self.is_idle()
     }
@@ -46,7 +46,7 @@ impl Idle for ringfence_live::isolate::Front {
 pub(crate) type Virtio = Client<IommuDevice, GuestDma>;
 
 /// A guest and its client for the IOMMU: this one's, or the para-virtual one's. The disk's accesses are translated by software, or by the model of the hardware.
-pub(crate) struct Guest<D: Device, I = Virtio, A: Dma = Translated> {
+pub(crate) struct Guest<D: Device, I = Virtio, A: Dma = EndpointMemory> {
     pub(crate) iommu: I,
     pub(crate) disk: Client<D, A>,
     pub(crate) requests: u16,
@@ -71,16 +71,21 @@ impl<D: Device> Guest<D> {
     /// With the device that `make` makes, which is called before its endpoint is added.
     // Not every file that takes this in uses both.
     #[allow(dead_code)]
-    pub(crate) fn with(make: impl FnOnce(&Iommu, Arc<DeviceCounters>) -> D) -> Self {
-        Self::within(&Caps::default(), make)
+    pub(crate) fn with(make: impl FnOnce(&VirtioIommu, Arc<DeviceCounters>) -> D) -> Self {
+        Self::within(&GuestLimits::default(), make)
     }
 
-    pub(crate) fn within(caps: &Caps, make: impl FnOnce(&Iommu, Arc<DeviceCounters>) -> D) -> Self {
+    pub(crate) fn within(
+        caps: &GuestLimits,
+        make: impl FnOnce(&VirtioIommu, Arc<DeviceCounters>) -> D,
+    ) -> Self {
         let counters = Arc::new(DeviceCounters::default());
-        let shared = Iommu::within(caps, Arc::clone(&counters)).unwrap();
+        let shared = VirtioIommu::with_limits(caps, Arc::clone(&counters)).unwrap();
         let own = Arc::new(DeviceCounters::default());
         let device = make(&shared, Arc::clone(&own));
-        let translated = shared.add_endpoint(DeviceId::new(ENDPOINT as u16)).unwrap();
+        let translated = shared
+            .add_endpoint(RequesterId::new(ENDPOINT as u16))
+            .unwrap();
         Self::behind_virtio(
             &shared,
             counters,
@@ -94,9 +99,9 @@ impl<D: Device> Guest<D, Virtio, AssignedDma> {
     #[allow(dead_code)]
     pub(crate) fn assigned(make: impl FnOnce(Arc<DeviceCounters>) -> D) -> Self {
         let counters = Arc::new(DeviceCounters::default());
-        let shared = Iommu::new(Arc::clone(&counters)).unwrap();
+        let shared = VirtioIommu::new(Arc::clone(&counters)).unwrap();
         let own = Arc::new(DeviceCounters::default());
-        let dma = shared.assign(DeviceId::new(ENDPOINT as u16), Arc::clone(&own));
+        let dma = shared.assign(RequesterId::new(ENDPOINT as u16), Arc::clone(&own));
         let disk = Client::new(make(Arc::clone(&own)), dma.unwrap(), true, own);
         Self::behind_virtio(&shared, counters, disk)
     }
@@ -104,7 +109,7 @@ impl<D: Device> Guest<D, Virtio, AssignedDma> {
 
 impl<D: Device, A: Dma> Guest<D, Virtio, A> {
     fn behind_virtio(
-        shared: &Iommu,
+        shared: &VirtioIommu,
         counters: Arc<DeviceCounters>,
         mut disk: Client<D, A>,
     ) -> Self {
@@ -184,7 +189,7 @@ impl<D: Device, A: Dma> Guest<D, Virtio, A> {
 
     /// Endpoint and address of the fault, if one was told.
     pub(crate) fn fault(&mut self) -> Option<(u32, u64)> {
-        self.iommu.session.function().came();
+        self.iommu.session.function().on_ready();
         let used = self.iommu.peek(EVENT_QUEUE + 0x2002, 2);
         (used == [1, 0]).then(|| {
             let report = self.iommu.peek(0x7_0000, 24);
@@ -217,9 +222,9 @@ impl<D: Device, I, A: Dma> Guest<D, I, A> {
         };
         let mut fds = [PollFd::from_borrowed_fd(awaited.fd, PollFlags::IN)];
         let came = matches!(poll(&mut fds, Some(&limit)), Ok(1));
-        function.came();
+        function.on_ready();
         while function.unfinished() {
-            function.go_on();
+            function.continue_work();
         }
         came
     }

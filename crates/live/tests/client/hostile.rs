@@ -283,7 +283,7 @@ fn no_reply_means_none_even_to_an_error() {
     for command in [REGION_READ, 99] {
         let bytes = encode(7, command, 0x10, &[0; 16]);
         let mut inbox = Inbox::default();
-        let message = inbox.take(&bytes, [], false).unwrap().unwrap();
+        let message = inbox.feed(&bytes, [], false).unwrap().unwrap();
         assert!(client.session.handle(message).reply.is_none());
     }
 }
@@ -293,7 +293,7 @@ fn streams_that_cannot_be_followed_are_given_up() {
     let framed = |size: u32, flags: u32| {
         let mut bytes = encode(7, GET_INFO, flags, &[]);
         bytes[4..8].copy_from_slice(&size.to_le_bytes());
-        Inbox::default().take(&bytes, [], false).map(|_| ())
+        Inbox::default().feed(&bytes, [], false).map(|_| ())
     };
     assert_eq!(framed(16, 0), Ok(()));
     for size in [0, 1, 15] {
@@ -313,7 +313,7 @@ fn too_many_descriptors_are_closed_and_refused() {
     let bytes = encode(7, GET_INFO, 0, &[0; 16]);
     for (count, truncated) in [(17, false), (1, true), (0, true)] {
         let mut inbox = Inbox::default();
-        let message = inbox.take(&bytes, fds(count), truncated).unwrap().unwrap();
+        let message = inbox.feed(&bytes, fds(count), truncated).unwrap().unwrap();
         assert!(message.fds.len() <= 16);
         assert_eq!(reply(client.session.handle(message)).errno, EINVAL);
     }
@@ -335,11 +335,11 @@ proptest! {
             let mut rest = &bytes[..];
             let mut given = fds(*descriptors);
             let message = loop {
-                prop_assert!(inbox.wants() >= 1 && inbox.wants() <= rest.len(), "never past the message");
-                let cut = cuts.next().unwrap().min(inbox.wants());
+                prop_assert!(inbox.bytes_wanted() >= 1 && inbox.bytes_wanted() <= rest.len(), "never past the message");
+                let cut = cuts.next().unwrap().min(inbox.bytes_wanted());
                 let (now, later) = rest.split_at(cut);
                 rest = later;
-                if let Some(message) = inbox.take(now, given.drain(..), false).unwrap() {
+                if let Some(message) = inbox.feed(now, given.drain(..), false).unwrap() {
                     break message;
                 }
             };

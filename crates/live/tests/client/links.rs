@@ -4,7 +4,9 @@ use std::io::{Read, Write};
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::path::PathBuf;
 
-use ringfence_live::link::{Datagram, Link, MAX_FRAME_BYTES, Receiving, Sending, Stream};
+use ringfence_live::link::{
+    DatagramLink, MAX_FRAME_BYTES, NetLink, ReceiveOutcome, SendOutcome, StreamLink,
+};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 struct Place(PathBuf);
@@ -26,16 +28,16 @@ fn framed(frame: &[u8]) -> Vec<u8> {
     [&(frame.len() as u32).to_be_bytes()[..], frame].concat()
 }
 
-fn receive(link: &mut impl Link) -> Result<Vec<u8>, Receiving> {
+fn receive(link: &mut impl NetLink) -> Result<Vec<u8>, ReceiveOutcome> {
     let mut buffer = [0; MAX_FRAME_BYTES + 1];
     match link.receive(&mut buffer) {
-        Receiving::Frame(bytes) => Ok(buffer[..bytes].to_vec()),
+        ReceiveOutcome::Frame(bytes) => Ok(buffer[..bytes].to_vec()),
         other => Err(other),
     }
 }
 
 /// Whether what the link waits for has come.
-fn ready(link: &impl Link, input: bool, output: bool) -> bool {
+fn ready(link: &impl NetLink, input: bool, output: bool) -> bool {
     let awaited = link.waits_for(input, output).unwrap();
     let mut flags = PollFlags::empty();
     flags.set(PollFlags::IN, awaited.input);
@@ -45,13 +47,13 @@ fn ready(link: &impl Link, input: bool, output: bool) -> bool {
 }
 
 /// A link that listens, and its first peer.
-fn listening(place: &Place) -> (Stream, UnixStream) {
-    let mut link = Stream::open(&place.0).unwrap();
-    assert_eq!(link.send(&[1; 60]), Sending::Lost, "nobody is there");
+fn listening(place: &Place) -> (StreamLink, UnixStream) {
+    let mut link = StreamLink::open(&place.0).unwrap();
+    assert_eq!(link.send(&[1; 60]), SendOutcome::Lost, "nobody is there");
     assert!(!ready(&link, true, false));
     let peer = UnixStream::connect(&place.0).unwrap();
     assert!(ready(&link, true, false));
-    assert_eq!(receive(&mut link), Err(Receiving::Nothing), "taken in");
+    assert_eq!(receive(&mut link), Err(ReceiveOutcome::Nothing), "taken in");
     assert!(link.connected());
     (link, peer)
 }
@@ -61,7 +63,7 @@ fn frames_cross_a_stream() {
     let place = Place::new("cross");
     let (mut link, mut peer) = listening(&place);
     let frame: Vec<u8> = (0..200).collect();
-    assert_eq!(link.send(&frame), Sending::Taken);
+    assert_eq!(link.send(&frame), SendOutcome::Taken);
     let mut got = vec![0; 204];
     peer.read_exact(&mut got).unwrap();
     assert_eq!(got, framed(&frame));
@@ -71,13 +73,13 @@ fn frames_cross_a_stream() {
     peer.write_all(now).unwrap();
     assert_eq!(receive(&mut link), Ok(frame));
     assert_eq!(receive(&mut link), Ok(vec![2; 14]));
-    assert_eq!(receive(&mut link), Err(Receiving::Nothing));
+    assert_eq!(receive(&mut link), Err(ReceiveOutcome::Nothing));
     for byte in later {
         peer.write_all(&[*byte]).unwrap();
         if std::ptr::eq(byte, later.last().unwrap()) {
             assert_eq!(receive(&mut link), Ok(vec![3; 1518]));
         } else {
-            assert_eq!(receive(&mut link), Err(Receiving::Nothing));
+            assert_eq!(receive(&mut link), Err(ReceiveOutcome::Nothing));
         }
     }
 }
@@ -92,7 +94,7 @@ fn a_slow_peer_gets_whole_frames_in_order() {
         frame
     };
     let mut sent = 0;
-    while link.send(&frame(sent)) == Sending::Taken {
+    while link.send(&frame(sent)) == SendOutcome::Taken {
         sent += 1;
         assert!(sent < 100_000, "it never says that there is no room");
     }
@@ -106,9 +108,9 @@ fn a_slow_peer_gets_whole_frames_in_order() {
         let got = peer.read(&mut piece).unwrap_or(0);
         bytes.extend(&piece[..got]);
         if ready(&link, false, sent < end) {
-            link.came();
+            link.on_ready();
         }
-        while sent < end && link.send(&frame(sent)) == Sending::Taken {
+        while sent < end && link.send(&frame(sent)) == SendOutcome::Taken {
             sent += 1;
         }
         if got == 0 && sent == end && !ready(&link, false, false) {
@@ -136,35 +138,35 @@ fn a_peer_that_lies_is_let_go_and_the_next_one_taken() {
     ] {
         peer.write_all(&bytes).unwrap();
         for _ in 0..dropped {
-            assert_eq!(receive(&mut link), Err(Receiving::Dropped));
+            assert_eq!(receive(&mut link), Err(ReceiveOutcome::Dropped));
         }
-        assert_eq!(receive(&mut link), Err(Receiving::Nothing));
+        assert_eq!(receive(&mut link), Err(ReceiveOutcome::Nothing));
     }
     peer.write_all(&framed(&[7; 60])).unwrap();
     assert_eq!(receive(&mut link), Ok(vec![7; 60]));
     // A length that nobody sends: the stream is none.
     peer.write_all(&[0xff; 4]).unwrap();
-    assert_eq!(receive(&mut link), Err(Receiving::Nothing));
+    assert_eq!(receive(&mut link), Err(ReceiveOutcome::Nothing));
     assert!(!link.connected());
     let mut end = [0];
     assert!(matches!(peer.read(&mut end), Ok(0) | Err(_)));
     // The next one; it goes in the middle of a frame, and the one after that begins anew.
     let mut peer = UnixStream::connect(&place.0).unwrap();
-    assert_eq!(receive(&mut link), Err(Receiving::Nothing));
+    assert_eq!(receive(&mut link), Err(ReceiveOutcome::Nothing));
     peer.write_all(&framed(&[8; 60])[..30]).unwrap();
     drop(peer);
     assert!(ready(&link, true, false));
-    assert_eq!(receive(&mut link), Err(Receiving::Nothing));
-    assert_eq!(link.send(&[1; 60]), Sending::Lost);
+    assert_eq!(receive(&mut link), Err(ReceiveOutcome::Nothing));
+    assert_eq!(link.send(&[1; 60]), SendOutcome::Lost);
     let mut peer = UnixStream::connect(&place.0).unwrap();
-    assert_eq!(receive(&mut link), Err(Receiving::Nothing));
+    assert_eq!(receive(&mut link), Err(ReceiveOutcome::Nothing));
     peer.write_all(&framed(&[9; 60])).unwrap();
     assert_eq!(receive(&mut link), Ok(vec![9; 60]));
     // One that goes while something was still to be sent to it.
-    while link.send(&[1; 1518]) == Sending::Taken {}
+    while link.send(&[1; 1518]) == SendOutcome::Taken {}
     drop(peer);
-    link.came();
-    assert_eq!(link.send(&[1; 60]), Sending::Lost);
+    link.on_ready();
+    assert_eq!(link.send(&[1; 60]), SendOutcome::Lost);
 }
 
 #[test]
@@ -172,17 +174,17 @@ fn whoever_comes_first_listens() {
     let place = Place::new("first");
     // Left behind by somebody who is no more.
     drop(UnixListener::bind(&place.0).unwrap());
-    let mut first = Stream::open(&place.0).unwrap();
-    let mut second = Stream::open(&place.0).unwrap();
+    let mut first = StreamLink::open(&place.0).unwrap();
+    let mut second = StreamLink::open(&place.0).unwrap();
     assert!(second.connected());
-    assert_eq!(receive(&mut first), Err(Receiving::Nothing));
-    assert_eq!(second.send(&[4; 60]), Sending::Taken);
+    assert_eq!(receive(&mut first), Err(ReceiveOutcome::Nothing));
+    assert_eq!(second.send(&[4; 60]), SendOutcome::Taken);
     assert_eq!(receive(&mut first), Ok(vec![4; 60]));
     // Only the one who listens has a name, and it outlives a link that another process has.
     assert_eq!(first.name(), Some(place.0.clone()));
     assert_eq!(second.name(), None);
     drop(first);
-    assert_eq!(receive(&mut second), Err(Receiving::Nothing));
+    assert_eq!(receive(&mut second), Err(ReceiveOutcome::Nothing));
     assert!(second.waits_for(true, true).is_none());
     assert!(place.0.exists());
 }
@@ -191,11 +193,14 @@ fn whoever_comes_first_listens() {
 fn datagrams_are_frames() {
     let (here, there) = (Place::new("here"), Place::new("there"));
     drop(UnixDatagram::bind(&here.0).unwrap());
-    let mut link = Datagram::open(&here.0, &there.0).unwrap();
-    assert!(Datagram::open(&here.0, &there.0).is_err(), "it is in use");
-    assert_eq!(link.send(&[1; 60]), Sending::Lost, "nobody is there");
+    let mut link = DatagramLink::open(&here.0, &there.0).unwrap();
+    assert!(
+        DatagramLink::open(&here.0, &there.0).is_err(),
+        "it is in use"
+    );
+    assert_eq!(link.send(&[1; 60]), SendOutcome::Lost, "nobody is there");
     let peer = UnixDatagram::bind(&there.0).unwrap();
-    assert_eq!(link.send(&[1; 60]), Sending::Taken);
+    assert_eq!(link.send(&[1; 60]), SendOutcome::Taken);
     let mut got = [0; 100];
     assert_eq!(peer.recv(&mut got).unwrap(), 60);
     for (bytes, frame) in [
@@ -210,13 +215,13 @@ fn datagrams_are_frames() {
         let expected = if frame {
             Ok(vec![5; bytes])
         } else {
-            Err(Receiving::Dropped)
+            Err(ReceiveOutcome::Dropped)
         };
         assert_eq!(receive(&mut link), expected, "{bytes}");
-        assert_eq!(receive(&mut link), Err(Receiving::Nothing));
+        assert_eq!(receive(&mut link), Err(ReceiveOutcome::Nothing));
     }
     // What there is no room for is lost, not waited for.
-    while link.send(&[1; 60]) == Sending::Taken {}
+    while link.send(&[1; 60]) == SendOutcome::Taken {}
     assert!(!ready(&link, false, true));
     assert_eq!(link.name(), Some(here.0.clone()));
     drop(link);

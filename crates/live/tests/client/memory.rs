@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use ringfence_live::{GuestRam, MemoryError, MemoryRules, Source};
+use ringfence_live::{GuestRam, MemoryError, MemoryRules, RangeSource};
 use ringfence_types::{Iova, IovaRange};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
@@ -44,7 +44,7 @@ fn a_file_that_was_vouched_for_is_taken_and_no_other() {
     let range = IovaRange::new(Iova::new(1 << 30), 8192).unwrap();
     let share = |ram: &mut GuestRam, path: &Path| {
         let file = File::options().read(true).write(true).open(path).unwrap();
-        let source = Source {
+        let source = RangeSource {
             file: Some(file.into()),
             offset: 0,
             accessible: true,

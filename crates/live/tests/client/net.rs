@@ -7,9 +7,9 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use ringfence_live::counters::DeviceCounters;
 use ringfence_live::dma::Direct;
-use ringfence_live::link::{Link, Receiving, Sending};
-use ringfence_live::server::Served;
-use ringfence_live::virtio::Awaited;
+use ringfence_live::link::{NetLink, ReceiveOutcome, SendOutcome};
+use ringfence_live::server::PolledFunction;
+use ringfence_live::virtio::PollSource;
 use ringfence_live::virtio::net::Net;
 
 use crate::rig::*;
@@ -24,31 +24,31 @@ struct Script {
     gone: bool,
 }
 
-impl Link for Script {
-    fn send(&mut self, frame: &[u8]) -> Sending {
+impl NetLink for Script {
+    fn send(&mut self, frame: &[u8]) -> SendOutcome {
         if self.gone {
-            return Sending::Lost;
+            return SendOutcome::Lost;
         }
         if self.room == 0 {
-            return Sending::Full;
+            return SendOutcome::Full;
         }
         self.room -= 1;
         self.sent.push(frame.to_vec());
-        Sending::Taken
+        SendOutcome::Taken
     }
 
-    fn receive(&mut self, buffer: &mut [u8]) -> Receiving {
+    fn receive(&mut self, buffer: &mut [u8]) -> ReceiveOutcome {
         let Some(frame) = self.coming.pop_front() else {
-            return Receiving::Nothing;
+            return ReceiveOutcome::Nothing;
         };
         if frame.len() < 14 || frame.len() > 1518 {
-            return Receiving::Dropped;
+            return ReceiveOutcome::Dropped;
         }
         buffer[..frame.len()].copy_from_slice(&frame);
-        Receiving::Frame(frame.len())
+        ReceiveOutcome::Frame(frame.len())
     }
 
-    fn waits_for(&self, _input: bool, _output: bool) -> Option<Awaited<'_>> {
+    fn waits_for(&self, _input: bool, _output: bool) -> Option<PollSource<'_>> {
         None
     }
 }
@@ -81,7 +81,7 @@ fn card(pairs: u16, features: u64) -> Card {
         client.enable(index, 16, rings(index));
     }
     client.set(0x14, &[15]);
-    client.session.function().came();
+    client.session.function().on_ready();
     client
 }
 
@@ -142,7 +142,7 @@ fn use_pairs(card: &mut Card, queue: u16, count: u16, command: &[u8]) -> (u32, u
 
 fn come(card: &mut Card, frames: &[Vec<u8>]) {
     link(card).coming.extend(frames.iter().cloned());
-    card.session.function().came();
+    card.session.function().on_ready();
 }
 
 #[test]
@@ -247,7 +247,7 @@ fn frames_that_nobody_sends_are_passed_over() {
     come(&mut card, &frames);
     let mut turns = 0;
     while card.session.function().unfinished() {
-        card.session.function().go_on();
+        card.session.function().continue_work();
         turns += 1;
         assert!(turns < 100);
     }
@@ -290,10 +290,10 @@ fn the_link_sets_the_pace_of_what_goes() {
     assert_eq!(used(&card, 3).0, 0);
     assert_eq!(card.counters.frames_dropped.get(), 0);
     link(&mut card).room = 2;
-    card.session.function().came();
+    card.session.function().on_ready();
     assert_eq!(used(&card, 1).0, 3);
     link(&mut card).room = 100;
-    card.session.function().came();
+    card.session.function().on_ready();
     assert_eq!((used(&card, 1).0, used(&card, 3).0), (4, 5));
     let sent: Vec<u8> = link(&mut card).sent.iter().map(|frame| frame[0]).collect();
     assert_eq!(sent[..4], [1, 2, 3, 4]);

@@ -6,24 +6,24 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use ringfence_live::Locked;
-use ringfence_live::caps::Caps;
-use ringfence_live::daemon::{Daemon, Devices, Log, NetOptions};
-use ringfence_live::errant::Errant;
-use ringfence_live::guest::ForeignIommu;
-use ringfence_live::host::HostOptimisations;
-use ringfence_live::isolate::Program;
+use ringfence_live::daemon::{Daemon, DeviceOptions, Log, NetOptions};
+use ringfence_live::dma_fault_injection::InjectedDma;
+use ringfence_live::guest::QemuIommu;
+use ringfence_live::host::HostPagePool;
+use ringfence_live::limits::GuestLimits;
 use ringfence_live::link::Address;
+use ringfence_live::sandbox::SandboxProgram;
 use ringfence_types::Iova;
 
 /// An option as the command line calls it.
-type Setting = (&'static str, fn(&mut Devices));
+type Setting = (&'static str, fn(&mut DeviceOptions));
 
 /// All of them, over a disk in the present directory's `disk.img`.
 const SETTINGS: [Setting; 28] = [
     ("blk", |devices| devices.disk = Some("disk.img".into())),
     ("read-only", |devices| devices.read_only = true),
     ("isolate", |devices| {
-        devices.isolate = Some(Program {
+        devices.sandbox = Some(SandboxProgram {
             path: env!("CARGO_BIN_EXE_ringfence-test-simulator").into(),
             arguments: Vec::new(),
         });
@@ -37,33 +37,35 @@ const SETTINGS: [Setting; 28] = [
         });
     }),
     ("errant", |devices| {
-        devices.errant.push(Errant::Stray(Iova::new(0xdead_0000)));
+        devices
+            .inject_dma
+            .push(InjectedDma::Stray(Iova::new(0xdead_0000)));
     }),
     ("errant=after-unmap", |devices| {
-        devices.errant.push(Errant::AfterUnmap);
+        devices.inject_dma.push(InjectedDma::AfterUnmap);
     }),
     ("errant=foreign", |devices| {
-        devices.errant.push(Errant::Foreign);
+        devices.inject_dma.push(InjectedDma::Foreign);
     }),
     ("errant=after-revoke", |devices| {
-        devices.errant.push(Errant::AfterRevoke);
+        devices.inject_dma.push(InjectedDma::AfterRevoke);
     }),
     ("late", |devices| {
-        devices.late = Some(std::time::Duration::from_millis(1));
+        devices.delay = Some(std::time::Duration::from_millis(1));
     }),
     ("requests", |devices| {
         devices.requests = Some("requests".into());
     }),
     ("no-iommu", |devices| devices.untranslated = true),
     ("vhost-user=intel", |devices| {
-        devices.back_end = Some(ForeignIommu::Intel);
+        devices.vhost_user = Some(QemuIommu::Intel);
     }),
     ("vhost-user=virtio", |devices| {
-        devices.back_end = Some(ForeignIommu::Virtio);
+        devices.vhost_user = Some(QemuIommu::Virtio);
     }),
     ("pviommu", |devices| devices.paravirtual = true),
     ("misanswer", |devices| {
-        devices.misanswer = Some("never:1".parse().unwrap());
+        devices.inject_reply = Some("never:1".parse().unwrap());
     }),
     ("memory-file", |devices| {
         devices.memory.file = Some("memory".into());
@@ -72,16 +74,16 @@ const SETTINGS: [Setting; 28] = [
         devices.memory.locked = Locked::Mapped;
     }),
     ("lock=all", |devices| devices.memory.locked = Locked::All),
-    ("max-mappings", |devices| devices.caps.mappings = 1),
-    ("max-domains", |devices| devices.caps.domains = 1),
-    ("max-tables", |devices| devices.caps.tables = 4),
-    ("max-queue", |devices| devices.caps.queue_size = 1024),
-    ("max-request", |devices| devices.caps.request_bytes = 4096),
-    ("max-iotlb", |devices| devices.caps.iotlb_pages = 1024),
-    ("max-misses", |devices| devices.caps.iotlb_misses = 1),
+    ("max-mappings", |devices| devices.limits.mappings = 1),
+    ("max-domains", |devices| devices.limits.domains = 1),
+    ("max-tables", |devices| devices.limits.tables = 4),
+    ("max-queue", |devices| devices.limits.queue_size = 1024),
+    ("max-request", |devices| devices.limits.request_bytes = 4096),
+    ("max-iotlb", |devices| devices.limits.iotlb_pages = 1024),
+    ("max-misses", |devices| devices.limits.iotlb_misses = 1),
     ("assigned", |devices| devices.assigned = true),
     ("hopt", |devices| {
-        devices.optimisations = HostOptimisations::On;
+        devices.host_page_pool = HostPagePool::On;
     }),
 ];
 
@@ -234,10 +236,10 @@ fn expected(a: &str, b: &str) -> Option<&'static str> {
     both.map(|(.., why)| *why).or(alone(a)).or(alone(b))
 }
 
-fn devices(settings: &[&Setting], dir: &std::path::Path) -> Devices {
-    let mut devices = Devices {
-        caps: Caps::default(),
-        ..Devices::default()
+fn devices(settings: &[&Setting], dir: &std::path::Path) -> DeviceOptions {
+    let mut devices = DeviceOptions {
+        limits: GuestLimits::default(),
+        ..DeviceOptions::default()
     };
     for (_, set) in settings {
         set(&mut devices);
@@ -293,7 +295,7 @@ fn every_pair_is_served_or_refused_with_its_reason() {
     assert!(served > 100 && refused > 50, "{served} {refused}");
     // Without a disk.
     for (name, set) in others {
-        let mut devices = Devices::default();
+        let mut devices = DeviceOptions::default();
         set(&mut devices);
         let why = match *name {
             "read-only" => Some(NO_DISK[0]),

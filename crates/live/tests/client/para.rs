@@ -6,13 +6,13 @@ use std::sync::Arc;
 use ringfence_live::assigned::AssignedDma;
 use ringfence_live::counters::DeviceCounters;
 use ringfence_live::dma::Dma;
-use ringfence_live::host::HostOptimisations;
+use ringfence_live::host::HostPagePool;
 use ringfence_live::pviommu::{PvDma, PvIommu};
-use ringfence_live::server::Served;
+use ringfence_live::server::PolledFunction;
 use ringfence_live::virtio::Device;
 use ringfence_live::virtio::pviommu::PvIommuDevice;
 use ringfence_pviommu::wire::{Devid, Gpa, encode_map, encode_unmap};
-use ringfence_types::{DeviceId, Direction, Iova};
+use ringfence_types::{Direction, Iova, RequesterId};
 
 use crate::guest::{AWAY, ENDPOINT, EVENT_QUEUE, Guest, share};
 use crate::rig::*;
@@ -55,16 +55,16 @@ fn pages(start: u64, bytes: u64) -> impl Iterator<Item = u64> {
 impl<D: Device> Guest<D, Para> {
     /// With the device that `make` makes; its driver has yet to begin.
     pub(crate) fn behind_para(make: impl FnOnce(&PvIommu, Arc<DeviceCounters>) -> D) -> Self {
-        Self::behind_para_of(HostOptimisations::Off, make)
+        Self::behind_para_of(HostPagePool::Off, make)
     }
 
     /// The same, of a host that does this in advance.
     pub(crate) fn behind_para_of(
-        optimisations: HostOptimisations,
+        optimisations: HostPagePool,
         make: impl FnOnce(&PvIommu, Arc<DeviceCounters>) -> D,
     ) -> Self {
         let counters = Arc::new(DeviceCounters::default());
-        let id = DeviceId::new(DISK);
+        let id = RequesterId::new(DISK);
         let shared = PvIommu::with_assigned(&[id], &[], optimisations, Arc::clone(&counters));
         let shared = shared.unwrap();
         let own = Arc::new(DeviceCounters::default());
@@ -77,11 +77,11 @@ impl<D: Device> Guest<D, Para> {
 impl<D: Device> Guest<D, Para, AssignedDma> {
     /// With a device that the hardware translates.
     pub(crate) fn assigned_para(
-        optimisations: HostOptimisations,
+        optimisations: HostPagePool,
         make: impl FnOnce(Arc<DeviceCounters>) -> D,
     ) -> Self {
         let counters = Arc::new(DeviceCounters::default());
-        let id = DeviceId::new(DISK);
+        let id = RequesterId::new(DISK);
         let shared = PvIommu::with_assigned(&[id], &[id], optimisations, Arc::clone(&counters));
         let shared = shared.unwrap();
         let own = Arc::new(DeviceCounters::default());
@@ -185,7 +185,7 @@ impl<D: Device, A: Dma> Guest<D, Para, A> {
 
     /// The events that were told, at most two.
     pub(crate) fn events(&mut self) -> Vec<Vec<u8>> {
-        self.iommu.session.function().came();
+        self.iommu.session.function().on_ready();
         let told = self.iommu.peek(EVENT_QUEUE + 0x2002, 2)[0];
         let told = 0..u64::from(told);
         told.map(|slot| self.iommu.peek(EVENT + 64 * slot, 24))

@@ -2,7 +2,7 @@
 //! behind the IOMMU is served all the while, and the next driver finds it as new.
 
 use proptest::prelude::*;
-use ringfence_live::server::Served;
+use ringfence_live::server::PolledFunction;
 use ringfence_live::virtio::blk::Blk;
 use ringfence_types::Direction;
 
@@ -359,7 +359,7 @@ fn buffers_for_events_that_hold_none() {
         guest.iommu.poke(events + 0x1002, &[1, 0]);
         guest.iommu.ring(1);
         assert_eq!(read(&mut guest, 1, 0xdead_0000), Some(1), "{name}");
-        guest.iommu.session.function().came();
+        guest.iommu.session.function().on_ready();
         guest.iommu.ring(1);
         assert_eq!(guest.iommu.peek(0x7_0000, 24), [0xee; 24], "{name}");
         assert_eq!(guest.map(NEW, PAGE, 0xc000, READ_WRITE), 0, "{name}");

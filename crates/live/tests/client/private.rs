@@ -5,9 +5,9 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use ringfence_live::access::Access;
-use ringfence_live::daemon::{Daemon, Devices, Log};
-use ringfence_live::handover::Limits;
+use ringfence_live::access::SocketAccess;
+use ringfence_live::daemon::{Daemon, DeviceOptions, Log};
+use ringfence_live::handover::HandOverTimeouts;
 
 use crate::rig::DISK_SECTORS;
 
@@ -17,7 +17,7 @@ impl Dir {
     fn new(name: &str) -> Self {
         let parent = tempfile::tempdir().unwrap();
         let path = parent.path().join(name);
-        Access::OwnUser.make_directory(&path).unwrap();
+        SocketAccess::OwnUser.make_directory(&path).unwrap();
         Self(path, parent)
     }
 
@@ -40,7 +40,7 @@ fn log() -> Log {
     Arc::new(|_, _| ())
 }
 
-fn refused(dir: &Path, devices: &Devices) -> String {
+fn refused(dir: &Path, devices: &DeviceOptions) -> String {
     let (path, error) = Daemon::start(dir, devices, &log()).unwrap_err();
     format!("{}: {error}", path.display())
 }
@@ -48,13 +48,15 @@ fn refused(dir: &Path, devices: &Devices) -> String {
 #[test]
 fn only_the_user_can_use_what_is_made() {
     let dir = Dir::new("modes");
-    let devices = Devices {
+    let devices = DeviceOptions {
         disk: Some(dir.disk()),
         entropy: true,
-        ..Devices::default()
+        ..DeviceOptions::default()
     };
     let mut daemon = Daemon::start(&dir.0, &devices, &log()).unwrap();
-    daemon.offer_hand_over(Limits::default(), &log()).unwrap();
+    daemon
+        .offer_hand_over(HandOverTimeouts::default(), &log())
+        .unwrap();
     daemon.machine().device_arguments().unwrap();
     let mut made = dir.names();
     made.retain(|name| name != "disk.img");
@@ -85,10 +87,10 @@ fn a_daemon_that_cannot_begin_leaves_nothing() {
     for name in ["rng", "blk", "metrics"] {
         let socket = dir.0.join(format!("{name}.sock"));
         fs::write(&socket, "precious").unwrap();
-        let devices = Devices {
+        let devices = DeviceOptions {
             disk: Some(disk.clone()),
             entropy: true,
-            ..Devices::default()
+            ..DeviceOptions::default()
         };
         let said = refused(&dir.0, &devices);
         assert!(said.contains("no socket has this name"), "{said}");
@@ -102,7 +104,7 @@ fn a_daemon_that_cannot_begin_leaves_nothing() {
 fn a_directory_that_others_can_write_to_is_refused() {
     let dir = Dir::new("others");
     fs::set_permissions(&dir.0, fs::Permissions::from_mode(0o733)).unwrap();
-    let said = refused(&dir.0, &Devices::default());
+    let said = refused(&dir.0, &DeviceOptions::default());
     assert!(said.contains("chmod go-w"), "{said}");
     assert_eq!(dir.names(), [""; 0]);
 }
@@ -113,17 +115,17 @@ fn what_is_no_disk_is_refused() {
     let short = dir.0.join("short");
     for (bytes, said) in [("", "and this has 0"), ("511 bytes", "and this has 9")] {
         fs::write(&short, bytes).unwrap();
-        let devices = Devices {
+        let devices = DeviceOptions {
             disk: Some(short.clone()),
-            ..Devices::default()
+            ..DeviceOptions::default()
         };
         let error = refused(&dir.0, &devices);
         assert!(error.contains(said), "{error}");
     }
     for path in ["/dev/zero", "/dev/null"] {
-        let devices = Devices {
+        let devices = DeviceOptions {
             disk: Some(path.into()),
-            ..Devices::default()
+            ..DeviceOptions::default()
         };
         let error = refused(&dir.0, &devices);
         assert!(

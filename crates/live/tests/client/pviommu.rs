@@ -2,7 +2,7 @@
 
 use ringfence_live::assigned::AssignedDma;
 use ringfence_live::dma::Dma;
-use ringfence_live::host::HostOptimisations;
+use ringfence_live::host::HostPagePool;
 use ringfence_live::virtio::blk::Blk;
 use ringfence_types::Direction;
 
@@ -15,7 +15,7 @@ fn guest() -> Guest<Blk, Para> {
 }
 
 /// The same, translated by the model of the hardware.
-fn assigned(optimisations: HostOptimisations) -> Guest<Blk, Para, AssignedDma> {
+fn assigned(optimisations: HostPagePool) -> Guest<Blk, Para, AssignedDma> {
     Guest::assigned_para(optimisations, |counters| {
         Blk::new(disk_file(), false, counters).unwrap()
     })
@@ -34,7 +34,7 @@ fn ready() -> Guest<Blk, Para> {
     begun(guest())
 }
 
-const HOSTS: [HostOptimisations; 2] = [HostOptimisations::Off, HostOptimisations::On];
+const HOSTS: [HostPagePool; 2] = [HostPagePool::Off, HostPagePool::On];
 
 #[test]
 fn what_is_mapped_is_reached_until_it_is_unmapped() {

@@ -48,7 +48,7 @@ pub(crate) fn encode(id: u16, command: u16, flags: u32, body: &[u8]) -> Vec<u8> 
 pub(crate) fn message(command: u16, body: &[u8], fds: Vec<OwnedFd>) -> Message {
     let bytes = encode(7, command, 0, body);
     let mut inbox = Inbox::default();
-    let taken = inbox.take(&bytes, fds, false);
+    let taken = inbox.feed(&bytes, fds, false);
     taken.expect("framing").expect("whole")
 }
 

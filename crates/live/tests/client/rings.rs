@@ -5,14 +5,14 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use ringfence_live::counters::DeviceCounters;
 use ringfence_live::dma::{Direct, Dma};
-use ringfence_live::iommu::Iommu;
+use ringfence_live::iommu::VirtioIommu;
 use ringfence_live::pviommu::PvIommu;
-use ringfence_live::server::Served;
+use ringfence_live::server::PolledFunction;
 use ringfence_live::virtio::Device;
 use ringfence_live::virtio::iommu::IommuDevice;
 use ringfence_live::virtio::pviommu::PvIommuDevice;
 use ringfence_live::virtio::rng::Rng;
-use ringfence_types::DeviceId;
+use ringfence_types::RequesterId;
 
 use crate::rig::*;
 
@@ -64,18 +64,18 @@ fn a_ring_that_memory_ends_in_breaks_the_queue() {
         client.ring(0);
         // What the ring still held is over, whether at once or when its turn comes.
         for _ in 0..3 {
-            client.session.function().go_on();
+            client.session.function().continue_work();
         }
         assert_eq!(client.register(0x14, 1) & 64, 64);
         assert!(!client.session.function().unfinished());
     }
     ends(fresh());
     let counters = Arc::new(DeviceCounters::default());
-    let iommu = Iommu::new(Arc::clone(&counters)).unwrap();
+    let iommu = VirtioIommu::new(Arc::clone(&counters)).unwrap();
     let device = IommuDevice::new(iommu.clone(), Arc::clone(&counters));
     ends(Client::new(device, iommu.memory(), false, counters));
     let counters = Arc::new(DeviceCounters::default());
-    let iommu = PvIommu::new(&[DeviceId::new(0x20)], Arc::clone(&counters)).unwrap();
+    let iommu = PvIommu::new(&[RequesterId::new(0x20)], Arc::clone(&counters)).unwrap();
     let device = PvIommuDevice::new(iommu.clone(), Arc::clone(&counters));
     ends(Client::new(device, iommu.memory(), false, counters));
     let counters = Arc::new(DeviceCounters::default());
@@ -198,7 +198,7 @@ fn a_turn_ends_after_as_many_chains_as_the_queue_is_long() {
     assert!(client.session.function().unfinished(), "there may be more");
     // The driver was not told to ring, and does not.
     client.poke(QUEUE + 0x1002, &20u16.to_le_bytes());
-    client.session.function().go_on();
+    client.session.function().continue_work();
     assert_eq!(client.used(), (20, 1));
     assert!(!client.session.function().unfinished());
 }

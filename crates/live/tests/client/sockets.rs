@@ -11,7 +11,7 @@ use std::thread::{self, JoinHandle};
 
 use ringfence_live::counters::DeviceCounters;
 use ringfence_live::dma::Direct;
-use ringfence_live::server::{Event, Stop, serve};
+use ringfence_live::server::{ServeEvent, StopSignal, serve};
 use ringfence_live::virtio::VirtioPci;
 use ringfence_live::virtio::blk::Blk;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
@@ -20,7 +20,7 @@ use crate::rig::*;
 
 struct Server {
     path: PathBuf,
-    stop: Stop,
+    stop: StopSignal,
     thread: Option<JoinHandle<()>>,
     events: Receiver<String>,
 }
@@ -30,7 +30,7 @@ impl Server {
         let made = tempfile::Builder::new().prefix(name).tempdir().unwrap();
         let path = made.keep().join("socket");
         let listener = UnixListener::bind(&path).unwrap();
-        let stop = Stop::new().unwrap();
+        let stop = StopSignal::new().unwrap();
         let (sender, events) = channel();
         let counters = Arc::new(DeviceCounters::default());
         let disk = Blk::new(disk_file(), false, Arc::clone(&counters)).unwrap();
@@ -39,8 +39,8 @@ impl Server {
         let thread = thread::spawn(move || {
             serve(&listener, function, &counters, &theirs, |event| {
                 let _ = sender.send(match event {
-                    Event::Refused(refusal) => format!("refused: {refusal}"),
-                    Event::Closed(error) => format!("closed: {error}"),
+                    ServeEvent::Refused(refusal) => format!("refused: {refusal}"),
+                    ServeEvent::Closed(error) => format!("closed: {error}"),
                     other => format!("{other:?}"),
                 });
             })

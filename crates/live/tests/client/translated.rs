@@ -1,6 +1,6 @@
 //! A disk behind the IOMMU: it reaches what the guest maps for it, while it is mapped, and nothing else.
 
-use ringfence_live::caps::{Caps, Complaints};
+use ringfence_live::limits::{GuestLimits, RateLimitedLog};
 use ringfence_live::virtio::blk::Blk;
 
 use crate::guest::*;
@@ -9,10 +9,10 @@ use crate::rig::*;
 type Guest = crate::guest::Guest<Blk>;
 
 fn guest() -> Guest {
-    guest_within(&Caps::default(), Complaints::default())
+    guest_within(&GuestLimits::default(), RateLimitedLog::default())
 }
 
-fn guest_within(caps: &Caps, complaints: Complaints) -> Guest {
+fn guest_within(caps: &GuestLimits, complaints: RateLimitedLog) -> Guest {
     let make = |_: &_, counters| Blk::new(disk_file(), false, counters).unwrap();
     let mut guest = Guest::within(caps, make);
     let unit = guest.iommu.session.function().device();
@@ -204,26 +204,30 @@ const NOMEM: u8 = 8;
 /// Each limit by itself: what is beyond is refused with a word, and what there was before works on.
 #[test]
 fn a_guest_that_wants_too_much_is_refused_and_its_disk_goes_on() {
-    let usual = Caps::default();
+    let usual = GuestLimits::default();
     for (caps, word) in [
         (
-            Caps {
+            GuestLimits {
                 mappings: 12,
                 ..usual
             },
             "too many mappings",
         ),
         (
-            Caps {
+            GuestLimits {
                 domains: 1,
                 ..usual
             },
             "the sink: out of memory",
         ),
-        (Caps { tables: 8, ..usual }, "the sink: out of memory"),
+        (
+            GuestLimits { tables: 8, ..usual },
+            "the sink: out of memory",
+        ),
     ] {
         let (sender, heard) = std::sync::mpsc::channel();
-        let complaints = Complaints::new(move |refused| sender.send(refused.to_string()).unwrap());
+        let complaints =
+            RateLimitedLog::new(move |refused| sender.send(refused.to_string()).unwrap());
         let mut guest = guest_within(&caps, complaints);
         assert_eq!(guest.attach(), 0);
         // The disk's rings and buffers.

@@ -1,7 +1,7 @@
 //! A disk in a process: it works, it reaches what is mapped, while it is, and what it does not reach the guest is told.
 
-use ringfence_live::caps::Caps;
-use ringfence_live::errant::Errant;
+use ringfence_live::dma_fault_injection::InjectedDma;
+use ringfence_live::limits::GuestLimits;
 use ringfence_types::Iova;
 
 use crate::guest::*;
@@ -161,7 +161,7 @@ fn what_is_for_writing_is_not_read() {
 }
 
 fn what_is_for_writing_is_not_read_behind<I: Boundary>() {
-    let mut apart = apart::<I>("", &[Errant::ReadWriteOnly], &disk_file()).mapped();
+    let mut apart = apart::<I>("", &[InjectedDma::ReadWriteOnly], &disk_file()).mapped();
     let guest = &mut apart.guest;
     assert_eq!(I::map(guest, 0xe000 + AWAY, 0x1000, 0xe000, WRITE_ONLY), 0);
     I::wait_for_a_fault(guest);
@@ -183,7 +183,7 @@ fn the_page_itself_is_gone() {
 }
 
 fn the_page_itself_is_gone_behind<I: Boundary>() {
-    for class in [Errant::AfterRevoke, Errant::AfterUnmap] {
+    for class in [InjectedDma::AfterRevoke, InjectedDma::AfterUnmap] {
         let mut apart = apart::<I>("", &[class], &disk_file()).mapped();
         let guest = &mut apart.guest;
         // A large request, whose pages it keeps in mind.
@@ -235,10 +235,10 @@ fn round_trips_behind<I: Boundary>() {
 /// The process keeps within the same limits as a disk of the daemon's own, and its daemon says what it refused.
 #[test]
 fn what_one_request_may_ask_for() {
-    let caps = Caps {
+    let caps = GuestLimits {
         request_bytes: 1024,
         queue_size: 1024,
-        ..Caps::default()
+        ..GuestLimits::default()
     };
     let mut apart = apart_within::<Virtio>(&caps, "", &[], &disk_file()).mapped();
     let guest = &mut apart.guest;
@@ -257,9 +257,9 @@ fn what_one_request_may_ask_for() {
 /// A ring as long as was offered: the process takes it for no shorter one.
 #[test]
 fn a_ring_may_be_as_long_as_was_offered() {
-    let caps = Caps {
+    let caps = GuestLimits {
         queue_size: 1024,
-        ..Caps::default()
+        ..GuestLimits::default()
     };
     let mut apart = apart_within::<Virtio>(&caps, "", &[], &disk_file());
     let guest = &mut apart.guest;

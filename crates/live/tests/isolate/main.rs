@@ -21,25 +21,27 @@ use std::fs::File;
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex};
 
-use ringfence_live::caps::{Caps, Complaints};
 use ringfence_live::counters::DeviceCounters;
-use ringfence_live::errant::Errant;
-use ringfence_live::iommu::Behind;
-use ringfence_live::isolate::{Breach, Front, Grants, Image, Program, Said, start};
+use ringfence_live::dma_fault_injection::InjectedDma;
+use ringfence_live::iommu::GuestIommu;
+use ringfence_live::limits::{GuestLimits, RateLimitedLog};
+use ringfence_live::sandbox::{
+    DiskProxy, Grants, ProtocolViolation, ProxyEvent, SandboxDisk, SandboxProgram, start,
+};
 use ringfence_live::virtio::blk::Blk;
-use ringfence_types::DeviceId;
+use ringfence_types::RequesterId;
 
 use guest::{ENDPOINT, Guest, Virtio};
 use para::Para;
 use rig::RAM_BYTES;
 
-const DEVICE: DeviceId = DeviceId::new(ENDPOINT as u16);
+const DEVICE: RequesterId = RequesterId::new(ENDPOINT as u16);
 
 /// What was said about the process.
 type Told = Arc<Mutex<Vec<String>>>;
 
-fn program(behaviour: &str) -> Program {
-    Program {
+fn program(behaviour: &str) -> SandboxProgram {
+    SandboxProgram {
         path: env!("CARGO_BIN_EXE_ringfence-test-simulator").into(),
         arguments: vec![behaviour.into()],
     }
@@ -49,48 +51,56 @@ fn program(behaviour: &str) -> Program {
 trait Boundary: Sized {
     /// The answer to an unmap of what is not mapped.
     const NOT_MAPPED: u8;
-    fn guest(make: impl FnOnce(Behind, Arc<DeviceCounters>) -> Front) -> Guest<Front, Self>;
+    fn guest(
+        make: impl FnOnce(GuestIommu, Arc<DeviceCounters>) -> DiskProxy,
+    ) -> Guest<DiskProxy, Self>;
     /// The disk's rings and a page for data are mapped, and it runs.
-    fn mapped(guest: Guest<Front, Self>) -> Guest<Front, Self>;
-    fn map(guest: &mut Guest<Front, Self>, start: u64, bytes: u64, to: u64, flags: u32) -> u8;
-    fn unmap(guest: &mut Guest<Front, Self>, start: u64, bytes: u64) -> u8;
+    fn mapped(guest: Guest<DiskProxy, Self>) -> Guest<DiskProxy, Self>;
+    fn map(guest: &mut Guest<DiskProxy, Self>, start: u64, bytes: u64, to: u64, flags: u32) -> u8;
+    fn unmap(guest: &mut Guest<DiskProxy, Self>, start: u64, bytes: u64) -> u8;
     /// All mappings go, at once.
-    fn withdraw(guest: &mut Guest<Front, Self>);
+    fn withdraw(guest: &mut Guest<DiskProxy, Self>);
     /// And can be made again.
-    fn again(guest: &mut Guest<Front, Self>);
-    fn wait_for_a_fault(guest: &mut Guest<Front, Self>);
-    fn fault(guest: &mut Guest<Front, Self>) -> Option<(u32, u64)>;
-    fn ram(guest: &mut Guest<Front, Self>) -> &mut File;
+    fn again(guest: &mut Guest<DiskProxy, Self>);
+    fn wait_for_a_fault(guest: &mut Guest<DiskProxy, Self>);
+    fn fault(guest: &mut Guest<DiskProxy, Self>) -> Option<(u32, u64)>;
+    fn ram(guest: &mut Guest<DiskProxy, Self>) -> &mut File;
     /// The guest's memory goes.
-    fn unshare(guest: &mut Guest<Front, Self>);
-    fn share(guest: &mut Guest<Front, Self>);
+    fn unshare(guest: &mut Guest<DiskProxy, Self>);
+    fn share(guest: &mut Guest<DiskProxy, Self>);
 }
 
 /// What is the same in name only.
 macro_rules! boundary {
     () => {
-        fn mapped(guest: Guest<Front, Self>) -> Guest<Front, Self> {
+        fn mapped(guest: Guest<DiskProxy, Self>) -> Guest<DiskProxy, Self> {
             guest.mapped()
         }
-        fn map(guest: &mut Guest<Front, Self>, start: u64, bytes: u64, to: u64, flags: u32) -> u8 {
+        fn map(
+            guest: &mut Guest<DiskProxy, Self>,
+            start: u64,
+            bytes: u64,
+            to: u64,
+            flags: u32,
+        ) -> u8 {
             guest.map(start, bytes, to, flags)
         }
-        fn unmap(guest: &mut Guest<Front, Self>, start: u64, bytes: u64) -> u8 {
+        fn unmap(guest: &mut Guest<DiskProxy, Self>, start: u64, bytes: u64) -> u8 {
             guest.unmap(start, bytes)
         }
-        fn wait_for_a_fault(guest: &mut Guest<Front, Self>) {
+        fn wait_for_a_fault(guest: &mut Guest<DiskProxy, Self>) {
             guest.wait_for_a_fault();
         }
-        fn fault(guest: &mut Guest<Front, Self>) -> Option<(u32, u64)> {
+        fn fault(guest: &mut Guest<DiskProxy, Self>) -> Option<(u32, u64)> {
             guest.fault()
         }
-        fn ram(guest: &mut Guest<Front, Self>) -> &mut File {
+        fn ram(guest: &mut Guest<DiskProxy, Self>) -> &mut File {
             &mut guest.iommu.ram
         }
-        fn unshare(guest: &mut Guest<Front, Self>) {
+        fn unshare(guest: &mut Guest<DiskProxy, Self>) {
             assert_eq!(guest.iommu.unmap(0, RAM_BYTES, 0).errno, 0);
         }
-        fn share(guest: &mut Guest<Front, Self>) {
+        fn share(guest: &mut Guest<DiskProxy, Self>) {
             guest.iommu.share_memory();
         }
     };
@@ -100,15 +110,17 @@ impl Boundary for Virtio {
     const NOT_MAPPED: u8 = 0;
     boundary!();
 
-    fn guest(make: impl FnOnce(Behind, Arc<DeviceCounters>) -> Front) -> Guest<Front, Self> {
-        Guest::with(|iommu, counters| make(Behind::Virtio(iommu.clone()), counters))
+    fn guest(
+        make: impl FnOnce(GuestIommu, Arc<DeviceCounters>) -> DiskProxy,
+    ) -> Guest<DiskProxy, Self> {
+        Guest::with(|iommu, counters| make(GuestIommu::Virtio(iommu.clone()), counters))
     }
 
-    fn withdraw(guest: &mut Guest<Front, Self>) {
+    fn withdraw(guest: &mut Guest<DiskProxy, Self>) {
         assert_eq!(guest.detach(), 0);
     }
 
-    fn again(guest: &mut Guest<Front, Self>) {
+    fn again(guest: &mut Guest<DiskProxy, Self>) {
         assert_eq!(guest.attach(), 0);
     }
 }
@@ -117,35 +129,37 @@ impl Boundary for Para {
     const NOT_MAPPED: u8 = 6;
     boundary!();
 
-    fn guest(make: impl FnOnce(Behind, Arc<DeviceCounters>) -> Front) -> Guest<Front, Self> {
-        Guest::behind_para(|iommu, counters| make(Behind::Para(iommu.clone()), counters))
+    fn guest(
+        make: impl FnOnce(GuestIommu, Arc<DeviceCounters>) -> DiskProxy,
+    ) -> Guest<DiskProxy, Self> {
+        Guest::behind_para(|iommu, counters| make(GuestIommu::Para(iommu.clone()), counters))
     }
 
     /// Its driver goes.
-    fn withdraw(guest: &mut Guest<Front, Self>) {
+    fn withdraw(guest: &mut Guest<DiskProxy, Self>) {
         guest.iommu.set(0x14, &[0]);
     }
 
-    fn again(guest: &mut Guest<Front, Self>) {
+    fn again(guest: &mut Guest<DiskProxy, Self>) {
         guest.attach();
     }
 }
 
 /// A guest whose disk is a process that behaves like this.
 struct Apart<I> {
-    guest: Guest<Front, I>,
-    behind: Behind,
+    guest: Guest<DiskProxy, I>,
+    behind: GuestIommu,
     told: Told,
 }
 
-fn apart<I: Boundary>(behaviour: &str, errant: &[Errant], image: &File) -> Apart<I> {
-    apart_within(&Caps::default(), behaviour, errant, image)
+fn apart<I: Boundary>(behaviour: &str, errant: &[InjectedDma], image: &File) -> Apart<I> {
+    apart_within(&GuestLimits::default(), behaviour, errant, image)
 }
 
 fn apart_within<I: Boundary>(
-    caps: &Caps,
+    caps: &GuestLimits,
     behaviour: &str,
-    errant: &[Errant],
+    errant: &[InjectedDma],
     image: &File,
 ) -> Apart<I> {
     let told = Told::default();
@@ -156,25 +170,25 @@ fn apart_within<I: Boundary>(
         let tell = move |error: &(dyn Error + 'static)| {
             refused.lock().unwrap().push(error.to_string());
         };
-        disk.keep_within(caps, Complaints::new(tell));
-        let of = Image {
+        disk.set_limits(caps, RateLimitedLog::new(tell));
+        let of = SandboxDisk {
             file: image.as_fd(),
             read_only: false,
-            caps: *caps,
-            errant,
+            limits: *caps,
+            injected: errant,
         };
         let (grants, link) = start(&program(behaviour), &of, &counters).unwrap();
-        behind.set_apart(DEVICE, grants).unwrap();
+        behind.set_sandboxed(DEVICE, grants).unwrap();
         shared = Some(behind.clone());
         let told = Arc::clone(&told);
-        let tell = move |said: &Said<'_>| {
+        let tell = move |said: &ProxyEvent<'_>| {
             let text = match said {
-                Said::Ended(breach) => breach.to_string(),
-                Said::Errant(tried) => tried.to_string(),
+                ProxyEvent::Ended(breach) => breach.to_string(),
+                ProxyEvent::InjectedDma(tried) => tried.to_string(),
             };
             told.lock().unwrap().push(text);
         };
-        Front::new(disk, link, behind, DEVICE, counters, Box::new(tell))
+        DiskProxy::new(disk, link, behind, DEVICE, counters, Box::new(tell))
     });
     Apart {
         guest,
@@ -191,9 +205,9 @@ impl<I: Boundary> Apart<I> {
         }
     }
 
-    fn breach(&self) -> Option<Breach> {
+    fn breach(&self) -> Option<ProtocolViolation> {
         self.behind
-            .with_grants(DEVICE, Grants::take_breach)
+            .with_grants(DEVICE, Grants::take_violation)
             .flatten()
     }
 

@@ -5,8 +5,8 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use ringfence_live::isolate::Front;
-use ringfence_live::server::Served;
+use ringfence_live::sandbox::DiskProxy;
+use ringfence_live::server::PolledFunction;
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::guest::*;
@@ -20,7 +20,7 @@ const LOOKS: usize = 20_000_000;
 /// Pages of a disk that is mapped: rings, header and status; one for data.
 pub(crate) const MAPPED: u64 = 10;
 
-fn ram<I: Boundary>(guest: &mut Guest<Front, I>) -> Vec<u8> {
+fn ram<I: Boundary>(guest: &mut Guest<DiskProxy, I>) -> Vec<u8> {
     let mut bytes = vec![0; RAM_BYTES as usize];
     I::ram(guest).read_exact_at(&mut bytes, 0).unwrap();
     bytes
@@ -83,7 +83,7 @@ fn it_waits_and_goes_on_behind<I: Boundary>() {
         assert!(!guest.wait(), "there is nothing to wait for");
         assert!(ram(guest) == before, "written to");
         guest.disk.master(true);
-        guest.disk.session.function().go_on();
+        guest.disk.session.function().continue_work();
         guest.settle();
         assert_eq!(guest.disk.used().0, count + 1);
         assert_eq!(guest.disk.peek(0x9000, 1), [0]);
@@ -169,7 +169,7 @@ fn does_not_listen_behind<I: Boundary>() {
 }
 
 /// The bit is clear until this returns.
-fn has_nothing<I: Boundary>(guest: &mut Guest<Front, I>, image: &File) {
+fn has_nothing<I: Boundary>(guest: &mut Guest<DiskProxy, I>, image: &File) {
     guest.disk.master(false);
     let before = ram(guest);
     assert_eq!(writes(image), 0);
@@ -247,7 +247,7 @@ fn cut_short_behind<I: Boundary>() {
         }
         assert!(ram(guest) == before, "written to");
         guest.disk.master(true);
-        guest.disk.session.function().go_on();
+        guest.disk.session.function().continue_work();
         guest.settle();
         assert_eq!(guest.disk.used().0, offered, "round {round}");
         assert_eq!(guest.disk.peek(0x9000, 5), [0; 5]);

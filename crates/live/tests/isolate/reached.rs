@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ringfence_live::counters::DeviceCounters;
 use ringfence_live::dma::{Direct, Dma};
-use ringfence_live::virtio::{Device, QueueBroken, Turn};
+use ringfence_live::virtio::{Device, QuantumResult, QueueBroken};
 use virtio_queue::Queue;
 use vm_memory::{Bytes, GuestAddress};
 
@@ -53,7 +53,7 @@ impl Device for ReadsAll {
         _index: usize,
         _queue: &mut Queue,
         dma: &mut A,
-    ) -> Result<Turn, QueueBroken> {
+    ) -> Result<QuantumResult, QueueBroken> {
         // As far again as there is memory.
         for page in 0..2 * PAGES {
             let at = GuestAddress(page * 4096);
@@ -63,7 +63,7 @@ impl Device for ReadsAll {
             let written = dma.with(|memory| memory.write_obj(u64::MAX, at));
             self.written += u64::from(written.is_ok());
         }
-        Ok(Turn::default())
+        Ok(QuantumResult::default())
     }
 }
 

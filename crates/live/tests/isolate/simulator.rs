@@ -6,10 +6,10 @@ use std::io;
 use std::net::TcpStream;
 use std::os::unix::fs::FileExt;
 
-use ringfence_live::isolate::board::Board;
-use ringfence_live::isolate::sys::{ask, end, make};
-use ringfence_live::isolate::windows::{END, FIRST};
-use ringfence_live::isolate::{Call, Simulator, copy, enter, mapper, simulate};
+use ringfence_live::sandbox::control_region::ControlRegion;
+use ringfence_live::sandbox::sys::{end, make, request_calls};
+use ringfence_live::sandbox::windows::{END, FIRST};
+use ringfence_live::sandbox::{Call, SandboxedDevice, copy, enter, mapper, run_sandboxed_device};
 
 /// Pages from the first window on in which all of guest memory is looked for.
 const LOOKED_AT: u64 = 64 * 1024;
@@ -81,7 +81,7 @@ fn main() -> io::Result<()> {
         "reads-all" => reads_all(&enter(mapper::follow)?),
         "goes-on" => goes_on(&enter(mapper::follow)?, true),
         "never-ends" => goes_on(&enter(mapper::follow)?, false),
-        _ => simulate(),
+        _ => run_sandboxed_device(),
     }
 }
 
@@ -99,7 +99,7 @@ fn wait() {
 }
 
 /// Looks at whatever it can, and writes to its disk what it found: each page of guest memory begins with its own number.
-fn reads_all(simulator: &Simulator) -> io::Result<()> {
+fn reads_all(simulator: &SandboxedDevice) -> io::Result<()> {
     // Once the rings are there, and the doorbell rings.
     (0..3).for_each(|_| wait());
     let (mut pages, mut written) = (0u64, 0u64);
@@ -128,7 +128,7 @@ fn reads_all(simulator: &Simulator) -> io::Result<()> {
 
 /// Writes to every window that it finds, again and again, and listens to nobody. Its disk says how often it has gone round, and how many pages it has
 /// written to in the last one. `says` that its turn is over.
-fn goes_on(simulator: &Simulator, says: bool) -> io::Result<()> {
+fn goes_on(simulator: &SandboxedDevice, says: bool) -> io::Result<()> {
     (0..3).for_each(|_| wait());
     if says {
         let words = [3u64, 0, 1, 0, 0, 0, 0];
@@ -146,7 +146,7 @@ fn goes_on(simulator: &Simulator, says: bool) -> io::Result<()> {
 
 /// Writes across the end of its disk and far behind it. The first words of the disk say what the
 /// kernel answered: bytes written, or an error number as a negative one.
-fn grows(simulator: &Simulator) -> io::Result<()> {
+fn grows(simulator: &SandboxedDevice) -> io::Result<()> {
     (0..3).for_each(|_| wait());
     let file = simulator.disk.file();
     let answer = |written: io::Result<usize>| match written {
@@ -165,7 +165,7 @@ fn grows(simulator: &Simulator) -> io::Result<()> {
 }
 
 /// Does as it is told, each time late, and never too late for a single answer.
-fn dawdles(board: &Board) -> ! {
+fn dawdles(board: &ControlRegion) -> ! {
     rounds(board, |call| {
         if call.number == libc::SYS_munmap {
             let begun = std::time::Instant::now();
@@ -178,8 +178,8 @@ fn dawdles(board: &Board) -> ! {
 }
 
 /// Makes the calls of one round, each changed by `change`.
-fn round(board: &Board, done: u64, change: impl Fn(&mut Call) -> bool) -> u64 {
-    let Ok(count) = usize::try_from(ask(done, 0)) else {
+fn round(board: &ControlRegion, done: u64, change: impl Fn(&mut Call) -> bool) -> u64 {
+    let Ok(count) = usize::try_from(request_calls(done, 0)) else {
         end(0);
     };
     for at in 0..count {
@@ -194,7 +194,7 @@ fn round(board: &Board, done: u64, change: impl Fn(&mut Call) -> bool) -> u64 {
     count as u64
 }
 
-fn rounds(board: &Board, change: impl Fn(&mut Call) -> bool) -> ! {
+fn rounds(board: &ControlRegion, change: impl Fn(&mut Call) -> bool) -> ! {
     let mut done = 0;
     loop {
         done = round(board, done, &change);
@@ -202,7 +202,7 @@ fn rounds(board: &Board, change: impl Fn(&mut Call) -> bool) -> ! {
 }
 
 /// Maps as it is told. To unmap, it takes its time.
-fn ignores(board: &Board) -> ! {
+fn ignores(board: &ControlRegion) -> ! {
     rounds(board, |call| {
         if call.number == libc::SYS_munmap {
             loop {
@@ -214,12 +214,12 @@ fn ignores(board: &Board) -> ! {
 }
 
 /// Says that it has unmapped, and has not.
-fn keeps(board: &Board) -> ! {
+fn keeps(board: &ControlRegion) -> ! {
     rounds(board, |call| call.number != libc::SYS_munmap)
 }
 
 /// Makes each call a second time.
-fn answers_twice(board: &Board) -> ! {
+fn answers_twice(board: &ControlRegion) -> ! {
     rounds(board, |call| {
         // SAFETY: as in `round`.
         unsafe { make(call) };
@@ -228,7 +228,7 @@ fn answers_twice(board: &Board) -> ! {
 }
 
 /// Twice as many pages as granted.
-fn maps_more(board: &Board) -> ! {
+fn maps_more(board: &ControlRegion) -> ! {
     rounds(board, |call| {
         call.arguments[1] *= 2;
         true
@@ -236,7 +236,7 @@ fn maps_more(board: &Board) -> ! {
 }
 
 /// What is granted for reading.
-fn maps_for_writing(board: &Board) -> ! {
+fn maps_for_writing(board: &ControlRegion) -> ! {
     rounds(board, |call| {
         if call.number == libc::SYS_mmap {
             call.arguments[2] = 3;
@@ -246,7 +246,7 @@ fn maps_for_writing(board: &Board) -> ! {
 }
 
 /// The pages after those that are granted.
-fn maps_elsewhere(board: &Board) -> ! {
+fn maps_elsewhere(board: &ControlRegion) -> ! {
     rounds(board, |call| {
         call.arguments[5] += PAGE;
         true
@@ -254,7 +254,7 @@ fn maps_elsewhere(board: &Board) -> ! {
 }
 
 /// What the mapping thread may not do at all.
-fn protects(board: &Board) -> ! {
+fn protects(board: &ControlRegion) -> ! {
     round(board, 0, |_| true);
     // SAFETY: it never gets to do anything.
     unsafe { libc::mprotect(FIRST as *mut _, PAGE as usize, 3) };

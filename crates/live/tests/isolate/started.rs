@@ -5,21 +5,21 @@ use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use ringfence_live::caps::Caps;
-use ringfence_live::isolate::windows::{END, FIRST};
-use ringfence_live::isolate::{Image, Program, start};
+use ringfence_live::limits::GuestLimits;
+use ringfence_live::sandbox::windows::{END, FIRST};
+use ringfence_live::sandbox::{SandboxDisk, SandboxProgram, start};
 
 use crate::guest::Virtio;
 use crate::rig::{disk_file, image_on_disk};
 use crate::{Apart, apart};
 
-fn refused(program: &Program) -> String {
+fn refused(program: &SandboxProgram) -> String {
     let file = disk_file();
-    let image = Image {
+    let image = SandboxDisk {
         file: file.as_fd(),
         read_only: false,
-        caps: Caps::default(),
-        errant: &[],
+        limits: GuestLimits::default(),
+        injected: &[],
     };
     start(program, &image, &Arc::default())
         .unwrap_err()
@@ -28,14 +28,14 @@ fn refused(program: &Program) -> String {
 
 #[test]
 fn programs_that_are_none() {
-    let program = |path: &str| Program {
+    let program = |path: &str| SandboxProgram {
         path: path.into(),
         arguments: Vec::new(),
     };
     assert!(refused(&program("/no/such/program")).contains("os error 2"));
     assert!(refused(&program("/bin/true")).contains("gone"));
     // It says what no process says.
-    let talks = Program {
+    let talks = SandboxProgram {
         path: "/bin/sh".into(),
         arguments: ["-c", "head -c 1 >/dev/null; printf x >&0"]
             .map(Into::into)

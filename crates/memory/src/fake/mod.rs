@@ -3,8 +3,8 @@
 
 mod faulty_frames;
 mod non_coherent;
-mod pages;
+mod sparse_memory;
 
 pub use faulty_frames::FaultyFrames;
 pub use non_coherent::NonCoherent;
-pub use pages::Pages;
+pub use sparse_memory::SparseMemory;

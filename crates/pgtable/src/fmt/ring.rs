@@ -253,7 +253,7 @@ impl RingTable {
 }
 
 /// rDEVICE (Fig. 9a, section 4 "Data Structures"): "a physical pointer to an array of rRING structures and a matching size". A
-/// context entry leads to it ([`Translation::Rings`](crate::Translation::Rings)).
+/// context entry leads to it ([`TranslationType::Rings`](crate::TranslationType::Rings)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RingDevice {
     rings: PhysAddr,

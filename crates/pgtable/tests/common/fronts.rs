@@ -1,8 +1,8 @@
 //! The ways to change a table, behind one role.
 
 use ringfence_pgtable::{
-    Dirty, Format, Leaf, LeafCache, MapError, MapRequest, ReclaimingTable, Retired, Table,
-    UnmapError,
+    DirtyLines, Format, Leaf, LeafCache, MapError, MapRequest, ReclaimingTable, Table,
+    UnlinkedTables, UnmapError,
 };
 use ringfence_types::{CachedLevels, Invalidation, Iova, Pending, PfnRange, PhysAddr};
 
@@ -32,7 +32,7 @@ pub(crate) struct Cached<F>(pub(crate) Table<F>, pub(crate) LeafCache);
 pub(crate) struct Burst<F>(
     pub(crate) Table<F>,
     pub(crate) LeafCache,
-    pub(crate) Dirty,
+    pub(crate) DirtyLines,
     pub(crate) bool,
 );
 pub(crate) struct Reclaiming<F>(pub(crate) ReclaimingTable<F>);
@@ -103,10 +103,10 @@ impl<F: Format> Front<F> for Burst<F> {
     ) -> Result<(), MapError> {
         self.3 = !self.3;
         let done = if self.3 {
-            self.0.map_deferred(mem, frames, request, &mut self.2)
+            self.0.map_nosync(mem, frames, request, &mut self.2)
         } else {
             self.1
-                .map_deferred(&self.0, mem, frames, request, &mut self.2)
+                .map_nosync(&self.0, mem, frames, request, &mut self.2)
         };
         self.2.sync(mem);
         done
@@ -114,9 +114,9 @@ impl<F: Format> Front<F> for Burst<F> {
     fn unmap(&mut self, mem: &Memory, _: &Source<'_>, range: PfnRange) -> Result<(), UnmapError> {
         self.3 = !self.3;
         let done = if self.3 {
-            self.0.unmap_deferred(mem, range, &mut self.2)
+            self.0.unmap_nosync(mem, range, &mut self.2)
         } else {
-            self.1.unmap_deferred(&self.0, mem, range, &mut self.2)
+            self.1.unmap_nosync(&self.0, mem, range, &mut self.2)
         };
         self.2.sync(mem);
         assert!(self.2.is_clean());
@@ -154,7 +154,7 @@ impl<F: Format> Front<F> for Reclaiming<F> {
         let before = self.0.table_bytes();
         let (unmapped, levels) = self.0.unmap(mem, range)?;
         let out = frames.outstanding();
-        let retired = self.0.take_retired();
+        let retired = self.0.take_unlinked();
         assert_eq!(levels == CachedLevels::All, !retired.is_empty());
         assert_eq!(self.0.table_bytes() + 4096 * retired.len() as u64, before);
         let count = retired.len();
@@ -171,7 +171,7 @@ impl<F: Format> Front<F> for Reclaiming<F> {
             out,
             "nothing goes back before the invalidation"
         );
-        Retired::release(retired, frames);
+        UnlinkedTables::release(retired, frames);
         assert_eq!(frames.outstanding(), out - count);
         Ok(())
     }

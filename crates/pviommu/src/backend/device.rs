@@ -4,35 +4,35 @@ use alloc::vec::Vec;
 
 use ringfence_types::{Direction, Iova};
 
-use super::view::{Full, View};
-use super::{Backing, IoError, IoTables, PinError, Slot};
+use super::device_mappings::{DeviceMappings, NoLeaf};
+use super::{DeviceSlot, GuestBacking, IoError, IoTables, PinError};
 use crate::wire::{Devid, Gpa, Status};
 
 #[derive(Debug)]
-pub(super) struct Device {
+pub(super) struct BackendDevice {
     pub(super) id: Devid,
-    pub(super) slot: Slot,
-    pub(super) view: View,
+    pub(super) slot: DeviceSlot,
+    pub(super) mappings: DeviceMappings,
     /// Pages that were unmapped and may still be reached, as the tables did not settle. They stay pinned.
-    owed: Vec<Gpa>,
+    uncommitted: Vec<Gpa>,
     /// A table refused to give up or to take back what it had: nothing more is asked of it.
     broken: bool,
 }
 
-impl Device {
-    pub(super) fn new(id: Devid, slot: Slot, leaves_max: u64) -> Self {
+impl BackendDevice {
+    pub(super) fn new(id: Devid, slot: DeviceSlot, leaves_max: u64) -> Self {
         Self {
             id,
             slot,
-            view: View::new(leaves_max),
-            owed: Vec::new(),
+            mappings: DeviceMappings::new(leaves_max),
+            uncommitted: Vec::new(),
             broken: false,
         }
     }
 
     /// Whether an earlier failure has left something that may be reached against the view.
     pub(super) fn is_sound(&self) -> bool {
-        !self.broken && self.owed.is_empty()
+        !self.broken && self.uncommitted.is_empty()
     }
 
     /// Settles what an earlier request left due.
@@ -40,7 +40,7 @@ impl Device {
     /// # Errors
     /// It is still due.
     #[inline]
-    pub(super) fn recover<B: Backing, T: IoTables>(
+    pub(super) fn recover<B: GuestBacking, T: IoTables>(
         &mut self,
         backing: &mut B,
         tables: &mut T,
@@ -48,19 +48,19 @@ impl Device {
         if self.is_sound() {
             return Ok(());
         }
-        self.pay(backing, tables)
+        self.retry_commit(backing, tables)
     }
 
     #[cold]
-    fn pay<B: Backing, T: IoTables>(
+    fn retry_commit<B: GuestBacking, T: IoTables>(
         &mut self,
         backing: &mut B,
         tables: &mut T,
     ) -> Result<(), Status> {
-        if self.broken || tables.settle(self.slot).is_err() {
+        if self.broken || tables.commit(self.slot).is_err() {
             return Err(Status::Failed);
         }
-        for gpa in self.owed.drain(..) {
+        for gpa in self.uncommitted.drain(..) {
             backing.unpin(gpa);
         }
         Ok(())
@@ -70,7 +70,7 @@ impl Device {
     ///
     /// # Errors
     /// The mappings are as before.
-    pub(super) fn map<B: Backing, T: IoTables>(
+    pub(super) fn map<B: GuestBacking, T: IoTables>(
         &mut self,
         backing: &mut B,
         tables: &mut T,
@@ -87,17 +87,17 @@ impl Device {
             done += 1;
         }
         if outcome.is_ok() {
-            outcome = tables.settle(self.slot).map_err(status_of);
+            outcome = tables.commit(self.slot).map_err(status_of);
         }
         if outcome.is_err() {
-            self.take_down(backing, tables, pages.take(done).map(|(giova, _)| giova));
+            self.unmap_all(backing, tables, pages.take(done).map(|(giova, _)| giova));
         }
         outcome
     }
 
     /// A frame, a note and an entry; nothing if one of them fails.
     #[inline]
-    fn map_page<B: Backing, T: IoTables>(
+    fn map_page<B: GuestBacking, T: IoTables>(
         &mut self,
         backing: &mut B,
         tables: &mut T,
@@ -110,14 +110,14 @@ impl Device {
             PinError::NoRoom => Status::NoRoom,
             PinError::Corrupt => Status::Failed,
         })?;
-        if let Err(Full) = self.view.insert(giova, gpa, direction) {
+        if let Err(NoLeaf) = self.mappings.insert(giova, gpa, direction) {
             backing.unpin(gpa);
             return Err(Status::NoRoom);
         }
         if let Err(error) = tables.map(self.slot, giova, frame, direction) {
-            self.view.remove(giova);
+            self.mappings.remove(giova);
             // A grant may have been made and revoked: pinned until that has settled.
-            self.owed.push(gpa);
+            self.uncommitted.push(gpa);
             return Err(status_of(error));
         }
         Ok(())
@@ -127,7 +127,7 @@ impl Device {
     ///
     /// # Errors
     /// The mappings are as before.
-    pub(super) fn unmap<B: Backing, T: IoTables>(
+    pub(super) fn unmap<B: GuestBacking, T: IoTables>(
         &mut self,
         backing: &mut B,
         tables: &mut T,
@@ -143,7 +143,7 @@ impl Device {
             done += 1;
         }
         if outcome.is_ok() {
-            outcome = tables.settle(self.slot);
+            outcome = tables.commit(self.slot);
         }
         if outcome.is_err() {
             self.restore(backing, tables, giovas.take(done));
@@ -151,7 +151,7 @@ impl Device {
         }
         // Nothing reaches the frames any more: they may go.
         for giova in giovas {
-            if let Some((gpa, _)) = self.view.remove(giova) {
+            if let Some((gpa, _)) = self.mappings.remove(giova) {
                 backing.unpin(gpa);
             }
         }
@@ -160,14 +160,14 @@ impl Device {
 
     /// Puts entries back that were cleared, for the view still has them.
     #[cold]
-    fn restore<B: Backing, T: IoTables>(
+    fn restore<B: GuestBacking, T: IoTables>(
         &mut self,
         backing: &mut B,
         tables: &mut T,
         giovas: impl Iterator<Item = Iova>,
     ) {
         for giova in giovas {
-            let Some((gpa, direction)) = self.view.get(giova) else {
+            let Some((gpa, direction)) = self.mappings.get(giova) else {
                 continue;
             };
             // A pin to learn the frame; the mapping's own pin keeps it.
@@ -181,7 +181,7 @@ impl Device {
 
     /// Takes down what a failed request, a reset or a refused stream leaves. The frames stay pinned until the tables have settled.
     #[cold]
-    pub(super) fn take_down<B: Backing, T: IoTables>(
+    pub(super) fn unmap_all<B: GuestBacking, T: IoTables>(
         &mut self,
         backing: &mut B,
         tables: &mut T,
@@ -191,23 +191,23 @@ impl Device {
             if tables.unmap(self.slot, giova).is_err() {
                 // Mapping, note and pin stay together.
                 self.broken = true;
-            } else if let Some((gpa, _)) = self.view.remove(giova) {
-                self.owed.push(gpa);
+            } else if let Some((gpa, _)) = self.mappings.remove(giova) {
+                self.uncommitted.push(gpa);
             }
         }
         // Left due if it fails: `recover` tries again before anything else is done for the device.
-        if tables.settle(self.slot).is_ok() {
-            for gpa in self.owed.drain(..) {
+        if tables.commit(self.slot).is_ok() {
+            for gpa in self.uncommitted.drain(..) {
                 backing.unpin(gpa);
             }
         }
     }
 
     /// Takes everything down, and gives a device that was broken another chance.
-    pub(super) fn reset<B: Backing, T: IoTables>(&mut self, backing: &mut B, tables: &mut T) {
+    pub(super) fn reset<B: GuestBacking, T: IoTables>(&mut self, backing: &mut B, tables: &mut T) {
         self.broken = false;
-        let mapped: Vec<Iova> = self.view.iter().map(|(giova, ..)| giova).collect();
-        self.take_down(backing, tables, mapped.into_iter());
+        let mapped: Vec<Iova> = self.mappings.iter().map(|(giova, ..)| giova).collect();
+        self.unmap_all(backing, tables, mapped.into_iter());
     }
 }
 

@@ -5,28 +5,28 @@ use core::fmt;
 
 use ringfence_types::{Access, Direction, Iova};
 
-use super::device::Device;
+use super::device::BackendDevice;
 use super::events::Events;
-use super::{Backing, IoTables, Slot};
+use super::{DeviceSlot, GuestBacking, IoTables};
 use crate::wire::{
     Config, Devid, Event, EventReason, Giovas, Gpa, Map, PAGE_BYTES, Request, Status, Unmap,
 };
 
 /// What one guest may take of the host, beside frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
+pub struct BackendLimits {
     /// Mapped pages of each device.
     pub mappings: u64,
     /// Stretches of 2 MiB of a device's addresses in which it has mappings: 4 to 6 KiB of the host's memory each.
-    pub stretches: u64,
+    pub leaves: u64,
 }
 
-impl Default for Limits {
+impl Default for BackendLimits {
     /// A million pages, and 16 to 24 MiB of notes, for each device.
     fn default() -> Self {
         Self {
             mappings: 1 << 20,
-            stretches: 4096,
+            leaves: 4096,
         }
     }
 }
@@ -44,36 +44,37 @@ pub struct Counts {
 
 /// A device may still reach what it should not: nothing is done for it until that is settled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Unsettled(pub Devid);
+pub struct CommitFailed(pub Devid);
 
-impl fmt::Display for Unsettled {
+impl fmt::Display for CommitFailed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "device {} may reach what was unmapped", self.0)
     }
 }
 
-impl core::error::Error for Unsettled {}
+impl core::error::Error for CommitFailed {}
 
 /// The backend of one guest.
 #[derive(Debug)]
 pub struct Backend<B, T> {
     pub(super) config: Config,
-    pub(super) limits: Limits,
+    pub(super) limits: BackendLimits,
     pub(super) backing: B,
     pub(super) tables: T,
     /// In order of id.
-    pub(super) devices: Vec<Device>,
+    pub(super) devices: Vec<BackendDevice>,
     /// The addresses of a request, sorted.
     scratch: Vec<u64>,
     events: Events,
     counts: Counts,
 }
 
-impl<B: Backing, T: IoTables> Backend<B, T> {
-    /// A backend without mappings for the devices of `config`: [`Slot`]s count them in their order.
-    pub fn new(config: Config, limits: Limits, backing: B, tables: T) -> Self {
+impl<B: GuestBacking, T: IoTables> Backend<B, T> {
+    /// A backend without mappings for the devices of `config`: [`DeviceSlot`]s count them in their order.
+    pub fn new(config: Config, limits: BackendLimits, backing: B, tables: T) -> Self {
         let ids = config.devices().zip(0..);
-        let devices = ids.map(|(id, index)| Device::new(id, Slot::new(index), limits.stretches));
+        let devices =
+            ids.map(|(id, index)| BackendDevice::new(id, DeviceSlot::new(index), limits.leaves));
         let devices = devices.collect();
         Self {
             config,
@@ -123,13 +124,13 @@ impl<B: Backing, T: IoTables> Backend<B, T> {
             return Err(Status::BadGpa);
         }
         let mut giovas = map.giovas.iter();
-        if giovas.any(|giova| device.view.get(giova).is_some())
+        if giovas.any(|giova| device.mappings.get(giova).is_some())
             || repeats(&mut self.scratch, map.giovas)
         {
             return Err(Status::Mapped);
         }
         let pages = map.giovas.len() as u64;
-        if pages > self.limits.mappings.saturating_sub(device.view.live()) {
+        if pages > self.limits.mappings.saturating_sub(device.mappings.live()) {
             return Err(Status::NoRoom);
         }
         device.recover(backing, tables)?;
@@ -151,7 +152,7 @@ impl<B: Backing, T: IoTables> Backend<B, T> {
             return Err(Status::BadGiova);
         }
         let mut giovas = unmap.giovas.iter();
-        if giovas.any(|giova| device.view.get(giova).is_none())
+        if giovas.any(|giova| device.mappings.get(giova).is_none())
             || repeats(&mut self.scratch, unmap.giovas)
         {
             return Err(Status::NotMapped);
@@ -168,13 +169,13 @@ impl<B: Backing, T: IoTables> Backend<B, T> {
     /// # Errors
     /// The first device that could not be settled. Its frames stay pinned, and requests for it are tried again and answered `FAILED` until it
     /// settles.
-    pub fn reset(&mut self) -> Result<(), Unsettled> {
+    pub fn reset(&mut self) -> Result<(), CommitFailed> {
         self.events.clear();
         for device in &mut self.devices {
             device.reset(&mut self.backing, &mut self.tables);
         }
         match self.devices.iter().find(|device| !device.is_sound()) {
-            Some(device) => Err(Unsettled(device.id)),
+            Some(device) => Err(CommitFailed(device.id)),
             None => Ok(()),
         }
     }
@@ -192,7 +193,7 @@ impl<B: Backing, T: IoTables> Backend<B, T> {
         let Some(found) = find(&mut self.devices, device) else {
             return;
         };
-        let reason = match found.view.get(page) {
+        let reason = match found.mappings.get(page) {
             Some((_, direction)) if !direction.permissions().allows(access) => {
                 EventReason::Direction
             }
@@ -228,13 +229,13 @@ impl<B: Backing, T: IoTables> Backend<B, T> {
 
     /// Where the page at `giova` leads for `device`, and in which direction.
     pub fn mapping(&mut self, device: Devid, giova: Iova) -> Option<(Gpa, Direction)> {
-        find(&mut self.devices, device)?.view.get(giova)
+        find(&mut self.devices, device)?.mappings.get(giova)
     }
 
     /// Pages mapped for `device`; none if it is unknown.
     pub fn mapped_pages(&self, device: Devid) -> u64 {
         let found = self.devices.iter().find(|one| one.id == device);
-        found.map_or(0, |device| device.view.live())
+        found.map_or(0, |device| device.mappings.live())
     }
 
     /// What was done so far.
@@ -260,7 +261,7 @@ impl<B: Backing, T: IoTables> Backend<B, T> {
 
 /// The device of that id.
 #[inline]
-pub(super) fn find(devices: &mut [Device], id: Devid) -> Option<&mut Device> {
+pub(super) fn find(devices: &mut [BackendDevice], id: Devid) -> Option<&mut BackendDevice> {
     let at = devices.binary_search_by_key(&id, |device| device.id).ok()?;
     devices.get_mut(at)
 }

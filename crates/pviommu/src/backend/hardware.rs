@@ -3,8 +3,8 @@
 use alloc::vec::Vec;
 
 use ringfence_pgtable::{
-    Coherency, Context, Cursor, Level, MapError, MapRequest, Reclaim, ReclaimingTable, Retired,
-    SecondStage, TableError, Translation, walk,
+    Coherency, Context, Cursor, Level, MapError, MapRequest, Reclaim, ReclaimingTable, SecondStage,
+    TableError, TranslationType, UnlinkedTables, walk,
 };
 use ringfence_types::{
     Batch, CachedLevels, Direction, DomainId, FrameSource, Invalidation, Invalidator, Iova, Pfn,
@@ -12,7 +12,7 @@ use ringfence_types::{
 };
 
 use super::invalidate::invalidate;
-use super::{IoError, IoTables, Slot};
+use super::{DeviceSlot, IoError, IoTables};
 use crate::wire::PAGE_BYTES;
 
 /// Runs of pages that are invalidated one by one. More at a time cost more than what else the domain has cached.
@@ -27,37 +27,37 @@ pub const KEPT_TABLES: u64 = 4096;
 /// regions has its host's frames for as long as its device is there. Here a table page that an unmap leaves empty goes back as soon as the device
 /// has more than [`KEPT_TABLES`]; up to these they stay, for a driver that maps and unmaps one page would otherwise build and free a table each time. So a device
 /// holds at most the kept ones and those that lead to what is mapped, one a level below the root for each of the
-/// [`stretches`](super::Limits::stretches) that the backend allows.
+/// [`leaves`](super::BackendLimits::leaves) that the backend allows.
 #[derive(Debug)]
 pub struct HardwareTables<M, S, I> {
     memory: M,
     frames: S,
     invalidator: I,
-    tables: Vec<OfDevice>,
+    tables: Vec<PerDeviceTable>,
     /// Bytes of a device's tables beyond which empty ones go.
     kept: u64,
 }
 
 #[derive(Debug)]
-struct OfDevice {
+struct PerDeviceTable {
     table: ReclaimingTable<SecondStage>,
     /// Cleared and not yet invalidated.
-    cleared: Cleared,
+    cleared: ClearedRuns,
     /// Table pages that nothing leads to, if the walk caches could not be told.
-    owed: Option<Retired>,
+    not_invalidated: Option<UnlinkedTables>,
 }
 
-impl OfDevice {
+impl PerDeviceTable {
     /// Waits until no walk cache leads to a table page that was unlinked, and frees those.
     ///
     /// # Errors
     /// They stay, and what is mapped where they were may not be seen.
-    fn give_back<S: FrameSource, I: Invalidator>(
+    fn free_unlinked<S: FrameSource, I: Invalidator>(
         &mut self,
         frames: &S,
         invalidator: &mut I,
     ) -> Result<(), IoError> {
-        let Some(retired) = self.owed.take() else {
+        let Some(retired) = self.not_invalidated.take() else {
             return Ok(());
         };
         match invalidate(
@@ -66,11 +66,11 @@ impl OfDevice {
             retired,
         ) {
             Ok(flushed) => {
-                Retired::release(flushed, frames);
+                UnlinkedTables::release(flushed, frames);
                 Ok(())
             }
             Err(retired) => {
-                self.owed = Some(retired);
+                self.not_invalidated = Some(retired);
                 Err(IoError::Failed)
             }
         }
@@ -90,7 +90,7 @@ impl OfDevice {
 
     /// Unlinks what is empty on the way to `ranges`, which no device reaches any more.
     #[cold]
-    fn shed<M: PhysMemory, S: FrameSource, I: Invalidator>(
+    fn unlink_empty<M: PhysMemory, S: FrameSource, I: Invalidator>(
         &mut self,
         memory: &M,
         frames: &S,
@@ -98,32 +98,32 @@ impl OfDevice {
         ranges: &[PfnRange],
     ) {
         // While some wait for the walk caches, no others join them.
-        if self.give_back(frames, invalidator).is_err() {
+        if self.free_unlinked(frames, invalidator).is_err() {
             return;
         }
         for range in ranges {
             self.table.unlink(memory, *range);
         }
-        let retired = self.table.take_retired();
+        let retired = self.table.take_unlinked();
         if !retired.is_empty() {
-            self.owed = Some(retired);
+            self.not_invalidated = Some(retired);
             // Tried again when a map needs a table, and when others are to go.
-            let _ = self.give_back(frames, invalidator);
+            let _ = self.free_unlinked(frames, invalidator);
         }
     }
 }
 
 /// Runs of one domain.
 #[derive(Debug, Default)]
-struct Cleared(Vec<Unmapped>);
+struct ClearedRuns(Vec<Unmapped>);
 
-impl Batch for Cleared {
+impl Batch for ClearedRuns {
     fn covered_by(&self, request: &Invalidation) -> bool {
         self.0.iter().all(|run| run.covered_by(request))
     }
 }
 
-impl Cleared {
+impl ClearedRuns {
     #[inline]
     fn add(&mut self, page: Unmapped) {
         let rest = match self.0.last_mut() {
@@ -137,7 +137,7 @@ impl Cleared {
 }
 
 impl<M: PhysMemory, S: FrameSource, I: Invalidator> HardwareTables<M, S, I> {
-    /// An empty table of `format` for each of `domains`, one a device in the order of [`Slot`]s.
+    /// An empty table of `format` for each of `domains`, one a device in the order of [`DeviceSlot`]s.
     ///
     /// # Errors
     /// No frame, or none in `memory`.
@@ -153,10 +153,10 @@ impl<M: PhysMemory, S: FrameSource, I: Invalidator> HardwareTables<M, S, I> {
             let reclaim = Reclaim::FlushTouched;
             let table =
                 ReclaimingTable::new(format, *domain, coherency, reclaim, &memory, &frames)?;
-            Ok(OfDevice {
+            Ok(PerDeviceTable {
                 table,
-                cleared: Cleared::default(),
-                owed: None,
+                cleared: ClearedRuns::default(),
+                not_invalidated: None,
             })
         };
         let tables = domains.iter().map(table).collect::<Result<_, TableError>>();
@@ -170,16 +170,16 @@ impl<M: PhysMemory, S: FrameSource, I: Invalidator> HardwareTables<M, S, I> {
     }
 
     /// Each device keeps this many table pages, the root among them, before empty ones go back: [`KEPT_TABLES`] unless this is called.
-    pub const fn keep(&mut self, tables: u64) {
+    pub const fn set_kept_tables(&mut self, tables: u64) {
         self.kept = tables.saturating_mul(PAGE_BYTES);
     }
 
     /// What the context entry of a device holds once its driver has set DRIVER_OK; before, it holds nothing.
-    pub fn context(&self, device: Slot) -> Option<Context> {
+    pub fn context(&self, device: DeviceSlot) -> Option<Context> {
         let table = &self.tables.get(device.index())?.table;
         Some(Context {
             domain: table.domain(),
-            translation: Translation::Table {
+            translation: TranslationType::Table {
                 root: table.root(),
                 levels: table.format().levels(),
             },
@@ -201,7 +201,7 @@ impl<M: PhysMemory, S: FrameSource, I: Invalidator> IoTables for HardwareTables<
     #[inline]
     fn map(
         &mut self,
-        device: Slot,
+        device: DeviceSlot,
         giova: Iova,
         frame: PhysAddr,
         direction: Direction,
@@ -214,8 +214,8 @@ impl<M: PhysMemory, S: FrameSource, I: Invalidator> IoTables for HardwareTables<
             permissions: direction.permissions(),
         };
         // A walk cache that leads to a page unlinked before would hide what is mapped below a new one.
-        if of.owed.is_some() && !of.leads_to(&self.memory, giova) {
-            of.give_back(&self.frames, &mut self.invalidator)?;
+        if of.not_invalidated.is_some() && !of.leads_to(&self.memory, giova) {
+            of.free_unlinked(&self.frames, &mut self.invalidator)?;
         }
         // The hardware caches nothing that is absent: there is nothing to invalidate.
         // A walk, and no cache of leaf tables: a guest's addresses lie too far apart for one.
@@ -227,7 +227,7 @@ impl<M: PhysMemory, S: FrameSource, I: Invalidator> IoTables for HardwareTables<
     }
 
     #[inline]
-    fn unmap(&mut self, device: Slot, giova: Iova) -> Result<(), IoError> {
+    fn unmap(&mut self, device: DeviceSlot, giova: Iova) -> Result<(), IoError> {
         let of = self.tables.get_mut(device.index()).ok_or(IoError::Failed)?;
         let page = PfnRange::new(Pfn::containing(giova), 1).ok_or(IoError::Failed)?;
         // Tables stay linked until the entries are known to be gone: what is put back needs no frame.
@@ -237,7 +237,7 @@ impl<M: PhysMemory, S: FrameSource, I: Invalidator> IoTables for HardwareTables<
     }
 
     #[inline]
-    fn settle(&mut self, device: Slot) -> Result<(), IoError> {
+    fn commit(&mut self, device: DeviceSlot) -> Result<(), IoError> {
         let of = self.tables.get_mut(device.index()).ok_or(IoError::Failed)?;
         let domain = of.table.domain();
         let runs = of.cleared.0.len();
@@ -271,7 +271,7 @@ impl<M: PhysMemory, S: FrameSource, I: Invalidator> IoTables for HardwareTables<
             }
         }
         if sheds {
-            of.shed(&self.memory, &self.frames, &mut self.invalidator, &ranges);
+            of.unlink_empty(&self.memory, &self.frames, &mut self.invalidator, &ranges);
         }
         Ok(())
     }

@@ -6,9 +6,9 @@ use ringfence_types::{Direction, Iova, PhysAddr};
 
 /// Which device, counted among those that a backend was made for, in the order of their ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Slot(u32);
+pub struct DeviceSlot(u32);
 
-impl Slot {
+impl DeviceSlot {
     /// The device of that number.
     #[inline]
     pub const fn new(index: u32) -> Self {
@@ -24,33 +24,33 @@ impl Slot {
 
 /// Where mappings take effect: an I/O page table for each device (section 4.1).
 ///
-/// The backend calls in order of requests, page by page, and [`settle`](Self::settle) before it answers. It never maps what is mapped and never
+/// The backend calls in order of requests, page by page, and [`commit`](Self::commit) before it answers. It never maps what is mapped and never
 /// unmaps what is not.
 pub trait IoTables {
-    /// `giova` leads to `frame` from the next [`settle`](Self::settle) on at the latest.
+    /// `giova` leads to `frame` from the next [`commit`](Self::commit) on at the latest.
     ///
     /// # Errors
     /// Nothing has changed.
     fn map(
         &mut self,
-        device: Slot,
+        device: DeviceSlot,
         giova: Iova,
         frame: PhysAddr,
         direction: Direction,
     ) -> Result<(), IoError>;
 
-    /// `giova` leads nowhere from the next [`settle`](Self::settle) on at the latest.
+    /// `giova` leads nowhere from the next [`commit`](Self::commit) on at the latest.
     ///
     /// # Errors
     /// Nothing has changed.
-    fn unmap(&mut self, device: Slot, giova: Iova) -> Result<(), IoError>;
+    fn unmap(&mut self, device: DeviceSlot, giova: Iova) -> Result<(), IoError>;
 
     /// Returns when every map and unmap so far has taken effect for `device`: no access through what was unmapped is under way, and none
     /// begins.
     ///
     /// # Errors
     /// What was unmapped may still be reached. It stays due: the next call waits for it too.
-    fn settle(&mut self, device: Slot) -> Result<(), IoError>;
+    fn commit(&mut self, device: DeviceSlot) -> Result<(), IoError>;
 }
 
 /// Why a table was not changed.

@@ -86,9 +86,9 @@ impl Last {
 /// A last-level table has 512 entries, selected by bits 12 to 20. Of a page in the upper half of a table this finds the entry of the page 1 MiB
 /// below. What it finds in a table that was freed is whatever the frame holds now.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct LiteralLastTable(Last);
+pub struct LastTableAsPublished(Last);
 
-impl LastTable for LiteralLastTable {
+impl LastTable for LastTableAsPublished {
     const FILLS_IN_PLACE: bool = true;
 
     #[inline]
@@ -107,9 +107,9 @@ impl LastTable for LiteralLastTable {
 
 /// The repaired one: bits 21 to 63 and 12 to 20, and the pointer is forgotten when a table is freed.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct RepairedLastTable(Last);
+pub struct FixedLastTable(Last);
 
-impl LastTable for RepairedLastTable {
+impl LastTable for FixedLastTable {
     const FILLS_IN_PLACE: bool = false;
 
     #[inline]

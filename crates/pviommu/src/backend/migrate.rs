@@ -6,9 +6,9 @@ use core::fmt;
 use ringfence_types::Iova;
 
 use super::handle::find;
-use super::{Backend, Backing, IoTables};
+use super::{Backend, GuestBacking, IoTables};
 use crate::wire::{
-    Devid, OutOfOrder, PAGE_BYTES, Record, Status, Stream, StreamError, StreamWriter,
+    Devid, MigrationStream, OutOfOrder, PAGE_BYTES, Record, Status, StreamError, StreamWriter,
 };
 
 /// Why a stream was refused. Nothing is mapped.
@@ -58,7 +58,7 @@ impl core::error::Error for RestoreError {
     }
 }
 
-impl<B: Backing, T: IoTables> Backend<B, T> {
+impl<B: GuestBacking, T: IoTables> Backend<B, T> {
     /// The guest's view of all mappings, as a stream of records. No request may be handled between this and the guest's stop at the source.
     ///
     /// # Errors
@@ -66,7 +66,7 @@ impl<B: Backing, T: IoTables> Backend<B, T> {
     pub fn export(&self) -> Result<Vec<u8>, OutOfOrder> {
         let mut writer = StreamWriter::new();
         for device in &self.devices {
-            for (giova, gpa, direction) in device.view.iter() {
+            for (giova, gpa, direction) in device.mappings.iter() {
                 writer.page(device.id, giova, gpa, direction)?;
             }
         }
@@ -78,11 +78,13 @@ impl<B: Backing, T: IoTables> Backend<B, T> {
     /// # Errors
     /// [`RestoreError`]; nothing is mapped, whatever the stream was.
     pub fn restore(&mut self, stream: &[u8]) -> Result<(), RestoreError> {
-        let taken = |device: &&super::device::Device| device.view.live() != 0 || !device.is_sound();
+        let taken = |device: &&super::device::BackendDevice| {
+            device.mappings.live() != 0 || !device.is_sound()
+        };
         if let Some(device) = self.devices.iter().find(taken) {
             return Err(RestoreError::NotEmpty(device.id));
         }
-        let stream = Stream::decode(stream).map_err(RestoreError::Stream)?;
+        let stream = MigrationStream::decode(stream).map_err(RestoreError::Stream)?;
         // All of it is looked at before any of it is done.
         let refused = |number, record: &Record<'_>, status| RestoreError::Refused {
             record: number,

@@ -7,7 +7,7 @@ use core::sync::atomic::Ordering;
 
 use ringfence_pgtable::{
     Coherency, Cursor, Entry, Format, Level, MapError, MapRequest, Reclaim, ReclaimingTable,
-    Retired, SecondStage, TableError, WalkErrorKind, walk,
+    SecondStage, TableError, UnlinkedTables, WalkErrorKind, walk,
 };
 use ringfence_types::{
     AddressRange, CachedLevels, DomainId, FrameSource, Invalidation, Invalidator, Iova,
@@ -15,7 +15,7 @@ use ringfence_types::{
 };
 
 use super::invalidate::invalidate;
-use super::{Backing, LastTable, PagePool, PinError};
+use super::{GuestBacking, LastTable, PagePool, PinError};
 use crate::wire::{Gpa, GuestPhysical, PAGE_BYTES};
 
 /// Brings back what a page held before its frame was reclaimed.
@@ -115,7 +115,7 @@ pub struct OnDemand<M, S: FrameSource, K, P = ()> {
     pager: P,
     regions: Vec<Region>,
     /// Table pages of the last reclaim, if the walk caches could not be told of them.
-    owed: Option<Retired>,
+    not_invalidated: Option<UnlinkedTables>,
     stats: OnDemandStats,
 }
 
@@ -169,7 +169,7 @@ impl<M: PhysMemory, S: FrameSource, K: LastTable, P: Pager> OnDemand<M, S, K, P>
             last,
             pager,
             regions,
-            owed: None,
+            not_invalidated: None,
             stats: OnDemandStats::default(),
         })
     }
@@ -210,7 +210,7 @@ impl<M: PhysMemory, S: FrameSource, K: LastTable, P: Pager> OnDemand<M, S, K, P>
             Some(&mut mappings) => return Err(ReclaimError::Mapped { mappings }),
         }
         let domain = Invalidation::Domain(self.second_stage.domain());
-        self.give_back(processors, domain)?;
+        self.free_unlinked(processors, domain)?;
         let address = Iova::new(page.get());
         let leaf = self.second_stage.lookup(&self.memory, address);
         let frame = leaf.ok_or(ReclaimError::NotPresent)?.base;
@@ -238,9 +238,9 @@ impl<M: PhysMemory, S: FrameSource, K: LastTable, P: Pager> OnDemand<M, S, K, P>
         }
         if self.second_stage.unlink(&self.memory, range) == CachedLevels::All {
             self.last.freed();
-            self.owed = Some(self.second_stage.take_retired());
+            self.not_invalidated = Some(self.second_stage.take_unlinked());
             // The frame is out of reach, whatever becomes of these: the next reclaim tries again first.
-            let _ = self.give_back(processors, pages(CachedLevels::All));
+            let _ = self.free_unlinked(processors, pages(CachedLevels::All));
         }
         self.stats.reclaimed += 1;
         Ok(frame)
@@ -248,7 +248,7 @@ impl<M: PhysMemory, S: FrameSource, K: LastTable, P: Pager> OnDemand<M, S, K, P>
 
     /// How often a page is pinned; `None` if it is no memory.
     pub fn pinned(&self, page: Gpa) -> Option<u32> {
-        let (region, index) = self.place(page)?;
+        let (region, index) = self.region_index(page)?;
         self.regions.get(region)?.pins.get(index).copied()
     }
 
@@ -271,21 +271,21 @@ impl<M: PhysMemory, S: FrameSource, K: LastTable, P: Pager> OnDemand<M, S, K, P>
     ///
     /// # Errors
     /// They stay.
-    fn give_back<I: Invalidator>(
+    fn free_unlinked<I: Invalidator>(
         &mut self,
         processors: &mut I,
         request: Invalidation,
     ) -> Result<(), ReclaimError> {
-        let Some(retired) = self.owed.take() else {
+        let Some(retired) = self.not_invalidated.take() else {
             return Ok(());
         };
         match invalidate(processors, request, retired) {
             Ok(flushed) => {
-                Retired::release(flushed, &self.tables);
+                UnlinkedTables::release(flushed, &self.tables);
                 Ok(())
             }
             Err(retired) => {
-                self.owed = Some(retired);
+                self.not_invalidated = Some(retired);
                 Err(ReclaimError::NotInvalidated)
             }
         }
@@ -293,7 +293,7 @@ impl<M: PhysMemory, S: FrameSource, K: LastTable, P: Pager> OnDemand<M, S, K, P>
 
     /// The region and the number of the page in it.
     #[inline]
-    fn place(&self, page: Gpa) -> Option<(usize, usize)> {
+    fn region_index(&self, page: Gpa) -> Option<(usize, usize)> {
         let holds = |region: &Region| region.range.contains_address(page);
         let region = self.regions.iter().position(holds)?;
         let bytes = page.offset_from(&self.regions.get(region)?.range.start())?;
@@ -302,7 +302,7 @@ impl<M: PhysMemory, S: FrameSource, K: LastTable, P: Pager> OnDemand<M, S, K, P>
 
     #[inline]
     fn pins(&mut self, page: Gpa) -> Option<&mut u32> {
-        let (region, index) = self.place(page)?;
+        let (region, index) = self.region_index(page)?;
         self.regions.get_mut(region)?.pins.get_mut(index)
     }
 
@@ -321,7 +321,7 @@ impl<M: PhysMemory, S: FrameSource, K: LastTable, P: Pager> OnDemand<M, S, K, P>
                 Ok(base)
             }
             Entry::Absent if K::FILLS_IN_PLACE => {
-                let frame = self.pool.take().map_err(|_| PinError::NoRoom)?;
+                let frame = self.pool.alloc().map_err(|_| PinError::NoRoom)?;
                 self.pager.load(page, frame);
                 let leaf = format.leaf(Level::LEAF, frame, Permissions::READ_WRITE);
                 word.store(leaf, Ordering::Release);
@@ -376,7 +376,7 @@ impl<M: PhysMemory, S: FrameSource, K: LastTable, P: Pager> OnDemand<M, S, K, P>
     /// Gives the page a frame.
     #[cold]
     fn populate(&mut self, page: Gpa) -> Result<PhysAddr, PinError> {
-        let frame = self.pool.take().map_err(|_| PinError::NoRoom)?;
+        let frame = self.pool.alloc().map_err(|_| PinError::NoRoom)?;
         self.pager.load(page, frame);
         let request = MapRequest {
             iova: Iova::new(page.get()),
@@ -386,7 +386,7 @@ impl<M: PhysMemory, S: FrameSource, K: LastTable, P: Pager> OnDemand<M, S, K, P>
         };
         let mapped = self.second_stage.map(&self.memory, &self.tables, request);
         mapped.map_err(|error| {
-            self.pool.give_back(frame);
+            self.pool.free(frame);
             match error {
                 MapError::OutOfFrames => PinError::NoRoom,
                 _ => PinError::Corrupt,
@@ -397,10 +397,10 @@ impl<M: PhysMemory, S: FrameSource, K: LastTable, P: Pager> OnDemand<M, S, K, P>
     }
 }
 
-impl<M: PhysMemory, S: FrameSource, K: LastTable, P: Pager> Backing for OnDemand<M, S, K, P> {
+impl<M: PhysMemory, S: FrameSource, K: LastTable, P: Pager> GuestBacking for OnDemand<M, S, K, P> {
     #[inline]
     fn contains(&self, page: Gpa) -> bool {
-        self.place(page).is_some()
+        self.region_index(page).is_some()
     }
 
     #[inline]

@@ -68,7 +68,7 @@ impl<S: FrameSource> PagePool<S> {
     /// # Errors
     /// The host has none either.
     #[inline]
-    pub fn take(&mut self) -> Result<PhysAddr, OutOfFrames> {
+    pub fn alloc(&mut self) -> Result<PhysAddr, OutOfFrames> {
         if self.available == 0 {
             let page = self.host.alloc_zeroed()?;
             self.stats.from_host += 1;
@@ -82,7 +82,7 @@ impl<S: FrameSource> PagePool<S> {
     }
 
     /// Gives a page back to the host: it may hold a guest's data, which no pool hands to the next one.
-    pub fn give_back(&mut self, page: PhysAddr) {
+    pub fn free(&mut self, page: PhysAddr) {
         self.host.free(page);
     }
 

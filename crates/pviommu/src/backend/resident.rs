@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 
 use ringfence_types::{AddressRange, PhysAddr};
 
-use super::{Backing, PinError};
+use super::{GuestBacking, PinError};
 use crate::wire::{Gpa, GuestPhysical, PAGE_BYTES};
 
 /// Ranges of guest memory that stay where they are: nothing is allocated or pinned, and a "frame" is the GPA itself. For embedders that keep all of a
@@ -21,7 +21,7 @@ impl Resident {
     }
 }
 
-impl Backing for Resident {
+impl GuestBacking for Resident {
     #[inline]
     fn contains(&self, page: Gpa) -> bool {
         let Some(page) = AddressRange::new(page, PAGE_BYTES) else {

@@ -12,7 +12,7 @@ use ringfence_types::{
     Access, Address, Direction, DomainId, FrameSource, Iova, Pfn, PfnRange, PhysAddr, PhysMemory,
 };
 
-use super::{IoError, IoTables, Slot};
+use super::{DeviceSlot, IoError, IoTables};
 use crate::wire::EventReason;
 
 /// Marks addresses in a simulator's address space.
@@ -30,22 +30,22 @@ pub trait Grants {
     /// Nothing has changed.
     fn grant(
         &mut self,
-        device: Slot,
+        device: DeviceSlot,
         frame: PhysAddr,
         direction: Direction,
     ) -> Result<Hva, GrantError>;
 
-    /// Takes the page at `at` back; the next [`settle`](Self::settle) says when it is gone.
+    /// Takes the page at `at` back; the next [`commit`](Self::commit) says when it is gone.
     ///
     /// # Errors
     /// Nothing has changed.
-    fn revoke(&mut self, device: Slot, at: Hva) -> Result<(), GrantError>;
+    fn revoke(&mut self, device: DeviceSlot, at: Hva) -> Result<(), GrantError>;
 
     /// Returns when the simulator of `device` reaches nothing that was revoked.
     ///
     /// # Errors
     /// It may. What was revoked stays due.
-    fn settle(&mut self, device: Slot) -> Result<(), GrantError>;
+    fn commit(&mut self, device: DeviceSlot) -> Result<(), GrantError>;
 }
 
 /// Why a grant was not changed.
@@ -113,7 +113,7 @@ impl<M: PhysMemory, S: FrameSource, G: Grants> SimulatedTables<M, S, G> {
     }
 
     /// Where the table of a device begins, for the simulator's own walk.
-    pub fn root(&self, device: Slot) -> Option<PhysAddr> {
+    pub fn root(&self, device: DeviceSlot) -> Option<PhysAddr> {
         Some(self.tables.get(device.index())?.root())
     }
 
@@ -121,7 +121,12 @@ impl<M: PhysMemory, S: FrameSource, G: Grants> SimulatedTables<M, S, G> {
     ///
     /// # Errors
     /// Why the access is to be stopped.
-    pub fn translate(&self, device: Slot, giova: Iova, access: Access) -> Result<Hva, EventReason> {
+    pub fn translate(
+        &self,
+        device: DeviceSlot,
+        giova: Iova,
+        access: Access,
+    ) -> Result<Hva, EventReason> {
         let table = self
             .tables
             .get(device.index())
@@ -145,7 +150,7 @@ impl<M: PhysMemory, S: FrameSource, G: Grants> SimulatedTables<M, S, G> {
 
     fn install(
         &self,
-        device: Slot,
+        device: DeviceSlot,
         giova: Iova,
         at: Hva,
         direction: Direction,
@@ -168,7 +173,7 @@ impl<M: PhysMemory, S: FrameSource, G: Grants> SimulatedTables<M, S, G> {
 impl<M: PhysMemory, S: FrameSource, G: Grants> IoTables for SimulatedTables<M, S, G> {
     fn map(
         &mut self,
-        device: Slot,
+        device: DeviceSlot,
         giova: Iova,
         frame: PhysAddr,
         direction: Direction,
@@ -183,7 +188,7 @@ impl<M: PhysMemory, S: FrameSource, G: Grants> IoTables for SimulatedTables<M, S
     }
 
     /// First the entry, then the grant (section 4.2, "Tear down DMA mappings").
-    fn unmap(&mut self, device: Slot, giova: Iova) -> Result<(), IoError> {
+    fn unmap(&mut self, device: DeviceSlot, giova: Iova) -> Result<(), IoError> {
         let table = self.tables.get(device.index()).ok_or(IoError::Failed)?;
         let leaf = table.lookup(&self.memory, giova).ok_or(IoError::Failed)?;
         let page = PfnRange::new(Pfn::containing(giova), 1).ok_or(IoError::Failed)?;
@@ -207,7 +212,7 @@ impl<M: PhysMemory, S: FrameSource, G: Grants> IoTables for SimulatedTables<M, S
         })
     }
 
-    fn settle(&mut self, device: Slot) -> Result<(), IoError> {
-        Ok(self.grants.settle(device)?)
+    fn commit(&mut self, device: DeviceSlot) -> Result<(), IoError> {
+        Ok(self.grants.commit(device)?)
     }
 }

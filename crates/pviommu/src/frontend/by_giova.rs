@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 
 use ringfence_types::{Iova, Pfn};
 
-use crate::rtc::Key;
+use crate::rtc::MappingKey;
 
 /// Pages of one leaf.
 const LEAF: usize = 512;
@@ -38,23 +38,23 @@ impl ByGiova {
 
     /// The key of the mapping that begins in the page of `giova`.
     #[inline]
-    pub(super) fn get(&self, giova: Iova) -> Option<Key> {
+    pub(super) fn get(&self, giova: Iova) -> Option<MappingKey> {
         let word = if Self::is_low(giova) {
             let (leaf, slot) = Self::place(giova);
             *self.low.get(leaf)?.as_ref()?.get(slot)?
         } else {
             *self.high.get(&Pfn::containing(giova).get())?
         };
-        Key::from_word_if_any(word)
+        MappingKey::from_word_if_any(word)
     }
 
     /// Notes the mapping that begins in the page of `giova`.
-    pub(super) fn put(&mut self, giova: Iova, key: Key) {
+    pub(super) fn put(&mut self, giova: Iova, key: MappingKey) {
         self.set(giova, key.word());
     }
 
     /// Forgets it, and returns its key.
-    pub(super) fn take(&mut self, giova: Iova) -> Option<Key> {
+    pub(super) fn take(&mut self, giova: Iova) -> Option<MappingKey> {
         let key = self.get(giova)?;
         if Self::is_low(giova) {
             self.set(giova, 0);
@@ -89,7 +89,8 @@ mod tests {
     #[test]
     fn what_is_put_is_found_until_it_is_taken() {
         let mut keys = ByGiova::default();
-        let key = |page: u64| Key::new(PhysAddr::new(page << 12), 3, Direction::ToDevice).unwrap();
+        let key =
+            |page: u64| MappingKey::new(PhysAddr::new(page << 12), 3, Direction::ToDevice).unwrap();
         let giovas = [0x1000, 0x20_0000, 0xffff_f000, 1 << 32, 1 << 47].map(Iova::new);
         for (page, giova) in giovas.iter().enumerate() {
             assert_eq!(keys.get(*giova), None);

@@ -20,22 +20,22 @@ pub struct ChannelOptions {
 
 /// Why nothing is asked of the host any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Broken {
+pub enum ChannelFailure {
     /// A request waited through more polls than there is patience.
     Silent,
     /// An answer to a request that was not made, that was answered before, or before an earlier one's.
-    Unasked(RequestId),
+    UnknownReply(RequestId),
     /// The queue takes no request although none waits.
     Full,
     /// An unmap was refused: its addresses may be reached.
     UnmapRefused(Status),
 }
 
-impl fmt::Display for Broken {
+impl fmt::Display for ChannelFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Silent => f.write_str("the host did not answer in time"),
-            Self::Unasked(id) => {
+            Self::UnknownReply(id) => {
                 write!(f, "the host answered request {}, which does not wait", id.0)
             }
             Self::Full => f.write_str("the queue takes no request"),
@@ -44,18 +44,18 @@ impl fmt::Display for Broken {
     }
 }
 
-impl core::error::Error for Broken {}
+impl core::error::Error for ChannelFailure {}
 
 /// Why a map did not happen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Refused {
+pub enum RemoteMapError {
     /// The host's answer.
     Status(Status),
     /// There was none, or none that can be believed. The pages may be mapped.
-    Broken(Broken),
+    Broken(ChannelFailure),
 }
 
-impl fmt::Display for Refused {
+impl fmt::Display for RemoteMapError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Status(status) => status.fmt(f),
@@ -64,10 +64,10 @@ impl fmt::Display for Refused {
     }
 }
 
-impl core::error::Error for Refused {}
+impl core::error::Error for RemoteMapError {}
 
-impl From<Broken> for Refused {
-    fn from(broken: Broken) -> Self {
+impl From<ChannelFailure> for RemoteMapError {
+    fn from(broken: ChannelFailure) -> Self {
         Self::Broken(broken)
     }
 }
@@ -94,14 +94,14 @@ enum Kind {
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct InFlight {
     id: RequestId,
     kind: Kind,
 }
 
 /// A map that was refused after its caller had gone on.
 #[derive(Debug)]
-struct Late {
+struct LateRefusal {
     device: Devid,
     range: PfnRange,
 }
@@ -112,17 +112,17 @@ pub struct Channel<Q> {
     queue: Q,
     options: ChannelOptions,
     /// In the order in which they were made available, which is that of their answers.
-    waiting: VecDeque<Waiting>,
+    in_flight: VecDeque<InFlight>,
     /// Place of the first request that waits.
     answered: u64,
     /// Maps that were refused and not asked after.
     refused: Vec<(u64, Status)>,
-    late: Vec<Late>,
+    late_refusals: Vec<LateRefusal>,
     /// Whether requests were added since the last kick.
-    untold: bool,
+    needs_kick: bool,
     /// Polls in a row that found nothing.
-    silence: u64,
-    broken: Option<Broken>,
+    empty_polls: u64,
+    failure: Option<ChannelFailure>,
     request: Vec<u8>,
     stats: ChannelStats,
 }
@@ -137,13 +137,13 @@ impl<Q: Queue> Channel<Q> {
                 pages_max,
                 ..options
             },
-            waiting: VecDeque::new(),
+            in_flight: VecDeque::new(),
             answered: 0,
             refused: Vec::new(),
-            late: Vec::new(),
-            untold: false,
-            silence: 0,
-            broken: None,
+            late_refusals: Vec::new(),
+            needs_kick: false,
+            empty_polls: 0,
+            failure: None,
             request: Vec::new(),
             stats: ChannelStats::default(),
         }
@@ -158,7 +158,7 @@ impl<Q: Queue> Channel<Q> {
         device: Devid,
         direction: Direction,
         pages: impl ExactSizeIterator<Item = (Iova, Gpa)> + Clone,
-    ) -> Result<u64, Broken> {
+    ) -> Result<u64, ChannelFailure> {
         let count = pages.len() as u64;
         let mut request = core::mem::take(&mut self.request);
         request.clear();
@@ -178,7 +178,7 @@ impl<Q: Queue> Channel<Q> {
         &mut self,
         device: Devid,
         giovas: impl ExactSizeIterator<Item = Iova>,
-    ) -> Result<u64, Broken> {
+    ) -> Result<u64, ChannelFailure> {
         let count = giovas.len() as u64;
         let mut request = core::mem::take(&mut self.request);
         request.clear();
@@ -189,22 +189,22 @@ impl<Q: Queue> Channel<Q> {
         place
     }
 
-    fn add(&mut self, request: &[u8], kind: Kind) -> Result<u64, Broken> {
+    fn add(&mut self, request: &[u8], kind: Kind) -> Result<u64, ChannelFailure> {
         loop {
-            if let Some(broken) = self.broken {
+            if let Some(broken) = self.failure {
                 return Err(broken);
             }
             match self.queue.add(request) {
                 Ok(id) => {
-                    let place = self.next_place();
-                    self.waiting.push_back(Waiting { id, kind });
-                    self.untold = true;
+                    let place = self.next_sequence();
+                    self.in_flight.push_back(InFlight { id, kind });
+                    self.needs_kick = true;
                     self.stats.requests = self.stats.requests.saturating_add(1);
                     return Ok(place);
                 }
                 // An answer makes room, or patience ends.
-                Err(QueueFull) if self.waiting.is_empty() => {
-                    return Err(self.break_off(Broken::Full));
+                Err(QueueFull) if self.in_flight.is_empty() => {
+                    return Err(self.fail(ChannelFailure::Full));
                 }
                 Err(QueueFull) => {
                     self.kick();
@@ -217,7 +217,7 @@ impl<Q: Queue> Channel<Q> {
 
     /// Tells the host of what was queued, if it has not been told.
     pub fn kick(&mut self) {
-        if core::mem::take(&mut self.untold) && self.broken.is_none() {
+        if core::mem::take(&mut self.needs_kick) && self.failure.is_none() {
             self.queue.kick();
             self.stats.kicks = self.stats.kicks.saturating_add(1);
         }
@@ -225,15 +225,15 @@ impl<Q: Queue> Channel<Q> {
 
     /// Takes the answers that are there.
     pub fn poll(&mut self) {
-        if self.broken.is_some() {
+        if self.failure.is_some() {
             return;
         }
         self.stats.polls = self.stats.polls.saturating_add(1);
         let mut found = false;
         while let Some(used) = self.queue.poll() {
             found = true;
-            let Some(next) = self.waiting.front().filter(|next| next.id == used.id) else {
-                self.break_off(Broken::Unasked(used.id));
+            let Some(next) = self.in_flight.front().filter(|next| next.id == used.id) else {
+                self.fail(ChannelFailure::UnknownReply(used.id));
                 return;
             };
             let status = Status::from_raw(used.status);
@@ -242,41 +242,41 @@ impl<Q: Queue> Channel<Q> {
                 (Kind::Map, status) => self.refused.push((self.answered, status)),
                 (Kind::Unmap, status) => {
                     // Before it counts as answered: nothing that waits for it comes to believe that it was done.
-                    self.break_off(Broken::UnmapRefused(status));
+                    self.fail(ChannelFailure::UnmapRefused(status));
                     return;
                 }
             }
-            self.waiting.pop_front();
+            self.in_flight.pop_front();
             self.answered = self.answered.saturating_add(1);
         }
-        if found || self.waiting.is_empty() {
-            self.silence = 0;
+        if found || self.in_flight.is_empty() {
+            self.empty_polls = 0;
             return;
         }
-        self.silence = self.silence.saturating_add(1);
-        if self.silence > self.options.patience {
-            self.break_off(Broken::Silent);
+        self.empty_polls = self.empty_polls.saturating_add(1);
+        if self.empty_polls > self.options.patience {
+            self.fail(ChannelFailure::Silent);
         }
     }
 
     /// What became of the map at `place`, if it is known. To be asked once.
-    pub(super) fn outcome(&mut self, place: u64) -> Option<Result<(), Refused>> {
+    pub(super) fn outcome(&mut self, place: u64) -> Option<Result<(), RemoteMapError>> {
         if place < self.answered {
             let found = self.refused.iter().position(|(of, _)| *of == place);
             return Some(match found {
-                Some(at) => Err(Refused::Status(self.refused.swap_remove(at).1)),
+                Some(at) => Err(RemoteMapError::Status(self.refused.swap_remove(at).1)),
                 None => Ok(()),
             });
         }
-        self.broken.map(|broken| Err(broken.into()))
+        self.failure.map(|broken| Err(broken.into()))
     }
 
     /// Whether every request before `place` was answered, and every unmap among them confirmed.
     ///
     /// # Errors
     /// They were not and will not be.
-    pub(super) fn is_confirmed(&self, place: u64) -> Result<bool, Broken> {
-        match self.broken {
+    pub(super) fn is_confirmed(&self, place: u64) -> Result<bool, ChannelFailure> {
+        match self.failure {
             _ if self.answered >= place => Ok(true),
             Some(broken) => Err(broken),
             None => Ok(false),
@@ -284,25 +284,25 @@ impl<Q: Queue> Channel<Q> {
     }
 
     /// The place of the next request.
-    pub(super) fn next_place(&self) -> u64 {
-        self.answered.saturating_add(self.waiting.len() as u64)
+    pub(super) fn next_sequence(&self) -> u64 {
+        self.answered.saturating_add(self.in_flight.len() as u64)
     }
 
     /// Notes a map that was refused when its caller no longer waited.
-    pub(super) fn note_late(&mut self, device: Devid, range: PfnRange) {
-        self.late.push(Late { device, range });
+    pub(super) fn note_late_refusal(&mut self, device: Devid, range: PfnRange) {
+        self.late_refusals.push(LateRefusal { device, range });
     }
 
     /// Whether a part of `range` was refused late.
-    pub(super) fn is_late(&self, device: Devid, range: &PfnRange) -> bool {
-        let within = |late: &Late| late.device == device && late.range.overlaps(range);
-        self.late.iter().any(within)
+    pub(super) fn has_late_refusal(&self, device: Devid, range: &PfnRange) -> bool {
+        let within = |late: &LateRefusal| late.device == device && late.range.overlaps(range);
+        self.late_refusals.iter().any(within)
     }
 
     /// Forgets, and returns, what of `range` was refused late.
-    pub(super) fn take_late(&mut self, device: Devid, range: &PfnRange) -> Vec<PfnRange> {
+    pub(super) fn take_late_refusals(&mut self, device: Devid, range: &PfnRange) -> Vec<PfnRange> {
         let mut taken = Vec::new();
-        self.late.retain(|late| {
+        self.late_refusals.retain(|late| {
             let within = late.device == device && late.range.overlaps(range);
             if within {
                 taken.push(late.range);
@@ -313,8 +313,8 @@ impl<Q: Queue> Channel<Q> {
     }
 
     /// Why the channel is broken, if it is.
-    pub const fn broken(&self) -> Option<Broken> {
-        self.broken
+    pub const fn failure(&self) -> Option<ChannelFailure> {
+        self.failure
     }
 
     /// What went through.
@@ -333,7 +333,7 @@ impl<Q: Queue> Channel<Q> {
     }
 
     #[cold]
-    fn break_off(&mut self, why: Broken) -> Broken {
-        *self.broken.get_or_insert(why)
+    fn fail(&mut self, why: ChannelFailure) -> ChannelFailure {
+        *self.failure.get_or_insert(why)
     }
 }

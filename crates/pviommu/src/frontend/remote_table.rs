@@ -6,24 +6,24 @@ use core::ops::Deref;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use ringfence_dma::Platform;
-use ringfence_dma::space::Translations;
+use ringfence_dma::space::IoPageTable;
 use ringfence_pgtable::{MapError, MapRequest, UnmapError};
 use ringfence_types::{
     CachedLevels, Direction, DomainId, InvalidationError, Iova, Lock, Permissions, Pfn, PfnRange,
     Unmapped,
 };
 
-use super::{Broken, Channel, Queue, Refused};
+use super::{Channel, ChannelFailure, Queue, RemoteMapError};
 use crate::wire::{Devid, Gpa, PAGE_BYTES, Status};
 
 /// A channel shared by processors and devices, behind the embedder's lock.
 #[derive(Debug)]
-pub struct Link<Q, L> {
+pub struct SharedChannel<Q, L> {
     channel: L,
     queue: PhantomData<fn() -> Q>,
 }
 
-impl<Q: Queue, L: Lock<Channel<Q>>> Link<Q, L> {
+impl<Q: Queue, L: Lock<Channel<Q>>> SharedChannel<Q, L> {
     /// Puts the lock that `lock` makes around `channel`.
     pub fn new(channel: Channel<Q>, lock: impl FnOnce(Channel<Q>) -> L) -> Self {
         Self {
@@ -39,7 +39,7 @@ impl<Q: Queue, L: Lock<Channel<Q>>> Link<Q, L> {
     }
 
     /// Polls until the map at `place` is answered; the lock is free between two polls.
-    fn wait(&self, place: u64) -> Result<(), Refused> {
+    fn wait(&self, place: u64) -> Result<(), RemoteMapError> {
         loop {
             let outcome = self.channel.with(|channel| {
                 channel.poll();
@@ -55,20 +55,20 @@ impl<Q: Queue, L: Lock<Channel<Q>>> Link<Q, L> {
 
 /// A map that was queued and not waited for.
 #[derive(Debug)]
-struct Deferred {
-    place: u64,
+struct QueuedMap {
+    sequence: u64,
     range: PfnRange,
 }
 
-/// One processor's part: maps whose answers [`sync`](Translations::sync) waits for.
+/// One processor's part: maps whose answers [`sync`](IoPageTable::sync) waits for.
 #[derive(Debug, Default)]
-pub struct RemoteCpu(Vec<Deferred>);
+pub struct RemoteCpu(Vec<QueuedMap>);
 
 /// The translations of one device, kept by the host. Physical addresses are the guest's.
 ///
 /// # Errors
 /// A host's statuses are told as what a table of one's own would say: no room as out of frames, an address outside the window as beyond the table's width,
-/// a GPA that is none as beyond an entry's. What it could not do, and everything once the channel is [broken](Channel::broken), is a corrupt
+/// a GPA that is none as beyond an entry's. What it could not do, and everything once the channel is [broken](Channel::failure), is a corrupt
 /// table.
 #[derive(Debug)]
 pub struct RemoteTable<R, Q, L> {
@@ -82,7 +82,7 @@ pub struct RemoteTable<R, Q, L> {
 
 impl<R, Q, L> RemoteTable<R, Q, L>
 where
-    R: Deref<Target = Link<Q, L>>,
+    R: Deref<Target = SharedChannel<Q, L>>,
     Q: Queue,
     L: Lock<Channel<Q>>,
 {
@@ -101,8 +101,8 @@ where
     fn queue_map(
         &self,
         request: &MapRequest,
-        mut queued: impl FnMut(Deferred),
-    ) -> Result<(), Broken> {
+        mut queued: impl FnMut(QueuedMap),
+    ) -> Result<(), ChannelFailure> {
         let direction = direction_of(request.permissions);
         self.link.with(|channel| {
             let step = u64::from(channel.options().pages_max);
@@ -121,7 +121,10 @@ where
                 let place = channel.map(self.device, direction, pages)?;
                 let first = Pfn::containing(request.iova.wrapping_add(bytes(0)));
                 if let Some(range) = PfnRange::new(first, count) {
-                    queued(Deferred { place, range });
+                    queued(QueuedMap {
+                        sequence: place,
+                        range,
+                    });
                 }
                 done = done.wrapping_add(count);
             }
@@ -130,7 +133,7 @@ where
     }
 
     /// Queues unmaps of `ranges`, whatever becomes of them.
-    fn queue_unmap(&self, ranges: &[PfnRange]) -> Result<(), Broken> {
+    fn queue_unmap(&self, ranges: &[PfnRange]) -> Result<(), ChannelFailure> {
         self.link.with(|channel| {
             let step = channel.options().pages_max as usize;
             let pages = |range: &PfnRange| (range.lo().get()..=range.hi().get()).map(page_at);
@@ -143,13 +146,14 @@ where
     }
 
     /// Waits for every map of `cpu` and returns the first refusal; those refused are noted.
-    fn settle(&self, cpu: &mut RemoteCpu) -> Result<(), Refused> {
+    fn wait_for_maps(&self, cpu: &mut RemoteCpu) -> Result<(), RemoteMapError> {
         let mut outcome = Ok(());
         for deferred in cpu.0.drain(..) {
-            let answer = self.link.wait(deferred.place);
+            let answer = self.link.wait(deferred.sequence);
             if answer.is_err() {
-                let note =
-                    |channel: &mut Channel<Q>| channel.note_late(self.device, deferred.range);
+                let note = |channel: &mut Channel<Q>| {
+                    channel.note_late_refusal(self.device, deferred.range)
+                };
                 self.link.with(note);
                 self.count_unmapped(deferred.range.pages());
                 outcome = outcome.and(answer);
@@ -163,16 +167,16 @@ where
     }
 
     /// A range of which some maps were refused: the others are unmapped, and waited for.
-    fn undo(&self, range: PfnRange) -> Result<(), Broken> {
+    fn undo(&self, range: PfnRange) -> Result<(), ChannelFailure> {
         let late = self
             .link
-            .with(|channel| channel.take_late(self.device, &range));
-        let rest = without(range, late);
+            .with(|channel| channel.take_late_refusals(self.device, &range));
+        let rest = subtract(range, late);
         self.count_unmapped(rest.iter().map(PfnRange::pages).sum());
         self.queue_unmap(&rest)?;
         let place = self.link.with(|channel| {
             channel.kick();
-            channel.next_place()
+            channel.next_sequence()
         });
         loop {
             let confirmed = self.link.with(|channel| {
@@ -187,9 +191,9 @@ where
     }
 }
 
-impl<R, Q, L> Translations for RemoteTable<R, Q, L>
+impl<R, Q, L> IoPageTable for RemoteTable<R, Q, L>
 where
-    R: Deref<Target = Link<Q, L>>,
+    R: Deref<Target = SharedChannel<Q, L>>,
     Q: Queue,
     L: Lock<Channel<Q>>,
 {
@@ -214,9 +218,9 @@ where
         // What this processor has queued before is not this request's matter.
         self.sync(cpu, platform);
         let iova = request.iova;
-        self.map_deferred(cpu, platform, request)?;
+        self.map_nosync(cpu, platform, request)?;
         self.link.with(Channel::kick);
-        self.settle(cpu).map_err(|refused| {
+        self.wait_for_maps(cpu).map_err(|refused| {
             let undone = PfnRange::new(Pfn::containing(iova), request.pages)
                 .map_or(Ok(()), |range| self.undo(range));
             match undone {
@@ -226,7 +230,7 @@ where
         })
     }
 
-    fn map_deferred<P: Platform>(
+    fn map_nosync<P: Platform>(
         &self,
         cpu: &mut RemoteCpu,
         _platform: &mut P,
@@ -245,14 +249,14 @@ where
         })
     }
 
-    fn reveal<P: Platform>(
+    fn iotlb_sync_map<P: Platform>(
         &self,
         _platform: &mut P,
         range: PfnRange,
     ) -> Result<(), InvalidationError> {
         if self
             .link
-            .with(|channel| channel.is_late(self.device, &range))
+            .with(|channel| channel.has_late_refusal(self.device, &range))
         {
             return Err(InvalidationError::Failed);
         }
@@ -270,11 +274,11 @@ where
             self.sync(cpu, platform);
         }
         let iova = range.lo().iova();
-        let late = self.link.with(|channel| match channel.broken() {
+        let late = self.link.with(|channel| match channel.failure() {
             Some(_) => Err(UnmapError::Corrupt { iova }),
-            None => Ok(channel.take_late(self.device, &range)),
+            None => Ok(channel.take_late_refusals(self.device, &range)),
         })?;
-        let rest = without(range, late);
+        let rest = subtract(range, late);
         self.queue_unmap(&rest)
             .map_err(|_| UnmapError::Corrupt { iova })?;
         self.count_unmapped(rest.iter().map(PfnRange::pages).sum());
@@ -299,11 +303,11 @@ where
         }
         let iova = first.lo().iova();
         let corrupt = |_| UnmapError::Corrupt { iova };
-        let late = self.link.with(|channel| match channel.broken() {
+        let late = self.link.with(|channel| match channel.failure() {
             Some(broken) => Err(broken),
             None => Ok(ranges
                 .iter()
-                .any(|range| channel.is_late(self.device, range))),
+                .any(|range| channel.has_late_refusal(self.device, range))),
         });
         if late.map_err(corrupt)? {
             // Parts of them are not mapped.
@@ -327,8 +331,8 @@ where
 
     fn sync<P: Platform>(&self, cpu: &mut RemoteCpu, _platform: &mut P) {
         self.link.with(Channel::kick);
-        // Refusals are noted: `reveal` finds them before the device is told of the addresses.
-        let _ = self.settle(cpu);
+        // Refusals are noted: `iotlb_sync_map` finds them before the device is told of the addresses.
+        let _ = self.wait_for_maps(cpu);
     }
 }
 
@@ -346,7 +350,7 @@ pub(super) const fn direction_of(permissions: Permissions) -> Direction {
 }
 
 /// The parts of `range` that lie in none of `holes`, which are parts of it and do not overlap.
-fn without(range: PfnRange, mut holes: Vec<PfnRange>) -> Vec<PfnRange> {
+fn subtract(range: PfnRange, mut holes: Vec<PfnRange>) -> Vec<PfnRange> {
     if holes.is_empty() {
         return alloc::vec![range];
     }
@@ -363,13 +367,13 @@ fn without(range: PfnRange, mut holes: Vec<PfnRange>) -> Vec<PfnRange> {
     rest
 }
 
-fn error_of(refused: Refused, request: &MapRequest) -> MapError {
+fn error_of(refused: RemoteMapError, request: &MapRequest) -> MapError {
     let iova = request.iova;
     match refused {
-        Refused::Status(Status::NoRoom) => MapError::OutOfFrames,
-        Refused::Status(Status::BadGiova) => MapError::BeyondWidth { iova },
-        Refused::Status(Status::BadGpa) => MapError::PhysicalBeyondWidth { at: request.pa },
-        Refused::Status(Status::Mapped) => MapError::AlreadyMapped { iova },
+        RemoteMapError::Status(Status::NoRoom) => MapError::OutOfFrames,
+        RemoteMapError::Status(Status::BadGiova) => MapError::BeyondWidth { iova },
+        RemoteMapError::Status(Status::BadGpa) => MapError::PhysicalBeyondWidth { at: request.pa },
+        RemoteMapError::Status(Status::Mapped) => MapError::AlreadyMapped { iova },
         _ => MapError::Corrupt { iova },
     }
 }

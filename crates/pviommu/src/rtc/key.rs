@@ -18,9 +18,9 @@ const PAGE: u64 = PageSize::Size4K.bytes();
 /// less one (10 bits) and what the device may do (2 bits, never 0).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
-pub struct Key(u64);
+pub struct MappingKey(u64);
 
-impl Key {
+impl MappingKey {
     /// Most pages of one key: 4 MiB. A longer buffer is mapped and unmapped without the cache.
     pub const PAGES_MAX: u64 = 1 << 10;
 
@@ -87,13 +87,13 @@ impl Key {
     }
 }
 
-impl fmt::Debug for Key {
+impl fmt::Debug for MappingKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{self}")
     }
 }
 
-impl fmt::Display for Key {
+impl fmt::Display for MappingKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
@@ -119,12 +119,12 @@ mod tests {
                 (u64::MAX, 1),
                 (1 << 51, 17),
             ] {
-                let key = Key::new(PhysAddr::new(first), pages, direction).unwrap();
+                let key = MappingKey::new(PhysAddr::new(first), pages, direction).unwrap();
                 assert_eq!(key.first().get(), first & !0xfff);
                 assert_eq!(key.pages(), pages);
                 assert_eq!(key.direction(), direction);
                 assert_ne!(key.word(), 0);
-                assert_eq!(Key::from_word(key.word()), key);
+                assert_eq!(MappingKey::from_word(key.word()), key);
             }
         }
     }
@@ -133,7 +133,7 @@ mod tests {
     fn what_has_no_key_is_told() {
         for (first, pages) in [(0, 0), (0, 1025), (u64::MAX, 2), (!0xfff, 2)] {
             assert_eq!(
-                Key::new(PhysAddr::new(first), pages, Direction::ToDevice),
+                MappingKey::new(PhysAddr::new(first), pages, Direction::ToDevice),
                 None
             );
         }
@@ -142,7 +142,7 @@ mod tests {
     #[test]
     fn a_buffer_has_the_key_of_the_pages_it_touches() {
         let buffer = PhysRange::new(PhysAddr::new(0x1fff), 2).unwrap();
-        let key = Key::covering(&buffer, Direction::FromDevice).unwrap();
+        let key = MappingKey::covering(&buffer, Direction::FromDevice).unwrap();
         assert_eq!((key.first().get(), key.pages()), (0x1000, 2));
     }
 }

@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 
 use ringfence_types::{Direction, Iova, PhysAddr};
 
-use super::{Cache, Key};
+use super::{MappingKey, ReverseCache};
 
 /// When mappings are released, in units of time: one in each unit. Every seventh one is used again, and released for the last time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,14 +48,14 @@ pub struct Residency {
 /// Uses a cache whose cycles have `cycle` units of time, and lets all expire.
 ///
 /// At one instant releases come before the end of a cycle, so that one released at a cycle's last instant belongs to it.
-pub fn residency(cache: &mut impl Cache, cycle: u64, uses: Uses) -> Residency {
+pub fn residency(cache: &mut impl ReverseCache, cycle: u64, uses: Uses) -> Residency {
     let Uses {
         releases,
         held,
         again,
         after,
     } = uses;
-    let key = |page: u64| Key::new(PhysAddr::new(page << 12), 1, Direction::ToDevice);
+    let key = |page: u64| MappingKey::new(PhysAddr::new(page << 12), 1, Direction::ToDevice);
     let mut seen = Residency {
         stays: Vec::new(),
         batches: 0,
@@ -71,7 +71,7 @@ pub fn residency(cache: &mut impl Cache, cycle: u64, uses: Uses) -> Residency {
     }
     for key in (releases..releases.saturating_add(held)).filter_map(key) {
         let _ = cache.release(key);
-        cache.take(key);
+        cache.acquire(key);
     }
     let mut released = alloc::vec![0_u64; usize::try_from(releases).unwrap_or(0)];
     let (mut now, mut there) = (0_u64, releases);
@@ -92,7 +92,7 @@ pub fn residency(cache: &mut impl Cache, cycle: u64, uses: Uses) -> Residency {
             }
         }
         if let Some(key) = reused(again).and_then(key) {
-            if cache.take(key).is_some() {
+            if cache.acquire(key).is_some() {
                 seen.hits += 1;
             } else if cache.insert(key, Iova::new(key.first().get())).is_ok() {
                 there += 1;

@@ -4,7 +4,7 @@ use super::Cycles;
 
 /// How long released mappings stay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Residency {
+pub enum ResidencyPolicy {
     /// C cycles, whatever happens to them: the document's.
     Fixed,
     /// As long as reuse has been taking, and never longer than C cycles.
@@ -34,7 +34,7 @@ const FADE: u32 = 1 << 14;
 /// The gaps between release and reuse, in cycles, by direction.
 #[derive(Debug, Clone)]
 pub(super) struct Gaps {
-    residency: Residency,
+    residency: ResidencyPolicy,
     longest: Cycles,
     seen: [[u32; BUCKETS]; 4],
     /// By direction, how many whole cycles a released mapping stays.
@@ -42,10 +42,10 @@ pub(super) struct Gaps {
 }
 
 impl Gaps {
-    pub(super) fn new(residency: Residency, longest: Cycles) -> Self {
+    pub(super) fn new(residency: ResidencyPolicy, longest: Cycles) -> Self {
         let patience = match residency {
-            Residency::Fixed => longest.get(),
-            Residency::Adaptive { .. } => longest.get().min(AT_FIRST),
+            ResidencyPolicy::Fixed => longest.get(),
+            ResidencyPolicy::Adaptive { .. } => longest.get().min(AT_FIRST),
         };
         Self {
             residency,
@@ -58,7 +58,7 @@ impl Gaps {
     /// Whether gaps are counted at all.
     #[inline]
     pub(super) fn counted(&self) -> bool {
-        matches!(self.residency, Residency::Adaptive { .. })
+        matches!(self.residency, ResidencyPolicy::Adaptive { .. })
     }
 
     /// A mapping whose key has `word` is used again, `age` cycles after its release.
@@ -87,8 +87,8 @@ impl Gaps {
     }
 
     /// A cycle ends: what was counted decides how long mappings stay from now on.
-    pub(super) fn settle(&mut self) {
-        let Residency::Adaptive { late } = self.residency else {
+    pub(super) fn end_cycle(&mut self) {
+        let ResidencyPolicy::Adaptive { late } = self.residency else {
             return;
         };
         for (seen, patience) in self.seen.iter_mut().zip(&mut self.patience) {
@@ -123,13 +123,16 @@ mod tests {
     use super::*;
 
     fn settled(gaps: &[(u8, u32)], late: u16) -> u8 {
-        let mut seen = Gaps::new(Residency::Adaptive { late }, Cycles::new(200).unwrap());
+        let mut seen = Gaps::new(
+            ResidencyPolicy::Adaptive { late },
+            Cycles::new(200).unwrap(),
+        );
         for &(gap, times) in gaps {
             for _ in 0..times {
                 seen.count(1, gap);
             }
         }
-        seen.settle();
+        seen.end_cycle();
         seen.patience(1)
     }
 
@@ -146,11 +149,14 @@ mod tests {
 
     #[test]
     fn directions_are_judged_apart() {
-        let mut seen = Gaps::new(Residency::Adaptive { late: 0 }, Cycles::new(9).unwrap());
+        let mut seen = Gaps::new(
+            ResidencyPolicy::Adaptive { late: 0 },
+            Cycles::new(9).unwrap(),
+        );
         for _ in 0..100 {
             seen.count(2, 0);
         }
-        seen.settle();
+        seen.end_cycle();
         assert_eq!(
             (seen.patience(1), seen.patience(2), seen.patience(3)),
             (7, 0, 7)

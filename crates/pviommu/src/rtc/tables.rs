@@ -2,10 +2,10 @@
 
 use alloc::vec::Vec;
 
-use super::tree::{Kind, Tree};
+use super::tree::{NodeKind, Tree};
 
 /// Bytes beside the arrays that section 4.5 counts for a node: "13-bytes extra space".
-pub const HEADER_PRINTED: usize = 13;
+pub const HEADER_AS_PUBLISHED: usize = 13;
 
 /// What it lists adds up to less: type 1, length 2, parent 8 (errata 15).
 pub const HEADER_LISTED: usize = 11;
@@ -14,7 +14,7 @@ pub const HEADER_LISTED: usize = 11;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SpaceRow {
     /// The node type.
-    pub kind: Kind,
+    pub kind: NodeKind,
     /// Bytes of an inner node and of a leaf.
     pub bytes: [usize; 2],
     /// The fewest and the most keys.
@@ -27,7 +27,7 @@ pub struct SpaceRow {
 
 /// Table 8 with `header` bytes beside the arrays.
 pub fn space(header: usize) -> [SpaceRow; 6] {
-    Kind::ALL.map(|kind| {
+    NodeKind::ALL.map(|kind| {
         let bytes = [kind.inner_bytes(header), kind.leaf_bytes(header)];
         let keys = [kind.least_keys(), kind.pointers()];
         let [least, most] = keys.map(|keys| bytes.map(|bytes| bytes as f64 / keys as f64));

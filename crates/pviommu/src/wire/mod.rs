@@ -23,7 +23,9 @@ pub use request::{
     MAP_HEADER_BYTES, Malformed, Map, Request, UNMAP_HEADER_BYTES, Unmap, encode_map, encode_unmap,
 };
 pub use status::Status;
-pub use stream::{OutOfOrder, STREAM_MAGIC, Stream, StreamError, StreamErrorKind, StreamWriter};
+pub use stream::{
+    MigrationStream, OutOfOrder, STREAM_MAGIC, StreamError, StreamErrorKind, StreamWriter,
+};
 pub use words::{Giovas, Gpas};
 
 /// Bytes of a page.

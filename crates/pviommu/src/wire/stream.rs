@@ -77,12 +77,12 @@ impl core::error::Error for StreamError {}
 
 /// A stream whose checksum, layout and order are right. Nothing has been said of its devices and addresses.
 #[derive(Debug, Clone, Copy)]
-pub struct Stream<'a> {
+pub struct MigrationStream<'a> {
     records: &'a [u8],
     count: u64,
 }
 
-impl<'a> Stream<'a> {
+impl<'a> MigrationStream<'a> {
     /// Reads a stream.
     ///
     /// # Errors

@@ -1,8 +1,8 @@
 //! The vectors, sent to backends of every kind; and what a backend answers beside statuses.
 
 use ringfence_pviommu::backend::{
-    Backend, EVENTS, HardwareTables, IoError, IoTables, Limits, OnDemand, RepairedLastTable,
-    Resident, Slot,
+    Backend, BackendLimits, DeviceSlot, EVENTS, FixedLastTable, HardwareTables, IoError, IoTables,
+    OnDemand, Resident,
 };
 use ringfence_pviommu::wire::{Config, Devid, Event, EventReason, Status};
 use ringfence_types::{Access, Direction, Iova, PhysAddr};
@@ -14,15 +14,15 @@ use crate::vectors::{Setting, Vector, all};
 pub(crate) struct Stuck;
 
 impl IoTables for Stuck {
-    fn map(&mut self, _: Slot, _: Iova, _: PhysAddr, _: Direction) -> Result<(), IoError> {
+    fn map(&mut self, _: DeviceSlot, _: Iova, _: PhysAddr, _: Direction) -> Result<(), IoError> {
         Err(IoError::Failed)
     }
 
-    fn unmap(&mut self, _: Slot, _: Iova) -> Result<(), IoError> {
+    fn unmap(&mut self, _: DeviceSlot, _: Iova) -> Result<(), IoError> {
         Err(IoError::Failed)
     }
 
-    fn settle(&mut self, _: Slot) -> Result<(), IoError> {
+    fn commit(&mut self, _: DeviceSlot) -> Result<(), IoError> {
         Ok(())
     }
 }
@@ -31,23 +31,23 @@ impl IoTables for Stuck {
 pub(crate) struct Nowhere;
 
 impl IoTables for Nowhere {
-    fn map(&mut self, _: Slot, _: Iova, _: PhysAddr, _: Direction) -> Result<(), IoError> {
+    fn map(&mut self, _: DeviceSlot, _: Iova, _: PhysAddr, _: Direction) -> Result<(), IoError> {
         Ok(())
     }
 
-    fn unmap(&mut self, _: Slot, _: Iova) -> Result<(), IoError> {
+    fn unmap(&mut self, _: DeviceSlot, _: Iova) -> Result<(), IoError> {
         Ok(())
     }
 
-    fn settle(&mut self, _: Slot) -> Result<(), IoError> {
+    fn commit(&mut self, _: DeviceSlot) -> Result<(), IoError> {
         Ok(())
     }
 }
 
-fn limits(setting: &Setting) -> Limits {
-    Limits {
+fn limits(setting: &Setting) -> BackendLimits {
+    BackendLimits {
         mappings: setting.mappings_max,
-        ..Limits::default()
+        ..BackendLimits::default()
     }
 }
 
@@ -80,7 +80,7 @@ fn every_vector_gets_its_status_from_a_backend_over_resident_memory() {
 #[test]
 fn every_vector_gets_its_status_from_a_backend_over_hardware_tables() {
     for (setting, vectors) in all().into_iter().filter(|(setting, _)| !setting.failing) {
-        let last = RepairedLastTable::default();
+        let last = FixedLastTable::default();
         let mut rig = Rig::with(
             setting.config.clone(),
             limits(&setting),
@@ -101,7 +101,7 @@ fn a_device_between_those_of_the_list_is_no_device() {
     let memory = Resident::new(crate::rig::memory());
     let window = config().window();
     let listed = Config::new(window, 64, [0x0f, DISK.get() as u32, 0x12]).unwrap();
-    let mut backend = Backend::new(listed, Limits::default(), memory, Nowhere);
+    let mut backend = Backend::new(listed, BackendLimits::default(), memory, Nowhere);
     let request = |device| crate::rig::map(device, Direction::ToDevice, &[(WINDOW, MEMORY)]);
     assert_eq!(backend.handle(&request(NIC)), Status::NoDevice);
     assert_eq!(backend.handle(&request(DISK)), Status::Ok);
@@ -110,12 +110,12 @@ fn a_device_between_those_of_the_list_is_no_device() {
 /// Each limit is the guest's own, and what is refused takes nothing.
 #[test]
 fn limits_hold_and_leave_room_again() {
-    let limits = Limits {
+    let limits = BackendLimits {
         mappings: 1000,
-        stretches: 2,
+        leaves: 2,
     };
     let memory = crate::rig::memory();
-    let mut rig = Rig::with(config(), limits, &memory, RepairedLastTable::default());
+    let mut rig = Rig::with(config(), limits, &memory, FixedLastTable::default());
     let stretch = 2 << 20;
     // WINDOW lies in the first stretch.
     assert_eq!(
@@ -198,6 +198,6 @@ fn a_reset_removes_every_mapping() {
 // What is public is used by its name here, so that a change of it is noticed.
 const _: fn() = || {
     fn ports<T>() {}
-    ports::<OnDemand<(), crate::rig::Source, RepairedLastTable>>();
+    ports::<OnDemand<(), crate::rig::Source, FixedLastTable>>();
     ports::<HardwareTables<(), (), ()>>();
 };

@@ -1,7 +1,7 @@
 //! A30: requests that a guest forges. What they may cost is their own device's mappings, and nothing outside the guest is reached.
 
 use proptest::prelude::*;
-use ringfence_pviommu::backend::{Limits, RepairedLastTable};
+use ringfence_pviommu::backend::{BackendLimits, FixedLastTable};
 use ringfence_pviommu::wire::{Request, Status};
 use ringfence_types::{Access, Direction};
 
@@ -129,11 +129,11 @@ fn memory_of_the_host_is_not_granted() {
 /// A guest that maps wherever it can ends at the limits, and its memory is given back.
 #[test]
 fn a_greedy_guest_ends_at_its_limits() {
-    let limits = Limits {
+    let limits = BackendLimits {
         mappings: 300,
-        stretches: 20,
+        leaves: 20,
     };
-    let mut rig = Rig::with(config(), limits, &memory(), RepairedLastTable::default());
+    let mut rig = Rig::with(config(), limits, &memory(), FixedLastTable::default());
     let mut refused = 0;
     for page in 0..4000 {
         let giova = WINDOW + page * 37 * PAGE % (60 << 20);

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use proptest::prelude::*;
 use ringfence_dma::{Mapping, SgMapping};
-use ringfence_pviommu::frontend::Strays;
-use ringfence_pviommu::rtc::{Cache, FlatRtc, Residency};
+use ringfence_pviommu::frontend::UnknownUnmap;
+use ringfence_pviommu::rtc::{FlatRtc, ResidencyPolicy, ReverseCache};
 use ringfence_types::{Access, Direction, IovaRange, Pfn, PfnRange, PhysRange};
 
 use crate::caching::{CYCLE, Guest, LIMIT, buffer, c, guest, tree};
@@ -52,7 +52,7 @@ struct Live {
 }
 
 /// Buffers lead where they should, in their directions alone; and what was released is out of reach after T x (C + 1), unless it is in use again.
-fn holds<C: Cache>(mut guest: Guest<C>, steps: Vec<Step>) {
+fn holds<C: ReverseCache>(mut guest: Guest<C>, steps: Vec<Step>) {
     let mut live: Vec<Live> = Vec::new();
     // By page of the device's address: when the last buffer there was released.
     let mut released: HashMap<u64, u64> = HashMap::new();
@@ -82,7 +82,7 @@ fn holds<C: Cache>(mut guest: Guest<C>, steps: Vec<Step>) {
                 let memory: Vec<_> = pages.iter().map(|page| buffer(*page, 8, 64)).collect();
                 let direction = Direction::ALL[direction];
                 let list = guest.map_list(&memory, direction).unwrap();
-                let pieces = list.apart().iter().copied().zip(memory).collect();
+                let pieces = list.piece_ranges().iter().copied().zip(memory).collect();
                 Some(Live {
                     held: Held::List(list),
                     pieces,
@@ -155,7 +155,7 @@ proptest! {
     #[test]
     fn buffers_are_reached_while_they_are_mapped_and_no_longer_than_the_bound(steps in steps()) {
         holds(tree(), steps.clone());
-        let adaptive = Residency::Adaptive { late: 10 };
-        holds(guest(FlatRtc::new(c(), LIMIT, adaptive), Strays::Refused), steps);
+        let adaptive = ResidencyPolicy::Adaptive { late: 10 };
+        holds(guest(FlatRtc::new(c(), LIMIT, adaptive), UnknownUnmap::Refused), steps);
     }
 }

@@ -5,20 +5,21 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use ringfence_dma::flush::{PerCycle, RangeBatch};
-use ringfence_dma::space::{Leaving, Limits, Paged, Rounding, Space as _};
+use ringfence_dma::space::{AddressLimits, Paged, Rounding, Space as _, UnmapResult};
 use ringfence_dma::{
-    Attachment, Cpu, Dma, Mapping, Outcome, Segment, SgLimits, SgMapping, SgRequest, Teardown,
+    Attachment, Cpu, Dma, DmaSegment, Mapping, Outcome, SgLimits, SgMapping, SgRequest, Teardown,
     UnmapReason,
 };
-use ringfence_iova::{CachedRbTree, CachedTree, IovaAllocator as _, Request as Alloc};
+use ringfence_iova::{AllocRequest as Alloc, CachedRbTree, CachedTree, IovaAllocator as _};
 use ringfence_memory::fake::FaultyFrames;
 use ringfence_memory::{Arena, Frames};
-use ringfence_pviommu::backend::{HardwareTables, OnDemand, RepairedLastTable};
+use ringfence_pviommu::backend::{FixedLastTable, HardwareTables, OnDemand};
 use ringfence_pviommu::frontend::{
-    Answers, Caching, Channel, ChannelOptions, Link, RemoteTable, Reverse, Strays,
+    Channel, ChannelOptions, DeviceCache, RemoteTable, RtcSpace, SharedChannel, UnknownUnmap,
+    UnmapCompletions,
 };
 use ringfence_pviommu::loopback::Loopback;
-use ringfence_pviommu::rtc::{Cache, Cycles, Key, LiteralRtc, Rtc};
+use ringfence_pviommu::rtc::{Cycles, MappingKey, ReverseCache, Rtc, RtcAsPublished};
 use ringfence_types::{
     Access, Direction, Invalidator, Iova, IovaRange, Nanos, Pfn, PfnRange, PhysAddr, PhysRange,
     RingId,
@@ -28,10 +29,11 @@ use crate::machine::{ID, Line, Machine, SPACE, Table, Waits};
 use crate::rig::{MEMORY, NIC, PAGE, Rig, Source, Unit, WINDOW};
 
 pub(crate) type Looped = Loopback<
-    OnDemand<Arc<Arena>, Source, RepairedLastTable>,
+    OnDemand<Arc<Arena>, Source, FixedLastTable>,
     HardwareTables<Arc<Arena>, Source, Unit>,
 >;
-type Space<C> = Caching<CachedRbTree<RefCell<CachedTree>>, Table<Looped>, C, RefCell<Reverse<C>>>;
+type Space<C> =
+    RtcSpace<CachedRbTree<RefCell<CachedTree>>, Table<Looped>, C, RefCell<DeviceCache<C>>>;
 type Policy = PerCycle<RefCell<RangeBatch>>;
 
 /// T.
@@ -39,7 +41,7 @@ pub(crate) const CYCLE: u64 = 1000;
 /// Mappings that a cache holds at most.
 pub(crate) const LIMIT: usize = 64;
 
-pub(crate) struct Guest<C: Cache, I: Invalidator = Waits<Looped>> {
+pub(crate) struct Guest<C: ReverseCache, I: Invalidator = Waits<Looped>> {
     dma: Dma<Space<C>, Policy, u32>,
     cpu: Cpu<Space<C>, Policy, u32>,
     at: Attachment,
@@ -52,14 +54,14 @@ pub(crate) fn c() -> Cycles {
     Cycles::new(2).unwrap()
 }
 
-pub(crate) fn guest<C: Cache>(cache: C, strays: Strays) -> Guest<C> {
-    guest_that(cache, strays, Answers::new)
+pub(crate) fn guest<C: ReverseCache>(cache: C, strays: UnknownUnmap) -> Guest<C> {
+    guest_that(cache, strays, UnmapCompletions::new)
 }
 
 /// Which waits for what it unmaps as `waits` says.
-pub(crate) fn guest_that<C: Cache, I: Invalidator>(
+pub(crate) fn guest_that<C: ReverseCache, I: Invalidator>(
     cache: C,
-    strays: Strays,
+    strays: UnknownUnmap,
     waits: impl FnOnce(Line<Looped>) -> I,
 ) -> Guest<C, I> {
     let Rig {
@@ -73,7 +75,7 @@ pub(crate) fn guest_that<C: Cache, I: Invalidator>(
         patience: 50,
     };
     let channel = Channel::new(Loopback::new(backend, 64), options);
-    let link = Rc::new(Link::new(channel, RefCell::new));
+    let link = Rc::new(SharedChannel::new(channel, RefCell::new));
     // Memory of the guest that no test maps.
     let region = PhysRange::new(PhysAddr::new(MEMORY + (4 << 20)), 4 << 20).unwrap();
     let frames = Frames::new(Arc::clone(&arena), region);
@@ -90,7 +92,7 @@ pub(crate) fn guest_that<C: Cache, I: Invalidator>(
             let allocator = CachedRbTree::new(CachedTree::new(window), RefCell::new);
             let table = RemoteTable::new(Rc::clone(&link), NIC, domain);
             let paged = Paged::new(allocator, table, Rounding::Exact);
-            Ok::<_, ()>(Caching::new(paged, cache, CYCLE, strays, RefCell::new))
+            Ok::<_, ()>(RtcSpace::new(paged, cache, CYCLE, strays, RefCell::new))
         })
         .unwrap();
     Guest {
@@ -104,10 +106,10 @@ pub(crate) fn guest_that<C: Cache, I: Invalidator>(
 }
 
 pub(crate) fn tree() -> Guest<Rtc> {
-    guest(Rtc::new(c(), LIMIT), Strays::Refused)
+    guest(Rtc::new(c(), LIMIT), UnknownUnmap::Refused)
 }
 
-impl<C: Cache, I: Invalidator> Guest<C, I> {
+impl<C: ReverseCache, I: Invalidator> Guest<C, I> {
     pub(crate) fn map(&mut self, memory: PhysRange, direction: Direction) -> Mapping<u32> {
         let (cpu, machine) = (&mut self.cpu, &mut self.machine);
         let mapped = self
@@ -121,7 +123,7 @@ impl<C: Cache, I: Invalidator> Guest<C, I> {
         pieces: &[PhysRange],
         direction: Direction,
     ) -> Option<SgMapping<u32>> {
-        let nothing = Segment {
+        let nothing = DmaSegment {
             range: IovaRange::new(Iova::ZERO, 1).unwrap(),
         };
         let mut out = vec![nothing; pieces.len()];
@@ -253,7 +255,7 @@ fn direction_and_length_make_another_mapping() {
 /// A29, at the frontend, beside the literal cache.
 #[test]
 fn a_mapping_stays_as_long_as_it_has_a_user() {
-    fn reached<C: Cache>(mut guest: Guest<C>) -> bool {
+    fn reached<C: ReverseCache>(mut guest: Guest<C>) -> bool {
         let first = guest.map(buffer(3, 0, 64), FROM);
         let second = guest.map(buffer(3, 1024, 64), FROM);
         assert_eq!(guest.asked().0, 1);
@@ -267,8 +269,8 @@ fn a_mapping_stays_as_long_as_it_has_a_user() {
     }
     assert!(reached(tree()));
     assert!(!reached(guest(
-        LiteralRtc::new(c(), LIMIT),
-        Strays::Ignored
+        RtcAsPublished::new(c(), LIMIT),
+        UnknownUnmap::Ignored
     )));
 }
 
@@ -329,9 +331,9 @@ fn the_pieces_of_a_list_are_cached_one_by_one() {
     assert_eq!(guest.asked(), (3, 1));
     let second = guest.map_list(&pieces(&[1, 4, 3, 5]), FROM).unwrap();
     assert_eq!(guest.asked(), (5, 2));
-    assert_eq!(first.apart()[0], second.apart()[0]);
+    assert_eq!(first.piece_ranges()[0], second.piece_ranges()[0]);
     assert!(guest.unmap_list(first));
-    for (range, page) in second.apart().iter().zip([1, 4, 3, 5]) {
+    for (range, page) in second.piece_ranges().iter().zip([1, 4, 3, 5]) {
         let frame = guest.frame(PhysAddr::new(MEMORY + 2 * page * PAGE));
         assert_eq!(guest.reach(range.start(), Access::Write), Some(frame));
     }
@@ -352,7 +354,7 @@ fn the_pieces_of_a_list_are_cached_one_by_one() {
 /// What finds no place in the cache is unmapped at once, and a full cache makes room at the next look at the clock.
 #[test]
 fn a_full_cache_sheds() {
-    let mut guest = guest(Rtc::new(c(), 8), Strays::Refused);
+    let mut guest = guest(Rtc::new(c(), 8), UnknownUnmap::Refused);
     let kept: Vec<_> = (0..8)
         .map(|page| guest.map(buffer(page, 0, 64), TO))
         .collect();
@@ -390,7 +392,7 @@ fn an_unmap_of_another_length_is_refused() {
     let mut guest = tree();
     let mapping = guest.map(buffer(3, 0, 64), FROM);
     let first = Pfn::containing(mapping.iova());
-    for pages in [2, Key::PAGES_MAX, Key::PAGES_MAX + 1, 1 << 40] {
+    for pages in [2, MappingKey::PAGES_MAX, MappingKey::PAGES_MAX + 1, 1 << 40] {
         let wrong = PfnRange::new(first, pages).unwrap();
         let claim = Mapping::claim(&guest.at, wrong.iovas(), FROM, 8);
         let (cpu, machine) = (&mut guest.cpu, &mut guest.machine);
@@ -416,7 +418,7 @@ fn a_mapping_beyond_the_mask_is_no_hit() {
     let space = guest.dma.space(&guest.at).unwrap();
     let (mut cpu, machine) = (space.per_cpu(), &mut guest.machine);
     for (mask, hits) in [(last, true), (last - 1, false)] {
-        let limits = Limits {
+        let limits = AddressLimits {
             preferred: Pfn::new(mask),
             mask: Pfn::new(mask),
             ring: RingId::new(0),
@@ -428,11 +430,11 @@ fn a_mapping_beyond_the_mask_is_no_hit() {
         assert!(Pfn::containing(range.last()).get() <= mask);
         // Of the other the cache knows nothing: the key has a mapping.
         let gone = space.unmap(&mut cpu, machine, range).unwrap();
-        assert_eq!(matches!(gone, Leaving::Kept), hits);
+        assert_eq!(matches!(gone, UnmapResult::Cached), hits);
     }
     guest.unmap(high);
     let space = guest.dma.space(&guest.at).unwrap();
-    let stats = space.with_cache(Cache::stats);
+    let stats = space.with_cache(ReverseCache::stats);
     assert_eq!((stats.mappings, stats.released), (1, 1), "nobody uses it");
 }
 

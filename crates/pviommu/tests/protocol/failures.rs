@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use ringfence_pviommu::backend::{
-    Backend, Backing, IoError, IoTables, Limits, PinError, Slot, Unsettled,
+    Backend, BackendLimits, CommitFailed, DeviceSlot, GuestBacking, IoError, IoTables, PinError,
 };
 use ringfence_pviommu::wire::{Gpa, Status};
 use ringfence_types::{Access, Direction, Iova, PhysAddr};
@@ -109,7 +109,7 @@ fn what_a_failed_map_leaves_cached_stays_pinned() {
     assert_eq!(rig.backend.backing().pinned(page), Some(1));
     rig.tables.0.recover();
     assert_eq!(rig.map(NIC, Direction::ToDevice, &more), Status::Failed);
-    assert_eq!(rig.backend.reset(), Err(Unsettled(NIC)));
+    assert_eq!(rig.backend.reset(), Err(CommitFailed(NIC)));
     assert_eq!(rig.backend.backing().pinned(page), Some(1));
     rig.fails.set(false);
     assert_eq!(rig.map(NIC, Direction::ToDevice, &more), Status::Ok);
@@ -123,7 +123,7 @@ fn what_a_failed_map_leaves_cached_stays_pinned() {
 #[derive(Default)]
 struct Pinned(BTreeMap<Gpa, u32>);
 
-impl Backing for Pinned {
+impl GuestBacking for Pinned {
     fn contains(&self, _: Gpa) -> bool {
         true
     }
@@ -146,15 +146,15 @@ struct Unwell {
 }
 
 impl IoTables for Unwell {
-    fn map(&mut self, _: Slot, _: Iova, _: PhysAddr, _: Direction) -> Result<(), IoError> {
+    fn map(&mut self, _: DeviceSlot, _: Iova, _: PhysAddr, _: Direction) -> Result<(), IoError> {
         self.well.then_some(()).ok_or(IoError::NoRoom)
     }
 
-    fn unmap(&mut self, _: Slot, _: Iova) -> Result<(), IoError> {
+    fn unmap(&mut self, _: DeviceSlot, _: Iova) -> Result<(), IoError> {
         Ok(())
     }
 
-    fn settle(&mut self, _: Slot) -> Result<(), IoError> {
+    fn commit(&mut self, _: DeviceSlot) -> Result<(), IoError> {
         self.well.then_some(()).ok_or(IoError::Failed)
     }
 }
@@ -163,7 +163,7 @@ impl IoTables for Unwell {
 #[test]
 fn a_page_that_was_granted_in_vain_stays_pinned_until_that_is_over() {
     let (memory, tables) = (Pinned::default(), Unwell::default());
-    let mut backend = Backend::new(config(), Limits::default(), memory, tables);
+    let mut backend = Backend::new(config(), BackendLimits::default(), memory, tables);
     let page = Gpa::new(MEMORY);
     let request = map(NIC, Direction::ToDevice, &[(WINDOW, MEMORY)]);
     for status in [Status::NoRoom, Status::Failed, Status::Failed] {
@@ -190,15 +190,15 @@ fn once(left: &mut u32) -> Result<(), IoError> {
 }
 
 impl IoTables for Tired {
-    fn map(&mut self, _: Slot, _: Iova, _: PhysAddr, _: Direction) -> Result<(), IoError> {
+    fn map(&mut self, _: DeviceSlot, _: Iova, _: PhysAddr, _: Direction) -> Result<(), IoError> {
         once(&mut self.maps)
     }
 
-    fn unmap(&mut self, _: Slot, _: Iova) -> Result<(), IoError> {
+    fn unmap(&mut self, _: DeviceSlot, _: Iova) -> Result<(), IoError> {
         once(&mut self.unmaps)
     }
 
-    fn settle(&mut self, _: Slot) -> Result<(), IoError> {
+    fn commit(&mut self, _: DeviceSlot) -> Result<(), IoError> {
         Ok(())
     }
 }
@@ -207,7 +207,7 @@ impl IoTables for Tired {
 #[test]
 fn a_device_that_cannot_be_put_back_waits_for_a_reset() {
     let (memory, tables) = (Pinned::default(), Tired { maps: 2, unmaps: 1 });
-    let mut backend = Backend::new(config(), Limits::default(), memory, tables);
+    let mut backend = Backend::new(config(), BackendLimits::default(), memory, tables);
     let pages = [(WINDOW, MEMORY), (WINDOW + PAGE, MEMORY + PAGE)];
     let to = Direction::ToDevice;
     assert_eq!(backend.handle(&map(NIC, to, &pages)), Status::Ok);
@@ -257,7 +257,7 @@ fn invalidations_are_merged() {
 #[test]
 fn errors_are_said_in_words() {
     assert_eq!(
-        Unsettled(NIC).to_string(),
+        CommitFailed(NIC).to_string(),
         "device 0x10 may reach what was unmapped"
     );
 }

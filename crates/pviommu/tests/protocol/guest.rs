@@ -8,13 +8,15 @@ use proptest::prelude::*;
 use ringfence_dma::flush::Strict;
 use ringfence_dma::space::{Paged, Rounding};
 use ringfence_dma::{
-    Attachment, Cpu, Dma, MapError, Mapping, Released, Segment, SgLimits, SgMapping, SgRequest,
+    Attachment, Cpu, Dma, DmaSegment, MapError, Mapping, Released, SgLimits, SgMapping, SgRequest,
     UnmapReason,
 };
-use ringfence_iova::{CachedRbTree, CachedTree, IovaAllocator, Request as Alloc};
+use ringfence_iova::{AllocRequest as Alloc, CachedRbTree, CachedTree, IovaAllocator};
 use ringfence_memory::Arena;
-use ringfence_pviommu::backend::{Backend, HardwareTables, OnDemand, RepairedLastTable};
-use ringfence_pviommu::frontend::{Answers, Broken, Channel, ChannelOptions, Link, RemoteTable};
+use ringfence_pviommu::backend::{Backend, FixedLastTable, HardwareTables, OnDemand};
+use ringfence_pviommu::frontend::{
+    Channel, ChannelFailure, ChannelOptions, RemoteTable, SharedChannel, UnmapCompletions,
+};
 use ringfence_pviommu::loopback::Loopback;
 use ringfence_types::{
     Access, Direction, Iova, IovaRange, Nanos, Pfn, PfnRange, PhysAddr, PhysRange,
@@ -24,7 +26,7 @@ use crate::hosts::{Host, Trick};
 use crate::machine::{ID, Line, Machine, SPACE, Table, Waits};
 use crate::rig::{MEMORY, NIC, PAGE, Rig, Source, Unit, WINDOW, cases};
 
-type Back = OnDemand<Arc<Arena>, Source, RepairedLastTable>;
+type Back = OnDemand<Arc<Arena>, Source, FixedLastTable>;
 type Tables = HardwareTables<Arc<Arena>, Source, Unit>;
 type Looped = Host<Loopback<Back, Tables>>;
 type Space<Q> = Paged<CachedRbTree<RefCell<CachedTree>>, Table<Q>>;
@@ -51,11 +53,14 @@ pub(crate) fn guest(trick: Option<(u64, Trick)>) -> Guest {
         pages_max: 16,
         patience: PATIENCE,
     };
-    let link = Rc::new(Link::new(Channel::new(host, options), RefCell::new));
+    let link = Rc::new(SharedChannel::new(
+        Channel::new(host, options),
+        RefCell::new,
+    ));
     let machine = Machine {
         memory: arena,
         frames: tables,
-        answers: Answers::new(Rc::clone(&link)),
+        answers: UnmapCompletions::new(Rc::clone(&link)),
         now: Nanos(0),
     };
     let mut dma = Dma::new(Strict);
@@ -82,7 +87,7 @@ impl Guest {
         pieces: &[PhysRange],
         direction: Direction,
     ) -> Result<SgMapping<u32>, MapError> {
-        let nothing = Segment {
+        let nothing = DmaSegment {
             range: IovaRange::new(Iova::ZERO, 1).unwrap(),
         };
         let mut out = vec![nothing; pieces.len()];
@@ -125,8 +130,8 @@ impl Guest {
         self.backend(|backend| backend.mapped_pages(NIC))
     }
 
-    pub(crate) fn broken(&self) -> Option<Broken> {
-        self.link.with(|channel| channel.broken())
+    pub(crate) fn broken(&self) -> Option<ChannelFailure> {
+        self.link.with(|channel| channel.failure())
     }
 
     /// The pages that the allocator would still give out, from now on.
@@ -195,7 +200,7 @@ fn a_second_unmap_is_refused_before_the_host_is_asked() {
     };
     let again = Mapping::claim(at, range, direction, 8);
     let error = dma.unmap_single(&mut cpu, machine, at, again).map(drop);
-    assert_eq!(guest.link.with(|channel| channel.broken()), None);
+    assert_eq!(guest.link.with(|channel| channel.failure()), None);
     assert!(matches!(
         error.unwrap_err().reason,
         UnmapReason::NotAllocated(_)

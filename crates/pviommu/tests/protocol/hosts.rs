@@ -5,10 +5,11 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use ringfence_dma::space::Translations;
+use ringfence_dma::space::IoPageTable;
 use ringfence_pgtable::MapRequest;
 use ringfence_pviommu::frontend::{
-    Answers, Broken, Channel, ChannelOptions, Link, Queue, QueueFull, RemoteTable, RequestId, Used,
+    Channel, ChannelFailure, ChannelOptions, Queue, QueueFull, RemoteTable, RequestId,
+    SharedChannel, UnmapCompletions, Used,
 };
 use ringfence_pviommu::wire::Status;
 use ringfence_types::{
@@ -112,29 +113,45 @@ fn a_host_that_breaks_the_rules_is_found_out() {
     for (nth, trick, broken) in [
         (0, Trick::Late(20), None),
         (1, Trick::Late(20), None),
-        (0, Trick::Never, Some(Broken::Silent)),
-        (1, Trick::Never, Some(Broken::Silent)),
-        (0, Trick::Late(PATIENCE as u32 + 20), Some(Broken::Silent)),
-        (0, Trick::Twice, Some(Broken::Unasked(first))),
-        (1, Trick::Twice, Some(Broken::Unasked(RequestId(1)))),
-        (0, Trick::Foreign, Some(Broken::Unasked(RequestId(1000)))),
-        (1, Trick::Foreign, Some(Broken::Unasked(RequestId(1001)))),
+        (0, Trick::Never, Some(ChannelFailure::Silent)),
+        (1, Trick::Never, Some(ChannelFailure::Silent)),
+        (
+            0,
+            Trick::Late(PATIENCE as u32 + 20),
+            Some(ChannelFailure::Silent),
+        ),
+        (0, Trick::Twice, Some(ChannelFailure::UnknownReply(first))),
+        (
+            1,
+            Trick::Twice,
+            Some(ChannelFailure::UnknownReply(RequestId(1))),
+        ),
+        (
+            0,
+            Trick::Foreign,
+            Some(ChannelFailure::UnknownReply(RequestId(1000))),
+        ),
+        (
+            1,
+            Trick::Foreign,
+            Some(ChannelFailure::UnknownReply(RequestId(1001))),
+        ),
         (0, Trick::Says(7), None),
         (0, Trick::Says(0xff), None),
         (
             1,
             Trick::Says(8),
-            Some(Broken::UnmapRefused(Status::Failed)),
+            Some(ChannelFailure::UnmapRefused(Status::Failed)),
         ),
         (
             1,
             Trick::Says(6),
-            Some(Broken::UnmapRefused(Status::NotMapped)),
+            Some(ChannelFailure::UnmapRefused(Status::NotMapped)),
         ),
         (
             1,
             Trick::Says(0x80),
-            Some(Broken::UnmapRefused(Status::Failed)),
+            Some(ChannelFailure::UnmapRefused(Status::Failed)),
         ),
     ] {
         let what = format!("answer {nth}: {trick:?}");
@@ -207,7 +224,10 @@ fn answers_out_of_order_break_the_channel() {
         .collect();
     let refused = guest.map_list(&mut cpu, &pieces, Direction::ToDevice);
     assert!(refused.is_err());
-    assert_eq!(guest.broken(), Some(Broken::Unasked(RequestId(2))));
+    assert_eq!(
+        guest.broken(),
+        Some(ChannelFailure::UnknownReply(RequestId(2)))
+    );
 }
 
 /// Patience is for requests that wait, each of its own.
@@ -252,11 +272,11 @@ fn a_late_refusal_is_one_devices() {
     assert!(ours.map(&mut cpu, &mut machine, request(0, MEMORY)).is_ok());
     // No memory of this machine.
     let mut their_cpu = theirs.per_cpu();
-    let queued = theirs.map_deferred(&mut their_cpu, &mut machine, request(0, 512 << 20));
+    let queued = theirs.map_nosync(&mut their_cpu, &mut machine, request(0, 512 << 20));
     assert!(queued.is_ok());
     theirs.sync(&mut their_cpu, &mut machine);
-    assert!(theirs.reveal(&mut machine, range).is_err());
-    assert!(ours.reveal(&mut machine, range).is_ok());
+    assert!(theirs.iotlb_sync_map(&mut machine, range).is_err());
+    assert!(ours.iotlb_sync_map(&mut machine, range).is_ok());
     assert!(ours.unmap(&mut cpu, &mut machine, range).is_ok());
     guest.link.with(|channel| {
         channel.kick();
@@ -271,8 +291,8 @@ fn a_late_refusal_is_one_devices() {
     assert!(ours.is_empty(&machine));
     // Still theirs, until they unmap it: nothing was mapped, so nothing is asked.
     assert!(theirs.unmap(&mut their_cpu, &mut machine, range).is_ok());
-    assert!(theirs.reveal(&mut machine, range).is_ok());
-    assert_eq!(guest.link.with(|channel| channel.broken()), None);
+    assert!(theirs.iotlb_sync_map(&mut machine, range).is_ok());
+    assert_eq!(guest.link.with(|channel| channel.failure()), None);
 }
 
 /// A queue that is full is emptied by waiting, and one that stays full ends.
@@ -301,16 +321,22 @@ fn a_full_queue_is_waited_for() {
         pages_max: 16,
         patience: PATIENCE,
     };
-    let link = Rc::new(Link::new(Channel::new(Full, options), RefCell::new));
+    let link = Rc::new(SharedChannel::new(
+        Channel::new(Full, options),
+        RefCell::new,
+    ));
     let table: Table<Full> = RemoteTable::new(Rc::clone(&link), NIC, guest.at.domain());
     let mut machine = Machine {
         memory: Arc::clone(&guest.machine.memory),
         frames: guest.machine.frames.clone(),
-        answers: Answers::new(Rc::clone(&link)),
+        answers: UnmapCompletions::new(Rc::clone(&link)),
         now: Nanos(0),
     };
     let refused = table.map(&mut table.per_cpu(), &mut machine, request(0, 0));
     assert!(refused.is_err());
-    assert_eq!(link.with(|channel| channel.broken()), Some(Broken::Full));
+    assert_eq!(
+        link.with(|channel| channel.failure()),
+        Some(ChannelFailure::Full)
+    );
     assert!(table.is_empty(&machine));
 }

@@ -6,20 +6,20 @@ use std::sync::Arc;
 
 use ringfence_dma::Platform;
 use ringfence_memory::Arena;
-use ringfence_pviommu::frontend::{Answers, Channel, Link, RemoteTable};
-use ringfence_types::{DeviceId, Invalidator, Nanos};
+use ringfence_pviommu::frontend::{Channel, RemoteTable, SharedChannel, UnmapCompletions};
+use ringfence_types::{Invalidator, Nanos, RequesterId};
 
 use crate::rig::{NIC, Source};
 
-pub(crate) type Line<Q> = Rc<Link<Q, RefCell<Channel<Q>>>>;
+pub(crate) type Line<Q> = Rc<SharedChannel<Q, RefCell<Channel<Q>>>>;
 pub(crate) type Table<Q> = RemoteTable<Line<Q>, Q, RefCell<Channel<Q>>>;
 
-pub(crate) const ID: DeviceId = DeviceId::new(NIC.get() as u16);
+pub(crate) const ID: RequesterId = RequesterId::new(NIC.get() as u16);
 /// Pages of the window that a guest uses.
 pub(crate) const SPACE: u64 = 96;
 
 /// Its waiting for answers.
-pub(crate) type Waits<Q> = Answers<Line<Q>, Q, RefCell<Channel<Q>>>;
+pub(crate) type Waits<Q> = UnmapCompletions<Line<Q>, Q, RefCell<Channel<Q>>>;
 
 /// A guest's machine.
 pub(crate) struct Machine<I> {

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 use ringfence_pviommu::backend::{
-    Backend, IoTables, Limits, RepairedLastTable, Resident, RestoreError,
+    Backend, BackendLimits, FixedLastTable, IoTables, Resident, RestoreError,
 };
 use ringfence_pviommu::wire::{Devid, Gpa, Status, StreamWriter};
 use ringfence_types::{Access, Direction, Iova};
@@ -195,11 +195,11 @@ fn a_stream_that_does_not_fit_is_refused_whole() {
     let pages: Vec<_> = (0..6)
         .map(|page| (0x10, WINDOW + page * 2 * PAGE, MEMORY))
         .collect();
-    let limits = Limits {
+    let limits = BackendLimits {
         mappings: 5,
-        ..Limits::default()
+        ..BackendLimits::default()
     };
-    let mut rig = Rig::with(config(), limits, &memory(), RepairedLastTable::default());
+    let mut rig = Rig::with(config(), limits, &memory(), FixedLastTable::default());
     let refused = rig.backend.restore(&stream(&pages));
     assert!(
         matches!(

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
-use ringfence_pviommu::backend::{Limits, RepairedLastTable};
+use ringfence_pviommu::backend::{BackendLimits, FixedLastTable};
 use ringfence_pviommu::wire::{Devid, Gpa, Status};
 use ringfence_types::{Access, Direction, FaultReason};
 
@@ -180,13 +180,13 @@ fn judge(rig: &mut Rig, model: &Model) {
 }
 
 fn rig() -> Rig {
-    let limits = Limits {
+    let limits = BackendLimits {
         mappings: MAPPINGS,
-        ..Limits::default()
+        ..BackendLimits::default()
     };
-    let mut rig = Rig::with(config(), limits, &memory(), RepairedLastTable::default());
+    let mut rig = Rig::with(config(), limits, &memory(), FixedLastTable::default());
     // No table stays that leads nowhere.
-    rig.backend.tables().keep(0);
+    rig.backend.tables().set_kept_tables(0);
     rig
 }
 

@@ -2,8 +2,8 @@
 
 use ringfence_memory::fake::FaultyFrames;
 use ringfence_pviommu::backend::{
-    Backing, Limits, LiteralLastTable, NoLastTable, POOL_PAGES, PagePool, REFILL_BELOW,
-    ReclaimError, RepairedLastTable,
+    BackendLimits, FixedLastTable, GuestBacking, LastTableAsPublished, NoLastTable, POOL_PAGES,
+    PagePool, REFILL_BELOW, ReclaimError,
 };
 use ringfence_pviommu::wire::{Gpa, Status};
 use ringfence_types::{Access, Direction, FrameSource, PhysAddr, PhysMemory};
@@ -95,25 +95,25 @@ fn the_pool_is_a_ring_of_256_refilled_below_64() {
     let rig = Rig::new();
     let counted = FaultyFrames::new(rig.frames.clone());
     let mut pool = PagePool::new(&counted);
-    let first: Vec<PhysAddr> = (0..192).map(|_| pool.take().unwrap()).collect();
+    let first: Vec<PhysAddr> = (0..192).map(|_| pool.alloc().unwrap()).collect();
     assert!(first.is_sorted(), "the order in which the host gave them");
     assert_eq!(pool.available(), REFILL_BELOW);
     pool.refill();
     assert_eq!((pool.available(), pool.stats().refills), (REFILL_BELOW, 1));
-    pool.take().unwrap();
+    pool.alloc().unwrap();
     pool.refill();
     assert_eq!((pool.available(), pool.stats().refills), (POOL_PAGES, 2));
     // What is left of the first filling comes before the second.
-    assert_eq!(pool.take().unwrap().get(), first[191].get() + 2 * PAGE);
+    assert_eq!(pool.alloc().unwrap().get(), first[191].get() + 2 * PAGE);
     counted.fail_after(0);
     while pool.available() > 0 {
-        pool.take().unwrap();
+        pool.alloc().unwrap();
     }
-    assert!(pool.take().is_err());
+    assert!(pool.alloc().is_err());
     pool.refill();
     assert_eq!(pool.available(), 0);
     counted.recover();
-    pool.take().unwrap();
+    pool.alloc().unwrap();
     assert_eq!(pool.stats().from_host, 1);
     pool.refill();
     drop(pool);
@@ -128,11 +128,11 @@ fn without_the_pool_each_page_is_asked_of_the_host() {
     let rig = Rig::new();
     let counted = FaultyFrames::new(rig.frames.clone());
     let mut pool = PagePool::new(&counted);
-    pool.take().unwrap();
+    pool.alloc().unwrap();
     pool.close();
     assert_eq!(counted.outstanding(), 1, "the ring's pages went back");
     pool.refill();
-    pool.take().unwrap();
+    pool.alloc().unwrap();
     assert_eq!((pool.available(), counted.outstanding()), (0, 2));
     let stats = pool.stats();
     assert_eq!((stats.from_ring, stats.from_host, stats.refills), (1, 1, 1));
@@ -142,8 +142,8 @@ fn without_the_pool_each_page_is_asked_of_the_host() {
 /// By a choice made at run time.
 #[test]
 fn a_pointer_that_is_not_there_finds_nothing() {
-    let limits = Limits::default();
-    for (last, hits) in [(None, 0), (Some(RepairedLastTable::default()), 2)] {
+    let limits = BackendLimits::default();
+    for (last, hits) in [(None, 0), (Some(FixedLastTable::default()), 2)] {
         let mut rig = Rig::with(config(), limits, &memory(), last);
         for page in [MEMORY, MEMORY + PAGE, MEMORY] {
             rig.frame(page);
@@ -156,8 +156,8 @@ fn a_pointer_that_is_not_there_finds_nothing() {
 #[test]
 fn the_literal_pointer_mistakes_the_upper_half_of_a_table() {
     let upper = MEMORY + (1 << 20);
-    let limits = Limits::default();
-    let mut literal = Rig::with(config(), limits, &memory(), LiteralLastTable::default());
+    let limits = BackendLimits::default();
+    let mut literal = Rig::with(config(), limits, &memory(), LastTableAsPublished::default());
     // Walks to a page of either half: the table is known, last under the upper prefix.
     let low = literal.frame(MEMORY);
     literal.frame(upper + PAGE);
@@ -178,7 +178,7 @@ fn the_literal_pointer_mistakes_the_upper_half_of_a_table() {
 pub(crate) fn stale_pointer<K: ringfence_pviommu::backend::LastTable>(
     last: K,
 ) -> (PhysAddr, PhysAddr, PhysAddr) {
-    let mut rig = Rig::with(config(), Limits::default(), &memory(), last);
+    let mut rig = Rig::with(config(), BackendLimits::default(), &memory(), last);
     let page = Gpa::new(MEMORY);
     let before = rig.tables.0.outstanding();
     assert_eq!(
@@ -212,13 +212,13 @@ pub(crate) fn stale_pointer<K: ringfence_pviommu::backend::LastTable>(
 /// A33, literal and repaired.
 #[test]
 fn a_freed_table_is_not_read_through_its_old_pointer() {
-    let (reached, secret, _) = stale_pointer(LiteralLastTable::default());
+    let (reached, secret, _) = stale_pointer(LastTableAsPublished::default());
     assert_eq!(
         reached, secret,
         "the literal pointer leads the device to the host's secret"
     );
     for (reached, secret, frames) in [
-        stale_pointer(RepairedLastTable::default()),
+        stale_pointer(FixedLastTable::default()),
         stale_pointer(NoLastTable),
     ] {
         assert_ne!(reached, secret);
@@ -233,9 +233,9 @@ fn a_freed_table_is_not_read_through_its_old_pointer() {
 /// Four words are read for each walk of four levels, fewer where a table is absent, and one through the pointer: never more with it than without.
 #[test]
 fn the_pointer_reads_one_word_in_place_of_four() {
-    for last in [None, Some(RepairedLastTable::default())] {
+    for last in [None, Some(FixedLastTable::default())] {
         let with = last.is_some();
-        let mut rig = Rig::with(config(), Limits::default(), &memory(), last);
+        let mut rig = Rig::with(config(), BackendLimits::default(), &memory(), last);
         let mut seen = Vec::new();
         for page in [0, 1, 2, 1] {
             let before = *rig.backend.backing().stats();
@@ -254,7 +254,7 @@ fn the_pointer_reads_one_word_in_place_of_four() {
 #[test]
 fn the_pointer_saves_walks() {
     let mut rig = Rig::new();
-    let mut plain = Rig::with(config(), Limits::default(), &memory(), NoLastTable);
+    let mut plain = Rig::with(config(), BackendLimits::default(), &memory(), NoLastTable);
     for round in 0..4 {
         for page in 0..512 {
             let gpa = Gpa::new(MEMORY + page * PAGE);

@@ -5,20 +5,20 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use proptest::test_runner::{Config as ProptestConfig, RngSeed};
-use ringfence_hw::{FaultLog, Geometry, Purge, Replacement, UnitConfig, VtdUnit};
+use ringfence_hw::{FaultLog, Geometry, InvalidationGranularity, Replacement, UnitConfig, VtdUnit};
 use ringfence_memory::fake::FaultyFrames;
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{Coherency, ContextTables, Levels, SecondStage};
 use ringfence_pviommu::backend::{
-    Backend, HardwareTables, LastTable, Limits, OnDemand, RepairedLastTable, Slot,
+    Backend, BackendLimits, DeviceSlot, FixedLastTable, HardwareTables, LastTable, OnDemand,
 };
 use ringfence_pviommu::wire::{
     Config, Devid, Gpa, GuestPhysical, Status, encode_map, encode_unmap,
 };
 use ringfence_types::{
-    Access, AddressRange, CachedLevels, DeviceId, Direction, DomainId, FaultReason, FrameSource,
+    Access, AddressRange, CachedLevels, Direction, DomainId, FaultReason, FrameSource,
     Invalidation, InvalidationError, Invalidator, Iova, IovaRange, OutOfFrames, PhysAddr,
-    PhysRange, Ticket,
+    PhysRange, RequesterId, Ticket,
 };
 
 pub(crate) const PAGE: u64 = 4096;
@@ -104,7 +104,7 @@ pub(crate) type Host<K> =
     Backend<OnDemand<Arc<Arena>, Source, K>, HardwareTables<Arc<Arena>, Source, Unit>>;
 
 /// A host with one guest.
-pub(crate) struct Rig<K = RepairedLastTable> {
+pub(crate) struct Rig<K = FixedLastTable> {
     pub(crate) arena: Arc<Arena>,
     /// Frames for tables, and for the guest.
     pub(crate) tables: Source,
@@ -129,7 +129,7 @@ fn unit(fails: &Rc<Cell<bool>>, keeps_tables: &Rc<Cell<bool>>) -> Unit {
         contexts: geometry(16, 1),
         replacement: Replacement::Lru,
         fault_log: FaultLog::MAX_CAPACITY,
-        purge: Purge::Selective,
+        granularity: InvalidationGranularity::Selective,
     };
     Unit {
         hardware: VtdUnit::vtd(&config),
@@ -143,9 +143,9 @@ impl Rig {
     pub(crate) fn new() -> Self {
         Self::with(
             config(),
-            Limits::default(),
+            BackendLimits::default(),
             &memory(),
-            RepairedLastTable::default(),
+            FixedLastTable::default(),
         )
     }
 }
@@ -153,7 +153,7 @@ impl Rig {
 impl<K: LastTable> Rig<K> {
     pub(crate) fn with(
         config: Config,
-        limits: Limits,
+        limits: BackendLimits,
         memory: &[AddressRange<GuestPhysical>],
         last: K,
     ) -> Self {
@@ -193,8 +193,8 @@ impl<K: LastTable> Rig<K> {
         .unwrap();
         let mut contexts = ContextTables::new(Coherency::Coherent, &arena, &tables).unwrap();
         for (index, device) in (0..).zip(&devices) {
-            let context = hardware.context(Slot::new(index)).unwrap();
-            let id = DeviceId::new(device.get() as u16);
+            let context = hardware.context(DeviceSlot::new(index)).unwrap();
+            let id = RequesterId::new(device.get() as u16);
             contexts.attach(&arena, &tables, id, &context).unwrap();
         }
         let mut backend = Backend::new(config, limits, backing, hardware);
@@ -233,7 +233,7 @@ impl<K: LastTable> Rig<K> {
         giova: u64,
         access: Access,
     ) -> Result<PhysAddr, FaultReason> {
-        let device = DeviceId::new(device.get() as u16);
+        let device = RequesterId::new(device.get() as u16);
         let unit = &mut self.backend.tables().invalidator().hardware;
         unit.translate(&self.arena, device, Iova::new(giova), 1, access)
             .map(|reached| reached.first().start())

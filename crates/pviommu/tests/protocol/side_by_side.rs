@@ -11,10 +11,11 @@ use ringfence_dma::flush::Never;
 use ringfence_dma::space::Identity;
 use ringfence_dma::{BouncePool, Dma, Mapping};
 use ringfence_pviommu::backend::{
-    Backing, IoTables, LiteralLastTable, PagePool, ReclaimError, RepairedLastTable, Slot,
+    DeviceSlot, FixedLastTable, GuestBacking, IoTables, LastTableAsPublished, PagePool,
+    ReclaimError,
 };
-use ringfence_pviommu::frontend::{Answers, Channel, Strays};
-use ringfence_pviommu::rtc::{Cache, Cycles, FlatRtc, LiteralRtc, Residency, Rtc};
+use ringfence_pviommu::frontend::{Channel, UnknownUnmap, UnmapCompletions};
+use ringfence_pviommu::rtc::{Cycles, FlatRtc, ResidencyPolicy, ReverseCache, Rtc, RtcAsPublished};
 use ringfence_pviommu::wire::{Gpa, Status};
 use ringfence_types::{
     Access, Direction, FrameSource, Invalidation, InvalidationError, Invalidator, Iova,
@@ -33,21 +34,21 @@ type Outcome = (u64, u64);
 
 /// Two confusions of three caches, one of them literal.
 fn a28() -> Outcome {
-    fn falls<C: Cache>(make: impl Fn() -> C) -> u64 {
+    fn falls<C: ReverseCache>(make: impl Fn() -> C) -> u64 {
         let direction = direction_is_confused(&mut make());
         u64::from(direction) + u64::from(range_is_confused(&mut make()))
     }
-    let c = Cycles::DOCUMENT;
-    let flat = || FlatRtc::new(c, 100, Residency::Fixed);
+    let c = Cycles::PAPER;
+    let flat = || FlatRtc::new(c, 100, ResidencyPolicy::Fixed);
     let repaired = falls(|| Rtc::new(c, 100)) + falls(flat);
-    (falls(|| LiteralRtc::new(c, 100)), repaired)
+    (falls(|| RtcAsPublished::new(c, 100)), repaired)
 }
 
 fn a29() -> Outcome {
-    let c = Cycles::DOCUMENT;
-    let literal = mapping_in_use_expires(&mut LiteralRtc::new(c, 100));
+    let c = Cycles::PAPER;
+    let literal = mapping_in_use_expires(&mut RtcAsPublished::new(c, 100));
     let tree = mapping_in_use_expires(&mut Rtc::new(c, 100));
-    let flat = mapping_in_use_expires(&mut FlatRtc::new(c, 100, Residency::Fixed));
+    let flat = mapping_in_use_expires(&mut FlatRtc::new(c, 100, ResidencyPolicy::Fixed));
     (literal.into(), u64::from(tree) + u64::from(flat))
 }
 
@@ -58,7 +59,7 @@ fn a30() -> Outcome {
     let mut literal = Rig::new();
     let tables = literal.backend.tables();
     tables
-        .map(Slot::new(0), Iova::new(WINDOW), secret, to)
+        .map(DeviceSlot::new(0), Iova::new(WINDOW), secret, to)
         .unwrap();
     let mut repaired = Rig::new();
     let request = map(NIC, to, &[(WINDOW, secret.get())]);
@@ -106,8 +107,8 @@ fn a32() -> Outcome {
 }
 
 fn a33() -> Outcome {
-    let (literal, secret, _) = stale_pointer(LiteralLastTable::default());
-    let (repaired, ..) = stale_pointer(RepairedLastTable::default());
+    let (literal, secret, _) = stale_pointer(LastTableAsPublished::default());
+    let (repaired, ..) = stale_pointer(FixedLastTable::default());
     (u64::from(literal == secret), u64::from(repaired == secret))
 }
 
@@ -174,15 +175,16 @@ fn a34_frames() -> Outcome {
     fn residue<S: FrameSource>(rig: &Rig, source: S) -> u64 {
         let mut pool = PagePool::new(source);
         let all: Vec<_> = (0..pool.available())
-            .map(|_| pool.take().unwrap())
+            .map(|_| pool.alloc().unwrap())
             .collect();
         let words = |frame: &PhysAddr| rig.arena.table(*frame).unwrap();
         for word in words(&all[0]) {
             word.store(0x5ec2e7, Ordering::Relaxed);
         }
-        pool.give_back(all[0]);
+        pool.free(all[0]);
         pool.refill();
-        let mut again = std::iter::from_fn(|| (pool.available() > 0).then(|| pool.take().unwrap()));
+        let mut again =
+            std::iter::from_fn(|| (pool.available() > 0).then(|| pool.alloc().unwrap()));
         let dirty = again.find(|frame| {
             let left = |word: &std::sync::atomic::AtomicU64| word.load(Ordering::Relaxed) != 0;
             words(frame).iter().any(left)
@@ -214,7 +216,7 @@ fn a35() -> Outcome {
     fn reached<I: Invalidator>(waits: impl FnOnce(Line<Looped>) -> I) -> u64 {
         let pages = LIMIT as u64;
         let cache = Rtc::new(c(), LIMIT);
-        let mut guest = guest_that(cache, Strays::Refused, waits);
+        let mut guest = guest_that(cache, UnknownUnmap::Refused, waits);
         let from = Direction::FromDevice;
         let mappings: Vec<_> = (0..pages)
             .map(|page| guest.map(buffer(page, 0, 64), from))
@@ -238,7 +240,7 @@ fn a35() -> Outcome {
             .filter(|iova| guest.reach(***iova, Access::Write).is_some());
         reached.count() as u64
     }
-    (reached(Asked), reached(Answers::new))
+    (reached(Asked), reached(UnmapCompletions::new))
 }
 
 #[test]

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use ringfence_memory::Arena;
 use ringfence_pgtable::{Levels, SecondStage};
 use ringfence_pviommu::backend::{
-    Backend, GrantError, Grants, Hva, IoError, IoTables, Limits, Mixed, Resident, SimulatedTables,
-    Slot,
+    AnyTables, Backend, BackendLimits, DeviceSlot, GrantError, Grants, Hva, IoError, IoTables,
+    Resident, SimulatedTables,
 };
 use ringfence_pviommu::wire::{EventReason, GuestPhysical, Status};
 use ringfence_types::{Access, AddressRange, Direction, Iova, PhysAddr};
@@ -68,7 +68,12 @@ pub(crate) fn pages_of_memory() -> impl Iterator<Item = u64> {
 }
 
 impl Grants for Process {
-    fn grant(&mut self, _: Slot, frame: PhysAddr, direction: Direction) -> Result<Hva, GrantError> {
+    fn grant(
+        &mut self,
+        _: DeviceSlot,
+        frame: PhysAddr,
+        direction: Direction,
+    ) -> Result<Hva, GrantError> {
         if self.reached.len() == self.room {
             return Err(GrantError::NoRoom);
         }
@@ -78,7 +83,7 @@ impl Grants for Process {
         Ok(Hva::new(at))
     }
 
-    fn revoke(&mut self, _: Slot, at: Hva) -> Result<(), GrantError> {
+    fn revoke(&mut self, _: DeviceSlot, at: Hva) -> Result<(), GrantError> {
         assert!(self.reached.contains_key(&at.get()), "{at} was not granted");
         assert!(!self.revoked.contains(&at.get()), "{at} is revoked twice");
         if self.fails.get() {
@@ -88,7 +93,7 @@ impl Grants for Process {
         Ok(())
     }
 
-    fn settle(&mut self, _: Slot) -> Result<(), GrantError> {
+    fn commit(&mut self, _: DeviceSlot) -> Result<(), GrantError> {
         if self.fails.get() {
             return Err(GrantError::Failed);
         }
@@ -129,13 +134,13 @@ pub(crate) fn host_of(process: Process) -> Host {
     .unwrap();
     let memory = Resident::new(memory());
     Host {
-        backend: Backend::new(config(), Limits::default(), memory, tables),
+        backend: Backend::new(config(), BackendLimits::default(), memory, tables),
         tables: rig.tables,
         fails,
     }
 }
 
-const FIRST: Slot = Slot::new(0);
+const FIRST: DeviceSlot = DeviceSlot::new(0);
 
 impl Host {
     /// The frame that the simulator of the first device ends up at.
@@ -178,10 +183,10 @@ fn a_simulator_reaches_what_is_mapped_and_in_its_direction() {
         host.reach(WINDOW + PAGE, Access::Read),
         Err(EventReason::NotMapped)
     );
-    let other = host
-        .backend
-        .tables()
-        .translate(Slot::new(1), Iova::new(WINDOW), Access::Read);
+    let other =
+        host.backend
+            .tables()
+            .translate(DeviceSlot::new(1), Iova::new(WINDOW), Access::Read);
     assert_eq!(other, Err(EventReason::NotMapped));
     assert_eq!(host.granted(), 1);
     assert_eq!(host.backend.handle(&unmap(NIC, &[WINDOW])), Status::Ok);
@@ -231,32 +236,41 @@ fn an_unmap_whose_revocation_fails_did_not_happen() {
 
 /// Notes which slots it is asked for.
 #[derive(Default)]
-struct Noted(Vec<Slot>);
+struct Noted(Vec<DeviceSlot>);
 
 impl IoTables for Noted {
-    fn map(&mut self, device: Slot, _: Iova, _: PhysAddr, _: Direction) -> Result<(), IoError> {
+    fn map(
+        &mut self,
+        device: DeviceSlot,
+        _: Iova,
+        _: PhysAddr,
+        _: Direction,
+    ) -> Result<(), IoError> {
         self.0.push(device);
         Ok(())
     }
 
-    fn unmap(&mut self, _: Slot, _: Iova) -> Result<(), IoError> {
+    fn unmap(&mut self, _: DeviceSlot, _: Iova) -> Result<(), IoError> {
         Ok(())
     }
 
-    fn settle(&mut self, _: Slot) -> Result<(), IoError> {
+    fn commit(&mut self, _: DeviceSlot) -> Result<(), IoError> {
         Ok(())
     }
 }
 
 #[test]
 fn each_device_of_a_mixed_guest_has_its_side() {
-    let mut mixed = Mixed::new(Noted::default(), Noted::default(), [false, true, false]);
+    let mut mixed = AnyTables::new(Noted::default(), Noted::default(), [false, true, false]);
     for device in [0, 1, 2] {
         let (giova, frame) = (Iova::new(WINDOW), PhysAddr::new(0));
-        let mapped = mixed.map(Slot::new(device), giova, frame, Direction::ToDevice);
+        let mapped = mixed.map(DeviceSlot::new(device), giova, frame, Direction::ToDevice);
         assert_eq!(mapped, Ok(()));
     }
-    assert_eq!(mixed.settle(Slot::new(3)), Err(IoError::Failed));
-    assert_eq!(mixed.assigned().0, [Slot::new(0)]);
-    assert_eq!(mixed.simulated().0, [Slot::new(0), Slot::new(1)]);
+    assert_eq!(mixed.commit(DeviceSlot::new(3)), Err(IoError::Failed));
+    assert_eq!(mixed.assigned().0, [DeviceSlot::new(0)]);
+    assert_eq!(
+        mixed.simulated().0,
+        [DeviceSlot::new(0), DeviceSlot::new(1)]
+    );
 }

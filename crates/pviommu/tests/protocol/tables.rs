@@ -1,6 +1,6 @@
 //! Tables of devices: those that lead nowhere go back, and only when no walk cache leads to them.
 
-use ringfence_pviommu::backend::{KEPT_TABLES, Limits, RepairedLastTable};
+use ringfence_pviommu::backend::{BackendLimits, FixedLastTable, KEPT_TABLES};
 use ringfence_pviommu::wire::{Config, Status};
 use ringfence_types::{Access, Direction, Iova, IovaRange};
 
@@ -15,9 +15,9 @@ fn wide() -> Rig {
     let config = Config::new(window, 64, [0x10, 0x11]).unwrap();
     Rig::with(
         config,
-        Limits::default(),
+        BackendLimits::default(),
         &memory(),
-        RepairedLastTable::default(),
+        FixedLastTable::default(),
     )
 }
 
@@ -29,7 +29,7 @@ fn map(rig: &mut Rig, giova: u64) -> Status {
 fn held(kept: Option<u64>, regions: u64) -> usize {
     let mut rig = wide();
     if let Some(kept) = kept {
-        rig.backend.tables().keep(kept);
+        rig.backend.tables().set_kept_tables(kept);
     }
     rig.frame(MEMORY);
     let before = rig.tables.0.outstanding();
@@ -82,7 +82,7 @@ fn tables_that_are_used_again_stay() {
 #[test]
 fn a_table_that_walk_caches_lead_to_is_not_freed() {
     let mut rig = wide();
-    rig.backend.tables().keep(0);
+    rig.backend.tables().set_kept_tables(0);
     // Another stretch, so that the tables above stay.
     assert_eq!(map(&mut rig, WINDOW + STRETCH), Status::Ok);
     let linked = rig.tables.0.outstanding();
@@ -113,7 +113,7 @@ fn a_table_that_walk_caches_lead_to_is_not_freed() {
 #[test]
 fn a_failed_unmap_needs_no_frame_to_be_put_back() {
     let mut rig = wide();
-    rig.backend.tables().keep(0);
+    rig.backend.tables().set_kept_tables(0);
     assert_eq!(map(&mut rig, WINDOW), Status::Ok);
     rig.tables.0.fail_after(0);
     rig.fails.set(true);

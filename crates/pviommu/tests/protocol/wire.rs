@@ -5,8 +5,8 @@ use std::mem::discriminant;
 
 use proptest::prelude::*;
 use ringfence_pviommu::wire::{
-    CONFIG_BYTES, Config, ConfigError, Devid, Event, Gpa, Malformed, PAGES_LIMIT, Request, Status,
-    Stream, StreamWriter, encode_map, encode_unmap,
+    CONFIG_BYTES, Config, ConfigError, Devid, Event, Gpa, Malformed, MigrationStream, PAGES_LIMIT,
+    Request, Status, StreamWriter, encode_map, encode_unmap,
 };
 use ringfence_types::{Direction, Iova, IovaRange};
 
@@ -153,7 +153,7 @@ fn streams_are_read_and_written_again() {
     let mut kinds = HashSet::new();
     for (_, vectors) in vectors::streams() {
         for StreamVector { name, bytes, end } in vectors {
-            let read = Stream::decode(&bytes);
+            let read = MigrationStream::decode(&bytes);
             let (records, written) = match end {
                 StreamEnd::NoStream(error) => {
                     kinds.insert(discriminant(&error.kind));
@@ -268,7 +268,7 @@ fn a_writer_takes_mappings_in_order_only() {
     );
     let bytes = writer.finish();
     assert_eq!(by_hand(&bytes).len(), 3);
-    assert!(Stream::decode(&bytes).is_ok());
+    assert!(MigrationStream::decode(&bytes).is_ok());
 }
 
 proptest! {
@@ -329,7 +329,7 @@ proptest! {
         let bytes = stream(&mappings);
         let raw: Vec<_> = mappings.iter().map(|(d, p, g, direction)| (*d, *p, *g, raw(*direction))).collect();
         prop_assert_eq!(by_hand(&bytes), raw);
-        let stream = Stream::decode(&bytes).unwrap();
+        let stream = MigrationStream::decode(&bytes).unwrap();
         let mut found = Vec::new();
         for record in stream.records() {
             for (giova, gpa) in record.pairs() {
@@ -350,7 +350,7 @@ proptest! {
         let mut bytes = stream(&mappings);
         let at = at.index(bytes.len());
         bytes[at] ^= 1 << bit;
-        prop_assert!(Stream::decode(&bytes).is_err());
+        prop_assert!(MigrationStream::decode(&bytes).is_err());
     }
 }
 

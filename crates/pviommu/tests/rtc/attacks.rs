@@ -1,7 +1,7 @@
 //! Attacks A28 and A29 at the cache, the literal one beside the repaired ones, and how long a mapping stays.
 
 use ringfence_pviommu::rtc::residency::{Uses, residency};
-use ringfence_pviommu::rtc::{Cache, Cycles, FlatRtc, LiteralRtc, Residency, Rtc};
+use ringfence_pviommu::rtc::{Cycles, FlatRtc, ResidencyPolicy, ReverseCache, Rtc, RtcAsPublished};
 use ringfence_types::{Direction, Iova};
 
 use crate::cases::*;
@@ -9,7 +9,7 @@ use crate::cases::*;
 #[test]
 fn the_literal_cache_falls_to_them_and_the_others_do_not() {
     type Attack<C> = fn(&mut C) -> bool;
-    fn outcomes<C: Cache>(make: impl Fn() -> C) -> [bool; 3] {
+    fn outcomes<C: ReverseCache>(make: impl Fn() -> C) -> [bool; 3] {
         let attacks: [Attack<C>; 3] = [
             direction_is_confused,
             range_is_confused,
@@ -17,28 +17,28 @@ fn the_literal_cache_falls_to_them_and_the_others_do_not() {
         ];
         attacks.map(|attack| attack(&mut make()))
     }
-    let c = Cycles::DOCUMENT;
-    assert_eq!(outcomes(|| LiteralRtc::new(c, 100)), [true; 3]);
+    let c = Cycles::PAPER;
+    assert_eq!(outcomes(|| RtcAsPublished::new(c, 100)), [true; 3]);
     assert_eq!(outcomes(|| Rtc::new(c, 100)), [false; 3]);
     assert_eq!(
-        outcomes(|| FlatRtc::new(c, 100, Residency::Fixed)),
+        outcomes(|| FlatRtc::new(c, 100, ResidencyPolicy::Fixed)),
         [false; 3]
     );
-    let adaptive = Residency::Adaptive { late: 10 };
+    let adaptive = ResidencyPolicy::Adaptive { late: 10 };
     assert_eq!(outcomes(|| FlatRtc::new(c, 100, adaptive)), [false; 3]);
 }
 
 /// In the literal queue the first place of a mapping decides: one that was used again leaves with it.
 #[test]
 fn reuse_cuts_the_literal_residency_short() {
-    fn cycles_after_last_release(cache: &mut impl Cache) -> u32 {
+    fn cycles_after_last_release(cache: &mut impl ReverseCache) -> u32 {
         let key = key(1, 1, Direction::ToDevice);
         cache.insert(key, GIOVA).unwrap();
         cache.release(key).unwrap();
         for _ in 0..3 {
             cache.tick(|_, _| panic!("too early"));
         }
-        cache.take(key).unwrap();
+        cache.acquire(key).unwrap();
         cache.release(key).unwrap();
         let mut ticks = 0;
         let mut gone = false;
@@ -48,11 +48,14 @@ fn reuse_cuts_the_literal_residency_short() {
         }
         ticks
     }
-    let c = Cycles::DOCUMENT;
-    assert_eq!(cycles_after_last_release(&mut LiteralRtc::new(c, 100)), 1);
+    let c = Cycles::PAPER;
+    assert_eq!(
+        cycles_after_last_release(&mut RtcAsPublished::new(c, 100)),
+        1
+    );
     assert_eq!(cycles_after_last_release(&mut Rtc::new(c, 100)), 4);
     assert_eq!(
-        cycles_after_last_release(&mut FlatRtc::new(c, 100, Residency::Fixed)),
+        cycles_after_last_release(&mut FlatRtc::new(c, 100, ResidencyPolicy::Fixed)),
         4
     );
 }
@@ -60,12 +63,12 @@ fn reuse_cuts_the_literal_residency_short() {
 /// The literal queue has an element for every release.
 #[test]
 fn the_literal_queue_grows_with_every_reuse() {
-    let mut literal = LiteralRtc::new(Cycles::DOCUMENT, 100);
+    let mut literal = RtcAsPublished::new(Cycles::PAPER, 100);
     let key = key(1, 1, Direction::ToDevice);
     literal.insert(key, GIOVA).unwrap();
     literal.release(key).unwrap();
     for _ in 0..5761 {
-        literal.take(key).unwrap();
+        literal.acquire(key).unwrap();
         literal.release(key).unwrap();
     }
     assert_eq!(literal.queued(), 5762);
@@ -74,7 +77,7 @@ fn the_literal_queue_grows_with_every_reuse() {
 /// More than 32 pages of one MiB in use: the literal cache forgets one, and its mapping is never unmapped.
 #[test]
 fn the_literal_cache_loses_mappings() {
-    fn left_after_all_expired(cache: &mut impl Cache) -> u64 {
+    fn left_after_all_expired(cache: &mut impl ReverseCache) -> u64 {
         for page in 0..40 {
             let key = key(page, 1, Direction::ToDevice);
             cache.insert(key, Iova::new((page + 1) << 12)).unwrap();
@@ -88,11 +91,11 @@ fn the_literal_cache_loses_mappings() {
         }
         40 - gone
     }
-    let c = Cycles::DOCUMENT;
-    assert!(left_after_all_expired(&mut LiteralRtc::new(c, 100)) > 0);
+    let c = Cycles::PAPER;
+    assert!(left_after_all_expired(&mut RtcAsPublished::new(c, 100)) > 0);
     assert_eq!(left_after_all_expired(&mut Rtc::new(c, 100)), 0);
     assert_eq!(
-        left_after_all_expired(&mut FlatRtc::new(c, 100, Residency::Fixed)),
+        left_after_all_expired(&mut FlatRtc::new(c, 100, ResidencyPolicy::Fixed)),
         0
     );
 }
@@ -101,7 +104,7 @@ fn the_literal_cache_loses_mappings() {
 #[test]
 fn residency_follows_reuse() {
     let c = Cycles::new(100).unwrap();
-    let mut cache = FlatRtc::new(c, 1000, Residency::Adaptive { late: 10 });
+    let mut cache = FlatRtc::new(c, 1000, ResidencyPolicy::Adaptive { late: 10 });
     let hot = key(1, 1, Direction::ToDevice);
     let idle = key(2, 1, Direction::ToDevice);
     let other = key(3, 1, Direction::FromDevice);
@@ -110,7 +113,7 @@ fn residency_follows_reuse() {
         cache.release(key).unwrap();
     }
     for _ in 0..50 {
-        cache.take(hot).unwrap();
+        cache.acquire(hot).unwrap();
         cache.release(hot).unwrap();
     }
     let mut gone = Vec::new();
@@ -128,7 +131,7 @@ fn residency_follows_reuse() {
     // Two cycles between release and reuse, from now on: missed first, then waited for.
     let mut hits = 0;
     for round in 0..60 {
-        match cache.take(hot) {
+        match cache.acquire(hot) {
             Some(_) => hits += 1,
             None => cache.insert(hot, GIOVA).unwrap(),
         }
@@ -144,9 +147,9 @@ fn residency_follows_reuse() {
 #[test]
 fn mappings_stay_from_30_to_less_than_40_seconds() {
     const SECOND: u64 = 100;
-    fn check(name: &str, cache: &mut impl Cache) {
+    fn check(name: &str, cache: &mut impl ReverseCache) {
         let releases = 60 * SECOND;
-        let cycle = Cycles::DOCUMENT_SECONDS * SECOND;
+        let cycle = Cycles::PAPER_SECONDS * SECOND;
         let seen = residency(cache, cycle, Uses::in_cycles(cycle, releases, 5));
         assert_eq!(seen.stays.len() as u64, releases, "{name}");
         assert_eq!(seen.stays.first(), Some(&(30 * SECOND)), "{name}");
@@ -160,15 +163,15 @@ fn mappings_stay_from_30_to_less_than_40_seconds() {
         assert_eq!((seen.batches, seen.survivors), (10, 5), "{name}");
         assert_eq!(seen.hits, releases.div_ceil(7), "{name}");
     }
-    let c = Cycles::DOCUMENT;
+    let c = Cycles::PAPER;
     check("tree", &mut Rtc::new(c, 10_000));
-    check("flat", &mut FlatRtc::new(c, 10_000, Residency::Fixed));
+    check("flat", &mut FlatRtc::new(c, 10_000, ResidencyPolicy::Fixed));
 }
 
 /// The literal cache's mappings that were used again leave with their first release, and those that are held do not survive if two users share them.
 #[test]
 fn literal_mappings_leave_early() {
-    let mut literal = LiteralRtc::new(Cycles::DOCUMENT, 10_000);
+    let mut literal = RtcAsPublished::new(Cycles::PAPER, 10_000);
     // 20 mappings, so that no node has more than 32 keys.
     let seen = residency(&mut literal, 100, Uses::in_cycles(100, 20, 5));
     assert!(seen.stays.first() < Some(&300), "{seen:?}");
@@ -179,13 +182,13 @@ fn literal_mappings_leave_early() {
 #[test]
 fn the_repaired_queue_is_first_in_first_out() {
     let of = |page| key(page, 1, Direction::ToDevice);
-    let mut cache = Rtc::new(Cycles::DOCUMENT, 32);
+    let mut cache = Rtc::new(Cycles::PAPER, 32);
     for page in 0..32 {
         cache.insert(of(page), Iova::new((page + 1) << 12)).unwrap();
     }
     let shed = |cache: &mut Rtc| {
         let mut gone = Vec::new();
-        cache.shed(|key, _| gone.push(key.first().get() >> 12));
+        cache.evict(|key, _| gone.push(key.first().get() >> 12));
         gone
     };
     for page in [7, 3, 9, 5, 1] {
@@ -197,7 +200,7 @@ fn the_repaired_queue_is_first_in_first_out() {
     // 1 is used again and released in the next cycle, behind 4.
     cache.tick(|_, _| panic!("too early"));
     cache.release(of(4)).unwrap();
-    cache.take(of(1)).unwrap();
+    cache.acquire(of(1)).unwrap();
     cache.release(of(1)).unwrap();
     assert_eq!(shed(&mut cache), [2, 4]);
     assert_eq!(shed(&mut cache), [1]);

@@ -1,36 +1,36 @@
 //! Attacks A28 and A29 on a cache: whether it falls to them.
 #![allow(dead_code)]
 
-use ringfence_pviommu::rtc::{Cache, Key};
+use ringfence_pviommu::rtc::{MappingKey, ReverseCache};
 use ringfence_types::{Direction, Iova, PhysAddr};
 
-pub(crate) fn key(page: u64, pages: u64, direction: Direction) -> Key {
-    Key::new(PhysAddr::new(page << 12), pages, direction).unwrap()
+pub(crate) fn key(page: u64, pages: u64, direction: Direction) -> MappingKey {
+    MappingKey::new(PhysAddr::new(page << 12), pages, direction).unwrap()
 }
 
 pub(crate) const GIOVA: Iova = Iova::new(0x7000_0000);
 
 /// A28: a page mapped for the device to write is released; then the device shall read it.
-pub(crate) fn direction_is_confused(cache: &mut impl Cache) -> bool {
+pub(crate) fn direction_is_confused(cache: &mut impl ReverseCache) -> bool {
     let written = key(9, 1, Direction::FromDevice);
     cache.insert(written, GIOVA).unwrap();
     cache.release(written).unwrap();
-    cache.take(key(9, 1, Direction::ToDevice)) == Some(GIOVA)
+    cache.acquire(key(9, 1, Direction::ToDevice)) == Some(GIOVA)
 }
 
 /// A28: a page is mapped alone and released; then a buffer of four pages that begins there shall be mapped.
-pub(crate) fn range_is_confused(cache: &mut impl Cache) -> bool {
+pub(crate) fn range_is_confused(cache: &mut impl ReverseCache) -> bool {
     let alone = key(9, 1, Direction::ToDevice);
     cache.insert(alone, GIOVA).unwrap();
     cache.release(alone).unwrap();
-    cache.take(key(9, 4, Direction::ToDevice)) == Some(GIOVA)
+    cache.acquire(key(9, 4, Direction::ToDevice)) == Some(GIOVA)
 }
 
 /// A29: two buffers live in one page, one is released, the timer runs out.
-pub(crate) fn mapping_in_use_expires(cache: &mut impl Cache) -> bool {
+pub(crate) fn mapping_in_use_expires(cache: &mut impl ReverseCache) -> bool {
     let shared = key(9, 1, Direction::FromDevice);
     cache.insert(shared, GIOVA).unwrap();
-    assert_eq!(cache.take(shared), Some(GIOVA), "the second buffer");
+    assert_eq!(cache.acquire(shared), Some(GIOVA), "the second buffer");
     cache.release(shared).unwrap();
     let mut gone = false;
     for _ in 0..4 {

@@ -1,7 +1,9 @@
 //! One suite over all implementors of the role.
 
 use proptest::prelude::*;
-use ringfence_pviommu::rtc::{Cache, Cycles, FlatRtc, Key, NotCached, NotHeld, Residency, Rtc};
+use ringfence_pviommu::rtc::{
+    Cycles, FlatRtc, MappingKey, NotCached, NotInUse, ResidencyPolicy, ReverseCache, Rtc,
+};
 use ringfence_types::{Direction, Iova, PhysAddr};
 
 use crate::model::Model;
@@ -12,13 +14,13 @@ pub(crate) const LIMIT: usize = 60;
 #[derive(Debug, Clone, Copy)]
 enum Step {
     /// A driver maps: takes, or has the host map.
-    Map(Key),
-    Release(Key),
+    Map(MappingKey),
+    Release(MappingKey),
     Tick,
     Drain,
 }
 
-fn key() -> impl Strategy<Value = Key> {
+fn key() -> impl Strategy<Value = MappingKey> {
     // Few pages, so that they meet; some of them far apart, so that trees grow high and wide.
     let page = prop_oneof![
         0..24_u64,
@@ -27,7 +29,7 @@ fn key() -> impl Strategy<Value = Key> {
     ];
     let pages = prop_oneof![3 => Just(1_u64), 1 => 2..4_u64, 1 => Just(9), 1 => Just(1024)];
     (page, pages, 0..3_usize).prop_filter_map("past the end", |(page, pages, direction)| {
-        Key::new(PhysAddr::new(page << 12), pages, Direction::ALL[direction])
+        MappingKey::new(PhysAddr::new(page << 12), pages, Direction::ALL[direction])
     })
 }
 
@@ -47,7 +49,7 @@ fn cycles(count: u8) -> Cycles {
 
 /// Walks `steps` with the model beside it. `exact`: the cache has the document's residency, so that it holds at each moment what the model holds.
 /// Else what it has may leave earlier, but nothing else differs.
-fn walk(mut cache: impl Cache, c: u8, exact: bool, steps: &[Step]) {
+fn walk(mut cache: impl ReverseCache, c: u8, exact: bool, steps: &[Step]) {
     let mut model = Model::new(cycles(c));
     let mut next = 0;
     for step in steps {
@@ -56,7 +58,7 @@ fn walk(mut cache: impl Cache, c: u8, exact: bool, steps: &[Step]) {
             Step::Release(key) => {
                 let released = cache.release(key);
                 assert_eq!(released.is_ok(), model.release(key), "{key}");
-                if let Err(NotHeld(named)) = released {
+                if let Err(NotInUse(named)) = released {
                     assert_eq!(named, key);
                 }
             }
@@ -89,15 +91,15 @@ fn walk(mut cache: impl Cache, c: u8, exact: bool, steps: &[Step]) {
 }
 
 /// What left was released, and led where the model says.
-fn leave(model: &mut Model, gone: &[(Key, Iova)]) {
+fn leave(model: &mut Model, gone: &[(MappingKey, Iova)]) {
     for (key, giova) in gone {
         let left = model.mappings.remove(key).expect("it was in the cache");
         assert_eq!((left.giova, left.users), (*giova, 0), "{key}");
     }
 }
 
-fn map(cache: &mut impl Cache, model: &mut Model, key: Key, next: &mut u64) {
-    let found = cache.take(key);
+fn map(cache: &mut impl ReverseCache, model: &mut Model, key: MappingKey, next: &mut u64) {
+    let found = cache.acquire(key);
     assert_eq!(found, model.take(key), "{key}");
     if found.is_some() {
         return;
@@ -109,15 +111,15 @@ fn map(cache: &mut impl Cache, model: &mut Model, key: Key, next: &mut u64) {
         assert!(model.pages() + key.pages() > LIMIT as u64);
         let released = model.released();
         let mut gone = Vec::new();
-        cache.shed(|key, giova| gone.push((key, giova)));
+        cache.evict(|key, giova| gone.push((key, giova)));
         let share = LIMIT.div_ceil(16) as u64;
         let pages: u64 = gone.iter().map(|(key, _)| key.pages()).sum();
         assert!(pages <= share || gone.len() == 1, "{pages} pages");
         assert_eq!(gone.is_empty(), released == 0);
         // Nothing that stays was released in an earlier cycle than something that leaves.
-        let age = |key: &Key| model.mappings[key].released;
+        let age = |key: &MappingKey| model.mappings[key].released;
         let youngest = gone.iter().map(|(key, _)| age(key)).max();
-        let stays = |key: &&Key| !gone.iter().any(|(left, _)| left == *key);
+        let stays = |key: &&MappingKey| !gone.iter().any(|(left, _)| left == *key);
         let unused = model
             .mappings
             .iter()
@@ -173,50 +175,50 @@ macro_rules! promised {
 
 promised! {
     tree: Rtc::new, exact: true;
-    flat: |cycles, limit| FlatRtc::new(cycles, limit, Residency::Fixed), exact: true;
-    adaptive: |cycles, limit| FlatRtc::new(cycles, limit, Residency::Adaptive { late: 10 }), exact: false;
+    flat: |cycles, limit| FlatRtc::new(cycles, limit, ResidencyPolicy::Fixed), exact: true;
+    adaptive: |cycles, limit| FlatRtc::new(cycles, limit, ResidencyPolicy::Adaptive { late: 10 }), exact: false;
 }
 
-fn page(pages: u64, direction: Direction) -> Key {
-    Key::new(PhysAddr::new(0x7000), pages, direction).unwrap()
+fn page(pages: u64, direction: Direction) -> MappingKey {
+    MappingKey::new(PhysAddr::new(0x7000), pages, direction).unwrap()
 }
 
 /// Attack A29: two live buffers on one page, one released, the timer runs out.
-fn users_of_one_page_share_and_count(cache: &mut impl Cache) {
+fn users_of_one_page_share_and_count(cache: &mut impl ReverseCache) {
     let key = page(1, Direction::FromDevice);
     let giova = Iova::new(0x5000);
-    assert_eq!(cache.take(key), None);
+    assert_eq!(cache.acquire(key), None);
     cache.insert(key, giova).unwrap();
-    assert_eq!(cache.take(key), Some(giova));
+    assert_eq!(cache.acquire(key), Some(giova));
     cache.release(key).unwrap();
     for _ in 0..9 {
         cache.tick(|key, _| panic!("{key} is in use"));
     }
     cache.release(key).unwrap();
-    assert_eq!(cache.release(key), Err(NotHeld(key)));
+    assert_eq!(cache.release(key), Err(NotInUse(key)));
     let mut left = Vec::new();
     for cycle in 1..9 {
         cache.tick(|key, giova| left.push((cycle, key, giova)));
     }
     assert_eq!(left, [(4, key, giova)]);
-    assert_eq!(cache.take(key), None);
+    assert_eq!(cache.acquire(key), None);
 }
 
 /// Attack A28: a mapping made for one direction and length is asked for another.
-fn nothing_serves_another_direction_or_length(cache: &mut impl Cache) {
+fn nothing_serves_another_direction_or_length(cache: &mut impl ReverseCache) {
     let made = page(2, Direction::Bidirectional);
     cache.insert(made, Iova::new(0x5000)).unwrap();
     cache.release(made).unwrap();
     for direction in Direction::ALL {
         for pages in 1..4 {
             let asked = page(pages, direction);
-            assert_eq!(cache.take(asked).is_some(), asked == made, "{asked}");
+            assert_eq!(cache.acquire(asked).is_some(), asked == made, "{asked}");
         }
     }
 }
 
 /// Mappings of one page and direction and of several lengths: those in `gone`, bit by bit, leave, and the others are found.
-fn lengths_of_a_page_leave_one_by_one(mut cache: impl Cache, gone: u64) {
+fn lengths_of_a_page_leave_one_by_one(mut cache: impl ReverseCache, gone: u64) {
     let lengths = 1..=4_u64;
     let key = |pages| page(pages, Direction::ToDevice);
     let leaves = |pages: &u64| gone >> (pages - 1) & 1 == 1;
@@ -232,6 +234,10 @@ fn lengths_of_a_page_leave_one_by_one(mut cache: impl Cache, gone: u64) {
     assert_eq!(left, lengths.clone().filter(leaves).collect::<Vec<_>>());
     for pages in lengths {
         let stays = (!leaves(&pages)).then_some(Iova::new(pages << 12));
-        assert_eq!(cache.take(key(pages)), stays, "{pages} pages of {gone:04b}");
+        assert_eq!(
+            cache.acquire(key(pages)),
+            stays,
+            "{pages} pages of {gone:04b}"
+        );
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use ringfence_pviommu::rtc::{Cycles, Key};
+use ringfence_pviommu::rtc::{Cycles, MappingKey};
 use ringfence_types::Iova;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,7 +15,7 @@ pub(crate) struct Mapping {
 
 #[derive(Debug)]
 pub(crate) struct Model {
-    pub(crate) mappings: BTreeMap<Key, Mapping>,
+    pub(crate) mappings: BTreeMap<MappingKey, Mapping>,
     pub(crate) cycle: u64,
     cycles: u64,
 }
@@ -29,13 +29,13 @@ impl Model {
         }
     }
 
-    pub(crate) fn take(&mut self, key: Key) -> Option<Iova> {
+    pub(crate) fn take(&mut self, key: MappingKey) -> Option<Iova> {
         let mapping = self.mappings.get_mut(&key)?;
         mapping.users += 1;
         Some(mapping.giova)
     }
 
-    pub(crate) fn insert(&mut self, key: Key, giova: Iova) -> bool {
+    pub(crate) fn insert(&mut self, key: MappingKey, giova: Iova) -> bool {
         if self.mappings.contains_key(&key) {
             return false;
         }
@@ -48,7 +48,7 @@ impl Model {
         true
     }
 
-    pub(crate) fn release(&mut self, key: Key) -> bool {
+    pub(crate) fn release(&mut self, key: MappingKey) -> bool {
         match self.mappings.get_mut(&key) {
             Some(mapping) if mapping.users > 0 => {
                 mapping.users -= 1;
@@ -60,7 +60,7 @@ impl Model {
     }
 
     /// The mappings whose C cycles are over, in order of their keys.
-    pub(crate) fn tick(&mut self) -> Vec<(Key, Iova)> {
+    pub(crate) fn tick(&mut self) -> Vec<(MappingKey, Iova)> {
         self.cycle += 1;
         let over =
             |mapping: &Mapping| mapping.users == 0 && self.cycle - mapping.released > self.cycles;

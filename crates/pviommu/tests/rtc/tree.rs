@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
 use proptest::prelude::*;
-use ringfence_pviommu::rtc::tree::{Inserted, Kind, LiteralTree, Tree, TreeError};
+use ringfence_pviommu::rtc::tree::{Inserted, NodeKind, Tree, TreeAsPublished, TreeError};
 
 /// Pages that meet in nodes of every size: neighbours, strides of a byte at every level, and anything.
 fn page() -> impl Strategy<Value = u64> {
@@ -58,7 +58,7 @@ proptest! {
         for page in map.keys() {
             *pages_of.entry(page >> 8).or_default() += 1;
         }
-        for (kind, nodes) in Kind::ALL.iter().zip(tree.census().leaves) {
+        for (kind, nodes) in NodeKind::ALL.iter().zip(tree.census().leaves) {
             let range = kind.least_keys()..=kind.pointers();
             let fit = pages_of.values().filter(|pages| range.contains(pages));
             prop_assert_eq!(nodes, fit.count(), "{:?}", kind);
@@ -74,8 +74,8 @@ proptest! {
 
 const MIB: u64 = 1 << 20;
 
-fn literal(pages: u64) -> LiteralTree {
-    let mut tree = LiteralTree::new();
+fn literal(pages: u64) -> TreeAsPublished {
+    let mut tree = TreeAsPublished::new();
     for page in 0..pages {
         tree.insert(page << 12, 0x100_0000 + (page << 12));
     }
@@ -83,7 +83,7 @@ fn literal(pages: u64) -> LiteralTree {
 }
 
 /// The address that Search and a look into the leaf give.
-fn found(tree: &mut LiteralTree, gpa: u64) -> Option<u64> {
+fn found(tree: &mut TreeAsPublished, gpa: u64) -> Option<u64> {
     let leaf = tree.search(gpa)?;
     tree.in_leaf(leaf, gpa)
 }
@@ -91,7 +91,7 @@ fn found(tree: &mut LiteralTree, gpa: u64) -> Option<u64> {
 /// Errata 11: Insert ends at `bit <= 4`, Search at `bit < 12`.
 #[test]
 fn search_ends_at_a_leaf_where_an_address_should_be() {
-    let mut tree = LiteralTree::new();
+    let mut tree = TreeAsPublished::new();
     assert_eq!(tree.insert(0x1000, 0xa000), Inserted::Success);
     assert_eq!(
         tree.insert(0x1010, 0xb000),
@@ -184,7 +184,7 @@ fn a_node_that_shrinks_keeps_the_deleted_key() {
 /// A REUSING bit stays where it is when its key moves.
 #[test]
 fn a_bit_stays_behind_when_its_key_moves() {
-    let mut tree = LiteralTree::new();
+    let mut tree = TreeAsPublished::new();
     tree.insert(0x1020, 0xb000);
     let leaf = tree.search(0x1000).unwrap();
     tree.set_reusing(leaf, 0x1020, true);
@@ -202,7 +202,7 @@ fn the_literal_tree_survives_anything() {
             .wrapping_add(1442695040888963407);
         (state >> 33) % below
     };
-    let mut tree = LiteralTree::new();
+    let mut tree = TreeAsPublished::new();
     for _ in 0..200_000 {
         let gpa = match random(3) {
             0 => random(300) << 12,

@@ -1,6 +1,6 @@
 //! `vectors/cache.txt`, run by the cache whose order is the module's.
 
-use ringfence_pviommu::rtc::{Cache, Cycles, Key, NotCached, Rtc};
+use ringfence_pviommu::rtc::{Cycles, MappingKey, NotCached, ReverseCache, Rtc};
 use ringfence_types::{Direction, Iova, PhysAddr};
 
 fn number(text: &str) -> u64 {
@@ -8,14 +8,14 @@ fn number(text: &str) -> u64 {
         .unwrap_or_else(|_| panic!("{text} is no number"))
 }
 
-fn key(page: &str, pages: &str, direction: &str) -> Key {
+fn key(page: &str, pages: &str, direction: &str) -> MappingKey {
     let direction = match direction {
         "0" => Direction::Bidirectional,
         "1" => Direction::ToDevice,
         "2" => Direction::FromDevice,
         _ => panic!("{direction} is no direction"),
     };
-    Key::new(PhysAddr::new(number(page) << 12), number(pages), direction).expect("a key")
+    MappingKey::new(PhysAddr::new(number(page) << 12), number(pages), direction).expect("a key")
 }
 
 fn pages_of(list: &str) -> Vec<(u64, u64)> {
@@ -30,14 +30,14 @@ fn pages_of(list: &str) -> Vec<(u64, u64)> {
 }
 
 /// Keys that are mapped beside the cache, which their users unmap.
-fn step(cache: &mut Rtc, beside: &mut Vec<Key>, next: &mut u64, line: &str) {
+fn step(cache: &mut Rtc, beside: &mut Vec<MappingKey>, next: &mut u64, line: &str) {
     let words: Vec<&str> = line.split(' ').collect();
     let mut gone: Vec<(u64, u64)> = Vec::new();
-    let mut leaves = |key: Key, _: Iova| gone.push((key.first().get() >> 12, key.pages()));
+    let mut leaves = |key: MappingKey, _: Iova| gone.push((key.first().get() >> 12, key.pages()));
     match words[..] {
         ["map", page, pages, direction, outcome] => {
             let key = key(page, pages, direction);
-            let found = if cache.take(key).is_some() {
+            let found = if cache.acquire(key).is_some() {
                 "hit"
             } else {
                 *next += 1 << 20;
@@ -65,7 +65,7 @@ fn step(cache: &mut Rtc, beside: &mut Vec<Key>, next: &mut u64, line: &str) {
             assert_eq!(gone, pages_of(list), "{line}");
         }
         ["shed", list] => {
-            cache.shed(&mut leaves);
+            cache.evict(&mut leaves);
             gone.sort_unstable();
             assert_eq!(gone, pages_of(list), "{line}");
         }

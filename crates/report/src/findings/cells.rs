@@ -1,7 +1,7 @@
 //! The cells of a row, as text: the terminal and the page show the same.
 
 use crate::number::{cycles, percent};
-use ringfence_lab::experiments::{Demand, FindingRow};
+use ringfence_lab::experiments::{FindingRow, Requirement};
 
 /// Names of the columns. The last two are the parts of `measured`, where it is a cost.
 pub(super) const COLUMNS: [&str; 8] = [
@@ -91,20 +91,20 @@ pub(super) fn cells(row: &FindingRow) -> [String; 8] {
         row.ratio
             .map(|ratio| format!("{ratio:.2}"))
             .unwrap_or_default(),
-        holds(row),
+        requirement_text(row),
         optional(measured.and_then(|measured| measured.executed)),
         optional(measured.and_then(|measured| measured.charged)),
     ]
 }
 
 /// Whether a row holds what it is held to, in a word or two.
-fn holds(row: &FindingRow) -> String {
+fn requirement_text(row: &FindingRow) -> String {
     let demand = match row.demand {
-        Demand::Exact => "exact",
-        Demand::Near => "±15%",
-        Demand::AtLeast => "≥",
-        Demand::AtMost => "≤",
-        Demand::Shown => "",
+        Requirement::Exact => "exact",
+        Requirement::Near => "±15%",
+        Requirement::AtLeast => "≥",
+        Requirement::AtMost => "≤",
+        Requirement::Shown => "",
     };
     match (row.fitted, row.holds) {
         (true, _) => "fitted".into(),
@@ -117,7 +117,7 @@ fn holds(row: &FindingRow) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ringfence_lab::experiments::{Measured, Printed};
+    use ringfence_lab::experiments::{Measured, Published};
 
     #[test]
     fn rows_that_begin_alike_stand_under_one_heading() {
@@ -143,13 +143,13 @@ mod tests {
 
     #[test]
     fn rows_read_as_they_are() {
-        let printed = Printed {
+        let printed = Published {
             text: "~4".into(),
             value: 4.0,
             source: "test".into(),
         };
         let row = FindingRow::new("speed", "Gbit/s", Measured::cost(1500.0, 2150.0, 0.04));
-        let row = row.beside(printed).held_to(Demand::AtMost);
+        let row = row.beside(printed).require(Requirement::AtMost);
         let wanted = [
             "speed",
             "~4",

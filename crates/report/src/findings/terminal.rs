@@ -5,20 +5,20 @@ use unicode_width::UnicodeWidthStr;
 use super::Reproduction;
 use super::cells::{COLUMNS, Group, cells, groups};
 use crate::data::ExecutedOn;
-use crate::grid::{Cell, Column, Grid, Look, Tone, wrap};
+use crate::grid::{Cell, CellStyle, Column, Grid, TableStyle, wrap};
 use ringfence_lab::experiments::{Experiment, Finding, FindingRow, Verdict};
 
-fn tone(verdict: Verdict) -> Tone {
+fn tone(verdict: Verdict) -> CellStyle {
     match verdict {
-        Verdict::Reproduced => Tone::Good,
-        Verdict::OrderingOnly => Tone::Strong,
-        Verdict::Differs => Tone::Bad,
-        Verdict::NotRun => Tone::Faint,
+        Verdict::Reproduced => CellStyle::Good,
+        Verdict::OrderingOnly => CellStyle::Strong,
+        Verdict::Differs => CellStyle::Bad,
+        Verdict::NotRun => CellStyle::Faint,
     }
 }
 
 /// One finding: its verdict, its table, its words.
-pub fn finding(found: &Finding, look: Look) -> String {
+pub fn finding(found: &Finding, look: TableStyle) -> String {
     let mut out = format!(
         "{}  {}  [{}]\n",
         found.id,
@@ -45,7 +45,7 @@ pub fn finding(found: &Finding, look: Look) -> String {
 const PARTS: usize = 6;
 
 /// The rows, under headings where their names begin alike.
-fn table(rows: &[FindingRow], look: Look) -> String {
+fn table(rows: &[FindingRow], look: TableStyle) -> String {
     let every: Vec<usize> = (1..COLUMNS.len()).collect();
     let widest = |place: usize| {
         let cells = rows
@@ -86,21 +86,21 @@ fn table(rows: &[FindingRow], look: Look) -> String {
 }
 
 /// The columns in `places`, behind names of at most `room` letters a line.
-fn part(rows: &[FindingRow], places: &[usize], room: Option<usize>, look: Look) -> String {
+fn part(rows: &[FindingRow], places: &[usize], room: Option<usize>, look: TableStyle) -> String {
     let mut columns = vec![Column::left(COLUMNS[0])];
     let names = places
         .iter()
         .filter_map(|place| COLUMNS.get(*place).copied());
     columns.extend(names.map(|name| Column::right("", name)));
     let mut grid = Grid::new(&columns);
-    let narrow = Look {
+    let narrow = TableStyle {
         width: room,
         colour: false,
     };
     for Group { heading, rows } in groups(rows) {
         let indent = if let Some(heading) = heading {
             for line in wrap(heading, narrow, 0).lines() {
-                grid.rows.push(vec![Cell::toned(line, Tone::Strong)]);
+                grid.rows.push(vec![Cell::toned(line, CellStyle::Strong)]);
             }
             "  "
         } else {
@@ -120,7 +120,7 @@ fn part(rows: &[FindingRow], places: &[usize], room: Option<usize>, look: Look) 
                     if *place == HOLDS {
                         held(row)
                     } else {
-                        Tone::Plain
+                        CellStyle::Plain
                     },
                 )
             });
@@ -136,16 +136,16 @@ fn part(rows: &[FindingRow], places: &[usize], room: Option<usize>, look: Look) 
 /// The column that says whether a row holds what it is held to.
 const HOLDS: usize = 5;
 
-fn held(row: &FindingRow) -> Tone {
+fn held(row: &FindingRow) -> CellStyle {
     match row.holds {
-        Some(true) => Tone::Good,
-        Some(false) => Tone::Bad,
-        None => Tone::Plain,
+        Some(true) => CellStyle::Good,
+        Some(false) => CellStyle::Bad,
+        None => CellStyle::Plain,
     }
 }
 
 /// The verdicts of all findings.
-pub fn summary(reproduction: &Reproduction, look: Look) -> String {
+pub fn summary(reproduction: &Reproduction, look: TableStyle) -> String {
     let mut grid = Grid::new(&[
         Column::left("id"),
         Column::left("verdict"),
@@ -177,11 +177,13 @@ pub fn summary(reproduction: &Reproduction, look: Look) -> String {
 }
 
 /// Puts `title` and `source` behind `cells`: in one cell, or under one another where that does not fit.
-fn titled(grid: &mut Grid, mut cells: Vec<Cell>, title: &str, source: &str, look: Look) {
+fn titled(grid: &mut Grid, mut cells: Vec<Cell>, title: &str, source: &str, look: TableStyle) {
     // Beside id, verdict and seconds.
-    const BESIDE: usize = 32;
-    let room = look.width.map(|width| width.saturating_sub(BESIDE));
-    let narrow = Look {
+    const OTHER_COLUMNS_WIDTH: usize = 32;
+    let room = look
+        .width
+        .map(|width| width.saturating_sub(OTHER_COLUMNS_WIDTH));
+    let narrow = TableStyle {
         width: room,
         colour: false,
     };
@@ -200,7 +202,7 @@ fn titled(grid: &mut Grid, mut cells: Vec<Cell>, title: &str, source: &str, look
 }
 
 /// What there is to run.
-pub fn experiments(look: Look) -> String {
+pub fn experiments(look: TableStyle) -> String {
     let mut grid = Grid::new(&[Column::left("id"), Column::left("experiment, document")]);
     for experiment in Experiment::ALL {
         let cells = vec![Cell::new(experiment.id)];
@@ -212,9 +214,9 @@ pub fn experiments(look: Look) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ringfence_lab::experiments::{Demand, Measured, Printed, Setting};
+    use ringfence_lab::experiments::{Measured, Published, Requirement, Setting};
 
-    const NARROW: Look = Look {
+    const NARROW: TableStyle = TableStyle {
         width: Some(80),
         colour: false,
     };
@@ -225,7 +227,7 @@ mod tests {
             .unwrap()
             .run(&Setting::smoke())
             .unwrap();
-        let printed = Printed {
+        let printed = Published {
             text: "most accesses".into(),
             value: 0.5,
             source: "test".into(),
@@ -243,7 +245,7 @@ mod tests {
             let row = FindingRow::new(what, "cycles", Measured::cost(value, 123_456.0, 0.35));
             found
                 .rows
-                .push(row.beside(printed.clone()).held_to(Demand::Near));
+                .push(row.beside(printed.clone()).require(Requirement::Near));
         }
         let text = finding(&found, NARROW);
         for line in text.lines() {
@@ -255,7 +257,8 @@ mod tests {
         );
         // In a pipe a row stays a line.
         assert!(
-            finding(&found, Look::PLAIN).contains("two entries a ring, invalidated by bursts  ")
+            finding(&found, TableStyle::PLAIN)
+                .contains("two entries a ring, invalidated by bursts  ")
         );
         for line in experiments(NARROW).lines() {
             assert!(line.width() <= 80, "{line}");

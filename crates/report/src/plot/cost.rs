@@ -12,7 +12,7 @@ const LEFT: f64 = 128.0;
 const TOP: f64 = 104.0;
 const ROW: f64 = 26.0;
 const BAR: f64 = 16.0;
-const EXECUTED: f64 = 380.0;
+const MEASURED_WIDTH: f64 = 380.0;
 /// Between the panels: room for the number after a bar.
 const BETWEEN: f64 = 90.0;
 const TOTAL: f64 = 240.0;
@@ -57,20 +57,20 @@ fn parts(row: &Row) -> [f64; 7] {
 
 pub(super) fn plot(trace: &str, rows: &[&Row], profile: &Profile) -> String {
     let bottom = TOP + ROW * rows.len() as f64;
-    let width = LEFT + EXECUTED + BETWEEN + TOTAL + RIGHT;
+    let width = LEFT + MEASURED_WIDTH + BETWEEN + TOTAL + RIGHT;
     let mut svg = Svg::new(width, bottom + 44.0);
     let title = format!("{trace}: cycles of a map and an unmap");
     svg.text(14.0, 26.0, Anchor::Start, "title", &title);
     legend(&mut svg);
 
     let executed: Vec<f64> = rows.iter().map(|row| parts(row).iter().sum()).collect();
-    let left = Linear::reaching(end_of_bars(&executed), LEFT, EXECUTED);
+    let left = Linear::reaching(end_of_bars(&executed), LEFT, MEASURED_WIDTH);
     let totals: Vec<f64> = rows
         .iter()
         .zip(&executed)
-        .map(|(row, executed)| executed + charged(row))
+        .map(|(row, executed)| executed + modelled(row))
         .collect();
-    let right = Linear::reaching(end_of_bars(&totals), LEFT + EXECUTED + BETWEEN, TOTAL);
+    let right = Linear::reaching(end_of_bars(&totals), LEFT + MEASURED_WIDTH + BETWEEN, TOTAL);
     frame(
         &mut svg,
         &left,
@@ -95,7 +95,7 @@ pub(super) fn plot(trace: &str, rows: &[&Row], profile: &Profile) -> String {
         number(&mut svg, &left, base, *executed, &cycles(*executed));
         let segments = [
             (*executed, "executed".to_owned()),
-            (charged(row), "charged".to_owned()),
+            (modelled(row), "charged".to_owned()),
         ];
         bar(&mut svg, &right, y, &segments);
         let text = match row.relative_throughput.filter(|share| share.is_finite()) {
@@ -110,7 +110,7 @@ pub(super) fn plot(trace: &str, rows: &[&Row], profile: &Profile) -> String {
     svg.finish(&title)
 }
 
-fn charged(row: &Row) -> f64 {
+fn modelled(row: &Row) -> f64 {
     row.components.map_or(0.0, |components| {
         drawable(components.cycles.unmap_invalidation_charged)
     })
@@ -126,7 +126,7 @@ fn legend(svg: &mut Svg) {
     for (part, name) in PARTS.iter().enumerate() {
         entry(&format!("c{part}"), name);
     }
-    let x = LEFT + EXECUTED + BETWEEN;
+    let x = LEFT + MEASURED_WIDTH + BETWEEN;
     for (shift, class, name) in [(0.0, "executed", "executed"), (90.0, "charged", "charged")] {
         svg.bar(x + 90.0 + shift, 44.0 - 22.0, 11.0, 11.0, class);
         svg.text(x + 106.0 + shift, 54.0 - 22.0, Anchor::Start, "", name);

@@ -14,13 +14,13 @@ const LEGEND_LINE: f64 = 18.0;
 const COLOURS: usize = 7;
 
 /// The horizontal scale.
-struct Across {
+struct XAxis {
     low: f64,
     high: f64,
     log: bool,
 }
 
-impl Across {
+impl XAxis {
     fn of(figure: &Figure) -> Self {
         let all = figure.series.iter().flat_map(|series| &series.points);
         let log = figure.log_x;
@@ -94,7 +94,7 @@ pub(crate) fn lines(figure: &Figure) -> String {
     let bottom = top + PLOT;
     let mut svg = Svg::new(WIDTH, bottom + 46.0);
 
-    let across = Across::of(figure);
+    let across = XAxis::of(figure);
     let ys = figure.series.iter().flat_map(|series| &series.points);
     let largest = ys.map(|(_, y)| drawable(*y)).fold(0.0, f64::max);
     let up = Linear::reaching(largest, 0.0, PLOT);

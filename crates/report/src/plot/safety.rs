@@ -198,7 +198,7 @@ fn points(svg: &mut Svg, rows: &[&Row], x_of: impl Fn(f64) -> f64, y_of: impl Fn
     for cluster in &clusters {
         let names: Vec<&str> = cluster.rows.iter().map(|row| row.mode.as_str()).collect();
         let name = names.join(", ");
-        let label = free_place(cluster.x, cluster.y, text_width(&name) + 4.0, &taken);
+        let label = free_label_position(cluster.x, cluster.y, text_width(&name) + 4.0, &taken);
         taken.push(label);
         let middle = label.y + LINE / 2.0;
         if (middle - cluster.y).abs() >= 1.0 {
@@ -224,7 +224,7 @@ fn points(svg: &mut Svg, rows: &[&Row], x_of: impl Fn(f64) -> f64, y_of: impl Fn
 }
 
 /// The nearest place for a name that covers nothing.
-fn free_place(x: f64, y: f64, width: f64, taken: &[Rect]) -> Rect {
+fn free_label_position(x: f64, y: f64, width: f64, taken: &[Rect]) -> Rect {
     let at = |side: f64, shift: f64| Rect {
         x: if side > 0.0 {
             x + 10.0

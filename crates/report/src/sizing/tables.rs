@@ -1,7 +1,7 @@
 //! The advice for people.
 
 use super::Sizing;
-use crate::grid::{Cell, Column, Grid, Look, Tone, wrap};
+use crate::grid::{Cell, CellStyle, Column, Grid, TableStyle, wrap};
 use crate::markdown::table;
 use crate::number::{bytes, count, or_dash, percent_of};
 use ringfence_lab::size::{
@@ -10,7 +10,7 @@ use ringfence_lab::size::{
 use ringfence_trace::{printable, printable_line};
 
 /// Everything as text.
-pub fn sizing_terminal(sizing: &Sizing, look: Look) -> String {
+pub fn sizing_terminal(sizing: &Sizing, look: TableStyle) -> String {
     let mut out = String::new();
     for trace in &sizing.traces {
         out.push_str(&format!("{}\n\n", printable_line(&headline(trace))));
@@ -113,12 +113,15 @@ fn rings(trace: &TraceSizing) -> Grid {
     ]);
     for ring in &trace.rings {
         let tone = match ring.fit {
-            Fit::InOrder | Fit::Static => Tone::Good,
-            Fit::AnyOrder => Tone::Plain,
-            Fit::None => Tone::Bad,
+            Fit::InOrder | Fit::Static => CellStyle::Good,
+            Fit::AnyOrder => CellStyle::Plain,
+            Fit::None => CellStyle::Bad,
         };
         grid.rows.push(vec![
-            Cell::toned(format!("{} {}", ring.device, ring.direction), Tone::Strong),
+            Cell::toned(
+                format!("{} {}", ring.device, ring.direction),
+                CellStyle::Strong,
+            ),
             Cell::new(count(ring.maps)),
             Cell::new(count(ring.live_max)),
             Cell::new(count(ring.withheld_max)),
@@ -132,7 +135,7 @@ fn rings(trace: &TraceSizing) -> Grid {
                 percent_of(share, ring.unmaps)
             })),
             Cell::toned(ring.fit.name(), tone),
-            Cell::toned(count(ring.entries.into()), Tone::Strong),
+            Cell::toned(count(ring.entries.into()), CellStyle::Strong),
             Cell::new(bytes(ring.bytes)),
         ]);
     }
@@ -164,7 +167,7 @@ fn sweep(trace: &TraceSizing) -> Grid {
                 _ => String::new(),
             };
             let mut cells = vec![
-                Cell::toned(name, Tone::Strong),
+                Cell::toned(name, CellStyle::Strong),
                 Cell::new(count(point.entries.into())),
                 Cell::new(bytes(point.bytes)),
             ];
@@ -183,12 +186,12 @@ fn sweep(trace: &TraceSizing) -> Grid {
 /// What is refused for good is shown with what waited in vain: neither was mapped.
 fn waits(predicted: Stalls, measured: Stalls) -> [Cell; 3] {
     let tone = |number: u64| match number {
-        0 => Tone::Good,
-        _ => Tone::Plain,
+        0 => CellStyle::Good,
+        _ => CellStyle::Plain,
     };
     let agrees = match predicted == measured {
-        true => Tone::Plain,
-        false => Tone::Bad,
+        true => CellStyle::Plain,
+        false => CellStyle::Bad,
     };
     let vain = measured.stalled_out + measured.refused;
     [
@@ -200,12 +203,12 @@ fn waits(predicted: Stalls, measured: Stalls) -> [Cell; 3] {
 
 fn iotlb(advice: &[IotlbAdvice]) -> Grid {
     const HITS: &str = "hits with so many entries";
-    const ENOUGH: &str = "entries for";
+    const ENTRIES_FOR: &str = "entries for";
     let mut columns = vec![
         Column::left("mode"),
         Column::right("", "lookups"),
-        Column::right(ENOUGH, "90%"),
-        Column::right(ENOUGH, "99%"),
+        Column::right(ENTRIES_FOR, "90%"),
+        Column::right(ENTRIES_FOR, "99%"),
         Column::right("", "ways"),
     ];
     columns.extend(["16", "64", "256", "1024", "4096"].map(|name| Column::right(HITS, name)));
@@ -214,7 +217,7 @@ fn iotlb(advice: &[IotlbAdvice]) -> Grid {
         for (place, ways) in WAYS.into_iter().enumerate() {
             let mut cells = match place {
                 0 => vec![
-                    Cell::toned(&mode.mode, Tone::Strong),
+                    Cell::toned(&mode.mode, CellStyle::Strong),
                     Cell::new(count(mode.lookups)),
                     Cell::new(enough(mode.entries_90)),
                     Cell::new(enough(mode.entries_99)),

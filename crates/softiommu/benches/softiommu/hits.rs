@@ -19,7 +19,7 @@ pub(crate) fn hits(live: u64, samples: usize) {
     let (tlb, locked) = (iotlb(live), RwLock::new(iotlb(live)));
     let addresses = addresses(live);
     let mut burst = reader.online();
-    let pin = burst.pin();
+    let pin = burst.guard();
     let lookup = |tlb: &Iotlb, at| {
         let found = Iotlb::lookup(tlb, GuestAddress(at), 8, Wanted::Read).map(|mut it| it.next());
         black_box(found.ok().flatten().map(|range| range.base.0));
@@ -65,13 +65,13 @@ pub(crate) fn hits(live: u64, samples: usize) {
             side("a pin for each", || {
                 let mut burst = other.online();
                 for at in &addresses {
-                    let found = burst.pin().translate(eight(*at), Access::Read);
+                    let found = burst.guard().translate(eight(*at), Access::Read);
                     black_box(found.map(|pieces| pieces.first().start().get()).ok());
                 }
             }),
             side("a burst for each, nothing translated", || {
                 for _ in 0..ACCESSES {
-                    black_box(third.online().pin().device());
+                    black_box(third.online().guard().device());
                 }
             }),
         ],

@@ -15,7 +15,7 @@ pub(crate) fn reads(live: u64, samples: usize) {
     let addresses = addresses(live);
     let physical: Vec<u64> = addresses.iter().map(|at| at % MEMORY).collect();
     let mut burst = reader.online();
-    let pin = burst.pin();
+    let pin = burst.guard();
     run(
         &format!("reads of 8 bytes, {live} pages live"),
         samples,

@@ -31,7 +31,7 @@ pub(crate) fn waking(samples: usize, other: Processor) {
                         again(&mut domain, page(0));
                     }
                     let start = Instant::now();
-                    black_box(reader.online().pin().device());
+                    black_box(reader.online().guard().device());
                     start.elapsed().as_nanos() as f64
                 })
                 .collect();
@@ -59,7 +59,7 @@ pub(crate) fn busy(live: u64, samples: usize, other: Processor) {
     let translate = |reader: &mut Reader<GuestMemoryMmap>| {
         let mut burst = reader.online();
         for four in addresses.chunks(4) {
-            let pin = burst.pin();
+            let pin = burst.guard();
             for at in four {
                 let found = pin.translate(eight(*at), Access::Read);
                 black_box(found.map(|pieces| pieces.first().start().get()).ok());

@@ -1,14 +1,14 @@
 //! What is translated: units, vm-memory's `Iotlb`, and addresses that both have.
 
-use ringfence_softiommu::{DomainMut, Limits, SoftIommu};
-use ringfence_types::{DeviceId, DomainId, Iova, IovaRange, Permissions, PhysAddr};
+use ringfence_softiommu::{DomainMut, SoftIommu, SoftIommuLimits};
+use ringfence_types::{DomainId, Iova, IovaRange, Permissions, PhysAddr, RequesterId};
 use std::hint::black_box;
 use vm_memory::iommu::Iotlb;
 use vm_memory::{GuestAddress, GuestMemoryMmap, Permissions as Wanted};
 
 use crate::ACCESSES;
 
-pub(crate) const DISK: DeviceId = DeviceId::new(0x20);
+pub(crate) const DISK: RequesterId = RequesterId::new(0x20);
 pub(crate) const DOMAIN: DomainId = DomainId::new(1);
 pub(crate) const PAGE: u64 = 1 << 12;
 pub(crate) const MEMORY: u64 = 64 << 20;
@@ -29,7 +29,7 @@ pub(crate) fn memory() -> GuestMemoryMmap {
 }
 
 pub(crate) fn unit(live: u64) -> SoftIommu<GuestMemoryMmap> {
-    let mut unit = SoftIommu::new(Limits::default(), memory());
+    let mut unit = SoftIommu::new(SoftIommuLimits::default(), memory());
     unit.add_endpoint(DISK).expect("room");
     let mut domain = unit.create_domain(DOMAIN).expect("room");
     for n in 0..live {

@@ -1,20 +1,22 @@
 //! A monitor with a virtio-iommu, and one device behind it (docs/EMBEDDING.md).
 mod driver;
 
-use ringfence_softiommu::{IommuSink, Limits};
-use ringfence_types::{DeviceId, Fault};
-use ringfence_virtio_iommu::{Denied, DeniedReason, Device, EndpointId, Options, Queues, Sink};
+use ringfence_softiommu::{IommuSink, SoftIommuLimits};
+use ringfence_types::{Fault, RequesterId};
+use ringfence_virtio_iommu::{
+    Device, EndpointId, Options, Queues, Sink, TranslationFault, TranslationFaultReason,
+};
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 /// What the guest's table VIOT calls the disk, and what the unit does.
-const DISK: (EndpointId, DeviceId) = (EndpointId::new(0x20), DeviceId::new(0x20));
+const DISK: (EndpointId, RequesterId) = (EndpointId::new(0x20), RequesterId::new(0x20));
 
 fn main() -> Outcome<()> {
     // The unit over the guest's memory, and the device in front. The disk reaches nothing yet.
     let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 16 << 20)])?;
-    let mut unit = IommuSink::new(Limits::default(), memory.clone());
+    let mut unit = IommuSink::new(SoftIommuLimits::default(), memory.clone());
     unit.add_endpoint(DISK.0, DISK.1)?;
     let mut reader = unit.reader(DISK.1)?;
     let mut iommu = Device::new(Options::default(), unit)?;
@@ -27,7 +29,7 @@ fn main() -> Outcome<()> {
 
     // The disk's thread: online for a burst, a pin for each request. A pin is a `GuestMemory`.
     let mut burst = reader.online();
-    let pin = burst.pin();
+    let pin = burst.guard();
     pin.write_slice(b"from the disk", GuestAddress(0x10000))?;
     let refused = pin.write_slice(b"anywhere", GuestAddress(0x20000));
     let fault = pin.take_fault();
@@ -49,11 +51,11 @@ fn ring<S: Sink>(unit: &mut Device<S>, queue: &mut Queue, ram: &GuestMemoryMmap)
     Ok(queue.enable_notification(ram)? || served.more)
 }
 
-fn denied(fault: &Fault) -> Denied {
-    Denied {
+fn denied(fault: &Fault) -> TranslationFault {
+    TranslationFault {
         endpoint: DISK.0,
         iova: fault.iova,
         access: fault.access,
-        reason: DeniedReason::NotMapped,
+        reason: TranslationFaultReason::NotMapped,
     }
 }

@@ -3,16 +3,16 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use ringfence_types::{
-    DeviceId, DomainId, Fault, FaultReason, Iova, IovaRange, PageSize, Permissions, PhysAddr,
+    DomainId, Fault, FaultReason, Iova, IovaRange, PageSize, Permissions, PhysAddr, RequesterId,
 };
 
 use super::error::IotlbError;
 use super::message::Message;
-use super::misses::{Asked, MissId, Misses, Outcome};
+use super::misses::{MissAction, MissId, MissOutcome, Misses};
 use super::regions::Regions;
 use crate::domain_mut::DomainMut;
 use crate::error::{IommuError, MapError, MapReason};
-use crate::iommu::{Limits, SoftIommu, may_wait};
+use crate::iommu::{SoftIommu, SoftIommuLimits, may_wait};
 use crate::reader::{Reader, permissions};
 use crate::table::Width;
 
@@ -27,7 +27,7 @@ pub struct IotlbLimits {
     /// Pages of 4 KiB that are there at a time; at least one.
     pub pages: usize,
     /// Pages of one update that are kept, those that are missed apart.
-    pub ahead: usize,
+    pub extra_pages: usize,
     /// Tables, 4 KiB each; at least as many as one page needs.
     pub tables: usize,
     /// Misses under way.
@@ -43,7 +43,7 @@ impl Default for IotlbLimits {
     fn default() -> Self {
         Self {
             pages: 8192,
-            ahead: 64,
+            extra_pages: 64,
             tables: 1024,
             misses: 64,
             width: Width::BITS_48,
@@ -54,7 +54,7 @@ impl Default for IotlbLimits {
 
 /// A page that is there.
 #[derive(Debug, Clone, Copy)]
-struct Resident {
+struct CachedPage {
     memory: PhysAddr,
     permissions: Permissions,
     /// In the order of arrival.
@@ -66,10 +66,10 @@ struct Resident {
 /// Whoever changes it is no reader meanwhile, as with [`SoftIommu`]; keep it behind a lock that no reader takes while it is online.
 pub struct Iotlb<M> {
     unit: SoftIommu<M>,
-    device: DeviceId,
+    device: RequesterId,
     limits: IotlbLimits,
     regions: Regions,
-    resident: BTreeMap<u64, Resident>,
+    resident: BTreeMap<u64, CachedPage>,
     /// Pages by arrival; one that is gone, or came again, stands here still, under its old number.
     arrivals: VecDeque<(u64, u64)>,
     number: u64,
@@ -80,12 +80,12 @@ impl<M> Iotlb<M> {
     /// An IOTLB in which nothing is there, over `memory`, of which the front-end has shared `regions`.
     pub fn new(
         limits: IotlbLimits,
-        device: DeviceId,
+        device: RequesterId,
         memory: M,
         regions: Regions,
     ) -> Result<Self, IotlbError> {
         let mut unit = SoftIommu::new(
-            Limits {
+            SoftIommuLimits {
                 width: limits.width,
                 tables: limits.tables,
                 domains: 1,
@@ -160,7 +160,7 @@ impl<M> Iotlb<M> {
     }
 
     /// A reader of this device was refused an access: what to ask the front-end.
-    pub fn miss(&mut self, fault: &Fault) -> Result<Asked, IotlbError> {
+    pub fn miss(&mut self, fault: &Fault) -> Result<MissAction, IotlbError> {
         match fault.reason {
             FaultReason::NotPresent | FaultReason::ReadDenied | FaultReason::WriteDenied => {}
             _ => return Err(IotlbError::NotAMiss(*fault)),
@@ -170,17 +170,17 @@ impl<M> Iotlb<M> {
         }
         let (page, wanted) = (page_of(fault.iova), permissions(fault.access));
         if self.allows(page, wanted) {
-            return Ok(Asked::Present);
+            return Ok(MissAction::Present);
         }
         if let Some(id) = self.misses.find(page, wanted) {
-            return Ok(Asked::Wait(id));
+            return Ok(MissAction::Wait(id));
         }
         if self.misses.len() >= self.limits.misses {
             return Err(IotlbError::TooManyMisses);
         }
         let id = self.misses.add(page, wanted);
         let iova = fault.iova;
-        Ok(Asked::Send(id, Message::Miss { iova, wanted }))
+        Ok(MissAction::Send(id, Message::Miss { iova, wanted }))
     }
 
     /// Whether what the miss asked for is there already, before there is a reply to it. It stays under way until there is.
@@ -191,12 +191,12 @@ impl<M> Iotlb<M> {
     }
 
     /// The front-end has replied to the miss: whether it has `done` what it was asked.
-    pub fn replied(&mut self, miss: MissId, done: bool) -> Result<Outcome, IotlbError> {
+    pub fn replied(&mut self, miss: MissId, done: bool) -> Result<MissOutcome, IotlbError> {
         let (page, wanted) = self.misses.remove(miss).ok_or(IotlbError::NoMiss)?;
         Ok(match done {
-            _ if self.allows(page, wanted) => Outcome::Present,
-            true => Outcome::Gone,
-            false => Outcome::Refused,
+            _ if self.allows(page, wanted) => MissOutcome::Present,
+            true => MissOutcome::Invalidated,
+            false => MissOutcome::Refused,
         })
     }
 
@@ -223,7 +223,9 @@ impl<M> Iotlb<M> {
         }
         // The range as it is, whatever is thought to be there: what is out of reach does not depend on any account. It cannot be refused:
         // whole pages, and no pin is held.
-        self.domain()?.unmap(range).map_err(|_| held())?;
+        self.domain()?
+            .unmap(range)
+            .map_err(|_| read_section_open())?;
         Ok(())
     }
 
@@ -240,7 +242,7 @@ impl<M> Iotlb<M> {
         let (memory, first, last) = match self.whole_pages(range, user, memory) {
             Ok(found) => found,
             Err(refused) => {
-                self.forget(outdated)?;
+                self.evict(outdated)?;
                 return Err(refused);
             }
         };
@@ -251,7 +253,7 @@ impl<M> Iotlb<M> {
         let grants: BTreeMap<u64, (PhysAddr, Permissions)> = pages
             .into_iter()
             .map(|page| {
-                let memory = place(range, memory, page);
+                let memory = memory_of(range, memory, page);
                 (
                     page,
                     (memory, self.granted(page, memory, permissions, answered)),
@@ -271,8 +273,9 @@ impl<M> Iotlb<M> {
     /// there, however many it has. All of them where it does not say what memory they have.
     fn outdated(&self, range: IovaRange, memory: Option<PhysAddr>, said: Permissions) -> Vec<u64> {
         let touched = page_of(range.start())..=page_of(range.last());
-        let contradicted = |page: u64, resident: &Resident| {
-            let same = memory.is_some_and(|memory| place(range, memory, page) == resident.memory);
+        let contradicted = |page: u64, resident: &CachedPage| {
+            let same =
+                memory.is_some_and(|memory| memory_of(range, memory, page) == resident.memory);
             !same || resident.permissions.union(said) != said
         };
         self.resident
@@ -340,7 +343,7 @@ impl<M> Iotlb<M> {
     /// invalidation. In order, without repetition.
     fn kept(&self, first: u64, last: u64) -> Vec<u64> {
         let from = self.misses.pages(first, last).min().unwrap_or(first);
-        let ahead = u64::try_from(self.limits.ahead).unwrap_or(u64::MAX);
+        let ahead = u64::try_from(self.limits.extra_pages).unwrap_or(u64::MAX);
         let end = from.saturating_add(ahead).min(last.saturating_add(1));
         let mut pages: Vec<u64> = self.misses.pages(first, last).chain(from..end).collect();
         pages.sort_unstable();
@@ -391,21 +394,23 @@ impl<M> Iotlb<M> {
             }
         }
         self.arrivals.extend(asked_again);
-        self.take_away(gone)
+        self.unmap_pages(gone)
     }
 
     /// Takes pages away, from the account and from readers.
-    fn forget(&mut self, pages: Vec<u64>) -> Result<(), IotlbError> {
+    fn evict(&mut self, pages: Vec<u64>) -> Result<(), IotlbError> {
         for page in &pages {
             self.resident.remove(page);
         }
-        self.take_away(pages)
+        self.unmap_pages(pages)
     }
 
-    fn take_away(&mut self, pages: Vec<u64>) -> Result<(), IotlbError> {
+    fn unmap_pages(&mut self, pages: Vec<u64>) -> Result<(), IotlbError> {
         let ranges: Vec<IovaRange> = pages.into_iter().filter_map(range_of).collect();
         if !ranges.is_empty() {
-            self.domain()?.unmap_all(ranges).map_err(|_| held())?;
+            self.domain()?
+                .unmap_all(ranges)
+                .map_err(|_| read_section_open())?;
         }
         Ok(())
     }
@@ -427,25 +432,25 @@ impl<M> Iotlb<M> {
             // Pages that are far from each other need a table each. They have had their time.
             let all = std::mem::take(&mut self.resident).into_keys().collect();
             self.arrivals.clear();
-            self.take_away(all)?;
+            self.unmap_pages(all)?;
             mapped = self.domain()?.map(range, memory, permissions);
         }
         mapped.map_err(IotlbError::Map)?;
         self.number = self.number.wrapping_add(1);
         let number = self.number;
-        let resident = Resident {
+        let resident = CachedPage {
             memory,
             permissions,
             number,
         };
         self.resident.insert(page, resident);
         self.arrivals.push_back((page, number));
-        self.forget_old_arrivals();
+        self.trim_arrivals();
         Ok(())
     }
 
     /// Keeps the list of arrivals within twice the pages that are there.
-    fn forget_old_arrivals(&mut self) {
+    fn trim_arrivals(&mut self) {
         if self.arrivals.len() > self.limits.pages.max(1).saturating_mul(2) {
             let resident = &self.resident;
             self.arrivals.retain(|(page, number)| {
@@ -461,12 +466,12 @@ impl<M> Iotlb<M> {
     }
 }
 
-fn held() -> IotlbError {
-    IotlbError::PinHeld(crate::error::PinHeld)
+fn read_section_open() -> IotlbError {
+    IotlbError::ReadSectionOpen(crate::error::ReadSectionOpen)
 }
 
 /// Where `page` is if `range` begins at `memory`.
-fn place(range: IovaRange, memory: PhysAddr, page: u64) -> PhysAddr {
+fn memory_of(range: IovaRange, memory: PhysAddr, page: u64) -> PhysAddr {
     let start = range.start().get();
     memory.wrapping_add((page << PAGE.shift()).wrapping_sub(start))
 }

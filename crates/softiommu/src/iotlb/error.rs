@@ -5,7 +5,7 @@ use std::fmt;
 
 use ringfence_types::{Fault, Iova, IovaRange, PhysAddr};
 
-use crate::error::{IommuError, MapError, PinHeld};
+use crate::error::{IommuError, MapError, ReadSectionOpen};
 
 /// Bytes that are no IOTLB message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -122,8 +122,8 @@ pub enum IotlbError {
     NoMiss,
     /// The unit.
     Unit(IommuError),
-    /// See [`PinHeld`].
-    PinHeld(PinHeld),
+    /// See [`ReadSectionOpen`].
+    ReadSectionOpen(ReadSectionOpen),
 }
 
 impl fmt::Display for IotlbError {
@@ -139,7 +139,7 @@ impl fmt::Display for IotlbError {
             Self::TooManyMisses => f.write_str("too many misses under way"),
             Self::NoMiss => f.write_str("no such miss is under way"),
             Self::Unit(error) => error.fmt(f),
-            Self::PinHeld(held) => held.fmt(f),
+            Self::ReadSectionOpen(held) => held.fmt(f),
         }
     }
 }
@@ -149,14 +149,14 @@ impl Error for IotlbError {}
 impl From<IommuError> for IotlbError {
     fn from(error: IommuError) -> Self {
         match error {
-            IommuError::PinHeld(held) => Self::PinHeld(held),
+            IommuError::ReadSectionOpen(held) => Self::ReadSectionOpen(held),
             other => Self::Unit(other),
         }
     }
 }
 
-impl From<PinHeld> for IotlbError {
-    fn from(held: PinHeld) -> Self {
-        Self::PinHeld(held)
+impl From<ReadSectionOpen> for IotlbError {
+    fn from(held: ReadSectionOpen) -> Self {
+        Self::ReadSectionOpen(held)
     }
 }

@@ -16,7 +16,7 @@ pub struct MissId(u64);
 
 /// What [`Iotlb::miss`](super::Iotlb::miss) asks its caller to do. Whoever is told to wait holds no pin meanwhile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Asked {
+pub enum MissAction {
     /// Send this to the front-end, with a request for a reply; then wait.
     Send(MissId, super::Message),
     /// Wait: the same was asked before.
@@ -27,11 +27,11 @@ pub enum Asked {
 
 /// What became of a miss.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
+pub enum MissOutcome {
     /// The translation is there: try again.
     Present,
     /// There was an answer, and it is gone, or came too late to be believed: try again, and expect another miss.
-    Gone,
+    Invalidated,
     /// The device may not access the address.
     Refused,
 }
@@ -44,7 +44,7 @@ struct Miss {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Invalidation {
+struct RecentInvalidation {
     number: u64,
     range: IovaRange,
 }
@@ -53,7 +53,7 @@ struct Invalidation {
 #[derive(Debug, Default)]
 pub(super) struct Misses {
     misses: Vec<Miss>,
-    invalidations: Vec<Invalidation>,
+    invalidations: Vec<RecentInvalidation>,
     number: u64,
 }
 
@@ -125,7 +125,8 @@ impl Misses {
         }
         let number = self.next();
         if self.invalidations.len() < REMEMBERED {
-            self.invalidations.push(Invalidation { number, range });
+            self.invalidations
+                .push(RecentInvalidation { number, range });
             return;
         }
         let hull = self.invalidations.iter().fold(range, |hull, other| {
@@ -134,7 +135,7 @@ impl Misses {
             IovaRange::inclusive(start, last).unwrap_or(hull)
         });
         self.invalidations.clear();
-        self.invalidations.push(Invalidation {
+        self.invalidations.push(RecentInvalidation {
             number,
             range: hull,
         });

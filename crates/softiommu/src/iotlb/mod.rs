@@ -2,7 +2,7 @@
 //!
 //! A back-end whose driver has negotiated `VIRTIO_F_ACCESS_PLATFORM` sees I/O virtual addresses and no table. It asks its front-end (a
 //! *miss*, on the socket for the back-end's requests), is told (an *update*, on the main socket), and is told when that no longer holds (an
-//! *invalidation*, on the main socket, too). [`Iotlb`] is that cache without I/O: messages in, messages out. Its hits are [`Pin`](crate::Pin)'s, and an
+//! *invalidation*, on the main socket, too). [`Iotlb`] is that cache without I/O: messages in, messages out. Its hits are [`ReadGuard`](crate::ReadGuard)'s, and an
 //! invalidation is acknowledged when no reader holds what it took away.
 //!
 //! # Two sockets
@@ -20,19 +20,19 @@
 //! `struct vhost_iotlb_msg` of Linux's uapi `linux/vhost_types.h`.
 
 mod cache;
+#[cfg(feature = "vhost-user")]
+mod client;
 mod error;
 mod frame;
 mod message;
 mod misses;
 mod regions;
-#[cfg(feature = "vhost-user")]
-mod socket;
 
 pub use cache::{Iotlb, IotlbLimits};
+#[cfg(feature = "vhost-user")]
+pub use client::{IotlbClient, IotlbClientError};
 pub use error::{FrameError, IotlbError, MessageError, RegionError};
 pub use frame::{FRONTEND_IOTLB, Header, IOTLB_BYTES, reply, reply_status, request};
 pub use message::Message;
-pub use misses::{Asked, MissId, Outcome};
+pub use misses::{MissAction, MissId, MissOutcome};
 pub use regions::{Region, Regions};
-#[cfg(feature = "vhost-user")]
-pub use socket::{Exchange, ExchangeError};

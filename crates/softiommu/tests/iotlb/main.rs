@@ -4,7 +4,7 @@ mod model;
 mod updates;
 
 use ringfence_softiommu::iotlb::{
-    Asked, Iotlb, IotlbError, IotlbLimits, Message, Outcome, Region, RegionError, Regions,
+    Iotlb, IotlbError, IotlbLimits, Message, MissAction, MissOutcome, Region, RegionError, Regions,
 };
 use ringfence_types::{Access, Fault, FaultReason, Iova, IovaRange, Permissions, PhysAddr};
 
@@ -28,7 +28,8 @@ fn what_is_invalidated_stays_away() {
         for page in 0..PAGES {
             let mut replies = 0;
             while let Some(fault) = both.fault_at(page) {
-                let Ok(Asked::Send(miss, Message::Miss { iova, wanted })) = both.iotlb.miss(&fault)
+                let Ok(MissAction::Send(miss, Message::Miss { iova, wanted })) =
+                    both.iotlb.miss(&fault)
                 else {
                     panic!("a miss");
                 };
@@ -37,8 +38,8 @@ fn what_is_invalidated_stays_away() {
                     both.iotlb.receive(&message).unwrap();
                 }
                 let outcome = both.iotlb.replied(miss, found.is_some()).unwrap();
-                assert_ne!(outcome, Outcome::Gone);
-                if outcome == Outcome::Refused {
+                assert_ne!(outcome, MissOutcome::Invalidated);
+                if outcome == MissOutcome::Refused {
                     break;
                 }
                 replies += 1;
@@ -65,7 +66,7 @@ fn a_page_that_is_told_of_again_is_what_was_said_last() {
     ] {
         iotlb.receive(&update(0, 1, frame, permissions)).unwrap();
         let mut burst = reader.online();
-        let pin = burst.pin();
+        let pin = burst.guard();
         for access in [Access::Read, Access::Write] {
             let found = pin.translate(range(0, 1), access).ok();
             let found = found.map(|pieces| pieces.first().start().get() / PAGE);
@@ -82,7 +83,7 @@ fn a_front_end_that_always_says_both_grants_what_was_asked() {
     let both = update(0, 2, 3, Permissions::READ_WRITE);
     let mut check = |page, read: bool, write: bool| {
         let mut burst = reader.online();
-        let pin = burst.pin();
+        let pin = burst.guard();
         for (access, may) in [(Access::Read, read), (Access::Write, write)] {
             let found = pin.translate(range(page, 1), access);
             assert_eq!(found.is_ok(), may, "{access} of page {page}");
@@ -92,24 +93,24 @@ fn a_front_end_that_always_says_both_grants_what_was_asked() {
         reason: FaultReason::WriteDenied,
         ..fault(0, Access::Write)
     };
-    let Ok(Asked::Send(reads, _)) = iotlb.miss(&fault(0, Access::Read)) else {
+    let Ok(MissAction::Send(reads, _)) = iotlb.miss(&fault(0, Access::Read)) else {
         panic!("a miss");
     };
     iotlb.receive(&both).unwrap();
     check(0, true, false);
     check(1, true, false);
     // The reply to the first one is still to come.
-    let Ok(Asked::Send(writes, _)) = iotlb.miss(&denied()) else {
+    let Ok(MissAction::Send(writes, _)) = iotlb.miss(&denied()) else {
         panic!("a miss");
     };
-    assert_eq!(iotlb.replied(reads, true), Ok(Outcome::Present));
-    assert_eq!(iotlb.replied(writes, false), Ok(Outcome::Refused));
+    assert_eq!(iotlb.replied(reads, true), Ok(MissOutcome::Present));
+    assert_eq!(iotlb.replied(writes, false), Ok(MissOutcome::Refused));
     check(0, true, false);
-    let Ok(Asked::Send(writes, _)) = iotlb.miss(&denied()) else {
+    let Ok(MissAction::Send(writes, _)) = iotlb.miss(&denied()) else {
         panic!("a miss");
     };
     iotlb.receive(&both).unwrap();
-    assert_eq!(iotlb.replied(writes, true), Ok(Outcome::Present));
+    assert_eq!(iotlb.replied(writes, true), Ok(MissOutcome::Present));
     check(0, true, true);
     // The next page came with it, of the same mapping.
     check(1, true, true);
@@ -127,11 +128,11 @@ fn an_update_answers_the_oldest_open_miss() {
     let mut reader = iotlb.reader().unwrap();
     let mut granted = |page| {
         let mut burst = reader.online();
-        let pin = burst.pin();
+        let pin = burst.guard();
         [Access::Read, Access::Write].map(|access| pin.translate(range(page, 1), access).is_ok())
     };
     let ask = |iotlb: &mut Iotlb<()>, page, access| match iotlb.miss(&fault(page, access)) {
-        Ok(Asked::Send(miss, _)) => miss,
+        Ok(MissAction::Send(miss, _)) => miss,
         other => panic!("{other:?}"),
     };
     let both = |page, pages| update(page, pages, page, Permissions::READ_WRITE);
@@ -142,8 +143,8 @@ fn an_update_answers_the_oldest_open_miss() {
     let writes = ask(&mut iotlb, 0, Access::Write);
     iotlb.receive(&both(0, 1)).unwrap();
     assert_eq!(granted(0), [true, true]);
-    assert_eq!(iotlb.replied(reads, true), Ok(Outcome::Present));
-    assert_eq!(iotlb.replied(writes, true), Ok(Outcome::Present));
+    assert_eq!(iotlb.replied(reads, true), Ok(MissOutcome::Present));
+    assert_eq!(iotlb.replied(writes, true), Ok(MissOutcome::Present));
 
     let overtaken = ask(&mut iotlb, 2, Access::Read);
     iotlb
@@ -153,8 +154,8 @@ fn an_update_answers_the_oldest_open_miss() {
     iotlb.receive(&both(2, 2)).unwrap();
     assert_eq!(granted(2), [false, false]);
     assert_eq!(granted(3), [false, true]);
-    assert_eq!(iotlb.replied(overtaken, true), Ok(Outcome::Gone));
-    assert_eq!(iotlb.replied(writes, true), Ok(Outcome::Present));
+    assert_eq!(iotlb.replied(overtaken, true), Ok(MissOutcome::Invalidated));
+    assert_eq!(iotlb.replied(writes, true), Ok(MissOutcome::Present));
 }
 
 /// More invalidations than are remembered one by one.
@@ -162,7 +163,7 @@ fn an_update_answers_the_oldest_open_miss() {
 fn many_invalidations_stay_remembered() {
     let mut iotlb = Iotlb::new(IotlbLimits::default(), DISK, (), regions()).unwrap();
     let mut reader = iotlb.reader().unwrap();
-    let Ok(Asked::Send(miss, _)) = iotlb.miss(&fault(10, Access::Read)) else {
+    let Ok(MissAction::Send(miss, _)) = iotlb.miss(&fault(10, Access::Read)) else {
         panic!("a miss");
     };
     for page in (0..FRAMES).rev().filter(|page| page % 2 == 0) {
@@ -175,14 +176,14 @@ fn many_invalidations_stay_remembered() {
         let late = update(page, 1, page, Permissions::READ);
         iotlb.receive(&late).unwrap();
         let mut burst = reader.online();
-        let found = burst.pin().translate(range(page, 1), Access::Read);
+        let found = burst.guard().translate(range(page, 1), Access::Read);
         assert!(page % 2 == 1 || found.is_err(), "page {page}");
     }
-    assert_eq!(iotlb.replied(miss, true), Ok(Outcome::Gone));
+    assert_eq!(iotlb.replied(miss, true), Ok(MissOutcome::Invalidated));
     // Forgotten with the miss that they were remembered for.
     iotlb.receive(&update(0, 1, 0, Permissions::READ)).unwrap();
     let mut burst = reader.online();
-    assert!(burst.pin().translate(range(0, 1), Access::Read).is_ok());
+    assert!(burst.guard().translate(range(0, 1), Access::Read).is_ok());
 }
 
 /// What a hostile front-end says is confined to what it has shared, and costs no more than the limits say.
@@ -190,7 +191,7 @@ fn many_invalidations_stay_remembered() {
 fn a_hostile_front_end_stays_in_its_memory() {
     let limits = IotlbLimits {
         pages: 20,
-        ahead: 8,
+        extra_pages: 8,
         tables: 16,
         misses: 4,
         ..IotlbLimits::default()
@@ -222,7 +223,8 @@ fn a_hostile_front_end_stays_in_its_memory() {
             _ => 2,
         };
         if random.below(8) == 0
-            && let Ok(Asked::Send(miss, _)) = iotlb.miss(&fault(random.next() >> 12, Access::Read))
+            && let Ok(MissAction::Send(miss, _)) =
+                iotlb.miss(&fault(random.next() >> 12, Access::Read))
         {
             misses.push(miss);
         }
@@ -239,7 +241,7 @@ fn a_hostile_front_end_stays_in_its_memory() {
         assert!(iotlb.pages() <= 20 && iotlb.misses() <= 4);
         if let Message::Update { range: told, .. } = message {
             let mut burst = reader.online();
-            let pin = burst.pin();
+            let pin = burst.guard();
             for page in (0..=8).map_while(|n| (told.start().get() / PAGE).checked_add(n)) {
                 let Some(whole) = IovaRange::new(Iova::new(page.wrapping_mul(PAGE)), PAGE) else {
                     break;
@@ -356,16 +358,16 @@ fn a_thread_that_holds_a_pin_changes_nothing() {
     iotlb.receive(&update(0, 1, 3, Permissions::READ)).unwrap();
     let mut reader = iotlb.reader().unwrap();
     let mut burst = reader.online();
-    let pin = burst.pin();
+    let pin = burst.guard();
     assert!(pin.translate(range(0, 1), Access::Read).is_ok());
     let invalidate = Message::Invalidate(None);
     assert!(matches!(
         iotlb.receive(&invalidate),
-        Err(IotlbError::PinHeld(_))
+        Err(IotlbError::ReadSectionOpen(_))
     ));
     assert!(matches!(
         iotlb.set_memory((), Regions::default()),
-        Err(IotlbError::PinHeld(_))
+        Err(IotlbError::ReadSectionOpen(_))
     ));
     assert!(pin.translate(range(0, 1), Access::Read).is_ok());
     drop(burst);
@@ -373,7 +375,7 @@ fn a_thread_that_holds_a_pin_changes_nothing() {
     assert!(
         reader
             .online()
-            .pin()
+            .guard()
             .translate(range(0, 1), Access::Read)
             .is_err()
     );

@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, VecDeque};
 
 use ringfence_softiommu::Reader;
 use ringfence_softiommu::iotlb::{
-    Asked, Iotlb, IotlbError, IotlbLimits, Message, MissId, Outcome, Region, Regions,
+    Iotlb, IotlbError, IotlbLimits, Message, MissAction, MissId, MissOutcome, Region, Regions,
 };
 use ringfence_types::{
-    Access, DeviceId, Fault, FaultReason, Iova, IovaRange, Permissions, PhysAddr,
+    Access, Fault, FaultReason, Iova, IovaRange, Permissions, PhysAddr, RequesterId,
 };
 
-pub(crate) const DISK: DeviceId = DeviceId::new(0x20);
+pub(crate) const DISK: RequesterId = RequesterId::new(0x20);
 pub(crate) const PAGE: u64 = 1 << 12;
 /// Pages that the driver uses.
 pub(crate) const PAGES: u64 = 24;
@@ -116,7 +116,7 @@ impl Both {
     pub(crate) fn new(seed: u64) -> Self {
         let limits = IotlbLimits {
             pages: 12,
-            ahead: 3,
+            extra_pages: 3,
             tables: 8,
             misses: 6,
             ..IotlbLimits::default()
@@ -219,7 +219,7 @@ impl Both {
                 assert!(self.waiting.contains(&miss));
                 self.waiting.retain(|waiting| *waiting != miss);
                 // It is refused only if it was not granted when it was looked up.
-                assert!(done || outcome != Outcome::Gone);
+                assert!(done || outcome != MissOutcome::Invalidated);
             }
         }
     }
@@ -258,17 +258,17 @@ impl Both {
         let result = self
             .reader
             .online()
-            .pin()
+            .guard()
             .translate(range(page, 1), access)
             .map(|pieces| pieces.first());
         if let Err(fault) = result {
             match self.iotlb.miss(&fault) {
-                Ok(Asked::Send(miss, message)) => {
+                Ok(MissAction::Send(miss, message)) => {
                     self.front.requests.push_back((miss, message));
                     self.waiting.push(miss);
                 }
-                Ok(Asked::Wait(miss)) => assert!(self.waiting.contains(&miss)),
-                Ok(Asked::Present) => panic!("{fault} and present"),
+                Ok(MissAction::Wait(miss)) => assert!(self.waiting.contains(&miss)),
+                Ok(MissAction::Present) => panic!("{fault} and present"),
                 Err(error) => {
                     assert_eq!((error, self.iotlb.misses()), (IotlbError::TooManyMisses, 6))
                 }
@@ -278,14 +278,14 @@ impl Both {
 
     pub(crate) fn fault_at(&mut self, page: u64) -> Option<Fault> {
         let mut burst = self.reader.online();
-        burst.pin().translate(range(page, 1), Access::Read).err()
+        burst.guard().translate(range(page, 1), Access::Read).err()
     }
 
     /// Every translation is one that the guest has granted, or whose invalidation has not been acknowledged.
     pub(crate) fn check(&mut self) {
         assert!(self.iotlb.pages() <= 12);
         let mut burst = self.reader.online();
-        let pin = burst.pin();
+        let pin = burst.guard();
         for page in 0..PAGES {
             for access in [Access::Read, Access::Write] {
                 let Ok(pieces) = pin.translate(range(page, 1), access) else {

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use ringfence_softiommu::Reader;
-use ringfence_softiommu::iotlb::{Asked, Iotlb, IotlbLimits, Message, MissId};
+use ringfence_softiommu::iotlb::{Iotlb, IotlbLimits, Message, MissAction, MissId};
 use ringfence_types::{Access, Iova, IovaRange, Permissions};
 
 use super::model::{DISK, FRAMES, PAGE, PAGES, Random, fault, range, regions, update, user};
@@ -12,11 +12,11 @@ use super::model::{DISK, FRAMES, PAGE, PAGES, Random, fault, range, regions, upd
 /// Less than most updates have pages.
 const AHEAD: usize = 4;
 
-/// `a_page_that_is_told_of_again_is_what_was_said_last` for an update of more pages than `ahead`.
+/// `a_page_that_is_told_of_again_is_what_was_said_last` for an update of more pages than `extra_pages`.
 #[test]
 fn every_page_of_a_large_update_is_what_was_said_last() {
     let limits = IotlbLimits {
-        ahead: AHEAD,
+        extra_pages: AHEAD,
         ..IotlbLimits::default()
     };
     let mut iotlb = Iotlb::new(limits, DISK, (), regions()).unwrap();
@@ -29,7 +29,7 @@ fn every_page_of_a_large_update_is_what_was_said_last() {
     let told = update(0, 8, 16, Permissions::READ);
     iotlb.receive(&told).unwrap();
     let mut burst = reader.online();
-    let pin = burst.pin();
+    let pin = burst.guard();
     for page in 0..8 {
         let written = pin.translate(range(page, 1), Access::Write);
         assert!(written.is_err(), "page {page} may still be written");
@@ -60,7 +60,7 @@ fn a_refused_update_leaves_nothing_older() {
         iotlb.receive(&update(0, 2, 3, rights)).unwrap();
         iotlb.receive(&told).unwrap_err();
         let mut burst = reader.online();
-        let pin = burst.pin();
+        let pin = burst.guard();
         assert!(pin.translate(range(0, 1), Access::Read).is_ok(), "{name}");
         assert!(pin.translate(range(1, 1), Access::Read).is_err(), "{name}");
     }
@@ -118,7 +118,7 @@ impl Session {
     fn new(seed: u64) -> Self {
         let limits = IotlbLimits {
             pages: 16,
-            ahead: AHEAD,
+            extra_pages: AHEAD,
             tables: 8,
             misses: 4,
             ..IotlbLimits::default()
@@ -175,7 +175,7 @@ impl Session {
     /// Frame of each page that may be read.
     fn reachable(&mut self) -> BTreeMap<u64, u64> {
         let mut burst = self.reader.online();
-        let pin = burst.pin();
+        let pin = burst.guard();
         let found = |page| pin.translate(range(page, 1), Access::Read).ok();
         (0..PAGES)
             .filter_map(|page| Some((page, found(page)?.first().start().get() / PAGE)))
@@ -195,7 +195,7 @@ impl Session {
             6 => {
                 let access = [Access::Read, Access::Write][self.random.below(2) as usize];
                 let wanted = fault(self.random.below(PAGES), access);
-                if let Ok(Asked::Send(miss, _)) = self.iotlb.miss(&wanted) {
+                if let Ok(MissAction::Send(miss, _)) = self.iotlb.miss(&wanted) {
                     self.misses.push(miss);
                 }
             }
@@ -209,7 +209,7 @@ impl Session {
 
     fn check(&mut self) {
         let mut burst = self.reader.online();
-        let pin = burst.pin();
+        let pin = burst.guard();
         for page in 0..PAGES {
             for access in [Access::Read, Access::Write] {
                 let Ok(pieces) = pin.translate(range(page, 1), access) else {

@@ -12,7 +12,7 @@ const BURST_GAP_NS: u64 = 50_000;
 pub(super) struct FlowState {
     pub(super) flow: Flow,
     /// Mappings since `base`, oldest first: whether they are alive.
-    pub(super) alive: VecDeque<bool>,
+    pub(super) live: VecDeque<bool>,
     pub(super) base: u64,
     pub(super) last_ended: Option<u64>,
     pub(super) sizes: HashMap<u64, u64>,
@@ -34,11 +34,11 @@ impl FlowState {
         if index == 0 {
             self.flow.oldest_first += 1;
         }
-        if let Some(alive) = self.alive.get_mut(index) {
+        if let Some(alive) = self.live.get_mut(index) {
             *alive = false;
         }
-        while self.alive.front() == Some(&false) {
-            self.alive.pop_front();
+        while self.live.front() == Some(&false) {
+            self.live.pop_front();
             self.base += 1;
         }
         if self.last_ended.is_some_and(|last| last + 1 == serial) {

@@ -14,13 +14,13 @@ use crate::summary::Summary;
 type FlowKey = (DeviceIndex, Direction, bool);
 
 /// A live mapping: its flow and its number there.
-type Alive = Option<(FlowKey, u64)>;
+type LiveMapping = Option<(FlowKey, u64)>;
 
 /// What the operations say.
 #[derive(Debug, Default)]
 pub(super) struct Flows {
     flows: BTreeMap<FlowKey, FlowState>,
-    live: Vec<Alive>,
+    live: Vec<LiveMapping>,
     /// By device: pages, live, most live.
     devices: BTreeMap<DeviceIndex, (PageSet, u64, u64)>,
     pages: PageSet,
@@ -29,7 +29,7 @@ pub(super) struct Flows {
 }
 
 impl Flows {
-    pub(super) fn take(&mut self, op: &Op, chunk: &Chunk) {
+    pub(super) fn add(&mut self, op: &Op, chunk: &Chunk) {
         match op.kind {
             OpKind::Map {
                 id,
@@ -45,8 +45,8 @@ impl Flows {
                 let key = (op.device, direction, iommu_only);
                 let state = self.flows.entry(key).or_default();
                 state.close_burst(op.cpu);
-                let serial = state.base + state.alive.len() as u64;
-                state.alive.push_back(true);
+                let serial = state.base + state.live.len() as u64;
+                state.live.push_back(true);
                 state.flow.maps += 1;
                 state.flow.scatterlists += u64::from(class == MapClass::Sg);
                 let device = self.devices.entry(op.device).or_default();
@@ -91,11 +91,11 @@ impl Flows {
                 }
                 // Replaced: no driver's unmap, so it says nothing about order or bursts.
                 let index = serial.wrapping_sub(state.base) as usize;
-                if let Some(alive) = state.alive.get_mut(index) {
+                if let Some(alive) = state.live.get_mut(index) {
                     *alive = false;
                 }
-                while state.alive.front() == Some(&false) {
-                    state.alive.pop_front();
+                while state.live.front() == Some(&false) {
+                    state.live.pop_front();
                     state.base += 1;
                 }
             }

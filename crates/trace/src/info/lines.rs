@@ -16,7 +16,7 @@ pub(super) struct LineCounts {
 }
 
 impl LineCounts {
-    pub(super) fn take(&mut self, event: &RawEvent, raw: &RawChunk) {
+    pub(super) fn add(&mut self, event: &RawEvent, raw: &RawChunk) {
         self.first.get_or_insert(event.time.0);
         self.last = self.last.max(event.time.0);
         let info = &mut self.info;

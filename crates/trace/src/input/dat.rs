@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::thread::JoinHandle;
 
-use super::source::ReadProblem;
+use super::source::ReadError;
 use crate::error::TraceError;
 
 /// First bytes of a recording (trace-cmd.dat(5), "INITIAL FORMAT").
@@ -78,7 +78,7 @@ impl Read for Report {
             return Ok(0);
         }
         let message = message.filter(|text| !text.is_empty());
-        Err(io::Error::other(ReadProblem::Report(
+        Err(io::Error::other(ReadError::Report(
             TraceError::TraceCmdFailed {
                 file: self.file.clone(),
                 message: message.unwrap_or_else(|| match status.success() {

@@ -3,6 +3,6 @@
 mod dat;
 mod source;
 
-pub use source::Source;
+pub use source::TraceSource;
 
-pub(crate) use source::{Meter, read_error};
+pub(crate) use source::{ByteCounter, read_error};

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::dat::{self, Report};
 use crate::error::TraceError;
-use crate::limits::{Excess, Limits};
+use crate::limits::{LimitExceeded, TraceLimits};
 use crate::problem::ParquetProblem;
 
 /// First bytes of a zstd frame (RFC 8878, section 3.1.1).
@@ -28,21 +28,21 @@ const ARCHIVES: [(&[u8], &str); 4] = [
     (b"\x04\x22\x4d\x18", "lz4cat"),
 ];
 
-/// The text of a trace, wherever it comes from. Compressed text is bounded by [`Limits::text`].
+/// The text of a trace, wherever it comes from. Compressed text is bounded by [`TraceLimits::text`].
 #[derive(Debug)]
-pub struct Source {
+pub struct TraceSource {
     kind: Kind,
-    limits: Limits,
+    limits: TraceLimits,
     /// Bytes of text read.
     text: u64,
-    input: Meter,
+    input: ByteCounter,
 }
 
 /// Counts bytes of input; a clone counts the same bytes.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Meter(Arc<AtomicU64>);
+pub(crate) struct ByteCounter(Arc<AtomicU64>);
 
-impl Meter {
+impl ByteCounter {
     pub(crate) fn bytes(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
@@ -53,9 +53,9 @@ impl Meter {
 }
 
 /// A reader whose bytes are counted.
-struct Metered<R>(R, Meter);
+struct CountedReader<R>(R, ByteCounter);
 
-impl<R: Read> Read for Metered<R> {
+impl<R: Read> Read for CountedReader<R> {
     fn read(&mut self, space: &mut [u8]) -> io::Result<usize> {
         let read = self.0.read(space)?;
         self.1.add(read as u64);
@@ -64,8 +64,8 @@ impl<R: Read> Read for Metered<R> {
 }
 
 enum Kind {
-    Plain(Metered<Peeked>),
-    Zstd(Box<zstd::Decoder<'static, BufReader<Metered<Peeked>>>>),
+    Plain(CountedReader<Peeked>),
+    Zstd(Box<zstd::Decoder<'static, BufReader<CountedReader<Peeked>>>>),
     Report(Box<Report>),
 }
 
@@ -81,36 +81,36 @@ impl std::fmt::Debug for Kind {
 
 /// What a reader's error was about; carried inside an [`io::Error`].
 #[derive(Debug)]
-pub(super) enum ReadProblem {
+pub(super) enum ReadError {
     Compression(io::Error),
     Report(TraceError),
-    Excess(Excess),
+    LimitExceeded(LimitExceeded),
 }
 
-impl std::fmt::Display for ReadProblem {
+impl std::fmt::Display for ReadError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Compression(error) => error.fmt(f),
             Self::Report(error) => error.fmt(f),
-            Self::Excess(excess) => excess.fmt(f),
+            Self::LimitExceeded(excess) => excess.fmt(f),
         }
     }
 }
 
-impl std::error::Error for ReadProblem {}
+impl std::error::Error for ReadError {}
 
 /// What a failed read means for the trace called `file`, before `line`.
 pub(crate) fn read_error(file: &str, line: u64, source: io::Error) -> TraceError {
     let file = file.to_owned();
-    match source.downcast::<ReadProblem>() {
-        Ok(ReadProblem::Compression(source)) => TraceError::Compression { file, line, source },
-        Ok(ReadProblem::Report(error)) => error,
-        Ok(ReadProblem::Excess(excess)) => TraceError::Limit { file, line, excess },
+    match source.downcast::<ReadError>() {
+        Ok(ReadError::Compression(source)) => TraceError::Compression { file, line, source },
+        Ok(ReadError::Report(error)) => error,
+        Ok(ReadError::LimitExceeded(excess)) => TraceError::Limit { file, line, excess },
         Err(source) => TraceError::Io { file, line, source },
     }
 }
 
-impl Source {
+impl TraceSource {
     /// Opens a file: text, zstd, or a trace-cmd recording, which is read through `trace-cmd report`.
     ///
     /// # Errors
@@ -122,7 +122,7 @@ impl Source {
         let head = peek(&mut file).map_err(|source| read_error(&name, 0, source))?;
         if head.starts_with(dat::MAGIC) {
             // The whole recording is trace-cmd's to read.
-            let input = Meter::default();
+            let input = ByteCounter::default();
             input.add(file.metadata().map_or(0, |file| file.len()));
             drop(file);
             let kind = Kind::Report(Box::new(Report::of(path)?));
@@ -157,7 +157,7 @@ impl Source {
     /// recording has to be a file.
     ///
     /// # Errors
-    /// As [`Source::open`].
+    /// As [`TraceSource::open`].
     pub fn from_reader(name: &str, reader: impl Read + Send + 'static) -> Result<Self, TraceError> {
         let mut reader: Box<dyn Read + Send> = Box::new(reader);
         let head = peek(&mut reader).map_err(|source| read_error(name, 0, source))?;
@@ -170,24 +170,24 @@ impl Source {
         Self::detect(name, head, reader)
     }
 
-    fn of(kind: Kind, input: Meter) -> Self {
+    fn of(kind: Kind, input: ByteCounter) -> Self {
         Self {
             kind,
-            limits: Limits::default(),
+            limits: TraceLimits::default(),
             text: 0,
             input,
         }
     }
 
-    /// The same under `limits`, of which [`Limits::text`] matters.
+    /// The same under `limits`, of which [`TraceLimits::text`] matters.
     #[must_use]
-    pub fn with_limits(mut self, limits: &Limits) -> Self {
+    pub fn with_limits(mut self, limits: &TraceLimits) -> Self {
         self.limits = limits.clone();
         self
     }
 
     /// What counts the bytes of input.
-    pub(crate) fn meter(&self) -> Meter {
+    pub(crate) fn meter(&self) -> ByteCounter {
         self.input.clone()
     }
 
@@ -198,8 +198,8 @@ impl Source {
             return Err(TraceError::Archive { file, reader });
         }
         let compressed = head.starts_with(ZSTD_MAGIC);
-        let input = Meter::default();
-        let whole = Metered(Cursor::new(head).chain(rest), input.clone());
+        let input = ByteCounter::default();
+        let whole = CountedReader(Cursor::new(head).chain(rest), input.clone());
         if !compressed {
             return Ok(Self::of(Kind::Plain(whole), input));
         }
@@ -216,14 +216,13 @@ impl Source {
     }
 }
 
-impl Read for Source {
+impl Read for TraceSource {
     fn read(&mut self, space: &mut [u8]) -> io::Result<usize> {
         let (read, limit) = match &mut self.kind {
             Kind::Plain(reader) => (reader.read(space)?, self.limits.text),
             Kind::Zstd(decoder) => {
                 let read = decoder.read(space);
-                let read =
-                    read.map_err(|error| io::Error::other(ReadProblem::Compression(error)))?;
+                let read = read.map_err(|error| io::Error::other(ReadError::Compression(error)))?;
                 (read, Some(self.limits.text_of(self.input.bytes())))
             }
             Kind::Report(report) => {
@@ -233,11 +232,9 @@ impl Read for Source {
         };
         self.text = self.text.saturating_add(read as u64);
         match limit {
-            Some(limit) if self.text > limit => {
-                Err(io::Error::other(ReadProblem::Excess(Excess::Text {
-                    limit,
-                })))
-            }
+            Some(limit) if self.text > limit => Err(io::Error::other(ReadError::LimitExceeded(
+                LimitExceeded::Text { limit },
+            ))),
             _ => Ok(read),
         }
     }

@@ -20,7 +20,7 @@ pub(super) struct Fifo<T> {
     /// Position of `items[0]`.
     base: u64,
     /// Items at the front of `items` that nobody needs any more.
-    dead: usize,
+    released: usize,
 }
 
 impl<T> Default for Fifo<T> {
@@ -28,7 +28,7 @@ impl<T> Default for Fifo<T> {
         Self {
             items: Vec::new(),
             base: 0,
-            dead: 0,
+            released: 0,
         }
     }
 }
@@ -74,11 +74,11 @@ impl<T: Copy> Fifo<T> {
     pub(super) fn release(&mut self, span: FifoSpan) {
         let end = span.start.wrapping_add(span.count as u64);
         let dead = end.saturating_sub(self.base) as usize;
-        self.dead = self.dead.max(dead.min(self.items.len()));
-        if self.dead == self.items.len() || self.dead > self.items.len() / 2 {
-            self.items.drain(..self.dead);
-            self.base = self.base.wrapping_add(self.dead as u64);
-            self.dead = 0;
+        self.released = self.released.max(dead.min(self.items.len()));
+        if self.released == self.items.len() || self.released > self.items.len() / 2 {
+            self.items.drain(..self.released);
+            self.base = self.base.wrapping_add(self.released as u64);
+            self.released = 0;
         }
     }
 }

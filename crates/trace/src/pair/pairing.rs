@@ -3,14 +3,14 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use super::resolve::{Problem, Resolver};
-use super::window::{Resolved, Window};
+use super::resolve::{ResolveError, Resolver};
+use super::window::{Window, WindowOutput};
 use crate::devices::Devices;
 use crate::error::TraceError;
-use crate::input::{Meter, Source};
-use crate::limits::{Limits, Progress};
+use crate::input::{ByteCounter, TraceSource};
+use crate::limits::{Progress, TraceLimits};
 use crate::op::{Chunk, DeviceIndex, MappingId, Mark};
-use crate::options::{Attribution, Options};
+use crate::options::{Attribution, TraceOptions};
 use crate::summary::Summary;
 use crate::text::{RawChunk, RawEvent, RawKind, Text, TraceReader};
 
@@ -30,10 +30,10 @@ pub(crate) struct Pairing {
     marks: std::collections::VecDeque<String>,
     error: Option<TraceError>,
     stage: Stage,
-    limits: Limits,
+    limits: TraceLimits,
     progress: Progress,
     /// Counts the input where that is not the text.
-    input: Option<Meter>,
+    input: Option<ByteCounter>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,7 +45,7 @@ enum Stage {
 
 impl Pairing {
     /// Begins with a trace's text; `name` stands in errors.
-    pub(crate) fn new(name: &str, options: Options) -> Self {
+    pub(crate) fn new(name: &str, options: TraceOptions) -> Self {
         Self {
             text: Text::new(name, &options),
             window: Window::new(options.look_ahead),
@@ -64,7 +64,7 @@ impl Pairing {
     }
 
     /// The bytes that `input` counts are the trace's input.
-    pub(crate) fn metered(mut self, input: Meter) -> Self {
+    pub(crate) fn metered(mut self, input: ByteCounter) -> Self {
         self.input = Some(input);
         self
     }
@@ -156,13 +156,13 @@ impl Pairing {
     /// Resolves what the window has decided.
     fn drain(&mut self, chunk: &mut Chunk) -> Result<(), TraceError> {
         while let Some(resolved) = self.window.pop() {
-            let (Resolved::Event { event, .. }
-            | Resolved::Map { event }
-            | Resolved::Unmap { event, .. }) = &resolved;
+            let (WindowOutput::Event { event, .. }
+            | WindowOutput::Map { event }
+            | WindowOutput::Unmap { event, .. }) = &resolved;
             self.progress.lines = event.line;
             self.resolver.progress = self.progress;
             match resolved {
-                Resolved::Event {
+                WindowOutput::Event {
                     event,
                     lists,
                     pieces,
@@ -186,7 +186,7 @@ impl Pairing {
                     self.window.release(lists, pieces);
                     done.map_err(|problem| self.failed(problem, &event))?;
                 }
-                Resolved::Map { event } => {
+                WindowOutput::Map { event } => {
                     let device = self.attribute(&event)?;
                     let (device, own_row) =
                         device.map_or((None, true), |(device, own_row)| (Some(device), own_row));
@@ -194,7 +194,7 @@ impl Pairing {
                         .iommu_map(&event, self.window.group(), device, own_row, chunk)
                         .map_err(|problem| self.failed(problem, &event))?;
                 }
-                Resolved::Unmap { event, cut } => {
+                WindowOutput::Unmap { event, cut } => {
                     self.resolver
                         .iommu_unmap(&event, cut, chunk)
                         .map_err(|problem| self.failed(problem, &event))?;
@@ -231,16 +231,18 @@ impl Pairing {
         }
     }
 
-    fn failed(&self, problem: Problem, event: &RawEvent) -> TraceError {
+    fn failed(&self, problem: ResolveError, event: &RawEvent) -> TraceError {
         let (file, line) = (self.text.name().to_owned(), event.line);
         match problem {
-            Problem::PhysicalSpaceExhausted => TraceError::PhysicalSpaceExhausted { file, line },
-            Problem::FreshFramesTooLarge { bytes } => {
+            ResolveError::PhysicalSpaceExhausted => {
+                TraceError::PhysicalSpaceExhausted { file, line }
+            }
+            ResolveError::FreshFramesTooLarge { bytes } => {
                 TraceError::FreshFramesTooLarge { file, line, bytes }
             }
-            Problem::SegmentWraps { start } => TraceError::SegmentWraps { file, line, start },
-            Problem::TooManyMappings => TraceError::TooManyMappings { file, line },
-            Problem::Excess(excess) => TraceError::Limit { file, line, excess },
+            ResolveError::SegmentWraps { start } => TraceError::SegmentWraps { file, line, start },
+            ResolveError::TooManyMappings => TraceError::TooManyMappings { file, line },
+            ResolveError::LimitExceeded(excess) => TraceError::Limit { file, line, excess },
         }
     }
 
@@ -256,11 +258,11 @@ impl Pairing {
 }
 
 /// Whether a trace names more than one device. Stops at the second; damage counts as the end.
-fn names_several_devices(path: &Path, limits: &Limits) -> bool {
-    let Ok(source) = Source::open(path) else {
+fn names_several_devices(path: &Path, limits: &TraceLimits) -> bool {
+    let Ok(source) = TraceSource::open(path) else {
         return false;
     };
-    let mut options = Options::default().lenient();
+    let mut options = TraceOptions::default().lenient();
     options.limits = limits.clone();
     let mut reader = TraceReader::new("", source.with_limits(limits), &options);
     let mut chunk = RawChunk::default();

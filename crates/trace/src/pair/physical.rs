@@ -11,25 +11,25 @@ const GRANULE_SHIFT: u32 = 30;
 const GRANULE: u64 = 1 << GRANULE_SHIFT;
 const GRANULES: u64 = ARENA_BYTES >> GRANULE_SHIFT;
 /// Granules below this one keep their place: 64 GiB. Those above are room for renamed ones and fresh frames.
-const KEPT: u64 = 64;
+const LOW_GRANULES: u64 = 64;
 const PAGE: u64 = 4096;
 
 /// No granule is left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Exhausted;
+pub(super) struct OutOfGranules;
 
 /// Why there are no fresh frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NoFrames {
     /// No granule is left.
-    Exhausted,
+    OutOfGranules,
     /// More than a granule was asked for.
     TooLarge { bytes: u64 },
 }
 
 /// Renames granules above 64 GiB to unused ones between there and the arena's end, for good. A granule below keeps its place.
 #[derive(Debug, Default)]
-pub(super) struct Arena {
+pub(super) struct ReplayArena {
     /// Bit n: granule n of the arena is taken. Those that keep their place are not noted.
     taken: [u64; (GRANULES / 64) as usize],
     /// Where recorded granules went that did not keep their place.
@@ -40,27 +40,27 @@ pub(super) struct Arena {
     returned: HashMap<u64, Vec<u64>>,
 }
 
-impl Arena {
+impl ReplayArena {
     /// Brings `range` into the arena: appends it to `out`, in parts if a granule boundary tears it; true if
     /// it was renamed.
     #[inline]
-    pub(super) fn place(
+    pub(super) fn rename_into_arena(
         &mut self,
         range: PhysRange,
         out: &mut Vec<PhysRange>,
-    ) -> Result<bool, Exhausted> {
-        if range.last().get() >> GRANULE_SHIFT < KEPT {
+    ) -> Result<bool, OutOfGranules> {
+        if range.last().get() >> GRANULE_SHIFT < LOW_GRANULES {
             out.push(range);
             return Ok(false);
         }
-        self.place_slowly(range, out)
+        self.rename_granules(range, out)
     }
 
-    fn place_slowly(
+    fn rename_granules(
         &mut self,
         range: PhysRange,
         out: &mut Vec<PhysRange>,
-    ) -> Result<bool, Exhausted> {
+    ) -> Result<bool, OutOfGranules> {
         let before = out.len();
         let mut renamed = false;
         let (start, end) = (range.start().get(), range.last().get());
@@ -105,8 +105,8 @@ impl Arena {
     }
 
     /// Where a recorded granule is in the arena.
-    fn granule(&mut self, recorded: u64) -> Result<u64, Exhausted> {
-        if recorded < KEPT {
+    fn granule(&mut self, recorded: u64) -> Result<u64, OutOfGranules> {
+        if recorded < LOW_GRANULES {
             return Ok(recorded);
         }
         if let Some(&new) = self.renamed.get(&recorded) {
@@ -115,7 +115,7 @@ impl Arena {
         // Beside its neighbour if possible, so that a buffer across the boundary stays in one piece.
         let neighbour = |offset: i64| {
             let beside = recorded.checked_add_signed(offset)?;
-            let at = match beside < KEPT {
+            let at = match beside < LOW_GRANULES {
                 true => beside,
                 false => *self.renamed.get(&beside)?,
             };
@@ -127,7 +127,7 @@ impl Arena {
             None => self
                 .roomy()
                 .or_else(|| self.highest_free())
-                .ok_or(Exhausted)?,
+                .ok_or(OutOfGranules)?,
         };
         self.take(new);
         self.renamed.insert(recorded, new);
@@ -136,7 +136,7 @@ impl Arena {
 
     fn is_free(&self, granule: u64) -> bool {
         let word = self.taken.get((granule / 64) as usize);
-        granule >= KEPT && word.is_some_and(|word| word >> (granule % 64) & 1 == 0)
+        granule >= LOW_GRANULES && word.is_some_and(|word| word >> (granule % 64) & 1 == 0)
     }
 
     fn take(&mut self, granule: u64) {
@@ -148,12 +148,12 @@ impl Arena {
     /// The lowest free granule with three free ones above it, where its recorded successors can follow it, and a free one
     /// below for its predecessor: the first granule of all belongs to the successor of memory that kept its place.
     fn roomy(&self) -> Option<u64> {
-        (KEPT + 1..GRANULES)
+        (LOW_GRANULES + 1..GRANULES)
             .find(|&granule| (granule - 1..granule + 4).all(|near| self.is_free(near)))
     }
 
     fn highest_free(&self) -> Option<u64> {
-        (KEPT..GRANULES)
+        (LOW_GRANULES..GRANULES)
             .rev()
             .find(|&granule| self.is_free(granule))
     }
@@ -170,7 +170,7 @@ impl Arena {
         let (granule, used) = match self.fresh {
             Some((granule, used)) if used + length <= GRANULE => (granule, used),
             _ => {
-                let granule = self.highest_free().ok_or(NoFrames::Exhausted)?;
+                let granule = self.highest_free().ok_or(NoFrames::OutOfGranules)?;
                 self.take(granule);
                 (granule, 0)
             }
@@ -181,7 +181,7 @@ impl Arena {
     }
 
     /// Takes fresh frames back.
-    pub(super) fn give_back(&mut self, start: PhysAddr, bytes: u64) {
+    pub(super) fn free_frames(&mut self, start: PhysAddr, bytes: u64) {
         let pages = bytes.div_ceil(PAGE);
         self.returned.entry(pages).or_default().push(start.get());
     }
@@ -194,12 +194,12 @@ mod tests {
     const GIB: u64 = 1 << 30;
 
     fn place(
-        arena: &mut Arena,
+        arena: &mut ReplayArena,
         start: u64,
         bytes: u64,
-    ) -> Result<(Vec<(u64, u64)>, bool), Exhausted> {
+    ) -> Result<(Vec<(u64, u64)>, bool), OutOfGranules> {
         let mut out = Vec::new();
-        let renamed = arena.place(
+        let renamed = arena.rename_into_arena(
             PhysRange::new(PhysAddr::new(start), bytes).unwrap(),
             &mut out,
         )?;
@@ -212,7 +212,7 @@ mod tests {
 
     #[test]
     fn low_addresses_stay_and_high_ones_move_for_good() {
-        let mut arena = Arena::default();
+        let mut arena = ReplayArena::default();
         assert_eq!(
             place(&mut arena, 5 * GIB + 7, 100),
             Ok((vec![(5 * GIB + 7, 100)], false))
@@ -242,7 +242,7 @@ mod tests {
 
     #[test]
     fn a_buffer_across_64_gib_stays_whole() {
-        let mut arena = Arena::default();
+        let mut arena = ReplayArena::default();
         place(&mut arena, 700 * GIB, 1).unwrap();
         assert_eq!(
             place(&mut arena, 64 * GIB - 10, 20),
@@ -252,7 +252,7 @@ mod tests {
 
     #[test]
     fn a_torn_buffer_becomes_two_segments() {
-        let mut arena = Arena::default();
+        let mut arena = ReplayArena::default();
         // 1000 to 1003 lie at 65 to 68, 2000 at 70 and its predecessor before it, so 1004 cannot lie behind 1003.
         for granule in [1000, 1001, 1002, 1003, 2000, 1999] {
             place(&mut arena, granule * GIB, 1).unwrap();
@@ -263,7 +263,7 @@ mod tests {
 
     #[test]
     fn no_two_recorded_granules_share_one_and_running_out_is_an_error() {
-        let mut arena = Arena::default();
+        let mut arena = ReplayArena::default();
         let mut seen = std::collections::HashSet::new();
         // A machine of a terabyte in a scattered order, as far as there is room.
         let order = (0..1024).map(|n| (n * 37) % 1024);
@@ -271,12 +271,12 @@ mod tests {
         for granule in order {
             match place(&mut arena, granule * GIB, 1) {
                 Ok((parts, _)) => assert!(seen.insert(parts[0].0)),
-                Err(Exhausted) => refused += 1,
+                Err(OutOfGranules) => refused += 1,
             }
         }
         assert_eq!((seen.len(), refused), (512, 512));
         assert!(seen.iter().all(|&start| start < ARENA_BYTES));
-        assert_eq!(arena.fresh(1), Err(NoFrames::Exhausted));
+        assert_eq!(arena.fresh(1), Err(NoFrames::OutOfGranules));
         assert!(
             place(&mut arena, 37 * GIB, 1).is_ok(),
             "known ones still work"
@@ -285,7 +285,7 @@ mod tests {
 
     #[test]
     fn fresh_frames_do_not_overlap_and_are_used_again() {
-        let mut arena = Arena::default();
+        let mut arena = ReplayArena::default();
         let first = arena.fresh(5000).unwrap();
         let second = arena.fresh(1).unwrap();
         assert!(
@@ -293,7 +293,7 @@ mod tests {
                 .to_pages(ringfence_types::PageSize::Size4K)
                 .overlaps(&second)
         );
-        arena.give_back(first.start(), 5000);
+        arena.free_frames(first.start(), 5000);
         assert_eq!(arena.fresh(8192).unwrap().start(), first.start());
         let bytes = GIB + 1;
         assert_eq!(arena.fresh(bytes), Err(NoFrames::TooLarge { bytes }));
@@ -301,12 +301,12 @@ mod tests {
 
     #[test]
     fn the_end_of_the_address_space_is_no_trap() {
-        let mut arena = Arena::default();
+        let mut arena = ReplayArena::default();
         let (parts, _) = place(&mut arena, u64::MAX - 9, 10).unwrap();
         assert_eq!(parts, [(66 * GIB - 10, 10)]);
         let mut out = Vec::new();
         let all = PhysRange::inclusive(PhysAddr::ZERO, PhysAddr::new(u64::MAX)).unwrap();
-        assert_eq!(arena.place(all, &mut out), Err(Exhausted));
+        assert_eq!(arena.rename_into_arena(all, &mut out), Err(OutOfGranules));
         assert!(out.is_empty());
     }
 }

@@ -9,48 +9,48 @@ use std::collections::HashMap;
 use ringfence_types::{Direction, Nanos, PhysAddr};
 
 use super::fifo::FifoSpan;
-use super::live::{Key, Live, TooMany, hash_list};
-use super::physical::{Arena, Exhausted, NoFrames};
+use super::live_mappings::{Key, LiveMappings, TooManyMappings, hash_list};
+use super::physical::{NoFrames, OutOfGranules, ReplayArena};
 use super::scatter::{self, Lengths, Segment};
 use super::window::{Lists, Piece, Window};
-use crate::limits::{Budget, Excess, Limits, Progress};
+use crate::limits::{Budget, LimitExceeded, Progress, TraceLimits};
 use crate::op::{Chunk, DeviceIndex, MapClass, MapFlags, MappingId};
 use crate::summary::Summary;
 use crate::text::{RawEvent, RawKind};
 
 /// Why a line cannot become an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Problem {
+pub(super) enum ResolveError {
     PhysicalSpaceExhausted,
     FreshFramesTooLarge { bytes: u64 },
     SegmentWraps { start: PhysAddr },
     TooManyMappings,
-    Excess(Excess),
+    LimitExceeded(LimitExceeded),
 }
 
-impl From<Excess> for Problem {
-    fn from(excess: Excess) -> Self {
-        Self::Excess(excess)
+impl From<LimitExceeded> for ResolveError {
+    fn from(excess: LimitExceeded) -> Self {
+        Self::LimitExceeded(excess)
     }
 }
 
-impl From<NoFrames> for Problem {
+impl From<NoFrames> for ResolveError {
     fn from(why: NoFrames) -> Self {
         match why {
-            NoFrames::Exhausted => Self::PhysicalSpaceExhausted,
+            NoFrames::OutOfGranules => Self::PhysicalSpaceExhausted,
             NoFrames::TooLarge { bytes } => Self::FreshFramesTooLarge { bytes },
         }
     }
 }
 
-impl From<Exhausted> for Problem {
-    fn from(_: Exhausted) -> Self {
+impl From<OutOfGranules> for ResolveError {
+    fn from(_: OutOfGranules) -> Self {
         Self::PhysicalSpaceExhausted
     }
 }
 
-impl From<TooMany> for Problem {
-    fn from(_: TooMany) -> Self {
+impl From<TooManyMappings> for ResolveError {
+    fn from(_: TooManyMappings) -> Self {
         Self::TooManyMappings
     }
 }
@@ -68,7 +68,7 @@ enum Addressing {
 
 /// Where and when an operation is.
 #[derive(Debug, Clone, Copy)]
-struct At {
+struct OpContext {
     time: Nanos,
     cpu: u16,
     lines: u16,
@@ -76,7 +76,7 @@ struct At {
 
 /// A map about to begin.
 #[derive(Debug, Clone, Copy)]
-struct Map {
+struct PendingMap {
     device: DeviceIndex,
     direction: Direction,
     class: MapClass,
@@ -86,8 +86,8 @@ struct Map {
 #[derive(Debug, Default)]
 pub(super) struct Resolver {
     pub(super) summary: Summary,
-    live: Live,
-    arena: Arena,
+    live: LiveMappings,
+    arena: ReplayArena,
     addressing: Vec<Addressing>,
     /// By device: whether an event of it was resolved. What the reader has read ahead does not count.
     seen: Vec<bool>,
@@ -103,7 +103,7 @@ pub(super) struct Resolver {
 }
 
 impl Resolver {
-    pub(super) fn new(limits: Limits) -> Self {
+    pub(super) fn new(limits: TraceLimits) -> Self {
         Self {
             budget: Budget::new(limits),
             ..Self::default()
@@ -111,11 +111,11 @@ impl Resolver {
     }
 
     /// Charges a mark.
-    pub(super) fn mark(&mut self, text: &str) -> Result<(), Problem> {
+    pub(super) fn mark(&mut self, text: &str) -> Result<(), ResolveError> {
         Ok(self.budget.mark(text.len(), self.progress)?)
     }
 
-    pub(super) fn live(&self) -> &Live {
+    pub(super) fn live(&self) -> &LiveMappings {
         &self.live
     }
 
@@ -138,7 +138,7 @@ impl Resolver {
         lines: u16,
         window: &Window,
         chunk: &mut Chunk,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ResolveError> {
         let at = self.at(event, lines);
         let pieces = window.pieces(pieces);
         self.any_iommu |= !pieces.is_empty();
@@ -150,12 +150,12 @@ impl Resolver {
                 size,
                 phys,
             } => {
-                self.see(device);
+                self.note_event(device);
                 let direct = iova.get() == phys.get() && pieces.is_empty();
-                self.learn(device, direct);
+                self.note_addressing(device, direct);
                 self.segments.clear();
                 self.segments.push((phys.get(), size));
-                let map = Map {
+                let map = PendingMap {
                     device,
                     direction,
                     class: MapClass::Single,
@@ -171,13 +171,13 @@ impl Resolver {
                 ents,
                 ..
             } => {
-                self.see(device);
+                self.note_event(device);
                 let starts = window.list(lists.dma_addrs);
                 let phys_addrs = window.list(lists.phys_addrs);
                 let Some(&iova) = starts.first() else {
                     return Ok(());
                 };
-                self.learn(
+                self.note_addressing(
                     device,
                     Some(&iova) == phys_addrs.first() && pieces.is_empty(),
                 );
@@ -193,7 +193,7 @@ impl Resolver {
                     flags = flags.with(MapFlags::TRUNCATED);
                     self.summary.truncated_lists += 1;
                 }
-                let map = Map {
+                let map = PendingMap {
                     device,
                     direction,
                     class: MapClass::Sg,
@@ -209,11 +209,11 @@ impl Resolver {
                 size,
                 ..
             } => {
-                self.see(device);
+                self.note_event(device);
                 let phys_addrs = window.list(lists.phys_addrs);
                 let iova = iova.get();
                 let flags = self.coherent_segments(device, iova, size, phys_addrs, pieces)?;
-                let map = Map {
+                let map = PendingMap {
                     device,
                     direction,
                     class: MapClass::Coherent,
@@ -222,7 +222,7 @@ impl Resolver {
                 self.begin(map, Key::Coherent { device, iova }, iova, at, chunk)
             }
             RawKind::Unmap { device, iova, .. } => {
-                self.see(device);
+                self.note_event(device);
                 let iova = iova.get();
                 if !self.end(Key::Single { device, iova }, at, chunk) {
                     self.summary.unmatched_unmaps += 1;
@@ -232,7 +232,7 @@ impl Resolver {
             RawKind::UnmapSg {
                 device, direction, ..
             } => {
-                self.see(device);
+                self.note_event(device);
                 let starts = window.list(lists.phys_addrs);
                 let total = u32::try_from(starts.len()).unwrap_or(u32::MAX);
                 let list = hash_list(direction, total, starts);
@@ -242,7 +242,7 @@ impl Resolver {
                 Ok(())
             }
             RawKind::Free { device, iova, .. } => {
-                self.see(device);
+                self.note_event(device);
                 let iova = iova.get();
                 if !self.end(Key::Coherent { device, iova }, at, chunk) {
                     self.summary.unmatched_frees += 1;
@@ -250,12 +250,12 @@ impl Resolver {
                 Ok(())
             }
             RawKind::Sync { device } => {
-                self.see(device);
+                self.note_event(device);
                 self.summary.syncs += 1;
                 Ok(())
             }
             RawKind::Void { device } => {
-                self.see(device);
+                self.note_event(device);
                 self.summary.failed_maps += 1;
                 Ok(())
             }
@@ -272,7 +272,7 @@ impl Resolver {
         size: u64,
         phys_addrs: &[u64],
         pieces: &[Piece],
-    ) -> Result<MapFlags, Problem> {
+    ) -> Result<MapFlags, ResolveError> {
         self.segments.clear();
         if !pieces.is_empty() || !phys_addrs.is_empty() {
             let dma: (&[u64], &[u64]) = (&[iova], &[size]);
@@ -317,9 +317,9 @@ impl Resolver {
     }
 
     /// Time never runs backwards, whatever order two processors' lines were merged in.
-    fn at(&mut self, event: &RawEvent, lines: u16) -> At {
+    fn at(&mut self, event: &RawEvent, lines: u16) -> OpContext {
         self.now = self.now.max(event.time);
-        At {
+        OpContext {
             time: self.now,
             cpu: event.cpu,
             lines,

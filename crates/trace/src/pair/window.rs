@@ -7,7 +7,7 @@
 //! context proves that the inner one has ended.
 //!
 //! Lines leave in the order they came. What waits too long (512 lines of its processor, or
-//! [`Options::look_ahead`](crate::Options) lines of the trace) is decided as unexplained, so memory is
+//! [`TraceOptions::look_ahead`](crate::TraceOptions) lines of the trace) is decided as unexplained, so memory is
 //! bounded by the look-ahead.
 
 mod calls;
@@ -19,7 +19,7 @@ use super::fifo::{Fifo, FifoSpan};
 use crate::text::{Context, ListSpan, RawChunk, RawEvent, RawKind};
 
 /// Lines of its own processor that a line waits, at most. A nested network poll is about 300.
-const PATIENCE: u64 = 512;
+const MAX_WAIT_LINES: u64 = 512;
 
 /// One `iommu:map` line: IOVAs from `iova` on lead to addresses from `phys` on. Raw, for arithmetic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,7 +43,7 @@ impl Piece {
 
 /// What leaves the window.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Resolved {
+pub(super) enum WindowOutput {
     /// A `dma:*` event or a mark, with the `iommu:*` lines that belong to it.
     Event {
         event: RawEvent,
@@ -101,12 +101,12 @@ struct Waiting {
     slot: u64,
     context: Context,
     /// How many lines its processor had printed.
-    at: u64,
-    what: Wait,
+    line: u64,
+    event: WaitingFor,
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Wait {
+enum WaitingFor {
     /// `iommu:map`, for the `dma:*` line behind it; `head` is the slot of the first piece that, to all
     /// appearances, belongs to the same call, and `start` its IOVA.
     Map { piece: Piece, head: u64, start: u64 },
@@ -205,9 +205,9 @@ impl Window {
                 let before = self.touched(cpu, event.context, &piece);
                 self.close_ended(cpu, event.context, before.is_some());
                 let (head, start) = before
-                    .filter(|&(head, start)| self.can_go_on(head, start, &piece))
+                    .filter(|&(head, start)| self.can_extend(head, start, &piece))
                     .unwrap_or((number, piece.iova));
-                wait = Some(Wait::Map { piece, head, start });
+                wait = Some(WaitingFor::Map { piece, head, start });
             }
             RawKind::IommuUnmap { iova, size } => {
                 let iova = iova.get();
@@ -216,7 +216,7 @@ impl Window {
                 if self.follow_up(cpu, event.context, iova) {
                     slot.state = State::Absorbed;
                 } else {
-                    wait = Some(Wait::Unmap { iova, size });
+                    wait = Some(WaitingFor::Unmap { iova, size });
                 }
                 self.close_ended(cpu, event.context, false);
             }
@@ -235,7 +235,7 @@ impl Window {
                     Some(phys.get()),
                     false,
                 );
-                self.settle_map(&mut slot, device.index());
+                self.record_map_pieces(&mut slot, device.index());
                 self.close_ended(cpu, event.context, false);
             }
             RawKind::Alloc {
@@ -248,7 +248,7 @@ impl Window {
                 slot.lists.phys_addrs = self.keep(chunk, phys_addrs);
                 slot.pieces =
                     self.take_pieces(cpu, event.context, &[iova.get()], &[size], None, false);
-                self.settle_map(&mut slot, device.index());
+                self.record_map_pieces(&mut slot, device.index());
                 self.close_ended(cpu, event.context, false);
             }
             RawKind::MapSg {
@@ -273,7 +273,7 @@ impl Window {
                     first,
                     ents > dma_addrs.count,
                 );
-                self.settle_map(&mut slot, device.index());
+                self.record_map_pieces(&mut slot, device.index());
                 self.close_ended(cpu, event.context, false);
             }
             RawKind::Unmap { iova, .. } => {
@@ -288,13 +288,13 @@ impl Window {
                 slot.lists.phys_addrs = self.keep(chunk, phys_addrs);
                 self.close_ended(cpu, event.context, false);
                 if self.is_translated(device.index()) {
-                    wait = Some(Wait::FollowUp(None));
+                    wait = Some(WaitingFor::FollowUp(None));
                 }
             }
             RawKind::Free { device, iova, .. } => {
                 self.close_ended(cpu, event.context, false);
                 if self.is_translated(device.index()) {
-                    wait = Some(Wait::FollowUp(Some(iova.get())));
+                    wait = Some(WaitingFor::FollowUp(Some(iova.get())));
                 }
             }
             RawKind::Sync { .. } | RawKind::Void { .. } | RawKind::Mark(_) => {
@@ -308,8 +308,8 @@ impl Window {
             own.waiting.push(Waiting {
                 slot: number,
                 context: event.context,
-                at: own.lines,
-                what,
+                line: own.lines,
+                event: what,
             });
             if !own.busy {
                 own.busy = true;
@@ -317,11 +317,11 @@ impl Window {
             }
         }
         self.slots.push_back(slot);
-        self.run_out_of_patience(cpu);
+        self.close_overdue(cpu);
     }
 
     /// The next line whose part is known.
-    pub(super) fn pop(&mut self) -> Option<Resolved> {
+    pub(super) fn pop(&mut self) -> Option<WindowOutput> {
         loop {
             let front = self.slots.front()?;
             if front.state == State::Waiting {
@@ -342,16 +342,16 @@ impl Window {
                 State::Absorbed | State::Waiting => {}
                 State::Head => {
                     self.gather(&slot, number);
-                    return Some(Resolved::Map { event: slot.event });
+                    return Some(WindowOutput::Map { event: slot.event });
                 }
                 State::Ready => {
                     if let RawKind::IommuUnmap { .. } = slot.event.kind {
-                        return Some(Resolved::Unmap {
+                        return Some(WindowOutput::Unmap {
                             event: slot.event,
                             cut: slot.cut,
                         });
                     }
-                    return Some(Resolved::Event {
+                    return Some(WindowOutput::Event {
                         event: slot.event,
                         lists: slot.lists,
                         pieces: slot.pieces,
@@ -388,12 +388,12 @@ impl Window {
                     continue;
                 };
                 slot.cut = true;
-                slot.state = match one.what {
-                    Wait::Map { .. } => {
+                slot.state = match one.event {
+                    WaitingFor::Map { .. } => {
                         cut += 1;
                         State::Absorbed
                     }
-                    Wait::Unmap { .. } | Wait::FollowUp(_) => State::Ready,
+                    WaitingFor::Unmap { .. } | WaitingFor::FollowUp(_) => State::Ready,
                 };
             }
         }

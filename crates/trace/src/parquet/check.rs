@@ -4,7 +4,7 @@
 use ringfence_types::{PhysAddr, PhysRange};
 
 use crate::ARENA_BYTES;
-use crate::limits::{Budget, Limits, Progress};
+use crate::limits::{Budget, Progress, TraceLimits};
 use crate::op::{DeviceIndex, MappingId};
 
 /// What was read so far.
@@ -21,7 +21,7 @@ pub(super) struct Checker {
 
 impl Checker {
     /// Nothing read of a file of `input` bytes.
-    pub(super) fn new(limits: Limits, input: u64) -> Self {
+    pub(super) fn new(limits: TraceLimits, input: u64) -> Self {
         Self {
             budget: Budget::new(limits),
             input,

@@ -1,9 +1,9 @@
 //! Devices and summary, as JSON in the footer.
 
-use ringfence_types::DeviceId;
+use ringfence_types::RequesterId;
 use serde::{Deserialize, Serialize};
 
-use crate::devices::{Device, DeviceKind, Devices};
+use crate::devices::{DeviceKind, Devices, TraceDevice};
 use crate::summary::Summary;
 
 /// A device of the file; the place in the list is its row.
@@ -42,14 +42,14 @@ pub(super) fn devices_to_json(devices: &Devices) -> Result<String, serde_json::E
 /// The devices of JSON; `None` if it is something else, there are too many, or two share a requester ID.
 pub(super) fn devices_from_json(json: &str) -> Option<Devices> {
     let rows: Vec<Row> = serde_json::from_str(json).ok()?;
-    let devices = rows.into_iter().map(|row| Device {
+    let devices = rows.into_iter().map(|row| TraceDevice {
         name: row.name,
         kind: match row.kind {
             Kind::Pci { segment } => DeviceKind::Pci { segment },
             Kind::Named => DeviceKind::Named,
             Kind::Unattributed => DeviceKind::Unattributed,
         },
-        id: DeviceId::new(row.requester_id),
+        id: RequesterId::new(row.requester_id),
     });
     Devices::restore(devices)
 }

@@ -16,7 +16,7 @@ use super::column::{Column, check_group, column};
 use super::{footer, meta, schema};
 use crate::devices::Devices;
 use crate::error::TraceError;
-use crate::limits::{Excess, Limits, mark_text};
+use crate::limits::{LimitExceeded, TraceLimits, mark_text};
 use crate::op::{Chunk, DeviceIndex, MapClass, MapFlags, MappingId, Mark, Op, OpKind, SegmentSpan};
 use crate::problem::ParquetProblem;
 use crate::summary::Summary;
@@ -90,7 +90,7 @@ impl Rows {
     ///
     /// # Errors
     /// [`TraceError::Io`], [`TraceError::Parquet`].
-    pub(crate) fn open(path: &Path, limits: Limits) -> Result<Self, TraceError> {
+    pub(crate) fn open(path: &Path, limits: TraceLimits) -> Result<Self, TraceError> {
         let name = path.display().to_string();
         let io = |source| TraceError::Io {
             file: path.display().to_string(),
@@ -128,7 +128,7 @@ impl Rows {
         name: String,
         file: File,
         file_bytes: u64,
-        limits: Limits,
+        limits: TraceLimits,
     ) -> Result<Self, ParquetProblem> {
         let reader = SerializedFileReader::new(file).map_err(damaged)?;
         let metadata = reader.metadata().file_metadata();
@@ -235,8 +235,8 @@ impl Rows {
             group
                 .row(chunk, &mut self.checker, &self.devices, row)
                 .map_err(|wrong| match wrong {
-                    Wrong::Column(path) => ParquetProblem::Row { row, path },
-                    Wrong::Excess(excess) => ParquetProblem::Limit { row, excess },
+                    RowError::Column(path) => ParquetProblem::Row { row, path },
+                    RowError::LimitExceeded(excess) => ParquetProblem::Limit { row, excess },
                 })?;
             self.row += 1;
         }
@@ -256,7 +256,7 @@ impl Rows {
         if self.values > self.most_values {
             return Err(ParquetProblem::Limit {
                 row: self.row,
-                excess: Excess::Rows {
+                excess: LimitExceeded::Rows {
                     limit: self.most_values,
                 },
             });
@@ -281,22 +281,22 @@ impl Rows {
 }
 
 /// Why a row cannot be an operation.
-enum Wrong {
+enum RowError {
     /// The path of the column that is wrong.
     Column(&'static str),
     /// A bound that the trace exceeds.
-    Excess(Excess),
+    LimitExceeded(LimitExceeded),
 }
 
-impl From<&'static str> for Wrong {
+impl From<&'static str> for RowError {
     fn from(path: &'static str) -> Self {
         Self::Column(path)
     }
 }
 
-impl From<Excess> for Wrong {
-    fn from(excess: Excess) -> Self {
-        Self::Excess(excess)
+impl From<LimitExceeded> for RowError {
+    fn from(excess: LimitExceeded) -> Self {
+        Self::LimitExceeded(excess)
     }
 }
 
@@ -323,7 +323,7 @@ impl Group {
         checker: &mut Checker,
         devices: &Devices,
         row: u64,
-    ) -> Result<(), Wrong> {
+    ) -> Result<(), RowError> {
         let time = *self.time_ns.required().ok_or("time_ns")? as u64;
         if !checker.time(time) {
             return Err("time_ns".into());

@@ -5,7 +5,7 @@ use crate::error::Malformed;
 
 /// What a line without an event says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Aside {
+pub(super) enum NonEvent {
     /// Nothing about events.
     Nothing,
     /// The kernel lost this many events here. 1 where it does not say how many.
@@ -16,11 +16,11 @@ pub(super) enum Aside {
 
 /// Reads a line that may not be an event; `None` if it looks like one.
 #[inline]
-pub(super) fn parse(line: &[u8]) -> Result<Option<Aside>, Malformed> {
+pub(super) fn parse(line: &[u8]) -> Result<Option<NonEvent>, Malformed> {
     let mut text = Cursor::new(line);
     text.skip_spaces();
     match text.rest {
-        [] => Ok(Some(Aside::Nothing)),
+        [] => Ok(Some(NonEvent::Nothing)),
         [b'#', comment @ ..] => Ok(Some(entries(comment))),
         [b'C', b'P', b'U', b':', rest @ ..] => match lost(rest) {
             Some(lost) => lost.map(Some),
@@ -28,17 +28,17 @@ pub(super) fn parse(line: &[u8]) -> Result<Option<Aside>, Malformed> {
         },
         // `CPU 1 is empty` and `cpus=2` of trace-cmd, ` => function` of a stack trace.
         [b'C', b'P', b'U', b' ', rest @ ..] if rest.ends_with(b"is empty") => {
-            Ok(Some(Aside::Nothing))
+            Ok(Some(NonEvent::Nothing))
         }
-        [b'c', b'p', b'u', b's', b'=', ..] | [b'=', b'>', b' ', ..] => Ok(Some(Aside::Nothing)),
-        [b'v', b'e', b'r', b's', b'i', b'o', b'n', b' ', b'=', ..] => Ok(Some(Aside::Nothing)),
+        [b'c', b'p', b'u', b's', b'=', ..] | [b'=', b'>', b' ', ..] => Ok(Some(NonEvent::Nothing)),
+        [b'v', b'e', b'r', b's', b'i', b'o', b'n', b' ', b'=', ..] => Ok(Some(NonEvent::Nothing)),
         _ => Ok(None),
     }
 }
 
 /// `1 [LOST 123 EVENTS]` (tracefs), `1 [123 EVENTS DROPPED]`, `1 [EVENTS DROPPED]` (trace-cmd); `None` if
 /// the line is none of these (a task can be called `CPU:`).
-fn lost(rest: &[u8]) -> Option<Result<Aside, Malformed>> {
+fn lost(rest: &[u8]) -> Option<Result<NonEvent, Malformed>> {
     let mut text = Cursor::new(rest);
     text.decimal()?;
     text.skip_spaces();
@@ -46,23 +46,23 @@ fn lost(rest: &[u8]) -> Option<Result<Aside, Malformed>> {
         return None;
     }
     if text.literal(b"EVENTS DROPPED]") {
-        return Some(Ok(Aside::Lost(1)));
+        return Some(Ok(NonEvent::Lost(1)));
     }
     if text.literal(b"LOST ") {
         let count = text.decimal().filter(|_| text.literal(b" EVENTS]"));
-        return Some(count.map(Aside::Lost).ok_or(Malformed::BadLost));
+        return Some(count.map(NonEvent::Lost).ok_or(Malformed::BadLost));
     }
     let count = text.decimal().filter(|_| text.literal(b" EVENTS DROPPED]"));
     // Anything else in brackets is no number, so no event either.
-    Some(count.map(Aside::Lost).ok_or(Malformed::BadLost))
+    Some(count.map(NonEvent::Lost).ok_or(Malformed::BadLost))
 }
 
 /// ` entries-in-buffer/entries-written: 360693/360693   #P:2`
-fn entries(comment: &[u8]) -> Aside {
+fn entries(comment: &[u8]) -> NonEvent {
     let mut text = Cursor::new(comment);
     text.skip_spaces();
     if !text.literal(b"entries-in-buffer/entries-written:") {
-        return Aside::Nothing;
+        return NonEvent::Nothing;
     }
     text.skip_spaces();
     let held = text.decimal();
@@ -72,8 +72,8 @@ fn entries(comment: &[u8]) -> Aside {
         None
     };
     match (held, written) {
-        (Some(held), Some(written)) if written > held => Aside::Overwritten(written - held),
-        _ => Aside::Nothing,
+        (Some(held), Some(written)) if written > held => NonEvent::Overwritten(written - held),
+        _ => NonEvent::Nothing,
     }
 }
 
@@ -83,8 +83,8 @@ mod tests {
 
     #[test]
     fn asides() {
-        use Aside::{Lost, Nothing, Overwritten};
-        let cases: [(&str, Result<Option<Aside>, Malformed>); 14] = [
+        use NonEvent::{Lost, Nothing, Overwritten};
+        let cases: [(&str, Result<Option<NonEvent>, Malformed>); 14] = [
             ("", Ok(Some(Nothing))),
             ("   ", Ok(Some(Nothing))),
             ("# tracer: nop", Ok(Some(Nothing))),

@@ -25,12 +25,12 @@ pub(crate) const MAX_BYTES: u64 = 1 << 36;
 
 /// Why an event cannot be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Refusal {
+pub(super) enum PayloadError {
     Malformed(Malformed),
     TooManyDevices,
 }
 
-impl From<Malformed> for Refusal {
+impl From<Malformed> for PayloadError {
     fn from(reason: Malformed) -> Self {
         Self::Malformed(reason)
     }
@@ -45,8 +45,11 @@ pub(super) struct Interner {
 }
 
 impl Interner {
-    fn intern(&mut self, name: &[u8]) -> Result<DeviceIndex, Refusal> {
-        let index = self.devices.intern(name).ok_or(Refusal::TooManyDevices)?;
+    fn intern(&mut self, name: &[u8]) -> Result<DeviceIndex, PayloadError> {
+        let index = self
+            .devices
+            .intern(name)
+            .ok_or(PayloadError::TooManyDevices)?;
         self.last.clear();
         self.last.extend_from_slice(name);
         self.last_index = Some(index);
@@ -84,7 +87,7 @@ pub(super) fn parse(
     line: u64,
     chunk: &mut RawChunk,
     interner: &mut Interner,
-) -> Result<bool, Refusal> {
+) -> Result<bool, PayloadError> {
     let mut text = prefix.rest;
     let (system, name) = names(&mut text)?;
     text.skip_spaces();
@@ -174,7 +177,7 @@ fn map(
     text: &mut Cursor<'_>,
     interner: &mut Interner,
     out: &mut Output<'_>,
-) -> Result<(), Refusal> {
+) -> Result<(), PayloadError> {
     let device = device(text, interner)?;
     let direction = direction(text)?;
     let iova = hex(text, b" dma_addr=", Field::DmaAddr)?;
@@ -205,7 +208,7 @@ fn unmap(
     text: &mut Cursor<'_>,
     interner: &mut Interner,
     out: &mut Output<'_>,
-) -> Result<(), Refusal> {
+) -> Result<(), PayloadError> {
     let device = device(text, interner)?;
     let direction = direction(text)?;
     let iova = hex(text, b" dma_addr=", Field::DmaAddr)?;
@@ -227,7 +230,7 @@ fn map_sg(
     text: &mut Cursor<'_>,
     interner: &mut Interner,
     out: &mut Output<'_>,
-) -> Result<(), Refusal> {
+) -> Result<(), PayloadError> {
     let device = device(text, interner)?;
     let direction = direction(text)?;
     let (shown_nents, nents) = shown_of_total(text, b" nents=", Field::Nents)?;
@@ -271,7 +274,7 @@ fn unmap_sg(
     text: &mut Cursor<'_>,
     interner: &mut Interner,
     out: &mut Output<'_>,
-) -> Result<(), Refusal> {
+) -> Result<(), PayloadError> {
     let device = device(text, interner)?;
     let direction = direction(text)?;
     let phys_addrs = list(text, b" phys_addrs=", Field::PhysAddrs, out.chunk)?;
@@ -293,7 +296,7 @@ fn alloc(
     text: &mut Cursor<'_>,
     interner: &mut Interner,
     out: &mut Output<'_>,
-) -> Result<(), Refusal> {
+) -> Result<(), PayloadError> {
     let device = device(text, interner)?;
     let direction = optional_direction(text)?;
     let iova = hex(text, b" dma_addr=", Field::DmaAddr)?;
@@ -322,7 +325,7 @@ fn free(
     text: &mut Cursor<'_>,
     interner: &mut Interner,
     out: &mut Output<'_>,
-) -> Result<(), Refusal> {
+) -> Result<(), PayloadError> {
     let device = device(text, interner)?;
     let direction = optional_direction(text)?;
     let iova = hex(text, b" dma_addr=", Field::DmaAddr)?;
@@ -384,7 +387,7 @@ fn iommu(text: &mut Cursor<'_>, is_map: bool, out: &mut Output<'_>) -> Result<()
 }
 
 #[inline]
-fn device(text: &mut Cursor<'_>, interner: &mut Interner) -> Result<DeviceIndex, Refusal> {
+fn device(text: &mut Cursor<'_>, interner: &mut Interner) -> Result<DeviceIndex, PayloadError> {
     if let Some(index) = interner.last_index
         && let Some(rest @ [b' ', ..]) = text.rest.strip_prefix(interner.last.as_slice())
     {

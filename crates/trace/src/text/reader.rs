@@ -3,14 +3,14 @@
 use std::io::Read;
 
 use super::event::RawChunk;
-use super::header::{self, Aside};
+use super::header::{self, NonEvent};
 use super::lines::{Line, Lines};
-use super::payload::{self, Interner, Refusal};
+use super::payload::{self, Interner, PayloadError};
 use super::prefix;
 use crate::devices::Devices;
 use crate::error::{Malformed, TraceError};
 use crate::input;
-use crate::options::Options;
+use crate::options::TraceOptions;
 
 /// What the reader counted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -36,7 +36,7 @@ pub struct TraceReader<R> {
 
 impl<R: Read> TraceReader<R> {
     /// Reads from `reader`; `name` stands in errors.
-    pub fn new(name: &str, reader: R, options: &Options) -> Self {
+    pub fn new(name: &str, reader: R, options: &TraceOptions) -> Self {
         Self {
             source: reader,
             text: Text::new(name, options),
@@ -81,7 +81,7 @@ pub(crate) struct Text {
 }
 
 impl Text {
-    pub(crate) fn new(name: &str, options: &Options) -> Self {
+    pub(crate) fn new(name: &str, options: &TraceOptions) -> Self {
         Self {
             name: name.to_owned(),
             lines: Lines::new(options.limits.line),
@@ -182,16 +182,16 @@ impl Text {
             }
         };
         match refusal {
-            Refusal::Malformed(_) if self.lenient => {
+            PayloadError::Malformed(_) if self.lenient => {
                 self.counts.malformed += 1;
                 Ok(())
             }
-            Refusal::Malformed(reason) => Err(TraceError::Malformed {
+            PayloadError::Malformed(reason) => Err(TraceError::Malformed {
                 file: self.name.clone(),
                 line: number,
                 reason,
             }),
-            Refusal::TooManyDevices => Err(TraceError::TooManyDevices {
+            PayloadError::TooManyDevices => Err(TraceError::TooManyDevices {
                 file: self.name.clone(),
                 line: number,
             }),
@@ -207,7 +207,7 @@ fn parse_line(
     chunk: &mut RawChunk,
     interner: &mut Interner,
     counts: &mut Counts,
-) -> Result<(), Refusal> {
+) -> Result<(), PayloadError> {
     // Most lines are events and begin with the padding of the task's name; what may not be an event is judged
     // first only where the line does not.
     let padded = matches!(text, [b' ', ..]);
@@ -232,7 +232,7 @@ fn parse_line(
 /// Counts what a line without an event says; false if the line looks like an event.
 fn counted_aside(text: &[u8], counts: &mut Counts) -> Result<bool, Malformed> {
     let aside = header::parse(text)?;
-    if let Some(Aside::Lost(lost) | Aside::Overwritten(lost)) = aside {
+    if let Some(NonEvent::Lost(lost) | NonEvent::Overwritten(lost)) = aside {
         counts.lost = counts.lost.saturating_add(lost);
     }
     Ok(aside.is_some())

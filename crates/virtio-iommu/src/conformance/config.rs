@@ -3,19 +3,19 @@
 use super::driver::{Driver, ONE, PAGE, TWO, ensure, usual};
 use super::{Failure, Make, Setup};
 use crate::spec::*;
-use crate::{Options, Unattached};
+use crate::{BypassPolicy, Options};
 
-const FIELD_BYPASS: [Unattached; 3] = [
-    Unattached::Denied,
-    Unattached::DriverDecides {
+const FIELD_BYPASS: [BypassPolicy; 3] = [
+    BypassPolicy::Deny,
+    BypassPolicy::DriverDecides {
         bypass_at_first: false,
     },
-    Unattached::DriverDecides {
+    BypassPolicy::DriverDecides {
         bypass_at_first: true,
     },
 ];
 
-fn with(unattached: Unattached) -> Setup {
+fn with(unattached: BypassPolicy) -> Setup {
     let usual = usual();
     Setup {
         options: Options {
@@ -29,8 +29,8 @@ fn with(unattached: Unattached) -> Setup {
 /// Runs `check` on each kind of device that can be made; on at least one.
 fn each(
     make: Make<'_>,
-    kinds: &[Unattached],
-    mut check: impl FnMut(Driver, Unattached) -> Result<(), Failure>,
+    kinds: &[BypassPolicy],
+    mut check: impl FnMut(Driver, BypassPolicy) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let mut any = false;
     for &kind in kinds {

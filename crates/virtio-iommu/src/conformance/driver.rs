@@ -8,7 +8,7 @@ use ringfence_types::{Access, Iova, IovaRange};
 
 use super::{Failure, Make, Setup, Subject};
 use crate::spec::*;
-use crate::{Options, Reserved, ReservedKind, Unattached};
+use crate::{BypassPolicy, Options, ReservedRegion, ReservedRegionKind};
 
 pub(super) const PAGE: u64 = 4096;
 pub(super) const READ: u32 = VIRTIO_IOMMU_MAP_F_READ;
@@ -21,8 +21,8 @@ pub(super) const NOBODY: u32 = 0x99;
 /// Fills replies before they are written.
 pub(super) const UNTOUCHED: u8 = 0xee;
 
-const fn region(start: u64, last: u64, kind: ReservedKind) -> Reserved {
-    Reserved {
+const fn region(start: u64, last: u64, kind: ReservedRegionKind) -> ReservedRegion {
+    ReservedRegion {
         range: const_range(start, last),
         kind,
     }
@@ -39,13 +39,13 @@ const fn const_range(start: u64, last: u64) -> IovaRange {
 pub(super) const DOORBELLS: (u64, u64) = (0xfee0_0000, 0xfeef_ffff);
 pub(super) const RESERVED: (u64, u64) = (0x80_0000, 0x8f_ffff);
 
-const ENDPOINTS: &[(u32, &[Reserved])] = &[
+const ENDPOINTS: &[(u32, &[ReservedRegion])] = &[
     (ONE, &[]),
     (
         TWO,
         &[
-            region(RESERVED.0, RESERVED.1, ReservedKind::Reserved),
-            region(DOORBELLS.0, DOORBELLS.1, ReservedKind::Msi),
+            region(RESERVED.0, RESERVED.1, ReservedRegionKind::Reserved),
+            region(DOORBELLS.0, DOORBELLS.1, ReservedRegionKind::Msi),
         ],
     ),
 ];
@@ -54,7 +54,7 @@ const ENDPOINTS: &[(u32, &[Reserved])] = &[
 pub(super) fn usual() -> Setup {
     Setup {
         options: Options {
-            unattached: Unattached::DriverDecides {
+            unattached: BypassPolicy::DriverDecides {
                 bypass_at_first: false,
             },
             ..Options::default()

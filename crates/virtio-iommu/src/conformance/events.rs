@@ -3,7 +3,7 @@
 use super::driver::{BOTH, Driver, ONE, PAGE, READ, TWO, ensure, usual};
 use super::{Failure, Make, Setup};
 use crate::spec::*;
-use crate::{Limits, Options};
+use crate::{Options, VirtioIommuLimits};
 
 fn le32(event: &[u8], at: usize) -> u32 {
     let bytes = event.get(at..).and_then(|rest| rest.first_chunk());
@@ -69,9 +69,9 @@ pub(super) fn no_buffer(make: Make<'_>) -> Result<(), Failure> {
     let usual = usual();
     let setup = Setup {
         options: Options {
-            limits: Limits {
+            limits: VirtioIommuLimits {
                 events: 8,
-                ..Limits::default()
+                ..VirtioIommuLimits::default()
             },
             ..usual.options
         },

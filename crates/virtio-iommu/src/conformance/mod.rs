@@ -19,7 +19,7 @@ use core::fmt;
 
 use ringfence_types::Access;
 
-use crate::{Options, Reserved};
+use crate::{Options, ReservedRegion};
 
 /// A virtio-iommu under test, as a driver, its endpoints and its machine see it.
 pub trait Subject {
@@ -70,7 +70,7 @@ pub struct Setup {
     /// What the device offers.
     pub options: Options,
     /// Endpoints, and what is reserved for each.
-    pub endpoints: &'static [(u32, &'static [Reserved])],
+    pub endpoints: &'static [(u32, &'static [ReservedRegion])],
 }
 
 /// Makes a device; `None` if this implementation has none like that.

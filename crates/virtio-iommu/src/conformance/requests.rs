@@ -8,7 +8,7 @@ use super::driver::{
 };
 use super::{Failure, Make, Setup};
 use crate::spec::*;
-use crate::{Limits, Options};
+use crate::{Options, VirtioIommuLimits};
 
 /// Section 5.13.6.2.
 pub(super) fn unknown_type(make: Make<'_>) -> Result<(), Failure> {
@@ -193,10 +193,10 @@ pub(super) fn caps(make: Make<'_>) -> Result<(), Failure> {
     let usual = usual();
     let setup = Setup {
         options: Options {
-            limits: Limits {
+            limits: VirtioIommuLimits {
                 mappings: 4,
                 domains: 2,
-                ..Limits::default()
+                ..VirtioIommuLimits::default()
             },
             ..usual.options
         },

@@ -1,11 +1,11 @@
 //! ATTACH and DETACH (virtio 1.3, sections 5.13.6.3 and 5.13.6.4).
 
 use super::Device;
-use crate::domain::{Domain, Reach};
-use crate::endpoint::{Endpoint, State};
+use crate::domain::{Domain, DomainKind};
+use crate::endpoint::{AttachState, Endpoint};
 use crate::spec::{VIRTIO_IOMMU_ATTACH_F_BYPASS, VIRTIO_IOMMU_F_BYPASS_CONFIG};
-use crate::store::{Entry, Store};
-use crate::{DomainId, EndpointId, Full, RequestError, Sink};
+use crate::store::{Entry, MappingStore};
+use crate::{DomainId, EndpointId, LimitReached, RequestError, Sink};
 
 impl<S: Sink> Device<S> {
     /// An endpoint that is attached is detached first, as if the driver had asked for both. If the sink then refuses to attach it, it stays where it was;
@@ -47,18 +47,18 @@ impl<S: Sink> Device<S> {
         if alone && left == Some(domain) {
             // It would be its own successor.
             self.leave_domain(at, domain);
-            return self.enter_new(at, domain, bypass);
+            return self.attach_new(at, domain, bypass);
         }
         if existing.is_err() {
             if self.domains.len() - usize::from(alone) >= self.options.limits.domains {
-                return Err(RequestError::Full(Full::Domains));
+                return Err(RequestError::LimitReached(LimitReached::Domains));
             }
-            self.enter_new(at, domain, bypass)?;
+            self.attach_new(at, domain, bypass)?;
         } else {
-            self.enter(at, domain)?;
+            self.attach_existing(at, domain)?;
         }
         if let Some(id) = left {
-            self.forget_endpoint(id);
+            self.remove_from_domain(id);
         }
         Ok(())
     }
@@ -84,10 +84,10 @@ impl<S: Sink> Device<S> {
         else {
             return Ok(());
         };
-        match &domain.reach {
-            Reach::Blocked => Err(RequestError::Blocked(domain.id)),
-            Reach::Bypass if bypass => Ok(()),
-            Reach::Mapped(store) if !bypass => {
+        match &domain.kind {
+            DomainKind::Blocked => Err(RequestError::Blocked(domain.id)),
+            DomainKind::Bypass if bypass => Ok(()),
+            DomainKind::Mapped(store) if !bypass => {
                 let mapped = endpoint.reserved.iter().any(|region| {
                     store.touches(region.range.start().get(), region.range.last().get())
                 });
@@ -99,34 +99,36 @@ impl<S: Sink> Device<S> {
                 }
                 Ok(())
             }
-            Reach::Bypass | Reach::Mapped(_) => Err(RequestError::BypassMismatch(domain.id)),
+            DomainKind::Bypass | DomainKind::Mapped(_) => {
+                Err(RequestError::BypassMismatch(domain.id))
+            }
         }
     }
 
     /// Makes a domain with endpoint number `at` in it.
-    fn enter_new(&mut self, at: usize, id: DomainId, bypass: bool) -> Result<(), RequestError> {
+    fn attach_new(&mut self, at: usize, id: DomainId, bypass: bool) -> Result<(), RequestError> {
         self.domains
             .try_reserve(1)
-            .map_err(|_| RequestError::Full(Full::Memory))?;
+            .map_err(|_| RequestError::LimitReached(LimitReached::Memory))?;
         if !bypass {
             self.sink.create(id)?;
         }
         let reach = if bypass {
-            Reach::Bypass
+            DomainKind::Bypass
         } else {
-            Reach::Mapped(Store::default())
+            DomainKind::Mapped(MappingStore::default())
         };
         let index = self.find_domain(id).unwrap_or_else(|index| index);
         self.domains.insert(
             index,
             Domain {
                 id,
-                reach,
+                kind: reach,
                 endpoints: 0,
                 reserved: alloc::vec::Vec::new(),
             },
         );
-        let entered = self.enter(at, id);
+        let entered = self.attach_existing(at, id);
         if entered.is_err() {
             self.domains.remove(index);
             if !bypass {
@@ -137,7 +139,7 @@ impl<S: Sink> Device<S> {
     }
 
     /// Puts endpoint number `at` into a domain that exists. The one that it leaves is not told.
-    fn enter(&mut self, at: usize, id: DomainId) -> Result<(), RequestError> {
+    fn attach_existing(&mut self, at: usize, id: DomainId) -> Result<(), RequestError> {
         let Ok(index) = self.find_domain(id) else {
             return Err(RequestError::NoDomain(id));
         };
@@ -149,14 +151,14 @@ impl<S: Sink> Device<S> {
         domain
             .reserved
             .try_reserve(endpoint.reserved.len())
-            .map_err(|_| RequestError::Full(Full::Memory))?;
-        match &domain.reach {
-            Reach::Bypass => self.sink.bypass(endpoint.id)?,
-            Reach::Mapped(store) => {
+            .map_err(|_| RequestError::LimitReached(LimitReached::Memory))?;
+        match &domain.kind {
+            DomainKind::Bypass => self.sink.bypass(endpoint.id)?,
+            DomainKind::Mapped(store) => {
                 let mut mappings = store.iter().filter_map(Entry::mapping);
                 self.sink.attach(endpoint.id, id, &mut mappings)?;
             }
-            Reach::Blocked => return Err(RequestError::Blocked(id)),
+            DomainKind::Blocked => return Err(RequestError::Blocked(id)),
         }
         for region in &endpoint.reserved {
             if !domain.reserved.contains(&region.range) {
@@ -166,20 +168,20 @@ impl<S: Sink> Device<S> {
         if endpoint.domain() != Some(id) {
             domain.endpoints += 1;
         }
-        endpoint.state = State::Attached(id);
+        endpoint.state = AttachState::Attached(id);
         Ok(())
     }
 
     /// Endpoint number `at` leaves domain `id`, its own, for what unattached endpoints reach.
     pub(super) fn leave_domain(&mut self, at: usize, id: DomainId) {
         if let Some(endpoint) = self.endpoints.get_mut(at) {
-            endpoint.leave(self.bypass, &mut self.sink);
+            endpoint.detach(self.bypass, &mut self.sink);
         }
-        self.forget_endpoint(id);
+        self.remove_from_domain(id);
     }
 
     /// An endpoint has left domain `id`: the last one takes it along.
-    fn forget_endpoint(&mut self, id: DomainId) {
+    fn remove_from_domain(&mut self, id: DomainId) {
         let Ok(index) = self.find_domain(id) else {
             return;
         };
@@ -205,7 +207,7 @@ impl<S: Sink> Device<S> {
             }
             return;
         }
-        if let Reach::Mapped(store) = &domain.reach {
+        if let DomainKind::Mapped(store) = &domain.kind {
             self.mappings = self.mappings.saturating_sub(store.len());
             self.sink.destroy(id);
         }

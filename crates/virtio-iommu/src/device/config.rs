@@ -1,16 +1,16 @@
 //! Features, the configuration, endpoints, and resets (virtio 1.3, sections 5.13.3 to 5.13.5).
 
 use super::Device;
-use crate::domain::Reach;
-use crate::endpoint::{Endpoint, Reserved, State, checked};
-use crate::options::{Options, Unattached};
+use crate::domain::DomainKind;
+use crate::endpoint::{AttachState, Endpoint, ReservedRegion, checked};
+use crate::options::{BypassPolicy, Options};
 use crate::spec::{
     CONFIG_BYPASS, CONFIG_BYTES, CONFIG_DOMAIN_RANGE, CONFIG_INPUT_RANGE, CONFIG_PAGE_SIZE_MASK,
     CONFIG_PROBE_SIZE, VIRTIO_IOMMU_F_BYPASS_CONFIG, VIRTIO_IOMMU_F_DOMAIN_RANGE,
     VIRTIO_IOMMU_F_INPUT_RANGE, VIRTIO_IOMMU_F_MAP_UNMAP, VIRTIO_IOMMU_F_MMIO,
     VIRTIO_IOMMU_F_PROBE,
 };
-use crate::{EndpointError, EndpointId, Full, Sink, SinkError};
+use crate::{EndpointError, EndpointId, LimitReached, Sink, SinkError};
 
 /// Feature bits that belong to the device type; those above are the transport's (virtio 1.3, section 2.2).
 const DEVICE_FEATURES: u64 = (1 << 24) - 1;
@@ -18,8 +18,8 @@ const DEVICE_FEATURES: u64 = (1 << 24) - 1;
 impl Options {
     pub(super) const fn bypass_at_first(&self) -> bool {
         match self.unattached {
-            Unattached::Denied => false,
-            Unattached::DriverDecides { bypass_at_first } => bypass_at_first,
+            BypassPolicy::Deny => false,
+            BypassPolicy::DriverDecides { bypass_at_first } => bypass_at_first,
         }
     }
 
@@ -34,7 +34,7 @@ impl Options {
         if self.mmio {
             bits |= 1 << VIRTIO_IOMMU_F_MMIO;
         }
-        if let Unattached::DriverDecides { .. } = self.unattached {
+        if let BypassPolicy::DriverDecides { .. } = self.unattached {
             bits |= 1 << VIRTIO_IOMMU_F_BYPASS_CONFIG;
         }
         bits
@@ -70,7 +70,7 @@ impl<S: Sink> Device<S> {
     /// `VIRTIO_IOMMU_F_BYPASS_CONFIG`; everything else is ignored.
     ///
     /// # Errors
-    /// The sink cannot begin: nothing was written. With [`SinkError::Unsettled`] it was, as with [`handle`](Self::handle).
+    /// The sink cannot begin: nothing was written. With [`SinkError::CommitFailed`] it was, as with [`handle`](Self::handle).
     pub fn write_config(&mut self, offset: usize, bytes: &[u8]) -> Result<(), SinkError> {
         let value = CONFIG_BYPASS
             .checked_sub(offset)
@@ -86,8 +86,8 @@ impl<S: Sink> Device<S> {
         self.begin()?;
         self.bypass = bypass;
         for endpoint in &mut self.endpoints {
-            if let State::Unattached { .. } = endpoint.state {
-                endpoint.leave(bypass, &mut self.sink);
+            if let AttachState::Unattached { .. } = endpoint.state {
+                endpoint.detach(bypass, &mut self.sink);
             }
         }
         self.commit()
@@ -131,25 +131,25 @@ impl<S: Sink> Device<S> {
     pub fn add_endpoint(
         &mut self,
         id: EndpointId,
-        reserved: &[Reserved],
+        reserved: &[ReservedRegion],
     ) -> Result<(), EndpointError> {
         let Err(at) = self.find_endpoint(id) else {
             return Err(EndpointError::Exists(id));
         };
         if self.endpoints.len() >= self.options.limits.endpoints {
-            return Err(EndpointError::Full(Full::Endpoints));
+            return Err(EndpointError::LimitReached(LimitReached::Endpoints));
         }
         let reserved = checked(reserved, self.options.most_reserved())?;
         self.endpoints
             .try_reserve(1)
-            .map_err(|_| EndpointError::Full(Full::Memory))?;
+            .map_err(|_| EndpointError::LimitReached(LimitReached::Memory))?;
         self.begin()?;
         let mut endpoint = Endpoint {
             id,
             reserved,
-            state: State::Unattached { bypasses: false },
+            state: AttachState::Unattached { bypasses: false },
         };
-        endpoint.leave(self.bypass, &mut self.sink);
+        endpoint.detach(self.bypass, &mut self.sink);
         self.endpoints.insert(at, endpoint);
         Ok(self.commit()?)
     }
@@ -158,10 +158,10 @@ impl<S: Sink> Device<S> {
     /// carry valid endpoints.
     ///
     /// # Errors
-    /// There is none, or the sink cannot begin; nothing has changed. With [`SinkError::Unsettled`] it is gone, and what it reached may still be in reach.
+    /// There is none, or the sink cannot begin; nothing has changed. With [`SinkError::CommitFailed`] it is gone, and what it reached may still be in reach.
     pub fn remove_endpoint(&mut self, id: EndpointId) -> Result<(), EndpointError> {
         let Ok(at) = self.find_endpoint(id) else {
-            return Err(EndpointError::NotThere(id));
+            return Err(EndpointError::NoEndpoint(id));
         };
         self.begin()?;
         if let Some(domain) = self.endpoints.get(at).and_then(Endpoint::domain) {
@@ -176,7 +176,7 @@ impl<S: Sink> Device<S> {
     /// The driver resets the device: no endpoint is attached, no feature accepted. Field `bypass` stays.
     ///
     /// # Errors
-    /// The sink cannot begin: nothing has changed. With [`SinkError::Unsettled`] all has, and what endpoints reached may still be in reach.
+    /// The sink cannot begin: nothing has changed. With [`SinkError::CommitFailed`] all has, and what endpoints reached may still be in reach.
     pub fn reset(&mut self) -> Result<(), SinkError> {
         self.reset_to(self.bypass)
     }
@@ -184,7 +184,7 @@ impl<S: Sink> Device<S> {
     /// The machine is reset: as [`reset`](Self::reset), and `bypass` is what it was at first.
     ///
     /// # Errors
-    /// The sink cannot begin: nothing has changed. With [`SinkError::Unsettled`] all has, and what endpoints reached may still be in reach.
+    /// The sink cannot begin: nothing has changed. With [`SinkError::CommitFailed`] all has, and what endpoints reached may still be in reach.
     pub fn reset_system(&mut self) -> Result<(), SinkError> {
         self.reset_to(self.options.bypass_at_first())
     }
@@ -195,10 +195,10 @@ impl<S: Sink> Device<S> {
         self.bypass = bypass;
         self.events.clear();
         for endpoint in &mut self.endpoints {
-            endpoint.leave(bypass, &mut self.sink);
+            endpoint.detach(bypass, &mut self.sink);
         }
         for domain in self.domains.drain(..) {
-            if let Reach::Mapped(_) = domain.reach {
+            if let DomainKind::Mapped(_) = domain.kind {
                 self.sink.destroy(domain.id);
             }
         }

@@ -3,13 +3,13 @@
 use ringfence_types::{Iova, IovaRange, PhysAddr, PhysRange};
 
 use super::Device;
-use crate::domain::Reach;
+use crate::domain::DomainKind;
 use crate::spec::{
     VIRTIO_IOMMU_F_MAP_UNMAP, VIRTIO_IOMMU_F_MMIO, VIRTIO_IOMMU_MAP_F_MMIO,
     VIRTIO_IOMMU_MAP_F_READ, VIRTIO_IOMMU_MAP_F_WRITE,
 };
 use crate::store::{Entry, InsertError};
-use crate::{DomainId, Full, Options, RequestError, Sink};
+use crate::{DomainId, LimitReached, Options, RequestError, Sink};
 
 impl<S: Sink> Device<S> {
     /// After an error nothing has changed.
@@ -34,10 +34,10 @@ impl<S: Sink> Device<S> {
         let Some(target) = self.domains.get_mut(index) else {
             return Err(RequestError::NoDomain(domain));
         };
-        let store = match &mut target.reach {
-            Reach::Mapped(store) => store,
-            Reach::Bypass => return Err(RequestError::BypassDomain(domain)),
-            Reach::Blocked => return Err(RequestError::Blocked(domain)),
+        let store = match &mut target.kind {
+            DomainKind::Mapped(store) => store,
+            DomainKind::Bypass => return Err(RequestError::BypassDomain(domain)),
+            DomainKind::Blocked => return Err(RequestError::Blocked(domain)),
         };
 
         let range = self.options.check_mapping(start, last, physical)?;
@@ -49,7 +49,7 @@ impl<S: Sink> Device<S> {
             return Err(RequestError::Reserved(range));
         }
         if full {
-            return Err(RequestError::Full(Full::Mappings));
+            return Err(RequestError::LimitReached(LimitReached::Mappings));
         }
 
         let entry = Entry {
@@ -60,7 +60,7 @@ impl<S: Sink> Device<S> {
         };
         store.insert(entry).map_err(|error| match error {
             InsertError::Overlap => RequestError::Overlap(range),
-            InsertError::OutOfMemory => RequestError::Full(Full::Memory),
+            InsertError::OutOfMemory => RequestError::LimitReached(LimitReached::Memory),
         })?;
         // Into the store first: taking it out again cannot fail.
         if let Some(mapping) = entry.mapping()
@@ -89,10 +89,10 @@ impl<S: Sink> Device<S> {
         let Some(target) = self.domains.get_mut(index) else {
             return Err(RequestError::NoDomain(domain));
         };
-        let store = match &mut target.reach {
-            Reach::Mapped(store) => store,
-            Reach::Bypass => return Err(RequestError::BypassDomain(domain)),
-            Reach::Blocked => return Err(RequestError::Blocked(domain)),
+        let store = match &mut target.kind {
+            DomainKind::Mapped(store) => store,
+            DomainKind::Bypass => return Err(RequestError::BypassDomain(domain)),
+            DomainKind::Blocked => return Err(RequestError::Blocked(domain)),
         };
         let range = request_range(start, last)?;
         let span = store
@@ -124,7 +124,8 @@ impl<S: Sink> Device<S> {
             }
         }
         self.sink.destroy(domain.id);
-        if let Reach::Mapped(store) = core::mem::replace(&mut domain.reach, Reach::Blocked) {
+        if let DomainKind::Mapped(store) = core::mem::replace(&mut domain.kind, DomainKind::Blocked)
+        {
             self.mappings = self.mappings.saturating_sub(store.len());
         }
     }

@@ -1,17 +1,17 @@
 //! PROBE (virtio 1.3, sections 5.13.6.7 and 5.13.6.8).
 
 use super::{Device, encode_tail};
-use crate::endpoint::{Reserved, ReservedKind};
+use crate::endpoint::{ReservedRegion, ReservedRegionKind};
 use crate::spec::{
     PROPERTY_HEAD_BYTES, RESV_MEM_BYTES, TAIL_BYTES, VIRTIO_IOMMU_PROBE_T_RESV_MEM,
     VIRTIO_IOMMU_RESV_MEM_T_MSI, VIRTIO_IOMMU_RESV_MEM_T_RESERVED, VIRTIO_IOMMU_T_PROBE,
 };
-use crate::{EndpointId, Handled, RequestError, Sink};
+use crate::{EndpointId, RequestError, RequestOutcome, Sink};
 
 impl<S: Sink> Device<S> {
     /// Fills `reply`: the properties of `endpoint`, zeroes up to `probe_bytes`, the tail. If it is shorter than that, the tail is its end, because that
     /// is where the driver looks for it.
-    pub(super) fn probe(&self, endpoint: EndpointId, reply: &mut [u8]) -> Handled {
+    pub(super) fn probe(&self, endpoint: EndpointId, reply: &mut [u8]) -> RequestOutcome {
         let wanted = self.options.probe_bytes as usize;
         let given = reply.len().saturating_sub(TAIL_BYTES);
         let reply = reply.split_at_mut_checked(given.min(wanted));
@@ -41,26 +41,26 @@ impl<S: Sink> Device<S> {
             }
         };
         *tail = encode_tail(result);
-        Handled {
+        RequestOutcome {
             used: properties.len() + TAIL_BYTES,
             result,
         }
     }
 }
 
-const fn unwritten(error: RequestError) -> Handled {
-    Handled {
+const fn unwritten(error: RequestError) -> RequestOutcome {
+    RequestOutcome {
         used: 0,
         result: Err(error),
     }
 }
 
 /// `struct virtio_iommu_probe_resv_mem` (section 5.13.6.8.1); reserved bytes are zero.
-fn encode(region: &Reserved) -> [u8; RESV_MEM_BYTES] {
+fn encode(region: &ReservedRegion) -> [u8; RESV_MEM_BYTES] {
     const LENGTH: u16 = (RESV_MEM_BYTES - PROPERTY_HEAD_BYTES) as u16;
     let subtype = match region.kind {
-        ReservedKind::Reserved => VIRTIO_IOMMU_RESV_MEM_T_RESERVED,
-        ReservedKind::Msi => VIRTIO_IOMMU_RESV_MEM_T_MSI,
+        ReservedRegionKind::Reserved => VIRTIO_IOMMU_RESV_MEM_T_RESERVED,
+        ReservedRegionKind::Msi => VIRTIO_IOMMU_RESV_MEM_T_MSI,
     };
     let mut bytes = [0; RESV_MEM_BYTES];
     let fields = VIRTIO_IOMMU_PROBE_T_RESV_MEM

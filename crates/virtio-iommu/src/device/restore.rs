@@ -5,12 +5,12 @@ use alloc::vec::Vec;
 
 use super::Device;
 use super::map::map_flags;
-use crate::domain::{Domain, Reach};
-use crate::endpoint::{Endpoint, State};
+use crate::domain::{Domain, DomainKind};
+use crate::endpoint::{AttachState, Endpoint};
 use crate::snapshot::{Reader, SnapshotError, Writer};
 use crate::spec::VIRTIO_IOMMU_F_BYPASS_CONFIG;
-use crate::store::{Entry, InsertError, Store};
-use crate::{Denied, DomainId, EndpointId, Full, RequestError, Sink, SinkError};
+use crate::store::{Entry, InsertError, MappingStore};
+use crate::{DomainId, EndpointId, LimitReached, RequestError, Sink, SinkError, TranslationFault};
 
 /// What a snapshot holds, found to be in order.
 struct Parsed {
@@ -18,10 +18,10 @@ struct Parsed {
     bypass: bool,
     dropped: u64,
     /// By endpoint, in the device's order.
-    states: Vec<State>,
+    states: Vec<AttachState>,
     domains: Vec<Domain>,
     mappings: usize,
-    events: Vec<Denied>,
+    events: Vec<TranslationFault>,
 }
 
 impl<S: Sink> Device<S> {
@@ -35,8 +35,8 @@ impl<S: Sink> Device<S> {
         out.count(self.endpoints.len());
         for endpoint in &self.endpoints {
             let (state, domain) = match endpoint.state {
-                State::Unattached { bypasses } => (u8::from(bypasses), 0),
-                State::Attached(domain) => (2, domain.get()),
+                AttachState::Unattached { bypasses } => (u8::from(bypasses), 0),
+                AttachState::Attached(domain) => (2, domain.get()),
             };
             out.u32(endpoint.id.get());
             out.u8(state);
@@ -45,17 +45,17 @@ impl<S: Sink> Device<S> {
         out.count(self.domains.len());
         for domain in &self.domains {
             out.u32(domain.id.get());
-            match &domain.reach {
-                Reach::Bypass => {
+            match &domain.kind {
+                DomainKind::Bypass => {
                     out.u8(0);
                     out.count(0);
                 }
-                Reach::Mapped(store) => {
+                DomainKind::Mapped(store) => {
                     out.u8(1);
                     out.count(store.len());
                     store.iter().for_each(|entry| out.entry(entry));
                 }
-                Reach::Blocked => {
+                DomainKind::Blocked => {
                     out.u8(2);
                     out.count(0);
                 }
@@ -76,13 +76,13 @@ impl<S: Sink> Device<S> {
         }
         let mut parsed = self.parse(bytes)?;
         self.begin().map_err(SnapshotError::Sink)?;
-        let told = self.tell(&mut parsed);
+        let told = self.replay_to_sink(&mut parsed);
         if told.is_err() {
             for endpoint in &mut self.endpoints {
-                endpoint.leave(self.bypass, &mut self.sink);
+                endpoint.detach(self.bypass, &mut self.sink);
             }
             for domain in &parsed.domains {
-                if let Reach::Mapped(_) = domain.reach
+                if let DomainKind::Mapped(_) = domain.kind
                     && domain.endpoints > 0
                 {
                     self.sink.destroy(domain.id);
@@ -109,10 +109,10 @@ impl<S: Sink> Device<S> {
     }
 
     /// Tells the sink. Domains that it was not told of have no endpoints when this returns an error.
-    fn tell(&mut self, parsed: &mut Parsed) -> Result<(), SinkError> {
+    fn replay_to_sink(&mut self, parsed: &mut Parsed) -> Result<(), SinkError> {
         let mut told = 0;
         let result = parsed.domains.iter().try_for_each(|domain| {
-            if let Reach::Mapped(store) = &domain.reach {
+            if let DomainKind::Mapped(store) = &domain.kind {
                 self.sink.create(domain.id)?;
                 told += 1;
                 store
@@ -132,17 +132,17 @@ impl<S: Sink> Device<S> {
         }
         for (endpoint, state) in self.endpoints.iter().zip(&mut parsed.states) {
             match *state {
-                State::Unattached { bypasses: false } => self.sink.block(endpoint.id),
-                State::Unattached { bypasses: true } => self.sink.bypass(endpoint.id)?,
-                State::Attached(id) => {
+                AttachState::Unattached { bypasses: false } => self.sink.block(endpoint.id),
+                AttachState::Unattached { bypasses: true } => self.sink.bypass(endpoint.id)?,
+                AttachState::Attached(id) => {
                     let domain = parsed.domains.iter().find(|domain| domain.id == id);
-                    match domain.map(|domain| &domain.reach) {
-                        Some(Reach::Bypass) => self.sink.bypass(endpoint.id)?,
-                        Some(Reach::Mapped(store)) => {
+                    match domain.map(|domain| &domain.kind) {
+                        Some(DomainKind::Bypass) => self.sink.bypass(endpoint.id)?,
+                        Some(DomainKind::Mapped(store)) => {
                             let mut mappings = store.iter().filter_map(Entry::mapping);
                             self.sink.attach(endpoint.id, id, &mut mappings)?;
                         }
-                        Some(Reach::Blocked) | None => self.sink.block(endpoint.id),
+                        Some(DomainKind::Blocked) | None => self.sink.block(endpoint.id),
                     }
                 }
             }
@@ -165,7 +165,7 @@ impl<S: Sink> Device<S> {
 
         let count = input.count()?;
         if count > self.options.limits.domains {
-            return Err(RequestError::Full(Full::Domains).into());
+            return Err(RequestError::LimitReached(LimitReached::Domains).into());
         }
         let mut domains: Vec<Domain> = Vec::new();
         domains
@@ -180,7 +180,7 @@ impl<S: Sink> Device<S> {
             domains.push(domain);
         }
         for state in &states {
-            if let State::Attached(id) = state
+            if let AttachState::Attached(id) = state
                 && domains
                     .binary_search_by_key(id, |domain| domain.id)
                     .is_err()
@@ -205,7 +205,7 @@ impl<S: Sink> Device<S> {
         &self,
         input: &mut Reader<'_>,
         bypass: bool,
-    ) -> Result<Vec<State>, SnapshotError> {
+    ) -> Result<Vec<AttachState>, SnapshotError> {
         let count = input.count()?;
         let mut states = Vec::new();
         states
@@ -221,10 +221,10 @@ impl<S: Sink> Device<S> {
             let state = input.u8()?;
             let domain = input.u32()?;
             states.push(match (state, domain) {
-                (0, 0) => State::Unattached { bypasses: false },
-                (1, 0) if bypass => State::Unattached { bypasses: true },
+                (0, 0) => AttachState::Unattached { bypasses: false },
+                (1, 0) if bypass => AttachState::Unattached { bypasses: true },
                 (1, 0) => return Err(SnapshotError::Bypass),
-                (2, domain) => State::Attached(DomainId::new(domain)),
+                (2, domain) => AttachState::Attached(DomainId::new(domain)),
                 _ => return Err(SnapshotError::BadValue(state)),
             });
         }
@@ -238,7 +238,7 @@ impl<S: Sink> Device<S> {
     fn parse_domain(
         &self,
         input: &mut Reader<'_>,
-        states: &[State],
+        states: &[AttachState],
         mappings: &mut usize,
     ) -> Result<Domain, SnapshotError> {
         let id = DomainId::new(input.u32()?);
@@ -254,7 +254,7 @@ impl<S: Sink> Device<S> {
             self.endpoints
                 .iter()
                 .zip(states)
-                .filter(|(_, state)| **state == State::Attached(id))
+                .filter(|(_, state)| **state == AttachState::Attached(id))
                 .map(|(endpoint, _)| endpoint)
         };
         let endpoints = attached().count();
@@ -274,24 +274,24 @@ impl<S: Sink> Device<S> {
             0 if self.features() >> VIRTIO_IOMMU_F_BYPASS_CONFIG & 1 == 0 => {
                 return Err(SnapshotError::Bypass);
             }
-            0 => Reach::Bypass,
-            1 => Reach::Mapped(Store::default()),
-            2 => Reach::Blocked,
+            0 => DomainKind::Bypass,
+            1 => DomainKind::Mapped(MappingStore::default()),
+            2 => DomainKind::Blocked,
             value => return Err(SnapshotError::BadValue(value)),
         };
         let mut domain = Domain {
             id,
-            reach,
+            kind: reach,
             endpoints,
             reserved,
         };
-        let Reach::Mapped(store) = &mut domain.reach else {
+        let DomainKind::Mapped(store) = &mut domain.kind else {
             return Ok(domain);
         };
         let mut above = None;
         for _ in 0..count {
             if *mappings >= self.options.limits.mappings {
-                return Err(RequestError::Full(Full::Mappings).into());
+                return Err(RequestError::LimitReached(LimitReached::Mappings).into());
             }
             let entry = input.entry()?;
             let unknown = entry.flags & !map_flags(self.features());
@@ -317,7 +317,7 @@ impl<S: Sink> Device<S> {
         Ok(domain)
     }
 
-    fn parse_events(&self, input: &mut Reader<'_>) -> Result<Vec<Denied>, SnapshotError> {
+    fn parse_events(&self, input: &mut Reader<'_>) -> Result<Vec<TranslationFault>, SnapshotError> {
         let count = input.count()?;
         if count > self.options.limits.events {
             return Err(SnapshotError::Events(count));

@@ -3,10 +3,10 @@
 use ringfence_types::{Access, Iova, IovaRange, PhysAddr, PhysRange};
 
 use super::Device;
-use crate::domain::Reach;
-use crate::endpoint::{Endpoint, ReservedKind, State};
-use crate::fault::{BufferTooSmall, Denied, DeniedReason};
-use crate::{EndpointId, MemoryKind, Sink, Translation};
+use crate::domain::DomainKind;
+use crate::endpoint::{AttachState, Endpoint, ReservedRegionKind};
+use crate::fault::{BufferTooSmall, TranslationFault, TranslationFaultReason};
+use crate::{AccessTarget, EndpointId, MemoryKind, Sink};
 
 impl<S: Sink> Device<S> {
     /// Where the first bytes of an access go: as far as one mapping, or one reserved region, goes. An access is allowed if every piece of it is: look at
@@ -19,8 +19,8 @@ impl<S: Sink> Device<S> {
         endpoint: EndpointId,
         range: IovaRange,
         access: Access,
-    ) -> Result<Translation, Denied> {
-        let denied = |reason| Denied {
+    ) -> Result<AccessTarget, TranslationFault> {
+        let denied = |reason| TranslationFault {
             endpoint,
             iova: range.start(),
             access,
@@ -30,41 +30,45 @@ impl<S: Sink> Device<S> {
             .find_endpoint(endpoint)
             .ok()
             .and_then(|index| self.endpoints.get(index))
-            .ok_or(denied(DeniedReason::NoEndpoint))?;
+            .ok_or(denied(TranslationFaultReason::NoEndpoint))?;
         let id = match source.state {
-            State::Unattached { bypasses: false } => return Err(denied(DeniedReason::Unattached)),
-            State::Unattached { bypasses: true } => return Ok(identity(range)),
-            State::Attached(id) => id,
+            AttachState::Unattached { bypasses: false } => {
+                return Err(denied(TranslationFaultReason::Unattached));
+            }
+            AttachState::Unattached { bypasses: true } => return Ok(identity(range)),
+            AttachState::Attached(id) => id,
         };
         let domain = self
             .find_domain(id)
             .ok()
             .and_then(|index| self.domains.get(index))
-            .ok_or(denied(DeniedReason::Unattached))?;
-        let store = match &domain.reach {
-            Reach::Bypass => return Ok(identity(range)),
-            Reach::Blocked => return Err(denied(DeniedReason::Blocked)),
-            Reach::Mapped(store) => store,
+            .ok_or(denied(TranslationFaultReason::Unattached))?;
+        let store = match &domain.kind {
+            DomainKind::Bypass => return Ok(identity(range)),
+            DomainKind::Blocked => return Err(denied(TranslationFaultReason::Blocked)),
+            DomainKind::Mapped(store) => store,
         };
         // No mapping of the domain overlaps what is reserved for its endpoints.
         if let Some(doorbell) = reserved_at(source, range, access) {
-            return doorbell.ok_or(denied(DeniedReason::Reserved));
+            return doorbell.ok_or(denied(TranslationFaultReason::Reserved));
         }
         let start = range.start().get();
-        let entry = store.lookup(start).ok_or(denied(DeniedReason::NotMapped))?;
+        let entry = store
+            .lookup(start)
+            .ok_or(denied(TranslationFaultReason::NotMapped))?;
         if !entry
             .permissions()
             .is_some_and(|allowed| allowed.allows(access))
         {
-            return Err(denied(DeniedReason::Permission));
+            return Err(denied(TranslationFaultReason::Permission));
         }
         // MAP saw to it that the last byte does not wrap.
         let at =
             |iova: u64| PhysAddr::new(entry.physical.wrapping_add(iova.wrapping_sub(entry.start)));
         let last = range.last().get().min(entry.last);
-        let physical =
-            PhysRange::inclusive(at(start), at(last)).ok_or(denied(DeniedReason::NotMapped))?;
-        Ok(Translation::Memory {
+        let physical = PhysRange::inclusive(at(start), at(last))
+            .ok_or(denied(TranslationFaultReason::NotMapped))?;
+        Ok(AccessTarget::Memory {
             physical,
             memory: entry.memory(),
         })
@@ -72,7 +76,7 @@ impl<S: Sink> Device<S> {
 
     /// Tells the driver of an access that was stopped, by [`translate`](Device::translate) or by whatever the sink feeds. A fault of
     /// an endpoint that does not exist is not told, only counted as dropped: reports carry valid endpoints.
-    pub fn report(&mut self, denied: Denied) {
+    pub fn report(&mut self, denied: TranslationFault) {
         if self.find_endpoint(denied.endpoint).is_ok() {
             self.events.push(denied);
         } else {
@@ -101,27 +105,31 @@ impl<S: Sink> Device<S> {
 }
 
 /// The access of an endpoint in bypass mode.
-fn identity(range: IovaRange) -> Translation {
+fn identity(range: IovaRange) -> AccessTarget {
     let at = |iova: Iova| PhysAddr::new(iova.get());
     // Never `None`: a range is no emptier as a physical one.
     match PhysRange::inclusive(at(range.start()), at(range.last())) {
-        Some(physical) => Translation::Memory {
+        Some(physical) => AccessTarget::Memory {
             physical,
             memory: MemoryKind::Normal,
         },
-        None => Translation::Doorbell { at: range },
+        None => AccessTarget::Doorbell { at: range },
     }
 }
 
 /// If `range` begins in a reserved region: the doorbells it rings, or `None` inside for nothing.
-fn reserved_at(source: &Endpoint, range: IovaRange, access: Access) -> Option<Option<Translation>> {
+fn reserved_at(
+    source: &Endpoint,
+    range: IovaRange,
+    access: Access,
+) -> Option<Option<AccessTarget>> {
     let region = source
         .reserved
         .iter()
         .find(|region| region.range.contains_address(range.start()))?;
-    if region.kind != ReservedKind::Msi || access != Access::Write {
+    if region.kind != ReservedRegionKind::Msi || access != Access::Write {
         return Some(None);
     }
     let last = range.last().min(region.range.last());
-    Some(IovaRange::inclusive(range.start(), last).map(|at| Translation::Doorbell { at }))
+    Some(IovaRange::inclusive(range.start(), last).map(|at| AccessTarget::Doorbell { at }))
 }

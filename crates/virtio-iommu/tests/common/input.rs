@@ -1,7 +1,9 @@
 //! What the bytes of a session stand for: options, endpoints, domains, addresses. Chosen so that requests meet.
 
 use ringfence_types::{Iova, IovaRange, PhysAddr, PhysRange};
-use ringfence_virtio_iommu::{DomainId, DomainRange, Limits, Options, ReservedKind, Unattached};
+use ringfence_virtio_iommu::{
+    BypassPolicy, DomainId, DomainRange, Options, ReservedRegionKind, VirtioIommuLimits,
+};
 
 /// Bytes that are used up; then zeroes.
 pub(crate) struct Bytes<'a>(pub(crate) &'a [u8]);
@@ -23,7 +25,7 @@ impl<'a> Bytes<'a> {
 }
 
 /// First and last address.
-pub(crate) type Region = (u64, u64, ReservedKind);
+pub(crate) type Region = (u64, u64, ReservedRegionKind);
 
 /// The endpoints that a session begins with, and what is reserved for them.
 pub(crate) const ENDPOINTS: [(u32, &[Region]); 3] = [
@@ -31,11 +33,14 @@ pub(crate) const ENDPOINTS: [(u32, &[Region]); 3] = [
     (
         9,
         &[
-            (0xfee0_0000, 0xfeef_ffff, ReservedKind::Msi),
-            (0x2_0000, 0x2_ffff, ReservedKind::Reserved),
+            (0xfee0_0000, 0xfeef_ffff, ReservedRegionKind::Msi),
+            (0x2_0000, 0x2_ffff, ReservedRegionKind::Reserved),
         ],
     ),
-    (0x1_0000, &[(0x5_0000, 0x5_ffff, ReservedKind::Reserved)]),
+    (
+        0x1_0000,
+        &[(0x5_0000, 0x5_ffff, ReservedRegionKind::Reserved)],
+    ),
 ];
 
 pub(crate) fn options(byte: u8) -> Options {
@@ -44,11 +49,11 @@ pub(crate) fn options(byte: u8) -> Options {
         page_size_mask: [!0xfff, !0, 0x1_0000, 0x20_1000][usize::from(byte & 3)],
         probe_bytes: [512, 0, 48, 100][usize::from(byte >> 2 & 3)],
         unattached: match byte >> 4 & 3 {
-            0 => Unattached::Denied,
-            1 => Unattached::DriverDecides {
+            0 => BypassPolicy::Deny,
+            1 => BypassPolicy::DriverDecides {
                 bypass_at_first: true,
             },
-            _ => Unattached::DriverDecides {
+            _ => BypassPolicy::DriverDecides {
                 bypass_at_first: false,
             },
         },
@@ -62,7 +67,7 @@ pub(crate) fn options(byte: u8) -> Options {
             first: DomainId::new(1),
             last: DomainId::new(1000),
         };
-        options.limits = Limits {
+        options.limits = VirtioIommuLimits {
             mappings: 6,
             domains: 2,
             endpoints: 3,

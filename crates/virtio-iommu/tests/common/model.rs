@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use ringfence_types::Access;
 use ringfence_virtio_iommu::spec::*;
-use ringfence_virtio_iommu::{Options, ReservedKind, SinkError, Unattached};
+use ringfence_virtio_iommu::{BypassPolicy, Options, ReservedRegionKind, SinkError};
 
 use super::recorder::{Call, Failure};
 
@@ -27,7 +27,7 @@ pub(crate) enum Domain {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Endpoint {
     /// First byte, byte behind the last, kind.
-    pub(crate) reserved: Vec<(u128, u128, ReservedKind)>,
+    pub(crate) reserved: Vec<(u128, u128, ReservedRegionKind)>,
     pub(crate) domain: Option<u32>,
     pub(crate) bypasses: bool,
 }
@@ -326,7 +326,7 @@ impl Model {
             let mut at = 0;
             for (start, end, kind) in sorted {
                 let mut property = vec![1, 0, 20, 0, 0, 0, 0, 0];
-                property[4] = u8::from(kind == ReservedKind::Msi);
+                property[4] = u8::from(kind == ReservedRegionKind::Msi);
                 property.extend((start as u64).to_le_bytes());
                 property.extend(((end - 1) as u64).to_le_bytes());
                 bytes[at..at + 24].copy_from_slice(&property);
@@ -363,7 +363,7 @@ impl Model {
             .iter()
             .find(|region| region.0 <= address && address < region.1);
         if let Some((_, _, kind)) = region {
-            return if *kind == ReservedKind::Msi && access == Access::Write {
+            return if *kind == ReservedRegionKind::Msi && access == Access::Write {
                 Goes::Doorbell
             } else {
                 Goes::Nowhere
@@ -385,7 +385,7 @@ impl Model {
 
 pub(crate) fn first_bypass(options: &Options) -> bool {
     options.unattached
-        == Unattached::DriverDecides {
+        == BypassPolicy::DriverDecides {
             bypass_at_first: true,
         }
 }

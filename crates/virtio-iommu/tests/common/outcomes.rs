@@ -1,7 +1,7 @@
 //! Names for what a session reaches: every error and every kind of denial.
 
 use ringfence_virtio_iommu::{
-    DeniedReason, EndpointError, RequestError, ReservedRegionsError, SnapshotError,
+    EndpointError, RequestError, ReservedRegionsError, SnapshotError, TranslationFaultReason,
 };
 
 /// Every error can be printed.
@@ -33,7 +33,7 @@ pub(crate) fn request_error(error: RequestError) -> &'static str {
         RequestError::Overlap(_) => "request: Overlap",
         RequestError::Splits(_) => "request: Splits",
         RequestError::ProbeTooShort { .. } => "request: ProbeTooShort",
-        RequestError::Full(_) => "request: Full",
+        RequestError::LimitReached(_) => "request: Full",
         RequestError::Sink(_) => "request: Sink",
         RequestError::Blocked(_) => "request: Blocked",
         _ => "request: unknown",
@@ -60,22 +60,22 @@ pub(crate) fn snapshot_error(error: SnapshotError) -> &'static str {
     }
 }
 
-pub(crate) fn denied_reason(reason: DeniedReason) -> &'static str {
+pub(crate) fn denied_reason(reason: TranslationFaultReason) -> &'static str {
     match reason {
-        DeniedReason::NoEndpoint => "denied: NoEndpoint",
-        DeniedReason::Unattached => "denied: Unattached",
-        DeniedReason::NotMapped => "denied: NotMapped",
-        DeniedReason::Permission => "denied: Permission",
-        DeniedReason::Reserved => "denied: Reserved",
-        DeniedReason::Blocked => "denied: Blocked",
+        TranslationFaultReason::NoEndpoint => "denied: NoEndpoint",
+        TranslationFaultReason::Unattached => "denied: Unattached",
+        TranslationFaultReason::NotMapped => "denied: NotMapped",
+        TranslationFaultReason::Permission => "denied: Permission",
+        TranslationFaultReason::Reserved => "denied: Reserved",
+        TranslationFaultReason::Blocked => "denied: Blocked",
     }
 }
 
 pub(crate) fn endpoint_error(error: EndpointError) -> &'static str {
     match error {
         EndpointError::Exists(_) => "endpoint: Exists",
-        EndpointError::NotThere(_) => "endpoint: NotThere",
-        EndpointError::Full(_) => "endpoint: Full",
+        EndpointError::NoEndpoint(_) => "endpoint: NotThere",
+        EndpointError::LimitReached(_) => "endpoint: Full",
         EndpointError::Reserved(ReservedRegionsError::TooMany { .. }) => "endpoint: TooMany",
         EndpointError::Reserved(ReservedRegionsError::Overlap(..)) => "endpoint: Overlap",
         EndpointError::Reserved(ReservedRegionsError::TwoMsi(..)) => "endpoint: TwoMsi",

@@ -9,7 +9,8 @@
 
 use ringfence_types::{Access, Iova, IovaRange};
 use ringfence_virtio_iommu::{
-    Denied, Device, EndpointId, Reserved, ReservedKind, SinkError, SnapshotError, Translation,
+    AccessTarget, Device, EndpointId, ReservedRegion, ReservedRegionKind, SinkError, SnapshotError,
+    TranslationFault,
 };
 
 use super::input::{Bytes, ENDPOINTS, Region, address, domain, endpoint, options, range};
@@ -24,7 +25,7 @@ pub(crate) type Reached<'a> = &'a mut dyn FnMut(&'static str);
 struct Session<'a> {
     device: Device<Recorder>,
     model: Model,
-    waiting: Vec<Denied>,
+    waiting: Vec<TranslationFault>,
     dropped: u64,
     reached: Reached<'a>,
 }
@@ -252,14 +253,14 @@ impl Session<'_> {
                     .device
                     .translate(EndpointId::new(endpoint), range, access);
                 let bytes = match found {
-                    Ok(Translation::Memory { physical, .. }) => {
+                    Ok(AccessTarget::Memory { physical, .. }) => {
                         assert_eq!(expected, Goes::To(physical.start().get()));
                         let last = start + (physical.last().get() - physical.start().get());
                         let end = self.model.access(endpoint, last, access);
                         assert_eq!(end, Goes::To(physical.last().get()));
                         physical.bytes()
                     }
-                    Ok(Translation::Doorbell { at }) => {
+                    Ok(AccessTarget::Doorbell { at }) => {
                         assert_eq!(expected, Goes::Doorbell);
                         assert_eq!(at.start(), range.start());
                         at.bytes()
@@ -287,7 +288,7 @@ impl Session<'_> {
         }
     }
 
-    fn report(&mut self, denied: Denied) {
+    fn report(&mut self, denied: TranslationFault) {
         self.device.report(denied);
         let known = self.model.endpoints.contains_key(&denied.endpoint.get());
         if known && self.waiting.len() < self.model.options.limits.events {
@@ -336,7 +337,7 @@ impl Session<'_> {
         }
         let mut other = Device::new(*self.device.options(), Recorder::default()).expect("sound");
         for (id, endpoint) in &self.model.endpoints {
-            let regions: Vec<Reserved> = endpoint
+            let regions: Vec<ReservedRegion> = endpoint
                 .reserved
                 .iter()
                 .map(|(start, end, kind)| reserved(*start as u64, (*end - 1) as u64, *kind))
@@ -398,22 +399,22 @@ impl Session<'_> {
             }
             return;
         }
-        const MSI: ReservedKind = ReservedKind::Msi;
+        const MSI: ReservedRegionKind = ReservedRegionKind::Msi;
         let regions: &[Region] = match bytes.next() & 3 {
             0 => &[],
             1 => &[(0x1000, 0x1fff, MSI), (0x1800, 0x27ff, MSI)],
             2 => &[(0x1000, 0x1fff, MSI), (0x3000, 0x3fff, MSI)],
             _ => &[
                 (0x3000, 0x3fff, MSI),
-                (u64::MAX, u64::MAX, ReservedKind::Reserved),
-                (0x1_0000, 0x1_0fff, ReservedKind::Reserved),
+                (u64::MAX, u64::MAX, ReservedRegionKind::Reserved),
+                (0x1_0000, 0x1_0fff, ReservedRegionKind::Reserved),
             ],
         };
         self.add_endpoint(id, regions);
     }
 
     fn add_endpoint(&mut self, id: u32, regions: &[Region]) {
-        let given: Vec<Reserved> = regions
+        let given: Vec<ReservedRegion> = regions
             .iter()
             .map(|(start, last, kind)| reserved(*start, *last, *kind))
             .collect();
@@ -462,10 +463,10 @@ impl Session<'_> {
                     let expected = self.model.access(id, address, access);
                     let range = IovaRange::new(Iova::new(address), 1).expect("a byte");
                     let found = match self.device.translate(EndpointId::new(id), range, access) {
-                        Ok(Translation::Memory { physical, .. }) => {
+                        Ok(AccessTarget::Memory { physical, .. }) => {
                             Goes::To(physical.start().get())
                         }
-                        Ok(Translation::Doorbell { .. }) => Goes::Doorbell,
+                        Ok(AccessTarget::Doorbell { .. }) => Goes::Doorbell,
                         Err(_) => Goes::Nowhere,
                     };
                     assert_eq!(found, expected, "endpoint {id}, {address:#x}, {access}");
@@ -482,8 +483,8 @@ impl Session<'_> {
     }
 }
 
-fn reserved(start: u64, last: u64, kind: ReservedKind) -> Reserved {
-    Reserved {
+fn reserved(start: u64, last: u64, kind: ReservedRegionKind) -> ReservedRegion {
+    ReservedRegion {
         range: IovaRange::inclusive(Iova::new(start), Iova::new(last)).expect("a range"),
         kind,
     }

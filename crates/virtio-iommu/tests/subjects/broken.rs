@@ -307,7 +307,7 @@ impl Subject for Broken {
                     && self.ever.is_empty()
                     && self.shadow.is_none()
                     && self.setup.options.unattached
-                        == (ringfence_virtio_iommu::Unattached::DriverDecides {
+                        == (ringfence_virtio_iommu::BypassPolicy::DriverDecides {
                             bypass_at_first: true,
                         })
                     && iova != 4096 =>

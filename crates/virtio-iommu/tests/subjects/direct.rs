@@ -3,7 +3,7 @@
 use ringfence_types::{Access, Iova, IovaRange};
 use ringfence_virtio_iommu::conformance::{Setup, Subject};
 use ringfence_virtio_iommu::{
-    Device, DomainId, EndpointId, Mapping, Sink, SinkError, SinkHandle, Translation,
+    AccessTarget, Device, DomainId, EndpointId, Mapping, Sink, SinkError, SinkHandle,
 };
 
 /// A sink whose one reader lets go when the sink waits for it, which it does in `commit`.
@@ -85,8 +85,8 @@ impl Direct {
             .device
             .translate(EndpointId::new(endpoint), range, access)
         {
-            Ok(Translation::Memory { physical, .. }) => Some(physical.start().get()),
-            Ok(Translation::Doorbell { .. }) | Err(_) => None,
+            Ok(AccessTarget::Memory { physical, .. }) => Some(physical.start().get()),
+            Ok(AccessTarget::Doorbell { .. }) | Err(_) => None,
         }
     }
 }

@@ -9,12 +9,12 @@ use ringfence_lab::experiments::guests::{
     Configuration, FalseFaults, GuestCell, GuestCounts, Guests, Kind, Uncounted,
 };
 
-use super::booth::Booth;
-use super::stop::Stop;
+use super::guest_runner::GuestRunner;
+use super::interrupt::Interrupt;
 use crate::args::ReproduceGuestArgs;
 use crate::directory::PrivateDir;
 use crate::failure::Failure;
-use crate::output::tell;
+use crate::output::print_line;
 
 /// Boots a guest for every cell that is asked for, as many at a time as there are processors. With `fetch` false nothing is fetched: if no guest has
 /// been booted before, that is why there are none. Whether Ctrl-C came in between is the second of the two.
@@ -29,9 +29,10 @@ pub(super) fn count(args: &ReproduceGuestArgs, fetch: bool) -> Result<(Guests, b
     let program = std::env::current_exe().map_err(Failure::io("ringfence".as_ref()))?;
     // Below the system's: paths of sockets are short.
     let dir = PrivateDir::new()?;
-    let stop = Arc::new(Stop::default());
-    stop.at_ctrl_c().map_err(Failure::io("Ctrl-C".as_ref()))?;
-    let booth = Booth {
+    let stop = Arc::new(Interrupt::default());
+    stop.install_handler()
+        .map_err(Failure::io("Ctrl-C".as_ref()))?;
+    let booth = GuestRunner {
         program,
         dir: dir.path().to_owned(),
         args,
@@ -45,8 +46,8 @@ pub(super) fn count(args: &ReproduceGuestArgs, fetch: bool) -> Result<(Guests, b
         },
     };
     drop(dir);
-    stop.over();
-    Ok((guests, stop.asked()))
+    stop.finish();
+    Ok((guests, stop.is_requested()))
 }
 
 /// Every cell, the ones that nobody asked for without a guest.
@@ -73,7 +74,7 @@ fn cells(args: &ReproduceGuestArgs) -> Vec<GuestCell> {
     cells.collect()
 }
 
-fn all(booth: &Booth<'_>) -> Vec<GuestCell> {
+fn all(booth: &GuestRunner<'_>) -> Vec<GuestCell> {
     let mut cells = cells(booth.args);
     let booted: Vec<&mut GuestCell> = cells.iter_mut().filter(|cell| cell.failed()).collect();
     let count = booted.len();
@@ -85,7 +86,7 @@ fn all(booth: &Booth<'_>) -> Vec<GuestCell> {
                 loop {
                     let taken = next.lock().ok().and_then(|mut next| next.next());
                     let Some((place, cell)) = taken else { break };
-                    if booth.stop.asked() {
+                    if booth.stop.is_requested() {
                         cell.counts = Err(Uncounted::Failed("interrupted".into()));
                         continue;
                     }
@@ -96,10 +97,10 @@ fn all(booth: &Booth<'_>) -> Vec<GuestCell> {
                         cell.configuration.name()
                     );
                     if io::stderr().is_terminal() {
-                        tell(&name);
+                        print_line(&name);
                     }
                     let begun = Instant::now();
-                    let counts = booth.counted(cell.kind, cell.configuration);
+                    let counts = booth.count_operation(cell.kind, cell.configuration);
                     let told = match &counts {
                         Ok(counts) => line(cell.kind, counts),
                         Err(Uncounted::FalseFaults(seen)) => no_line(cell.kind, seen),
@@ -108,7 +109,7 @@ fn all(booth: &Booth<'_>) -> Vec<GuestCell> {
                     };
                     // Always: whoever waits for the table, or loses it, has at least these.
                     let seconds = begun.elapsed().as_secs_f64();
-                    tell(&format!("{name}: {told} ({seconds:.0} s)"));
+                    print_line(&format!("{name}: {told} ({seconds:.0} s)"));
                     cell.counts = counts;
                 }
             });

@@ -7,10 +7,10 @@ use super::layout::{
     TABLE_BYTES,
 };
 use super::port::Registers;
-use crate::api::{DmaApi, Ring};
-use crate::block::pages::{Finishing, MappedPage, check_size, map};
-use crate::block::{BLOCK_BYTES, BlockError, Done, Io, Operation, Rejected};
-use crate::ring::{DeviceLie, LieKind, RingMemory, RingSize};
+use crate::api::{DeviceRing, DmaApi};
+use crate::block::pages::{CompletedRequests, MappedPage, check_size, map};
+use crate::block::{BLOCK_BYTES, BlockError, CompletedIo, DiskRequest, Operation, RejectedIo};
+use crate::ring::{CompletionFault, MalformedCompletion, RingMemory, RingSize};
 use crate::{Buffer, ByteMemory};
 
 /// Where a port finds its structures.
@@ -35,18 +35,18 @@ pub struct AhciDriver<H> {
     tables: RingMemory,
     received: RingMemory,
     slots: [Option<Slot<H>>; SLOTS as usize],
-    finishing: Finishing,
+    finishing: CompletedRequests,
 }
 
 /// A port has one queue, both ways; its structures are read by the device.
-const fn ring(direction: Direction) -> Ring {
-    Ring {
+const fn ring(direction: Direction) -> DeviceRing {
+    DeviceRing {
         queue: 0,
         direction,
     }
 }
 
-const STATIC: Ring = ring(Direction::ToDevice);
+const STATIC: DeviceRing = ring(Direction::ToDevice);
 
 const fn size(entries: u32) -> RingSize {
     match RingSize::new(entries) {
@@ -89,7 +89,7 @@ impl<H> AhciDriver<H> {
             tables,
             received,
             slots: [const { None }; SLOTS as usize],
-            finishing: Finishing::default(),
+            finishing: CompletedRequests::default(),
         })
     }
 
@@ -112,16 +112,20 @@ impl<H> AhciDriver<H> {
     ///
     /// # Errors
     /// Nothing was submitted; the buffers come back with the reason.
-    pub fn submit<A: DmaApi<Handle = H>>(&mut self, api: &mut A, io: Io) -> Result<u16, Rejected> {
+    pub fn submit<A: DmaApi<Handle = H>>(
+        &mut self,
+        api: &mut A,
+        io: DiskRequest,
+    ) -> Result<u16, RejectedIo> {
         if let Err(error) = check_size(io.bytes, io.buffers.len(), MAX_PAGES) {
-            return Err(Rejected {
+            return Err(RejectedIo {
                 buffers: io.buffers,
                 error,
             });
         }
         let free = self.slots.iter().position(Option::is_none);
         let Some(number) = free else {
-            return Err(Rejected {
+            return Err(RejectedIo {
                 buffers: io.buffers,
                 error: BlockError::Full,
             });
@@ -141,7 +145,7 @@ impl<H> AhciDriver<H> {
             let ended = self.finishing.end_bursts(api, 0);
             self.finishing.deliver(|done| back.extend(done.buffers));
             let error = unmapped.and(ended).err().unwrap_or(error);
-            return Err(Rejected {
+            return Err(RejectedIo {
                 buffers: back,
                 error,
             });
@@ -192,9 +196,9 @@ impl<H> AhciDriver<H> {
     }
 
     /// Makes what was submitted visible to the hardware; what to write into PxSACT and PxCI, of which the port takes the new bits.
-    pub fn publish<A: DmaApi<Handle = H>>(&self, api: &mut A) -> u32 {
+    pub fn sync_map<A: DmaApi<Handle = H>>(&self, api: &mut A) -> u32 {
         for operation in [Operation::Read, Operation::Write] {
-            api.publish(ring(operation.direction()));
+            api.sync_map(ring(operation.direction()));
         }
         self.outstanding()
     }
@@ -207,9 +211,9 @@ impl<H> AhciDriver<H> {
         &mut self,
         api: &mut A,
         registers: Registers,
-        each: impl FnMut(Done),
+        each: impl FnMut(CompletedIo),
     ) -> Result<u32, BlockError> {
-        let (done, mut result) = self.take_done(api, registers);
+        let (done, mut result) = self.reap(api, registers);
         if done > 0 {
             result = result.and(self.finishing.end_bursts(api, 0));
         }
@@ -218,7 +222,7 @@ impl<H> AhciDriver<H> {
     }
 
     /// Unmaps the buffers of the slots that are done, within a burst; how many slots.
-    fn take_done<A: DmaApi<Handle = H>>(
+    fn reap<A: DmaApi<Handle = H>>(
         &mut self,
         api: &mut A,
         registers: Registers,
@@ -229,9 +233,9 @@ impl<H> AhciDriver<H> {
             let bit = 1 << number;
             if registers.active & bit != 0 {
                 if slot.is_none() {
-                    result = result.and(Err(BlockError::Device(DeviceLie {
+                    result = result.and(Err(BlockError::Device(MalformedCompletion {
                         ring: STATIC,
-                        kind: LieKind::Index {
+                        kind: CompletionFault::Index {
                             found: u32::from(number),
                             expected: None,
                         },
@@ -276,7 +280,7 @@ impl<H> AhciDriver<H> {
             active: 0,
             failed: u32::MAX,
         };
-        let (_, unmapped) = self.take_done(api, stopped);
+        let (_, unmapped) = self.reap(api, stopped);
         let mut result = unmapped.and(self.finishing.end_last_bursts(api, 0));
         self.finishing
             .deliver(|done| done.buffers.into_iter().for_each(&mut each));

@@ -1,6 +1,6 @@
 //! The device's side of a port.
 
-use ringfence_types::DeviceId;
+use ringfence_types::RequesterId;
 
 use super::driver::AhciAddresses;
 use super::layout::{
@@ -23,18 +23,18 @@ pub struct Registers {
 /// A port with a drive that executes the slots it was issued in an order drawn from a seed.
 #[derive(Debug)]
 pub struct AhciPort {
-    id: DeviceId,
+    id: RequesterId,
     at: AhciAddresses,
     registers: Registers,
     seed: Seed,
 }
 
 /// Why a slot failed; the drive tells only that it did.
-struct Failed;
+struct SlotFailure;
 
 impl AhciPort {
     /// A port whose base registers hold `at`.
-    pub fn new(id: DeviceId, at: AhciAddresses, seed: u64) -> Self {
+    pub fn new(id: RequesterId, at: AhciAddresses, seed: u64) -> Self {
         Self {
             id,
             at,
@@ -100,28 +100,29 @@ impl AhciPort {
         bus: &mut T,
         disk: &mut RamDisk,
         slot: u32,
-    ) -> Result<(), Failed> {
+    ) -> Result<(), SlotFailure> {
         let id = self.id;
         let mut raw = [0; HEADER_BYTES];
         let at = self
             .at
             .commands
             .wrapping_add(u64::from(slot) * HEADER_BYTES as u64);
-        bus.read(id, at, &mut raw).map_err(|_| Failed)?;
+        bus.read(id, at, &mut raw).map_err(|_| SlotFailure)?;
         let header = CommandHeader::decode(&raw);
         let mut raw = [0; Fis::BYTES];
-        bus.read(id, header.table, &mut raw).map_err(|_| Failed)?;
-        let fis = Fis::decode(&raw).ok_or(Failed)?;
+        bus.read(id, header.table, &mut raw)
+            .map_err(|_| SlotFailure)?;
+        let fis = Fis::decode(&raw).ok_or(SlotFailure)?;
         if fis.operation != header.operation || u32::from(fis.tag) != slot {
-            return Err(Failed);
+            return Err(SlotFailure);
         }
         let bytes = u64::from(fis.blocks) * BLOCK_BYTES;
-        let mut rest = disk.at(fis.block, bytes).map_err(|_| Failed)?;
+        let mut rest = disk.at(fis.block, bytes).map_err(|_| SlotFailure)?;
         for number in 0..u64::from(header.regions) {
             let at = REGIONS_AT as u64 + number * REGION_BYTES as u64;
-            let at = header.table.checked_add(at).ok_or(Failed)?;
+            let at = header.table.checked_add(at).ok_or(SlotFailure)?;
             let mut raw = [0; REGION_BYTES];
-            bus.read(id, at, &mut raw).map_err(|_| Failed)?;
+            bus.read(id, at, &mut raw).map_err(|_| SlotFailure)?;
             let region = PhysicalRegion::decode(&raw);
             let here = rest.len().min(region.bytes as usize);
             let (part, behind) = rest.split_at_mut(here);
@@ -133,9 +134,13 @@ impl AhciPort {
                 Operation::Read => bus.write(id, region.base, part),
                 Operation::Write => bus.read(id, region.base, part),
             }
-            .map_err(|_| Failed)?;
+            .map_err(|_| SlotFailure)?;
         }
         // Regions that do not hold all of the data are an overflow (section 5.4.1).
-        if rest.is_empty() { Ok(()) } else { Err(Failed) }
+        if rest.is_empty() {
+            Ok(())
+        } else {
+            Err(SlotFailure)
+        }
     }
 }

@@ -1,8 +1,8 @@
 //! The controller's side of a queue pair.
 
-use ringfence_types::{DeviceId, Iova};
+use ringfence_types::{Iova, RequesterId};
 
-use super::layout::{COMMAND_BYTES, Command, CommandDone, LIST_ENTRIES, Opcode, Status};
+use super::layout::{COMMAND_BYTES, LIST_ENTRIES, NvmeCommand, NvmeCompletion, NvmeStatus, Opcode};
 use super::queue::NvmeAddresses;
 use crate::block::{BLOCK_BYTES, PAGE_BYTES, RamDisk};
 use crate::ring::CompletionWriter;
@@ -13,19 +13,19 @@ use crate::{DmaError, Transfer};
 /// seed, as flash behind several channels does.
 #[derive(Debug)]
 pub struct NvmeController {
-    id: DeviceId,
+    id: RequesterId,
     at: NvmeAddresses,
     completions: CompletionWriter,
     head: u32,
     tail: u32,
     completion_head: u32,
-    fetched: Vec<Command>,
+    fetched: Vec<NvmeCommand>,
     seed: Seed,
 }
 
 impl NvmeController {
     /// A controller told of the queue pair at `at`.
-    pub fn new(id: DeviceId, at: NvmeAddresses, seed: u64) -> Self {
+    pub fn new(id: RequesterId, at: NvmeAddresses, seed: u64) -> Self {
         Self {
             id,
             completions: CompletionWriter::new(at.completions),
@@ -62,7 +62,7 @@ impl NvmeController {
             let mut raw = [0; COMMAND_BYTES];
             let iova = self.at.submissions.entry(self.head);
             bus.read(self.id, iova, &mut raw)?;
-            self.fetched.push(Command::decode(&raw));
+            self.fetched.push(NvmeCommand::decode(&raw));
             self.head = size.index(self.head.wrapping_add(1));
         }
         let mut done = 0;
@@ -70,10 +70,10 @@ impl NvmeController {
             let which = self.seed.below(self.fetched.len() as u64) as usize;
             let command = self.fetched.swap_remove(which);
             let status = match execute(self.id, bus, disk, &command) {
-                Ok(()) => Status::Success,
+                Ok(()) => NvmeStatus::Success,
                 Err(status) => status,
             };
-            let completion = CommandDone {
+            let completion = NvmeCompletion {
                 head: self.head as u16,
                 queue: self.at.queue,
                 id: command.id,
@@ -93,20 +93,20 @@ impl NvmeController {
 
 /// Moves the data of one command, page by page as its PRPs name them.
 fn execute<T: Transfer>(
-    id: DeviceId,
+    id: RequesterId,
     bus: &mut T,
     disk: &mut RamDisk,
-    command: &Command,
-) -> Result<(), Status> {
-    let opcode = Opcode::from_raw(command.opcode).ok_or(Status::InvalidOpcode)?;
+    command: &NvmeCommand,
+) -> Result<(), NvmeStatus> {
+    let opcode = Opcode::from_raw(command.opcode).ok_or(NvmeStatus::InvalidOpcode)?;
     let bytes = (u64::from(command.blocks_less_one) + 1) * BLOCK_BYTES;
     let data = disk
         .at(command.block, bytes)
-        .map_err(|_| Status::LbaOutOfRange)?;
+        .map_err(|_| NvmeStatus::LbaOutOfRange)?;
     let mut rest = data;
     let mut page = command.prp1;
     if !page.is_aligned(4) {
-        return Err(Status::PrpOffsetInvalid);
+        return Err(NvmeStatus::PrpOffsetInvalid);
     }
     let first = (PAGE_BYTES - page.offset_in(PAGE_BYTES)).min(bytes);
     let mut pages = Pages::new(command, bytes - first);
@@ -118,7 +118,7 @@ fn execute<T: Transfer>(
             Opcode::Read => bus.write(id, page, part),
             Opcode::Write => bus.read(id, page, part),
         };
-        moved.map_err(|_| Status::DataTransferError)?;
+        moved.map_err(|_| NvmeStatus::DataTransferError)?;
         if rest.is_empty() {
             return Ok(());
         }
@@ -136,7 +136,7 @@ struct Pages {
 }
 
 impl Pages {
-    fn new(command: &Command, bytes_behind: u64) -> Self {
+    fn new(command: &NvmeCommand, bytes_behind: u64) -> Self {
         let only = (bytes_behind <= PAGE_BYTES).then_some(command.prp2);
         Self {
             only,
@@ -145,7 +145,7 @@ impl Pages {
         }
     }
 
-    fn next<T: Transfer>(&mut self, id: DeviceId, bus: &mut T) -> Result<Iova, Status> {
+    fn next<T: Transfer>(&mut self, id: RequesterId, bus: &mut T) -> Result<Iova, NvmeStatus> {
         let page = match self.only {
             Some(page) => page,
             None => {
@@ -153,14 +153,14 @@ impl Pages {
                 let at = self.list.checked_add(8 * self.index);
                 let at = at.filter(|_| self.index < LIST_ENTRIES as u64);
                 let mut raw = [0; 8];
-                bus.read(id, at.ok_or(Status::PrpOffsetInvalid)?, &mut raw)
-                    .map_err(|_| Status::DataTransferError)?;
+                bus.read(id, at.ok_or(NvmeStatus::PrpOffsetInvalid)?, &mut raw)
+                    .map_err(|_| NvmeStatus::DataTransferError)?;
                 self.index += 1;
                 Iova::new(u64::from_le_bytes(raw))
             }
         };
         if !page.is_aligned(PAGE_BYTES) {
-            return Err(Status::PrpOffsetInvalid);
+            return Err(NvmeStatus::PrpOffsetInvalid);
         }
         Ok(page)
     }

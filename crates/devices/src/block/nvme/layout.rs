@@ -37,7 +37,7 @@ impl Opcode {
 /// Generic command status (base specification, "Status Code"): what these controllers report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u16)]
-pub enum Status {
+pub enum NvmeStatus {
     /// Successful completion.
     Success = 0x00,
     /// Invalid command opcode.
@@ -61,7 +61,7 @@ pub enum Status {
 /// | 10-11 | starting LBA |
 /// | 12 | bits 15-0 number of blocks less one |
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Command {
+pub struct NvmeCommand {
     /// An [`Opcode`].
     pub opcode: u8,
     /// Names the command in its completion.
@@ -79,7 +79,7 @@ pub struct Command {
 /// There is one namespace.
 const NAMESPACE: u32 = 1;
 
-impl Command {
+impl NvmeCommand {
     /// Into bits.
     pub fn encode(&self) -> [u8; COMMAND_BYTES] {
         let mut raw = [0; COMMAND_BYTES];
@@ -118,7 +118,7 @@ impl Command {
 /// | 2 | bits 15-0 submission queue head, 31-16 submission queue |
 /// | 3 | bits 15-0 command identifier, 16 phase, 24-17 status code, 27-25 status code type |
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CommandDone {
+pub struct NvmeCompletion {
     /// Entries up to here have been fetched.
     pub head: u16,
     /// Which submission queue.
@@ -129,7 +129,7 @@ pub struct CommandDone {
     pub status: u16,
 }
 
-impl CommandDone {
+impl NvmeCompletion {
     /// Into bits, without the phase.
     pub fn encode(&self) -> RawCompletion {
         let word = u128::from(self.head) << 64
@@ -157,7 +157,7 @@ mod tests {
 
     #[test]
     fn bits_are_where_the_specification_has_them() {
-        let command = Command {
+        let command = NvmeCommand {
             opcode: Opcode::Read as u8,
             id: 0x1234,
             prp1: Iova::new(0x1111_2222_3333_4444),
@@ -189,15 +189,15 @@ mod tests {
                 0
             ]
         );
-        assert_eq!(Command::decode(&raw), command);
-        let done = CommandDone {
+        assert_eq!(NvmeCommand::decode(&raw), command);
+        let done = NvmeCompletion {
             head: 0x0102,
             queue: 0x0304,
             id: 0x0506,
-            status: Status::LbaOutOfRange as u16,
+            status: NvmeStatus::LbaOutOfRange as u16,
         };
         let raw = done.encode();
         assert_eq!(raw[8..], [2, 1, 4, 3, 6, 5, 0, 1]);
-        assert_eq!(CommandDone::decode(&raw), done);
+        assert_eq!(NvmeCompletion::decode(&raw), done);
     }
 }

@@ -6,5 +6,5 @@ mod layout;
 mod queue;
 
 pub use controller::NvmeController;
-pub use layout::{COMMAND_BYTES, Command, CommandDone, MAX_PAGES, Opcode, Status};
+pub use layout::{COMMAND_BYTES, MAX_PAGES, NvmeCommand, NvmeCompletion, NvmeStatus, Opcode};
 pub use queue::{NvmeAddresses, NvmeQueue};

@@ -2,13 +2,16 @@
 
 use ringfence_types::Direction;
 
-use super::layout::{COMMAND_BYTES, Command, CommandDone, MAX_PAGES, Opcode};
+use super::layout::{COMMAND_BYTES, MAX_PAGES, NvmeCommand, NvmeCompletion, Opcode};
 use crate::Buffer;
-use crate::api::{ApiError, DmaApi, Ring};
-use crate::block::pages::{Finishing, MappedPage, check_size, map};
-use crate::block::{BLOCK_BYTES, BlockError, Done, Io, Operation, PAGE_BYTES, Rejected};
+use crate::api::{ApiError, DeviceRing, DmaApi};
+use crate::block::pages::{CompletedRequests, MappedPage, check_size, map};
+use crate::block::{
+    BLOCK_BYTES, BlockError, CompletedIo, DiskRequest, Operation, PAGE_BYTES, RejectedIo,
+};
 use crate::ring::{
-    COMPLETION_BYTES, CompletionQueue, DeviceLie, LieKind, RingBase, RingMemory, RingSize,
+    COMPLETION_BYTES, CompletionFault, CompletionQueue, MalformedCompletion, RingBase, RingMemory,
+    RingSize,
 };
 
 /// Where a controller finds a queue pair.
@@ -44,7 +47,7 @@ pub struct NvmeQueue<H> {
     /// By command identifier.
     commands: Vec<Option<Outstanding<H>>>,
     free: Vec<u16>,
-    finishing: Finishing,
+    finishing: CompletedRequests,
 }
 
 impl<H> NvmeQueue<H> {
@@ -86,7 +89,7 @@ impl<H> NvmeQueue<H> {
             commands: (0..commands).map(|_| None).collect(),
             // Entries are at most 65536, so identifiers fit. The lowest one is taken first.
             free: (0..commands).rev().map(|id| id as u16).collect(),
-            finishing: Finishing::default(),
+            finishing: CompletedRequests::default(),
         })
     }
 
@@ -108,20 +111,24 @@ impl<H> NvmeQueue<H> {
     ///
     /// # Errors
     /// Nothing was submitted; the buffers come back with the reason.
-    pub fn submit<A: DmaApi<Handle = H>>(&mut self, api: &mut A, io: Io) -> Result<u16, Rejected> {
+    pub fn submit<A: DmaApi<Handle = H>>(
+        &mut self,
+        api: &mut A,
+        io: DiskRequest,
+    ) -> Result<u16, RejectedIo> {
         if let Err(error) = check_size(io.bytes, io.buffers.len(), MAX_PAGES) {
-            return Err(Rejected {
+            return Err(RejectedIo {
                 buffers: io.buffers,
                 error,
             });
         }
         let Some(id) = self.free.pop() else {
-            return Err(Rejected {
+            return Err(RejectedIo {
                 buffers: io.buffers,
                 error: BlockError::Full,
             });
         };
-        let ring = Ring {
+        let ring = DeviceRing {
             queue: self.queue,
             direction: io.operation.direction(),
         };
@@ -132,7 +139,7 @@ impl<H> NvmeQueue<H> {
                 return Err(refused);
             }
         };
-        let command = Command {
+        let command = NvmeCommand {
             opcode: match io.operation {
                 Operation::Read => Opcode::Read,
                 Operation::Write => Opcode::Write,
@@ -157,7 +164,7 @@ impl<H> NvmeQueue<H> {
             let ended = self.finishing.end_bursts(api, self.queue);
             self.finishing.deliver(|done| back.extend(done.buffers));
             let error = unmapped.and(ended).err().unwrap_or(error);
-            return Err(Rejected {
+            return Err(RejectedIo {
                 buffers: back,
                 error,
             });
@@ -175,7 +182,7 @@ impl<H> NvmeQueue<H> {
     fn write<A: DmaApi<Handle = H>>(
         &mut self,
         api: &mut A,
-        command: &Command,
+        command: &NvmeCommand,
         pages: &[MappedPage<H>],
     ) -> Result<(), BlockError> {
         if let [_, rest @ ..] = pages
@@ -195,9 +202,9 @@ impl<H> NvmeQueue<H> {
     }
 
     /// Makes what was submitted visible to the hardware; what to write into the submission queue's tail doorbell.
-    pub fn publish<A: DmaApi<Handle = H>>(&self, api: &mut A) -> u32 {
+    pub fn sync_map<A: DmaApi<Handle = H>>(&self, api: &mut A) -> u32 {
         for operation in [Operation::Read, Operation::Write] {
-            api.publish(Ring {
+            api.sync_map(DeviceRing {
                 queue: self.queue,
                 direction: operation.direction(),
             });
@@ -218,7 +225,7 @@ impl<H> NvmeQueue<H> {
         &mut self,
         api: &mut A,
         budget: u32,
-        each: impl FnMut(Done),
+        each: impl FnMut(CompletedIo),
     ) -> Result<u32, BlockError> {
         let mut done = 0;
         let mut result = Ok(());
@@ -240,27 +247,27 @@ impl<H> NvmeQueue<H> {
         let Some(raw) = self.completions.peek(api.memory())? else {
             return Ok(false);
         };
-        let claim = CommandDone::decode(&raw);
+        let claim = NvmeCompletion::decode(&raw);
         let lie = |kind| {
-            Err(BlockError::Device(DeviceLie {
+            Err(BlockError::Device(MalformedCompletion {
                 ring: static_ring(self.queue),
                 kind,
             }))
         };
         if claim.queue != self.queue {
-            return lie(LieKind::Queue(claim.queue));
+            return lie(CompletionFault::Queue(claim.queue));
         }
         // Whether the head is true does not matter: no entry is written before the command that was in it has completed.
         let command = self.commands.get_mut(usize::from(claim.id));
         let Some(Outstanding { operation, pages }) = command.and_then(Option::take) else {
-            return lie(LieKind::Index {
+            return lie(CompletionFault::Index {
                 found: u32::from(claim.id),
                 expected: None,
             });
         };
         self.completions.advance();
         self.free.push(claim.id);
-        let ring = Ring {
+        let ring = DeviceRing {
             queue: self.queue,
             direction: operation.direction(),
         };
@@ -282,7 +289,7 @@ impl<H> NvmeQueue<H> {
         let mut result = Ok(());
         for (id, command) in self.commands.iter_mut().enumerate() {
             if let Some(Outstanding { operation, pages }) = command.take() {
-                let ring = Ring {
+                let ring = DeviceRing {
                     queue: self.queue,
                     direction: operation.direction(),
                 };
@@ -308,8 +315,8 @@ impl<H> NvmeQueue<H> {
 }
 
 /// The ring whose table of descriptors holds the queue pair: that of its commands, which the controller reads.
-const fn static_ring(queue: u16) -> Ring {
-    Ring {
+const fn static_ring(queue: u16) -> DeviceRing {
+    DeviceRing {
         queue,
         direction: Direction::ToDevice,
     }

@@ -2,10 +2,10 @@
 
 use ringfence_devices::api::DmaApi;
 use ringfence_devices::block::ahci::Registers;
-use ringfence_devices::block::nvme::{Command, CommandDone, Opcode, Status};
-use ringfence_devices::block::{BlockError, Io, Operation, PAGE_BYTES, RamDisk};
-use ringfence_devices::nic::World;
-use ringfence_devices::ring::{DeviceLie, LieKind};
+use ringfence_devices::block::nvme::{NvmeCommand, NvmeCompletion, NvmeStatus, Opcode};
+use ringfence_devices::block::{BlockError, DiskRequest, Operation, PAGE_BYTES, RamDisk};
+use ringfence_devices::nic::Environment;
+use ringfence_devices::ring::{CompletionFault, MalformedCompletion};
 use ringfence_devices::{Pool, Transfer};
 use ringfence_types::Iova;
 
@@ -27,8 +27,8 @@ fn sizes_are_checked_before_anything_is_mapped() {
         (4608, 1),
         (514 * 4096, 514),
     ] {
-        let buffers = (0..pages).map(|_| pool.take().unwrap()).collect();
-        let io = Io {
+        let buffers = (0..pages).map(|_| pool.alloc().unwrap()).collect();
+        let io = DiskRequest {
             operation: Operation::Write,
             block: 0,
             bytes,
@@ -37,10 +37,10 @@ fn sizes_are_checked_before_anything_is_mapped() {
         let rejected = nvme.queue.submit(&mut world.api(), io).unwrap_err();
         assert_eq!(rejected.error, BlockError::Size { bytes, pages });
         for buffer in rejected.buffers {
-            pool.give(buffer).unwrap();
+            pool.free(buffer).unwrap();
         }
     }
-    assert_eq!((pool.out(), world.judge().maps), (0, 0));
+    assert_eq!((pool.in_use(), world.judge().maps), (0, 0));
     Disk::close(nvme, &mut world, |_| {});
 }
 
@@ -51,11 +51,11 @@ fn a_disk_that_fails_says_so() {
     let mut disk = RamDisk::new(8);
     let mut nvme = Nvme::open(&mut world, 4, 1);
     let mut ahci = Ahci::open(&mut world, 1);
-    let mut io = || Io {
+    let mut io = || DiskRequest {
         operation: Operation::Read,
         block: 8,
         bytes: 512,
-        buffers: vec![pool.take().unwrap()],
+        buffers: vec![pool.alloc().unwrap()],
     };
     Disk::submit(&mut nvme, &mut world, io()).unwrap();
     Disk::submit(&mut ahci, &mut world, io()).unwrap();
@@ -79,29 +79,29 @@ fn a_disk_that_fails_says_so() {
 
 #[test]
 fn lies_of_a_controller_have_their_names() {
-    let done = |queue, id| CommandDone {
+    let done = |queue, id| NvmeCompletion {
         head: 0xffff,
         queue,
         id,
         status: 0,
     };
-    let found = |id| LieKind::Index {
+    let found = |id| CompletionFault::Index {
         found: id,
         expected: None,
     };
     for (lie, kind) in [
-        (done(QUEUE + 1, 0), LieKind::Queue(QUEUE + 1)),
+        (done(QUEUE + 1, 0), CompletionFault::Queue(QUEUE + 1)),
         (done(QUEUE, 1), found(1)),
         (done(QUEUE, 0xffff), found(0xffff)),
     ] {
         let mut world = rig::strict();
         let mut pool = Pool::new(rig::buffers(1 << 20), PAGE_BYTES).unwrap();
         let mut nvme = Nvme::open(&mut world, 4, 1);
-        let io = Io {
+        let io = DiskRequest {
             operation: Operation::Write,
             block: 0,
             bytes: 512,
-            buffers: vec![pool.take().unwrap()],
+            buffers: vec![pool.alloc().unwrap()],
         };
         Disk::submit(&mut nvme, &mut world, io).unwrap();
         let mut raw = lie.encode();
@@ -113,7 +113,7 @@ fn lies_of_a_controller_have_their_names() {
                 .queue
                 .complete(&mut world.api(), 9, |_| panic!("nothing is done"));
             assert!(
-                matches!(told, Err(BlockError::Device(DeviceLie { kind: k, .. })) if k == kind)
+                matches!(told, Err(BlockError::Device(MalformedCompletion { kind: k, .. })) if k == kind)
             );
         }
         all_back(nvme, &mut world, &mut pool, 1);
@@ -136,7 +136,7 @@ fn an_active_bit_of_an_empty_slot_is_a_lie() {
 /// A controller executes what stands in memory, which need not be what its driver wrote.
 #[test]
 fn hostile_commands_end_with_a_status() {
-    let read = Command {
+    let read = NvmeCommand {
         opcode: Opcode::Read as u8,
         id: 0,
         prp1: Iova::new(0x5000),
@@ -145,31 +145,31 @@ fn hostile_commands_end_with_a_status() {
         blocks_less_one: 0,
     };
     let cases = [
-        (Command { opcode: 9, ..read }, Status::InvalidOpcode),
+        (NvmeCommand { opcode: 9, ..read }, NvmeStatus::InvalidOpcode),
         (
-            Command {
+            NvmeCommand {
                 block: u64::MAX,
                 ..read
             },
-            Status::LbaOutOfRange,
+            NvmeStatus::LbaOutOfRange,
         ),
         (
-            Command {
+            NvmeCommand {
                 prp1: Iova::new(0x5001),
                 ..read
             },
-            Status::PrpOffsetInvalid,
+            NvmeStatus::PrpOffsetInvalid,
         ),
         (
-            Command {
+            NvmeCommand {
                 prp1: Iova::new(0x5ffc),
                 prp2: Iova::new(0x6004),
                 ..read
             },
             // The first page is not mapped at all.
-            Status::DataTransferError,
+            NvmeStatus::DataTransferError,
         ),
-        (read, Status::DataTransferError),
+        (read, NvmeStatus::DataTransferError),
     ];
     for (command, status) in cases {
         let mut world = rig::strict();
@@ -189,13 +189,13 @@ fn hostile_commands_end_with_a_status() {
             .bus()
             .read(rig::NIC, at.completions.entry(0), &mut raw)
             .unwrap();
-        assert_eq!(CommandDone::decode(&raw).status, status as u16);
+        assert_eq!(NvmeCompletion::decode(&raw).status, status as u16);
         nvme.queue.close(&mut world.api(), |_| {}).unwrap();
     }
 }
 
 /// Closes the queue: `count` buffers come back, which were all, and nothing stays mapped.
-fn all_back<W: Judged + World<Handle = H>, H>(
+fn all_back<W: Judged + Environment<Handle = H>, H>(
     nvme: Nvme<H>,
     world: &mut W,
     pool: &mut Pool,
@@ -204,31 +204,31 @@ fn all_back<W: Judged + World<Handle = H>, H>(
     let mut back = 0;
     nvme.queue
         .close(&mut world.api(), |buffer| {
-            pool.give(buffer).unwrap();
+            pool.free(buffer).unwrap();
             back += 1;
         })
         .unwrap();
-    assert_eq!((back, pool.out(), world.judge().live()), (count, 0, 0));
+    assert_eq!((back, pool.in_use(), world.judge().live()), (count, 0, 0));
 }
 
 /// A read of one block.
-fn read(pool: &mut Pool) -> Io {
-    Io {
+fn read(pool: &mut Pool) -> DiskRequest {
+    DiskRequest {
         operation: Operation::Read,
         block: 0,
         bytes: 512,
-        buffers: vec![pool.take().unwrap()],
+        buffers: vec![pool.alloc().unwrap()],
     }
 }
 
 /// Writes a completion of command `id` with a phase of its own into an entry.
-fn forge<W: World<Handle = H>, H>(
+fn forge<W: Environment<Handle = H>, H>(
     world: &mut W,
     nvme: &Nvme<H>,
     (entry, phase): (u32, u8),
     id: u16,
 ) {
-    let done = CommandDone {
+    let done = NvmeCompletion {
         head: 0,
         queue: QUEUE,
         id,
@@ -252,7 +252,7 @@ fn a_controller_does_not_overrun_its_completions() {
         for _ in 0..3 {
             Disk::submit(&mut nvme, &mut world, read(&mut pool)).unwrap();
         }
-        let tail = nvme.queue.publish(&mut world.api());
+        let tail = nvme.queue.sync_map(&mut world.api());
         nvme.controller.submission_doorbell(tail);
         // The driver has handled what came, and has not said so.
         let wanted = if round == 0 { 3 } else { 0 };
@@ -275,10 +275,10 @@ fn a_controller_does_not_overrun_its_completions() {
         request
             .buffers
             .into_iter()
-            .for_each(|buffer| pool.give(buffer).unwrap());
+            .for_each(|buffer| pool.free(buffer).unwrap());
     }
     Disk::close(nvme, &mut world, |_| panic!("nothing was outstanding"));
-    assert_eq!((pool.out(), world.judge().live()), (0, 0));
+    assert_eq!((pool.in_use(), world.judge().live()), (0, 0));
 }
 
 /// One that does overwrites what its driver has not read: completions are lost, and nothing else. No command is taken for another, and
@@ -326,7 +326,7 @@ fn a_completion_of_the_last_lap_is_not_taken_again() {
                 request
                     .buffers
                     .into_iter()
-                    .for_each(|buffer| pool.give(buffer).unwrap());
+                    .for_each(|buffer| pool.free(buffer).unwrap());
             }
             assert_eq!(nvme.queue.outstanding(), 0);
         }
@@ -339,8 +339,8 @@ fn a_completion_of_the_last_lap_is_not_taken_again() {
         .complete(&mut world.api(), 9, |_| panic!("nothing is done"));
     assert!(matches!(
         told,
-        Err(BlockError::Device(DeviceLie {
-            kind: LieKind::Index {
+        Err(BlockError::Device(MalformedCompletion {
+            kind: CompletionFault::Index {
                 found: 0,
                 expected: None
             },
@@ -348,5 +348,5 @@ fn a_completion_of_the_last_lap_is_not_taken_again() {
         }))
     ));
     Disk::close(nvme, &mut world, |_| panic!("nothing was outstanding"));
-    assert_eq!((pool.out(), world.judge().live()), (0, 0));
+    assert_eq!((pool.in_use(), world.judge().live()), (0, 0));
 }

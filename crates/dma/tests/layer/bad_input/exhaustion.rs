@@ -90,7 +90,7 @@ fn addresses_run_out() {
         .map_single(cpu, board, at, 0, buffer, DIRECTION)
         .unwrap_err();
     let flushes = board.port.log.len() as u32 - 2;
-    assert_eq!(error.reason, MapReason::FlushedInVain { flushes });
+    assert_eq!(error.reason, MapReason::FlushRetriesExhausted { flushes });
     assert!((2..100).contains(&flushes), "{flushes}");
     assert!(error.to_string().contains("flushes of the domain"));
 

@@ -2,7 +2,7 @@
 
 use ringfence_dma::flush::Strict;
 use ringfence_dma::{AttachError, FreeCoherentError, MapReason, Mapping, UnmapReason};
-use ringfence_types::{DeviceId, Iova, IovaRange};
+use ringfence_types::{Iova, IovaRange, RequesterId};
 
 use super::DIRECTION;
 use crate::rig::*;
@@ -14,7 +14,7 @@ fn attachments_of_another_layer_and_mappings_of_another_device() {
     let board = &second.board;
     let other = second
         .dma
-        .attach(DeviceId::new(0x20), Iova::new(u64::MAX), |domain| {
+        .attach(RequesterId::new(0x20), Iova::new(u64::MAX), |domain| {
             let accounts = Accounts::new(Tree::make(LAST_PAGE));
             let rounding = ringfence_dma::space::Rounding::Exact;
             Ok::<_, ()>(ringfence_dma::space::Paged::new(
@@ -56,7 +56,7 @@ fn attachments_of_another_layer_and_mappings_of_another_device() {
     dma.end_burst(cpu, board, &other, DIRECTION, |_| {})
         .unwrap();
     assert_eq!(
-        dma.attach_to(DeviceId::new(1), Iova::new(u64::MAX), &other),
+        dma.attach_to(RequesterId::new(1), Iova::new(u64::MAX), &other),
         Err(AttachError::NoSuchDomain)
     );
     assert!(dma.space(at).is_some());
@@ -107,7 +107,7 @@ fn attaching() {
     let attach = |rig: &mut Rig<Tree, Plain, Strict, u64>, mask, result| {
         let made = rig
             .dma
-            .attach(DeviceId::new(1), Iova::new(mask), |_| result);
+            .attach(RequesterId::new(1), Iova::new(mask), |_| result);
         made.err()
     };
     for mask in [0, 1, 0xffe] {

@@ -7,7 +7,7 @@ use ringfence_dma::flush::Burst;
 use ringfence_dma::ring::{OwnedRing, Ring, RingMapping, SlotChoice};
 use ringfence_dma::space::Rings;
 use ringfence_dma::{
-    Attachment, Cpu, Dma, MapReason, Mapping, Segment, SgLimits, SgMapping, SgRequest, Withheld,
+    Attachment, Cpu, Dma, DmaSegment, MapReason, Mapping, SgLimits, SgMapping, SgRequest, Withheld,
 };
 use ringfence_types::{Direction, Iova, IovaRange, PhysRange, RingId, RingIova};
 
@@ -100,7 +100,7 @@ impl Subject for Layer {
             }
         } else {
             let empty = IovaRange::inclusive(Iova::ZERO, Iova::ZERO).unwrap();
-            let mut out = vec![Segment { range: empty }; pieces.len()];
+            let mut out = vec![DmaSegment { range: empty }; pieces.len()];
             let request = SgRequest {
                 buffer: id,
                 pieces,
@@ -158,7 +158,7 @@ impl Subject for Layer {
 
     fn doorbell(&mut self, board: &mut Board) {
         for cpu in &mut self.cpus {
-            self.dma.doorbell(cpu, board, &self.at[0]);
+            self.dma.sync_map(cpu, board, &self.at[0]);
         }
     }
 
@@ -241,7 +241,7 @@ impl Subject for Owner {
 
     fn doorbell(&mut self, board: &mut Board) {
         for ring in &mut self.rings {
-            ring.doorbell(&*board.memory);
+            ring.sync_map(&*board.memory);
         }
     }
 

@@ -4,7 +4,7 @@
 //! right after use; Recency and Markov, if they keep invalidated addresses and walk the table before they propose, predict most
 //! accesses, but only with a history larger than the ring; Distance stays ineffective; two entries for a ring are always right.
 //!
-//! [`measure`] feeds one [`Stream`] to every prefetcher at several sizes of history, and to a pair of entries for each ring.
+//! [`measure`] feeds one [`DeviceStream`] to every prefetcher at several sizes of history, and to a pair of entries for each ring.
 //! Streams come from [`Synthetic`] rings and from [`recorded`] traces.
 //!
 //! What comes out agrees with the document on rings whose addresses recur: Markov and Recency predict nothing with a history smaller than
@@ -24,14 +24,14 @@ use std::collections::{HashMap, HashSet};
 use std::io::Read;
 
 use ringfence_hw::prefetch::{
-    Distance, Markov, PrefetchConfig, PrefetchStats, Prefetcher, PrefetchingIotlb, Recency,
-    RingPair, Served, Variant,
+    Distance, LookupOutcome, Markov, PrefetchConfig, PrefetchStats, Prefetcher, PrefetchingIotlb,
+    Recency, RingPair, Variant,
 };
 use ringfence_types::Pfn;
 use serde::Serialize;
 
 pub use shape::{Kind, Shape};
-pub use stream::{Event, Stream};
+pub use stream::{BufferEvent, DeviceStream};
 pub use synthetic::{Addresses, Synthetic};
 
 use crate::error::LabError;
@@ -152,21 +152,24 @@ struct First {
 }
 
 impl First {
-    fn count(&mut self, served: Served) {
-        self.misses += u64::from(matches!(served, Served::Predicted | Served::Walked));
-        self.predicted += u64::from(served == Served::Predicted);
+    fn count(&mut self, served: LookupOutcome) {
+        self.misses += u64::from(matches!(
+            served,
+            LookupOutcome::Predicted | LookupOutcome::Walked
+        ));
+        self.predicted += u64::from(served == LookupOutcome::Predicted);
     }
 }
 
 /// A prefetcher whose type is forgotten.
-trait Fed {
-    fn access(&mut self, page: Pfn, mapped: &Mapped) -> Served;
+trait DynPrefetcher {
+    fn access(&mut self, page: Pfn, mapped: &Mapped) -> LookupOutcome;
     fn unmap(&mut self, page: Pfn);
     fn stats(&self) -> PrefetchStats;
 }
 
-impl<P: Prefetcher> Fed for PrefetchingIotlb<P> {
-    fn access(&mut self, page: Pfn, mapped: &Mapped) -> Served {
+impl<P: Prefetcher> DynPrefetcher for PrefetchingIotlb<P> {
+    fn access(&mut self, page: Pfn, mapped: &Mapped) -> LookupOutcome {
         Self::access(self, page, |page| mapped.0.contains_key(&page))
     }
 
@@ -179,7 +182,7 @@ impl<P: Prefetcher> Fed for PrefetchingIotlb<P> {
     }
 }
 
-fn fed<P: Prefetcher + 'static>(variant: Variant, history: u32) -> Box<dyn Fed> {
+fn fed<P: Prefetcher + 'static>(variant: Variant, history: u32) -> Box<dyn DynPrefetcher> {
     let config = PrefetchConfig::new(variant, history);
     Box::new(PrefetchingIotlb::<P>::new(
         config,
@@ -188,7 +191,7 @@ fn fed<P: Prefetcher + 'static>(variant: Variant, history: u32) -> Box<dyn Fed> 
     ))
 }
 
-fn prefetcher(predictor: Predictor, history: u32) -> Option<Box<dyn Fed>> {
+fn prefetcher(predictor: Predictor, history: u32) -> Option<Box<dyn DynPrefetcher>> {
     use Variant::{Baseline, Modified};
     Some(match predictor {
         Predictor::Markov => fed::<Markov>(Baseline, history),
@@ -202,7 +205,7 @@ fn prefetcher(predictor: Predictor, history: u32) -> Option<Box<dyn Fed>> {
 }
 
 /// Feeds `stream` to every prefetcher at each of `histories`, and to the pairs of its rings: a row for each.
-pub fn measure(stream: &Stream, histories: &[u32]) -> Vec<PrefetchRow> {
+pub fn measure(stream: &DeviceStream, histories: &[u32]) -> Vec<PrefetchRow> {
     let mut prefetchers = Vec::new();
     for predictor in Predictor::PREFETCHERS {
         for &history in histories {
@@ -219,11 +222,11 @@ pub fn measure(stream: &Stream, histories: &[u32]) -> Vec<PrefetchRow> {
     };
     for &event in stream.events() {
         match event {
-            Event::Map(buffer) => {
+            BufferEvent::Map(buffer) => {
                 pages(buffer).for_each(|page| mapped.add(page));
-                valid.insert(stream.place(buffer));
+                valid.insert(stream.ring_position(buffer));
             }
-            Event::Use(buffer) => {
+            BufferEvent::Use(buffer) => {
                 for (at, page) in pages(buffer).enumerate() {
                     for (_, _, first, fed) in &mut prefetchers {
                         let served = fed.access(page, &mapped);
@@ -232,12 +235,12 @@ pub fn measure(stream: &Stream, histories: &[u32]) -> Vec<PrefetchRow> {
                         }
                     }
                 }
-                let (ring, entry) = stream.place(buffer);
+                let (ring, entry) = stream.ring_position(buffer);
                 for pair in pairs.iter_mut().skip(usize::from(ring)).take(1).flatten() {
                     pair.access(entry, |other| valid.contains(&(ring, other)));
                 }
             }
-            Event::Unmap(buffer) => {
+            BufferEvent::Unmap(buffer) => {
                 for page in pages(buffer) {
                     if mapped.remove(page) {
                         for (.., fed) in &mut prefetchers {
@@ -245,9 +248,9 @@ pub fn measure(stream: &Stream, histories: &[u32]) -> Vec<PrefetchRow> {
                         }
                     }
                 }
-                valid.remove(&stream.place(buffer));
+                valid.remove(&stream.ring_position(buffer));
             }
-            Event::EndBurst(ring) => {
+            BufferEvent::EndBurst(ring) => {
                 if let Some([pair, _]) = pairs.get_mut(usize::from(ring)) {
                     pair.invalidate();
                 }
@@ -291,7 +294,7 @@ fn sum<'a>(all: impl Iterator<Item = &'a PrefetchStats>) -> PrefetchStats {
 }
 
 fn row(
-    stream: &Stream,
+    stream: &DeviceStream,
     shape: Shape,
     (predictor, history): (Predictor, u64),
     stats: &PrefetchStats,
@@ -322,7 +325,7 @@ fn row(
 }
 
 /// Histories around the size of the stream's rings: [`QUARTERS`] of its pages, without doubles.
-pub fn histories(stream: &Stream) -> Vec<u32> {
+pub fn histories(stream: &DeviceStream) -> Vec<u32> {
     let quarters = QUARTERS.map(|quarters| stream.live_pages().saturating_mul(quarters) / 4);
     let mut sizes: Vec<u32> = quarters
         .into_iter()

@@ -8,10 +8,10 @@ use std::collections::{HashMap, VecDeque};
 use std::io::Read;
 
 use ringfence_trace::text::{RawChunk, RawEvent, RawKind, TraceReader};
-use ringfence_trace::{DeviceIndex, Options};
+use ringfence_trace::{DeviceIndex, TraceOptions};
 use ringfence_types::{Direction, Iova, PfnRange};
 
-use super::stream::{Stream, pages_of};
+use super::stream::{DeviceStream, pages_of};
 use crate::error::LabError;
 use crate::plan::BURST_NS;
 
@@ -24,7 +24,7 @@ type List = (usize, Vec<u64>);
 /// One device under way.
 #[derive(Debug, Default)]
 struct Device {
-    stream: Stream,
+    stream: DeviceStream,
     rings: HashMap<Direction, u16>,
     singles: HashMap<Iova, u32>,
     lists: HashMap<(Direction, List), VecDeque<u32>>,
@@ -67,7 +67,7 @@ impl Device {
     fn unmap(&mut self, event: &RawEvent, buffer: u32) {
         self.stream.use_buffer(buffer);
         self.stream.unmap(buffer);
-        let (ring, _) = self.stream.place(buffer);
+        let (ring, _) = self.stream.ring_position(buffer);
         let open = |&(other, cpu, _): &(u16, u16, u64)| other == ring && cpu == event.cpu;
         if !self.bursts.iter().any(open) {
             self.bursts.push((ring, event.cpu, event.time.0));
@@ -80,8 +80,8 @@ impl Device {
 ///
 /// # Errors
 /// [`LabError::Trace`].
-pub fn streams<R: Read>(name: &str, reader: R) -> Result<Vec<Stream>, LabError> {
-    let mut reader = TraceReader::new(name, reader, &Options::default());
+pub fn streams<R: Read>(name: &str, reader: R) -> Result<Vec<DeviceStream>, LabError> {
+    let mut reader = TraceReader::new(name, reader, &TraceOptions::default());
     let mut raw = RawChunk::default();
     let mut devices: Vec<Device> = Vec::new();
     while reader.next_chunk(&mut raw).map_err(LabError::Trace)? {
@@ -89,7 +89,7 @@ pub fn streams<R: Read>(name: &str, reader: R) -> Result<Vec<Stream>, LabError> 
             for device in &mut devices {
                 device.end_bursts(|_, _, since| event.time.0 >= since.saturating_add(BURST_NS));
             }
-            take(event, &raw, &mut devices);
+            add_event(event, &raw, &mut devices);
         }
     }
     let mut streams = Vec::new();
@@ -114,7 +114,7 @@ fn of(devices: &mut Vec<Device>, index: DeviceIndex) -> &mut Device {
     &mut devices[index.index()]
 }
 
-fn take(event: &RawEvent, raw: &RawChunk, devices: &mut Vec<Device>) {
+fn add_event(event: &RawEvent, raw: &RawChunk, devices: &mut Vec<Device>) {
     match event.kind {
         RawKind::Map {
             device,

@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use ringfence_types::Pfn;
 use serde::Serialize;
 
-use super::stream::{Event, Stream};
+use super::stream::{BufferEvent, DeviceStream};
 
 /// Shares between 0 and 1.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
@@ -103,14 +103,14 @@ const HALF: f64 = 0.5;
 
 impl Shape {
     /// Measures a stream.
-    pub fn of(stream: &Stream) -> Self {
-        let mut measured = Measured {
+    pub fn of(stream: &DeviceStream) -> Self {
+        let mut measured = ShapeCounts {
             live: vec![BTreeSet::new(); stream.rings()],
-            in_ring: vec![Order::default(); stream.rings()],
-            ..Measured::default()
+            in_ring: vec![PageOrder::default(); stream.rings()],
+            ..ShapeCounts::default()
         };
         for &event in stream.events() {
-            measured.take(stream, event);
+            measured.add_event(stream, event);
         }
         let (uses, unmaps) = (measured.uses.max(1) as f64, measured.unmaps.max(1) as f64);
         let same_in_ring: u64 = measured.in_ring.iter().map(|order| order.same).sum();
@@ -150,14 +150,14 @@ impl Shape {
 
 /// Which page came after which when it was last used.
 #[derive(Debug, Clone, Default)]
-struct Order {
+struct PageOrder {
     last: Option<Pfn>,
     before: HashMap<Pfn, Pfn>,
     same: u64,
 }
 
-impl Order {
-    fn take(&mut self, page: Pfn) {
+impl PageOrder {
+    fn visit(&mut self, page: Pfn) {
         let last = self.last.replace(page);
         if let Some(last) = last {
             let known = self.before.insert(page, last);
@@ -168,11 +168,11 @@ impl Order {
 
 /// Counts under way.
 #[derive(Debug, Default)]
-struct Measured {
+struct ShapeCounts {
     /// By ring, the entries that are mapped.
     live: Vec<BTreeSet<u64>>,
-    device: Order,
-    in_ring: Vec<Order>,
+    device: PageOrder,
+    in_ring: Vec<PageOrder>,
     used: HashMap<Pfn, u64>,
     between: Vec<u64>,
     uses: u64,
@@ -181,15 +181,15 @@ struct Measured {
     ahead: u64,
 }
 
-impl Measured {
-    fn take(&mut self, stream: &Stream, event: Event) {
+impl ShapeCounts {
+    fn add_event(&mut self, stream: &DeviceStream, event: BufferEvent) {
         match event {
-            Event::Map(buffer) => {
-                let (ring, entry) = stream.place(buffer);
+            BufferEvent::Map(buffer) => {
+                let (ring, entry) = stream.ring_position(buffer);
                 self.live[usize::from(ring)].insert(entry);
             }
-            Event::Use(buffer) => {
-                let (ring, entry) = stream.place(buffer);
+            BufferEvent::Use(buffer) => {
+                let (ring, entry) = stream.ring_position(buffer);
                 let ring = usize::from(ring);
                 let next = self.live[ring].contains(&(entry + 1));
                 self.ahead += u64::from(next);
@@ -197,20 +197,20 @@ impl Measured {
                     return;
                 };
                 let page = first.lo();
-                self.device.take(page);
-                self.in_ring[ring].take(page);
+                self.device.visit(page);
+                self.in_ring[ring].visit(page);
                 if let Some(before) = self.used.insert(page, self.uses) {
                     self.between.push(self.uses - before);
                 }
                 self.uses += 1;
             }
-            Event::Unmap(buffer) => {
-                let (ring, entry) = stream.place(buffer);
+            BufferEvent::Unmap(buffer) => {
+                let (ring, entry) = stream.ring_position(buffer);
                 let live = &mut self.live[usize::from(ring)];
                 self.oldest += u64::from(live.first() == Some(&entry));
                 self.unmaps += u64::from(live.remove(&entry));
             }
-            Event::EndBurst(_) => {}
+            BufferEvent::EndBurst(_) => {}
         }
     }
 }
@@ -223,8 +223,8 @@ mod tests {
 
     /// A ring of `depth` buffers, whose buffer `n` has the page that `page` says; the oldest is used and unmapped before the next is mapped, or
     /// the youngest.
-    fn ring(depth: u32, uses: u32, youngest: bool, page: impl Fn(u32) -> u64) -> Stream {
-        let mut stream = Stream::new("ring".into());
+    fn ring(depth: u32, uses: u32, youngest: bool, page: impl Fn(u32) -> u64) -> DeviceStream {
+        let mut stream = DeviceStream::new("ring".into());
         let ring = stream.add_ring();
         let mut live = std::collections::VecDeque::new();
         for number in 0..uses {
@@ -280,7 +280,7 @@ mod tests {
     /// Two rings, each in order, of which now this one is used and now that one.
     #[test]
     fn rings_that_take_turns_at_random_interleave() {
-        let mut stream = Stream::new("two".into());
+        let mut stream = DeviceStream::new("two".into());
         let rings = [stream.add_ring(), stream.add_ring()];
         let mut live = [const { std::collections::VecDeque::new() }; 2];
         let mut count = [0_u64; 2];

@@ -5,9 +5,9 @@ use ringfence_types::{Iova, IovaRange, PfnRange};
 /// Most pages of a buffer that count; what lies behind them is left out, so that a damaged trace costs no more than a sound one.
 const MAX_PAGES: u64 = 4096;
 
-/// Something happens to a buffer, named by its number in [`Stream`].
+/// Something happens to a buffer, named by its number in [`DeviceStream`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Event {
+pub enum BufferEvent {
     /// It is mapped.
     Map(u32),
     /// The device accesses each of its pages once, in order.
@@ -20,7 +20,7 @@ pub enum Event {
 
 /// One mapping.
 #[derive(Debug, Clone, Copy)]
-struct Buffer {
+struct TracedBuffer {
     ring: u16,
     entry: u32,
     first: u32,
@@ -29,13 +29,13 @@ struct Buffer {
 
 /// The events of one device.
 #[derive(Debug, Clone, Default)]
-pub struct Stream {
+pub struct DeviceStream {
     /// What it comes from.
     pub name: String,
-    events: Vec<Event>,
-    buffers: Vec<Buffer>,
+    events: Vec<BufferEvent>,
+    buffers: Vec<TracedBuffer>,
     pages: Vec<PfnRange>,
-    rings: Vec<Ring>,
+    rings: Vec<StreamRing>,
     mapped_now: u64,
     live_pages: u64,
     /// Buffers of which pages were left out because they had more than 4096.
@@ -44,13 +44,13 @@ pub struct Stream {
 
 /// One ring of the device: its mappings of one direction.
 #[derive(Debug, Clone, Default)]
-struct Ring {
+struct StreamRing {
     mapped: u32,
     live: u64,
     max_live: u64,
 }
 
-impl Stream {
+impl DeviceStream {
     /// A stream without events.
     pub fn new(name: String) -> Self {
         Self {
@@ -61,7 +61,7 @@ impl Stream {
 
     /// A new ring.
     pub(super) fn add_ring(&mut self) -> u16 {
-        self.rings.push(Ring::default());
+        self.rings.push(StreamRing::default());
         u16::try_from(self.rings.len() - 1).unwrap_or(u16::MAX)
     }
 
@@ -86,38 +86,38 @@ impl Stream {
         self.mapped_now += MAX_PAGES - left;
         self.live_pages = self.live_pages.max(self.mapped_now);
         let number = u32::try_from(self.buffers.len()).unwrap_or(u32::MAX);
-        self.buffers.push(Buffer {
+        self.buffers.push(TracedBuffer {
             ring,
             entry,
             first: first as u32,
             count: (self.pages.len() - first) as u32,
         });
-        self.events.push(Event::Map(number));
+        self.events.push(BufferEvent::Map(number));
         number
     }
 
     /// The device uses a buffer.
     pub(super) fn use_buffer(&mut self, number: u32) {
-        self.events.push(Event::Use(number));
+        self.events.push(BufferEvent::Use(number));
     }
 
     /// A buffer is unmapped.
     pub(super) fn unmap(&mut self, number: u32) {
         let pages = self.pages(number).iter().map(PfnRange::pages).sum::<u64>();
         self.mapped_now = self.mapped_now.saturating_sub(pages);
-        let (ring, _) = self.place(number);
+        let (ring, _) = self.ring_position(number);
         let ring = &mut self.rings[usize::from(ring)];
         ring.live = ring.live.saturating_sub(1);
-        self.events.push(Event::Unmap(number));
+        self.events.push(BufferEvent::Unmap(number));
     }
 
     /// A burst of unmaps ends.
     pub(super) fn end_burst(&mut self, ring: u16) {
-        self.events.push(Event::EndBurst(ring));
+        self.events.push(BufferEvent::EndBurst(ring));
     }
 
     /// What happens, in order.
-    pub fn events(&self) -> &[Event] {
+    pub fn events(&self) -> &[BufferEvent] {
         &self.events
     }
 
@@ -132,7 +132,7 @@ impl Stream {
     }
 
     /// The ring of a buffer and its entry there, counted up from 0 without end.
-    pub fn place(&self, number: u32) -> (u16, u64) {
+    pub fn ring_position(&self, number: u32) -> (u16, u64) {
         let buffer = self.buffers.get(number as usize);
         buffer.map_or((0, 0), |buffer| (buffer.ring, u64::from(buffer.entry)))
     }

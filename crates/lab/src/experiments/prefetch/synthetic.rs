@@ -4,17 +4,17 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use ringfence_dma::space::Translations;
-use ringfence_iova::{CachedTree, IovaAllocator, Locked, Request};
+use ringfence_dma::space::IoPageTable;
+use ringfence_iova::{AllocRequest, CachedTree, IovaAllocator, Locked};
 use ringfence_memory::{Arena, Frames};
 use ringfence_types::{
     DomainId, Invalidation, Nanos, Pending, Pfn, PfnRange, PhysAddr, PhysRange, Unmapped,
 };
 use serde::Serialize;
 
-use super::stream::Stream;
+use super::stream::DeviceStream;
 use crate::error::LabError;
-use crate::meter::{Bench, Immediate, NullTable};
+use crate::meter::{FreeInvalidator, NullTable, TimedPlatform};
 
 /// The highest page of a 32-bit device.
 const TOP: u64 = 0xf_ffff;
@@ -88,19 +88,19 @@ enum Pages {
     /// Each slot of each ring has its page; pages come back with their slot.
     Fixed(Vec<Vec<Pfn>>),
     Fresh(u64),
-    Tree(Box<Tree>),
+    Tree(Box<AddressSource>),
 }
 
 /// The allocator, and what stands between an unmap and its free.
-struct Tree {
+struct AddressSource {
     allocator: Locked<CachedTree, RefCell<CachedTree>>,
     table: NullTable,
-    bench: Bench<Immediate>,
+    bench: TimedPlatform<FreeInvalidator>,
     waiting: Vec<Unmapped>,
     batch: usize,
 }
 
-impl Tree {
+impl AddressSource {
     fn new(batch: usize) -> Result<Self, LabError> {
         let space = PfnRange::inclusive(Pfn::new(1), Pfn::new(TOP));
         let space = space.ok_or(LabError::Internal("address space"))?;
@@ -111,10 +111,10 @@ impl Tree {
         Ok(Self {
             allocator: Locked::new(CachedTree::new(space), RefCell::new),
             table: NullTable(DomainId::new(1)),
-            bench: Bench {
+            bench: TimedPlatform {
                 frames: Frames::new(Rc::clone(&arena), region),
                 arena,
-                invalidator: Immediate,
+                invalidator: FreeInvalidator,
                 now: Nanos(0),
             },
             waiting: Vec::new(),
@@ -123,7 +123,7 @@ impl Tree {
     }
 
     fn alloc(&mut self) -> Result<Pfn, LabError> {
-        let request = Request::new(1, Pfn::new(TOP));
+        let request = AllocRequest::new(1, Pfn::new(TOP));
         let found = self.allocator.alloc(&mut (), &request);
         Ok(found.map_err(LabError::Alloc)?.range.lo())
     }
@@ -152,10 +152,10 @@ impl Synthetic {
     ///
     /// # Errors
     /// [`LabError`] if the allocator runs out of pages.
-    pub fn stream(&self) -> Result<Stream, LabError> {
+    pub fn stream(&self) -> Result<DeviceStream, LabError> {
         let mut random = Random::new(self.seed);
         let mut pages = self.pages(&mut random)?;
-        let mut stream = Stream::new(format!(
+        let mut stream = DeviceStream::new(format!(
             "{:?} addresses, rings of {:?}, bursts up to {}",
             self.addresses, self.rings, self.burst
         ));
@@ -238,8 +238,8 @@ impl Synthetic {
                 fixed(order)
             }
             Addresses::Fresh => Pages::Fresh(1),
-            Addresses::Tree => Pages::Tree(Box::new(Tree::new(1)?)),
-            Addresses::TreeDeferred => Pages::Tree(Box::new(Tree::new(DEFERRED)?)),
+            Addresses::Tree => Pages::Tree(Box::new(AddressSource::new(1)?)),
+            Addresses::TreeDeferred => Pages::Tree(Box::new(AddressSource::new(DEFERRED)?)),
         })
     }
 }

@@ -3,10 +3,10 @@
 use ringfence_trace::Devices;
 
 use super::counted;
-use crate::compare::{Options, runner};
+use crate::compare::{CompareOptions, runner};
 use crate::error::LabError;
-use crate::experiments::few_pages::{DURATION, stream};
 use crate::experiments::finding::Findings;
+use crate::experiments::page_reuse_workload::{DURATION, stream};
 use crate::modes::Mode;
 use crate::plan::{Plan, Planner};
 
@@ -14,22 +14,22 @@ const MODES: [&str; 4] = ["pviommu", "rtc-literal", "pviommu+rtc", "pviommu+rtc+
 
 /// What the host does for them in each mode.
 pub(super) fn in_modes(found: &mut Findings, creates: u64, pages: u64) -> Result<(), LabError> {
-    let options = Options {
+    let options = CompareOptions {
         modes: Vec::new(),
         repetitions: 0,
-        hostile: false,
-        ..Options::new()
+        attack: false,
+        ..CompareOptions::new()
     };
     let chunk = stream(creates, pages, DURATION)?;
     for name in MODES {
         let mode = Mode::find(name).ok_or(LabError::Internal("a mode"))?;
         let mut judge = runner(&mode, &options)?.metered;
-        let mut planner = Planner::new().with_cycles(options.cycling.of(&mode));
+        let mut planner = Planner::new().with_cycles(options.rtc.for_mode(&mode));
         let mut plan = Plan::default();
         planner.plan(&chunk, &mut plan)?;
         planner.finish(&mut plan);
         judge.run(&plan, &Devices::new())?;
-        let outcomes = judge.finish(&planner.alive());
+        let outcomes = judge.finish(&planner.live_mappings());
         let tally = outcomes.tally;
         if outcomes.refused_maps > 0 || tally.violations() + tally.false_faults > 0 {
             return Err(LabError::Internal("a device that misses its buffers"));

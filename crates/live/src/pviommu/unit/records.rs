@@ -5,7 +5,7 @@ use ringfence_pviommu::backend::EVENTS as MOST_EVENTS;
 use ringfence_pviommu::wire::{EVENT_BYTES, Event};
 
 use super::Unit;
-use crate::handover::{PvState, StateError, Unmovable};
+use crate::handover::{HandOverBlocker, PviommuState, StateError};
 
 const EVENTS: StateError = StateError::Register {
     what: "events of the para-virtual IOMMU",
@@ -16,11 +16,11 @@ impl Unit {
     ///
     /// # Errors
     /// There are mappings that no record can say.
-    pub(crate) fn save(&self) -> Result<PvState, Unmovable> {
+    pub(crate) fn save(&self) -> Result<PviommuState, HandOverBlocker> {
         let records = self.backend.export();
-        Ok(PvState {
+        Ok(PviommuState {
             running: self.running,
-            records: records.map_err(|_| Unmovable::Keeps("a mapping of the last page"))?,
+            records: records.map_err(|_| HandOverBlocker::Keeps("a mapping of the last page"))?,
             events: self.backend.waiting().flat_map(Event::encode).collect(),
         })
     }
@@ -29,7 +29,7 @@ impl Unit {
     ///
     /// # Errors
     /// Nothing was taken over.
-    pub(crate) fn restore(&mut self, state: &PvState) -> Result<(), StateError> {
+    pub(crate) fn restore(&mut self, state: &PviommuState) -> Result<(), StateError> {
         let (events, rest) = state.events.as_chunks::<EVENT_BYTES>();
         let events: Option<Vec<Event>> = events.iter().map(Event::decode).collect();
         let events = events.filter(|_| rest.is_empty()).ok_or(EVENTS)?;

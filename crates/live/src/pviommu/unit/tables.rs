@@ -6,40 +6,40 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use ringfence_pviommu::backend::{IoError, IoTables, Slot};
+use ringfence_pviommu::backend::{DeviceSlot, IoError, IoTables};
 use ringfence_pviommu::wire::PAGE_BYTES;
-use ringfence_softiommu::{IommuError, Limits, MapReason, Reader, SoftIommu};
-use ringfence_types::{DeviceId, Direction, DomainId, Iova, IovaRange, PhysAddr};
+use ringfence_softiommu::{IommuError, MapReason, Reader, SoftIommu, SoftIommuLimits};
+use ringfence_types::{Direction, DomainId, Iova, IovaRange, PhysAddr, RequesterId};
 use vm_memory::GuestMemoryMmap;
 
-use crate::host::Places;
-use crate::isolate::{GrantError, Grants};
+use crate::host::FrameRmap;
+use crate::sandbox::{GrantError, Grants};
 
 /// Each device's domain. What is unmapped stays until it is settled, so that one wait does for all of a request.
 pub(super) struct Domains {
     iommu: SoftIommu<GuestMemoryMmap>,
     /// Of devices that are processes.
-    apart: BTreeMap<Slot, Grants>,
-    leaving: Vec<(Slot, Iova)>,
+    sandboxed: BTreeMap<DeviceSlot, Grants>,
+    leaving: Vec<(DeviceSlot, Iova)>,
     /// Where frames of the host lead.
-    places: Arc<Places>,
+    places: Arc<FrameRmap>,
 }
 
-fn domain_of(device: Slot) -> DomainId {
+fn domain_of(device: DeviceSlot) -> DomainId {
     DomainId::new(u16::try_from(device.index()).unwrap_or(u16::MAX))
 }
 
 impl Domains {
     /// Those of `devices`, in the order of their ids; nobody is attached. What is mapped are frames whose pages `places` knows.
-    pub(super) fn new(devices: &[DeviceId], places: Arc<Places>) -> Result<Self, IommuError> {
-        let mut iommu = SoftIommu::new(Limits::default(), GuestMemoryMmap::default());
+    pub(super) fn new(devices: &[RequesterId], places: Arc<FrameRmap>) -> Result<Self, IommuError> {
+        let mut iommu = SoftIommu::new(SoftIommuLimits::default(), GuestMemoryMmap::default());
         for (device, number) in devices.iter().zip(0..) {
             iommu.add_endpoint(*device)?;
             iommu.create_domain(DomainId::new(number))?;
         }
         Ok(Self {
             iommu,
-            apart: BTreeMap::new(),
+            sandboxed: BTreeMap::new(),
             leaving: Vec::new(),
             places,
         })
@@ -47,22 +47,22 @@ impl Domains {
 
     pub(super) fn reader(
         &mut self,
-        device: DeviceId,
+        device: RequesterId,
     ) -> Result<Reader<GuestMemoryMmap>, IommuError> {
         self.iommu.reader(device)
     }
 
     /// The device is a process. False if it was one before.
-    pub(super) fn set_apart(&mut self, device: Slot, grants: Grants) -> bool {
-        let free = !self.apart.contains_key(&device);
+    pub(super) fn set_apart(&mut self, device: DeviceSlot, grants: Grants) -> bool {
+        let free = !self.sandboxed.contains_key(&device);
         if free {
-            self.apart.insert(device, grants);
+            self.sandboxed.insert(device, grants);
         }
         free
     }
 
-    pub(super) fn grants(&mut self, device: Slot) -> Option<&mut Grants> {
-        self.apart.get_mut(&device)
+    pub(super) fn grants(&mut self, device: DeviceSlot) -> Option<&mut Grants> {
+        self.sandboxed.get_mut(&device)
     }
 
     /// When it returns, no device holds anything of the memory before; a process that hangs in the kernel keeps the memory's pages, which are
@@ -70,13 +70,13 @@ impl Domains {
     pub(super) fn set_memory(&mut self, memory: &GuestMemoryMmap) {
         // Whoever calls is no reader, so it is not refused.
         let _ = self.iommu.set_memory(memory.clone());
-        for grants in self.apart.values_mut() {
+        for grants in self.sandboxed.values_mut() {
             let _ = grants.set_memory(memory);
         }
     }
 
     /// Each device reaches what its domain maps. A process is granted nothing else at any time.
-    pub(super) fn attach(&mut self, devices: &[DeviceId]) {
+    pub(super) fn attach(&mut self, devices: &[RequesterId]) {
         for (device, number) in devices.iter().zip(0..) {
             // Both are there, and whoever calls is no reader.
             let _ = self.iommu.attach(*device, DomainId::new(number));
@@ -84,7 +84,7 @@ impl Domains {
     }
 
     /// No device reaches anything, but processes what they are granted.
-    pub(super) fn detach(&mut self, devices: &[DeviceId]) {
+    pub(super) fn detach(&mut self, devices: &[RequesterId]) {
         for device in devices {
             let _ = self.iommu.detach(*device);
         }
@@ -92,9 +92,9 @@ impl Domains {
 
     /// Nothing is mapped any more: processes lose their tables.
     pub(super) fn clear(&mut self) {
-        for grants in self.apart.values_mut() {
+        for grants in self.sandboxed.values_mut() {
             grants.unmap_all();
-            let _ = grants.settle();
+            let _ = grants.commit();
         }
     }
 
@@ -109,7 +109,7 @@ impl Domains {
 impl IoTables for Domains {
     fn map(
         &mut self,
-        device: Slot,
+        device: DeviceSlot,
         giova: Iova,
         frame: PhysAddr,
         direction: Direction,
@@ -123,7 +123,7 @@ impl IoTables for Domains {
         let range = IovaRange::new(giova, PAGE_BYTES).ok_or(IoError::Failed)?;
         let memory = self.address_of(frame)?;
         let permissions = direction.permissions();
-        let mut apart = self.apart.get_mut(&device);
+        let mut apart = self.sandboxed.get_mut(&device);
         if let Some(grants) = &mut apart {
             let granted = grants.map(range, memory, permissions);
             granted.map_err(|error| match error {
@@ -145,19 +145,23 @@ impl IoTables for Domains {
         mapped
     }
 
-    fn unmap(&mut self, device: Slot, giova: Iova) -> Result<(), IoError> {
+    fn unmap(&mut self, device: DeviceSlot, giova: Iova) -> Result<(), IoError> {
         self.leaving.push((device, giova));
         Ok(())
     }
 
-    fn settle(&mut self, device: Slot) -> Result<(), IoError> {
-        let of_device = |(slot, _): &&(Slot, Iova)| *slot == device;
+    fn commit(&mut self, device: DeviceSlot) -> Result<(), IoError> {
+        let of_device = |(slot, _): &&(DeviceSlot, Iova)| *slot == device;
         let pages = self.leaving.iter().filter(of_device);
         let ranges = pages.filter_map(|(_, giova)| IovaRange::new(*giova, PAGE_BYTES));
         let domain = self.iommu.domain(domain_of(device));
         let mut domain = domain.map_err(|_| IoError::Failed)?;
         domain.unmap_all(ranges).map_err(|_| IoError::Failed)?;
-        let Self { apart, leaving, .. } = self;
+        let Self {
+            sandboxed: apart,
+            leaving,
+            ..
+        } = self;
         let mut apart = apart.get_mut(&device);
         leaving.retain(|one| {
             let left = one.0 == device;
@@ -168,7 +172,7 @@ impl IoTables for Domains {
         });
         // A page is answered for when it is gone from the process, or the process is. One that hangs in the kernel holds the answer back.
         apart
-            .map_or(Ok(()), Grants::settle)
+            .map_or(Ok(()), Grants::commit)
             .map_err(|_| IoError::Failed)
     }
 }

@@ -6,7 +6,7 @@
 //! frames to the other's pace. What is no frame within the limits is dropped and counted.
 
 mod control;
-mod saved;
+mod net_state;
 mod steering;
 
 use std::collections::BTreeSet;
@@ -19,12 +19,12 @@ use self::control::{Ack, COMMAND_BYTES};
 use self::steering::Steering;
 pub use self::steering::{FLOWS, NO_PAIR};
 use super::chain::Chain;
-use super::turn::{Done, Turn, serve_chains};
-use super::{Awaited, Device, QueueBroken};
+use super::quantum::{ChainOutcome, QuantumResult, serve_chains};
+use super::{Device, PollSource, QueueBroken};
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
-use crate::handover::{Own, Unmovable};
-use crate::link::{Link, MAX_FRAME_BYTES, MIN_FRAME_BYTES, Receiving, Sending};
+use crate::handover::{DeviceState, HandOverBlocker};
+use crate::link::{MAX_FRAME_BYTES, MIN_FRAME_BYTES, NetLink, ReceiveOutcome, SendOutcome};
 use crate::wire::fields::copy_part;
 
 const F_MTU: u64 = 1 << 3;
@@ -42,7 +42,7 @@ const HEADER_BYTES: usize = 12;
 /// Byte offset of `num_buffers` in it.
 const NUM_BUFFERS: usize = 10;
 /// Frames of a wrong length that are passed over before the device does something else.
-const DROPS_AT_ONCE: usize = 64;
+const MAX_DROPS_PER_QUANTUM: usize = 64;
 
 /// A network device.
 #[derive(Debug)]
@@ -61,7 +61,7 @@ pub struct Net<L> {
     outgoing: Vec<u8>,
     incoming: Vec<u8>,
     /// The frame that came, if it has not been delivered.
-    held: Option<Held>,
+    received: Option<ReceivedFrame>,
     /// There may be something to receive.
     readable: bool,
     /// The link took no more.
@@ -73,7 +73,7 @@ pub struct Net<L> {
 
 /// A frame that came.
 #[derive(Clone, Copy, Debug)]
-struct Held {
+struct ReceivedFrame {
     bytes: usize,
     /// Where it is to go.
     queue: usize,
@@ -81,7 +81,7 @@ struct Held {
     tried: bool,
 }
 
-impl<L: Link> Net<L> {
+impl<L: NetLink> Net<L> {
     /// A device with this hardware address and so many queue pairs, at most [`MAX_PAIRS`].
     pub fn new(link: L, mac: [u8; 6], pairs: NonZeroU16, counters: Arc<DeviceCounters>) -> Self {
         let offered = pairs.min(NonZeroU16::new(MAX_PAIRS).unwrap_or(NonZeroU16::MIN));
@@ -98,7 +98,7 @@ impl<L: Link> Net<L> {
             sizes: vec![QUEUE_SIZE; queues + control],
             outgoing: vec![0; HEADER_BYTES + MAX_FRAME_BYTES],
             incoming: vec![0; HEADER_BYTES + MAX_FRAME_BYTES + 1],
-            held: None,
+            received: None,
             readable: true,
             full: false,
             waiting: BTreeSet::new(),
@@ -126,21 +126,21 @@ impl<L: Link> Net<L> {
 
     /// Receives a frame and says where it goes.
     fn receive(&mut self) -> Option<usize> {
-        for _ in 0..DROPS_AT_ONCE {
+        for _ in 0..MAX_DROPS_PER_QUANTUM {
             let buffer = self.incoming.get_mut(HEADER_BYTES..).unwrap_or_default();
             match self.link.receive(buffer) {
-                Receiving::Frame(bytes) => {
+                ReceiveOutcome::Frame(bytes) => {
                     let frame = buffer.get(..bytes).unwrap_or(&[]);
                     let queue = usize::from(self.steering.pair(frame, self.active)) * 2;
-                    self.held = Some(Held {
+                    self.received = Some(ReceivedFrame {
                         bytes,
                         queue,
                         tried: true,
                     });
                     return Some(queue);
                 }
-                Receiving::Dropped => self.drop_frame(),
-                Receiving::Nothing => {
+                ReceiveOutcome::Dropped => self.drop_frame(),
+                ReceiveOutcome::Nothing => {
                     self.readable = false;
                     return None;
                 }
@@ -155,9 +155,9 @@ impl<L: Link> Net<L> {
         index: usize,
         queue: &mut Queue,
         dma: &mut A,
-    ) -> Result<Turn, QueueBroken> {
-        let Some(held) = self.held.filter(|held| held.queue == index) else {
-            return Ok(Turn::default());
+    ) -> Result<QuantumResult, QueueBroken> {
+        let Some(held) = self.received.filter(|held| held.queue == index) else {
+            return Ok(QuantumResult::default());
         };
         // No flags, no offload, one buffer (virtio 1.2, section 5.1.6.4.1).
         let bytes = HEADER_BYTES + held.bytes;
@@ -193,9 +193,9 @@ impl<L: Link> Net<L> {
                 .map_err(QueueBroken)
         })?;
         if interrupt.is_some() {
-            self.held = None;
+            self.received = None;
         }
-        Ok(Turn {
+        Ok(QuantumResult {
             interrupt: interrupt.unwrap_or(false),
             more: false,
         })
@@ -207,10 +207,10 @@ impl<L: Link> Net<L> {
         index: usize,
         queue: &mut Queue,
         dma: &mut A,
-    ) -> Result<Turn, QueueBroken> {
+    ) -> Result<QuantumResult, QueueBroken> {
         if self.full {
             self.waiting.insert(index);
-            return Ok(Turn::default());
+            return Ok(QuantumResult::default());
         }
         let counters = Arc::clone(&self.counters);
         serve_chains(queue, dma, &counters, |chain, dma| {
@@ -223,26 +223,30 @@ impl<L: Link> Net<L> {
                 }
                 None => {
                     counters.malformed.add(1);
-                    Sending::Lost
+                    SendOutcome::Lost
                 }
             };
             match sending {
-                Sending::Taken => counters.frames_sent.add(1),
-                Sending::Lost => counters.frames_dropped.add(1),
-                Sending::Full => {
+                SendOutcome::Taken => counters.frames_sent.add(1),
+                SendOutcome::Lost => counters.frames_dropped.add(1),
+                SendOutcome::Full => {
                     self.full = true;
                     self.waiting.insert(index);
-                    return Done::Later;
+                    return ChainOutcome::Later;
                 }
             }
-            Done::Used(0)
+            ChainOutcome::Used(0)
         })
     }
 
-    fn control<A: Dma>(&mut self, queue: &mut Queue, dma: &mut A) -> Result<Turn, QueueBroken> {
+    fn control<A: Dma>(
+        &mut self,
+        queue: &mut Queue,
+        dma: &mut A,
+    ) -> Result<QuantumResult, QueueBroken> {
         let counters = Arc::clone(&self.counters);
         serve_chains(queue, dma, &counters, |chain, dma| {
-            Done::Used(self.command(chain, dma))
+            ChainOutcome::Used(self.command(chain, dma))
         })
     }
 
@@ -278,13 +282,13 @@ impl<L: Link> Net<L> {
 
     /// The held frame's pair may be used no more.
     fn steer_again(&mut self) {
-        let Some(mut held) = self.held else {
+        let Some(mut held) = self.received else {
             return;
         };
         let frame = self.held_frame(held);
         held.queue = usize::from(self.steering.pair(frame, self.active)) * 2;
         held.tried = false;
-        self.held = Some(held);
+        self.received = Some(held);
     }
 }
 
@@ -307,7 +311,7 @@ fn take_frame<'b, A: Dma>(
     header.starts_with(&[0, 0]).then_some(frame)
 }
 
-impl<L: Link> Device for Net<L> {
+impl<L: NetLink> Device for Net<L> {
     const TYPE: u16 = 1;
     // Network controller, Ethernet.
     const CLASS: [u8; 3] = [0x02, 0x00, 0x00];
@@ -334,8 +338,8 @@ impl<L: Link> Device for Net<L> {
         self.features = features;
     }
 
-    fn save(&self) -> Result<Own, Unmovable> {
-        self.state().map(|state| Own::Net(Box::new(state)))
+    fn save(&self) -> Result<DeviceState, HandOverBlocker> {
+        self.state().map(|state| DeviceState::Net(Box::new(state)))
     }
 
     fn reset(&mut self) {
@@ -343,7 +347,7 @@ impl<L: Link> Device for Net<L> {
         self.active = NonZeroU16::MIN;
         self.steering = Steering::default();
         // A frame for a driver that is gone.
-        if self.held.take().is_some() {
+        if self.received.take().is_some() {
             self.drop_frame();
         }
         self.waiting.clear();
@@ -351,18 +355,18 @@ impl<L: Link> Device for Net<L> {
         self.readable = true;
     }
 
-    fn waits_for(&self) -> Option<Awaited<'_>> {
-        self.link.waits_for(self.held.is_none(), self.full)
+    fn waits_for(&self) -> Option<PollSource<'_>> {
+        self.link.waits_for(self.received.is_none(), self.full)
     }
 
-    fn came(&mut self) {
-        self.link.came();
+    fn on_ready(&mut self) {
+        self.link.on_ready();
         self.full = false;
         self.readable = true;
     }
 
     fn busy(&self) -> bool {
-        self.held.is_none() && self.readable
+        self.received.is_none() && self.readable
     }
 
     /// What could not be sent first, then what has come.
@@ -372,7 +376,7 @@ impl<L: Link> Device for Net<L> {
         {
             return Some(queue);
         }
-        match &mut self.held {
+        match &mut self.received {
             Some(held) if held.tried => None,
             Some(held) => {
                 held.tried = true;
@@ -388,11 +392,11 @@ impl<L: Link> Device for Net<L> {
         index: usize,
         queue: &mut Queue,
         dma: &mut A,
-    ) -> Result<Turn, QueueBroken> {
+    ) -> Result<QuantumResult, QueueBroken> {
         if index == self.control_queue() && self.features & F_CTRL_VQ != 0 {
             self.control(queue, dma)
         } else if index / 2 >= usize::from(self.offered.get()) {
-            Ok(Turn::default())
+            Ok(QuantumResult::default())
         } else if index.is_multiple_of(2) {
             self.deliver(index, queue, dma)
         } else {

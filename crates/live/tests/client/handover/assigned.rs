@@ -2,10 +2,10 @@
 
 use std::os::fd::OwnedFd;
 
-use ringfence_live::caps::Caps;
-use ringfence_live::daemon::{Daemon, Devices, Ended, Here};
-use ringfence_live::handover::{DiskKind, Handed, Limits, Own, StateError};
-use ringfence_live::host::HostOptimisations;
+use ringfence_live::daemon::{Daemon, DeviceOptions, EndReason, LocalConfig};
+use ringfence_live::handover::{DeviceState, DiskKind, HandOverTimeouts, SavedDevices, StateError};
+use ringfence_live::host::HostPagePool;
+use ringfence_live::limits::GuestLimits;
 
 use super::guest::{AWAY, Dir, Guest, counted, end, log, serving};
 use super::refused::Second;
@@ -13,28 +13,28 @@ use crate::rig::*;
 
 const PAGES: u64 = RAM_BYTES >> 12;
 
-fn devices(dir: &Dir) -> Devices {
-    Devices {
+fn devices(dir: &Dir) -> DeviceOptions {
+    DeviceOptions {
         disk: Some(dir.0.join("disk.img")),
         assigned: true,
-        ..Devices::default()
+        ..DeviceOptions::default()
     }
 }
 
-fn take_over(dir: &Dir, first: Daemon, optimisations: HostOptimisations) -> Daemon {
-    let (caps, log) = (Caps::default(), log());
-    let here = Here {
-        optimisations,
-        ..Here::new(&dir.0, &caps, &log)
+fn take_over(dir: &Dir, first: Daemon, optimisations: HostPagePool) -> Daemon {
+    let (caps, log) = (GuestLimits::default(), log());
+    let here = LocalConfig {
+        host_page_pool: optimisations,
+        ..LocalConfig::new(&dir.0, &caps, &log)
     };
     let (second, _) = Daemon::take_over(here, 0).unwrap();
-    assert_eq!(first.join().unwrap(), Ended::HandedOver);
+    assert_eq!(first.join().unwrap(), EndReason::HandedOver);
     second
 }
 
-fn copy(dir: &Dir) -> Handed {
+fn copy(dir: &Dir) -> SavedDevices {
     let (bytes, fds): (_, Vec<OwnedFd>) = Second::connect(dir).copy();
-    Handed::decode(&bytes, fds).unwrap()
+    SavedDevices::decode(&bytes, fds).unwrap()
 }
 
 #[test]
@@ -45,18 +45,18 @@ fn the_hardware_finds_what_was_mapped_and_remembers_nothing() {
         } else {
             "assigned-virtio"
         });
-        let devices = Devices {
+        let devices = DeviceOptions {
             paravirtual: para,
             ..devices(&dir)
         };
-        let mut first = serving(&dir, &devices, Limits::default());
+        let mut first = serving(&dir, &devices, HandOverTimeouts::default());
         let mut guest = Guest::boot_with(&dir, para);
         guest.read(3);
         let iommu = if para { "pviommu" } else { "iommu" };
         for round in 0..4u64 {
             // What the host does for itself, each process decides.
             let on = para && round % 2 == 1;
-            let optimisations = [HostOptimisations::Off, HostOptimisations::On][usize::from(on)];
+            let optimisations = [HostPagePool::Off, HostPagePool::On][usize::from(on)];
             let before = guest.mapped_in("self");
             let second = take_over(&dir, first, optimisations);
             let after = guest.mapped_in("self");
@@ -92,15 +92,15 @@ fn the_hardware_finds_what_was_mapped_and_remembers_nothing() {
 #[test]
 fn without_an_iommu_all_of_the_guest_is_mapped_again() {
     let dir = Dir::new("assigned-whole");
-    let devices = Devices {
+    let devices = DeviceOptions {
         untranslated: true,
         ..devices(&dir)
     };
-    let mut first = serving(&dir, &devices, Limits::default());
+    let mut first = serving(&dir, &devices, HandOverTimeouts::default());
     let mut guest = Guest::boot_untranslated(&dir);
     guest.read(3);
     for round in 0..3 {
-        let second = take_over(&dir, first, HostOptimisations::Off);
+        let second = take_over(&dir, first, HostPagePool::Off);
         assert_eq!(guest.mapped_in("self").len(), 1);
         assert_eq!(counted(&second, "blk", "frames"), PAGES);
         guest.read(10 + round);
@@ -115,20 +115,20 @@ fn without_an_iommu_all_of_the_guest_is_mapped_again() {
 fn what_the_host_does_in_advance_is_for_devices_of_the_para_virtual_iommu() {
     let dir = Dir::new("assigned-hopt");
     let log = log();
-    let caps = Caps::default();
-    let here = Here {
-        optimisations: HostOptimisations::On,
-        ..Here::new(&dir.0, &caps, &log)
+    let caps = GuestLimits::default();
+    let here = LocalConfig {
+        host_page_pool: HostPagePool::On,
+        ..LocalConfig::new(&dir.0, &caps, &log)
     };
     let kinds = [(true, true), (false, true), (true, false), (false, false)];
     for (assigned, paravirtual) in kinds {
         let taken = paravirtual;
-        let devices = Devices {
+        let devices = DeviceOptions {
             assigned,
             paravirtual,
             ..devices(&dir)
         };
-        let first = serving(&dir, &devices, Limits::default());
+        let first = serving(&dir, &devices, HandOverTimeouts::default());
         let mut guest = Guest::boot_with(&dir, paravirtual);
         let rehearsed = Daemon::rehearse(here, copy(&dir));
         assert_eq!(rehearsed.is_ok(), taken);
@@ -150,20 +150,20 @@ fn more_than_the_hardwares_tables_hold_is_refused() {
     // Of 4 KiB each, in 352 MiB.
     const TABLES: u64 = 92_000;
     let dir = Dir::new("assigned-many");
-    let devices = Devices {
+    let devices = DeviceOptions {
         assigned: false,
         ..devices(&dir)
     };
-    let first = serving(&dir, &devices, Limits::default());
+    let first = serving(&dir, &devices, HandOverTimeouts::default());
     let mut guest = Guest::boot(&dir);
-    let (log, mut caps) = (log(), Caps::default());
+    let (log, mut caps) = (log(), GuestLimits::default());
     (caps.tables, caps.mappings) = (1 << 18, 1 << 18);
     // A page in each 2 MiB from the middle of the addresses on; the only domain comes last but for the events.
     let with = |mappings: u64, wanted: DiskKind| {
         let mut handed = copy(&dir);
         for device in &mut handed.devices {
-            match &mut device.own {
-                Own::Iommu { snapshot, .. } => {
+            match &mut device.state {
+                DeviceState::Iommu { snapshot, .. } => {
                     let events = snapshot.split_off(snapshot.len() - 4);
                     let count = snapshot.len() - 28 - 4;
                     let all = (mappings as u32 + 1).to_le_bytes();
@@ -175,11 +175,11 @@ fn more_than_the_hardwares_tables_hold_is_refused() {
                     }
                     snapshot.extend(events);
                 }
-                Own::Blk { kind, .. } => *kind = wanted,
+                DeviceState::Blk { kind, .. } => *kind = wanted,
                 _ => {}
             }
         }
-        Daemon::rehearse(Here::new(&dir.0, &caps, &log), handed)
+        Daemon::rehearse(LocalConfig::new(&dir.0, &caps, &log), handed)
     };
     assert!(with(TABLES, DiskKind::Plain).is_ok());
     assert!(with(1000, DiskKind::Assigned).is_ok());

@@ -6,8 +6,10 @@ use std::num::NonZeroU16;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 
-use ringfence_live::daemon::{Daemon, Devices, Ended, NetOptions};
-use ringfence_live::handover::{Handed, HeldState, Limits, LinkState, NetState, Own, PeerState};
+use ringfence_live::daemon::{Daemon, DeviceOptions, EndReason, NetOptions};
+use ringfence_live::handover::{
+    DeviceState, HandOverTimeouts, LinkState, NetState, PeerState, PendingFrameState, SavedDevices,
+};
 use ringfence_live::link::{Address, MAX_FRAME_BYTES};
 
 use super::guest::{Dir, Remote, log};
@@ -30,27 +32,29 @@ pub(super) fn buffer(index: u16, slot: u16) -> u64 {
     0x1_0000 + 0x800 * u64::from(index * SIZE + slot)
 }
 
-pub(super) fn devices(link: Address) -> Devices {
-    Devices {
+pub(super) fn devices(link: Address) -> DeviceOptions {
+    DeviceOptions {
         untranslated: true,
         net: Some(NetOptions {
             link,
             pairs: NonZeroU16::new(PAIRS).unwrap(),
             mac: None,
         }),
-        ..Devices::default()
+        ..DeviceOptions::default()
     }
 }
 
 pub(super) fn serve(dir: &Dir, link: Address) -> Daemon {
     let mut daemon = Daemon::start(&dir.0, &devices(link), &log()).unwrap();
-    daemon.offer_hand_over(Limits::default(), &log()).unwrap();
+    daemon
+        .offer_hand_over(HandOverTimeouts::default(), &log())
+        .unwrap();
     daemon
 }
 
 pub(super) fn hand_over(dir: &Dir, first: Daemon) -> Daemon {
     let (second, _) = Daemon::take_over(here!(&dir.0), 0).unwrap();
-    assert_eq!(first.join().unwrap(), Ended::HandedOver);
+    assert_eq!(first.join().unwrap(), EndReason::HandedOver);
     second
 }
 
@@ -333,25 +337,25 @@ pub(super) fn busy(dir: &Dir) -> (Daemon, Card, Peer) {
     (daemon, card, peer)
 }
 
-pub(super) fn copy(dir: &Dir) -> Handed {
+pub(super) fn copy(dir: &Dir) -> SavedDevices {
     let (bytes, fds) = Second::connect(dir).copy();
-    Handed::decode(&bytes, fds).unwrap()
+    SavedDevices::decode(&bytes, fds).unwrap()
 }
 
-pub(super) fn net(handed: &mut Handed) -> &mut NetState {
-    match &mut handed.devices[0].own {
-        Own::Net(state) => state,
+pub(super) fn net(handed: &mut SavedDevices) -> &mut NetState {
+    match &mut handed.devices[0].state {
+        DeviceState::Net(state) => state,
         other => panic!("{other:?}"),
     }
 }
 
-pub(super) fn peer_state(handed: &mut Handed) -> &mut PeerState {
+pub(super) fn peer_state(handed: &mut SavedDevices) -> &mut PeerState {
     match &mut net(handed).link {
         LinkState::Stream { peer, .. } => peer.as_mut().unwrap(),
         other => panic!("{other:?}"),
     }
 }
 
-pub(super) fn held(handed: &mut Handed) -> &mut HeldState {
-    net(handed).held.as_mut().unwrap()
+pub(super) fn held(handed: &mut SavedDevices) -> &mut PendingFrameState {
+    net(handed).pending_frame.as_mut().unwrap()
 }

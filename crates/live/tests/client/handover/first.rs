@@ -5,9 +5,11 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-use ringfence_live::caps::Caps;
-use ringfence_live::daemon::{Daemon, Here};
-use ringfence_live::handover::{Handed, Limits, Own, StateError, TakeOverError};
+use ringfence_live::daemon::{Daemon, LocalConfig};
+use ringfence_live::handover::{
+    DeviceState, HandOverTimeouts, SavedDevices, StateError, TakeOverError,
+};
+use ringfence_live::limits::GuestLimits;
 use ringfence_pviommu::backend::EVENTS;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
@@ -42,7 +44,7 @@ impl First {
         }
     }
 
-    fn stream(&self, handed: Handed) {
+    fn stream(&self, handed: SavedDevices) {
         let (bytes, fds) = handed.encode();
         self.say(STREAM, &bytes, &fds);
     }
@@ -66,13 +68,13 @@ fn told(dir: &Dir, say: impl FnOnce(&First)) -> (Result<(), TakeOverError>, Vec<
     (result.map(drop), first.asked())
 }
 
-fn copy(dir: &Dir) -> Handed {
+fn copy(dir: &Dir) -> SavedDevices {
     let (bytes, fds) = Second::connect(dir).copy();
-    Handed::decode(&bytes, fds).unwrap()
+    SavedDevices::decode(&bytes, fds).unwrap()
 }
 
 /// One that cannot be used: an eventfd is a listener's.
-fn spoiled(dir: &Dir) -> Handed {
+fn spoiled(dir: &Dir) -> SavedDevices {
     let mut handed = copy(dir);
     handed.control = rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap();
     handed
@@ -81,7 +83,7 @@ fn spoiled(dir: &Dir) -> Handed {
 #[test]
 fn devices_are_the_seconds_when_the_first_says_so_and_no_sooner() {
     let dir = Dir::new("first");
-    let first = daemon_of(&dir, Limits::default(), false);
+    let first = daemon_of(&dir, HandOverTimeouts::default(), false);
     let mut guest = Guest::boot(&dir);
     let both = |first: &First| {
         first.stream(copy(&dir));
@@ -129,9 +131,9 @@ fn an_iommu_and_its_driver_agree_or_are_refused() {
     const DRIVER_OK: u8 = 4;
     for para in [false, true] {
         let dir = Dir::new(if para { "agree-para" } else { "agree" });
-        let first = daemon_of(&dir, Limits::default(), para);
+        let first = daemon_of(&dir, HandOverTimeouts::default(), para);
         let mut guest = Guest::boot_with(&dir, para);
-        let refused = |change: &dyn Fn(&mut Handed)| {
+        let refused = |change: &dyn Fn(&mut SavedDevices)| {
             let mut handed = copy(&dir);
             change(&mut handed);
             match Daemon::rehearse(here!(&dir.0), handed) {
@@ -144,7 +146,7 @@ fn an_iommu_and_its_driver_agree_or_are_refused() {
         assert!(without.unwrap().contains("of another driver"));
         if para {
             let stopped = refused(&|handed| {
-                if let Own::PvIommu(state) = &mut handed.devices[0].own {
+                if let DeviceState::PvIommu(state) = &mut handed.devices[0].state {
                     state.running = false;
                 }
             });
@@ -153,7 +155,7 @@ fn an_iommu_and_its_driver_agree_or_are_refused() {
             let event = [longs(&[0x20]), words(&[1, 1]), longs(&[0x1000])].concat();
             let with = |events: usize| {
                 refused(&|handed| {
-                    if let Own::PvIommu(state) = &mut handed.devices[0].own {
+                    if let DeviceState::PvIommu(state) = &mut handed.devices[0].state {
                         state.events = event.repeat(events);
                     }
                 })
@@ -174,11 +176,13 @@ fn an_iommu_and_its_driver_agree_or_are_refused() {
 #[test]
 fn a_guest_with_more_than_the_second_allows_is_not_taken_over() {
     let dir = Dir::new("caps");
-    let first = daemon_of(&dir, Limits::default(), false);
+    let first = daemon_of(&dir, HandOverTimeouts::default(), false);
     let mut guest = Guest::boot(&dir);
-    let refused = |caps: &Caps| Daemon::rehearse(Here::new(&dir.0, caps, &log()), copy(&dir)).err();
-    let with = |change: &dyn Fn(&mut Caps)| {
-        let mut caps = Caps::default();
+    let refused = |caps: &GuestLimits| {
+        Daemon::rehearse(LocalConfig::new(&dir.0, caps, &log()), copy(&dir)).err()
+    };
+    let with = |change: &dyn Fn(&mut GuestLimits)| {
+        let mut caps = GuestLimits::default();
         change(&mut caps);
         refused(&caps)
     };

@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ringfence_live::CONFIG_REGION;
-use ringfence_live::daemon::{Daemon, Devices, Log};
-use ringfence_live::handover::Limits;
-use ringfence_live::server::Event;
+use ringfence_live::daemon::{Daemon, DeviceOptions, Log};
+use ringfence_live::handover::HandOverTimeouts;
+use ringfence_live::server::ServeEvent;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
@@ -54,27 +54,27 @@ fn image() -> Vec<u8> {
 
 pub(super) fn log() -> Log {
     Arc::new(|device, event| {
-        if let Event::Refused(why) = event {
+        if let ServeEvent::Refused(why) = event {
             panic!("{device}: {why}");
         }
     })
 }
 
-pub(super) fn daemon(dir: &Dir, limits: Limits) -> Daemon {
+pub(super) fn daemon(dir: &Dir, limits: HandOverTimeouts) -> Daemon {
     daemon_of(dir, limits, false)
 }
 
-pub(super) fn daemon_of(dir: &Dir, limits: Limits, paravirtual: bool) -> Daemon {
-    let devices = Devices {
+pub(super) fn daemon_of(dir: &Dir, limits: HandOverTimeouts, paravirtual: bool) -> Daemon {
+    let devices = DeviceOptions {
         paravirtual,
         disk: Some(dir.0.join("disk.img")),
         entropy: true,
-        ..Devices::default()
+        ..DeviceOptions::default()
     };
     serving(dir, &devices, limits)
 }
 
-pub(super) fn serving(dir: &Dir, devices: &Devices, limits: Limits) -> Daemon {
+pub(super) fn serving(dir: &Dir, devices: &DeviceOptions, limits: HandOverTimeouts) -> Daemon {
     let mut daemon = Daemon::start(&dir.0, devices, &log()).unwrap();
     daemon.offer_hand_over(limits, &log()).unwrap();
     daemon

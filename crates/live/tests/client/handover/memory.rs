@@ -3,9 +3,9 @@
 use std::fs::{self, File};
 use std::process::Command;
 
-use ringfence_live::caps::Caps;
-use ringfence_live::daemon::{Daemon, Devices, Ended, Here};
-use ringfence_live::handover::{Handed, Limits, StateError};
+use ringfence_live::daemon::{Daemon, DeviceOptions, EndReason, LocalConfig};
+use ringfence_live::handover::{HandOverTimeouts, SavedDevices, StateError};
+use ringfence_live::limits::GuestLimits;
 use ringfence_live::{Locked, MemoryError, MemoryRules};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
@@ -20,18 +20,18 @@ fn rules(locked: Locked) -> MemoryRules {
     MemoryRules { file: None, locked }
 }
 
-fn devices(dir: &Dir, memory: &MemoryRules) -> Devices {
-    Devices {
+fn devices(dir: &Dir, memory: &MemoryRules) -> DeviceOptions {
+    DeviceOptions {
         disk: Some(dir.0.join("disk.img")),
         paravirtual: true,
         memory: memory.clone(),
-        ..Devices::default()
+        ..DeviceOptions::default()
     }
 }
 
-fn copy(dir: &Dir) -> Handed {
+fn copy(dir: &Dir) -> SavedDevices {
     let (bytes, fds) = Second::connect(dir).copy();
-    Handed::decode(&bytes, fds).unwrap()
+    SavedDevices::decode(&bytes, fds).unwrap()
 }
 
 #[test]
@@ -44,13 +44,13 @@ fn what_is_locked_is_locked_by_the_second_before_the_first_lets_go() {
     ] {
         let dir = Dir::new(&format!("lock-{locked:?}"));
         let memory = rules(locked);
-        let mut first = serving(&dir, &devices(&dir, &memory), Limits::default());
+        let mut first = serving(&dir, &devices(&dir, &memory), HandOverTimeouts::default());
         let mut guest = Guest::boot_with(&dir, true);
         assert_eq!(guest.locked(), each);
-        let (caps, log) = (Caps::default(), log());
-        let here = Here {
+        let (caps, log) = (GuestLimits::default(), log());
+        let here = LocalConfig {
             memory: &memory,
-            ..Here::new(&dir.0, &caps, &log)
+            ..LocalConfig::new(&dir.0, &caps, &log)
         };
         for round in 0..2 {
             // As it is before the confirmation.
@@ -59,7 +59,7 @@ fn what_is_locked_is_locked_by_the_second_before_the_first_lets_go() {
             drop(rebuilt);
             assert_eq!(guest.locked(), each);
             let (second, _) = Daemon::take_over(here, 0).unwrap();
-            assert_eq!(first.join().unwrap(), Ended::HandedOver);
+            assert_eq!(first.join().unwrap(), EndReason::HandedOver);
             assert_eq!(guest.locked(), each);
             guest.read(10 + round);
             // What is unmapped and mapped again is let go of, and kept again.
@@ -79,12 +79,12 @@ fn what_is_locked_is_locked_by_the_second_before_the_first_lets_go() {
 #[test]
 fn what_is_mapped_by_nobody_is_not_locked() {
     let dir = Dir::new("lock-none");
-    let first = daemon_of(&dir, Limits::default(), false);
+    let first = daemon_of(&dir, HandOverTimeouts::default(), false);
     let mut guest = Guest::boot(&dir);
-    let (memory, caps, log) = (rules(Locked::Mapped), Caps::default(), log());
-    let here = Here {
+    let (memory, caps, log) = (rules(Locked::Mapped), GuestLimits::default(), log());
+    let here = LocalConfig {
         memory: &memory,
-        ..Here::new(&dir.0, &caps, &log)
+        ..LocalConfig::new(&dir.0, &caps, &log)
     };
     let refused = Daemon::rehearse(here, copy(&dir));
     assert!(matches!(refused, Err(StateError::Unfit(_))), "{refused:?}");
@@ -114,10 +114,10 @@ fn second_process() {
     let mut sets = capabilities(None).unwrap();
     sets.effective.remove(CapabilitySet::IPC_LOCK);
     set_capabilities(None, sets).unwrap();
-    let (memory, caps, log) = (rules(locked), Caps::default(), log());
-    let here = Here {
+    let (memory, caps, log) = (rules(locked), GuestLimits::default(), log());
+    let here = LocalConfig {
         memory: &memory,
-        ..Here::new(dir.as_ref(), &caps, &log)
+        ..LocalConfig::new(dir.as_ref(), &caps, &log)
     };
     match Daemon::take_over(here, 0) {
         Ok((daemon, _)) => {
@@ -135,7 +135,11 @@ fn a_second_that_may_not_lock_as_much_is_refused_in_the_rehearsal() {
         ("all", Locked::All, 2 * KIB, "can keep in memory"),
     ] {
         let dir = Dir::new(&format!("lock-limit-{name}"));
-        let first = serving(&dir, &devices(&dir, &rules(locked)), Limits::default());
+        let first = serving(
+            &dir,
+            &devices(&dir, &rules(locked)),
+            HandOverTimeouts::default(),
+        );
         let mut guest = Guest::boot_with(&dir, true);
         assert_eq!(guest.locked(), enough);
         let second = |kib: u64| {
@@ -157,7 +161,7 @@ fn a_second_that_may_not_lock_as_much_is_refused_in_the_rehearsal() {
             assert_eq!(guest.locked(), enough);
         }
         assert!(second(enough).contains("taken"));
-        assert_eq!(first.join().unwrap(), Ended::HandedOver);
+        assert_eq!(first.join().unwrap(), EndReason::HandedOver);
         assert_eq!(guest.locked(), 0);
     }
 }
@@ -171,15 +175,15 @@ fn memory_in_a_file_is_taken_by_a_second_that_was_told_of_it() {
         file: Some(path.clone()),
         locked: Locked::Mapped,
     };
-    let mut first = serving(&dir, &devices(&dir, &memory), Limits::default());
+    let mut first = serving(&dir, &devices(&dir, &memory), HandOverTimeouts::default());
     let ram = File::options().read(true).write(true).open(&path).unwrap();
     ram.set_len(RAM_BYTES).unwrap();
     let mut guest = Guest::boot_on(&dir, true, ram);
-    let (caps, log) = (Caps::default(), log());
+    let (caps, log) = (GuestLimits::default(), log());
     let told = |memory: &MemoryRules| {
-        let here = Here {
+        let here = LocalConfig {
             memory,
-            ..Here::new(&dir.0, &caps, &log)
+            ..LocalConfig::new(&dir.0, &caps, &log)
         };
         Daemon::rehearse(here, copy(&dir)).err()
     };
@@ -197,12 +201,12 @@ fn memory_in_a_file_is_taken_by_a_second_that_was_told_of_it() {
         guest.read(3);
     }
     for round in 0..2 {
-        let here = Here {
+        let here = LocalConfig {
             memory: &memory,
-            ..Here::new(&dir.0, &caps, &log)
+            ..LocalConfig::new(&dir.0, &caps, &log)
         };
         let (second, _) = Daemon::take_over(here, 0).unwrap();
-        assert_eq!(first.join().unwrap(), Ended::HandedOver);
+        assert_eq!(first.join().unwrap(), EndReason::HandedOver);
         assert!(path.exists(), "it is the second one's");
         assert_eq!(guest.locked(), KIB);
         guest.read(10 + round);
@@ -218,7 +222,7 @@ fn memory_in_a_file_is_taken_by_a_second_that_was_told_of_it() {
 #[test]
 fn a_file_that_is_not_the_guests_memory_is_refused() {
     let dir = Dir::new("memory-other");
-    let first = daemon_of(&dir, Limits::default(), true);
+    let first = daemon_of(&dir, HandOverTimeouts::default(), true);
     let mut guest = Guest::boot_with(&dir, true);
     let other = dir.0.join("other");
     fs::write(&other, [0; 4096]).unwrap();
@@ -226,10 +230,10 @@ fn a_file_that_is_not_the_guests_memory_is_refused() {
         file: Some(other.clone()),
         locked: Locked::Nothing,
     };
-    let (caps, log) = (Caps::default(), log());
-    let here = Here {
+    let (caps, log) = (GuestLimits::default(), log());
+    let here = LocalConfig {
         memory: &memory,
-        ..Here::new(&dir.0, &caps, &log)
+        ..LocalConfig::new(&dir.0, &caps, &log)
     };
     let (_, error) = Daemon::take_over(here, 0).unwrap_err();
     let nothing = "nothing of the guest's memory lies in the file that was named";

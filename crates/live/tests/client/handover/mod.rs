@@ -3,15 +3,14 @@
 /// What a process has that takes devices over in this directory: nothing of its own.
 macro_rules! here {
     ($dir:expr) => {
-        ringfence_live::daemon::Here::new(
+        ringfence_live::daemon::LocalConfig::new(
             $dir,
-            &ringfence_live::caps::Caps::default(),
+            &ringfence_live::limits::GuestLimits::default(),
             &super::guest::log(),
         )
     };
 }
 
-mod apart;
 mod assigned;
 mod card;
 mod first;
@@ -20,5 +19,6 @@ mod memory;
 mod net;
 mod record;
 mod refused;
+mod sandboxed;
 mod stream;
 mod taken;

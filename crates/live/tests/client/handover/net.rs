@@ -9,8 +9,10 @@ use std::path::PathBuf;
 
 use proptest::prelude::*;
 use ringfence_live::daemon::Daemon;
-use ringfence_live::handover::{Handed, LinkState, PeerState, StateError};
-use ringfence_live::link::{self, Address, Link, MAX_FRAME_BYTES, Receiving, Sending, Stream};
+use ringfence_live::handover::{LinkState, PeerState, SavedDevices, StateError};
+use ringfence_live::link::{
+    self, Address, MAX_FRAME_BYTES, NetLink, ReceiveOutcome, SendOutcome, StreamLink,
+};
 use ringfence_pviommu::wire::crc32c;
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -126,7 +128,7 @@ fn what_is_under_way_goes_along() {
     assert_eq!(net(&mut handed).active, PAIRS);
     assert_eq!(net(&mut handed).waiting, 2, "the second pair's");
     assert!(net(&mut handed).flows.contains(&1), "learned");
-    let held = net(&mut handed).held.clone().unwrap();
+    let held = net(&mut handed).pending_frame.clone().unwrap();
     assert_eq!(held.frame.len(), 200);
     assert!(!peer_state(&mut handed).unread.is_empty());
     for _ in 0..3 {
@@ -158,18 +160,22 @@ fn what_is_under_way_goes_along() {
 fn whoever_connected_and_datagrams_go_over_as_well() {
     let dir = Dir::new("net-kinds");
     let at = |name: &str| dir.0.join(name);
-    let mut far = Stream::open(&at("wire")).unwrap();
+    let mut far = StreamLink::open(&at("wire")).unwrap();
     let mut daemon = serve(&dir, Address::Stream(at("wire")));
-    assert_eq!(far.receive(&mut [0; 1600]), Receiving::Nothing, "taken in");
+    assert_eq!(
+        far.receive(&mut [0; 1600]),
+        ReceiveOutcome::Nothing,
+        "taken in"
+    );
     let mut card = Card::boot(&dir);
     for round in 1..4 {
         daemon = hand_over(&dir, daemon);
         let frame = frame(9, 300);
-        assert_eq!(far.send(&frame), Sending::Taken);
+        assert_eq!(far.send(&frame), SendOutcome::Taken);
         card.has_all(round);
         card.send(0, 5, 80);
         let mut got = [0; 1600];
-        assert_eq!(far.receive(&mut got), Receiving::Frame(80));
+        assert_eq!(far.receive(&mut got), ReceiveOutcome::Frame(80));
     }
     end(daemon);
     assert!(at("wire").exists(), "it is the other's");
@@ -199,7 +205,7 @@ fn whoever_connected_and_datagrams_go_over_as_well() {
 fn a_state_that_no_driver_and_no_link_could_have_left_is_refused() {
     let dir = Dir::new("net-lies");
     let (daemon, mut card, peer) = busy(&dir);
-    let refused = |change: &dyn Fn(&mut Handed)| {
+    let refused = |change: &dyn Fn(&mut SavedDevices)| {
         let mut handed = copy(&dir);
         change(&mut handed);
         let rehearsed = Daemon::rehearse(here!(&dir.0), handed);
@@ -211,7 +217,7 @@ fn a_state_that_no_driver_and_no_link_could_have_left_is_refused() {
     let event = || eventfd(0, EventfdFlags::empty()).unwrap();
     let pair_of_sockets = || UnixStream::pair().unwrap().0.into();
     assert_eq!(refused(&|_| {}), None);
-    type Lie<'a> = (&'a str, &'a dyn Fn(&mut Handed));
+    type Lie<'a> = (&'a str, &'a dyn Fn(&mut SavedDevices));
     let lies: [Lie<'_>; 23] = [
         ("pairs of queues", &|h| net(h).offered = 0),
         ("pairs of queues", &|h| net(h).offered = 9),
@@ -285,7 +291,7 @@ fn a_state_that_no_driver_and_no_link_could_have_left_is_refused() {
         (&never, "", Some("path of a link")),
         (&never, "/there", None),
     ] {
-        let lie = |h: &mut Handed| {
+        let lie = |h: &mut SavedDevices| {
             net(h).link = LinkState::Datagram {
                 socket: socket.as_fd().try_clone_to_owned().unwrap(),
                 remote: remote.into(),
@@ -324,14 +330,14 @@ fn a_stream_that_lies_of_frames_is_refused_or_says_what_is_taken() {
             let mut lie = bytes[..body].to_vec();
             lie[at] = value;
             lie.extend(crc32c(&lie).to_le_bytes());
-            let rehearsed = Handed::decode(&lie, clones())
+            let rehearsed = SavedDevices::decode(&lie, clones())
                 .and_then(|handed| Daemon::rehearse(here!(&dir.0), handed));
             let Ok(rebuilt) = rehearsed else {
                 refused += 1;
                 continue;
             };
             // How much was completed is not the state's.
-            let mut said = Handed::decode(&lie, clones()).unwrap();
+            let mut said = SavedDevices::decode(&lie, clones()).unwrap();
             said.devices[0].requests = 0;
             assert_eq!(
                 rebuilt.save().unwrap().encode().0,
@@ -400,15 +406,15 @@ fn a_link_goes_on_in_the_middle_of_a_frame() {
         let mut came = Vec::new();
         loop {
             match link.receive(&mut buffer) {
-                Receiving::Frame(bytes) => came.push(buffer[..bytes].to_vec()),
-                Receiving::Dropped => {}
-                Receiving::Nothing => break,
+                ReceiveOutcome::Frame(bytes) => came.push(buffer[..bytes].to_vec()),
+                ReceiveOutcome::Dropped => {}
+                ReceiveOutcome::Nothing => break,
             }
         }
         assert_eq!(came.len(), frames + 1);
         assert_eq!(came.last().unwrap(), &frame(4, 60));
         assert!(frames == 0 || came[0] == frame(3, 500));
-        assert_eq!(link.send(&frame(9, 70)), Sending::Taken);
+        assert_eq!(link.send(&frame(9, 70)), SendOutcome::Taken);
         let mut got = vec![0; 2000];
         let mut bytes = 0;
         while let Ok(more) = far.read(&mut got[bytes..]) {

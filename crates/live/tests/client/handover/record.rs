@@ -3,20 +3,22 @@
 use std::fs::{self, File};
 use std::os::fd::OwnedFd;
 
-use ringfence_live::caps::Caps;
-use ringfence_live::daemon::{Daemon, Devices, Ended};
-use ringfence_live::handover::{Handed, Limits, Own, RecordState, StateError};
+use ringfence_live::daemon::{Daemon, DeviceOptions, EndReason};
+use ringfence_live::handover::{
+    DeviceState, HandOverTimeouts, RecordState, SavedDevices, StateError,
+};
+use ringfence_live::limits::GuestLimits;
 
 use super::guest::{AWAY, Dir, Guest, end, serving};
 use super::refused::Second;
 
 fn recorded(dir: &Dir) -> Daemon {
-    let devices = Devices {
+    let devices = DeviceOptions {
         disk: Some(dir.0.join("disk.img")),
         requests: Some(dir.0.join("requests")),
-        ..Devices::default()
+        ..DeviceOptions::default()
     };
-    serving(dir, &devices, Limits::default())
+    serving(dir, &devices, HandOverTimeouts::default())
 }
 
 /// What a guest asks for when it boots.
@@ -60,7 +62,7 @@ fn every_request_is_written_down_once() {
         // Copies that come to nothing write nothing.
         Second::connect(&dir).copy();
         let (second, _) = Daemon::take_over(here!(&dir.0), 0).unwrap();
-        assert_eq!(first.join().unwrap(), Ended::HandedOver);
+        assert_eq!(first.join().unwrap(), EndReason::HandedOver);
         guest.read(3);
         first = second;
     }
@@ -79,23 +81,23 @@ fn every_request_is_written_down_once() {
 fn a_full_record_counts_what_every_process_leaves_out() {
     let dir = Dir::new("record-full");
     let mut expected = booted();
-    let devices = Devices {
+    let devices = DeviceOptions {
         disk: Some(dir.0.join("disk.img")),
         requests: Some(dir.0.join("requests")),
-        caps: Caps {
+        limits: GuestLimits {
             record_bytes: expected.iter().map(|line| line.len() as u64 + 1).sum(),
-            ..Caps::default()
+            ..GuestLimits::default()
         },
-        ..Devices::default()
+        ..DeviceOptions::default()
     };
-    let first = serving(&dir, &devices, Limits::default());
+    let first = serving(&dir, &devices, HandOverTimeouts::default());
     let mut guest = Guest::boot(&dir);
     let mut lost = ask(&mut guest, 3).len();
     let (second, _) = Daemon::take_over(here!(&dir.0), 0).unwrap();
-    assert_eq!(first.join().unwrap(), Ended::HandedOver);
+    assert_eq!(first.join().unwrap(), EndReason::HandedOver);
     lost += ask(&mut guest, 0).len();
     let (third, _) = Daemon::take_over(here!(&dir.0), 0).unwrap();
-    assert_eq!(second.join().unwrap(), Ended::HandedOver);
+    assert_eq!(second.join().unwrap(), EndReason::HandedOver);
     lost += ask(&mut guest, 2).len();
     drop(guest);
     end(third);
@@ -111,9 +113,9 @@ fn a_record_that_nobody_left_is_refused() {
     let mut guest = Guest::boot(&dir);
     let refused = |change: &dyn Fn(&mut RecordState)| {
         let (bytes, fds) = Second::connect(&dir).copy();
-        let mut handed = Handed::decode(&bytes, fds).unwrap();
-        match &mut handed.devices[0].own {
-            Own::Iommu {
+        let mut handed = SavedDevices::decode(&bytes, fds).unwrap();
+        match &mut handed.devices[0].state {
+            DeviceState::Iommu {
                 record: Some(record),
                 ..
             } => change(record),

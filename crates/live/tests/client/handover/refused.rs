@@ -6,10 +6,10 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use ringfence_live::daemon::{Daemon, Devices};
-use ringfence_live::errant::Errant;
-use ringfence_live::handover::{Handed, Limits};
-use ringfence_live::virtio::pviommu::{How, Misanswer};
+use ringfence_live::daemon::{Daemon, DeviceOptions};
+use ringfence_live::dma_fault_injection::InjectedDma;
+use ringfence_live::handover::{HandOverTimeouts, SavedDevices};
+use ringfence_live::virtio::pviommu::{InjectedReply, ReplyFault};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
 use super::guest::{Dir, Guest, daemon, end, log};
@@ -83,7 +83,7 @@ fn is_served(guest: &mut Guest) {
 #[test]
 fn a_second_that_goes_away_changes_nothing() {
     let dir = Dir::new("away");
-    let first = daemon(&dir, Limits::default());
+    let first = daemon(&dir, HandOverTimeouts::default());
     let mut guest = Guest::boot(&dir);
     // Without a word; after a copy; after the stop; and twice, as it must not matter.
     for round in 0..8 {
@@ -113,9 +113,9 @@ fn a_second_that_goes_away_changes_nothing() {
 #[test]
 fn a_second_that_says_nothing_or_nonsense_is_not_waited_for() {
     let dir = Dir::new("silent");
-    let limits = Limits {
+    let limits = HandOverTimeouts {
         rebuild: Duration::from_secs(1),
-        ..Limits::default()
+        ..HandOverTimeouts::default()
     };
     let first = daemon(&dir, limits);
     let mut guest = Guest::boot(&dir);
@@ -151,9 +151,9 @@ fn a_second_that_says_nothing_or_nonsense_is_not_waited_for() {
 #[test]
 fn a_device_that_does_not_come_to_its_turns_end_stays_and_so_do_all() {
     let dir = Dir::new("stuck");
-    let limits = Limits {
+    let limits = HandOverTimeouts {
         stop: Duration::from_secs(1),
-        ..Limits::default()
+        ..HandOverTimeouts::default()
     };
     let first = daemon(&dir, limits);
     let mut guest = Guest::boot(&dir);
@@ -192,42 +192,44 @@ fn a_device_that_does_not_come_to_its_turns_end_stays_and_so_do_all() {
 #[test]
 fn a_device_that_cannot_be_handed_over_says_why() {
     let dir = Dir::new("keeps");
-    let disk = || Devices {
+    let disk = || DeviceOptions {
         disk: Some(dir.0.join("disk.img")),
-        ..Devices::default()
+        ..DeviceOptions::default()
     };
-    let never = Misanswer {
+    let never = InjectedReply {
         after: 0,
-        how: How::Never,
+        how: ReplyFault::Never,
     };
     let cases = [
         (
             "blk: a disk that misbehaves",
-            Devices {
-                errant: vec![Errant::AfterUnmap],
+            DeviceOptions {
+                inject_dma: vec![InjectedDma::AfterUnmap],
                 ..disk()
             },
         ),
         (
             "blk: a disk that misbehaves",
-            Devices {
-                errant: vec![Errant::AfterRevoke],
-                isolate: Some(super::apart::program("")),
+            DeviceOptions {
+                inject_dma: vec![InjectedDma::AfterRevoke],
+                sandbox: Some(super::sandboxed::program("")),
                 ..disk()
             },
         ),
         (
             "pviommu: an IOMMU that answers wrongly",
-            Devices {
+            DeviceOptions {
                 paravirtual: true,
-                misanswer: Some(never),
+                inject_reply: Some(never),
                 ..disk()
             },
         ),
     ];
     for (expected, devices) in cases {
         let mut first = Daemon::start(&dir.0, &devices, &log()).unwrap();
-        first.offer_hand_over(Limits::default(), &log()).unwrap();
+        first
+            .offer_hand_over(HandOverTimeouts::default(), &log())
+            .unwrap();
         for (asked, answer) in [(COPY, REFUSED), (STOP, KEPT), (COPY, REFUSED)] {
             let mut second = Second::connect(&dir);
             second.say(asked);
@@ -246,7 +248,7 @@ fn a_device_that_cannot_be_handed_over_says_why() {
 #[test]
 fn devices_stand_still_until_they_are_confirmed() {
     let dir = Dir::new("still");
-    let first = daemon(&dir, Limits::default());
+    let first = daemon(&dir, HandOverTimeouts::default());
     let mut guest = Guest::boot(&dir);
     let mut second = Second::connect(&dir);
     second.say(STOP);
@@ -271,7 +273,7 @@ fn devices_stand_still_until_they_are_confirmed() {
 #[test]
 fn only_the_owner_may_ask() {
     let dir = Dir::new("owner");
-    let first = daemon(&dir, Limits::default());
+    let first = daemon(&dir, HandOverTimeouts::default());
     let about = std::fs::metadata(dir.0.join("control.sock")).unwrap();
     assert_eq!(about.permissions().mode() & 0o777, 0o600);
     end(first);
@@ -281,17 +283,17 @@ fn only_the_owner_may_ask() {
 #[test]
 fn a_stream_that_was_cut_or_changed_is_refused_whole() {
     let dir = Dir::new("changed");
-    let first = daemon(&dir, Limits::default());
+    let first = daemon(&dir, HandOverTimeouts::default());
     let mut guest = Guest::boot(&dir);
     let (bytes, fds) = Second::connect(&dir).copy();
     for length in 0..bytes.len() {
-        let cut = Handed::decode(&bytes[..length], Vec::new());
+        let cut = SavedDevices::decode(&bytes[..length], Vec::new());
         assert!(cut.is_err(), "{length} bytes");
     }
     for bit in 0..bytes.len() * 8 {
         let mut changed = bytes.clone();
         changed[bit / 8] ^= 1 << (bit % 8);
-        let refused = Handed::decode(&changed, Vec::new()).unwrap_err();
+        let refused = SavedDevices::decode(&changed, Vec::new()).unwrap_err();
         let refused = format!("{refused:?}");
         assert!(
             ["NoStream", "Checksum"].contains(&refused.as_str()),
@@ -303,13 +305,16 @@ fn a_stream_that_was_cut_or_changed_is_refused_whole() {
     }
     let mut few = fds;
     few.pop();
-    assert!(Handed::decode(&bytes, few).is_err(), "a descriptor too few");
+    assert!(
+        SavedDevices::decode(&bytes, few).is_err(),
+        "a descriptor too few"
+    );
     let (bytes, mut fds) = Second::connect(&dir).copy();
     fds.push(std::fs::File::open("/dev/null").unwrap().into());
-    assert!(Handed::decode(&bytes, fds).is_err(), "one too many");
+    assert!(SavedDevices::decode(&bytes, fds).is_err(), "one too many");
     let (bytes, fds) = Second::connect(&dir).copy();
     assert!(
-        Handed::decode(&bytes, fds).is_ok(),
+        SavedDevices::decode(&bytes, fds).is_ok(),
         "and as it is it is taken"
     );
     end(first);
@@ -319,9 +324,9 @@ fn a_stream_that_was_cut_or_changed_is_refused_whole() {
 #[test]
 fn a_second_that_copies_on_and_on_is_hung_up_on() {
     let dir = Dir::new("endless");
-    let limits = Limits {
+    let limits = HandOverTimeouts {
         copying: Duration::from_millis(200),
-        ..Limits::default()
+        ..HandOverTimeouts::default()
     };
     let first = daemon(&dir, limits);
     let mut guest = Guest::boot(&dir);

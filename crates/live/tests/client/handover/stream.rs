@@ -8,8 +8,9 @@ use std::os::unix::ffi::OsStringExt;
 use proptest::prelude::*;
 use ringfence_live::daemon::Daemon;
 use ringfence_live::handover::{
-    CommonState, DiskKind, FunctionState, Handed, HandedDevice, HeldState, Limits, LinkState,
-    NetState, Own, PeerState, PvState, QueueSlot, RangeState, RecordState, SessionState,
+    CommonState, DeviceState, DiskKind, FunctionState, HandOverTimeouts, LinkState, NetState,
+    PeerState, PendingFrameState, PviommuState, QueueSlot, RangeState, RecordState, SavedDevice,
+    SavedDevices, SessionState,
 };
 use ringfence_live::virtio::net::FLOWS;
 use ringfence_pviommu::wire::crc32c;
@@ -103,9 +104,9 @@ prop_compose! {
     }
 }
 
-fn own(kind: usize, bytes: Vec<u8>, flag: bool) -> Own {
+fn own(kind: usize, bytes: Vec<u8>, flag: bool) -> DeviceState {
     match kind {
-        0 => Own::Iommu {
+        0 => DeviceState::Iommu {
             record: flag.then(|| RecordState {
                 file: fd(),
                 whole: bytes.len().is_multiple_of(2),
@@ -114,29 +115,29 @@ fn own(kind: usize, bytes: Vec<u8>, flag: bool) -> Own {
             }),
             snapshot: bytes,
         },
-        1 => Own::PvIommu(PvState {
+        1 => DeviceState::PvIommu(PviommuState {
             running: flag,
             events: bytes.clone(),
             records: bytes,
         }),
-        2 => Own::Rng,
-        3 => Own::Net(Box::new(NetState {
+        2 => DeviceState::Rng,
+        3 => DeviceState::Net(Box::new(NetState {
             mac: [bytes.len() as u8; 6],
             offered: bytes.len() as u16,
             active: 1,
             flows: [u8::from(flag); FLOWS],
-            held: flag.then(|| HeldState {
+            pending_frame: flag.then(|| PendingFrameState {
                 frame: bytes.clone(),
                 pair: 3,
             }),
             waiting: 5,
             link: link(bytes, flag),
         })),
-        _ => Own::Blk {
+        _ => DeviceState::Blk {
             file: fd(),
             read_only: flag,
             sectors: bytes.len() as u64,
-            kind: [DiskKind::Plain, DiskKind::Assigned, DiskKind::Apart][bytes.len() % 3],
+            kind: [DiskKind::Plain, DiskKind::Assigned, DiskKind::Sandboxed][bytes.len() % 3],
         },
     }
 }
@@ -165,16 +166,16 @@ prop_compose! {
     fn handed()(
         kinds in prop::sample::subsequence(vec![0usize, 1, 2, 3, 4], 0..=5),
         parts in prop::collection::vec((bytes(60), any::<bool>(), function(), prop::option::of(session()), any::<u64>()), 5),
-    ) -> Handed {
+    ) -> SavedDevices {
         let devices = kinds.into_iter().zip(parts);
-        let devices = devices.map(|(kind, (bytes, flag, function, session, requests))| HandedDevice {
-            own: own(kind, bytes, flag),
+        let devices = devices.map(|(kind, (bytes, flag, function, session, requests))| SavedDevice {
+            state: own(kind, bytes, flag),
             listener: fd(),
             function,
             session,
             requests,
         });
-        Handed {
+        SavedDevices {
             metrics: fd(),
             control: fd(),
             devices: devices.collect(),
@@ -183,7 +184,7 @@ prop_compose! {
 }
 
 /// All values; descriptors have other numbers after a journey.
-fn text(handed: &Handed) -> String {
+fn text(handed: &SavedDevices) -> String {
     let text = format!("{handed:?}");
     let mut parts = text.split("fd: ");
     let first = parts.next().unwrap_or_default().to_owned();
@@ -197,7 +198,7 @@ proptest! {
     fn what_is_written_is_read(handed in handed()) {
         let before = text(&handed);
         let (bytes, fds) = handed.encode();
-        let handed = Handed::decode(&bytes, fds).unwrap();
+        let handed = SavedDevices::decode(&bytes, fds).unwrap();
         prop_assert_eq!(text(&handed), before);
         prop_assert_eq!(handed.encode().0, bytes);
     }
@@ -208,7 +209,7 @@ proptest! {
         let head = [b"RFHANDOV".to_vec(), 1u32.to_le_bytes().to_vec(), fds.to_le_bytes().to_vec()];
         let mut bytes = [head.concat(), body].concat();
         bytes.extend(crc32c(&bytes).to_le_bytes());
-        if let Ok(handed) = Handed::decode(&bytes, (0..fds).map(|_| fd()).collect()) {
+        if let Ok(handed) = SavedDevices::decode(&bytes, (0..fds).map(|_| fd()).collect()) {
             prop_assert_eq!(handed.encode().0, bytes);
         }
     }
@@ -218,7 +219,7 @@ proptest! {
 #[test]
 fn a_stream_that_lies_is_refused_or_harmless() {
     let dir = Dir::new("lies");
-    let first = daemon(&dir, Limits::default());
+    let first = daemon(&dir, HandOverTimeouts::default());
     let mut guest = Guest::boot(&dir);
     let (bytes, fds) = Second::connect(&dir).copy();
     let clones = || -> Vec<OwnedFd> { fds.iter().map(|fd| fd.try_clone().unwrap()).collect() };
@@ -229,7 +230,7 @@ fn a_stream_that_lies_is_refused_or_harmless() {
             let mut lie = bytes[..body].to_vec();
             lie[at] = value;
             lie.extend(crc32c(&lie).to_le_bytes());
-            let rehearsed = Handed::decode(&lie, clones())
+            let rehearsed = SavedDevices::decode(&lie, clones())
                 .and_then(|handed| Daemon::rehearse(here!(&dir.0), handed));
             refused += usize::from(rehearsed.is_err());
         }
@@ -241,9 +242,9 @@ fn a_stream_that_lies_is_refused_or_harmless() {
     // Descriptors in another order: an eventfd where a socket has to be, and so on.
     let mut others = clones();
     others.rotate_left(1);
-    let rotated = Handed::decode(&bytes, others).unwrap();
+    let rotated = SavedDevices::decode(&bytes, others).unwrap();
     assert!(Daemon::rehearse(here!(&dir.0), rotated).is_err());
-    let whole = Handed::decode(&bytes, clones()).unwrap();
+    let whole = SavedDevices::decode(&bytes, clones()).unwrap();
     Daemon::rehearse(here!(&dir.0), whole).unwrap();
     guest.read(1);
     end(first);

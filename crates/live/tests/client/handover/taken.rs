@@ -2,8 +2,8 @@
 
 use std::process::{Command, Stdio};
 
-use ringfence_live::daemon::{Daemon, Ended};
-use ringfence_live::handover::Limits;
+use ringfence_live::daemon::{Daemon, EndReason};
+use ringfence_live::handover::HandOverTimeouts;
 
 use super::guest::{AWAY, Dir, Guest, daemon, daemon_of, end};
 use crate::rig::*;
@@ -11,7 +11,7 @@ use crate::rig::*;
 #[test]
 fn devices_go_on_elsewhere_without_the_client_seeing_it() {
     let dir = Dir::new("on");
-    let mut first = daemon(&dir, Limits::default());
+    let mut first = daemon(&dir, HandOverTimeouts::default());
     let mut guest = Guest::boot(&dir);
     guest.read(3);
     for round in 0..3u64 {
@@ -24,7 +24,7 @@ fn devices_go_on_elsewhere_without_the_client_seeing_it() {
         let (now, later) = bell.split_at(5 + 7 * round as usize);
         guest.disk.send(now, &[]);
         let (second, taken) = Daemon::take_over(here!(&dir.0), 0).unwrap();
-        assert_eq!(first.join().unwrap(), Ended::HandedOver);
+        assert_eq!(first.join().unwrap(), EndReason::HandedOver);
         assert_eq!(taken.copies, 1);
         let after = guest.mapped_in("self");
         assert_eq!(
@@ -59,7 +59,7 @@ fn devices_go_on_elsewhere_without_the_client_seeing_it() {
 #[test]
 fn a_function_that_may_not_master_the_bus_may_not_elsewhere() {
     let dir = Dir::new("master");
-    let mut first = daemon(&dir, Limits::default());
+    let mut first = daemon(&dir, HandOverTimeouts::default());
     let mut guest = Guest::boot(&dir);
     guest.read(3);
     for remote in [&mut guest.iommu, &mut guest.disk] {
@@ -70,7 +70,7 @@ fn a_function_that_may_not_master_the_bus_may_not_elsewhere() {
     for _ in 0..2 {
         let before = guest.peek(0, RAM_BYTES as usize);
         let (second, _) = Daemon::take_over(here!(&dir.0), 0).unwrap();
-        assert_eq!(first.join().unwrap(), Ended::HandedOver);
+        assert_eq!(first.join().unwrap(), EndReason::HandedOver);
         first = second;
         guest.disk.ring(0);
         assert_eq!(guest.disk.register(0x14, 1), [15]);
@@ -90,14 +90,14 @@ fn a_function_that_may_not_master_the_bus_may_not_elsewhere() {
 fn descriptors_of_a_message_that_is_under_way_go_with_it() {
     use std::os::fd::AsFd;
     let dir = Dir::new("part");
-    let first = daemon(&dir, Limits::default());
+    let first = daemon(&dir, HandOverTimeouts::default());
     let mut guest = Guest::boot(&dir);
     let more = sealed(4096);
     let map = [words(&[32, 3]), longs(&[0, 1 << 30, 4096])].concat();
     let map = encode(7, DMA_MAP, 0, &map);
     guest.disk.send(&map[..20], &[more.as_fd()]);
     let (second, _) = Daemon::take_over(here!(&dir.0), 0).unwrap();
-    assert_eq!(first.join().unwrap(), Ended::HandedOver);
+    assert_eq!(first.join().unwrap(), EndReason::HandedOver);
     guest.disk.send(&map[20..], &[]);
     assert_eq!(guest.disk.receive().0, 0, "it had its descriptor");
     guest.read(5);
@@ -107,13 +107,13 @@ fn descriptors_of_a_message_that_is_under_way_go_with_it() {
 #[test]
 fn what_the_para_virtual_iommu_maps_goes_over_as_records() {
     let dir = Dir::new("para");
-    let mut first = daemon_of(&dir, Limits::default(), true);
+    let mut first = daemon_of(&dir, HandOverTimeouts::default(), true);
     let mut guest = Guest::boot_with(&dir, true);
     guest.read(3);
     for round in 0..3 {
         let before = guest.mapped_in("self");
         let (second, _) = Daemon::take_over(here!(&dir.0), 0).unwrap();
-        assert_eq!(first.join().unwrap(), Ended::HandedOver);
+        assert_eq!(first.join().unwrap(), EndReason::HandedOver);
         let after = guest.mapped_in("self");
         assert!(before.iter().all(|range| !after.contains(range)));
         guest.read(20 + round);
@@ -145,7 +145,7 @@ fn second_process() {
 fn the_first_process_has_nothing_of_the_guests_memory_mapped_when_the_second_begins() {
     use std::io::BufRead;
     let dir = Dir::new("two");
-    let first = daemon(&dir, Limits::default());
+    let first = daemon(&dir, HandOverTimeouts::default());
     let mut guest = Guest::boot(&dir);
     guest.read(3);
     assert_eq!(guest.mapped_in("self").len(), 2);
@@ -160,7 +160,7 @@ fn the_first_process_has_nothing_of_the_guests_memory_mapped_when_the_second_beg
     let mut said = std::io::BufReader::new(second.stdout.take().unwrap()).lines();
     assert!(said.any(|line| line.unwrap().contains("taken")));
     // This process lives, and serves nothing any more.
-    assert_eq!(first.join().unwrap(), Ended::HandedOver);
+    assert_eq!(first.join().unwrap(), EndReason::HandedOver);
     assert_eq!(guest.mapped_in("self"), [""; 0]);
     assert_eq!(guest.mapped_in(&second.id().to_string()).len(), 2);
     guest.read(4);
@@ -172,7 +172,7 @@ fn the_first_process_has_nothing_of_the_guests_memory_mapped_when_the_second_beg
 #[test]
 fn it_is_copied_while_requests_are_completed() {
     let dir = Dir::new("busy");
-    let first = daemon(&dir, Limits::default());
+    let first = daemon(&dir, HandOverTimeouts::default());
     let mut guest = Guest::boot(&dir);
     let path = dir.0.clone();
     let taking = std::thread::spawn(move || Daemon::take_over(here!(&path), 100).unwrap());
@@ -182,8 +182,8 @@ fn it_is_copied_while_requests_are_completed() {
         reads += 1;
     }
     let (second, taken) = taking.join().unwrap();
-    assert_eq!(first.join().unwrap(), Ended::HandedOver);
-    assert!(taken.meanwhile >= 100, "{taken:?}");
+    assert_eq!(first.join().unwrap(), EndReason::HandedOver);
+    assert!(taken.requests_completed >= 100, "{taken:?}");
     assert!(taken.copies > 1, "{taken:?}");
     guest.read(9);
     end(second);

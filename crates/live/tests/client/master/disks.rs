@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use ringfence_live::counters::DeviceCounters;
 use ringfence_live::dma::Direct;
-use ringfence_live::host::HostOptimisations;
-use ringfence_live::server::Served;
-use ringfence_live::virtio::late::Late;
+use ringfence_live::host::HostPagePool;
+use ringfence_live::server::PolledFunction;
+use ringfence_live::virtio::delayed::Delayed;
 use ringfence_live::virtio::rng::Rng;
 
 use super::{DATA, blk, has_read, in_vain, offer_read, reads_in_vain, then};
@@ -40,7 +40,7 @@ fn an_assigned_disk() {
     assert_eq!(guest.map(AWAY, 0x2_0000, 0, READ_WRITE), 0);
     guest.begin();
     reads_in_vain(&mut guest.disk, AWAY);
-    for host in [HostOptimisations::Off, HostOptimisations::On] {
+    for host in [HostPagePool::Off, HostPagePool::On] {
         let mut guest = Guest::assigned_para(host, blk);
         guest.attach();
         assert_eq!(guest.map(AWAY, 0x2_0000, 0, READ_WRITE), 0);
@@ -53,7 +53,7 @@ fn an_assigned_disk() {
 #[test]
 fn a_late_disk() {
     let counters = Arc::new(DeviceCounters::default());
-    let late = Late::new(blk(Arc::clone(&counters)), Duration::from_secs(3600)).unwrap();
+    let late = Delayed::new(blk(Arc::clone(&counters)), Duration::from_secs(3600)).unwrap();
     let mut client = Client::new(late, Direct::default(), false, counters);
     client.agree();
     client.share_memory();
@@ -62,7 +62,7 @@ fn a_late_disk() {
     client.ring(0);
     assert_eq!(client.used().0, 0, "it waits");
     in_vain(&mut client, (0, QUEUE), |client| {
-        client.session.function().came();
+        client.session.function().on_ready();
     });
     then(&mut client, 0);
     has_read(&client, 1);

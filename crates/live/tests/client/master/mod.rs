@@ -11,10 +11,10 @@ use std::sync::Arc;
 use ringfence_live::CONFIG_REGION;
 use ringfence_live::counters::DeviceCounters;
 use ringfence_live::dma::{Direct, Dma};
-use ringfence_live::server::Served;
+use ringfence_live::server::PolledFunction;
 use ringfence_live::virtio::blk::Blk;
 use ringfence_live::virtio::rng::Rng;
-use ringfence_live::virtio::{Device, QueueBroken, StillMaster, TURN_BYTES, Turn};
+use ringfence_live::virtio::{BusMasterStuck, Device, QUANTUM_BYTES, QuantumResult, QueueBroken};
 use rustix::event::{EventfdFlags, eventfd};
 use virtio_queue::Queue;
 
@@ -48,12 +48,12 @@ fn signals(event: &OwnedFd) -> u64 {
 /// What the server does between two messages, as often as there is something to do.
 fn turns<D: Device, A: Dma>(client: &mut Client<D, A>) {
     let function = client.session.function();
-    function.came();
+    function.on_ready();
     for _ in 0..1000 {
         if !function.unfinished() {
             return;
         }
-        function.go_on();
+        function.continue_work();
     }
     panic!("it never comes to an end");
 }
@@ -139,7 +139,7 @@ fn work_stops_where_it_is_and_goes_on_there() {
     client.descriptor(1, 0x1_0000, BYTES, NEXT | WRITE, 2);
     client.descriptor(2, STATUS, 1, WRITE, 0);
     client.offer(0, 15);
-    let first = TURN_BYTES.div_ceil(u64::from(BYTES)) as u16;
+    let first = QUANTUM_BYTES.div_ceil(u64::from(BYTES)) as u16;
     assert_eq!(client.used().0, first);
     assert!(client.session.function().unfinished());
     in_vain(&mut client, (0, QUEUE), |_| ());
@@ -228,8 +228,8 @@ impl Device for Stubborn {
 
     fn read_config(&self, _offset: usize, _data: &mut [u8]) {}
 
-    fn leave_bus(&mut self) -> Result<(), StillMaster> {
-        Err(StillMaster)
+    fn clear_bus_master(&mut self) -> Result<(), BusMasterStuck> {
+        Err(BusMasterStuck)
     }
 
     fn process<A: Dma>(
@@ -237,8 +237,8 @@ impl Device for Stubborn {
         _index: usize,
         _queue: &mut Queue,
         _dma: &mut A,
-    ) -> Result<Turn, QueueBroken> {
-        Ok(Turn::default())
+    ) -> Result<QuantumResult, QueueBroken> {
+        Ok(QuantumResult::default())
     }
 }
 

@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use ringfence_live::counters::DeviceCounters;
 use ringfence_live::dma::Direct;
-use ringfence_live::link::{Link, Receiving, Sending};
-use ringfence_live::server::Served;
-use ringfence_live::virtio::Awaited;
+use ringfence_live::link::{NetLink, ReceiveOutcome, SendOutcome};
+use ringfence_live::server::PolledFunction;
+use ringfence_live::virtio::PollSource;
 use ringfence_live::virtio::net::Net;
 
 use super::{in_vain, then, turns};
@@ -22,30 +22,30 @@ struct Wire {
     room: usize,
 }
 
-impl Link for Wire {
-    fn send(&mut self, _frame: &[u8]) -> Sending {
+impl NetLink for Wire {
+    fn send(&mut self, _frame: &[u8]) -> SendOutcome {
         match self.room.checked_sub(1) {
-            None => Sending::Full,
+            None => SendOutcome::Full,
             Some(room) => {
                 self.room = room;
                 self.sent += 1;
-                Sending::Taken
+                SendOutcome::Taken
             }
         }
     }
 
-    fn receive(&mut self, buffer: &mut [u8]) -> Receiving {
+    fn receive(&mut self, buffer: &mut [u8]) -> ReceiveOutcome {
         let Some(frame) = self.coming.pop_front() else {
-            return Receiving::Nothing;
+            return ReceiveOutcome::Nothing;
         };
         if frame.len() < 14 {
-            return Receiving::Dropped;
+            return ReceiveOutcome::Dropped;
         }
         buffer[..frame.len()].copy_from_slice(&frame);
-        Receiving::Frame(frame.len())
+        ReceiveOutcome::Frame(frame.len())
     }
 
-    fn waits_for(&self, _input: bool, _output: bool) -> Option<Awaited<'_>> {
+    fn waits_for(&self, _input: bool, _output: bool) -> Option<PollSource<'_>> {
         None
     }
 }
@@ -107,7 +107,7 @@ fn frame() -> Vec<u8> {
 
 fn comes(card: &mut Card) {
     wire(card).coming.push_back(frame());
-    card.session.function().came();
+    card.session.function().on_ready();
 }
 
 #[test]
@@ -128,7 +128,7 @@ fn a_network_device_that_is_busy() {
     // So many when it is told of them, as many when the bit is cleared, and more.
     wire(&mut card).coming.extend(vec![vec![0; 4]; 3 * 64]);
     wire(&mut card).coming.push_back(frame());
-    card.session.function().came();
+    card.session.function().on_ready();
     assert!(card.session.function().unfinished());
     offer(&card, 0, 2048, WRITE);
     in_vain(&mut card, (0, rings(0)), |card| card.ring(0));
@@ -174,7 +174,7 @@ fn a_network_device_whose_link_was_full() {
     assert_eq!(used(&card, 1), 0, "it waits for the link");
     in_vain(&mut card, (1, rings(1)), |card| {
         wire(card).room = 1;
-        card.session.function().came();
+        card.session.function().on_ready();
     });
     assert_eq!(wire(&mut card).sent, 0);
     then(&mut card, 1);

@@ -11,14 +11,14 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use ringfence_live::access::Access;
+use ringfence_live::access::SocketAccess;
 use ringfence_live::counters::DeviceCounters;
-use ringfence_live::errant::{Errant, Misbehaviour};
-use ringfence_live::server::{Event, Report, Stop};
+use ringfence_live::dma_fault_injection::{DmaInjector, InjectedDma};
+use ringfence_live::server::{EventHandler, ServeEvent, StopSignal};
 use ringfence_live::vhost_user::{Clients, Settings, serve};
 use ringfence_live::virtio::blk::Blk;
 use ringfence_softiommu::iotlb::{Header, IotlbLimits, Message as Iotlb};
-use ringfence_types::{DeviceId, Iova, IovaRange, Permissions};
+use ringfence_types::{Iova, IovaRange, Permissions, RequesterId};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use crate::rig::{disk_file, request, sealed};
@@ -58,10 +58,10 @@ pub(super) const DATA: (u64, u64) = (0x2_1000, 0xb000);
 pub(super) const STATUS: (u64, u64) = (0x2_2000, 0xd000);
 
 pub(super) const SETTINGS: Settings = Settings {
-    device: DeviceId::new(0x20),
+    device: RequesterId::new(0x20),
     iotlb: IotlbLimits {
         pages: 64,
-        ahead: 4,
+        extra_pages: 4,
         tables: 64,
         misses: 8,
         width: ringfence_softiommu::Width::BITS_48,
@@ -99,40 +99,40 @@ pub(super) struct Front {
     pub(super) asked: Vec<(u64, Permissions)>,
     pub(super) offered: u16,
     pub(super) path: PathBuf,
-    pub(super) stop: Stop,
+    pub(super) stop: StopSignal,
     pub(super) counters: Arc<DeviceCounters>,
     pub(super) events: Receiver<String>,
     pub(super) thread: Option<JoinHandle<()>>,
 }
 
 impl Front {
-    pub(super) fn new(name: &str, errant: &[Errant]) -> Self {
+    pub(super) fn new(name: &str, errant: &[InjectedDma]) -> Self {
         let made = tempfile::Builder::new().prefix(name).tempdir().unwrap();
         let path = made.keep().join("socket");
         let listener = UnixListener::bind(&path).unwrap();
-        let stop = Stop::new().unwrap();
+        let stop = StopSignal::new().unwrap();
         let counters = Arc::new(DeviceCounters::default());
         let (sender, events) = channel();
         let sender = Mutex::new(sender);
-        let report: Report = Arc::new(move |event: &Event<'_>| {
+        let report: EventHandler = Arc::new(move |event: &ServeEvent<'_>| {
             let text = match event {
-                Event::Refused(refusal) => format!("refused: {refusal}"),
-                Event::Closed(error) => format!("closed: {error}"),
-                Event::Broken(broken) => format!("broken: {broken}"),
-                Event::Errant(tried) => format!("{tried}"),
+                ServeEvent::Refused(refusal) => format!("refused: {refusal}"),
+                ServeEvent::Closed(error) => format!("closed: {error}"),
+                ServeEvent::Broken(broken) => format!("broken: {broken}"),
+                ServeEvent::InjectedDma(tried) => format!("{tried}"),
                 other => format!("{other:?}"),
             };
             let _ = sender.lock().unwrap().send(text);
         });
         let mut disk = Blk::new(disk_file(), false, Arc::clone(&counters)).unwrap();
         let told = Arc::clone(&report);
-        let tell = move |tried: &_| told(&Event::Errant(tried));
-        disk.misbehave(Misbehaviour::new(errant, None, tell, Arc::clone(&counters)));
+        let tell = move |tried: &_| told(&ServeEvent::InjectedDma(tried));
+        disk.misbehave(DmaInjector::new(errant, None, tell, Arc::clone(&counters)));
         let (theirs, counted) = (stop.clone(), Arc::clone(&counters));
         let thread = thread::spawn(move || {
             let clients = Clients {
                 listener: &listener,
-                access: Access::OwnUser,
+                access: SocketAccess::OwnUser,
             };
             serve(&clients, disk, &SETTINGS, &counted, &theirs, &report).unwrap();
         });

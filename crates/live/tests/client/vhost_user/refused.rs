@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use ringfence_live::counters::DeviceCounters;
-use ringfence_live::server::{Event, Report};
-use ringfence_live::vhost_user::{Refusal, Request, RequestError, Session};
+use ringfence_live::server::{EventHandler, ServeEvent};
+use ringfence_live::vhost_user::{Refusal, RequestError, Session, VhostUserRequest};
 use ringfence_live::virtio::blk::Blk;
-use ringfence_live::wire::{Assembly, Message};
+use ringfence_live::wire::{Message, MessageAssembler};
 use ringfence_softiommu::iotlb::{Header, Message as Iotlb};
 use ringfence_types::{Iova, IovaRange, Permissions};
 
@@ -23,7 +23,7 @@ impl Alone {
     fn new() -> Self {
         let counters = Arc::new(DeviceCounters::default());
         let disk = Blk::new(disk_file(), false, Arc::clone(&counters)).unwrap();
-        let report: Report = Arc::new(|_: &Event<'_>| ());
+        let report: EventHandler = Arc::new(|_: &ServeEvent<'_>| ());
         let session = Session::new(disk, &SETTINGS, counters, report);
         Self(session.unwrap())
     }
@@ -39,8 +39,8 @@ impl Alone {
 }
 
 fn message(request: u32, payload: &[u8], fds: Vec<OwnedFd>) -> Option<Message<Header>> {
-    let mut inbox = Assembly::<Header>::default();
-    inbox.take(&frame(request, 0, payload), fds, false).ok()?
+    let mut inbox = MessageAssembler::<Header>::default();
+    inbox.feed(&frame(request, 0, payload), fds, false).ok()?
 }
 
 #[test]
@@ -217,7 +217,7 @@ fn what_is_refused() {
     // A reply where nobody has asked, and one that nobody asked for.
     let reply = message_with(GET_FEATURES, 4);
     assert_eq!(
-        Request::parse(reply).unwrap_err(),
+        VhostUserRequest::parse(reply).unwrap_err(),
         RequestError::NotARequest {
             request: GET_FEATURES
         }
@@ -239,10 +239,10 @@ fn what_is_refused() {
         Some(Refusal::Channel)
     );
     // The stream itself.
-    let mut inbox = Assembly::<Header>::default();
-    assert!(inbox.take(&halves(&[1, 1, 513]), [], false).is_err());
-    let mut inbox = Assembly::<Header>::default();
-    assert!(inbox.take(&halves(&[1, 2, 0]), [], false).is_err());
+    let mut inbox = MessageAssembler::<Header>::default();
+    assert!(inbox.feed(&halves(&[1, 1, 513]), [], false).is_err());
+    let mut inbox = MessageAssembler::<Header>::default();
+    assert!(inbox.feed(&halves(&[1, 2, 0]), [], false).is_err());
 }
 
 /// It would take an acknowledgement for what it asked for.
@@ -253,17 +253,17 @@ fn whoever_asks_wrongly_for_more_than_whether_it_was_done_is_left() {
         alone.tell(SET_PROTOCOL_FEATURES, &longs(&[PROTOCOL]), vec![]),
         None
     );
-    let mut inbox = Assembly::<Header>::default();
+    let mut inbox = MessageAssembler::<Header>::default();
     let wrong = frame(GET_FEATURES, 8, &[0; 8]);
-    let wrong = inbox.take(&wrong, [], false).unwrap().unwrap();
+    let wrong = inbox.feed(&wrong, [], false).unwrap().unwrap();
     let outcome = alone.0.handle(wrong);
     assert!(outcome.close && outcome.reply.is_none());
 }
 
 fn message_with(request: u32, flags: u32) -> Message<Header> {
-    let mut inbox = Assembly::<Header>::default();
+    let mut inbox = MessageAssembler::<Header>::default();
     inbox
-        .take(&frame(request, flags, &[]), [], false)
+        .feed(&frame(request, flags, &[]), [], false)
         .unwrap()
         .unwrap()
 }

@@ -1,6 +1,6 @@
 //! A front-end that keeps the protocol: what the device asks, is told, and leaves when the ring stops.
 
-use ringfence_live::errant::Errant;
+use ringfence_live::dma_fault_injection::InjectedDma;
 use ringfence_types::{Iova, Permissions};
 
 use super::front::*;
@@ -64,8 +64,8 @@ fn every_address_is_asked_for_once_and_again_after_an_invalidation() {
 
 #[test]
 fn what_the_device_does_on_its_own_is_refused_and_it_goes_on() {
-    let stray = Errant::Stray(Iova::new(0xdead_0000));
-    let mut front = Front::new("errant", &[stray, Errant::WriteReadOnly]);
+    let stray = InjectedDma::Stray(Iova::new(0xdead_0000));
+    let mut front = Front::new("errant", &[stray, InjectedDma::WriteReadOnly]);
     front.start(0);
     for n in 1..=3 {
         front.offer(n, 4096);

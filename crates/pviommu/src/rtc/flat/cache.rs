@@ -2,11 +2,13 @@
 
 use ringfence_types::Iova;
 
-use super::slot::Slot;
+use super::slot::CacheEntry;
 use super::table::Table;
 use crate::rtc::reuse::Gaps;
-use crate::rtc::role::Shed;
-use crate::rtc::{Cache, Cycles, Key, NotCached, NotHeld, Residency, Stats};
+use crate::rtc::reverse_cache::EvictionBudget;
+use crate::rtc::{
+    Cycles, MappingKey, NotCached, NotInUse, ResidencyPolicy, ReverseCache, RtcStats,
+};
 
 /// The flat reverse translation cache, with the document's residency or one that follows reuse.
 ///
@@ -30,14 +32,14 @@ pub struct FlatRtc {
     ghosts: usize,
     /// Pages of all mappings.
     pages: u64,
-    counts: Stats,
+    counts: RtcStats,
 }
 
 impl FlatRtc {
     /// An empty cache of at most `limit` pages, in use or released. It takes memory as it fills and
     /// gives it back when it empties: 16 bytes an entry, at most five
     /// eighths of the entries occupied.
-    pub fn new(cycles: Cycles, limit: usize, residency: Residency) -> Self {
+    pub fn new(cycles: Cycles, limit: usize, residency: ResidencyPolicy) -> Self {
         Self {
             table: Table::new(limit),
             gaps: Gaps::new(residency, cycles),
@@ -48,7 +50,7 @@ impl FlatRtc {
             released_in: [0; 256],
             ghosts: 0,
             pages: 0,
-            counts: Stats::default(),
+            counts: RtcStats::default(),
         }
     }
 
@@ -75,10 +77,10 @@ impl FlatRtc {
 
     /// Walks the table: of each released mapping and each ghost, `leaves` says by its key's word, age, and whether it is a ghost, if it leaves. Of a
     /// mapping that leaves before C cycles are over the key stays where gaps are counted.
-    fn forget(
+    fn evict_matching(
         &mut self,
         mut leaves: impl FnMut(u64, u8, bool) -> bool,
-        mut expired: impl FnMut(Key, Iova),
+        mut expired: impl FnMut(MappingKey, Iova),
     ) -> u64 {
         let (now, remembered) = (self.now, self.gaps.counted().then_some(self.cycles.get()));
         let (mut gone, mut laid, mut vanished) = (0_usize, 0_usize, 0_usize);
@@ -96,12 +98,12 @@ impl FlatRtc {
             if let Some(count) = released_in.get_mut(usize::from(now.wrapping_sub(age))) {
                 *count = count.wrapping_sub(1);
             }
-            let key = Key::from_word(slot.key());
+            let key = MappingKey::from_word(slot.key());
             *pages = pages.saturating_sub(key.pages());
             expired(key, slot.giova());
             let stays = remembered.is_some_and(|cycles| age <= cycles);
             if stays {
-                slot.lay_ghost();
+                slot.make_ghost();
                 laid += 1;
             }
             stays
@@ -112,9 +114,9 @@ impl FlatRtc {
     }
 }
 
-impl Cache for FlatRtc {
+impl ReverseCache for FlatRtc {
     #[inline]
-    fn take(&mut self, key: Key) -> Option<Iova> {
+    fn acquire(&mut self, key: MappingKey) -> Option<Iova> {
         if let Some(slot) = self.table.find(key.word())
             && !slot.is_ghost()
         {
@@ -134,8 +136,8 @@ impl Cache for FlatRtc {
         None
     }
 
-    fn insert(&mut self, key: Key, giova: Iova) -> Result<(), NotCached> {
-        let fresh = Slot::in_use(key.word(), giova).ok_or(NotCached::Address(giova))?;
+    fn insert(&mut self, key: MappingKey, giova: Iova) -> Result<(), NotCached> {
+        let fresh = CacheEntry::in_use(key.word(), giova).ok_or(NotCached::Address(giova))?;
         let pages = self.pages.saturating_add(key.pages());
         let mut entry = self.table.entry(key.word());
         let ghost = self.table.get(entry).copied();
@@ -165,7 +167,7 @@ impl Cache for FlatRtc {
     }
 
     #[inline]
-    fn release(&mut self, key: Key) -> Result<(), NotHeld> {
+    fn release(&mut self, key: MappingKey) -> Result<(), NotInUse> {
         let now = self.now;
         match self
             .table
@@ -177,23 +179,23 @@ impl Cache for FlatRtc {
                 Ok(())
             }
             Some(_) => Ok(()),
-            None => Err(NotHeld(key)),
+            None => Err(NotInUse(key)),
         }
     }
 
-    fn tick(&mut self, expired: impl FnMut(Key, Iova)) {
+    fn tick(&mut self, expired: impl FnMut(MappingKey, Iova)) {
         // Since the last end of a cycle, mappings were released in this one only.
         let resting = self.resting && self.of_age(0) == 0;
         self.now = self.now.wrapping_add(1);
         if resting {
             return;
         }
-        self.gaps.settle();
+        self.gaps.end_cycle();
         let (cycles, gaps) = (self.cycles.get(), self.gaps.clone());
         let due = |age| self.of_age(age) > 0;
         // Most cycles end without anything to look for.
         if self.ghosts > 0 || (gaps.least()..=cycles).any(|age| due(age + 1)) {
-            let gone = self.forget(
+            let gone = self.evict_matching(
                 |key, age, ghost| age > if ghost { cycles } else { gaps.patience(key) },
                 expired,
             );
@@ -203,7 +205,7 @@ impl Cache for FlatRtc {
         self.resting = has_its_size && self.ghosts == 0 && self.released_in == [0; 256];
     }
 
-    fn shed(&mut self, expired: impl FnMut(Key, Iova)) {
+    fn evict(&mut self, expired: impl FnMut(MappingKey, Iova)) {
         self.drop_ghosts();
         // Pages of those that nobody uses, by age; then which of them leave: all of the oldest
         // ages, and some of the last one.
@@ -212,7 +214,7 @@ impl Cache for FlatRtc {
             if slot.users() == 0
                 && let Some(pages) = released.get_mut(usize::from(slot.age(now)))
             {
-                *pages = pages.saturating_add(Key::from_word(slot.key()).pages());
+                *pages = pages.saturating_add(MappingKey::from_word(slot.key()).pages());
             }
             true
         });
@@ -220,17 +222,17 @@ impl Cache for FlatRtc {
         let mut leave = released.map(|_| None);
         for (leave, pages) in leave.iter_mut().zip(released).rev() {
             if pages > 0 && wanted > 0 {
-                *leave = Some(Shed::new(
+                *leave = Some(EvictionBudget::new(
                     pages.min(wanted),
                     wanted == self.limit.div_ceil(16) as u64,
                 ));
             }
             wanted = wanted.saturating_sub(pages);
         }
-        let gone = self.forget(
+        let gone = self.evict_matching(
             |word, age, _| {
                 let leave = leave.get_mut(usize::from(age)).and_then(Option::as_mut);
-                leave.is_some_and(|leave| leave.takes(Key::from_word(word).pages()))
+                leave.is_some_and(|leave| leave.takes(MappingKey::from_word(word).pages()))
             },
             expired,
         );
@@ -239,15 +241,15 @@ impl Cache for FlatRtc {
         self.drop_ghosts();
     }
 
-    fn drain(&mut self, expired: impl FnMut(Key, Iova)) {
-        let gone = self.forget(|_, _, _| true, expired);
+    fn drain(&mut self, expired: impl FnMut(MappingKey, Iova)) {
+        let gone = self.evict_matching(|_, _, _| true, expired);
         self.counts.forced = self.counts.forced.wrapping_add(gone);
         self.drop_ghosts();
         self.table.shrink();
     }
 
-    fn stats(&self) -> Stats {
-        Stats {
+    fn stats(&self) -> RtcStats {
+        RtcStats {
             mappings: self.table.occupied().saturating_sub(self.ghosts),
             released: self.released_in.iter().map(|count| *count as usize).sum(),
             pages: self.pages,

@@ -2,7 +2,7 @@
 
 use ringfence_types::{Iova, PageSize};
 
-/// Bits of a [`Slot`]'s second word, from the lowest: the cycle of the release (8), whether only the key is remembered (1), users (10), page
+/// Bits of a [`CacheEntry`]'s second word, from the lowest: the cycle of the release (8), whether only the key is remembered (1), users (10), page
 /// number of the address (45).
 const GHOST: u64 = 1 << 8;
 const USER_SHIFT: u32 = 9;
@@ -15,12 +15,12 @@ const GIOVA_MAX: u64 = u64::MAX >> (64 - 57);
 
 /// An entry: free (all zero), a mapping in use or released, or the key of one that has left.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Slot {
+pub(super) struct CacheEntry {
     key: u64,
     state: u64,
 }
 
-impl Slot {
+impl CacheEntry {
     /// A mapping with one user; `None` if the address is no page's or too high.
     #[inline]
     pub(super) fn in_use(key: u64, giova: Iova) -> Option<Self> {
@@ -85,7 +85,7 @@ impl Slot {
 
     /// The mapping leaves; its key and the cycle of its release stay.
     #[inline]
-    pub(super) fn lay_ghost(&mut self) {
+    pub(super) fn make_ghost(&mut self) {
         self.state = self.state & 0xff | GHOST;
     }
 }

@@ -6,7 +6,7 @@
 use alloc::vec::Vec;
 use core::mem;
 
-use super::slot::Slot;
+use super::slot::CacheEntry;
 
 /// Entries of a line.
 const WAYS: usize = 4;
@@ -22,7 +22,7 @@ const PATIENCE: u8 = 16;
 
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(align(64))]
-struct Line([Slot; WAYS]);
+struct Line([CacheEntry; WAYS]);
 
 impl Line {
     /// Where `key` is. All entries are compared: a branch for each would be foretold wrongly.
@@ -88,7 +88,7 @@ impl Table {
 
     /// The home of `key`: the high bits of a product with 2^64 over the golden ratio, scaled to the table, which may have any size.
     #[inline]
-    fn home(key: u64, lines: usize) -> usize {
+    fn home_line(key: u64, lines: usize) -> usize {
         let hash = key.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         ((u128::from(hash) * lines as u128) >> 64) as usize
     }
@@ -100,7 +100,7 @@ impl Table {
 
     /// The entry of `key`.
     #[inline]
-    pub(super) fn find(&mut self, key: u64) -> Option<&mut Slot> {
+    pub(super) fn find(&mut self, key: u64) -> Option<&mut CacheEntry> {
         let (at, way) = self.place(key).ok()?;
         self.lines.get_mut(at)?.0.get_mut(way)
     }
@@ -108,7 +108,7 @@ impl Table {
     /// The line and entry of `key`, or else of the first room for it.
     #[inline]
     fn place(&self, key: u64) -> Result<(usize, usize), (usize, usize)> {
-        let mut at = Self::home(key, self.lines.len());
+        let mut at = Self::home_line(key, self.lines.len());
         // Ends at a line with room, of which there is always one.
         while let Some(line) = self.lines.get(at) {
             if let Some(way) = line.find(key) {
@@ -131,14 +131,14 @@ impl Table {
 
     /// What is at `entry`, if it is there.
     #[inline]
-    pub(super) fn get(&self, Entry(place): Entry) -> Option<&Slot> {
+    pub(super) fn get(&self, Entry(place): Entry) -> Option<&CacheEntry> {
         let (at, way) = place.ok()?;
         self.lines.get(at)?.0.get(way)
     }
 
     /// Puts `slot` at `entry`, which was found for its key and since which nothing was changed; false without memory.
     #[inline]
-    pub(super) fn put(&mut self, Entry(mut place): Entry, slot: Slot) -> bool {
+    pub(super) fn put(&mut self, Entry(mut place): Entry, slot: CacheEntry) -> bool {
         if place.is_err() && self.occupied >= self.lines.len() * WAYS / FULL.1 * FULL.0 {
             if !self.grow() {
                 return false;
@@ -200,7 +200,7 @@ impl Table {
     }
 
     /// Shows each entry to `keep`, which may change anything but the key; those for which it says false are removed.
-    pub(super) fn retain(&mut self, mut keep: impl FnMut(&mut Slot) -> bool) {
+    pub(super) fn retain(&mut self, mut keep: impl FnMut(&mut CacheEntry) -> bool) {
         // No entry has gone past a line with room: from there on, what comes before a line is settled when the line's turn comes.
         let Some(start) = self.lines.iter().position(|line| line.find(0).is_some()) else {
             return;
@@ -220,26 +220,26 @@ impl Table {
                     continue;
                 };
                 if keep(slot) {
-                    astray |= Self::home(slot.key(), lines) != at;
+                    astray |= Self::home_line(slot.key(), lines) != at;
                 } else {
-                    *slot = Slot::default();
+                    *slot = CacheEntry::default();
                     self.occupied = self.occupied.saturating_sub(1);
                 }
             }
             if astray && self.occupied < before {
-                self.settle(at);
+                self.shift_back(at);
             }
         }
     }
 
     /// Moves entries of the line that are not at home back to the first line with room, if that comes before it.
-    fn settle(&mut self, at: usize) {
+    fn shift_back(&mut self, at: usize) {
         let lines = self.lines.len();
         for way in 0..WAYS {
             let Some(slot) = self.lines.get(at).and_then(|line| line.0.get(way).copied()) else {
                 continue;
             };
-            let mut before = Self::home(slot.key(), lines);
+            let mut before = Self::home_line(slot.key(), lines);
             while slot.key() != 0 && before != at {
                 let Some(line) = self.lines.get_mut(before) else {
                     break;
@@ -249,7 +249,7 @@ impl Table {
                     if let Some(line) = self.lines.get_mut(at)
                         && let Some(entry) = line.0.get_mut(way)
                     {
-                        *entry = Slot::default();
+                        *entry = CacheEntry::default();
                     }
                     break;
                 }

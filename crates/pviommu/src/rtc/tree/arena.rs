@@ -3,7 +3,7 @@
 
 use alloc::vec::Vec;
 
-use super::kind::Kind;
+use super::kind::NodeKind;
 use super::node::{NULL, Node, arrays};
 
 /// The number of a node.
@@ -26,7 +26,7 @@ impl NodeId {
 /// How many nodes of each type a tree has.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Census {
-    /// Inner nodes, in the order of [`Kind::ALL`].
+    /// Inner nodes, in the order of [`NodeKind::ALL`].
     pub inner: [usize; 6],
     /// Leaves, in the same order.
     pub leaves: [usize; 6],
@@ -35,8 +35,8 @@ pub struct Census {
 impl Census {
     /// Bytes of these nodes by Table 8, with `header` bytes beside the arrays of each.
     pub fn bytes(&self, header: usize) -> usize {
-        let inner = Kind::ALL.iter().zip(self.inner);
-        let leaves = Kind::ALL.iter().zip(self.leaves);
+        let inner = NodeKind::ALL.iter().zip(self.inner);
+        let leaves = NodeKind::ALL.iter().zip(self.leaves);
         inner
             .map(|(kind, nodes)| kind.inner_bytes(header).saturating_mul(nodes))
             .chain(leaves.map(|(kind, nodes)| kind.leaf_bytes(header).saturating_mul(nodes)))
@@ -54,9 +54,9 @@ pub(super) struct Arena {
 impl Arena {
     /// A new Node2; `None` without memory.
     pub(super) fn add(&mut self, leaf: bool, parent: Option<NodeId>) -> Option<NodeId> {
-        let (keys, pointers) = arrays(Kind::Node2)?;
+        let (keys, pointers) = arrays(NodeKind::Node2)?;
         let node = Node {
-            kind: Some(Kind::Node2),
+            kind: Some(NodeKind::Node2),
             leaf,
             parent,
             keys,
@@ -79,7 +79,7 @@ impl Arena {
         if let Some(slot) = self.nodes.get_mut(id.0 as usize) {
             *slot = node;
         }
-        self.counted(leaf, Kind::Node2, 1);
+        self.counted(leaf, NodeKind::Node2, 1);
         Some(id)
     }
 
@@ -109,7 +109,7 @@ impl Arena {
     pub(super) fn change(
         &mut self,
         id: NodeId,
-        kind: Kind,
+        kind: NodeKind,
         is_there: impl Fn(usize, usize) -> bool,
     ) -> bool {
         let Some(new) = arrays(kind) else {
@@ -129,11 +129,11 @@ impl Arena {
         let at = |index: usize| pointers.get(index).copied().unwrap_or(NULL);
         let all = 0..=u8::MAX;
         match old {
-            Kind::Node256 => {
+            NodeKind::Node256 => {
                 let entries = all.map(|key| (key, at(usize::from(key))));
                 node.refill(kind, new, entries.filter(|(_, pointer)| *pointer != NULL));
             }
-            Kind::Node64 => {
+            NodeKind::Node64 => {
                 let entries = all
                     .zip(&keys)
                     .filter(|(_, index)| is_there(usize::from(**index), length));
@@ -154,7 +154,7 @@ impl Arena {
         true
     }
 
-    fn counted(&mut self, leaf: bool, kind: Kind, more: isize) {
+    fn counted(&mut self, leaf: bool, kind: NodeKind, more: isize) {
         let counts = if leaf {
             &mut self.census.leaves
         } else {

@@ -3,7 +3,7 @@
 /// A type of node, inner or leaf.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
-pub enum Kind {
+pub enum NodeKind {
     /// Up to 2 sorted keys.
     Node2,
     /// Up to 4 sorted keys.
@@ -18,7 +18,7 @@ pub enum Kind {
     Node256,
 }
 
-impl Kind {
+impl NodeKind {
     /// All types, the smallest first.
     pub const ALL: [Self; 6] = [
         Self::Node2,

@@ -1,14 +1,14 @@
 //! The document's adaptive radix tree: six sizes of node, inner and leaf, keys of 4 bits in the root and 8 below it.
 //!
-//! Source: Tang et al., section 4.5, Table 6, Figures 7 to 9. [`Tree`] is the repaired one, [`LiteralTree`] what is printed.
+//! Source: Tang et al., section 4.5, Table 6, Figures 7 to 9. [`Tree`] is the repaired one, [`TreeAsPublished`] what is printed.
 
 mod arena;
+mod as_published;
+mod fixed;
 mod kind;
-mod literal;
 mod node;
-mod repaired;
 
 pub use arena::{Census, NodeId};
-pub use kind::Kind;
-pub use literal::{Inserted, LiteralTree};
-pub use repaired::{Tree, TreeError};
+pub use as_published::{Inserted, TreeAsPublished};
+pub use fixed::{Tree, TreeError};
+pub use kind::NodeKind;

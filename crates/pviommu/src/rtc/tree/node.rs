@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 
 use super::arena::NodeId;
-use super::kind::Kind;
+use super::kind::NodeKind;
 
 /// No pointer. Pointers to nodes are their number plus one, so that none is 0.
 pub(super) const NULL: u64 = 0;
@@ -14,7 +14,7 @@ pub(super) const ABSENT: u8 = u8::MAX;
 /// A node. A leaf's pointers are values.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Node {
-    pub(super) kind: Option<Kind>,
+    pub(super) kind: Option<NodeKind>,
     pub(super) leaf: bool,
     pub(super) length: usize,
     pub(super) parent: Option<NodeId>,
@@ -25,7 +25,7 @@ pub(super) struct Node {
 }
 
 /// The arrays of a node of `kind`, empty; `None` without memory.
-pub(super) fn arrays(kind: Kind) -> Option<(Vec<u8>, Vec<u64>)> {
+pub(super) fn arrays(kind: NodeKind) -> Option<(Vec<u8>, Vec<u64>)> {
     let (mut keys, mut pointers) = (Vec::new(), Vec::new());
     keys.try_reserve_exact(kind.key_bytes()).ok()?;
     pointers.try_reserve_exact(kind.pointers()).ok()?;
@@ -127,7 +127,7 @@ impl Node {
     /// Takes the arrays of `kind` and the keys and pointers of `entries`, in ascending order of the keys.
     pub(super) fn refill(
         &mut self,
-        kind: Kind,
+        kind: NodeKind,
         (keys, pointers): (Vec<u8>, Vec<u64>),
         entries: impl Iterator<Item = (u8, u64)>,
     ) {
@@ -135,8 +135,8 @@ impl Node {
         self.length = 0;
         for (key, pointer) in entries.take(kind.pointers()) {
             let index = match kind {
-                Kind::Node256 => usize::from(key),
-                Kind::Node64 => {
+                NodeKind::Node256 => usize::from(key),
+                NodeKind::Node64 => {
                     self.set_indirect(key, self.length);
                     self.length
                 }

@@ -17,7 +17,7 @@ impl Resolver {
     }
 
     #[inline]
-    pub(super) fn see(&mut self, device: DeviceIndex) {
+    pub(super) fn note_event(&mut self, device: DeviceIndex) {
         if self.seen.get(device.index()) == Some(&true) {
             return;
         }
@@ -38,7 +38,7 @@ impl Resolver {
             .unwrap_or_default()
     }
 
-    pub(super) fn learn(&mut self, device: DeviceIndex, direct: bool) {
+    pub(super) fn note_addressing(&mut self, device: DeviceIndex, direct: bool) {
         if self.addressing.len() <= device.index() {
             self.addressing
                 .resize(device.index() + 1, Addressing::Unknown);

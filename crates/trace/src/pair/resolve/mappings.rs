@@ -2,20 +2,20 @@
 
 use ringfence_types::{PhysAddr, PhysRange};
 
-use super::{At, Map, Problem, Resolver};
+use super::{OpContext, PendingMap, ResolveError, Resolver};
 use crate::op::{Chunk, DeviceIndex, MapClass, MapFlags, MappingId, Op, OpKind, SegmentSpan};
-use crate::pair::live::Key;
+use crate::pair::live_mappings::Key;
 
 impl Resolver {
     /// Begins the mapping whose raw segments are in `self.segments`.
     pub(super) fn begin(
         &mut self,
-        map: Map,
+        map: PendingMap,
         key: Key,
         iova: u64,
-        at: At,
+        at: OpContext,
         chunk: &mut Chunk,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ResolveError> {
         let (segments, renamed) = self.place(map.flags, chunk)?;
         let Some(segments) = segments else {
             return Ok(());
@@ -26,7 +26,7 @@ impl Resolver {
             self.summary.renamed += 1;
         }
         if let Some(old) = self.live.replaced(key, iova) {
-            self.live.end_id(old);
+            self.live.end_replaced(old);
             self.give_back(old);
             self.summary.replaced += 1;
             flags = flags.with(MapFlags::REPLACES);
@@ -61,10 +61,10 @@ impl Resolver {
     pub(super) fn push_map(
         &mut self,
         id: MappingId,
-        map: Map,
+        map: PendingMap,
         flags: MapFlags,
         segments: SegmentSpan,
-        at: At,
+        at: OpContext,
         chunk: &mut Chunk,
     ) {
         self.summary.live_max = self.summary.live_max.max(self.live.count());
@@ -92,14 +92,14 @@ impl Resolver {
         &mut self,
         flags: MapFlags,
         chunk: &mut Chunk,
-    ) -> Result<(Option<SegmentSpan>, bool), Problem> {
+    ) -> Result<(Option<SegmentSpan>, bool), ResolveError> {
         let before = chunk.segments.len();
         let mut renamed = false;
         for &(start, bytes) in &self.segments {
             let Some(range) = PhysRange::new(PhysAddr::new(start), bytes) else {
                 // A guessed length can wrap on a hostile list; nothing can be said about such a segment.
                 chunk.segments.truncate(before);
-                return Err(Problem::SegmentWraps {
+                return Err(ResolveError::SegmentWraps {
                     start: PhysAddr::new(start),
                 });
             };
@@ -107,7 +107,7 @@ impl Resolver {
                 chunk.segments.push(range);
                 continue;
             }
-            match self.arena.place(range, &mut chunk.segments) {
+            match self.arena.rename_into_arena(range, &mut chunk.segments) {
                 Ok(moved) => renamed |= moved,
                 Err(exhausted) => {
                     chunk.segments.truncate(before);
@@ -124,7 +124,7 @@ impl Resolver {
     }
 
     /// Ends the mapping that `key` names; false if none is alive.
-    pub(super) fn end(&mut self, key: Key, at: At, chunk: &mut Chunk) -> bool {
+    pub(super) fn end(&mut self, key: Key, at: OpContext, chunk: &mut Chunk) -> bool {
         let Some((id, mapping)) = self.live.end(key) else {
             return false;
         };
@@ -150,7 +150,7 @@ impl Resolver {
         &mut self,
         id: &MappingId,
         device: DeviceIndex,
-        at: At,
+        at: OpContext,
         chunk: &mut Chunk,
     ) {
         self.push(
@@ -174,7 +174,7 @@ impl Resolver {
 
     pub(super) fn give_back(&mut self, id: MappingId) {
         if let Some((start, bytes)) = self.fresh.remove(&id) {
-            self.arena.give_back(start, bytes);
+            self.arena.free_frames(start, bytes);
         }
     }
 }

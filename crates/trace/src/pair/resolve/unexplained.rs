@@ -2,7 +2,7 @@
 
 use ringfence_types::Direction;
 
-use super::{At, Map, Problem, Resolver};
+use super::{OpContext, PendingMap, ResolveError, Resolver};
 use crate::op::{Chunk, DeviceIndex, MapClass, MapFlags};
 use crate::pair::window::Piece;
 use crate::text::{RawEvent, RawKind};
@@ -16,7 +16,7 @@ impl Resolver {
         device: Option<DeviceIndex>,
         own_row: bool,
         chunk: &mut Chunk,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ResolveError> {
         self.any_iommu = true;
         let identity = pieces.iter().all(|piece| piece.iova == piece.phys);
         let (Some(device), Some(first), Some(last), false) =
@@ -30,10 +30,10 @@ impl Resolver {
         let mut flags = MapFlags::NONE;
         // One device has one IOVA space; a row of several has not.
         if !own_row {
-            for old in self.live.end_only_of(device, range.0, range.1) {
+            for old in self.live.end_iommu_only_of(device, range.0, range.1) {
                 self.summary.replaced += 1;
                 flags = flags.with(MapFlags::REPLACES);
-                self.push_unmap(&old.id, device, At { lines: 0, ..at }, chunk);
+                self.push_unmap(&old.id, device, OpContext { lines: 0, ..at }, chunk);
             }
         }
         self.summary.iommu_only_maps += 1;
@@ -47,9 +47,9 @@ impl Resolver {
         device: DeviceIndex,
         pieces: &[Piece],
         mut flags: MapFlags,
-        at: At,
+        at: OpContext,
         chunk: &mut Chunk,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ResolveError> {
         self.segments.clear();
         self.segments
             .extend(pieces.iter().map(|piece| (piece.phys, piece.size)));
@@ -63,8 +63,8 @@ impl Resolver {
         }
         self.budget
             .admit(chunk.segments_of(segments), self.progress)?;
-        let id = self.live.begin_only(device, pieces)?;
-        let map = Map {
+        let id = self.live.begin_iommu_only(device, pieces)?;
+        let map = PendingMap {
             device,
             direction: Direction::Bidirectional,
             class: MapClass::IommuOnly,
@@ -80,14 +80,14 @@ impl Resolver {
         event: &RawEvent,
         cut: bool,
         chunk: &mut Chunk,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ResolveError> {
         let RawKind::IommuUnmap { iova, size } = event.kind else {
             return Ok(());
         };
         self.any_iommu = true;
         let mut at = self.at(event, 1);
         let (first, last) = (iova.get(), iova.get().wrapping_add(size - 1));
-        let ended = self.live.end_only(first, last);
+        let ended = self.live.end_iommu_only(first, last);
         if ended.is_empty() {
             match cut {
                 true => self.summary.cut_lines += 1,

@@ -1,6 +1,6 @@
 //! Which `iommu:map` lines are of one call, and which `dma:*` line takes them.
 
-use super::{Cpu, Piece, Slot, State, Wait, Waiting, Window};
+use super::{Cpu, Piece, Slot, State, Waiting, WaitingFor, Window};
 use crate::pair::fifo::FifoSpan;
 use crate::text::Context;
 
@@ -14,8 +14,8 @@ impl Window {
         piece: &Piece,
     ) -> Option<(u64, u64)> {
         let mut waiting = self.cpus.get(cpu)?.waiting.iter().rev();
-        match waiting.find(|waiting| waiting.context == context)?.what {
-            Wait::Map {
+        match waiting.find(|waiting| waiting.context == context)?.event {
+            WaitingFor::Map {
                 piece: before,
                 head,
                 start,
@@ -27,7 +27,7 @@ impl Window {
     /// Whether a piece that touches a call's last one can be of that call, or is of another that happens to
     /// lie behind it. A call allocates its IOVAs before its first piece, so none of them was unmapped since;
     /// and Linux aligns an allocation to its size.
-    pub(super) fn can_go_on(&self, head: u64, start: u64, piece: &Piece) -> bool {
+    pub(super) fn can_extend(&self, head: u64, start: u64, piece: &Piece) -> bool {
         let mut since = self.unmaps.iter().rev().take_while(|unmap| unmap.0 > head);
         fits_alignment(start, piece.end())
             && !since.any(|&(_, iova, size)| {
@@ -47,7 +47,7 @@ impl Window {
             // The call that was split, and the one that its rest is.
             let mut split: Option<(u64, u64, u64)> = None;
             for waiting in &mut cpu.waiting {
-                let Wait::Map { piece, head, start } = &mut waiting.what else {
+                let WaitingFor::Map { piece, head, start } = &mut waiting.event else {
                     continue;
                 };
                 if !within(*start) || within(piece.iova) {
@@ -81,8 +81,8 @@ impl Window {
         let Some(&first) = starts.first() else {
             return mark;
         };
-        let leads = |waiting: &Waiting| match &waiting.what {
-            Wait::Map { piece, .. } => {
+        let leads = |waiting: &Waiting| match &waiting.event {
+            WaitingFor::Map { piece, .. } => {
                 piece.contains(first)
                     && phys.is_none_or(|phys| {
                         first.wrapping_sub(piece.iova).wrapping_add(piece.phys) == phys
@@ -118,7 +118,7 @@ impl Window {
             return mark;
         };
         cpu.waiting.retain(|waiting| {
-            let Wait::Map { piece, .. } = &waiting.what else {
+            let WaitingFor::Map { piece, .. } = &waiting.event else {
                 return true;
             };
             if waiting.context != context {
@@ -155,7 +155,7 @@ impl Window {
     }
 
     /// Notes what a map's pieces say.
-    pub(super) fn settle_map(&mut self, slot: &mut Slot, device: usize) {
+    pub(super) fn record_map_pieces(&mut self, slot: &mut Slot, device: usize) {
         let count = slot.pieces.len();
         if count == 0 {
             return;

@@ -1,13 +1,13 @@
 //! When a line has waited enough: its partner came, its context ended, or patience ran out.
 
-use super::{PATIENCE, Piece, Slot, State, Wait, Waiting, Window};
+use super::{MAX_WAIT_LINES, Piece, Slot, State, Waiting, WaitingFor, Window};
 use crate::text::{Context, RawKind};
 
 impl Window {
     /// Takes the `iommu:unmap` that waits for the `dma_unmap_phys` of `iova`.
     pub(super) fn take_unmap(&mut self, cpu: usize, context: Context, iova: u64) -> bool {
-        let belongs = |waiting: &Waiting| match waiting.what {
-            Wait::Unmap { iova: start, size } => {
+        let belongs = |waiting: &Waiting| match waiting.event {
+            WaitingFor::Unmap { iova: start, size } => {
                 waiting.context == context && iova.wrapping_sub(start) < size
             }
             _ => false,
@@ -22,8 +22,8 @@ impl Window {
 
     /// Gives an `iommu:unmap` to the `dma_unmap_sg` or `dma_free` that waits for it.
     pub(super) fn follow_up(&mut self, cpu: usize, context: Context, start: u64) -> bool {
-        let belongs = |waiting: &Waiting| match waiting.what {
-            Wait::FollowUp(iova) => {
+        let belongs = |waiting: &Waiting| match waiting.event {
+            WaitingFor::FollowUp(iova) => {
                 waiting.context == context
                     && iova.is_none_or(|iova| iova & !0xfff == start & !0xfff)
             }
@@ -64,15 +64,15 @@ impl Window {
         });
     }
 
-    pub(super) fn run_out_of_patience(&mut self, cpu: usize) {
+    pub(super) fn close_overdue(&mut self, cpu: usize) {
         let Some(this) = self.cpus.get(cpu) else {
             return;
         };
         if let Some(first) = this.waiting.first()
-            && this.lines.wrapping_sub(first.at) > PATIENCE
+            && this.lines.wrapping_sub(first.line) > MAX_WAIT_LINES
         {
-            let last = this.lines.wrapping_sub(PATIENCE);
-            self.close(cpu, |waiting| waiting.at < last);
+            let last = this.lines.wrapping_sub(MAX_WAIT_LINES);
+            self.close(cpu, |waiting| waiting.line < last);
         }
     }
 
@@ -92,9 +92,9 @@ impl Window {
                 return true;
             }
             let at = |number: u64| number.wrapping_sub(base) as usize;
-            let state = match waiting.what {
-                Wait::Unmap { .. } | Wait::FollowUp(_) => State::Ready,
-                Wait::Map { head, .. } => {
+            let state = match waiting.event {
+                WaitingFor::Unmap { .. } | WaitingFor::FollowUp(_) => State::Ready,
+                WaitingFor::Map { head, .. } => {
                     let before = open.filter(|open| open.0 == head).map(|open| open.1);
                     open = Some((head, waiting.slot));
                     match before {

@@ -1,0 +1,380 @@
+//! One guest of X21: booted by this program's own `guest run`, and its devices' counters read at two moments of it.
+
+use std::fs;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{ChildStdin, ChildStdout, Command, Stdio};
+use std::thread;
+
+use ringfence_lab::experiments::guests::{Configuration, GuestCounts, Kind, Uncounted};
+use ringfence_live::daemon::METRICS;
+
+use super::super::top::counters;
+use super::guest_counters::{GuestCounters, parse};
+use super::interrupt::Interrupt;
+use crate::args::ReproduceGuestArgs;
+
+/// Operations before the first moment, and between the two. The first ones fill caches of the kernel's and of the module's.
+const OPERATIONS: [u32; 2] = [32, 256];
+/// As many processors and pairs of queues has the guest with many queues.
+const PAIRS: u32 = 4;
+/// What a guest writes when its counters are to be read; it goes on when it is sent a line.
+const MOMENT: &str = "ringfence: moment";
+
+/// Maps and unmaps in a row, which the device's other counts must not have in them; then twice operations, what the module says, and a moment. The
+/// guest turns until it may go on: one that rested would have its clock put forward by the seconds after which the cache gives up what it keeps.
+const COUNTED: &str =
+    "for once in 1 2; do insmod /modules/dma_count.ko device=$PLACE; rmmod dma_count; done
+dmesg | grep dma_count:
+for operations in $*; do
+    operate $operations
+    grep -r . /sys/kernel/debug/pviommu 2>/dev/null
+    echo 'ringfence: moment'
+    until read -t 0; do :; done; read -r
+done";
+
+/// Reads of the disk.
+const READS: &str = "PLACE=0000:00:04.0
+operate() { ringfence guest reads /dev/vda --count $1; }";
+
+/// A frame a round trip's time to a neighbour that does not answer, on each processor and so on each queue.
+const FRAMES: &str = "PLACE=0000:00:05.0
+echo 1 2>/dev/null >/proc/sys/net/ipv6/conf/eth0/disable_ipv6
+ip addr add 10.9.0.1/24 dev eth0; ip link set eth0 up
+for i in 0 1 2 3; do arp -s 10.9.0.$((i + 2)) 02:00:00:00:00:0$i; done
+operate() {
+    for i in 0 1 2 3; do
+        taskset $((1 << i)) ping -q -c $(($1 / 4)) -i 0.01 -W 1 10.9.0.$((i + 2)) >/dev/null &
+    done
+    wait
+}";
+
+/// What `guest run` is to be told for a cell.
+fn words(kind: Kind, configuration: Configuration, dir: &Path) -> Vec<String> {
+    let mut words: Vec<String> = match configuration {
+        Configuration::KvmBaseline => vec!["--no-iommu"],
+        Configuration::VirtioStrict => vec!["--strict"],
+        Configuration::VirtioLazy => vec!["--lazy"],
+        Configuration::Pviommu => vec!["--module", "pviommu", "--module-args", "cache=0"],
+        Configuration::PviommuRtc | Configuration::PviommuRtcHopt => {
+            vec!["--module", "pviommu", "--module-args", "cache=1"]
+        }
+        Configuration::RtcLiteral => {
+            vec!["--module", "pviommu", "--module-args", "cache=1 literal=1"]
+        }
+    }
+    .into_iter()
+    .map(str::to_owned)
+    .collect();
+    if configuration == Configuration::PviommuRtcHopt {
+        words.push("--hopt".into());
+    }
+    match kind {
+        Kind::Emulated => {}
+        Kind::Assigned => words.push("--assigned".into()),
+        // The document's baseline of a simulated device has no process for it: its simulator is where all of the guest's memory is (section 4.2).
+        Kind::Simulated if configuration == Configuration::KvmBaseline => {}
+        Kind::Simulated => words.push("--isolate".into()),
+        Kind::ManyQueue => {
+            let (here, there) = (dir.join("here"), dir.join("there"));
+            words.extend([
+                "--cpus".into(),
+                PAIRS.to_string(),
+                "--net".into(),
+                // Nobody is there: what is sent has left.
+                format!(
+                    "datagram={}:{},queues={PAIRS}",
+                    here.display(),
+                    there.display()
+                ),
+            ]);
+        }
+    }
+    words
+}
+
+/// The name of the device of a kind, as counters have it, and its place on the guest's bus.
+fn device(kind: Kind) -> (&'static str, &'static str) {
+    match kind {
+        Kind::ManyQueue => ("net", "0000:00:05.0"),
+        _ => ("blk", "0000:00:04.0"),
+    }
+}
+
+/// The command of a guest.
+fn script(kind: Kind) -> String {
+    let operate = match kind {
+        Kind::ManyQueue => FRAMES,
+        _ => READS,
+    };
+    format!("{operate}\n{COUNTED}")
+}
+
+/// What a guest wrote up to a moment, and its devices' counters then.
+type Checkpoint = (String, String);
+
+/// A place to boot guests from.
+pub(super) struct GuestRunner<'a> {
+    pub(super) program: PathBuf,
+    pub(super) dir: PathBuf,
+    pub(super) args: &'a ReproduceGuestArgs,
+    pub(super) stop: &'a Interrupt,
+}
+
+impl GuestRunner<'_> {
+    fn command(&self, which: &str) -> Command {
+        let mut command = Command::new(&self.program);
+        command.args(["guest", which, "--kernel", &self.args.guest_kernel]);
+        command.arg("--cache").arg(&self.args.guest_cache);
+        command.arg("--module-source").arg(&self.args.module_source);
+        command.args(["--with-module", "dma_count"]);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    /// Fetches and builds what all of them need, before they share it. The kernel's version.
+    pub(super) fn prepare(&self) -> Result<String, String> {
+        let mut command = self.command("prepare");
+        command.args(["--module", "pviommu", "--initramfs"]);
+        command.arg(self.dir.join("initramfs"));
+        command.args(["--", "true"]).stdin(Stdio::null());
+        let mut assignments = String::new();
+        self.run(&mut command, |_, out| {
+            out.read_to_string(&mut assignments).map(drop)
+        })?;
+        let version = kernel_version(&assignments);
+        Ok(version.unwrap_or(&self.args.guest_kernel).to_owned())
+    }
+
+    /// What an operation takes in a cell, or why that cannot be told.
+    pub(super) fn count_operation(
+        &self,
+        kind: Kind,
+        configuration: Configuration,
+    ) -> Result<GuestCounts, Uncounted> {
+        let moments = self.boot(kind, configuration);
+        let said = moments.and_then(|moments| counters_at_checkpoints(kind, &moments));
+        let [before, after] = said.map_err(Uncounted::Failed)?;
+        after.since(&before, OPERATIONS[1], configuration)
+    }
+
+    /// One guest, and its moments.
+    fn boot(&self, kind: Kind, configuration: Configuration) -> Result<Vec<Checkpoint>, String> {
+        let name = format!("{}-{}", kind.word(), configuration.name());
+        let dir = self.dir.join(name);
+        let failed = |error: io::Error| format!("{}: {error}", dir.display());
+        fs::create_dir_all(&dir).map_err(failed)?;
+        let mut command = self.command("run");
+        command.args(words(kind, configuration, &dir));
+        command.arg("--dir").arg(&dir);
+        let limit = self.args.guest_limit.to_string();
+        command.args(["--icount", "--limit", &limit]);
+        if kind != Kind::ManyQueue {
+            command.arg("--with-ringfence");
+        }
+        command.args(["--", "sh", "-c", &script(kind), "count"]);
+        command.args(OPERATIONS.map(|operations| operations.to_string()));
+        command.stdin(Stdio::piped());
+        let socket = dir.join(METRICS);
+        let mut moments = Vec::new();
+        self.run(&mut command, |input, out| {
+            let input = input.ok_or(io::ErrorKind::BrokenPipe)?;
+            moments = watch(input, out, || counters(&socket))?;
+            Ok(())
+        })?;
+        let _ = fs::remove_dir_all(&dir);
+        Ok(moments)
+    }
+
+    /// Runs a command, has what it writes read, and waits for its end. If it does not end well, the last thing that it said is the error.
+    fn run(
+        &self,
+        command: &mut Command,
+        reads: impl FnOnce(Option<ChildStdin>, &mut Output) -> io::Result<()>,
+    ) -> Result<(), String> {
+        let text = |error: io::Error| error.to_string();
+        let mut child = command.spawn().map_err(text)?;
+        let input = child.stdin.take();
+        let (Some(out), Some(error)) = (child.stdout.take(), child.stderr.take()) else {
+            return Err("it has no output".into());
+        };
+        // Whatever it says meanwhile must not fill the pipe.
+        let says = thread::spawn(move || last_message(error));
+        let running = self.stop.guard(child);
+        let read = reads(input, &mut BufReader::new(out));
+        let status = running.end(read.is_err()).map_err(text)?;
+        let last = says.join().unwrap_or_default();
+        match read {
+            _ if self.stop.is_requested() => Err("interrupted".into()),
+            // A guest that is ended for what it said has nothing to say to that.
+            Err(error) => Err(last.unwrap_or_else(|| text(error))),
+            Ok(()) if status.success() => Ok(()),
+            Ok(()) => Err(last.unwrap_or_else(|| format!("it ended with {status}"))),
+        }
+    }
+}
+
+/// What is said at the two moments of a guest.
+fn counters_at_checkpoints(
+    kind: Kind,
+    moments: &[Checkpoint],
+) -> Result<[GuestCounters; 2], String> {
+    let (name, place) = device(kind);
+    let said = moments
+        .iter()
+        .map(|(out, metrics)| parse(out, metrics, name, place));
+    let said: Vec<GuestCounters> = said.collect::<Result<_, _>>()?;
+    let count = said.len();
+    said.try_into()
+        .map_err(|_| format!("it had {count} moments, not two"))
+}
+
+type Output = BufReader<ChildStdout>;
+
+/// Reads what a guest writes to its end; at each moment takes its counters and lets it go on.
+fn watch(
+    mut input: impl Write,
+    out: &mut impl BufRead,
+    counters: impl Fn() -> io::Result<String>,
+) -> io::Result<Vec<Checkpoint>> {
+    let mut moments = Vec::new();
+    let mut written = String::new();
+    let mut line = Vec::new();
+    while out.read_until(b'\n', &mut line)? > 0 {
+        let text = String::from_utf8_lossy(&line);
+        if text.trim_end() == MOMENT {
+            moments.push((std::mem::take(&mut written), counters()?));
+            input.write_all(b"\n")?;
+        } else {
+            written.push_str(&text);
+        }
+        line.clear();
+    }
+    Ok(moments)
+}
+
+/// The last line that is no counter, without this program's name.
+fn last_message(from: impl Read) -> Option<String> {
+    let lines = BufReader::new(from).split(b'\n').map_while(Result::ok);
+    let lines = lines.map(|line| String::from_utf8_lossy(&line).trim_end().to_owned());
+    let counter = |line: &String| line.starts_with('#') || line.starts_with("ringfence_");
+    let last = lines
+        .filter(|line| !line.is_empty() && !counter(line))
+        .last()?;
+    Some(last.trim_start_matches("ringfence: ").to_owned())
+}
+
+/// The version of the kernel whose image is named by what `guest prepare` prints.
+fn kernel_version(assignments: &str) -> Option<&str> {
+    let image = assignments
+        .lines()
+        .find_map(|line| line.strip_prefix("KERNEL="))?;
+    let (_, version) = image.rsplit_once("vmlinuz-")?;
+    Some(version.trim_end_matches('\''))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_cell_is_a_guest_of_its_kind() {
+        for kind in Kind::ALL {
+            for configuration in Configuration::ALL {
+                let words = words(kind, configuration, Path::new("d"));
+                let has = |wanted: &str| words.iter().any(|word| word == wanted);
+                let baseline = configuration == Configuration::KvmBaseline;
+                assert_eq!(has("--isolate"), kind == Kind::Simulated && !baseline);
+                assert_eq!(has("--assigned"), kind == Kind::Assigned);
+                assert_eq!(has("--no-iommu"), baseline);
+                let hopt = configuration == Configuration::PviommuRtcHopt;
+                assert_eq!(has("--hopt"), hopt);
+                let literal = configuration == Configuration::RtcLiteral;
+                assert_eq!(has("cache=1 literal=1"), literal);
+                // What `guest run` refuses is not asked of it.
+                assert!(has("pviommu") || !hopt);
+            }
+        }
+    }
+
+    #[test]
+    fn the_kernel_is_called_by_its_version() {
+        let text = "QEMU=qemu\nKERNEL='/c/kernels/boot/vmlinuz-6.12.107+deb13-amd64'\nAPPEND=x\n";
+        assert_eq!(kernel_version(text), Some("6.12.107+deb13-amd64"));
+        assert_eq!(kernel_version("KERNEL=elsewhere\n"), None);
+    }
+
+    #[test]
+    fn counters_are_taken_at_moments_before_the_guest_goes_on() {
+        assert!(COUNTED.contains(MOMENT));
+        let mut sent = Vec::new();
+        let mut out: &[u8] = b"a\r\n\xff\nringfence: moment\r\nb\nringfence: moment\nc";
+        let count = std::cell::Cell::new(0);
+        let moments = watch(&mut sent, &mut out, || {
+            count.set(count.get() + 1);
+            Ok(count.get().to_string())
+        });
+        let wanted = [("a\r\n\u{fffd}\n", "1"), ("b\n", "2")];
+        let wanted = wanted.map(|(out, metrics)| (out.into(), metrics.into()));
+        assert_eq!(moments.unwrap(), wanted);
+        assert_eq!(sent, b"\n\n");
+        let gone = watch(&mut sent, &mut &b"ringfence: moment\n"[..], || {
+            Err(io::ErrorKind::NotFound.into())
+        });
+        assert!(gone.is_err());
+    }
+
+    fn args() -> ReproduceGuestArgs {
+        ReproduceGuestArgs {
+            guest_cache: "there/is/none".into(),
+            guest_kernel: "6.12".into(),
+            guest_limit: 1,
+            guest_kind: Vec::new(),
+            guest_configuration: Vec::new(),
+            module_source: "kmod".into(),
+        }
+    }
+
+    #[test]
+    fn what_a_command_says_last_is_why_it_failed() {
+        let (args, stop) = (args(), Interrupt::default());
+        let booth = GuestRunner {
+            program: "sh".into(),
+            dir: "d".into(),
+            args: &args,
+            stop: &stop,
+        };
+        let why = |script: &str| {
+            let mut command = Command::new("sh");
+            let command = command.args(["-c", script]);
+            let command = command.stdout(Stdio::piped()).stderr(Stdio::piped());
+            let mut text = String::new();
+            let ran = booth.run(command, |_, out| out.read_to_string(&mut text).map(drop));
+            ran.map(|()| text)
+        };
+        assert_eq!(why("echo a; echo b >&2").unwrap(), "a\n");
+        let failed = why("echo 'ringfence: no QEMU' >&2; echo 'ringfence_x 1' >&2; exit 1");
+        assert_eq!(failed.unwrap_err(), "no QEMU");
+        assert!(why("exit 1").is_err());
+        // Whoever is asked to stop waits for nobody.
+        stop.request();
+        assert_eq!(why("exec sleep 600").unwrap_err(), "interrupted");
+    }
+
+    #[test]
+    fn a_command_whose_output_is_refused_is_ended() {
+        let (args, stop) = (args(), Interrupt::default());
+        let booth = GuestRunner {
+            program: "sh".into(),
+            dir: "d".into(),
+            args: &args,
+            stop: &stop,
+        };
+        let mut command = Command::new("sleep");
+        let command = command.arg("600").stdout(Stdio::piped());
+        let refused = booth.run(command.stderr(Stdio::piped()), |_, _| {
+            Err(io::Error::other("no counters"))
+        });
+        assert_eq!(refused.unwrap_err(), "no counters");
+    }
+}

@@ -1,0 +1,109 @@
+//! Per burst, as Fig. 11 of the rIOMMU document has it: one invalidation at its end, and nothing waits for it (erratum 8).
+
+use alloc::vec::Vec;
+use core::mem::ManuallyDrop;
+
+use ringfence_types::{Invalidation, InvalidationError, Pending, Unmapped};
+
+use super::{BurstKey, Flush, FlushContext, PendingUnmap, ReleasedStale};
+use crate::space::{ClearedRange, ReusesUnflushed};
+use crate::{NotInvalidated, Platform};
+
+/// The buffer is back at once and so are its addresses, while the device may still reach both until the burst ends. For showing what
+/// that costs; [`Burst`](super::Burst) is the same with the buffers withheld. Compiles only with the figure's own ring.
+///
+/// ```
+/// # use std::cell::RefCell;
+/// # use ringfence_dma::{Flush, flush::BurstAsPublished, ring::RingAsPublished, space::Rings};
+/// # type Literal = Rings<RingAsPublished, RefCell<RingAsPublished>>;
+/// fn goes_with<F: Flush<Literal, ()>>() {}
+/// goes_with::<BurstAsPublished>();
+/// ```
+/// ```compile_fail,E0277
+/// # use std::cell::RefCell;
+/// # use ringfence_dma::{Flush, flush::BurstAsPublished, space::{Paged, PlainTable}};
+/// # use ringfence_iova::{Bitmap, BitmapState};
+/// # use ringfence_pgtable::SecondStage;
+/// # type Pages = Paged<Bitmap<RefCell<BitmapState>>, PlainTable<SecondStage>>;
+/// fn goes_with<F: Flush<Pages, ()>>() {}
+/// // A bitmap waits for the flush that it asks for, and here nobody says that it was made.
+/// goes_with::<BurstAsPublished>();
+/// ```
+#[derive(Debug, Clone, Copy, Default)]
+pub struct BurstAsPublished;
+
+impl<S: ReusesUnflushed<UnmapResult = ClearedRange, FreeProof = Unmapped>, B> Flush<S, B>
+    for BurstAsPublished
+{
+    /// The invalidation that ends the open burst of each lane.
+    type PerCpu = Vec<Option<Invalidation>>;
+    type PerDomain = ();
+    type Outcome = ReleasedStale<B>;
+
+    fn per_domain(&self) {}
+
+    fn per_cpu(&self, (): &()) -> Self::PerCpu {
+        Vec::new()
+    }
+
+    #[inline]
+    fn queue_unmap<P: Platform>(
+        &self,
+        (): &(),
+        own: &mut Self::PerCpu,
+        mut home: FlushContext<'_, S>,
+        platform: &mut P,
+        item: PendingUnmap<S, B>,
+    ) -> Result<ReleasedStale<B>, (InvalidationError, NotInvalidated<B>)> {
+        home.sync(platform);
+        let place = item.burst_key.index();
+        if place >= own.len() {
+            own.resize(place + 1, None);
+        }
+        if let Some(open) = own.get_mut(place) {
+            *open = Some(home.invalidation_of(&item.result));
+        }
+        home.release_current(item.result.unmapped);
+        Ok(ReleasedStale(ManuallyDrop::into_inner(item.buffer)))
+    }
+
+    fn drain_cpu<P: Platform>(
+        &self,
+        own: &mut Self::PerCpu,
+        _home: FlushContext<'_, S>,
+        platform: &mut P,
+        _each: impl FnMut(B),
+    ) -> Result<(), InvalidationError> {
+        own.iter_mut()
+            .filter_map(Option::take)
+            .map(|request| invalidate(request, platform))
+            .fold(Ok(()), Result::and)
+    }
+
+    /// "if( end_of_burst ) riotlb_invalidate( ... );"
+    fn end_burst<P: Platform>(
+        &self,
+        own: &mut Self::PerCpu,
+        _home: FlushContext<'_, S>,
+        platform: &mut P,
+        lane: BurstKey,
+        _each: impl FnMut(B),
+    ) -> Result<(), InvalidationError> {
+        let Some(request) = own.get_mut(lane.index()).and_then(Option::take) else {
+            return Ok(());
+        };
+        invalidate(request, platform)
+    }
+}
+
+/// Nothing has waited for it, so nothing is released.
+fn invalidate<P: Platform>(
+    request: Invalidation,
+    platform: &mut P,
+) -> Result<(), InvalidationError> {
+    Pending::submit(platform.invalidator(), request, ())
+        .map_err(|((), error)| error)?
+        .wait(platform.invalidator())
+        .map(|flushed| flushed.into_batch())
+        .map_err(|(_, error)| error)
+}

@@ -1,0 +1,215 @@
+//! The driver of Fig. 11 as it is printed, defects included (errata 7 and 8): for showing what they cost, never for use.
+//!
+//! - `map` trusts the count of mappings and the tail: after an unmap out of order it overwrites a live entry;
+//! - `unmap` counts down whether the entry was valid or not;
+//! - entries change field by field, without order;
+//! - a slot can be taken again, and its buffer is back, before the burst's invalidation.
+//!
+//! It departs from the figure only where that would break this program's own memory: an address that names no slot is refused, not
+//! followed.
+
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+use core::sync::atomic::{Ordering, fence};
+
+use ringfence_pgtable::{Coherency, RING_ENTRY_BYTES, RingPte, RingTable, ring_words};
+use ringfence_types::{Permissions, PhysMemory, PhysRange, RingId, RingIova, RingSlot};
+
+use super::error::{FullReason, RingFull, RingRefusal};
+use super::table::Ring;
+use crate::MapReason;
+use crate::space::UnmapRefusal;
+
+/// `nmapped` has 18 bits (Fig. 9b) and wraps.
+const NMAPPED: u32 = (1 << 18) - 1;
+
+/// rRING with its software fields (Fig. 9b), driven as in Fig. 11.
+#[derive(Debug)]
+pub struct RingAsPublished {
+    id: RingId,
+    table: RingTable,
+    coherency: Coherency,
+    tail: RingSlot,
+    nmapped: u32,
+    /// What a driver remembers of its lists: the slots after the first, by the first. Of two lists with the same first slot, which only an
+    /// overwritten entry makes possible, the older one stands first.
+    lists: BTreeMap<RingSlot, Vec<Vec<RingSlot>>>,
+}
+
+impl From<Ring> for RingAsPublished {
+    /// The same ring under the other driver. Nothing is mapped in it.
+    fn from(ring: Ring) -> Self {
+        Self {
+            id: ring.id(),
+            table: ring.table(),
+            coherency: ring.coherency(),
+            tail: RingSlot::FIRST,
+            nmapped: 0,
+            lists: BTreeMap::new(),
+        }
+    }
+}
+
+impl RingAsPublished {
+    /// The rid.
+    #[inline]
+    pub fn id(&self) -> RingId {
+        self.id
+    }
+
+    /// How many slots it has.
+    #[inline]
+    pub fn slots(&self) -> u32 {
+        self.table.slots()
+    }
+
+    /// Whether walkers snoop.
+    #[inline]
+    pub fn coherency(&self) -> Coherency {
+        self.coherency
+    }
+
+    /// `nmapped`: as many as the figure believes are mapped.
+    #[inline]
+    pub fn nmapped(&self) -> u32 {
+        self.nmapped
+    }
+
+    /// `map` of Fig. 11.
+    ///
+    /// # Errors
+    /// OVERFLOW is [`MapReason::RingFull`].
+    #[inline]
+    pub fn map<M: PhysMemory + ?Sized>(
+        &mut self,
+        mem: &M,
+        buffer: &PhysRange,
+        permissions: Permissions,
+    ) -> Result<RingIova, MapReason> {
+        let entry = RingPte::new(buffer, permissions)
+            .map_err(|error| MapReason::Ring(RingRefusal::Format(error)))?;
+        // "if( r.nmapped == r.size ) return OVERFLOW;"
+        if self.nmapped == self.table.slots() {
+            return Err(MapReason::RingFull(RingFull {
+                ring: self.id,
+                slot: self.tail,
+                reason: FullReason::Unmap,
+            }));
+        }
+        // "u18 t = r.tail; r.tail = (r.tail + 1) % r.size; r.nmapped++;"
+        let slot = self.tail;
+        self.tail = slot.next(self.table.slots());
+        self.nmapped = self.nmapped.wrapping_add(1) & NMAPPED;
+        // "r.ring[t].phys_addr = pa;" and so on to "valid = 1", whatever the entry holds.
+        let words = self
+            .table
+            .entry(slot)
+            .and_then(|at| ring_words(mem, at).ok())
+            .ok_or(MapReason::Ring(RingRefusal::Memory))?;
+        entry.store_as_published(words);
+        self.sync_mem(mem, slot);
+        Ok(RingIova::start(self.id, slot))
+    }
+
+    /// One `map` after the other, up to the first that overflows.
+    ///
+    /// # Errors
+    /// As for [`map`](Self::map); what was mapped has been unmapped.
+    pub fn map_list<M: PhysMemory + ?Sized>(
+        &mut self,
+        mem: &M,
+        pieces: &[PhysRange],
+        permissions: Permissions,
+    ) -> Result<RingIova, MapReason> {
+        let mut made = Vec::with_capacity(pieces.len());
+        for piece in pieces {
+            match self.map(mem, piece, permissions) {
+                Ok(iova) => made.push(iova),
+                Err(reason) => {
+                    for iova in made {
+                        let _ = self.unmap(mem, iova);
+                    }
+                    return Err(reason);
+                }
+            }
+        }
+        let head = *made.first().ok_or(MapReason::Empty)?;
+        if made.len() > 1 {
+            let rest = made.iter().skip(1).map(|iova| iova.slot()).collect();
+            self.lists.entry(head.slot()).or_default().push(rest);
+        }
+        Ok(head)
+    }
+
+    /// `unmap` of Fig. 11 but for its last two lines, the invalidation.
+    ///
+    /// # Errors
+    /// The address names no slot of this ring.
+    #[inline]
+    pub fn unmap<M: PhysMemory + ?Sized>(
+        &mut self,
+        mem: &M,
+        iova: RingIova,
+    ) -> Result<(), UnmapRefusal> {
+        let slot = iova.slot();
+        let words = self
+            .table
+            .entry(slot)
+            .filter(|_| iova.ring() == self.id)
+            .and_then(|at| ring_words(mem, at).ok())
+            .ok_or(UnmapRefusal::NotAllocated)?;
+        // "r.ring[iova.rentry].valid = 0; locked { r.nmapped--; }"
+        RingPte::clear_as_published(words);
+        self.nmapped = self.nmapped.wrapping_sub(1) & NMAPPED;
+        self.sync_mem(mem, slot);
+        Ok(())
+    }
+
+    /// One `unmap` after the other for the list, or the buffer, that begins at `iova`.
+    ///
+    /// # Errors
+    /// As for [`unmap`](Self::unmap).
+    pub fn unmap_list<M: PhysMemory + ?Sized>(
+        &mut self,
+        mem: &M,
+        iova: RingIova,
+    ) -> Result<(), UnmapRefusal> {
+        self.unmap(mem, iova)?;
+        let rest = match self.lists.get_mut(&iova.slot()) {
+            Some(lists) if lists.len() > 1 => lists.remove(0),
+            Some(_) => self
+                .lists
+                .remove(&iova.slot())
+                .into_iter()
+                .flatten()
+                .next()
+                .unwrap_or_default(),
+            None => return Ok(()),
+        };
+        for slot in rest {
+            self.unmap(mem, RingIova::start(self.id, slot))?;
+        }
+        Ok(())
+    }
+
+    /// The slots of the newest list that begins at `iova`.
+    pub(crate) fn list(&self, iova: RingIova) -> impl Iterator<Item = RingIova> + '_ {
+        let rest = self.lists.get(&iova.slot()).and_then(|lists| lists.last());
+        core::iter::once(iova.slot())
+            .chain(rest.into_iter().flatten().copied())
+            .map(|slot| RingIova::start(self.id, slot))
+    }
+
+    /// `sync_mem` of Fig. 11, for each entry.
+    #[inline]
+    fn sync_mem<M: PhysMemory + ?Sized>(&self, mem: &M, slot: RingSlot) {
+        if self.coherency == Coherency::NonCoherent
+            && let Some(at) = self.table.entry(slot)
+        {
+            fence(Ordering::SeqCst);
+            mem.write_back(at, RING_ENTRY_BYTES);
+            mem.drain();
+        }
+        fence(Ordering::SeqCst);
+    }
+}

@@ -1,0 +1,147 @@
+//! Scatterlists in spaces that keep what is unmapped: each piece is a mapping of its own, so that it is found again in another list.
+
+use alloc::vec::Vec;
+
+use ringfence_types::IovaRange;
+
+use crate::flush::{Flush, FlushContext};
+use crate::mapping::LiveMapping;
+use crate::sg::segments;
+use crate::space::{IotlbSync, Space, UnmapRefusal};
+use crate::{
+    Attachment, Cpu, Dma, MapError, MapReason, Platform, SgMapping, SgRequest, UnmapError,
+    UnmapReason,
+};
+
+impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
+    pub(crate) fn map_sg_per_segment<P: Platform>(
+        &self,
+        cpu: &mut Cpu<S, F, B>,
+        platform: &mut P,
+        at: &Attachment,
+        request: SgRequest<'_, B>,
+    ) -> Result<(SgMapping<B>, usize), (B, MapError)> {
+        let mut apart = Vec::with_capacity(request.pieces.len());
+        let mut placed = self.try_map_per_segment(cpu, platform, at, &request, &mut apart);
+        if let Err(MapReason::Alloc(_)) = placed {
+            // What nobody uses makes room.
+            let flushed = self.flush(cpu, platform, at).map_err(MapReason::Flush);
+            placed = flushed.and_then(|()| {
+                apart.clear();
+                self.try_map_per_segment(cpu, platform, at, &request, &mut apart)
+            });
+        }
+        let (steps, first) = match (placed, apart.first().copied()) {
+            (Ok(steps), Some(first)) => (steps, first),
+            (Ok(_), None) => return Err(request.into_map_error(at, MapReason::Empty)),
+            (Err(reason), _) => return Err(request.into_map_error(at, reason)),
+        };
+        let Some(used) = segments(apart.iter().copied(), request.limits, request.out) else {
+            let mut reason = MapReason::TooManySegments;
+            for range in apart {
+                if let Err(failed) = self.undo_map(cpu, platform, at, range) {
+                    reason = MapReason::RollbackFailed(failed);
+                }
+            }
+            return Err(request.into_map_error(at, reason));
+        };
+        let mapping = SgMapping {
+            live: LiveMapping::new(at, first, request.direction, request.buffer),
+            contiguous: false,
+            piece_ranges: apart,
+            bounced: Vec::new(),
+            steps,
+        };
+        Ok((mapping, used))
+    }
+
+    fn try_map_per_segment<P: Platform>(
+        &self,
+        cpu: &mut Cpu<S, F, B>,
+        platform: &mut P,
+        at: &Attachment,
+        request: &SgRequest<'_, B>,
+        apart: &mut Vec<IovaRange>,
+    ) -> Result<u32, MapReason> {
+        self.refresh_if_stale(cpu);
+        let parts = self.space_and_cpu(&mut cpu.spaces, at);
+        let (space, own) = parts.ok_or(MapReason::NotAttached)?;
+        let permissions = request.direction.permissions();
+        space.map_per_segment(own, platform, request.pieces, permissions, at.limits, apart)
+    }
+
+    /// A list is kept if any of its pieces is: the buffer comes back as that says.
+    ///
+    /// # Errors
+    /// A piece that is refused leaves those after it mapped, and the list with the caller.
+    pub(crate) fn unmap_sg_per_segment<P: Platform>(
+        &self,
+        cpu: &mut Cpu<S, F, B>,
+        platform: &mut P,
+        at: &Attachment,
+        mapping: SgMapping<B>,
+    ) -> Result<F::Outcome, UnmapError<B>> {
+        let SgMapping {
+            live,
+            piece_ranges: apart,
+            ..
+        } = mapping;
+        let range = live.range;
+        let failed = |reason| UnmapError {
+            device: at.device,
+            range,
+            reason,
+        };
+        self.refresh_if_stale(cpu);
+        let known = live.domain_handle == at.domain_handle
+            && self.space_and_cpu(&mut cpu.spaces, at).is_some()
+            && self.flush_state(&mut cpu.flush, at).is_some();
+        if !known {
+            return Err(failed(self.wrong_domain(live)));
+        }
+        let mut left: Option<S::UnmapResult> = None;
+        for range in apart {
+            let unmapped = match self.space_and_cpu(&mut cpu.spaces, at) {
+                Some((space, own)) => space.unmap(own, platform, range),
+                None => Err(UnmapRefusal::NotAllocated),
+            };
+            let gone = match unmapped {
+                Ok(gone) => gone,
+                Err(refusal) => return Err(failed(refusal.with(live.into_still_mapped()))),
+            };
+            let done = match left.take() {
+                None => gone,
+                Some(other) => {
+                    let (stays, leaves) = if other.is_cached() {
+                        (other, gone)
+                    } else {
+                        (gone, other)
+                    };
+                    let mut home = self.flush_ctx(cpu, at);
+                    if let Err((error, gone)) = leaves.iotlb_sync(&mut home, platform) {
+                        return Err(failed(UnmapReason::NotFlushed(
+                            error,
+                            live.into_not_invalidated(gone),
+                        )));
+                    }
+                    stays
+                }
+            };
+            left = Some(done);
+        }
+        let (Some(gone), Some((shared, own))) = (left, self.flush_state(&mut cpu.flush, at)) else {
+            return Err(failed(
+                UnmapRefusal::NotAllocated.with(live.into_still_mapped()),
+            ));
+        };
+        let item = live.into_pending_unmap(gone, at.ring());
+        let home = FlushContext {
+            domain_slots: &self.domain_slots,
+            cpus: &mut cpu.spaces,
+            domain_index: at.domain_handle.index(),
+        };
+        self.flush
+            .queue_unmap(shared, own, home, platform, item)
+            .map_err(|(error, owed)| failed(UnmapReason::NotFlushed(error, owed)))
+    }
+}

@@ -1,0 +1,259 @@
+//! The names of the answers to the four questions, as `ringfence modes` prints them and `--mode` takes them.
+
+use std::fmt;
+
+use super::hint;
+use crate::modes::{Alloc, FlushKind, Owner, TableKind};
+
+/// An answer that has a name on the command line.
+pub trait Axis: Sized + Copy {
+    /// The question, as the key of `--mode`.
+    const KEY: &'static str;
+
+    /// The name.
+    fn name(self) -> String;
+
+    /// The names that [`Axis::parse`] takes.
+    fn names() -> Vec<String>;
+
+    /// The answer of that name.
+    ///
+    /// # Errors
+    /// There is none.
+    fn parse(text: &str) -> Result<Self, ParseAxisError>;
+}
+
+/// A name that is no answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ParseAxisError {
+    /// The question.
+    pub axis: &'static str,
+    /// The name.
+    pub name: String,
+    /// What it could have been.
+    pub candidates: Vec<String>,
+}
+
+impl fmt::Display for ParseAxisError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            axis: question,
+            name: given,
+            candidates: known,
+        } = self;
+        write!(
+            f,
+            "no {question} is called {given:?}; {}there are {}",
+            hint(given, known),
+            known.join(", ")
+        )
+    }
+}
+
+impl std::error::Error for ParseAxisError {}
+
+/// Looks a name up among the answers of a question.
+fn parse_among<T: Axis>(text: &str, all: &[T]) -> Result<T, ParseAxisError> {
+    let found = all.iter().find(|answer| answer.name() == text);
+    found.copied().ok_or_else(|| ParseAxisError {
+        axis: T::KEY,
+        name: text.to_owned(),
+        candidates: T::names(),
+    })
+}
+
+impl Alloc {
+    const ALL: &[Self] = &[
+        Self::Identity,
+        Self::CachedRbTree,
+        Self::Eiovar(None),
+        Self::Bitmap,
+        Self::BitmapAsPublished,
+        Self::TableBitmap,
+        Self::FreeBsd,
+        Self::LinuxRcache,
+        Self::Magazine,
+        Self::RingTail,
+        Self::RingFree,
+        Self::RingTailAsPublished,
+    ];
+}
+
+impl Axis for Alloc {
+    const KEY: &'static str = "alloc";
+
+    fn name(self) -> String {
+        match self {
+            Self::Identity => "identity".into(),
+            Self::CachedRbTree => "cached-rbtree".into(),
+            Self::Eiovar(None) => "eiovar".into(),
+            Self::Eiovar(Some(k)) => format!("eiovar-{k}"),
+            Self::Bitmap => "bitmap".into(),
+            Self::BitmapAsPublished => "bitmap-literal".into(),
+            Self::TableBitmap => "table-bitmap".into(),
+            Self::FreeBsd => "freebsd".into(),
+            Self::LinuxRcache => "linux-rcache".into(),
+            Self::Magazine => "magazine".into(),
+            Self::RingTail => "ring-tail".into(),
+            Self::RingFree => "ring-free".into(),
+            Self::RingTailAsPublished => "ring-tail-literal".into(),
+        }
+    }
+
+    fn names() -> Vec<String> {
+        let mut names: Vec<String> = Self::ALL.iter().map(|answer| answer.name()).collect();
+        names.push("eiovar-K".into());
+        names
+    }
+
+    fn parse(text: &str) -> Result<Self, ParseAxisError> {
+        // Freelists of at most K: `eiovar-64`.
+        match text.strip_prefix("eiovar-").map(str::parse::<usize>) {
+            Some(Ok(k)) if k > 0 => Ok(Self::Eiovar(Some(k))),
+            _ => parse_among(text, Self::ALL),
+        }
+    }
+}
+
+impl TableKind {
+    const ALL: &[Self] = &[
+        Self::None,
+        Self::PassThrough,
+        Self::StaticRadix,
+        Self::Radix,
+        Self::CachedRadix,
+        Self::RadixReclaimPage,
+        Self::RadixReclaim,
+        Self::Flat,
+        Self::Ring,
+        Self::RingNonCoherent,
+        Self::RingAsPublished,
+        Self::RingNonCoherentAsPublished,
+    ];
+}
+
+impl Axis for TableKind {
+    const KEY: &'static str = "table";
+
+    fn name(self) -> String {
+        match self {
+            Self::None => "none",
+            Self::PassThrough => "pass-through",
+            Self::StaticRadix => "static-radix",
+            Self::Radix => "radix",
+            Self::CachedRadix => "cached-radix",
+            Self::RadixReclaimPage => "radix-reclaim-page",
+            Self::RadixReclaim => "radix-reclaim",
+            Self::Flat => "flat",
+            Self::Ring => "ring",
+            Self::RingNonCoherent => "ring-non-coherent",
+            Self::RingAsPublished => "ring-literal",
+            Self::RingNonCoherentAsPublished => "ring-non-coherent-literal",
+        }
+        .into()
+    }
+
+    fn names() -> Vec<String> {
+        Self::ALL.iter().map(|answer| answer.name()).collect()
+    }
+
+    fn parse(text: &str) -> Result<Self, ParseAxisError> {
+        parse_among(text, Self::ALL)
+    }
+}
+
+impl FlushKind {
+    const ALL: &[Self] = &[
+        Self::Never,
+        Self::PerUnmap,
+        Self::Deferred,
+        Self::PerCpuQueue,
+        Self::PerWrap,
+        Self::Burst,
+        Self::BurstAsPublished,
+        Self::PerCycle,
+        Self::PerCycleAdaptive,
+        Self::PerCycleAsPublished,
+    ];
+}
+
+impl Axis for FlushKind {
+    const KEY: &'static str = "flush";
+
+    fn name(self) -> String {
+        match self {
+            Self::Never => "never",
+            Self::PerUnmap => "per-unmap",
+            Self::Deferred => "deferred",
+            Self::PerCpuQueue => "per-cpu-queue",
+            Self::PerWrap => "per-wrap",
+            Self::Burst => "burst",
+            Self::BurstAsPublished => "burst-literal",
+            Self::PerCycle => "per-cycle",
+            Self::PerCycleAdaptive => "per-cycle-adaptive",
+            Self::PerCycleAsPublished => "per-cycle-literal",
+        }
+        .into()
+    }
+
+    fn names() -> Vec<String> {
+        Self::ALL.iter().map(|answer| answer.name()).collect()
+    }
+
+    fn parse(text: &str) -> Result<Self, ParseAxisError> {
+        parse_among(text, Self::ALL)
+    }
+}
+
+impl Owner {
+    const ALL: &[Self] = &[
+        Self::Kernel,
+        Self::Host,
+        Self::VirtioIommu,
+        Self::Pviommu,
+        Self::PviommuHopt,
+    ];
+}
+
+impl Axis for Owner {
+    const KEY: &'static str = "who";
+
+    fn name(self) -> String {
+        match self {
+            Self::Kernel => "kernel",
+            Self::Host => "host",
+            Self::VirtioIommu => "virtio-iommu",
+            Self::Pviommu => "pviommu",
+            Self::PviommuHopt => "pviommu-hopt",
+        }
+        .into()
+    }
+
+    fn names() -> Vec<String> {
+        Self::ALL.iter().map(|answer| answer.name()).collect()
+    }
+
+    fn parse(text: &str) -> Result<Self, ParseAxisError> {
+        parse_among(text, Self::ALL)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::modes::Mode;
+
+    #[test]
+    fn every_answer_of_every_mode_is_found_by_its_name() {
+        for mode in Mode::named() {
+            assert_eq!(Alloc::parse(&mode.alloc.name()), Ok(mode.alloc));
+            assert_eq!(TableKind::parse(&mode.table.name()), Ok(mode.table));
+            assert_eq!(FlushKind::parse(&mode.flush.name()), Ok(mode.flush));
+            assert_eq!(Owner::parse(&mode.owner.name()), Ok(mode.owner));
+        }
+        assert_eq!(Alloc::parse("eiovar-8"), Ok(Alloc::Eiovar(Some(8))));
+        for wrong in ["eiovar-0", "eiovar-x", "Eiovar", ""] {
+            assert!(Alloc::parse(wrong).is_err(), "{wrong}");
+        }
+    }
+}

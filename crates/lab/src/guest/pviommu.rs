@@ -1,0 +1,418 @@
+//! The para-virtual IOMMU of Tang et al., frontend and backend (`docs/PVIOMMU.md`): a map waits for its answer, a list
+//! kicks once, an unmap is answered before its buffer comes back.
+//!
+//! A guest has one queue. Each device has an I/O page table of its own, which the host makes when the device is attached.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use ringfence_dma::Platform;
+use ringfence_dma::space::IoPageTable;
+use ringfence_memory::{Arena, Frames};
+use ringfence_pgtable::{Coherency, Levels, MapError, MapRequest, SecondStage, UnmapError};
+use ringfence_pviommu::backend::{
+    Backend, BackendLimits, DeviceSlot, HardwareTables, IoError, IoTables,
+};
+use ringfence_pviommu::frontend::{
+    Channel, ChannelOptions, Queue, QueueFull, RemoteTable, RequestId, SharedChannel,
+    UnmapCompletions, Used,
+};
+use ringfence_pviommu::loopback::Loopback;
+use ringfence_pviommu::wire::{Config, DEVICES_LIMIT, Devid, PAGES_LIMIT};
+use ringfence_types::{
+    CachedLevels, Direction, DomainId, Invalidation, InvalidationError, Invalidator, Iova,
+    IovaRange, PfnRange, PhysAddr, Ticket, Unmapped,
+};
+
+use super::second_stage::{GuestMemory, HostFrames, guest_memory, lookups};
+use super::{
+    FrameLookup, FrameRmap, HostBackend, HostUnit, KickCause, QueueStats, SharedHost,
+    VirtIommuHardware,
+};
+use crate::error::LabError;
+use crate::mode_dispatch::{HostOf, MakeTable, ReplayTable};
+use crate::modes::Owner;
+
+/// Devices of a guest, numbered from 1 as their domains are.
+const DEVICES: u32 = DEVICES_LIMIT as u32;
+/// Requests that can wait, as in the module's queue of 256 descriptors.
+const CHAINS: u16 = 128;
+
+/// The unit, as every device's table invalidates it.
+#[derive(Debug, Clone)]
+struct SharedUnit(Rc<RefCell<HostUnit>>);
+
+impl Invalidator for SharedUnit {
+    #[inline]
+    fn submit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {
+        self.0.borrow_mut().submit(request)
+    }
+
+    #[inline]
+    fn poll(&mut self, ticket: Ticket) -> Result<bool, InvalidationError> {
+        self.0.borrow_mut().poll(ticket)
+    }
+}
+
+type DeviceTable = HardwareTables<Rc<Arena>, HostFrames, SharedUnit>;
+
+/// The tables of the devices that were attached so far.
+#[derive(Debug, Default)]
+struct DeviceTables(Vec<Option<DeviceTable>>);
+
+/// Each has one of its own.
+const FIRST_SLOT: DeviceSlot = DeviceSlot::new(0);
+
+impl DeviceTables {
+    #[inline]
+    fn of(&mut self, device: DeviceSlot) -> Result<&mut DeviceTable, IoError> {
+        let table = self.0.get_mut(device.index());
+        table.and_then(Option::as_mut).ok_or(IoError::Failed)
+    }
+}
+
+impl IoTables for DeviceTables {
+    #[inline]
+    fn map(
+        &mut self,
+        device: DeviceSlot,
+        giova: Iova,
+        frame: PhysAddr,
+        direction: Direction,
+    ) -> Result<(), IoError> {
+        self.of(device)?.map(FIRST_SLOT, giova, frame, direction)
+    }
+
+    #[inline]
+    fn unmap(&mut self, device: DeviceSlot, giova: Iova) -> Result<(), IoError> {
+        self.of(device)?.unmap(FIRST_SLOT, giova)
+    }
+
+    #[inline]
+    fn commit(&mut self, device: DeviceSlot) -> Result<(), IoError> {
+        self.of(device)?.commit(FIRST_SLOT)
+    }
+}
+
+/// The queue of a guest and its backend, which counts what goes through it.
+#[derive(Debug)]
+pub struct PviommuQueue {
+    device: Loopback<GuestMemory, DeviceTables>,
+    /// Whether a map waits for the next kick.
+    maps: bool,
+    traffic: QueueStats,
+}
+
+impl Queue for PviommuQueue {
+    fn add(&mut self, request: &[u8]) -> Result<RequestId, QueueFull> {
+        let id = self.device.add(request)?;
+        self.traffic.requests += 1;
+        // Field `type`; 0 is a map.
+        self.maps |= request.get(8) == Some(&0);
+        Ok(id)
+    }
+
+    fn kick(&mut self) {
+        self.traffic.kick(if self.maps {
+            KickCause::Map
+        } else {
+            KickCause::Unmap
+        });
+        self.maps = false;
+        self.device.kick();
+    }
+
+    fn poll(&mut self) -> Option<Used> {
+        self.device.poll()
+    }
+}
+
+type GuestLink = SharedChannel<PviommuQueue, RefCell<Channel<PviommuQueue>>>;
+
+/// A para-virtual IOMMU's backend, and the guest's end of its queue.
+pub struct PviommuHost {
+    link: Rc<GuestLink>,
+    answers: UnmapCompletions<Rc<GuestLink>, PviommuQueue, RefCell<Channel<PviommuQueue>>>,
+    unit: Rc<RefCell<HostUnit>>,
+    memory: Rc<Arena>,
+    frames: HostFrames,
+    coherency: Coherency,
+    side: FrameLookup,
+    occupants: Rc<FrameRmap>,
+}
+
+impl std::fmt::Debug for PviommuHost {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PviommuHost")
+            .field("line", &self.link)
+            .finish_non_exhaustive()
+    }
+}
+
+impl HostBackend for PviommuHost {
+    fn new(
+        memory: &Rc<Arena>,
+        frames: &Rc<Frames<Rc<Arena>>>,
+        coherency: Coherency,
+        unit: HostUnit,
+    ) -> Result<Self, LabError> {
+        let refused = LabError::Internal("a host that cannot be configured");
+        let window = IovaRange::inclusive(Iova::new(0x1000), Iova::new((1 << 48) - 1));
+        let Some(window) = window else {
+            return Err(refused);
+        };
+        let Ok(config) = Config::new(window, PAGES_LIMIT, 1..=DEVICES) else {
+            return Err(refused);
+        };
+        // A replay maps what its trace maps: frames are the limit.
+        let limits = BackendLimits {
+            mappings: u64::MAX,
+            leaves: u64::MAX,
+        };
+        let (side, occupants) = (FrameLookup::Plain, Rc::default());
+        let backing = guest_memory(side, &occupants)?;
+        let backend = Backend::new(config, limits, backing, DeviceTables::default());
+        let queue = PviommuQueue {
+            device: Loopback::new(backend, CHAINS),
+            maps: false,
+            traffic: QueueStats::default(),
+        };
+        // The host answers as soon as it is polled.
+        let options = ChannelOptions {
+            pages_max: PAGES_LIMIT,
+            patience: 16,
+        };
+        let line = Rc::new(SharedChannel::new(
+            Channel::new(queue, options),
+            RefCell::new,
+        ));
+        Ok(Self {
+            answers: UnmapCompletions::new(Rc::clone(&line)),
+            link: line,
+            unit: Rc::new(RefCell::new(unit)),
+            memory: Rc::clone(memory),
+            frames: HostFrames::Tables(Rc::clone(frames)),
+            coherency,
+            side,
+            occupants,
+        })
+    }
+
+    #[inline]
+    fn with_unit<R>(&mut self, act: impl FnOnce(&mut HostUnit) -> R) -> R {
+        act(&mut self.unit.borrow_mut())
+    }
+
+    #[inline]
+    fn commit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {
+        self.answers.submit(request)
+    }
+
+    #[inline]
+    fn is_completed(&mut self, ticket: Ticket) -> Result<bool, InvalidationError> {
+        self.answers.poll(ticket)
+    }
+
+    fn traffic(&self) -> QueueStats {
+        let invalidations = self.unit.borrow().invalidations();
+        self.link.with(|channel| {
+            let queue = channel.queue();
+            QueueStats {
+                invalidations,
+                lookups: lookups(queue.device.backend().backing()),
+                ..queue.traffic
+            }
+        })
+    }
+
+    fn frame_rmap(&self) -> Option<Rc<FrameRmap>> {
+        Some(Rc::clone(&self.occupants))
+    }
+}
+
+impl PviommuHost {
+    /// Makes the table of the device of `domain`; where its walks begin. All devices of a guest find its memory by one `side`, which the first
+    /// decides, before anything is mapped.
+    fn attach(&mut self, domain: DomainId, side: FrameLookup) -> Result<PhysAddr, LabError> {
+        if self.side != side {
+            let memory = guest_memory(side, &self.occupants)?;
+            let unused = self.link.with(|channel| {
+                let queue = channel.queue();
+                let unused = queue.device.backend().tables().0.is_empty();
+                if unused {
+                    *queue.device.backend().backing() = memory;
+                }
+                unused
+            });
+            if !unused {
+                return Err(LabError::Internal("a guest with two hosts"));
+            }
+            self.side = side;
+        }
+        let number = usize::from(domain.get());
+        if number == 0 || number > DEVICES_LIMIT {
+            return Err(LabError::UnlistedDevice {
+                limit: DEVICES_LIMIT,
+            });
+        }
+        let made = HardwareTables::new(
+            Rc::clone(&self.memory),
+            self.frames.clone(),
+            SharedUnit(Rc::clone(&self.unit)),
+            SecondStage::new(Levels::Four),
+            self.coherency,
+            &[domain],
+        )?;
+        let Some(ringfence_pgtable::Context {
+            translation: ringfence_pgtable::TranslationType::Table { root, .. },
+            ..
+        }) = made.context(FIRST_SLOT)
+        else {
+            return Err(LabError::Internal("a device without a table"));
+        };
+        self.link.with(|channel| {
+            let tables = &mut channel.queue().device.backend().tables().0;
+            if tables.len() < number {
+                tables.resize_with(number, || None);
+            }
+            tables[number - 1] = Some(made);
+        });
+        Ok(root)
+    }
+}
+
+/// The guest's table of a domain: requests to the backend.
+pub struct PviommuTable {
+    remote: RemoteTable<Rc<GuestLink>, PviommuQueue, RefCell<Channel<PviommuQueue>>>,
+    root: PhysAddr,
+}
+
+impl PviommuTable {
+    /// The table of a device of its own in a new domain of `host`.
+    ///
+    /// # Errors
+    /// The host has no room.
+    pub fn new(
+        host: &SharedHost<PviommuHost>,
+        domain: DomainId,
+        side: FrameLookup,
+    ) -> Result<Self, LabError> {
+        host.with(|host| {
+            Ok(Self {
+                root: host.attach(domain, side)?,
+                remote: RemoteTable::new(
+                    Rc::clone(&host.link),
+                    Devid::new(domain.get().into()),
+                    domain,
+                ),
+            })
+        })
+    }
+}
+
+/// Makes the table of a domain, which a host of some kind keeps.
+fn table<const OPTIMISED: bool>(
+    domain: DomainId,
+    _: Coherency,
+    _: &Arena,
+    _: &Frames<Rc<Arena>>,
+    host: Option<&HostOf<PviommuTable>>,
+) -> Result<PviommuTable, LabError> {
+    let host = host.ok_or(LabError::Internal("a guest without a host"))?;
+    let side = match OPTIMISED {
+        false => FrameLookup::Plain,
+        true => FrameLookup::Optimised,
+    };
+    PviommuTable::new(host, domain, side)
+}
+
+/// How the table of a domain is made, which a host of the kind of `who` keeps. A value and no type: replicas are compiled for both at once.
+pub(crate) fn pviommu(who: Owner) -> MakeTable<PviommuTable> {
+    match who {
+        Owner::PviommuHopt => table::<true>,
+        _ => table::<false>,
+    }
+}
+
+impl ReplayTable for PviommuTable {
+    type Hardware = VirtIommuHardware<PviommuHost>;
+
+    /// The host's: no guest knows it.
+    fn root(&self) -> PhysAddr {
+        self.root
+    }
+}
+
+type Remote = RemoteTable<Rc<GuestLink>, PviommuQueue, RefCell<Channel<PviommuQueue>>>;
+
+impl IoPageTable for PviommuTable {
+    type PerCpu = <Remote as IoPageTable>::PerCpu;
+    type Pages = ();
+
+    fn per_cpu(&self) -> Self::PerCpu {
+        self.remote.per_cpu()
+    }
+
+    #[inline]
+    fn domain(&self) -> DomainId {
+        self.remote.domain()
+    }
+
+    #[inline]
+    fn map<P: Platform>(
+        &self,
+        cpu: &mut Self::PerCpu,
+        platform: &mut P,
+        request: MapRequest,
+    ) -> Result<(), MapError> {
+        self.remote.map(cpu, platform, request)
+    }
+
+    #[inline]
+    fn map_nosync<P: Platform>(
+        &self,
+        cpu: &mut Self::PerCpu,
+        platform: &mut P,
+        request: MapRequest,
+    ) -> Result<(), MapError> {
+        self.remote.map_nosync(cpu, platform, request)
+    }
+
+    #[inline]
+    fn iotlb_sync_map<P: Platform>(
+        &self,
+        platform: &mut P,
+        range: PfnRange,
+    ) -> Result<(), InvalidationError> {
+        self.remote.iotlb_sync_map(platform, range)
+    }
+
+    #[inline]
+    fn unmap<P: Platform>(
+        &self,
+        cpu: &mut Self::PerCpu,
+        platform: &mut P,
+        range: PfnRange,
+    ) -> Result<(Unmapped, CachedLevels, ()), UnmapError> {
+        self.remote.unmap(cpu, platform, range)
+    }
+
+    fn unmap_many<P: Platform>(
+        &self,
+        cpu: &mut Self::PerCpu,
+        platform: &mut P,
+        ranges: &[PfnRange],
+        each: impl FnMut((Unmapped, CachedLevels, ())),
+    ) -> Result<(), UnmapError> {
+        self.remote.unmap_many(cpu, platform, ranges, each)
+    }
+
+    fn is_empty<P: Platform>(&self, platform: &P) -> bool {
+        self.remote.is_empty(platform)
+    }
+
+    #[inline]
+    fn sync<P: Platform>(&self, cpu: &mut Self::PerCpu, platform: &mut P) {
+        self.remote.sync(cpu, platform);
+    }
+}

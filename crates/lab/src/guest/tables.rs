@@ -1,0 +1,183 @@
+//! The host's tables, as a virtio-iommu device changes them.
+
+use std::rc::Rc;
+
+use ringfence_memory::{Arena, Frames};
+use ringfence_pgtable::{Coherency, DirtyLines, Levels, MapError, MapRequest, SecondStage, Table};
+use ringfence_types::{CachedLevels, DomainId, Invalidation, IovaRange, PfnRange, PhysAddr};
+use ringfence_virtio_iommu::{
+    DomainId as VirtioDomain, EndpointId, Mapping, Sink, SinkError, SinkHandle,
+};
+
+use super::HostUnit;
+
+/// A second-stage table for each domain. The guest's physical addresses are the machine's: it has one guest.
+#[derive(Debug)]
+pub(super) struct DomainTables {
+    memory: Rc<Arena>,
+    frames: Rc<Frames<Rc<Arena>>>,
+    coherency: Coherency,
+    pub(super) unit: HostUnit,
+    /// By number of the domain, which counts from 1 up.
+    tables: Vec<Option<Table<SecondStage>>>,
+    dirty: DirtyLines,
+    /// Unmapped in this batch, and perhaps cached by the unit.
+    unmapped: Vec<(DomainId, PfnRange, CachedLevels)>,
+}
+
+/// The number of a domain in both worlds; the guest's replay has no more than 2^16 of them.
+fn number(domain: VirtioDomain) -> Option<DomainId> {
+    u16::try_from(domain.get()).ok().map(DomainId::new)
+}
+
+/// What is wanted of the guest's addresses that do not fit.
+fn refused(error: MapError, range: IovaRange) -> SinkError {
+    match error {
+        MapError::OutOfFrames => SinkError::OutOfMemory,
+        MapError::PhysicalBeyondWidth { .. } => SinkError::BadAddress(range),
+        _ => SinkError::Failed,
+    }
+}
+
+impl DomainTables {
+    pub(super) fn new(
+        memory: &Rc<Arena>,
+        frames: &Rc<Frames<Rc<Arena>>>,
+        coherency: Coherency,
+        unit: HostUnit,
+    ) -> Self {
+        Self {
+            memory: Rc::clone(memory),
+            frames: Rc::clone(frames),
+            coherency,
+            unit,
+            tables: Vec::new(),
+            dirty: DirtyLines::new(),
+            unmapped: Vec::new(),
+        }
+    }
+
+    #[inline]
+    fn table(&self, domain: VirtioDomain) -> Result<&Table<SecondStage>, SinkError> {
+        let table = self.tables.get(domain.get() as usize);
+        table.and_then(Option::as_ref).ok_or(SinkError::Failed)
+    }
+
+    /// Where the walks of a domain begin.
+    pub(super) fn root(&self, domain: VirtioDomain) -> Option<PhysAddr> {
+        self.table(domain).ok().map(Table::root)
+    }
+
+    /// Whether nothing is mapped in a domain.
+    pub(super) fn is_empty(&self, domain: VirtioDomain) -> bool {
+        self.table(domain)
+            .map_or(true, |table| table.is_empty(&*self.memory))
+    }
+}
+
+impl SinkHandle for DomainTables {
+    type Handle<'s>
+        = &'s mut Self
+    where
+        Self: 's;
+
+    fn handle(&mut self) -> &mut Self {
+        self
+    }
+}
+
+impl Sink for DomainTables {
+    fn create(&mut self, domain: VirtioDomain) -> Result<(), SinkError> {
+        let id = number(domain).ok_or(SinkError::Unsupported)?;
+        let format = SecondStage::new(Levels::Four);
+        let table = Table::new(format, id, self.coherency, &*self.memory, &*self.frames)
+            .map_err(|_| SinkError::OutOfMemory)?;
+        let at = domain.get() as usize;
+        if self.tables.len() <= at {
+            self.tables.resize_with(at + 1, || None);
+        }
+        self.tables[at] = Some(table);
+        Ok(())
+    }
+
+    /// No endpoint is attached to it any more; its frames stay where they are until the replay ends.
+    fn destroy(&mut self, domain: VirtioDomain) {
+        if let Some(table) = self.tables.get_mut(domain.get() as usize) {
+            *table = None;
+        }
+    }
+
+    /// The machine directs the device's accesses when it attaches it, which is next.
+    fn attach(
+        &mut self,
+        _endpoint: EndpointId,
+        domain: VirtioDomain,
+        _mappings: &mut dyn Iterator<Item = Mapping>,
+    ) -> Result<(), SinkError> {
+        self.table(domain).map(drop)
+    }
+
+    fn bypass(&mut self, _endpoint: EndpointId) -> Result<(), SinkError> {
+        Err(SinkError::Unsupported)
+    }
+
+    /// A replay's endpoints are attached once and stay.
+    fn block(&mut self, _endpoint: EndpointId) {}
+
+    #[inline]
+    fn map(&mut self, domain: VirtioDomain, mapping: &Mapping) -> Result<(), SinkError> {
+        let request = MapRequest {
+            iova: mapping.iova.start(),
+            pa: mapping.physical,
+            pages: PfnRange::covering(&mapping.iova).pages(),
+            permissions: mapping.permissions,
+        };
+        let table = self.table(domain)?;
+        table
+            .map(&*self.memory, &*self.frames, request)
+            .map_err(|error| refused(error, mapping.iova))
+    }
+
+    #[inline]
+    fn unmap(&mut self, domain: VirtioDomain, mapping: &Mapping) -> Result<(), SinkError> {
+        let id = number(domain).ok_or(SinkError::Failed)?;
+        let range = PfnRange::covering(&mapping.iova);
+        let table = self.tables.get(domain.get() as usize);
+        let table = table.and_then(Option::as_ref).ok_or(SinkError::Failed)?;
+        let (_, levels) = table
+            .unmap_nosync(&*self.memory, range, &mut self.dirty)
+            .map_err(|_| SinkError::Failed)?;
+        // The pieces of a list are mapped one by one and unmapped together: they are one range to the unit.
+        match self.unmapped.last_mut() {
+            Some((last, run, of)) if *last == id && run.hi().get() + 1 == range.lo().get() => {
+                if let Some(joined) = PfnRange::inclusive(run.lo(), range.hi()) {
+                    *run = joined;
+                }
+                *of = (*of).max(levels);
+            }
+            _ => self.unmapped.push((id, range, levels)),
+        }
+        Ok(())
+    }
+
+    /// One invalidation for each run of pages: the guest is told when the unit has forgotten them.
+    #[inline]
+    fn commit(&mut self) -> Result<(), SinkError> {
+        if self.unmapped.is_empty() {
+            return Ok(());
+        }
+        self.dirty.sync(&*self.memory);
+        while let Some((domain, range, levels)) = self.unmapped.last().copied() {
+            let request = Invalidation::Pages {
+                domain,
+                range,
+                levels,
+            };
+            self.unit
+                .invalidate(request)
+                .map_err(|_| SinkError::CommitFailed)?;
+            self.unmapped.pop();
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,356 @@
+//! The stock virtio-iommu, driver and device (virtio 1.3, section 5.13).
+//!
+//! The driver is Linux's (`drivers/iommu/virtio-iommu.c`, 6.12): a map adds a MAP and kicks, a list adds one for each piece and kicks once
+//! (`iotlb_sync_map`); an unmap adds an UNMAP, which a strict flush kicks (`iotlb_sync`) and a lazy one leaves to the next map's kick, or
+//! to the queue's flush (`flush_iotlb_all`). Linux kicks at such a flush even if nothing waits; here it does not.
+
+use std::rc::Rc;
+
+use ringfence_dma::Platform;
+use ringfence_dma::space::IoPageTable;
+use ringfence_memory::{Arena, Frames};
+use ringfence_pgtable::{Coherency, MapError, MapRequest, UnmapError};
+use ringfence_types::{
+    Access, CachedLevels, DomainId, Invalidation, InvalidationError, Iova, PfnRange, PhysAddr,
+    Ticket, Unmapped,
+};
+use ringfence_virtio_iommu::spec::{
+    ATTACH_BYTES, MAP_BYTES, TAIL_BYTES, UNMAP_BYTES, VIRTIO_IOMMU_MAP_F_READ,
+    VIRTIO_IOMMU_MAP_F_WRITE, VIRTIO_IOMMU_S_NOMEM, VIRTIO_IOMMU_S_OK, VIRTIO_IOMMU_T_ATTACH,
+    VIRTIO_IOMMU_T_MAP, VIRTIO_IOMMU_T_UNMAP,
+};
+use ringfence_virtio_iommu::{
+    Device, DomainId as VirtioDomain, EndpointId, Options, VirtioIommuLimits,
+};
+
+use super::tables::DomainTables;
+use super::{HostBackend, HostUnit, KickCause, QueueStats, SharedHost, VirtIommuHardware};
+use crate::error::LabError;
+use crate::mode_dispatch::ReplayTable;
+
+/// Requests that can wait. The queue of `crates/live` has 256 descriptors, and a request takes two.
+const SLOTS: usize = 128;
+
+/// Mappings that a host keeps for its guest: all pages of a replay's memory.
+const MAPPINGS: usize = 1 << 24;
+
+/// A request and the room for its reply.
+#[derive(Debug, Clone, Copy)]
+struct RequestSlot {
+    request: [u8; MAP_BYTES],
+    bytes: usize,
+    reply: [u8; TAIL_BYTES],
+}
+
+const EMPTY: RequestSlot = RequestSlot {
+    request: [0; MAP_BYTES],
+    bytes: 0,
+    reply: [0; TAIL_BYTES],
+};
+
+/// A virtio-iommu device with its queue of requests, and what the driver knows of it.
+#[derive(Debug)]
+pub struct VirtioHost {
+    device: Device<DomainTables>,
+    slots: Box<[RequestSlot]>,
+    /// Slots in use, from the first one on.
+    waiting: usize,
+    /// How many of them are MAPs.
+    maps_waiting: usize,
+    /// Requests so far: the place of the last one.
+    added: u64,
+    /// The place of the last one that was answered.
+    answered: u64,
+    /// The status of the first MAP that was refused and that nobody has asked for yet.
+    refused: Option<u8>,
+    /// An UNMAP was refused, or the device does not answer: nothing can be said of what it still translates.
+    broken: bool,
+    traffic: QueueStats,
+}
+
+impl HostBackend for VirtioHost {
+    fn new(
+        memory: &Rc<Arena>,
+        frames: &Rc<Frames<Rc<Arena>>>,
+        coherency: Coherency,
+        unit: HostUnit,
+    ) -> Result<Self, LabError> {
+        let options = Options {
+            limits: VirtioIommuLimits {
+                mappings: MAPPINGS,
+                domains: 1 << 16,
+                endpoints: 1 << 16,
+                ..VirtioIommuLimits::default()
+            },
+            ..Options::default()
+        };
+        let tables = DomainTables::new(memory, frames, coherency, unit);
+        let mut device =
+            Device::new(options, tables).map_err(|_| LabError::Internal("virtio-iommu options"))?;
+        device.accept_features(device.features());
+        Ok(Self {
+            device,
+            slots: vec![EMPTY; SLOTS].into_boxed_slice(),
+            waiting: 0,
+            maps_waiting: 0,
+            added: 0,
+            answered: 0,
+            refused: None,
+            broken: false,
+            traffic: QueueStats::default(),
+        })
+    }
+
+    #[inline]
+    fn with_unit<R>(&mut self, act: impl FnOnce(&mut HostUnit) -> R) -> R {
+        act(&mut self.device.sink_mut().unit)
+    }
+
+    #[inline]
+    fn commit(&mut self, _: Invalidation) -> Result<Ticket, InvalidationError> {
+        self.kick(KickCause::Unmap);
+        self.is_completed(Ticket::new(self.added))?;
+        Ok(Ticket::new(self.added))
+    }
+
+    #[inline]
+    fn is_completed(&mut self, ticket: Ticket) -> Result<bool, InvalidationError> {
+        if self.broken {
+            return Err(InvalidationError::Failed);
+        }
+        Ok(self.answered >= ticket.get())
+    }
+
+    fn traffic(&self) -> QueueStats {
+        QueueStats {
+            invalidations: self.device.sink().unit.invalidations(),
+            ..self.traffic
+        }
+    }
+}
+
+impl VirtioHost {
+    /// The guest attaches an endpoint of its own to a domain: where the host directs it. Part of no replay's traffic.
+    fn attach(&mut self, domain: VirtioDomain) -> Result<PhysAddr, LabError> {
+        let endpoint = EndpointId::new(domain.get());
+        self.device
+            .add_endpoint(endpoint, &[])
+            .map_err(|_| LabError::TooManyDevices)?;
+        let mut request = [0; ATTACH_BYTES];
+        request[0] = VIRTIO_IOMMU_T_ATTACH;
+        request[4..8].copy_from_slice(&domain.get().to_le_bytes());
+        request[8..12].copy_from_slice(&endpoint.get().to_le_bytes());
+        let mut reply = [u8::MAX; TAIL_BYTES];
+        let answered = self.device.handle(&request, &mut reply);
+        if answered.is_err() || reply[0] != VIRTIO_IOMMU_S_OK {
+            return Err(LabError::Internal("the host attaches no endpoint"));
+        }
+        let root = self.device.sink().root(domain);
+        root.ok_or(LabError::Internal("a domain without a table"))
+    }
+
+    #[inline]
+    fn add<const BYTES: usize>(&mut self, request: &[u8; BYTES], cause: KickCause) {
+        if self.waiting == self.slots.len() {
+            self.kick(cause);
+        }
+        if let Some(slot) = self.slots.get_mut(self.waiting) {
+            slot.request[..BYTES].copy_from_slice(request);
+            slot.bytes = BYTES;
+            self.waiting += 1;
+            self.added += 1;
+            self.traffic.requests += 1;
+            self.maps_waiting += usize::from(cause == KickCause::Map);
+        }
+    }
+
+    #[inline]
+    fn add_map(&mut self, domain: VirtioDomain, map: &MapRequest) {
+        let mut request = [0; MAP_BYTES];
+        let start = map.iova.get();
+        let last = start.wrapping_add((map.pages << 12).wrapping_sub(1));
+        let mut flags = 0;
+        if map.permissions.allows(Access::Read) {
+            flags |= VIRTIO_IOMMU_MAP_F_READ;
+        }
+        if map.permissions.allows(Access::Write) {
+            flags |= VIRTIO_IOMMU_MAP_F_WRITE;
+        }
+        request[0] = VIRTIO_IOMMU_T_MAP;
+        request[4..8].copy_from_slice(&domain.get().to_le_bytes());
+        request[8..16].copy_from_slice(&start.to_le_bytes());
+        request[16..24].copy_from_slice(&last.to_le_bytes());
+        request[24..32].copy_from_slice(&map.pa.get().to_le_bytes());
+        request[32..36].copy_from_slice(&flags.to_le_bytes());
+        self.add(&request, KickCause::Map);
+    }
+
+    #[inline]
+    fn add_unmap(&mut self, domain: VirtioDomain, range: PfnRange) {
+        let mut request = [0; UNMAP_BYTES];
+        let start = range.lo().iova().get();
+        let last = start.wrapping_add((range.pages() << 12).wrapping_sub(1));
+        request[0] = VIRTIO_IOMMU_T_UNMAP;
+        request[4..8].copy_from_slice(&domain.get().to_le_bytes());
+        request[8..16].copy_from_slice(&start.to_le_bytes());
+        request[16..24].copy_from_slice(&last.to_le_bytes());
+        self.add(&request, KickCause::Unmap);
+    }
+
+    /// Notifies the host, which answers everything that waits; then looks at the answers.
+    #[inline]
+    fn kick(&mut self, cause: KickCause) {
+        if self.waiting == 0 {
+            return;
+        }
+        self.traffic.kick(cause);
+        let slots = self.slots.iter_mut().take(self.waiting);
+        let done = self.device.batch().and_then(|mut batch| {
+            for slot in slots {
+                slot.reply = [u8::MAX; TAIL_BYTES];
+                let request = slot.request.get(..slot.bytes).unwrap_or_default();
+                batch.handle(request, &mut slot.reply);
+            }
+            batch.commit()
+        });
+        if done.is_err() {
+            self.broken = true;
+            self.refused.get_or_insert(u8::MAX);
+        }
+        for slot in self.slots.iter().take(self.waiting) {
+            let [status, ..] = slot.reply;
+            if status != VIRTIO_IOMMU_S_OK {
+                match slot.request {
+                    [VIRTIO_IOMMU_T_MAP, ..] => self.refused = self.refused.or(Some(status)),
+                    _ => self.broken = true,
+                }
+            }
+        }
+        self.answered = self.added;
+        self.waiting = 0;
+        self.maps_waiting = 0;
+    }
+}
+
+/// The guest's table of a domain: requests to the host that keeps it.
+#[derive(Debug)]
+pub struct VirtioTable {
+    host: SharedHost<VirtioHost>,
+    domain: DomainId,
+    name: VirtioDomain,
+    root: PhysAddr,
+}
+
+impl VirtioTable {
+    /// Attaches a device of its own to a new domain of `host`.
+    ///
+    /// # Errors
+    /// The host has no room.
+    pub fn new(host: &SharedHost<VirtioHost>, domain: DomainId) -> Result<Self, LabError> {
+        let name = VirtioDomain::new(domain.get().into());
+        let root = host.with(|host| host.attach(name))?;
+        Ok(Self {
+            host: host.clone(),
+            domain,
+            name,
+            root,
+        })
+    }
+}
+
+impl ReplayTable for VirtioTable {
+    type Hardware = VirtIommuHardware<VirtioHost>;
+
+    /// The host's: no guest knows it.
+    fn root(&self) -> PhysAddr {
+        self.root
+    }
+}
+
+impl IoPageTable for VirtioTable {
+    type PerCpu = ();
+    type Pages = ();
+
+    fn per_cpu(&self) {}
+
+    #[inline]
+    fn domain(&self) -> DomainId {
+        self.domain
+    }
+
+    #[inline]
+    fn map<P: Platform>(
+        &self,
+        (): &mut (),
+        _: &mut P,
+        request: MapRequest,
+    ) -> Result<(), MapError> {
+        self.host.with(|host| {
+            host.add_map(self.name, &request);
+            host.kick(KickCause::Map);
+            match host.refused.take() {
+                None => Ok(()),
+                Some(status) => Err(refusal(status, request.iova)),
+            }
+        })
+    }
+
+    #[inline]
+    fn map_nosync<P: Platform>(
+        &self,
+        (): &mut (),
+        _: &mut P,
+        request: MapRequest,
+    ) -> Result<(), MapError> {
+        self.host.with(|host| host.add_map(self.name, &request));
+        Ok(())
+    }
+
+    /// The answers to what [`map_nosync`](Self::map_nosync) asked.
+    #[inline]
+    fn iotlb_sync_map<P: Platform>(&self, _: &mut P, _: PfnRange) -> Result<(), InvalidationError> {
+        match self.host.with(|host| host.refused.take()) {
+            None => Ok(()),
+            Some(_) => Err(InvalidationError::Failed),
+        }
+    }
+
+    /// Cleared when the host has answered: before the layer's invalidation completes, which is what frees the range.
+    #[inline]
+    fn unmap<P: Platform>(
+        &self,
+        (): &mut (),
+        _: &mut P,
+        range: PfnRange,
+    ) -> Result<(Unmapped, CachedLevels, ()), UnmapError> {
+        self.host.with(|host| host.add_unmap(self.name, range));
+        let unmapped = Unmapped::attest_cleared(self.domain, range);
+        Ok((unmapped, CachedLevels::Leaves, ()))
+    }
+
+    fn is_empty<P: Platform>(&self, _: &P) -> bool {
+        self.host.with(|host| {
+            host.kick(KickCause::Unmap);
+            host.device.sink().is_empty(self.name)
+        })
+    }
+
+    /// Kicks for maps. Unmaps wait for their invalidation, or for the next map.
+    #[inline]
+    fn sync<P: Platform>(&self, (): &mut (), _: &mut P) {
+        self.host.with(|host| {
+            if host.maps_waiting > 0 {
+                host.kick(KickCause::Map);
+            }
+        });
+    }
+}
+
+/// Why the host did not map, as far as its status tells.
+#[cold]
+fn refusal(status: u8, iova: Iova) -> MapError {
+    match status {
+        VIRTIO_IOMMU_S_NOMEM => MapError::OutOfFrames,
+        _ => MapError::Corrupt { iova },
+    }
+}

@@ -1,0 +1,395 @@
+//! The replicas of one mode, and what they add up to.
+
+use std::rc::Rc;
+
+use ringfence_dma::MapError;
+use ringfence_dma::flush::Flush;
+use ringfence_dma::space::Identity;
+use ringfence_pgtable::Coherency;
+
+use super::components::{CONFIGS, SecondAblation, Sums, components};
+use super::dyn_replay::{
+    DynTimedReplay, Memory, SpaceEnv, TableFrames, free_invalidator, invalidation_queue,
+    mode_invalidator, no_invalidator, replica, timed_platform, with_replayed_rings, with_rings,
+    without_table,
+};
+use super::{
+    AllocTrace, Clock, Components, EmptyLoop, FlushFor, FlushForRings, FreeInvalidator,
+    PlanResources, ReplayAlloc, ReplayRing, TimedPlatform, TimedReplay, cycles,
+};
+use crate::error::LabError;
+use crate::hardware::Host;
+use crate::mode_dispatch::{HostOf, ModeParts, ReplayTable};
+use crate::plan::Plan;
+use crate::replay::AttachInfo;
+use crate::ring::{RingParts, RingSizes};
+
+/// The meter of one mode.
+pub trait Meter {
+    /// Replays one chunk in every replica.
+    fn chunk(&mut self, plan: &Plan) -> Result<(), LabError>;
+    /// What the chunks so far add up to.
+    fn finish(&self) -> Components;
+    /// Maps refused by the layer in any replica: their number where it is greatest, and the first.
+    fn refusals(&self) -> Option<(u64, MapError)>;
+    /// Replays one chunk in one replica, the `config`th of [`CONFIG_NAMES`], inside `measured`: for counting instructions from
+    /// outside. `false` if the mode has no such replica.
+    fn replay_one(
+        &mut self,
+        config: usize,
+        plan: &Plan,
+        measured: &mut dyn FnMut(&mut dyn FnMut()),
+    ) -> Result<bool, LabError>;
+}
+
+/// Replays that have tables, for each repetition: four configurations, once for blocks and once for runs.
+pub(crate) const TIMED_REPLAYS: u64 = 8;
+
+/// The replicas of a meter, in the order of their sums.
+pub const CONFIG_NAMES: [&str; CONFIGS] = ["full", "no_find", "a", "at", "ati", "i", "it", "idle"];
+
+/// One replica of each configuration, in the order of [`CONFIG_NAMES`]. Identity modes have fewer.
+pub(crate) struct AblationSet {
+    pub(crate) replicas: [Option<Box<dyn DynTimedReplay>>; CONFIGS],
+}
+
+/// All sets of a mode.
+pub struct Ablations {
+    trace: Rc<AllocTrace>,
+    /// Records what the others play.
+    recorder: Box<dyn DynTimedReplay>,
+    split_timed: Vec<AblationSet>,
+    timed: Vec<AblationSet>,
+    whole: Sums,
+    maps: Sums,
+    unmaps: Sums,
+    spread: (f64, f64),
+    map_count: u64,
+    unmap_count: u64,
+    chunks: usize,
+    overhead: u64,
+    second: SecondAblation,
+}
+
+impl Ablations {
+    pub(crate) fn new(
+        repetitions: usize,
+        tape: Rc<AllocTrace>,
+        scout: Box<dyn DynTimedReplay>,
+        set: &mut dyn FnMut() -> Result<AblationSet, LabError>,
+    ) -> Result<Self, LabError> {
+        let mut sets = || -> Result<Vec<AblationSet>, LabError> {
+            (0..repetitions.max(1)).map(|_| set()).collect()
+        };
+        let timed = sets()?;
+        let probed = sets()?;
+        Ok(Self {
+            trace: tape,
+            recorder: scout,
+            split_timed: probed,
+            timed,
+            whole: [0.0; CONFIGS],
+            maps: [0.0; CONFIGS],
+            unmaps: [0.0; CONFIGS],
+            spread: (0.0, 0.0),
+            map_count: 0,
+            unmap_count: 0,
+            chunks: 0,
+            overhead: clock_overhead(),
+            second: SecondAblation::Table,
+        })
+    }
+
+    /// The meter of a mode with an allocator and a table.
+    pub fn paged<A, T, F>(
+        recipe: ModeParts<A, T, F>,
+        coherency: Coherency,
+        repetitions: usize,
+    ) -> Result<Self, LabError>
+    where
+        A: ReplayAlloc,
+        T: ReplayTable,
+        F: FlushFor<A, T> + 'static,
+    {
+        let tape = Rc::new(AllocTrace::default());
+        let site = SpaceEnv {
+            rounding: recipe.rounding,
+            coherency,
+            table: recipe.table,
+        };
+        let alloc = move |memory: &Memory, frames: &TableFrames, table: Option<&T>| {
+            recipe.allocator(memory, frames, table)
+        };
+        let no_find = move |memory: &Memory, frames: &TableFrames, table: Option<&T>| {
+            alloc(memory, frames, table).map(A::without_find)
+        };
+        let recorded = {
+            let tape = Rc::clone(&tape);
+            move |_: &Memory, _: &TableFrames, _: Option<&T>| Ok(A::replayed(Rc::clone(&tape)))
+        };
+        let flush = recipe.flush;
+        let scout = replica(flush, alloc, site, mode_invalidator::<T>)?;
+        // A host invalidates what it unmaps before it answers: the layer's own invalidation is nothing that could be taken away. Asked
+        // where it decides, so that what there is not is not compiled.
+        Self::new(repetitions, Rc::clone(&tape), scout, &mut || {
+            let tape = || recorded.clone();
+            Ok(AblationSet {
+                replicas: [
+                    Some(replica(flush, alloc, site, mode_invalidator::<T>)?),
+                    if A::HAS_LOOKUP {
+                        Some(replica(flush, no_find, site, mode_invalidator::<T>)?)
+                    } else {
+                        None
+                    },
+                    Some(replica(flush, tape(), site, mode_invalidator::<T>)?),
+                    if HostOf::<T>::REMOTE {
+                        None
+                    } else {
+                        Some(without_table(flush, tape(), site, invalidation_queue)?)
+                    },
+                    Some(without_table(flush, tape(), site, free_invalidator)?),
+                    if HostOf::<T>::REMOTE {
+                        None
+                    } else {
+                        Some(replica(flush, alloc, site, no_invalidator::<T>)?)
+                    },
+                    Some(without_table(flush, alloc, site, free_invalidator)?),
+                    Some(Box::new(EmptyLoop::default())),
+                ],
+            })
+        })
+    }
+
+    /// The meter of a mode with rings.
+    pub fn rings<D, L, F>(
+        recipe: RingParts<D, L, F>,
+        sizes: &RingSizes,
+        repetitions: usize,
+    ) -> Result<Self, LabError>
+    where
+        D: ReplayRing,
+        L: 'static,
+        F: FlushForRings<D> + 'static,
+    {
+        let tape = Rc::new(AllocTrace::default());
+        let scout = with_rings(recipe, sizes, invalidation_queue)?;
+        let mut sets = Self::new(repetitions, Rc::clone(&tape), scout, &mut || {
+            Ok(AblationSet {
+                replicas: [
+                    Some(with_rings(recipe, sizes, invalidation_queue)?),
+                    None,
+                    Some(with_replayed_rings::<_, _, _, _, true>(
+                        recipe,
+                        sizes,
+                        &tape,
+                        invalidation_queue,
+                    )?),
+                    Some(with_replayed_rings::<_, _, _, _, false>(
+                        recipe,
+                        sizes,
+                        &tape,
+                        invalidation_queue,
+                    )?),
+                    Some(with_replayed_rings::<_, _, _, _, false>(
+                        recipe,
+                        sizes,
+                        &tape,
+                        free_invalidator,
+                    )?),
+                    Some(with_rings(recipe, sizes, free_invalidator)?),
+                    Some(with_replayed_rings::<_, _, _, _, true>(
+                        recipe,
+                        sizes,
+                        &tape,
+                        free_invalidator,
+                    )?),
+                    Some(Box::new(EmptyLoop::default())),
+                ],
+            })
+        })?;
+        sets.second = SecondAblation::Allocator;
+        Ok(sets)
+    }
+
+    /// The meter of a mode without an allocator: nothing can be taken away but the whole.
+    pub fn identity<F>(flush: fn() -> F, repetitions: usize) -> Result<Self, LabError>
+    where
+        F: Flush<Identity, u64> + 'static,
+    {
+        let whole = move || -> Result<Box<dyn DynTimedReplay>, LabError> {
+            let make =
+                |of: &AttachInfo, _: &TimedPlatform<FreeInvalidator>| Ok(Identity::new(of.domain));
+            Ok(Box::new(TimedReplay::new(
+                flush(),
+                timed_platform(free_invalidator)?,
+                make,
+            )))
+        };
+        Self::new(
+            repetitions,
+            Rc::new(AllocTrace::default()),
+            whole()?,
+            &mut || {
+                let mut replicas: [Option<Box<dyn DynTimedReplay>>; CONFIGS] = Default::default();
+                replicas[0] = Some(whole()?);
+                replicas[CONFIGS - 1] = Some(Box::new(EmptyLoop::default()));
+                Ok(AblationSet { replicas })
+            },
+        )
+    }
+}
+
+/// What reading the clock twice in a row costs.
+fn clock_overhead() -> u64 {
+    (0..64)
+        .map(|_| {
+            let before = cycles();
+            cycles().saturating_sub(before)
+        })
+        .min()
+        .unwrap_or(0)
+}
+
+/// The median over repetitions of each block, summed over blocks.
+fn sum_of_medians(repetitions: &[Vec<u64>]) -> f64 {
+    let blocks = repetitions.iter().map(Vec::len).min().unwrap_or(0);
+    let mut column = Vec::with_capacity(repetitions.len());
+    let mut sum = 0.0;
+    for block in 0..blocks {
+        column.clear();
+        column.extend(repetitions.iter().map(|times| times[block]));
+        column.sort_unstable();
+        let middle = column.len() / 2;
+        sum += if column.len() % 2 == 0 {
+            (column[middle - 1] + column[middle]) as f64 / 2.0
+        } else {
+            column[middle] as f64
+        };
+    }
+    sum
+}
+
+impl Meter for Ablations {
+    fn replay_one(
+        &mut self,
+        config: usize,
+        plan: &Plan,
+        measured: &mut dyn FnMut(&mut dyn FnMut()),
+    ) -> Result<bool, LabError> {
+        self.trace.clear();
+        let needs = PlanResources::of(plan);
+        self.recorder.prepare_for(&needs)?;
+        self.recorder
+            .run_plan(plan, &mut Clock::blocks(), Some(&self.trace));
+        self.trace.rewind();
+        let replica = self
+            .timed
+            .first_mut()
+            .and_then(|set| set.replicas.get_mut(config)?.as_mut());
+        let Some(replica) = replica else {
+            return Ok(false);
+        };
+        replica.prepare_for(&needs)?;
+        let mut clock = Clock::blocks();
+        measured(&mut || replica.run_plan(plan, &mut clock, None));
+        Ok(true)
+    }
+
+    fn chunk(&mut self, plan: &Plan) -> Result<(), LabError> {
+        if plan.steps.is_empty() {
+            return Ok(());
+        }
+        self.map_count += plan.maps;
+        self.unmap_count += plan.unmaps;
+        self.trace.clear();
+        let needs = PlanResources::of(plan);
+        self.recorder.prepare_for(&needs)?;
+        self.recorder
+            .run_plan(plan, &mut Clock::blocks(), Some(&self.trace));
+        let turns = |repetition: usize, chunk: usize| {
+            // Another one comes first each time, so that no configuration always finds the caches as its neighbour left them.
+            (0..CONFIGS).map(move |turn| (turn + repetition * 3 + chunk) % CONFIGS)
+        };
+        let mut times = [const { Vec::new() }; CONFIGS];
+        for (repetition, set) in self.timed.iter_mut().enumerate() {
+            for config in turns(repetition, self.chunks) {
+                if let Some(replica) = &mut set.replicas[config] {
+                    replica.prepare_for(&needs)?;
+                    self.trace.rewind();
+                    let mut clock = Clock::blocks();
+                    replica.run_plan(plan, &mut clock, None);
+                    times[config].push(clock.blocks);
+                }
+            }
+        }
+        let mut maps = [const { Vec::new() }; CONFIGS];
+        let mut unmaps = [const { Vec::new() }; CONFIGS];
+        for (repetition, set) in self.split_timed.iter_mut().enumerate() {
+            for config in turns(repetition, self.chunks) {
+                if let Some(replica) = &mut set.replicas[config] {
+                    replica.prepare_for(&needs)?;
+                    self.trace.rewind();
+                    let mut clock = Clock::runs(self.overhead);
+                    replica.run_plan(plan, &mut clock, None);
+                    maps[config].push(clock.in_maps);
+                    unmaps[config].push(clock.in_unmaps);
+                }
+            }
+        }
+        for config in 0..CONFIGS {
+            self.whole[config] += sum_of_medians(&times[config]);
+            self.maps[config] += sum_of_medians(&maps[config]);
+            self.unmaps[config] += sum_of_medians(&unmaps[config]);
+        }
+        let sums = times[0].iter().map(|blocks| blocks.iter().sum::<u64>());
+        self.spread.0 += sums.clone().min().unwrap_or(0) as f64;
+        self.spread.1 += sums.max().unwrap_or(0) as f64;
+        self.chunks += 1;
+        Ok(())
+    }
+
+    fn refusals(&self) -> Option<(u64, MapError)> {
+        let sets = self.timed.iter().chain(&self.split_timed);
+        let replicas = sets.flat_map(|set| set.replicas.iter().flatten());
+        // The scout first: what it refuses the recorded allocators refuse as well, in their own words.
+        let all = std::iter::once(&self.recorder).chain(replicas);
+        let refusals = all.filter_map(|replica| replica.refusals());
+        refusals.reduce(|one, other| if other.0 > one.0 { other } else { one })
+    }
+
+    fn finish(&self) -> Components {
+        // Identity has only the whole and the idle loop: the whole is "other".
+        let partial = self.timed.iter().all(|set| set.replicas[2].is_none());
+        // Where there is no index to find in there is nothing that could be left out.
+        let finds = self.timed.iter().any(|set| set.replicas[1].is_some());
+        // A host's invalidations are part of its table: what is without the table is without them.
+        let remote = !partial && self.timed.iter().all(|set| set.replicas[3].is_none());
+        let sums = |of: &Sums| {
+            let [full, mut no_find, a, mut at, ati, mut i, second, idle] = *of;
+            if partial {
+                return [full, full, full, full, full, full, full, idle];
+            }
+            if !finds {
+                no_find = full;
+            }
+            if remote {
+                (at, i) = (ati, full);
+            }
+            [full, no_find, a, at, ati, i, second, idle]
+        };
+        // What never got a slot has cost nothing, and is no mapping.
+        let (maps, unmaps) = self.recorder.stalled_out();
+        let mut found = components(
+            &sums(&self.whole),
+            &sums(&self.maps),
+            &sums(&self.unmaps),
+            self.second,
+            self.map_count.saturating_sub(maps),
+            self.unmap_count.saturating_sub(unmaps),
+        );
+        if self.whole[0] > 0.0 {
+            found.repetition_spread = (self.spread.1 - self.spread.0) / self.whole[0];
+        }
+        found
+    }
+}

@@ -1,0 +1,172 @@
+//! The unmaps of a replay, and how their buffers come back.
+
+use std::collections::HashMap;
+
+use ringfence_devices::{Attacker, DeviceMapping as Target, DriverEvent};
+use ringfence_dma::flush::{Flush, Released};
+use ringfence_dma::space::Space;
+use ringfence_dma::{Outcome, UnmapError, UnmapReason};
+use ringfence_trace::{DeviceIndex, MappingId};
+use ringfence_types::{Direction, DomainId, Nanos, PfnRange};
+
+use super::CheckedReplay;
+use crate::hardware::Hardware;
+use crate::oracle::{GrantId, Oracle};
+use crate::replay::{MappingToken, Outcomes};
+
+impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> CheckedReplay<H, S, F, X> {
+    pub(super) fn unmap(&mut self, id: MappingId, device: DeviceIndex, cpu: u16, used: bool) {
+        let Some(slot) = self.tokens.get_mut(id.index()) else {
+            return;
+        };
+        let held = core::mem::take(slot);
+        let Some(Some(attached)) = self.attached.get(device.index()).copied() else {
+            return;
+        };
+        while self.cpus.len() <= usize::from(cpu) {
+            self.cpus.push(self.dma.cpu());
+        }
+        let (direction, raw) = match &held {
+            MappingToken::Single(mapping) => (mapping.direction(), *mapping.buffer()),
+            MappingToken::List(mapping) => (mapping.direction(), *mapping.buffer()),
+            MappingToken::None => return,
+        };
+        let at = attached.for_direction(direction);
+        let grant = GrantId::from_raw(raw);
+        self.device_ranges.clear();
+        match (held.range(), self.oracle.get(grant)) {
+            (Some(range), _) => self.device_ranges.push(range),
+            (None, Some(grant)) if self.is_apart() => self.device_ranges.extend(grant.pieces()),
+            (None, Some(grant)) => self.device_ranges.extend(grant.pieces().next()),
+            (None, None) => {}
+        }
+        let Some(range) = self.device_ranges.first().copied() else {
+            return;
+        };
+        let target = Target {
+            device: at.device(),
+            range,
+            direction,
+        };
+        let mut bytes = range.bytes();
+        if used {
+            self.use_buffer(grant, &target, &mut bytes);
+            self.attack_event(DriverEvent::Unmapping, at.device(), direction);
+        }
+        let Some(own) = self.cpus.get_mut(usize::from(cpu)) else {
+            return;
+        };
+        let outcome = match held {
+            MappingToken::Single(mapping) => {
+                self.dma.unmap_single(own, &mut self.machine, at, mapping)
+            }
+            MappingToken::List(mapping) => self.dma.unmap_sg(own, &mut self.machine, at, mapping),
+            MappingToken::None => return,
+        };
+        self.live -= 1;
+        self.search.unmapped(self.device_ranges.len());
+        self.outcomes.unmaps += u64::from(used);
+        match outcome {
+            Ok(outcome) => {
+                let stale = outcome.is_stale();
+                if outcome.into_buffer().is_some() {
+                    self.oracle.release(grant);
+                    if stale && S::CACHES_UNMAPPED {
+                        self.keep_windows(device.index(), at.domain());
+                    } else if stale {
+                        let pages = PfnRange::covering(&range);
+                        let now = self.machine.now;
+                        if self.installs {
+                            // A flush that this unmap triggered came after its entry was cleared: it closes this window too.
+                            self.windows.open(at.domain(), pages, bytes, now);
+                            self.close_windows();
+                        } else {
+                            self.windows.open_for_good(bytes, now);
+                        }
+                    }
+                } else {
+                    self.withhold(grant);
+                }
+            }
+            Err(UnmapError {
+                reason: UnmapReason::NotFlushed(_, owed),
+                ..
+            }) => {
+                self.withhold(grant);
+                self.not_invalidated.push(owed);
+            }
+            Err(_) => self.outcomes.refused_unmaps += 1,
+        }
+        if used {
+            self.attack_event(DriverEvent::Unmapped, at.device(), direction);
+        }
+    }
+
+    /// The space has kept the mapping at hand. As long as another buffer is in use on its pages, what the device reaches there lies beside that.
+    fn keep_windows(&mut self, device: usize, domain: DomainId) {
+        let now = self.machine.now;
+        for range in &self.device_ranges {
+            if !self.oracle.is_live(device, range) {
+                let pages = PfnRange::covering(range);
+                self.windows.keep(domain, pages, range.bytes(), now);
+            }
+        }
+    }
+
+    /// The buffer stays with the layer.
+    fn withhold(&mut self, grant: GrantId) {
+        self.oracle.withhold(grant);
+        self.withheld.insert(grant.to_raw(), self.machine.now);
+    }
+
+    /// Tries the invalidations again that have failed.
+    #[cold]
+    pub(super) fn retry_invalidations(&mut self) {
+        let Some(own) = self.cpus.first_mut() else {
+            return;
+        };
+        for owed in core::mem::take(&mut self.not_invalidated) {
+            match self.dma.retry_invalidation(own, &mut self.machine, owed) {
+                Ok(Released(raw)) => {
+                    let (oracle, withheld) = (&mut self.oracle, &mut self.withheld);
+                    return_buffer(oracle, withheld, &mut self.outcomes, raw, self.machine.now);
+                }
+                Err((_, owed)) => self.not_invalidated.push(owed),
+            }
+        }
+    }
+
+    pub(super) fn end_burst(&mut self, device: DeviceIndex, cpu: u16, direction: Direction) {
+        let (Some(Some(attached)), Some(own)) = (
+            self.attached.get(device.index()),
+            self.cpus.get_mut(usize::from(cpu)),
+        ) else {
+            return;
+        };
+        let at = attached.for_direction(direction);
+        let now = self.machine.now;
+        let (oracle, withheld, outcomes) =
+            (&mut self.oracle, &mut self.withheld, &mut self.outcomes);
+        // A failed invalidation leaves the buffers withheld: they are in no danger.
+        let _ = self
+            .dma
+            .end_burst(own, &mut self.machine, at, direction, |raw| {
+                return_buffer(oracle, withheld, outcomes, raw, now);
+            });
+    }
+}
+
+/// A withheld buffer is back with its owner.
+fn return_buffer(
+    oracle: &mut Oracle,
+    withheld: &mut HashMap<u64, Nanos>,
+    outcomes: &mut Outcomes,
+    raw: u64,
+    now: Nanos,
+) {
+    oracle.release(GrantId::from_raw(raw));
+    if let Some(since) = withheld.remove(&raw) {
+        let delay = now.since(since);
+        outcomes.release_delay_max_ns = outcomes.release_delay_max_ns.max(delay);
+    }
+}

@@ -1,0 +1,80 @@
+//! Devices that stand still until they are launched.
+
+use std::io;
+use std::sync::Arc;
+
+use super::Log;
+use crate::counters::DeviceCounters;
+use crate::handover::{HandOverBlocker, PauseHandle, SavedDevice, save, serve_device};
+use crate::server::{ClientSlot, PolledFunction, StopSignal};
+
+/// A thread that has not begun.
+pub(super) struct PausedDevice(Box<dyn DynPausedDevice>);
+
+impl std::fmt::Debug for PausedDevice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Ready")
+    }
+}
+
+/// What is to serve, whatever kind of device it is.
+trait DynPausedDevice: Send {
+    fn save(&self) -> Result<SavedDevice, HandOverBlocker>;
+    fn serve(self: Box<Self>) -> io::Result<()>;
+}
+
+struct PausedThread<F> {
+    name: &'static str,
+    post: ClientSlot<F>,
+    pause: PauseHandle,
+    counters: Arc<DeviceCounters>,
+    stop: StopSignal,
+    log: Log,
+}
+
+impl<F: PolledFunction + Send> DynPausedDevice for PausedThread<F> {
+    fn save(&self) -> Result<SavedDevice, HandOverBlocker> {
+        save(&self.post)
+    }
+
+    fn serve(self: Box<Self>) -> io::Result<()> {
+        let Self {
+            name,
+            post,
+            pause: bell,
+            counters,
+            stop,
+            log,
+        } = *self;
+        serve_device(post, &bell, &counters, &stop, |event| log(name, &event))
+    }
+}
+
+impl PausedDevice {
+    pub(super) fn new<F: PolledFunction + Send + 'static>(
+        name: &'static str,
+        post: ClientSlot<F>,
+        bell: PauseHandle,
+        counters: Arc<DeviceCounters>,
+        stop: StopSignal,
+        log: Log,
+    ) -> Self {
+        Self(Box::new(PausedThread {
+            name,
+            post,
+            pause: bell,
+            counters,
+            stop,
+            log,
+        }))
+    }
+
+    /// What another process would need to serve it.
+    pub(super) fn save(&self) -> Result<SavedDevice, HandOverBlocker> {
+        self.0.save()
+    }
+
+    pub(super) fn serve(self) -> io::Result<()> {
+        self.0.serve()
+    }
+}

@@ -1,0 +1,66 @@
+//! The disk in a process of its own.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use ringfence_types::RequesterId;
+
+use super::{BLK, Log};
+use crate::counters::DeviceCounters;
+use crate::dma_fault_injection::InjectedDma;
+use crate::iommu::GuestIommu;
+use crate::limits::GuestLimits;
+use crate::sandbox::{self, DiskProxy, Grants, ProxyEvent, SandboxDisk, SandboxProgram};
+use crate::server::ServeEvent;
+use crate::virtio::blk::Blk;
+
+/// What the process is told of the disk.
+pub(super) struct SandboxArgs<'a> {
+    pub(super) read_only: bool,
+    pub(super) caps: &'a GuestLimits,
+    pub(super) injected: &'a [InjectedDma],
+}
+
+/// The front of a process that is started for `disk`, and is granted nothing yet.
+pub(super) fn start_sandboxed_disk(
+    program: &SandboxProgram,
+    disk: Blk,
+    told: &SandboxArgs<'_>,
+    iommu: &GuestIommu,
+    counters: &Arc<DeviceCounters>,
+    log: &Log,
+) -> io::Result<DiskProxy> {
+    let image = SandboxDisk {
+        file: disk.file().as_fd(),
+        read_only: told.read_only,
+        limits: *told.caps,
+        injected: told.injected,
+    };
+    let (grants, link) = sandbox::start(program, &image, counters).map_err(io::Error::other)?;
+    let device = RequesterId::new(BLK.0.address());
+    iommu
+        .set_sandboxed(device, grants)
+        .map_err(io::Error::other)?;
+    let (log, watched) = (Arc::clone(log), iommu.clone());
+    let tell = move |said: &ProxyEvent<'_>| match said {
+        ProxyEvent::Ended(breach) => {
+            // The one who had to wait for it knows better why it has gone.
+            let cause = watched.with_grants(device, Grants::take_violation);
+            log(
+                BLK.1,
+                &ServeEvent::Ended(cause.flatten().as_ref().unwrap_or(breach)),
+            );
+        }
+        ProxyEvent::InjectedDma(tried) => log(BLK.1, &ServeEvent::InjectedDma(tried)),
+    };
+    let counters = Arc::clone(counters);
+    Ok(DiskProxy::new(
+        disk,
+        link,
+        iommu.clone(),
+        device,
+        counters,
+        Box::new(tell),
+    ))
+}

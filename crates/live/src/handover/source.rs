@@ -1,0 +1,358 @@
+//! The process that has the devices: it waits for one that takes them over.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::sync::mpsc::RecvTimeoutError;
+use std::time::{Duration, Instant};
+
+use super::channel::{Channel, ChannelError, DESTINATION_BOUNDS, MessageKind};
+use super::{PauseCommand, PauseHandle, PauseReply, PauseRequester, SavedDevice, SavedDevices};
+use crate::access::SocketAccess;
+use crate::server::{LogBudget, ServeEvent, StopSignal};
+
+/// How long the first process waits.
+#[derive(Clone, Copy, Debug)]
+pub struct HandOverTimeouts {
+    /// For a device to come to the end of its turn.
+    pub stop: Duration,
+    /// For the second process to rebuild the devices, from the moment when they stand still.
+    pub rebuild: Duration,
+    /// For whatever else the second process does.
+    pub idle: Duration,
+    /// For all that it does before it has the devices stop: each copy costs every device a turn.
+    pub copying: Duration,
+}
+
+impl Default for HandOverTimeouts {
+    fn default() -> Self {
+        Self {
+            stop: Duration::from_secs(5),
+            rebuild: Duration::from_secs(5),
+            idle: Duration::from_secs(30),
+            copying: Duration::from_secs(180),
+        }
+    }
+}
+
+/// What is offered.
+#[derive(Debug)]
+pub(crate) struct HandOverSource {
+    pub(crate) control: UnixListener,
+    pub(crate) metrics: OwnedFd,
+    /// The devices, in the order of [`DeviceState`](super::DeviceState)'s variants.
+    pub(crate) devices: Vec<(&'static str, PauseHandle)>,
+    pub(crate) limits: HandOverTimeouts,
+}
+
+/// What became of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SourceOutcome {
+    /// Nobody came before the stop.
+    Stopped,
+    /// Another process has the devices.
+    Gone,
+}
+
+/// Why the devices stay, as the log and the second process read it.
+type Reason = String;
+
+/// Whose the devices are after a conversation.
+enum DeviceOwner {
+    /// This process's.
+    Source,
+    /// The other's.
+    Destination,
+    /// Nobody's: something of this process's may still work for one, and does not end.
+    Unknown(Reason),
+}
+
+/// Waits for a second process until one has taken the devices over, or the stop comes.
+///
+/// # Errors
+/// What listening meets; or nobody has the devices any more.
+pub(crate) fn serve_destination(
+    offer: HandOverSource,
+    stop: &StopSignal,
+    log: impl Fn(&str),
+) -> io::Result<SourceOutcome> {
+    let mut words = LogBudget::default();
+    loop {
+        let refused = |event: ServeEvent<'_>| {
+            words.log(event, |event| {
+                if let ServeEvent::Refused(why) = event {
+                    log(&why.to_string());
+                }
+            });
+        };
+        let Some(stream) = stop.accept(&offer.control, SocketAccess::OwnUser, refused)? else {
+            return Ok(SourceOutcome::Stopped);
+        };
+        let channel = Channel {
+            stream,
+            bounds: DESTINATION_BOUNDS,
+            stop: Some(stop),
+        };
+        let (said, why) = match offer.serve(&channel) {
+            Ok(DeviceOwner::Destination) => (MessageKind::Released, None),
+            Ok(DeviceOwner::Unknown(why)) => (MessageKind::Kept, Some(why)),
+            Ok(DeviceOwner::Source) => continue,
+            Err(why) => {
+                log(&why);
+                continue;
+            }
+        };
+        stop.stop();
+        // Nothing of this process listens any more when the second one begins.
+        let limit = offer.limits.idle;
+        drop(offer);
+        let channel = Channel {
+            stop: None,
+            ..channel
+        };
+        let text = why.as_deref().unwrap_or_default();
+        let _ = channel.send(said, text.as_bytes(), &[], limit);
+        return why.map_or(Ok(SourceOutcome::Gone), |why| Err(io::Error::other(why)));
+    }
+}
+
+impl HandOverSource {
+    fn serve(&self, channel: &Channel<'_>) -> Result<DeviceOwner, Reason> {
+        let limits = &self.limits;
+        let lost = |error: ChannelError| format!("while nothing was stopped: {error}");
+        let until = Instant::now() + limits.copying;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            // What is there already is read without waiting: a second process that asks on and on
+            // would never be late.
+            if left.is_zero() {
+                return Err(lost(ChannelError::TimeOut));
+            }
+            let asked = match channel.receive(limits.idle.min(left)) {
+                // It has seen enough.
+                Err(ChannelError::Io(_) | ChannelError::Stopped) => return Ok(DeviceOwner::Source),
+                other => other.map_err(lost)?,
+            };
+            let result = match asked.kind {
+                MessageKind::Copy => self.copy().and_then(|handed| {
+                    let (bytes, fds) = handed.encode();
+                    let sent = channel.send(MessageKind::Stream, &bytes, &fds, limits.idle);
+                    sent.map_err(|error| error.to_string())
+                }),
+                MessageKind::Stop => match self.hand_over(channel) {
+                    Ok(whose) => return Ok(whose),
+                    Err(why) => {
+                        let _ = channel.send(MessageKind::Kept, why.as_bytes(), &[], limits.idle);
+                        return Err(why);
+                    }
+                },
+                _ => Err("nothing was handed over that could have been rebuilt".to_owned()),
+            };
+            if let Err(why) = result {
+                let _ = channel.send(MessageKind::Refused, why.as_bytes(), &[], limits.idle);
+                return Err(why);
+            }
+        }
+    }
+
+    fn saved_devices(&self, devices: Vec<SavedDevice>) -> Result<SavedDevices, Reason> {
+        let clone = |fd: std::os::fd::BorrowedFd<'_>| fd.try_clone_to_owned();
+        Ok(SavedDevices {
+            metrics: clone(self.metrics.as_fd()).map_err(|error| error.to_string())?,
+            control: clone(self.control.as_fd()).map_err(|error| error.to_string())?,
+            devices,
+        })
+    }
+
+    /// Each device at the end of a turn of its own, one after the other.
+    fn copy(&self) -> Result<SavedDevices, Reason> {
+        let mut devices = Vec::new();
+        for (name, attention) in &self.devices {
+            let until = Instant::now() + self.limits.stop;
+            let called = attention.request_pause(until);
+            stopped(name, &called, until)?;
+            devices.push(saved(name, &called, until)?);
+        }
+        self.saved_devices(devices)
+    }
+
+    /// Stops them all, and lets go of them when the other side has confirmed. With an error they go on.
+    fn hand_over(&self, channel: &Channel<'_>) -> Result<DeviceOwner, Reason> {
+        let until = Instant::now() + self.limits.stop;
+        let devices = self.devices.iter();
+        let calls = devices.map(|(name, attention)| (*name, attention.request_pause(until)));
+        let calls: Vec<(&str, PauseRequester)> = calls.collect();
+        for (name, called) in &calls {
+            stopped(name, called, until)?;
+        }
+        let until = Instant::now() + self.limits.rebuild;
+        let left = || until.saturating_duration_since(Instant::now());
+        let mut devices = Vec::new();
+        for (name, called) in &calls {
+            devices.push(saved(name, called, until)?);
+        }
+        let (bytes, fds) = self.saved_devices(devices)?.encode();
+        let lost = |error: ChannelError| format!("before the devices were rebuilt: {error}");
+        channel
+            .send(MessageKind::Stream, &bytes, &fds, left())
+            .map_err(lost)?;
+        drop(fds);
+        if channel.receive(left()).map_err(lost)?.kind != MessageKind::Rebuilt {
+            return Err("the devices were not rebuilt".to_owned());
+        }
+        // They are the other side's from here on.
+        for (_, called) in &calls {
+            let _ = called.commands.send(PauseCommand::Release);
+        }
+        let mut whose = DeviceOwner::Destination;
+        for (name, called) in &calls {
+            // Its own end says that it has left, should the thread have failed.
+            if let Ok(PauseReply::Stuck) = called.replies.recv() {
+                whose = DeviceOwner::Unknown(format!(
+                    "nobody has the devices: {name}'s process was ended, and hangs in the kernel"
+                ));
+            }
+        }
+        Ok(whose)
+    }
+}
+
+fn next(name: &str, called: &PauseRequester, until: Instant) -> Result<PauseReply, Reason> {
+    let left = until.saturating_duration_since(Instant::now());
+    called
+        .replies
+        .recv_timeout(left)
+        .map_err(|error| match error {
+            RecvTimeoutError::Timeout => not_in_time(name),
+            RecvTimeoutError::Disconnected => format!("{name} has failed"),
+        })
+}
+
+fn not_in_time(name: &str) -> Reason {
+    format!("{name} does not come to the end of its turn")
+}
+
+fn stopped(name: &str, called: &PauseRequester, until: Instant) -> Result<(), Reason> {
+    match next(name, called, until)? {
+        PauseReply::Stopped => Ok(()),
+        PauseReply::Busy => Err(not_in_time(name)),
+        _ => Err(format!("{name} has failed")),
+    }
+}
+
+fn saved(name: &str, called: &PauseRequester, until: Instant) -> Result<SavedDevice, Reason> {
+    let _ = called.commands.send(PauseCommand::Save);
+    match next(name, called, until)? {
+        PauseReply::Saved(saved) => saved.map_err(|error| format!("{name}: {error}")),
+        _ => Err(format!("{name} has failed")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+    use std::thread;
+
+    use super::*;
+    use crate::handover::{CommonState, DeviceState, FunctionState};
+
+    fn fd() -> OwnedFd {
+        std::fs::File::open("/dev/null").unwrap().into()
+    }
+
+    fn device() -> SavedDevice {
+        SavedDevice {
+            state: DeviceState::Rng,
+            listener: fd(),
+            function: FunctionState {
+                config: [0; 256],
+                isr: 0,
+                vectors: Vec::new(),
+                common: CommonState {
+                    offered: 0,
+                    accepted: 0,
+                    offered_select: 0,
+                    accepted_select: 0,
+                    config_vector: 0,
+                    status: 0,
+                    selected: 0,
+                    queues: Vec::new(),
+                },
+            },
+            session: None,
+            requests: 0,
+        }
+    }
+
+    /// A device that does as it is told, and then says `last`.
+    fn follow(attention: &PauseHandle, last: PauseReply) {
+        let round = loop {
+            if let Some(round) = attention.take_request() {
+                break round;
+            }
+            thread::yield_now();
+        };
+        round.replies.send(PauseReply::Stopped).unwrap();
+        while let Ok(order) = round.commands.recv() {
+            match order {
+                PauseCommand::Save => {
+                    let saved = PauseReply::Saved(Box::new(Ok(device())));
+                    round.replies.send(saved).unwrap();
+                }
+                PauseCommand::Release => {
+                    round.replies.send(last).unwrap();
+                    return;
+                }
+            }
+        }
+    }
+
+    /// What the other process of the conversation is told at its end, and what becomes of the offer.
+    fn confirmed(last: PauseReply) -> (u32, io::Result<SourceOutcome>) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("control");
+        let (control, stop) = (
+            UnixListener::bind(&path).unwrap(),
+            StopSignal::new().unwrap(),
+        );
+        let mut second = UnixStream::connect(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let attention = PauseHandle::new().unwrap();
+        let given = HandOverSource {
+            control,
+            metrics: fd(),
+            devices: vec![("blk", attention.clone())],
+            limits: HandOverTimeouts::default(),
+        };
+        let order =
+            |kind: MessageKind| [(kind as u32).to_le_bytes(), [0; 4], [0; 4], [0; 4]].concat();
+        let orders = [order(MessageKind::Stop), order(MessageKind::Rebuilt)].concat();
+        second.write_all(&orders).unwrap();
+        let device = thread::spawn(move || follow(&attention, last));
+        let offered = serve_destination(given, &stop, |why| panic!("{why}"));
+        device.join().unwrap();
+        let mut said = Vec::new();
+        second.read_to_end(&mut said).unwrap();
+        // A stream, and a last word; its reason is none of the words.
+        let kinds = [MessageKind::Released, MessageKind::Kept].map(|kind| kind as u32);
+        let words = said.windows(4).map(|word| word.try_into().unwrap());
+        let mut words = words.map(u32::from_le_bytes);
+        (words.rfind(|word| kinds.contains(word)).unwrap(), offered)
+    }
+
+    #[test]
+    fn devices_are_handed_over_when_nothing_works_for_them_any_more() {
+        let (said, offered) = confirmed(PauseReply::Released);
+        assert_eq!(said, MessageKind::Released as u32);
+        assert_eq!(offered.unwrap(), SourceOutcome::Gone);
+        // A process that does not die may still have the guest's memory: the other one must not begin.
+        let (said, offered) = confirmed(PauseReply::Stuck);
+        assert_eq!(said, MessageKind::Kept as u32);
+        let why = offered.unwrap_err().to_string();
+        assert!(
+            why.starts_with("nobody has the devices: blk's process"),
+            "{why}"
+        );
+    }
+}

@@ -1,0 +1,147 @@
+//! The software IOMMU, and what was unmapped last: so that an access that is stopped can be told a stale one from one that never had a
+//! mapping.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use ringfence_softiommu::IommuSink;
+use ringfence_types::IovaRange;
+use ringfence_virtio_iommu::{
+    DomainId, EndpointId, Mapping, Sink, SinkError, SinkHandle, TranslationFault,
+    TranslationFaultReason,
+};
+
+use super::assigned::AssignedEndpoints;
+use super::sandboxed_endpoints::SandboxedEndpoints;
+
+/// Mappings that are remembered after they are gone, of all domains. An access that comes later than so many unmaps counts as one that never
+/// had a mapping.
+const UNMAPS_KEPT: usize = 4096;
+
+/// The sink of the guest's IOMMU.
+pub(crate) struct GuestIommuSink<M> {
+    pub(super) inner: IommuSink<M>,
+    /// Endpoints whose device is a process of its own.
+    pub(super) sandboxed: SandboxedEndpoints,
+    /// Endpoints that the model of the hardware translates.
+    pub(super) assigned: AssignedEndpoints,
+    attached: BTreeMap<EndpointId, DomainId>,
+    recently_unmapped: VecDeque<(DomainId, IovaRange)>,
+    /// An endpoint was attached to more than its device has room for.
+    incomplete: bool,
+}
+
+impl<M> GuestIommuSink<M> {
+    pub(super) fn new(inner: IommuSink<M>) -> Self {
+        Self {
+            inner,
+            sandboxed: SandboxedEndpoints::default(),
+            assigned: AssignedEndpoints::default(),
+            attached: BTreeMap::new(),
+            recently_unmapped: VecDeque::new(),
+            incomplete: false,
+        }
+    }
+
+    /// Whether an endpoint lacks mappings of its domain, for want of room: such accesses fault.
+    pub(super) fn is_incomplete(&self) -> bool {
+        self.incomplete
+    }
+
+    /// Whether an access was stopped at an address whose mapping was taken away.
+    pub(super) fn is_stale(&self, denied: &TranslationFault) -> bool {
+        // What is not mapped now and was once, was unmapped since, however often it was mapped in between.
+        denied.reason == TranslationFaultReason::NotMapped
+            && self.attached.get(&denied.endpoint).is_some_and(|domain| {
+                let mut gone = self.recently_unmapped.iter();
+                gone.any(|(of, range)| of == domain && range.contains_address(denied.iova))
+            })
+    }
+}
+
+impl<M> SinkHandle for GuestIommuSink<M> {
+    type Handle<'s>
+        = &'s mut Self
+    where
+        Self: 's;
+
+    fn handle(&mut self) -> &mut Self {
+        self
+    }
+}
+
+impl<M> Sink for GuestIommuSink<M> {
+    fn begin(&mut self) -> Result<(), SinkError> {
+        self.inner.begin()
+    }
+
+    fn create(&mut self, domain: DomainId) -> Result<(), SinkError> {
+        self.inner.create(domain)
+    }
+
+    /// Another domain that gets its number has nothing to do with it.
+    fn destroy(&mut self, domain: DomainId) {
+        self.inner.destroy(domain);
+        self.recently_unmapped.retain(|(of, _)| *of != domain);
+    }
+
+    fn attach(
+        &mut self,
+        endpoint: EndpointId,
+        domain: DomainId,
+        mappings: &mut dyn Iterator<Item = Mapping>,
+    ) -> Result<(), SinkError> {
+        let mappings: Vec<Mapping> = mappings.collect();
+        self.inner
+            .attach(endpoint, domain, &mut mappings.iter().copied())?;
+        self.attached.insert(endpoint, domain);
+        let apart = self.sandboxed.attach(endpoint, &mappings);
+        let assigned = self.assigned.attach(endpoint, &mappings);
+        self.incomplete |= apart.is_err() || assigned.is_err();
+        Ok(())
+    }
+
+    fn bypass(&mut self, endpoint: EndpointId) -> Result<(), SinkError> {
+        // All of memory at once is what a process of its own is there to prevent; and what the hardware translates is mapped by somebody.
+        if self.sandboxed.has(endpoint) || self.assigned.has(endpoint) {
+            return Err(SinkError::Unsupported);
+        }
+        self.inner.bypass(endpoint)?;
+        self.attached.remove(&endpoint);
+        Ok(())
+    }
+
+    fn block(&mut self, endpoint: EndpointId) {
+        self.inner.block(endpoint);
+        self.attached.remove(&endpoint);
+        // Of nothing there is not too much.
+        let _ = self.sandboxed.attach(endpoint, &[]);
+        self.assigned.block(endpoint);
+    }
+
+    fn map(&mut self, domain: DomainId, mapping: &Mapping) -> Result<(), SinkError> {
+        self.inner.map(domain, mapping)?;
+        let granted = self.sandboxed.map(&self.attached, domain, mapping);
+        let reached = granted.and_then(|()| {
+            let reached = self.assigned.map(&self.attached, domain, mapping);
+            reached.inspect_err(|_| self.sandboxed.unmap(&self.attached, domain, mapping))
+        });
+        reached.or_else(|error| self.inner.unmap(domain, mapping).and(Err(error)))
+    }
+
+    fn unmap(&mut self, domain: DomainId, mapping: &Mapping) -> Result<(), SinkError> {
+        self.inner.unmap(domain, mapping)?;
+        self.sandboxed.unmap(&self.attached, domain, mapping);
+        self.assigned.unmap(&self.attached, domain, mapping);
+        if self.recently_unmapped.len() >= UNMAPS_KEPT {
+            self.recently_unmapped.pop_front();
+        }
+        self.recently_unmapped.push_back((domain, mapping.iova));
+        Ok(())
+    }
+
+    fn commit(&mut self) -> Result<(), SinkError> {
+        self.inner.commit()?;
+        self.assigned.commit()?;
+        self.sandboxed.commit()
+    }
+}

@@ -1,0 +1,201 @@
+//! Copies to and from windows, which may be taken away at any moment: also in the middle of a copy.
+//!
+//! All of it goes through one routine. A page that is not there, or not for writing, raises a signal at one of the routine's instructions; the
+//! handler knows it by its address and goes on at the routine's end, which says how many bytes are left. So kernels copy from user space.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::mem::MaybeUninit;
+
+use super::windows::{END, FIRST};
+
+core::arch::global_asm!(
+    ".pushsection .text.ringfence_copy, \"ax\", @progbits",
+    ".p2align 4",
+    ".hidden ringfence_copy",
+    ".globl ringfence_copy",
+    ".hidden ringfence_copy_out",
+    ".globl ringfence_copy_out",
+    ".hidden ringfence_copy_end",
+    ".globl ringfence_copy_end",
+    // rdi: to, rsi: from, rdx: bytes. rcx: bytes left, at every instruction that can fault.
+    "ringfence_copy:",
+    "mov rcx, rdx",
+    // What rings consist of is read and written whole.
+    "cmp rdx, 8",
+    "je 8f",
+    "cmp rdx, 4",
+    "je 4f",
+    "cmp rdx, 2",
+    "je 2f",
+    "rep movsb",
+    "ringfence_copy_out:",
+    "mov rax, rcx",
+    "ret",
+    "8:",
+    "mov rax, [rsi]",
+    "mov [rdi], rax",
+    "xor eax, eax",
+    "ret",
+    "4:",
+    "mov eax, [rsi]",
+    "mov [rdi], eax",
+    "xor eax, eax",
+    "ret",
+    "2:",
+    "movzx eax, word ptr [rsi]",
+    "mov [rdi], ax",
+    "xor eax, eax",
+    "ret",
+    "ringfence_copy_end:",
+    ".popsection",
+);
+
+unsafe extern "C" {
+    fn ringfence_copy(to: *mut u8, from: *const u8, bytes: usize) -> usize;
+    static ringfence_copy_out: u8;
+    static ringfence_copy_end: u8;
+}
+
+/// The page is not there, or not for this.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CopyFault;
+
+/// Copies out of a window. On an error some bytes of `to` may have been overwritten.
+///
+/// # Errors
+/// [`CopyFault`].
+pub fn read(from: u64, to: &mut [u8]) -> Result<(), CopyFault> {
+    let place = checked_pointer(from, to.len())?;
+    // SAFETY: the source lies among the windows, where nothing but guest memory ever is, and may be unmapped: then the handler ends the copy.
+    // The destination is `to`. Guest memory changes under the copy; bytes have no invalid values.
+    check_complete(unsafe { ringfence_copy(to.as_mut_ptr(), place, to.len()) })
+}
+
+/// Copies into a window. On an error some bytes may have been written.
+///
+/// # Errors
+/// [`CopyFault`].
+pub fn write(to: u64, from: &[u8]) -> Result<(), CopyFault> {
+    let place = checked_pointer(to, from.len())?;
+    // SAFETY: as above, with the window as the destination: nothing of Rust's is there to be overwritten.
+    check_complete(unsafe { ringfence_copy(place.cast_mut(), from.as_ptr(), from.len()) })
+}
+
+fn checked_pointer(at: u64, bytes: usize) -> Result<*const u8, CopyFault> {
+    let bytes = u64::try_from(bytes).map_err(|_| CopyFault)?;
+    let end = at.checked_add(bytes).ok_or(CopyFault)?;
+    if at < FIRST || end > END {
+        return Err(CopyFault);
+    }
+    let at = usize::try_from(at).map_err(|_| CopyFault)?;
+    Ok(std::ptr::with_exposed_provenance(at))
+}
+
+fn check_complete(left: usize) -> Result<(), CopyFault> {
+    if left == 0 { Ok(()) } else { Err(CopyFault) }
+}
+
+/// Has faults of copies caught, in all threads. Other ones end the process.
+///
+/// # Errors
+/// What the kernel says.
+pub fn catch_faults() -> io::Result<()> {
+    let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) = on_fault;
+    // SAFETY: it consists of integers and a null pointer, for all of which zero is a value.
+    let mut action: libc::sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
+    action.sa_sigaction = handler as usize;
+    action.sa_flags = libc::SA_SIGINFO;
+    // A page beyond the end of its file is another signal.
+    for signal in [libc::SIGSEGV, libc::SIGBUS] {
+        // SAFETY: the handler touches its own arguments only, so it may run at any instruction.
+        if unsafe { libc::sigaction(signal, &raw const action, std::ptr::null_mut()) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
+}
+
+extern "C" fn on_fault(_signal: i32, _info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    let begin = ringfence_copy as *const () as usize;
+    let (out, end) = (
+        (&raw const ringfence_copy_out).addr(),
+        (&raw const ringfence_copy_end).addr(),
+    );
+    // SAFETY: with `SA_SIGINFO` the third argument is the interrupted thread's context, which the handler may change.
+    let registers = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
+    let Some(at) = registers.get_mut(libc::REG_RIP as usize) else {
+        super::sys::end(1);
+    };
+    if !(begin..end).contains(&(*at as usize)) {
+        super::sys::end(1);
+    }
+    *at = out as i64;
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+    use crate::sandbox::call::Call;
+    use crate::sandbox::sys::make;
+    use crate::sandbox::windows::Window;
+
+    /// Two pages in a window of which the second goes; all sizes over the edge, and up to it.
+    #[test]
+    fn a_copy_ends_where_the_page_does() {
+        catch_faults().unwrap();
+        let fd = rustix::fs::memfd_create("pages", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let file = File::from(fd);
+        file.set_len(8192).unwrap();
+        let window = Window {
+            start: FIRST + (1 << 30),
+            bytes: 8192,
+        };
+        let both = ringfence_types::Permissions::READ_WRITE;
+        // SAFETY: a window that no other test uses.
+        let made = unsafe { make(&Call::grant(window, file.as_raw_fd(), 0, both)) };
+        assert_eq!(made, 0);
+        let edge = window.start + 4096;
+        for bytes in (1..=20).chain([100, 4096]) {
+            let data: Vec<u8> = (0..bytes as u8).chain([7]).cycle().take(bytes).collect();
+            let mut back = vec![0; bytes];
+            assert_eq!(write(edge - 3, &data), Ok(()));
+            assert_eq!(read(edge - 3, &mut back), Ok(()));
+            assert_eq!(back, data, "{bytes}");
+        }
+        let second = Window {
+            start: edge,
+            bytes: 4096,
+        };
+        // SAFETY: as above.
+        assert_eq!(unsafe { make(&Call::revoke(second)) }, 0);
+        for bytes in (1..=20).chain([100, 4096]) {
+            let mut data = vec![9; bytes];
+            let before = edge - bytes as u64;
+            assert_eq!(write(before, &data), Ok(()), "{bytes}");
+            assert_eq!(read(before, &mut data), Ok(()), "{bytes}");
+            assert_eq!(write(before + 1, &data), Err(CopyFault), "{bytes}");
+            assert_eq!(read(before + 1, &mut data), Err(CopyFault), "{bytes}");
+            assert_eq!(read(edge, &mut data), Err(CopyFault), "{bytes}");
+        }
+        let readable = ringfence_types::Permissions::READ;
+        // SAFETY: as above.
+        let made = unsafe { make(&Call::grant(second, file.as_raw_fd(), 0, readable)) };
+        assert_eq!(made, 0);
+        assert_eq!(read(edge, &mut [0; 9]), Ok(()));
+        assert_eq!(write(edge, &[0; 9]), Err(CopyFault), "for reading only");
+    }
+
+    #[test]
+    fn nothing_but_windows_is_reached() {
+        let own = [0u8; 16];
+        let at = own.as_ptr().addr() as u64;
+        assert_eq!(write(at, &[1; 16]), Err(CopyFault));
+        assert_eq!(read(END - 8, &mut [0; 16]), Err(CopyFault));
+        assert_eq!(read(u64::MAX, &mut [0; 16]), Err(CopyFault));
+        assert_eq!(own, [0; 16]);
+    }
+}

@@ -1,0 +1,140 @@
+//! Tests: the sum of the waits for a process, and of its reports.
+
+use std::os::fd::OwnedFd;
+use std::process::Command;
+use std::sync::Mutex;
+use std::thread;
+
+use ringfence_types::{Access, Iova};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+use super::super::child::ChildProcess;
+use super::*;
+use crate::iommu::VirtioIommu;
+use crate::limits::GuestLimits;
+
+const SECTOR: u64 = 512;
+/// A process answers after so long, each time within its time.
+const LATE: Duration = Duration::from_millis(20);
+/// Instead of 20 s a minute.
+const ALLOWANCE: Duration = Duration::from_millis(100);
+/// More than any that the allowance has room for.
+const ROUNDS: usize = 20;
+
+/// What a front has said.
+type Log = Arc<Mutex<Vec<String>>>;
+
+/// A front, and its process's end of the socket.
+fn front() -> (DiskProxy, Log, OwnedFd) {
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(SECTOR).unwrap();
+    let counters = Arc::<DeviceCounters>::default();
+    let child = Command::new("/bin/sleep").arg("600").spawn().unwrap();
+    let life = ChildProcess::new(child).unwrap();
+    life.allow(Waiter::Device, ALLOWANCE);
+    let pair = socketpair(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    );
+    let (ours, theirs) = pair.unwrap();
+    let link = SandboxLink {
+        socket: ours,
+        child: Arc::new(life),
+        injected: 0,
+    };
+    let iommu = VirtioIommu::with_limits(&GuestLimits::default(), Arc::clone(&counters)).unwrap();
+    let disk = Blk::new(file, false, Arc::clone(&counters)).unwrap();
+    let said = Log::default();
+    let tell = {
+        let said = Arc::clone(&said);
+        move |what: &ProxyEvent<'_>| said.lock().unwrap().push(format!("{what:?}"))
+    };
+    let front = DiskProxy::new(
+        disk,
+        link,
+        GuestIommu::Virtio(iommu),
+        RequesterId::new(32),
+        counters,
+        Box::new(tell),
+    );
+    (front, said, theirs)
+}
+
+/// A front whose process answers each reset late.
+fn late() -> (DiskProxy, Log, thread::JoinHandle<()>) {
+    let (front, said, theirs) = front();
+    let answers = move || {
+        let mut bytes = [0; MAX_BYTES];
+        while let Ok((got @ 1.., _)) = recv(&theirs, &mut bytes[..], RecvFlags::empty()) {
+            let order = DeviceCommand::decode(bytes.get(..got).unwrap());
+            if matches!(order, Some(DeviceCommand::Reset)) {
+                thread::sleep(LATE);
+                let _ = send(
+                    &theirs,
+                    &DeviceResponse::ResetDone.encode(),
+                    SendFlags::NOSIGNAL,
+                );
+            }
+        }
+    };
+    (front, said, thread::spawn(answers))
+}
+
+#[test]
+fn resets_that_are_late_each_time_add_up() {
+    let (mut front, said, answering) = late();
+    let mut rounds = 0;
+    while said.lock().unwrap().is_empty() {
+        rounds += 1;
+        assert!(rounds < ROUNDS, "still trusted");
+        front.queues[0].configured = true;
+        front.reset();
+    }
+    let said = said.lock().unwrap().concat();
+    // Once nothing is left, no answer is in time.
+    assert!(said.contains("Late"), "{said}");
+    assert!(front.ended && front.queues[0].broken);
+    drop(front);
+    answering.join().unwrap();
+}
+
+/// The guest clears the bit of the bus's master again and again, and a turn does not end.
+#[test]
+fn a_bus_that_is_left_late_each_time_adds_up() {
+    let (mut front, said, answering) = late();
+    front.queues[0].busy = true;
+    front.link.child.allow(Waiter::Device, LATE);
+    front.clear_bus_master().unwrap();
+    front.set_bus_master();
+    assert!(said.lock().unwrap().concat().contains("LateInAll"));
+    assert!(front.ended);
+    // It is waited for no more: what is left is nothing.
+    assert_eq!(front.link.child.patience(Waiter::Device), Duration::ZERO);
+    drop(front);
+    answering.join().unwrap();
+}
+
+#[test]
+fn reports_of_a_turn_have_a_limit() {
+    let (mut front, said, theirs) = front();
+    let stopped = DeviceResponse::Fault {
+        iova: Iova::new(0xdead_0000),
+        access: Access::Write,
+        permission: false,
+    };
+    let too_long = DeviceResponse::TooLong { bytes: 9, most: 8 };
+    let sizes = front.disk.queue_sizes().iter().copied();
+    let most = sizes.map(u32::from).sum::<u32>() * REPORTS_PER_DESCRIPTOR;
+    let reports = [stopped.encode(), too_long.encode()];
+    for report in reports.iter().cycle().take(most as usize) {
+        send(&theirs, report, SendFlags::NOSIGNAL).unwrap();
+        assert!(front.receive());
+        assert!(!front.ended, "{said:?}");
+    }
+    send(&theirs, &reports[0], SendFlags::NOSIGNAL).unwrap();
+    front.receive();
+    assert!(front.ended);
+    assert_eq!(*said.lock().unwrap(), ["Ended(Protocol)"]);
+}

@@ -1,0 +1,198 @@
+//! How a device's process comes into being, and how it is told from one that is not confined.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+};
+
+use super::child::ChildProcess;
+use super::control_region::ControlRegion;
+use super::grants::Grants;
+use super::supervisor::{ProtocolViolation, Supervisor};
+use super::wire::{DeviceCommand, DeviceResponse, MAX_BYTES};
+use crate::counters::DeviceCounters;
+use crate::dma_fault_injection::InjectedDma;
+use crate::limits::GuestLimits;
+use crate::privileges::NO_PRIVILEGES;
+
+/// A process that is not ready and confined by then is ended: one time for all of its steps.
+const READY_WITHIN: Duration = Duration::from_secs(20);
+
+/// What to run in the process: a program that calls [`run_sandboxed_device`](super::run_sandboxed_device).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SandboxProgram {
+    /// Its file.
+    pub path: PathBuf,
+    /// Its arguments.
+    pub arguments: Vec<OsString>,
+}
+
+/// A disk for a process.
+#[derive(Debug)]
+pub struct SandboxDisk<'a> {
+    /// Its file, which the process gets.
+    pub file: BorrowedFd<'a>,
+    /// Nothing is written to it.
+    pub read_only: bool,
+    /// Of these, what the disk keeps within itself: the sizes of its queue and of a request.
+    pub limits: GuestLimits,
+    /// For tests: how it misbehaves.
+    pub injected: &'a [InjectedDma],
+}
+
+/// The socket of a process that runs, and its life.
+#[derive(Debug)]
+pub struct SandboxLink {
+    pub(super) socket: OwnedFd,
+    pub(super) child: Arc<ChildProcess>,
+    /// Misbehaviours that it was told to, and has not spoken of yet.
+    pub(super) injected: usize,
+}
+
+/// Starts a process for `image`, whose round trips are counted in `counters`. It is confined when this returns, and reaches nothing.
+///
+/// The process dies with the thread that calls this.
+///
+/// # Errors
+/// [`ProtocolViolation`]: it could not be started, or did not confine itself.
+pub fn start(
+    program: &SandboxProgram,
+    image: &SandboxDisk<'_>,
+    counters: &Arc<DeviceCounters>,
+) -> Result<(Grants, SandboxLink), ProtocolViolation> {
+    let until = Instant::now() + READY_WITHIN;
+    let board = Arc::new(ControlRegion::create()?);
+    let (ours, theirs) = socketpair(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )
+    .map_err(io::Error::from)?;
+    let child = Command::new(&program.path)
+        .args(&program.arguments)
+        .env_clear()
+        .stdin(Stdio::from(theirs))
+        .stdout(Stdio::null())
+        .spawn()?;
+    let life = Arc::new(ChildProcess::new(child)?);
+    let setup = DeviceCommand::Setup {
+        read_only: image.read_only,
+        queue_size: image.limits.queue_size,
+        request_bytes: image.limits.request_bytes,
+        errant: image.injected.to_vec(),
+    };
+    let file = board.file().ok_or(ProtocolViolation::Exited)?;
+    send_with(&ours, &setup.encode(), &[file.as_fd(), image.file])?;
+    let (report, mut fds) = next(&ours, until)?;
+    let (DeviceResponse::Ready, Some(listener), true) = (report, fds.pop(), fds.is_empty()) else {
+        return Err(ProtocolViolation::MalformedMessage);
+    };
+    let (DeviceResponse::Confined, true) =
+        next(&ours, until).map(|(report, fds)| (report, fds.is_empty()))?
+    else {
+        return Err(ProtocolViolation::MalformedMessage);
+    };
+    let supervisor = Supervisor::new(
+        listener,
+        Arc::clone(&board),
+        Arc::clone(&life),
+        Arc::clone(counters),
+        until,
+    )?;
+    verify(life.pid())?;
+    let grants = Grants::new(board, supervisor)?;
+    let link = SandboxLink {
+        socket: ours,
+        child: life,
+        injected: image.injected.len(),
+    };
+    Ok((grants, link))
+}
+
+fn next(
+    socket: &OwnedFd,
+    until: Instant,
+) -> Result<(DeviceResponse, Vec<OwnedFd>), ProtocolViolation> {
+    let mut ready = [PollFd::new(socket, PollFlags::IN)];
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let left = Timespec::try_from(left).unwrap_or_default();
+        match poll(&mut ready, Some(&left)) {
+            Ok(0) => return Err(ProtocolViolation::Late),
+            Ok(_) => break,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(ProtocolViolation::Io(error.into())),
+        }
+    }
+    let (bytes, fds) = receive_with(socket)?;
+    if bytes.is_empty() {
+        return Err(ProtocolViolation::Exited);
+    }
+    let report = DeviceResponse::decode(&bytes).ok_or(ProtocolViolation::MalformedMessage)?;
+    Ok((report, fds))
+}
+
+/// Asks the kernel: two threads, each without privileges and under a filter that it can never leave,
+/// and two descriptors.
+///
+/// Up to here the process has run code of ours only, on nothing of the guest's.
+fn verify(number: u32) -> Result<(), ProtocolViolation> {
+    let mut threads = 0;
+    for thread in fs::read_dir(format!("/proc/{number}/task"))? {
+        let status = fs::read_to_string(thread?.path().join("status"))?;
+        let says = |line: &str| status.lines().any(|other| other == line);
+        if !says("Seccomp:\t2") || !NO_PRIVILEGES.into_iter().all(says) {
+            return Err(ProtocolViolation::Unconfined);
+        }
+        threads += 1;
+    }
+    let descriptors = fs::read_dir(format!("/proc/{number}/fd"))?.count();
+    if threads != 2 || descriptors != 2 {
+        return Err(ProtocolViolation::Unconfined);
+    }
+    Ok(())
+}
+
+/// Sends one packet and descriptors.
+pub(super) fn send_with(socket: &OwnedFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let parts = [io::IoSlice::new(bytes)];
+    sendmsg(socket, &parts, &mut control, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+/// Receives one packet and descriptors; empty at the end.
+pub(super) fn receive_with(socket: impl AsFd) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
+    let mut bytes = vec![0; MAX_BYTES + 1];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let got = recvmsg(
+        socket,
+        &mut [io::IoSliceMut::new(&mut bytes)],
+        &mut control,
+        RecvFlags::CMSG_CLOEXEC,
+    )?;
+    let fds = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(fds) => Some(fds),
+        _ => None,
+    });
+    let fds = fds.flatten().collect();
+    bytes.truncate(got.bytes);
+    Ok((bytes, fds))
+}

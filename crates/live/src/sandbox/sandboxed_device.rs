@@ -1,0 +1,215 @@
+//! The process's side: it confines itself, then is a disk.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::process::{Signal, set_parent_process_death_signal};
+use virtio_queue::{Queue, QueueT};
+
+use super::control_region::ControlRegion;
+use super::process::{receive_with, send_with};
+use super::sandbox_memory::SandboxMemory;
+use super::wire::{DeviceCommand, DeviceResponse, MAX_BYTES, RingPosition};
+use super::{copy, filter, limits, mapper, sys};
+use crate::counters::DeviceCounters;
+use crate::dma_fault_injection::{DmaInjector, InjectedDma, InjectionResult};
+use crate::limits::{GuestLimits, RateLimitedLog};
+use crate::privileges;
+use crate::virtio::Device;
+use crate::virtio::blk::{Blk, RequestTooLong};
+
+/// What a device may allocate, beside what it had before.
+const HEAP_BYTES: usize = 16 << 20;
+
+/// A process that is confined.
+#[derive(Debug)]
+pub struct SandboxedDevice {
+    /// The way to memory.
+    pub memory: SandboxMemory,
+    /// The device.
+    pub disk: Blk,
+    counters: Arc<DeviceCounters>,
+    queues: Vec<Queue>,
+}
+
+/// Tells the daemon.
+fn send(report: &DeviceResponse) {
+    // A packet is taken whole, or the daemon has gone.
+    if rustix::io::write(rustix::stdio::stdin(), &report.encode()).is_err() {
+        sys::end(0);
+    }
+}
+
+/// Serves a disk to the daemon whose socket is standard input, and ends with it. For a process that does nothing else.
+///
+/// # Errors
+/// What confining it meets. Afterwards it only ends.
+pub fn run_sandboxed_device() -> io::Result<()> {
+    enter(mapper::follow)?.serve()
+}
+
+/// Confines the process. `map` is the mapping thread: [`follow`](mapper::follow), or a test's.
+///
+/// # Errors
+/// What that meets.
+pub fn enter(map: fn(&ControlRegion) -> !) -> io::Result<SandboxedDevice> {
+    let not_ours = || io::Error::from(io::ErrorKind::InvalidData);
+    set_parent_process_death_signal(Some(Signal::KILL))?;
+    // Before there is another thread: each has capabilities of its own.
+    privileges::drop_all()?;
+    sys::keep_heap(HEAP_BYTES);
+    let socket = rustix::stdio::stdin();
+    let (bytes, fds) = receive_with(socket)?;
+    let fds: [OwnedFd; 2] = fds.try_into().map_err(|_| not_ours())?;
+    let [board, image] = fds.map(File::from);
+    let Some(DeviceCommand::Setup {
+        read_only,
+        queue_size,
+        request_bytes,
+        errant,
+    }) = DeviceCommand::decode(&bytes)
+    else {
+        return Err(not_ours());
+    };
+    let board: &'static ControlRegion = Box::leak(Box::new(ControlRegion::open(board)?));
+    let keep = errant.contains(&InjectedDma::AfterRevoke);
+    let reach = SandboxMemory::new(board, keep, send)?;
+    let counters = Arc::new(DeviceCounters::default());
+    // One number for both: the filter knows one.
+    let number = image.as_raw_fd();
+    let mut disk = Blk::new(image, read_only, Arc::clone(&counters))?;
+    let caps = GuestLimits {
+        queue_size,
+        request_bytes,
+        ..GuestLimits::default()
+    };
+    let complaints = RateLimitedLog::new(|refused| {
+        if let Some(RequestTooLong { bytes, limit: most }) = refused.downcast_ref().copied() {
+            send(&DeviceResponse::TooLong { bytes, most });
+        }
+    });
+    disk.set_limits(&caps, complaints);
+    if !errant.is_empty() {
+        let told = |tried: &InjectionResult| {
+            send(&DeviceResponse::Injected {
+                errant: tried.injected,
+                access: tried.access,
+                iova: tried.iova,
+                stopped: tried.stopped,
+            });
+        };
+        disk.misbehave(DmaInjector::new(&errant, None, told, Arc::clone(&counters)));
+    }
+    let queues = disk.queue_sizes().iter();
+    let queues = queues
+        .map(|size| Queue::new(*size))
+        .collect::<Result<_, _>>();
+    let queues = queues.map_err(io::Error::other)?;
+    copy::catch_faults()?;
+    let listener = mapper::start(board, map)?;
+    limits::apply(disk.file())?;
+    sys::close_all_but(&[socket.as_raw_fd(), number, listener.as_raw_fd()])?;
+    let own = socket.try_clone_to_owned()?;
+    send_with(&own, &DeviceResponse::Ready.encode(), &[listener.as_fd()])?;
+    drop((own, listener));
+    sys::confine(&filter::for_the_device(socket.as_raw_fd(), number), false)?;
+    send(&DeviceResponse::Confined);
+    Ok(SandboxedDevice {
+        memory: reach,
+        disk,
+        counters,
+        queues,
+    })
+}
+
+impl SandboxedDevice {
+    /// The next order; none if the daemon has gone.
+    fn next(&self) -> Option<DeviceCommand> {
+        let mut bytes = [0; MAX_BYTES + 1];
+        let got = rustix::io::read(rustix::stdio::stdin(), &mut bytes[..]).ok()?;
+        DeviceCommand::decode(bytes.get(..got)?)
+    }
+
+    /// Does what it is told until the daemon goes.
+    ///
+    /// # Errors
+    /// None; it ends the process.
+    pub fn serve(self) -> io::Result<()> {
+        self.serve_after(|_| ())
+    }
+
+    /// The same, with something else to do before each order.
+    ///
+    /// # Errors
+    /// None; it ends the process.
+    pub fn serve_after(mut self, before: impl Fn(&Blk)) -> io::Result<()> {
+        while let Some(order) = self.next() {
+            before(&self.disk);
+            self.obey(order);
+        }
+        sys::end(0)
+    }
+
+    fn obey(&mut self, order: DeviceCommand) {
+        match order {
+            DeviceCommand::Setup { .. } => sys::end(1),
+            DeviceCommand::Begin { features } => self.disk.activate(features),
+            DeviceCommand::Queue {
+                index,
+                size,
+                event_index,
+                descriptors,
+                available,
+                used,
+                at,
+            } => {
+                let Some(queue) = self.queues.get_mut(usize::from(index)) else {
+                    sys::end(1);
+                };
+                let halves = |address: u64| (Some(address as u32), Some((address >> 32) as u32));
+                queue.reset();
+                queue.set_size(size);
+                queue.set_event_idx(event_index);
+                let (low, high) = halves(descriptors);
+                queue.set_desc_table_address(low, high);
+                let (low, high) = halves(available);
+                queue.set_avail_ring_address(low, high);
+                let (low, high) = halves(used);
+                queue.set_used_ring_address(low, high);
+                queue.set_next_avail(at.next_available);
+                queue.set_next_used(at.next_used);
+                queue.set_ready(true);
+            }
+            DeviceCommand::Kick { index, round } => self.work(index, round),
+            DeviceCommand::Reset => {
+                self.disk.reset();
+                self.queues.iter_mut().for_each(Queue::reset);
+                send(&DeviceResponse::ResetDone);
+            }
+        }
+    }
+
+    fn work(&mut self, index: u16, round: u64) {
+        let at = usize::from(index);
+        let Some(queue) = self.queues.get_mut(at) else {
+            sys::end(1);
+        };
+        self.memory.begin_turn();
+        let report = match self.disk.process(at, queue, &mut self.memory) {
+            Ok(turn) => DeviceResponse::Turn {
+                index,
+                round,
+                turn,
+                at: RingPosition {
+                    next_available: queue.next_avail(),
+                    next_used: queue.next_used(),
+                },
+                counted: self.counters.take(),
+            },
+            Err(_) => DeviceResponse::Broken { index, round },
+        };
+        send(&report);
+    }
+}

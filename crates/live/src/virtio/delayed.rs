@@ -1,0 +1,127 @@
+//! A device that takes its time: it begins to work on a queue only a while after the driver has rung.
+//!
+//! On a host that answers at once it is a matter of luck whether a driver is still busy when its answer comes. Here it has gone to wait.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
+    timerfd_settime,
+};
+use virtio_queue::Queue;
+
+use super::{BusMasterStuck, Device, PollSource, QuantumResult, QueueBroken};
+use crate::dma::Dma;
+
+/// The device `D`, which waits for nothing itself, so much later.
+#[derive(Debug)]
+pub struct Delayed<D> {
+    device: D,
+    timer: OwnedFd,
+    delay: Duration,
+    /// The queue that was rung for, and its time has not come.
+    kicked: Option<usize>,
+    /// Its time has come.
+    due: Option<usize>,
+}
+
+impl<D: Device> Delayed<D> {
+    /// `device`, which works on a queue `delay` after the first ring.
+    ///
+    /// # Errors
+    /// If the host has no descriptors left.
+    pub fn new(device: D, delay: Duration) -> io::Result<Self> {
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        Ok(Self {
+            device,
+            timer: timerfd_create(TimerfdClockId::Monotonic, flags)?,
+            // No time at all would stop the timer.
+            delay: delay.max(Duration::from_nanos(1)),
+            kicked: None,
+            due: None,
+        })
+    }
+
+    fn set_timer(&self) -> io::Result<()> {
+        let once = Itimerspec {
+            it_interval: Timespec::default(),
+            it_value: Timespec::try_from(self.delay).map_err(|_| io::ErrorKind::InvalidInput)?,
+        };
+        timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &once)?;
+        Ok(())
+    }
+}
+
+impl<D: Device> Device for Delayed<D> {
+    const TYPE: u16 = D::TYPE;
+    const CLASS: [u8; 3] = D::CLASS;
+
+    fn features(&self) -> u64 {
+        self.device.features()
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        self.device.queue_sizes()
+    }
+
+    fn read_config(&self, offset: usize, data: &mut [u8]) {
+        self.device.read_config(offset, data);
+    }
+
+    fn write_config(&mut self, offset: usize, data: &[u8]) {
+        self.device.write_config(offset, data);
+    }
+
+    fn activate(&mut self, features: u64) {
+        self.device.activate(features);
+    }
+
+    fn reset(&mut self) {
+        (self.kicked, self.due) = (None, None);
+        self.device.reset();
+    }
+
+    fn set_bus_master(&mut self) {
+        self.device.set_bus_master();
+    }
+
+    fn clear_bus_master(&mut self) -> Result<(), BusMasterStuck> {
+        self.device.clear_bus_master()
+    }
+
+    fn waits_for(&self) -> Option<PollSource<'_>> {
+        self.kicked.map(|_| PollSource {
+            fd: self.timer.as_fd(),
+            input: true,
+            output: false,
+        })
+    }
+
+    fn on_ready(&mut self) {
+        self.due = self.kicked.take();
+    }
+
+    fn due(&mut self) -> Option<usize> {
+        self.due
+    }
+
+    fn process<A: Dma>(
+        &mut self,
+        index: usize,
+        queue: &mut Queue,
+        dma: &mut A,
+    ) -> Result<QuantumResult, QueueBroken> {
+        // Of several queues one at a time is late; without a timer none is.
+        let late = self.due.is_none() && self.kicked.is_none_or(|rung| rung == index);
+        if late && (self.kicked.is_some() || self.set_timer().is_ok()) {
+            self.kicked = Some(index);
+            return Ok(QuantumResult::default());
+        }
+        if self.due == Some(index) {
+            self.due = None;
+        }
+        self.device.process(index, queue, dma)
+    }
+}

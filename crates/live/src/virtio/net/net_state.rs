@@ -1,0 +1,99 @@
+//! A network device that goes from one process to another.
+//!
+//! Between two turns all that is under way of frames is: the one that came and waits for a buffer, those that the link did not take, which are in the
+//! driver's rings, and what is in part in the link. So none is lost and none is there twice.
+
+use std::collections::BTreeSet;
+use std::num::NonZeroU16;
+use std::sync::Arc;
+
+use super::steering::Steering;
+use super::{F_MQ, HEADER_BYTES, MAX_PAIRS, Net, ReceivedFrame};
+use crate::counters::DeviceCounters;
+use crate::handover::{HandOverBlocker, NetState, PendingFrameState, StateError};
+use crate::link::{self, MAX_FRAME_BYTES, MIN_FRAME_BYTES, NetLink};
+
+impl<L: NetLink> Net<L> {
+    pub(super) fn state(&self) -> Result<NetState, HandOverBlocker> {
+        let held = self.received.map(|held| PendingFrameState {
+            frame: self.held_frame(held).to_vec(),
+            pair: (held.queue / 2) as u16,
+        });
+        Ok(NetState {
+            mac: self.mac,
+            offered: self.offered.get(),
+            active: self.active.get(),
+            flows: self.steering.save(),
+            pending_frame: held,
+            waiting: self.waiting.iter().fold(0, |all, queue| all | bit(*queue)),
+            link: self.link.save()?,
+        })
+    }
+
+    pub(super) fn held_frame(&self, held: ReceivedFrame) -> &[u8] {
+        let end = HEADER_BYTES + held.bytes;
+        self.incoming.get(HEADER_BYTES..end).unwrap_or(&[])
+    }
+}
+
+/// The bit of a queue's pair.
+fn bit(queue: usize) -> u16 {
+    1 << (queue / 2 % usize::from(MAX_PAIRS))
+}
+
+impl Net<Box<dyn NetLink>> {
+    /// Goes on where another process's device was, whose driver has agreed on `begun`, if it has begun.
+    ///
+    /// # Errors
+    /// [`StateError`]: no driver, or no link, could have brought it there. Nothing was sent or received.
+    pub(crate) fn restore(
+        state: NetState,
+        begun: Option<u64>,
+        counters: Arc<DeviceCounters>,
+    ) -> Result<Self, StateError> {
+        let register = |what| StateError::Register { what };
+        let pairs = |number, most| NonZeroU16::new(number).filter(|pairs| pairs.get() <= most);
+        let offered = pairs(state.offered, MAX_PAIRS).ok_or(register("pairs of queues"))?;
+        let chosen = begun.is_some_and(|features| features & F_MQ != 0);
+        let most = if chosen { offered.get() } else { 1 };
+        let active = pairs(state.active, most).ok_or(register("pairs that are used"))?;
+        let mut net = Self::new(link::restore(state.link)?, state.mac, offered, counters);
+        net.active = active;
+        net.steering =
+            Steering::restore(&state.flows, offered).ok_or(register("pair of a flow"))?;
+        for pair in 0..u16::BITS as usize {
+            if state.waiting >> pair & 1 != 0 {
+                net.waiting.insert(pair * 2 + 1);
+            }
+        }
+        if net
+            .waiting
+            .range(usize::from(offered.get()) * 2..)
+            .next()
+            .is_some()
+        {
+            return Err(register("queue that waits for the link"));
+        }
+        // It waits for the link's word.
+        net.full = !net.waiting.is_empty();
+        if let Some(PendingFrameState { frame, pair }) = state.pending_frame {
+            let bytes = frame.len();
+            let end = HEADER_BYTES + bytes;
+            let place = net.incoming.get_mut(HEADER_BYTES..end);
+            let is_frame = (MIN_FRAME_BYTES..=MAX_FRAME_BYTES).contains(&bytes);
+            let fits = is_frame && pair < active.get();
+            let place = place.filter(|_| fits).ok_or(register("frame that waits"))?;
+            place.copy_from_slice(&frame);
+            net.received = Some(ReceivedFrame {
+                bytes,
+                queue: usize::from(pair) * 2,
+                tried: true,
+            });
+        }
+        let at_rest = net.received.is_none() && net.waiting == BTreeSet::new();
+        if begun.is_none() && !(at_rest && net.steering == Steering::default()) {
+            return Err(register("network device without a driver"));
+        }
+        Ok(net)
+    }
+}

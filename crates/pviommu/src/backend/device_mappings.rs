@@ -1,0 +1,223 @@
+//! The guest's view of one device's mappings: GIOVA to GPA.
+//!
+//! The I/O page table holds host addresses. What a request may do, what an unmap unpins and what migrates is a matter of guest addresses, and
+//! is kept here, by the page.
+
+use alloc::boxed::Box;
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+
+use ringfence_types::{Direction, Iova};
+
+use crate::wire::{Gpa, PAGE_BYTES};
+
+/// Pages of a leaf, and the address bits of one.
+const LEAF_PAGES: usize = 512;
+const LEAF_SHIFT: u32 = 21;
+/// Leaves of a branch, 1 GiB of addresses, and the bits of a leaf's number in it.
+const BRANCH_LEAVES: usize = 512;
+const BRANCH_SHIFT: u32 = 9;
+
+const PRESENT: u64 = 1;
+const TO_DEVICE: u64 = 2;
+const FROM_DEVICE: u64 = 4;
+
+/// There is no room for another leaf.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct NoLeaf;
+
+/// 2 MiB of addresses of which a page is mapped.
+#[derive(Debug)]
+struct Leaf {
+    /// GPA and direction; 0 where nothing is mapped.
+    entries: Box<[u64; LEAF_PAGES]>,
+    live: u16,
+}
+
+/// 1 GiB of addresses of which a page is mapped: one more than the place of each leaf in the view's `leaves`, 0 for none.
+#[derive(Debug)]
+struct Branch {
+    places: Box<[u32; BRANCH_LEAVES]>,
+    live: u16,
+}
+
+/// Mappings of one device: a tree of few branches, so that finding a page takes the same time in many as in few.
+#[derive(Debug)]
+pub(super) struct DeviceMappings {
+    leaves: Vec<Leaf>,
+    /// By address over 1 GiB.
+    branches: BTreeMap<u64, Branch>,
+    /// Places whose leaf is empty and stands in for the next one.
+    free: Vec<u32>,
+    leaves_max: u64,
+    live: u64,
+}
+
+impl DeviceMappings {
+    /// Nothing mapped; at most `leaves_max` stretches of 2 MiB at a time.
+    pub(super) fn new(leaves_max: u64) -> Self {
+        Self {
+            leaves: Vec::new(),
+            branches: BTreeMap::new(),
+            free: Vec::new(),
+            leaves_max,
+            live: 0,
+        }
+    }
+
+    /// Number of mapped pages.
+    #[inline]
+    pub(super) const fn live(&self) -> u64 {
+        self.live
+    }
+
+    /// Where `giova` leads.
+    #[inline]
+    pub(super) fn get(&self, giova: Iova) -> Option<(Gpa, Direction)> {
+        let place = self.place(giova)?;
+        let leaf = self.leaves.get(place as usize)?;
+        decode(*leaf.entries.get(page_of(giova))?)
+    }
+
+    /// Notes a mapping; the page is not mapped.
+    #[inline]
+    pub(super) fn insert(
+        &mut self,
+        giova: Iova,
+        gpa: Gpa,
+        direction: Direction,
+    ) -> Result<(), NoLeaf> {
+        let place = match self.place(giova) {
+            Some(place) => place,
+            None => self.grow(giova)?,
+        };
+        let leaf = self.leaves.get_mut(place as usize).ok_or(NoLeaf)?;
+        let entry = leaf.entries.get_mut(page_of(giova)).ok_or(NoLeaf)?;
+        if *entry == 0 {
+            leaf.live += 1;
+            self.live += 1;
+        }
+        *entry = encode(gpa, direction);
+        Ok(())
+    }
+
+    /// Forgets a mapping.
+    #[inline]
+    pub(super) fn remove(&mut self, giova: Iova) -> Option<(Gpa, Direction)> {
+        let place = self.place(giova)?;
+        let leaf = self.leaves.get_mut(place as usize)?;
+        let entry = leaf.entries.get_mut(page_of(giova))?;
+        let old = decode(*entry)?;
+        *entry = 0;
+        leaf.live = leaf.live.saturating_sub(1);
+        self.live = self.live.saturating_sub(1);
+        if leaf.live == 0 {
+            self.free_leaf(number_of(giova), place);
+        }
+        Some(old)
+    }
+
+    /// All mappings in order of address.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (Iova, Gpa, Direction)> + '_ {
+        let leaves = self.branches.iter().flat_map(|(number, branch)| {
+            let places = branch.places.iter().zip(0_u64..);
+            places.filter_map(move |(place, leaf)| {
+                let place = place.checked_sub(1)?;
+                Some(((number << BRANCH_SHIFT) | leaf, place))
+            })
+        });
+        leaves.flat_map(move |(number, place)| {
+            let leaf = self.leaves.get(place as usize);
+            let entries = leaf.map_or(&[][..], |leaf| &leaf.entries[..]);
+            entries.iter().zip(0_u64..).filter_map(move |(raw, page)| {
+                let (gpa, direction) = decode(*raw)?;
+                let giova = (number << LEAF_SHIFT) | (page * PAGE_BYTES);
+                Some((Iova::new(giova), gpa, direction))
+            })
+        })
+    }
+
+    #[inline]
+    fn place(&self, giova: Iova) -> Option<u32> {
+        let number = number_of(giova);
+        let branch = self.branches.get(&(number >> BRANCH_SHIFT))?;
+        let place = branch.places.get(number as usize % BRANCH_LEAVES)?;
+        place.checked_sub(1)
+    }
+
+    #[cold]
+    fn grow(&mut self, giova: Iova) -> Result<u32, NoLeaf> {
+        let place = match self.free.pop() {
+            Some(place) => place,
+            None => {
+                let place = self.leaves.len() as u64;
+                if place >= self.leaves_max || self.leaves.try_reserve(1).is_err() {
+                    return Err(NoLeaf);
+                }
+                self.leaves.push(Leaf {
+                    entries: Box::new([0; LEAF_PAGES]),
+                    live: 0,
+                });
+                u32::try_from(place).map_err(|_| NoLeaf)?
+            }
+        };
+        let number = number_of(giova);
+        let none = || Branch {
+            places: Box::new([0; BRANCH_LEAVES]),
+            live: 0,
+        };
+        let branch = self.branches.entry(number >> BRANCH_SHIFT);
+        let branch = branch.or_insert_with(none);
+        if let Some(entry) = branch.places.get_mut(number as usize % BRANCH_LEAVES) {
+            *entry = place.saturating_add(1);
+            branch.live += 1;
+        }
+        Ok(place)
+    }
+
+    /// A leaf has become empty.
+    #[cold]
+    fn free_leaf(&mut self, number: u64, place: u32) {
+        if let Some(branch) = self.branches.get_mut(&(number >> BRANCH_SHIFT)) {
+            if let Some(entry) = branch.places.get_mut(number as usize % BRANCH_LEAVES) {
+                *entry = 0;
+            }
+            branch.live = branch.live.saturating_sub(1);
+            if branch.live == 0 {
+                self.branches.remove(&(number >> BRANCH_SHIFT));
+            }
+        }
+        self.free.push(place);
+    }
+}
+
+#[inline]
+fn number_of(giova: Iova) -> u64 {
+    giova.get() >> LEAF_SHIFT
+}
+
+#[inline]
+fn page_of(giova: Iova) -> usize {
+    (giova.get() / PAGE_BYTES) as usize % LEAF_PAGES
+}
+
+#[inline]
+fn encode(gpa: Gpa, direction: Direction) -> u64 {
+    let bits = match direction {
+        Direction::Bidirectional => TO_DEVICE | FROM_DEVICE,
+        Direction::ToDevice => TO_DEVICE,
+        Direction::FromDevice => FROM_DEVICE,
+    };
+    gpa.get() | bits | PRESENT
+}
+
+#[inline]
+fn decode(raw: u64) -> Option<(Gpa, Direction)> {
+    let direction = match raw & (TO_DEVICE | FROM_DEVICE) {
+        _ if raw & PRESENT == 0 => return None,
+        TO_DEVICE => Direction::ToDevice,
+        FROM_DEVICE => Direction::FromDevice,
+        _ => Direction::Bidirectional,
+    };
+    Some((Gpa::new(raw & !(PAGE_BYTES - 1)), direction))
+}

@@ -1,0 +1,424 @@
+//! The reverse translation cache in front of a device's I/O address space (section 4.5).
+//!
+//! ```text
+//! map    -> ReverseCache::take: an address, or -> Paged::map, which asks the host -> ReverseCache::insert
+//! unmap  -> ByGiova::get: the key of the address -> ReverseCache::release      (the host is not asked)
+//! expire -> ReverseCache::tick -> Paged::unmap_many: one request for all -> their invalidation, by the flush policy
+//! ```
+//! Each piece of a list is mapped for itself, so that it is found again in another list; what the cache does not know of it is asked for with one
+//! kick. Memory that is shared for long ([`Space::map_bypass_cache`]) and buffers without a key do not go through the cache.
+
+use alloc::vec::Vec;
+use core::marker::PhantomData;
+
+use ringfence_dma::space::{
+    AddressLimits, ClearedRange, Expire, IoPageTable, MapResult, Paged, PagedCpu, Space,
+    UnmapRefusal, UnmapResult,
+};
+use ringfence_dma::{MapReason, Platform};
+use ringfence_iova::IovaAllocator;
+use ringfence_types::{
+    CachedLevels, DomainId, Flushed, Invalidation, Iova, IovaRange, Lock, Nanos, PageSize,
+    Permissions, Pfn, PfnRange, PhysRange, WholeDomain,
+};
+
+use super::by_giova::ByGiova;
+use super::remote_table::direction_of;
+use crate::rtc::{MappingKey, NotCached, NotInUse, ReverseCache};
+
+/// What a frontend does with an address that no mapping has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum UnknownUnmap {
+    /// Its unmap is refused, as by any space.
+    Refused,
+    /// Nothing: the document's frontend looks for the page in the cache, and what is not found there is as good as unmapped. For the literal
+    /// cache, whose mappings leave under their users.
+    Ignored,
+}
+
+/// The cache of one device and what belongs to it.
+#[derive(Debug)]
+pub struct DeviceCache<C> {
+    cache: C,
+    keys: ByGiova,
+    /// Buffers that are mapped, in the cache or beside it.
+    in_use: u64,
+    /// A mapping found no room: some of the released ones go with the next look at the clock.
+    full: bool,
+    /// When the running cycle ends.
+    ends: Option<Nanos>,
+}
+
+impl<C: ReverseCache> DeviceCache<C> {
+    /// The address for a buffer of this key.
+    #[inline]
+    fn acquire(&mut self, key: MappingKey, limits: &AddressLimits) -> Option<Iova> {
+        let giova = self.cache.acquire(key)?;
+        let last = giova.wrapping_add((key.pages() << 12).wrapping_sub(1));
+        if Pfn::containing(last) > limits.mask {
+            // Of a device of this domain that reaches further.
+            let _ = self.cache.release(key);
+            return None;
+        }
+        self.in_use = self.in_use.saturating_add(1);
+        Some(giova)
+    }
+
+    /// The host has mapped `key` at the page of `giova`. What finds no place stays its user's.
+    fn insert(&mut self, key: Option<MappingKey>, giova: Iova) {
+        self.in_use = self.in_use.saturating_add(1);
+        let Some(key) = key else { return };
+        let page = giova.align_down(PageSize::Size4K.bytes());
+        match self.cache.insert(key, page) {
+            Ok(()) => self.keys.put(page, key),
+            Err(NotCached::Full) => self.full = true,
+            Err(NotCached::Present | NotCached::OutOfMemory | NotCached::Address(_)) => {}
+        }
+    }
+
+    /// A user of the mapping at `range` is done. `None`: there is none in the cache.
+    #[inline]
+    fn release(&mut self, range: &IovaRange) -> Option<Result<(), NotInUse>> {
+        let known = self.keys.get(range.start())?;
+        // As many pages as the buffer has: a key of another length is another mapping's, and the cache
+        // holds no mapping whose length no key has.
+        let pages = PfnRange::covering(range).pages();
+        let Some(key) = MappingKey::new(known.first(), pages, known.direction()) else {
+            return Some(Err(NotInUse(known)));
+        };
+        let released = self.cache.release(key);
+        if released.is_ok() {
+            self.in_use = self.in_use.saturating_sub(1);
+        }
+        Some(released)
+    }
+
+    /// The first mapping starts the clock.
+    #[inline]
+    fn begin(&mut self, now: Nanos, cycle_ns: u64) {
+        self.ends.get_or_insert_with(|| cycle_end(now, cycle_ns));
+    }
+
+    /// Whether there is anything to do by now.
+    #[inline]
+    fn is_due(&self, now: Nanos) -> bool {
+        self.full || self.ends.is_some_and(|end| now >= end)
+    }
+
+    /// What the clock says is over, as pages to be unmapped.
+    fn due(&mut self, now: Nanos, cycle_ns: u64) -> Vec<PfnRange> {
+        let mut gone = Vec::new();
+        let Self {
+            cache, keys, ends, ..
+        } = self;
+        let mut expired = |key: MappingKey, giova: Iova| evicted(keys, key, giova, &mut gone);
+        let mut end = ends.unwrap_or_else(|| cycle_end(now, cycle_ns));
+        // After so many cycles nothing that was released is left.
+        let mut turns = 0_u16;
+        while now >= end && turns <= u16::from(u8::MAX) {
+            cache.tick(&mut expired);
+            end = Nanos(end.0.saturating_add(cycle_ns));
+            turns = turns.saturating_add(1);
+        }
+        *ends = Some(if now >= end {
+            cycle_end(now, cycle_ns)
+        } else {
+            end
+        });
+        if core::mem::take(&mut self.full) {
+            cache.evict(&mut expired);
+        }
+        gone
+    }
+
+    fn all(&mut self) -> Vec<PfnRange> {
+        let mut gone = Vec::new();
+        let keys = &mut self.keys;
+        self.cache
+            .drain(|key, giova| evicted(keys, key, giova, &mut gone));
+        gone
+    }
+}
+
+/// A mapping has left the cache. One that the frontend knows nothing of, which a literal tree may name, is left alone.
+fn evicted(keys: &mut ByGiova, key: MappingKey, giova: Iova, gone: &mut Vec<PfnRange>) {
+    if keys.take(giova).is_some() {
+        gone.extend(PfnRange::new(Pfn::containing(giova), key.pages()));
+    }
+}
+
+/// The end of the cycle in which `now` lies. Cycles end at multiples of their length on the platform's clock.
+fn cycle_end(now: Nanos, cycle_ns: u64) -> Nanos {
+    let cycles = now.0.checked_div(cycle_ns).unwrap_or(0).saturating_add(1);
+    Nanos(cycles.saturating_mul(cycle_ns))
+}
+
+/// An allocator and a table behind a reverse translation cache.
+///
+/// A buffer that is unmapped stays reachable until its mapping leaves the cache: with the C + 1th end of a cycle after it, or before. So
+/// protection is bounded by T x (C + 1), and what the [flush policy](ringfence_dma::flush::PerCycle) hands back is stale.
+#[derive(Debug)]
+pub struct RtcSpace<A, T, C, L> {
+    paged: Paged<A, T>,
+    cache_lock: L,
+    cycle_ns: u64,
+    unknown_unmap: UnknownUnmap,
+    cache: PhantomData<fn() -> C>,
+}
+
+impl<A, T, C: ReverseCache, L: Lock<DeviceCache<C>>> RtcSpace<A, T, C, L> {
+    /// `cache`, whose cycles last `cycle_ns` nanoseconds (T), in front of `paged`; `lock` is the embedder's.
+    pub fn new(
+        paged: Paged<A, T>,
+        cache: C,
+        cycle_ns: u64,
+        unknown_unmap: UnknownUnmap,
+        lock: impl FnOnce(DeviceCache<C>) -> L,
+    ) -> Self {
+        let reverse = DeviceCache {
+            cache,
+            keys: ByGiova::default(),
+            in_use: 0,
+            full: false,
+            ends: None,
+        };
+        Self {
+            paged,
+            cache_lock: lock(reverse),
+            cycle_ns: cycle_ns.max(1),
+            unknown_unmap,
+            cache: PhantomData,
+        }
+    }
+
+    /// What the cache stands in front of.
+    pub fn paged(&self) -> &Paged<A, T> {
+        &self.paged
+    }
+
+    /// Looks at the cache.
+    pub fn with_cache<R>(&self, look: impl FnOnce(&C) -> R) -> R {
+        self.cache_lock.with(|reverse| look(&reverse.cache))
+    }
+}
+
+/// The key of a buffer's pages, if it has one.
+#[inline]
+fn key_of(piece: &PhysRange, permissions: Permissions) -> Option<MappingKey> {
+    MappingKey::covering(piece, direction_of(permissions))
+}
+
+/// The device-visible bytes of `piece` behind the page of `giova`.
+#[inline]
+fn bytes_at(giova: Iova, piece: &PhysRange) -> Option<IovaRange> {
+    let offset = piece.start().offset_in(PageSize::Size4K.bytes());
+    IovaRange::new(giova.wrapping_add(offset), piece.bytes())
+}
+
+impl<A, T, C, L> Space for RtcSpace<A, T, C, L>
+where
+    A: IovaAllocator,
+    T: IoPageTable<Pages = ()>,
+    C: ReverseCache,
+    L: Lock<DeviceCache<C>>,
+{
+    type PerCpu = PagedCpu<A::PerCpu, T::PerCpu>;
+    type FreeProof = A::FreeProof;
+    type UnmapResult = UnmapResult;
+
+    const CONTIGUOUS_SG: bool = false;
+    const CACHES_UNMAPPED: bool = true;
+
+    fn per_cpu(&self) -> Self::PerCpu {
+        self.paged.per_cpu()
+    }
+
+    #[inline]
+    fn domain(&self) -> DomainId {
+        self.paged.domain()
+    }
+
+    #[inline]
+    fn map<P: Platform>(
+        &self,
+        cpu: &mut Self::PerCpu,
+        platform: &mut P,
+        pieces: &[PhysRange],
+        permissions: Permissions,
+        limits: AddressLimits,
+    ) -> Result<MapResult, MapReason> {
+        let key = match pieces {
+            [piece] => key_of(piece, permissions).map(|key| (key, piece)),
+            _ => None,
+        };
+        let Some((key, piece)) = key else {
+            return self.map_bypass_cache(cpu, platform, pieces, permissions, limits);
+        };
+        let found = self
+            .cache_lock
+            .with(|reverse| reverse.acquire(key, &limits));
+        if let Some(range) = found.and_then(|giova| bytes_at(giova, piece)) {
+            return Ok(MapResult { range, steps: 0 });
+        }
+        let placed = self.paged.map(cpu, platform, pieces, permissions, limits)?;
+        let now = platform.now();
+        self.cache_lock.with(|reverse| {
+            reverse.begin(now, self.cycle_ns);
+            reverse.insert(Some(key), placed.range.start());
+        });
+        Ok(placed)
+    }
+
+    fn map_bypass_cache<P: Platform>(
+        &self,
+        cpu: &mut Self::PerCpu,
+        platform: &mut P,
+        pieces: &[PhysRange],
+        permissions: Permissions,
+        limits: AddressLimits,
+    ) -> Result<MapResult, MapReason> {
+        let placed = self.paged.map(cpu, platform, pieces, permissions, limits)?;
+        let start = placed.range.start();
+        self.cache_lock.with(|reverse| reverse.insert(None, start));
+        Ok(placed)
+    }
+
+    fn map_per_segment<P: Platform>(
+        &self,
+        cpu: &mut Self::PerCpu,
+        platform: &mut P,
+        pieces: &[PhysRange],
+        permissions: Permissions,
+        limits: AddressLimits,
+        placed: &mut Vec<IovaRange>,
+    ) -> Result<u32, MapReason> {
+        let before = placed.len();
+        // Where the host has to be asked: the places, and the pieces.
+        let mut asked: Vec<(usize, &PhysRange)> = Vec::new();
+        self.cache_lock.with(|reverse| {
+            for piece in pieces {
+                let key = key_of(piece, permissions);
+                let found = key.and_then(|key| reverse.acquire(key, &limits));
+                match found.and_then(|giova| bytes_at(giova, piece)) {
+                    Some(range) => placed.push(range),
+                    None => {
+                        asked.push((placed.len(), piece));
+                        // Until it is known.
+                        placed.extend(bytes_at(Iova::ZERO, piece));
+                    }
+                }
+            }
+        });
+        if asked.is_empty() {
+            return Ok(0);
+        }
+        let mut places = asked.iter();
+        let made = self.paged.map_each(
+            cpu,
+            platform,
+            asked.iter().map(|(_, piece)| *piece),
+            permissions,
+            limits,
+            |range| {
+                let place = places.next().and_then(|(place, _)| placed.get_mut(*place));
+                if let Some(place) = place {
+                    *place = range;
+                }
+            },
+        );
+        let now = platform.now();
+        self.cache_lock.with(|reverse| {
+            if made.is_ok() {
+                reverse.begin(now, self.cycle_ns);
+                for (place, piece) in &asked {
+                    if let Some(range) = placed.get(*place) {
+                        reverse.insert(key_of(piece, permissions), range.start());
+                    }
+                }
+                return;
+            }
+            // What was found is given back.
+            let mut asked = asked.iter().map(|(place, _)| *place).peekable();
+            for (place, range) in placed.iter().enumerate().skip(before) {
+                if asked.next_if_eq(&place).is_none() {
+                    reverse.release(range);
+                }
+            }
+        });
+        if made.is_err() {
+            placed.truncate(before);
+        }
+        made
+    }
+
+    #[inline]
+    fn unmap<P: Platform>(
+        &self,
+        cpu: &mut Self::PerCpu,
+        platform: &mut P,
+        range: IovaRange,
+    ) -> Result<UnmapResult, UnmapRefusal> {
+        match self.cache_lock.with(|reverse| reverse.release(&range)) {
+            Some(Ok(())) => return Ok(UnmapResult::Cached),
+            _ if self.unknown_unmap == UnknownUnmap::Ignored => return Ok(UnmapResult::Cached),
+            Some(Err(NotInUse(_))) => return Err(UnmapRefusal::NotAllocated),
+            None => {}
+        }
+        let gone = self.paged.unmap(cpu, platform, range)?;
+        self.cache_lock
+            .with(|reverse| reverse.in_use = reverse.in_use.saturating_sub(1));
+        Ok(UnmapResult::Cleared(gone))
+    }
+
+    #[inline]
+    fn sync<P: Platform>(&self, cpu: &mut Self::PerCpu, platform: &mut P) {
+        self.paged.sync(cpu, platform);
+    }
+
+    /// What is kept and nobody uses leaves with the flush that a detachment begins with.
+    fn is_empty<P: Platform>(&self, _platform: &P) -> bool {
+        self.cache_lock.with(|reverse| reverse.in_use == 0)
+    }
+
+    #[inline]
+    fn release(&self, cpu: &mut Self::PerCpu, range: Self::FreeProof) {
+        self.paged.release(cpu, range);
+    }
+
+    fn flushed(&self, cpu: &mut Self::PerCpu, proof: Flushed<WholeDomain>) {
+        self.paged.flushed(cpu, proof);
+    }
+
+    fn drain(&self, cpu: &mut Self::PerCpu) {
+        self.paged.drain(cpu);
+    }
+
+    fn expire<P: Platform>(
+        &self,
+        cpu: &mut Self::PerCpu,
+        platform: &mut P,
+        which: Expire,
+        gone: impl FnMut(ClearedRange),
+    ) -> Result<(), UnmapRefusal> {
+        let now = platform.now();
+        let ranges = self.cache_lock.with(|reverse| match which {
+            Expire::Due if !reverse.is_due(now) => Vec::new(),
+            Expire::Due => reverse.due(now, self.cycle_ns),
+            Expire::All => reverse.all(),
+        });
+        if ranges.is_empty() {
+            return Ok(());
+        }
+        self.paged.unmap_many(cpu, platform, &ranges, gone)
+    }
+
+    #[inline]
+    fn reserved(&self, range: PfnRange) -> PfnRange {
+        self.paged.reserved(range)
+    }
+
+    #[inline]
+    fn invalidation(&self, range: PfnRange, levels: CachedLevels) -> Invalidation {
+        self.paged.invalidation(range, levels)
+    }
+}

@@ -1,0 +1,337 @@
+//! The document's reverse translation cache, repaired (errata 11, 16): its radix tree and its queue with separators, with direction and
+//! length in the key, a count of users for the REUSING bit, and one place in the queue for each mapping.
+
+use alloc::vec::Vec;
+
+use ringfence_types::{Iova, PageSize};
+
+use super::reverse_cache::EvictionBudget;
+use super::tree::{NodeId, Tree, TreeError};
+use super::{Cycles, MappingKey, NotCached, NotInUse, ReverseCache, RtcStats};
+
+/// A mapping. What the document keeps in a leaf is behind the leaf's value here: a leaf has one value a page, and a page can be the first of mappings of several lengths.
+#[derive(Debug, Clone, Copy)]
+struct Record {
+    key: MappingKey,
+    giova: Iova,
+    users: u32,
+    /// The cycle of the last release.
+    released: u64,
+    /// Another mapping of this page and direction.
+    other: Option<u32>,
+    /// The next one in its section of the queue.
+    next: Option<u32>,
+    queued: bool,
+    leaf: NodeId,
+}
+
+/// What stands between two separators of the queue and is not empty: its first and its last mapping.
+#[derive(Debug, Clone, Copy)]
+struct Section {
+    first: u32,
+    last: u32,
+}
+
+/// The repaired cache: mode `rtc`.
+///
+/// The queue is cut at its separators: a list of mappings for each of the last C + 1 cycles, first in first out. A mapping that is reused keeps its
+/// place, and moves to the end of the section of its last release when its place comes up: so it stands in the queue once, and the queue
+/// is as long as there are mappings.
+#[derive(Debug)]
+pub struct Rtc {
+    /// By direction.
+    trees: [Tree; 3],
+    records: Vec<Record>,
+    free: Vec<u32>,
+    /// Section `cycle % (C + 1)` has those released in `cycle`.
+    sections: Vec<Option<Section>>,
+    cycle: u64,
+    cycles: Cycles,
+    limit: usize,
+    released: usize,
+    /// Pages of all mappings.
+    pages: u64,
+    counts: RtcStats,
+}
+
+/// Guest page number, the tree's key.
+fn page(key: MappingKey) -> u64 {
+    key.first().get() >> PageSize::Size4K.shift()
+}
+
+impl Rtc {
+    /// An empty cache of at most `limit` pages, in use or released.
+    pub fn new(cycles: Cycles, limit: usize) -> Self {
+        Self {
+            trees: Default::default(),
+            records: Vec::new(),
+            free: Vec::new(),
+            sections: alloc::vec![None; usize::from(cycles.get()) + 1],
+            cycle: 0,
+            cycles,
+            limit,
+            released: 0,
+            pages: 0,
+            counts: RtcStats::default(),
+        }
+    }
+
+    /// The trees, one for each direction, in the order of [`Direction::ALL`](ringfence_types::Direction::ALL).
+    pub fn trees(&self) -> &[Tree; 3] {
+        &self.trees
+    }
+
+    fn tree(&mut self, key: MappingKey) -> &mut Tree {
+        let [to, from, both] = &mut self.trees;
+        match key.direction() {
+            ringfence_types::Direction::ToDevice => to,
+            ringfence_types::Direction::FromDevice => from,
+            ringfence_types::Direction::Bidirectional => both,
+        }
+    }
+
+    fn record(&mut self, at: u32) -> Option<&mut Record> {
+        self.records.get_mut(at as usize)
+    }
+
+    /// The first record of the page and direction, with its leaf.
+    #[inline]
+    fn first(&mut self, key: MappingKey) -> Option<(u32, NodeId)> {
+        let (value, leaf) = self.tree(key).get(page(key))?;
+        Some((u32::try_from(value.checked_sub(1)?).ok()?, leaf))
+    }
+
+    #[inline]
+    fn find(&mut self, key: MappingKey) -> Option<(u32, &mut Record)> {
+        let (mut at, _) = self.first(key)?;
+        loop {
+            let record = self.records.get(at as usize)?;
+            if record.key == key {
+                break;
+            }
+            at = record.other?;
+        }
+        Some((at, self.record(at)?))
+    }
+
+    #[inline]
+    fn section(&mut self, cycle: u64) -> Option<&mut Option<Section>> {
+        let sections = self.sections.len() as u64;
+        let at = usize::try_from(cycle.checked_rem(sections)?).ok()?;
+        self.sections.get_mut(at)
+    }
+
+    /// Puts a mapping at the end of the section of the cycle of its release.
+    #[inline]
+    fn enqueue(&mut self, at: u32) {
+        let Some(cycle) = self.record(at).map(|record| record.released) else {
+            return;
+        };
+        let Some(section) = self.section(cycle) else {
+            return;
+        };
+        let before = section.map(|section| section.last);
+        let first = section.map_or(at, |section| section.first);
+        *section = Some(Section { first, last: at });
+        if let Some(record) = self.record(at) {
+            (record.next, record.queued) = (None, true);
+        }
+        if let Some(before) = before.and_then(|before| self.record(before)) {
+            before.next = Some(at);
+        }
+    }
+
+    /// Takes a released mapping out of tree and records; not out of the queue.
+    fn remove_record(&mut self, at: u32) -> Option<(MappingKey, Iova)> {
+        let Record {
+            key,
+            giova,
+            other,
+            leaf,
+            ..
+        } = *self.record(at)?;
+        let (first, _) = self.first(key)?;
+        let tree = self.tree(key);
+        if first != at {
+            // Another length of the same page stands before it.
+            let mut before = first;
+            while let Some(record) = self.record(before) {
+                if record.other == Some(at) {
+                    record.other = other;
+                    break;
+                }
+                before = record.other?;
+            }
+        } else if let Some(other) = other {
+            tree.replace(page(key), u64::from(other) + 1);
+        } else {
+            tree.remove(leaf, page(key))?;
+        }
+        self.free.push(at);
+        self.released = self.released.saturating_sub(1);
+        self.pages = self.pages.saturating_sub(key.pages());
+        Some((key, giova))
+    }
+
+    /// Walks the section of `cycle`: those in use leave the queue, those released later move to
+    /// their section, the others leave the cache as long as `wanted` takes them, and stay where
+    /// they are after that. How many left.
+    fn expire(
+        &mut self,
+        cycle: u64,
+        wanted: &mut EvictionBudget,
+        mut expired: impl FnMut(MappingKey, Iova),
+    ) -> u64 {
+        let section = self.section(cycle).and_then(Option::take);
+        let mut at = section.map(|section| section.first);
+        let mut gone = 0;
+        while let Some(this) = at {
+            let Some(record) = self.record(this) else {
+                break;
+            };
+            record.queued = false;
+            let (users, released, pages) = (record.users, record.released, record.key.pages());
+            at = record.next.take();
+            if users > 0 {
+                continue;
+            }
+            if released != cycle || !wanted.takes(pages) {
+                self.enqueue(this);
+            } else if let Some((key, giova)) = self.remove_record(this) {
+                gone += 1;
+                expired(key, giova);
+            }
+        }
+        gone
+    }
+
+    /// The oldest cycle whose section may hold something.
+    fn oldest(&self) -> u64 {
+        self.cycle.saturating_sub(u64::from(self.cycles.get()))
+    }
+
+    fn force(&mut self, mut wanted: EvictionBudget, mut expired: impl FnMut(MappingKey, Iova)) {
+        for cycle in self.oldest()..=self.cycle {
+            let gone = self.expire(cycle, &mut wanted, &mut expired);
+            self.counts.forced = self.counts.forced.wrapping_add(gone);
+        }
+    }
+}
+
+impl ReverseCache for Rtc {
+    #[inline]
+    fn acquire(&mut self, key: MappingKey) -> Option<Iova> {
+        if let Some((_, record)) = self.find(key)
+            && let Some(users) = record.users.checked_add(1)
+        {
+            let (first, giova) = (record.users == 0, record.giova);
+            record.users = users;
+            self.released = self.released.saturating_sub(usize::from(first));
+            self.counts.hits = self.counts.hits.wrapping_add(1);
+            return Some(giova);
+        }
+        self.counts.misses = self.counts.misses.wrapping_add(1);
+        None
+    }
+
+    fn insert(&mut self, key: MappingKey, giova: Iova) -> Result<(), NotCached> {
+        if !giova.is_aligned(PageSize::Size4K.bytes()) {
+            return Err(NotCached::Address(giova));
+        }
+        if self.find(key).is_some() {
+            return Err(NotCached::Present);
+        }
+        let pages = self.pages.saturating_add(key.pages());
+        if pages > self.limit as u64 {
+            return Err(NotCached::Full);
+        }
+        let at = match self.free.last() {
+            Some(at) => *at,
+            None => {
+                // Room for the record, and for its return among the free ones.
+                let room = self.records.try_reserve(1).is_ok()
+                    && self.free.try_reserve(self.records.len() + 1).is_ok();
+                match u32::try_from(self.records.len()) {
+                    Ok(at) if room => at,
+                    _ => return Err(NotCached::OutOfMemory),
+                }
+            }
+        };
+        let value = u64::from(at) + 1;
+        let (other, leaf) = match self.first(key) {
+            Some((first, leaf)) => {
+                self.tree(key).replace(page(key), value);
+                (Some(first), leaf)
+            }
+            None => match self.tree(key).insert(page(key), value) {
+                Ok(leaf) => (None, leaf),
+                Err(TreeError::Present | TreeError::Zero | TreeError::OutOfMemory) => {
+                    return Err(NotCached::OutOfMemory);
+                }
+            },
+        };
+        let record = Record {
+            key,
+            giova,
+            users: 1,
+            released: 0,
+            other,
+            next: None,
+            queued: false,
+            leaf,
+        };
+        self.free.pop();
+        self.pages = pages;
+        match self.record(at) {
+            Some(slot) => *slot = record,
+            None => self.records.push(record),
+        }
+        self.counts.inserted = self.counts.inserted.wrapping_add(1);
+        Ok(())
+    }
+
+    #[inline]
+    fn release(&mut self, key: MappingKey) -> Result<(), NotInUse> {
+        let cycle = self.cycle;
+        let (at, record) = self.find(key).ok_or(NotInUse(key))?;
+        record.users = record.users.checked_sub(1).ok_or(NotInUse(key))?;
+        record.released = cycle;
+        let (last, queued) = (record.users == 0, record.queued);
+        self.released += usize::from(last);
+        if last && !queued {
+            self.enqueue(at);
+        }
+        Ok(())
+    }
+
+    fn tick(&mut self, expired: impl FnMut(MappingKey, Iova)) {
+        // The section of the oldest cycle becomes that of the next one.
+        let gone = match self.cycle.checked_sub(u64::from(self.cycles.get())) {
+            Some(oldest) => self.expire(oldest, &mut EvictionBudget::all(), expired),
+            None => 0,
+        };
+        self.cycle = self.cycle.saturating_add(1);
+        self.counts.expired = self.counts.expired.wrapping_add(gone);
+    }
+
+    fn evict(&mut self, expired: impl FnMut(MappingKey, Iova)) {
+        self.force(EvictionBudget::of(self.limit), expired);
+    }
+
+    fn drain(&mut self, expired: impl FnMut(MappingKey, Iova)) {
+        self.force(EvictionBudget::all(), expired);
+    }
+
+    fn stats(&self) -> RtcStats {
+        let trees: usize = self.trees.iter().map(Tree::bytes).sum();
+        RtcStats {
+            mappings: self.records.len().saturating_sub(self.free.len()),
+            released: self.released,
+            pages: self.pages,
+            bytes: trees
+                .saturating_add(self.records.capacity().saturating_mul(size_of::<Record>()))
+                .saturating_add(self.free.capacity().saturating_mul(size_of::<u32>())),
+            ..self.counts
+        }
+    }
+}

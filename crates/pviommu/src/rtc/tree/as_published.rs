@@ -1,0 +1,378 @@
+//! The tree exactly as Figures 7 to 9 print it, defects included (errata 11, 16).
+//!
+//! Where the figures leave something out, the least is added that lets them run, and no more: InsertSort and Movel count the node's length, and so do
+//! the lines that give a Node64 or a Node256 a key (else the second key would take the first one's place); a key that a Node64 does not have is
+//! [`ABSENT`] in its key array; Grow and Shrink, which are only named, take over what Insert's own test of line 50 finds. What would be an access outside an array or
+//! through NULL in C does nothing here, and is counted as [`wild`](TreeAsPublished::wild).
+//!
+//! | defect | what it does |
+//! |---|---|
+//! | Insert ends at `bit <= 4`, Search at `bit < 12` | Insert builds an eighth level that Search does not enter: what Search returns is a leaf, never an address |
+//! | Insert gives a Node64's new key the index `length + 1` | one place stays empty, the 64th key lies outside the array |
+//! | Insert after Grow to Node64 uses `keys[key]`, which nobody has set | the 33rd key of a node is stored outside the array, and lost |
+//! | Insert tests `< length`, Search `<= length` | the newest key of a Node64 is not found by Insert, and inserted again |
+//! | Delete does not move a Node64's pointer, and marks the key with `length` | Search takes the mark for an index and finds another key's pointer |
+//! | Delete shrinks to Node32 or Node64 before it takes the key out | the deleted key stays |
+//! | REUSING bits of sorted nodes do not move with their keys; a Node64's is set by key and cleared by index | a bit belongs to another mapping |
+
+use super::arena::{Arena, Census, NodeId};
+use super::kind::NodeKind;
+use super::node::{ABSENT, NULL};
+
+/// What Insert returns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Inserted {
+    /// SUCCESS.
+    Success,
+    /// ALREAD_EXIST: the REUSING bit is set.
+    AlreadyExist,
+    /// The printed code would have written outside an array or gone on at NULL, or there was no memory. Nothing is stored.
+    Wild,
+}
+
+/// The literal tree. Values are addresses as they are; 0 is NULL, as in the figures.
+#[derive(Debug, Default)]
+pub struct TreeAsPublished {
+    arena: Arena,
+    root: Option<NodeId>,
+    comparisons: u64,
+    wild: u64,
+}
+
+/// Lines 02 to 07 of Insert and 06 to 11 of Search: the key that begins at `bit` and goes down, and the bit after it.
+fn key_down(gpa: u64, bit: i32) -> (u8, i32) {
+    match bit {
+        63 => ((gpa >> 60) as u8, 59),
+        _ => ((gpa >> (bit - 7).max(0)) as u8, bit - 8),
+    }
+}
+
+impl TreeAsPublished {
+    /// An empty tree.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Comparisons of key bytes since the tree was made.
+    pub fn comparisons(&self) -> u64 {
+        self.comparisons
+    }
+
+    /// Accesses outside an array or through NULL that the printed code would have made.
+    pub fn wild(&self) -> u64 {
+        self.wild
+    }
+
+    /// How many nodes of each type there are.
+    pub fn census(&self) -> Census {
+        self.arena.census()
+    }
+
+    /// Bytes that the tree occupies here.
+    pub fn bytes(&self) -> usize {
+        self.arena.bytes()
+    }
+
+    fn wild_access(&mut self) -> Inserted {
+        self.wild = self.wild.wrapping_add(1);
+        Inserted::Wild
+    }
+
+    /// InsertART (Fig. 7 a).
+    pub fn insert(&mut self, gpa: u64, giova: u64) -> Inserted {
+        if self.root.is_none() {
+            self.root = self.arena.add(false, None);
+        }
+        let (mut at, mut bit) = (self.root, 63);
+        while let Some(node) = at {
+            let (key, next) = key_down(gpa, bit);
+            match self.step(node, key, next, giova) {
+                Ok(done) => return done,
+                Err(child) => (at, bit) = (NodeId::of(child), next),
+            }
+        }
+        self.wild_access()
+    }
+
+    /// One call of Insert (Fig. 7 b), `bit` already past the key: what it returns, or the pointer that it recurses into.
+    fn step(&mut self, id: NodeId, key: u8, bit: i32, giova: u64) -> Result<Inserted, u64> {
+        let leaf = bit <= 4;
+        let Some(node) = self.arena.get_mut(id) else {
+            return Ok(self.wild_access());
+        };
+        let (kind, length) = (node.kind, node.length);
+        match kind {
+            Some(kind) if kind.is_sorted() => {
+                // 09
+                if let Some(index) = node.binary_search(key, &mut self.comparisons) {
+                    return match leaf {
+                        true => Ok(self.exists(id, index)),
+                        false => Err(node.pointer(index)),
+                    };
+                }
+                // 19, 28 to 31: full nodes grow, the other sorted types go on alike.
+                let mut kind = kind;
+                if length >= kind.pointers()
+                    && let Some(larger) = kind.larger()
+                {
+                    if !self.grow(id, larger) {
+                        return Ok(self.wild_access());
+                    }
+                    kind = larger;
+                }
+                let Some(node) = self.arena.get_mut(id) else {
+                    return Ok(self.wild_access());
+                };
+                let index = match kind {
+                    // 41: nobody has set it.
+                    NodeKind::Node64 => node.indirect(key),
+                    // 20, 32
+                    _ => node.insert_sort(key, &mut self.comparisons),
+                };
+                self.store(id, index, leaf, bit, giova)
+            }
+            Some(NodeKind::Node64) => {
+                // 50
+                let index = node.indirect(key);
+                if index < length {
+                    return match leaf {
+                        // 52: by key, where line 60 clears by index.
+                        true => Ok(self.exists(id, usize::from(key))),
+                        false => Err(node.pointer(index)),
+                    };
+                }
+                if length < 64 {
+                    // 57
+                    let index = length + 1;
+                    node.set_indirect(key, index);
+                    node.length += 1;
+                    return self.store(id, index, leaf, bit, giova);
+                }
+                // 66
+                if !self.grow(id, NodeKind::Node256) {
+                    return Ok(self.wild_access());
+                }
+                self.store_direct(id, key, leaf, bit, giova)
+            }
+            _ => {
+                // 75
+                let pointer = node.pointer(usize::from(key));
+                match (pointer != NULL, leaf) {
+                    (true, true) => Ok(self.exists(id, usize::from(key))),
+                    (true, false) => Err(pointer),
+                    (false, _) => self.store_direct(id, key, leaf, bit, giova),
+                }
+            }
+        }
+    }
+
+    fn store_direct(
+        &mut self,
+        id: NodeId,
+        key: u8,
+        leaf: bool,
+        bit: i32,
+        giova: u64,
+    ) -> Result<Inserted, u64> {
+        if let Some(node) = self.arena.get_mut(id) {
+            node.length += 1;
+        }
+        self.store(id, usize::from(key), leaf, bit, giova)
+    }
+
+    /// 21 to 27 and their like: the address and a cleared bit in a leaf, a new Node2 elsewhere.
+    fn store(
+        &mut self,
+        id: NodeId,
+        index: usize,
+        leaf: bool,
+        bit: i32,
+        giova: u64,
+    ) -> Result<Inserted, u64> {
+        let pointer = if leaf {
+            self.set_bit(id, index, false);
+            giova
+        } else {
+            // Whether the new node is a leaf, which only its size depends on: the next key is the last one.
+            let last = bit - 8 <= 4;
+            match self.arena.add(last, Some(id)) {
+                Some(new) => new.pointer(),
+                None => return Ok(self.wild_access()),
+            }
+        };
+        let stored = self
+            .arena
+            .get_mut(id)
+            .is_some_and(|node| node.set_pointer(index, pointer));
+        match (stored, leaf) {
+            (true, true) => Ok(Inserted::Success),
+            (true, false) => Err(pointer),
+            (false, leaf) => {
+                if !leaf && let Some(lost) = NodeId::of(pointer) {
+                    self.arena.remove(lost);
+                }
+                Ok(self.wild_access())
+            }
+        }
+    }
+
+    fn grow(&mut self, id: NodeId, larger: NodeKind) -> bool {
+        self.arena
+            .change(id, larger, |index, length| index < length)
+    }
+
+    fn exists(&mut self, leaf: NodeId, bit: usize) -> Inserted {
+        self.set_bit(leaf, bit, true);
+        Inserted::AlreadyExist
+    }
+
+    /// SearchART (Fig. 8): the pointer at which 52 bits end. Insert has put a leaf there, not an address.
+    pub fn search(&mut self, gpa: u64) -> Option<NodeId> {
+        let (mut pointer, mut bit) = (self.root?.pointer(), 63);
+        // 02
+        while bit >= 12 {
+            let node = self.arena.get(NodeId::of(pointer)?)?;
+            let (key, next) = key_down(gpa, bit);
+            pointer = match node.kind? {
+                NodeKind::Node256 => node.pointer(usize::from(key)),
+                NodeKind::Node64 => match node.indirect(key) {
+                    // 18
+                    index if index <= node.length => node.pointer(index),
+                    _ => return None,
+                },
+                _ => {
+                    let index = node.binary_search(key, &mut self.comparisons)?;
+                    node.pointer(index)
+                }
+            };
+            bit = next;
+        }
+        NodeId::of(pointer)
+    }
+
+    /// What a caller of Search has to do to come from the leaf to the address: look for the eighth key, bits 11 to 4 of the guest address.
+    pub fn in_leaf(&mut self, leaf: NodeId, gpa: u64) -> Option<u64> {
+        let index = self.index_in(leaf, gpa)?;
+        let giova = self.arena.get(leaf)?.pointer(index);
+        Some(giova).filter(|giova| *giova != NULL)
+    }
+
+    fn index_in(&mut self, leaf: NodeId, gpa: u64) -> Option<usize> {
+        let node = self.arena.get(leaf)?;
+        let key = (gpa >> 4) as u8;
+        match node.kind? {
+            NodeKind::Node256 => Some(usize::from(key)),
+            NodeKind::Node64 => Some(node.indirect(key)).filter(|index| *index <= node.length),
+            _ => node.binary_search(key, &mut self.comparisons),
+        }
+    }
+
+    /// The REUSING bit of `gpa` in `leaf`.
+    pub fn is_reusing(&mut self, leaf: NodeId, gpa: u64) -> bool {
+        let index = self.index_in(leaf, gpa);
+        let bits = self.arena.get(leaf).map(|node| node.reusing);
+        let word = bits.and_then(|bits| bits.get(index? / 64).copied());
+        word.is_some_and(|word| word >> (index.unwrap_or(0) % 64) & 1 == 1)
+    }
+
+    /// Sets or clears the REUSING bit of `gpa` in `leaf`.
+    pub fn set_reusing(&mut self, leaf: NodeId, gpa: u64, reusing: bool) {
+        if let Some(index) = self.index_in(leaf, gpa) {
+            self.set_bit(leaf, index, reusing);
+        }
+    }
+
+    /// Set_bit and Clear_bit. A leaf has a bit for each pointer; others lie outside.
+    fn set_bit(&mut self, leaf: NodeId, index: usize, set: bool) {
+        let node = self.arena.get_mut(leaf);
+        let inside = |bits: usize| index < bits;
+        let bits = node.filter(|node| node.kind.is_some_and(|kind| inside(kind.pointers())));
+        match bits.and_then(|node| node.reusing.get_mut(index / 64)) {
+            Some(word) if set => *word |= 1 << (index % 64),
+            Some(word) => *word &= !(1 << (index % 64)),
+            None => self.wild = self.wild.wrapping_add(1),
+        }
+    }
+
+    /// Delete (Fig. 9), called with the leaf and bit 4, where Insert has put the last key. False: NOT_EXIST.
+    pub fn delete(&mut self, leaf: NodeId, gpa: u64) -> bool {
+        let (mut at, mut bit) = (Some(leaf), 4);
+        // 02, 04
+        while bit < 64
+            && let Some(id) = at
+        {
+            let key = match bit {
+                60 => (gpa >> 60) as u8,
+                _ => (gpa >> bit) as u8,
+            };
+            let Some(node) = self.arena.get_mut(id) else {
+                self.wild_access();
+                return false;
+            };
+            let Some(kind) = node.kind else {
+                return false;
+            };
+            match kind {
+                NodeKind::Node64 => {
+                    // 25
+                    let index = node.indirect(key);
+                    if index >= node.length {
+                        return false;
+                    }
+                    node.length -= 1;
+                    let length = node.length;
+                    if length == 32 {
+                        // 29, before the key is out.
+                        self.arena
+                            .change(id, NodeKind::Node32, |index, length| index < length);
+                    } else {
+                        // 31, 32
+                        node.set_pointer(index, NULL);
+                        node.set_indirect(key, length);
+                    }
+                    return true;
+                }
+                NodeKind::Node256 => {
+                    // 34
+                    if node.pointer(usize::from(key)) == NULL {
+                        return false;
+                    }
+                    node.length = node.length.saturating_sub(1);
+                    if node.length == 64 {
+                        // 38, before the key is out.
+                        self.arena
+                            .change(id, NodeKind::Node64, |index, _| index < usize::from(ABSENT));
+                    } else {
+                        node.set_pointer(usize::from(key), NULL);
+                    }
+                    return true;
+                }
+                _ => {
+                    // 11 to 16
+                    let Some(index) = node.binary_search(key, &mut self.comparisons) else {
+                        return false;
+                    };
+                    node.move_left(index);
+                    let (length, parent) = (node.length, node.parent);
+                    match kind.smaller() {
+                        // 18, 19
+                        Some(smaller) if length == smaller.pointers() => {
+                            self.arena
+                                .change(id, smaller, |index, length| index < length);
+                            return true;
+                        }
+                        Some(_) => return true,
+                        None if length > 0 => return true,
+                        None => {}
+                    }
+                    // 23. The root stays, empty.
+                    if parent.is_some() {
+                        self.arena.remove(id);
+                    }
+                    (at, bit) = (parent, bit + 8);
+                }
+            }
+        }
+        true
+    }
+}

@@ -5,7 +5,7 @@
 //!
 //! The document does not say what happens to a page that is freed *ahead* of the pointer. Clearing its bit, as bitmap allocators do,
 //! hands it out in the same lap, before the flush. [`Bitmap::new`] therefore keeps freed pages apart until a flush;
-//! [`Bitmap::literal`] has the hole. See docs/decisions/0003-bitmap-reuse.md.
+//! [`Bitmap::as_published`] has the hole. See docs/decisions/0003-bitmap-reuse.md.
 
 use alloc::vec::Vec;
 use core::mem;

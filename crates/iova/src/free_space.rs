@@ -1,5 +1,5 @@
 //! Free ranges in a tree that knows, for each subtree, the largest range and the largest aligned block: what stands behind the
-//! [`Magazine`](crate::Magazine).
+//! [`Magazines`](crate::Magazines).
 //!
 //! Where Linux searches allocated ranges one by one (EIOVAR section 4), this finds the highest free range that fits in a logarithmic
 //! number of nodes, whatever is allocated, and joins a freed range with its neighbours. The summary of subtrees is the idea of FreeBSD's

@@ -249,7 +249,7 @@ impl<F: Format> Table<F> {
     /// memory, and the entries in one leaf table. What is found needs no check of its width.
     ///
     /// This is the way of nearly every call, and short because it says no more than that it ends: whoever gets `None` looks
-    /// closely, with [`spot`](Self::spot).
+    /// closely, with [`walk_linked`](Self::walk_linked).
     #[inline(always)]
     pub(crate) fn leaf_entry<'m, M: PhysMemory + ?Sized>(
         &self,

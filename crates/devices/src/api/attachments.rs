@@ -30,7 +30,7 @@ impl Attachments for Attachment {
 /// targets.
 #[derive(Debug, Clone)]
 pub struct RingAttachments {
-    /// By [`place`].
+    /// By [`table_index`].
     rings: Vec<Option<[Attachment; 2]>>,
 }
 

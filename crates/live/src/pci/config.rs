@@ -156,7 +156,7 @@ impl ConfigSpace {
         self.bytes
     }
 
-    /// The bit of the command register. Whoever acts on it asks for [`mastery`](Self::mastery).
+    /// The bit of the command register. Whoever acts on it asks for `bus_master`.
     pub(super) fn bus_master_enable(&self) -> bool {
         let command = self.bytes.get(COMMAND).copied().unwrap_or(0);
         command & BUS_MASTER_ENABLE != 0

@@ -1,6 +1,6 @@
 //! `random TARGET SECONDS|--runs N [SEED]`: the plain random run of a target, on any toolchain. The
-//! last line gives the number of inputs. An input that breaks the target, or takes a minute, is kept
-//! under `artifacts/`.
+//! last line gives the number of inputs. An input that breaks the target, or takes a minute, is
+//! kept under `artifacts/`.
 
 use std::collections::hash_map::DefaultHasher;
 use std::error::Error;

@@ -1,8 +1,9 @@
-//! What the first process of a hand-over can say to the one that takes its devices over: anything at all, with descriptors of any kind, too few
-//! or too many of them.
+//! What the first process of a hand-over can say to the one that takes its devices over: anything
+//! at all, with descriptors of any kind, too few or too many of them.
 //!
-//! Input: messages. Of each: a byte of [flags](LIES), one of which is about the second process, the kind of the message, the number of descriptors and a byte for each that says what it
-//! is, two bytes with the length of the body, the body. What is left over at the end is said as it is.
+//! Input: messages. Of each: a byte of [flags](LIES), one of which is about the second process, the
+//! kind of the message, the number of descriptors and a byte for each that says what it is, two
+//! bytes with the length of the body, the body. What is left over at the end is said as it is.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -29,8 +30,9 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 
 use crate::Reached;
 
-/// What the corpus reaches: every reason not to take devices over but the host's own, the clock's, and those that take a file longer than any here (`TooLong`,
-/// which `vfio_user` has) or one of huge pages (`HugePages`, which not every host has).
+/// What the corpus reaches: every reason not to take devices over but the host's own, the clock's,
+/// and those that take a file longer than any here (`TooLong`, which `vfio_user` has) or one of
+/// huge pages (`HugePages`, which not every host has).
 pub const OUTCOMES: &[&str] = &[
     "taken over",
     "ended",
@@ -174,7 +176,8 @@ thread_local! {
             soft: memory(RAM_BYTES, SealFlags::GROW),
             directory: File::open("/").expect("a directory"),
             datagram: UnixDatagram::unbound().expect("a socket"),
-            // Few tables: zeros of an allocator that has used the memory before take most of the time.
+            // Few tables: zeros of an allocator that has used the memory before take most of the
+            // time.
             caps: GuestLimits {
                 tables: 64,
                 ..GuestLimits::default()
@@ -359,7 +362,8 @@ fn conversation(mut data: &[u8], things: &Things, lasting: &Lasting, reached: Re
     while let Some(message) = Message::take(&mut data, messages.last()) {
         messages.push(message);
     }
-    // Everything at once: the second process asks before it reads, and does not see the difference. What finds no room is not said.
+    // Everything at once: the second process asks before it reads, and does not see the difference.
+    // What finds no room is not said.
     for message in &messages {
         if message.say(&first, things, lasting).is_err() {
             break;

@@ -1,7 +1,9 @@
-//! The fuzz targets as functions of bytes, so that libFuzzer and the plain random run on stable share them.
+//! The fuzz targets as functions of bytes, so that libFuzzer and the plain random run on stable
+//! share them.
 //!
-//! A target panics when an invariant of the code under it is broken. What it reached it says through `reached`, so that a
-//! test can require of the committed corpus that it reaches every error.
+//! A target panics when an invariant of the code under it is broken. What it reached it says
+//! through `reached`, so that a test can require of the committed corpus that it reaches every
+//! error.
 #![forbid(unsafe_code)]
 
 pub mod corpus;

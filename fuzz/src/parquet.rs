@@ -1,11 +1,13 @@
 //! The Parquet reader over files that anyone may have written.
 //!
-//! Byte 0 of the input, if 0: the rest is the file. Otherwise it names one of the [`BASES`], written as a file, and the rest edits it in
-//! steps of 4 bytes: position (2, little-endian, modulo the length), what to do (modulo 4: put, exclusive or, cut off there, insert), and
-//! a value. So a few bytes of input reach deep into a sound file.
+//! Byte 0 of the input, if 0: the rest is the file. Otherwise it names one of the [`BASES`],
+//! written as a file, and the rest edits it in steps of 4 bytes: position (2, little-endian, modulo
+//! the length), what to do (modulo 4: put, exclusive or, cut off there, insert), and a value. So a
+//! few bytes of input reach deep into a sound file.
 //!
-//! The decoder is a foreign crate, and a panic of it is told as damage by the reader. Panic hooks see such panics too, and libFuzzer's
-//! would end the run; so they are silent here, and what leaves the reader panics anew.
+//! The decoder is a foreign crate, and a panic of it is told as damage by the reader. Panic hooks
+//! see such panics too, and libFuzzer's would end the run; so they are silent here, and what leaves
+//! the reader panics anew.
 
 use std::cell::{Cell, RefCell};
 use std::fs::File;
@@ -24,7 +26,8 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use crate::Reached;
 use crate::trace_operations::{Live, gather};
 
-/// What the corpus reaches: every way a file can be refused, with every column of a row that no operation can say.
+/// What the corpus reaches: every way a file can be refused, with every column of a row that no
+/// operation can say.
 pub const OUTCOMES: &[&str] = &[
     "operations",
     "marks",
@@ -50,7 +53,8 @@ pub const OUTCOMES: &[&str] = &[
     "row: text",
 ];
 
-/// Texts of traces: every class, a list, marks, an address above 64 GiB, several devices, a mapping alive at the end; and nothing.
+/// Texts of traces: every class, a list, marks, an address above 64 GiB, several devices, a mapping
+/// alive at the end; and nothing.
 const BASES: [&[u8]; 2] = [ODD, b""];
 
 const ODD: &[u8] = b"t-1 [0] ..... 1.0: tracing_mark_write: begin\n\

@@ -1,5 +1,6 @@
-//! A hostile guest's requests to the para-virtual IOMMU's backend, over tables that the modelled unit walks, with a host that takes frames back,
-//! runs out of them, and whose invalidations fail. After every step what devices reach is what a brute-force map says.
+//! A hostile guest's requests to the para-virtual IOMMU's backend, over tables that the modelled
+//! unit walks, with a host that takes frames back, runs out of them, and whose invalidations fail.
+//! After every step what devices reach is what a brute-force map says.
 //!
 //! Input: two bytes of limits (mappings of a device, frames for tables), then steps:
 //!
@@ -317,7 +318,8 @@ pub fn run(data: &[u8], reached: Reached<'_>) {
                 reached(STATUSES[usize::from(status.raw())]);
                 match (wanted, status) {
                     (Status::Ok, Status::Ok) => model = after,
-                    // Frames, tables and invalidations are the host's matter; the mappings are as before.
+                    // Frames, tables and invalidations are the host's matter; the mappings are as
+                    // before.
                     (Status::Ok, Status::NoRoom) => assert!(kind != 3 || host.fails.get()),
                     (Status::Ok, Status::Failed) => assert!(host.fails.get()),
                     (wanted, status) => assert_eq!(status, wanted),

@@ -1,7 +1,8 @@
-//! Migration streams of a hostile sender: a stream is taken as a whole, and says the same when it is written again, or is refused as a whole.
+//! Migration streams of a hostile sender: a stream is taken as a whole, and says the same when it
+//! is written again, or is refused as a whole.
 //!
-//! Input: a byte of flags, then the stream. Bit 0: its checksum is put behind it here, so that what lies behind the checksum is reached too. Bit 1:
-//! there is a mapping already.
+//! Input: a byte of flags, then the stream. Bit 0: its checksum is put behind it here, so that what
+//! lies behind the checksum is reached too. Bit 1: there is a mapping already.
 
 use ringfence_pviommu::backend::{Backend, BackendLimits, Resident, RestoreError};
 use ringfence_pviommu::wire::{

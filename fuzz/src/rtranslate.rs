@@ -1,6 +1,7 @@
 //! The ring unit over memory that an attacker wrote, and goes on writing.
 //!
-//! Input: 4 bytes of header, as many records of memory (`memory.rs`) as byte 1 says, then steps of 8 bytes.
+//! Input: 4 bytes of header, as many records of memory (`memory.rs`) as byte 1 says, then steps of
+//! 8 bytes.
 //!
 //! | bytes | meaning |
 //! |---|---|
@@ -115,8 +116,8 @@ impl Run {
         unit
     }
 
-    /// `exact`: whatever is cached, an access has the outcome that it has without caches, unless memory has changed since the last
-    /// invalidation of everything.
+    /// `exact`: whatever is cached, an access has the outcome that it has without caches, unless
+    /// memory has changed since the last invalidation of everything.
     fn steps<L: RingLogic>(&self, steps: &[u8], exact: bool, reached: Reached<'_>) {
         let mut unit = self.unit::<L>(&self.config);
         let mut uncached = self.unit::<FixedLogic>(&RingUnitConfig::UNCACHED);

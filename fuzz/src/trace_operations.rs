@@ -1,7 +1,8 @@
 //! The pairing of a trace's lines over any bytes: input is the text of a trace.
 //!
-//! Two errors are out of reach of a short input: `TooManyDevices` takes 65536 names and `TooManyMappings` 2^32
-//! mappings. An input of odd length is read with a look-ahead of 4 lines instead of 4096, so that patience ends.
+//! Two errors are out of reach of a short input: `TooManyDevices` takes 65536 names and
+//! `TooManyMappings` 2^32 mappings. An input of odd length is read with a look-ahead of 4 lines
+//! instead of 4096, so that patience ends.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -152,7 +153,8 @@ fn read(data: impl Read, options: TraceOptions) -> Outcome {
     }
 }
 
-/// Adds the operations of a chunk, with their segments for the spans, which depend on where a chunk begins.
+/// Adds the operations of a chunk, with their segments for the spans, which depend on where a chunk
+/// begins.
 pub(crate) fn gather(chunk: &Chunk, ops: &mut Vec<(Op, Vec<PhysRange>)>) {
     for op in &chunk.ops {
         let mut op = *op;
@@ -165,7 +167,8 @@ pub(crate) fn gather(chunk: &Chunk, ops: &mut Vec<(Op, Vec<PhysRange>)>) {
     }
 }
 
-/// What operations promise: dense ids, pairs, a clock that never runs backwards, segments within the arena.
+/// What operations promise: dense ids, pairs, a clock that never runs backwards, segments within
+/// the arena.
 #[derive(Default)]
 pub(crate) struct Live {
     devices: BTreeMap<MappingId, DeviceIndex>,

@@ -1,7 +1,8 @@
-//! The unit over memory that an attacker rewrites while devices access it and caches are invalidated.
+//! The unit over memory that an attacker rewrites while devices access it and caches are
+//! invalidated.
 //!
-//! Input: one byte of configuration (bits 0..=1 IOTLB, 2 walk caches, 3 context cache, 4 replacement, 5 only whole purges, 6 size of the
-//! fault log), then operations of 12 bytes:
+//! Input: one byte of configuration (bits 0..=1 IOTLB, 2 walk caches, 3 context cache, 4
+//! replacement, 5 only whole purges, 6 size of the fault log), then operations of 12 bytes:
 //!
 //! | byte 0, modulo 5 | byte 1 | bytes 2..=3 | bytes 4..=11 |
 //! |---|---|---|---|
@@ -11,8 +12,9 @@
 //! | 3 switch | 0 on, 1 take the faults, 2 clear the overflow | | |
 //! | 4 program | page of the root table; from 16 up outside memory | | |
 //!
-//! A second unit without caches runs beside. What it answers must be what a walk over memory as it is gives; what the first one answers,
-//! what a walk over memory as it was at some time since the last invalidation gives ([`reference`]).
+//! A second unit without caches runs beside. What it answers must be what a walk over memory as it
+//! is gives; what the first one answers, what a walk over memory as it was at some time since the
+//! last invalidation gives ([`reference`]).
 
 mod history;
 mod reference;
@@ -29,7 +31,8 @@ use crate::Reached;
 use history::{History, PAGE_BYTES, PAGES, Time, View};
 use reference::{Asked, Log, Memory, Reference};
 
-/// What the corpus reaches: every kind of answer, every invalidation, every reason that a VT-d unit stops an access for.
+/// What the corpus reaches: every kind of answer, every invalidation, every reason that a VT-d unit
+/// stops an access for.
 pub const OUTCOMES: &[&str] = &[
     "one range",
     "several ranges",

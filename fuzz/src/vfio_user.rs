@@ -1,10 +1,14 @@
-//! A client of the vfio-user server, to which nothing is forbidden, and the driver of the devices behind it: a disk, a network device, an
-//! IOMMU and a disk behind that, the para-virtual IOMMU and a disk behind that.
+//! A client of the vfio-user server, to which nothing is forbidden, and the driver of the devices
+//! behind it: a disk, a network device, an IOMMU and a disk behind that, the para-virtual IOMMU and
+//! a disk behind that.
 //!
-//! Input: messages as they cross the socket, each behind one byte that says what descriptors come with it: bits 0..=1 how many, bits 2..=4
-//! of what kind (sealed memory, an eventfd, memory that could shrink, a directory, more sealed memory than one client may map). A message with command 200 is none: its body is
-//! written to the guest's memory, at the offset in its first four bytes. Nor are those with command 201, whose first byte says which device the
-//! next messages are for (the disk at first), and 202: the network's other side sends the body but for its first byte, and takes as many frames as that says.
+//! Input: messages as they cross the socket, each behind one byte that says what descriptors come
+//! with it: bits 0..=1 how many, bits 2..=4 of what kind (sealed memory, an eventfd, memory that
+//! could shrink, a directory, more sealed memory than one client may map). A message with command
+//! 200 is none: its body is written to the guest's memory, at the offset in its first four bytes.
+//! Nor are those with command 201, whose first byte says which device the next messages are for
+//! (the disk at first), and 202: the network's other side sends the body but for its first byte,
+//! and takes as many frames as that says.
 
 mod devices;
 
@@ -23,8 +27,9 @@ use rustix::fs::{
 use self::devices::Devices;
 use crate::Reached;
 
-/// What the corpus reaches: every refusal but three, and what each device can do with requests. `TooMany` takes a thousand ranges; `HugePages` a host that has
-/// such pages, and `Unlockable` one that locks what is shared: the tests of `ringfence-live` have all three.
+/// What the corpus reaches: every refusal but three, and what each device can do with requests.
+/// `TooMany` takes a thousand ranges; `HugePages` a host that has such pages, and `Unlockable` one
+/// that locks what is shared: the tests of `ringfence-live` have all three.
 pub const OUTCOMES: &[&str] = &[
     "answered",
     "served",

@@ -10,8 +10,9 @@
 //! | 3 reply | byte 0: bit 0 done, else which miss | |
 //! | 4 memory | byte 0: pages shared | |
 //!
-//! What must hold: whatever is translated lies in memory that is shared, at the place and with no more rights than the last update of its page
-//! said, whatever the size of that update; what was invalidated is not translated before it is told of anew; limits hold.
+//! What must hold: whatever is translated lies in memory that is shared, at the place and with no
+//! more rights than the last update of its page said, whatever the size of that update; what was
+//! invalidated is not translated before it is told of anew; limits hold.
 
 use std::collections::BTreeMap;
 
@@ -26,7 +27,8 @@ use ringfence_types::{
 
 use crate::Reached;
 
-/// What the corpus reaches: every answer and every error but those that only the embedder can cause.
+/// What the corpus reaches: every answer and every error but those that only the embedder can
+/// cause.
 pub const OUTCOMES: &[&str] = &[
     "updated",
     "outdated",

@@ -1,4 +1,5 @@
-//! A front-end of the vhost-user server, to which nothing is forbidden, and the driver of the disk behind it.
+//! A front-end of the vhost-user server, to which nothing is forbidden, and the driver of the disk
+//! behind it.
 //!
 //! Input: steps of a byte and what it takes. Byte modulo 9:
 //!
@@ -29,10 +30,12 @@ use self::files::with_files;
 use self::front::Front;
 use crate::Reached;
 
-/// What the corpus reaches: everything but what only the host can cause (`Refusal::Host`, the IOTLB's `Unit` and `ReadSectionOpen`), what eight regions cannot
-/// (`MemoryError::TooMany`, `RegionError::TooMany`), what takes a file longer than any here (`TooLong`, which `vfio_user` has) or one of huge pages (`HugePages`,
-/// which not every host has), what no message of this protocol asks of memory (`Split`, `Absent`), and what the device itself asks
-/// of the IOTLB (`NotAMiss`, `TooManyMisses`), which `vhost_iotlb` has.
+/// What the corpus reaches: everything but what only the host can cause (`Refusal::Host`, the
+/// IOTLB's `Unit` and `ReadSectionOpen`), what eight regions cannot (`MemoryError::TooMany`,
+/// `RegionError::TooMany`), what takes a file longer than any here (`TooLong`, which `vfio_user`
+/// has) or one of huge pages (`HugePages`, which not every host has), what no message of this
+/// protocol asks of memory (`Split`, `Absent`), and what the device itself asks of the IOTLB
+/// (`NotAMiss`, `TooManyMisses`), which `vhost_iotlb` has.
 pub const OUTCOMES: &[&str] = &[
     "answered",
     "acknowledged",

@@ -1,5 +1,6 @@
-//! Sessions of a hostile driver, of endpoints and of an embedder with a virtio-iommu device: requests of any bytes, accesses, events, snapshots
-//! whole and spoiled, sinks that fail. After every step the device, its sink and a brute-force reference agree.
+//! Sessions of a hostile driver, of endpoints and of an embedder with a virtio-iommu device:
+//! requests of any bytes, accesses, events, snapshots whole and spoiled, sinks that fail. After
+//! every step the device, its sink and a brute-force reference agree.
 //!
 //! The session and the reference are those of the crate's own tests.
 

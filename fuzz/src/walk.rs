@@ -1,6 +1,7 @@
 //! The walk of the hardware over memory that an attacker wrote: context lookup, then the table.
 //!
-//! Input: 12 bytes of header (format, page of the root, IOVA, device), then records of memory (`memory.rs`):
+//! Input: 12 bytes of header (format, page of the root, IOVA, device), then records of memory
+//! (`memory.rs`):
 //!
 //! | bytes | meaning |
 //! |---|---|
@@ -127,7 +128,8 @@ fn table<F: Format>(format: &F, memory: &Memory, root: PhysAddr, iova: Iova, rea
     }
 }
 
-/// What hardware must never get wrong: a leaf is aligned, and allows no more than each entry on its path.
+/// What hardware must never get wrong: a leaf is aligned, and allows no more than each entry on its
+/// path.
 fn check_leaf<F: Format>(format: &F, memory: &Memory, path: &[Cursor], iova: Iova, leaf: &Leaf) {
     assert!(leaf.base.is_aligned(leaf.page.bytes()), "{leaf:?}");
     assert!(leaf.base.get() >> format.physical_bits() == 0, "{leaf:?}");

@@ -1,4 +1,5 @@
-//! The committed corpora: every input runs through its target, and together they reach every outcome.
+//! The committed corpora: every input runs through its target, and together they reach every
+//! outcome.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,5 @@
-//! One mode's layer, hardware, attackers and oracle, behind one object, so that a test is written once and built once for all modes.
+//! One mode's layer, hardware, attackers and oracle, behind one object, so that a test is written
+//! once and built once for all modes.
 
 mod build;
 mod eye;
@@ -48,7 +49,8 @@ pub(crate) trait Bench {
     ) -> Handle {
         self.try_map(device, cpu, pieces, direction).expect("room")
     }
-    /// Maps several buffers; those of a ring have one direction. None if the ring has not room for all.
+    /// Maps several buffers; those of a ring have one direction. None if the ring has not room for
+    /// all.
     fn map_multi(
         &mut self,
         device: usize,

@@ -22,7 +22,8 @@ use super::build::attackers;
 use super::eye::{Eye, row};
 use super::{Bench, CPUS, DEVICES, Handle, Reached};
 
-/// The racer last: the cache of a ring holds what was touched last, which is what the replayer tries.
+/// The racer last: the cache of a ring holds what was touched last, which is what the replayer
+/// tries.
 pub(super) type Attackers = ((Replayer, Neighbour), Racer);
 
 enum Held {

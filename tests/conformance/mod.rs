@@ -75,7 +75,8 @@ impl Model {
         PfnRange::covering(range)
     }
 
-    /// Whether a live mapping keeps its addresses: the literal ring gives them to others, and the literal cache's leave under their users.
+    /// Whether a live mapping keeps its addresses: the literal ring gives them to others, and the
+    /// literal cache's leave under their users.
     fn keeps_addresses(&self) -> bool {
         self.mode.alloc != Alloc::RingTailAsPublished
             && self.mode.flush != FlushKind::PerCycleAsPublished
@@ -89,7 +90,8 @@ impl Model {
         )
     }
 
-    /// A new mapping overlaps no other of its domain, and leads where it should, byte by byte at its ends and as a whole.
+    /// A new mapping overlaps no other of its domain, and leads where it should, byte by byte at
+    /// its ends and as a whole.
     fn made(&mut self, handle: Handle, live: Live) {
         let ranges = self.bench.ranges(handle).to_vec();
         let range = ranges[0];
@@ -297,7 +299,8 @@ impl Model {
 
 const STEPS: u64 = 600;
 
-/// Calgary's flat table, under every flush policy, with allocators of every kind; no named mode has it.
+/// Calgary's flat table, under every flush policy, with allocators of every kind; no named mode has
+/// it.
 fn flat() -> impl Iterator<Item = Mode> {
     const ROWS: [(&str, &str); 7] = [
         ("table-bitmap", "per-unmap"),
@@ -313,7 +316,8 @@ fn flat() -> impl Iterator<Item = Mode> {
     })
 }
 
-/// Tables that a host keeps, with other allocators and flush policies than Linux has; no named mode has them.
+/// Tables that a host keeps, with other allocators and flush policies than Linux has; no named mode
+/// has them.
 fn hosted() -> impl Iterator<Item = Mode> {
     const ROWS: [(&str, &str, &str); 8] = [
         ("magazine", "burst", "virtio-iommu"),
@@ -411,7 +415,8 @@ fn every_mode_keeps_its_promise_under_attack() {
     }
 }
 
-/// How many invalidations each policy spends, on a workload that says it exactly: 600 single pages, one processor, no time.
+/// How many invalidations each policy spends, on a workload that says it exactly: 600 single pages,
+/// one processor, no time.
 #[test]
 fn invalidations_are_what_the_policy_says() {
     for (name, expected) in [

@@ -1,4 +1,5 @@
-//! The bundled sample through every mode: whatever is counted rather than timed equals `sample.txt`.
+//! The bundled sample through every mode: whatever is counted rather than timed equals
+//! `sample.txt`.
 //!
 //! When a change is meant, write the table anew and look at the difference before committing it:
 //! `RINGFENCE_BLESS=1 cargo test -p ringfence-tests --test across golden`

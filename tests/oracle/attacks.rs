@@ -60,8 +60,9 @@ const CLASSES: &[(&str, Attack, Expected, Expected, Expected)] = &[
     ("A35 released in a batch", batch, V, R, V),
 ];
 
-/// Where a mode is no mean of its kind. The host has not been asked yet to unmap, so the table leads there as well; and it is asked when
-/// anything is mapped next, so that no new buffer is met through an old address.
+/// Where a mode is no mean of its kind. The host has not been asked yet to unmap, so the table
+/// leads there as well; and it is asked when anything is mapped next, so that no new buffer is met
+/// through an old address.
 const ODD: &[(&str, &str, Expected)] = &[
     ("A03 stale, cold", "virtio-lazy", V),
     ("A05 recycled page", "virtio-lazy", R),
@@ -89,8 +90,9 @@ fn every_class_has_the_expected_outcome() {
     }
 }
 
-/// A28: a page that the device had written shall be read, and then one be the first of four. How many accesses came through against the new
-/// mapping's direction, and how many of what it allows were stopped.
+/// A28: a page that the device had written shall be read, and then one be the first of four. How
+/// many accesses came through against the new mapping's direction, and how many of what it allows
+/// were stopped.
 fn direction_and_range(bench: &mut dyn Bench) -> (u64, u64) {
     let page = memory(0x10_0000, 4096);
     let written = bench.map(0, 0, &[page], FROM);
@@ -109,7 +111,8 @@ fn direction_and_range(bench: &mut dyn Bench) -> (u64, u64) {
     (bench.tally().direction, bench.tally().false_faults)
 }
 
-/// A29: of two buffers in one page one is released, and cycles end. How many accesses to the other were stopped.
+/// A29: of two buffers in one page one is released, and cycles end. How many accesses to the other
+/// were stopped.
 fn two_users(bench: &mut dyn Bench) -> u64 {
     let first = bench.map(0, 0, &[memory(0x10_0000, 64)], FROM);
     let second = bench.map(0, 0, &[memory(0x10_0800, 64)], FROM);
@@ -225,7 +228,8 @@ fn stale_cold(bench: &mut dyn Bench) -> usize {
     usize::from(violates(bench, 0, range.start(), 1, READ))
 }
 
-/// A new mapping at an old address must lead to the new page. Without translation the address is the page.
+/// A new mapping at an old address must lead to the new page. Without translation the address is
+/// the page.
 fn recycled_address(bench: &mut dyn Bench) -> usize {
     let mut through = 0;
     for round in 0..400_u64 {
@@ -293,7 +297,8 @@ fn page_mate(bench: &mut dyn Bench) -> usize {
     usize::from(leaks(bench, 0, iova, READ))
 }
 
-/// The driver's own mistake: no mode can know. What the second mapping still allows is granted, hence no violation.
+/// The driver's own mistake: no mode can know. What the second mapping still allows is granted,
+/// hence no violation.
 fn alias(bench: &mut dyn Bench) -> usize {
     let page = memory(0x10_0000, 64);
     let (a, b) = (bench.map(0, 0, &[page], TO), bench.map(0, 0, &[page], TO));

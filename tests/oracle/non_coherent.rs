@@ -1,5 +1,5 @@
-//! A21: a walker that does not snoop the processor's caches. Who skips a write-back, or invalidates before it, leaves the device
-//! with the old entries.
+//! A21: a walker that does not snoop the processor's caches. Who skips a write-back, or invalidates
+//! before it, leaves the device with the old entries.
 
 use std::cell::RefCell;
 use std::rc::Rc;

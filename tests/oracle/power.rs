@@ -1,4 +1,5 @@
-//! A36: what a device reaches before the tables are loaded, before it is attached, after it is detached, and in an identity domain.
+//! A36: what a device reaches before the tables are loaded, before it is attached, after it is
+//! detached, and in an identity domain.
 
 use ringfence_hw::{Geometry, UnitConfig, VtdUnit};
 use ringfence_memory::{Arena, Frames};
@@ -34,7 +35,8 @@ fn a_device_reaches_only_what_its_context_says() {
         ..UnitConfig::UNCACHED
     };
     let mut unit = VtdUnit::vtd(&config);
-    // Switched off: everything goes through, which is why a kernel enables it before the first driver.
+    // Switched off: everything goes through, which is why a kernel enables it before the first
+    // driver.
     assert_eq!(reach(&mut unit, &arena, DEVICE), Ok(0x5000));
     // Enabled before the root table is set: nothing does.
     unit.enable();
@@ -75,7 +77,8 @@ fn a_device_reaches_only_what_its_context_says() {
         reach(&mut unit, &arena, neighbour),
         Err(FaultReason::ContextNotPresent)
     );
-    // Unbound: the context is cleared and its cached entry purged, with all that was cached under it.
+    // Unbound: the context is cleared and its cached entry purged, with all that was cached under
+    // it.
     assert!(contexts.detach(&arena, DEVICE).is_some());
     unit.invalidate(&Invalidation::Context(DEVICE));
     assert_eq!(

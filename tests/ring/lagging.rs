@@ -1,5 +1,6 @@
-//! `riommu-` over recorded traces, on memory that lags behind: the unit sees the lines that were written back and waited for, and before
-//! that rubbish. Each recorded device is driven by its own maps and unmaps, uses each buffer just before its unmap, and attacks meanwhile.
+//! `riommu-` over recorded traces, on memory that lags behind: the unit sees the lines that were
+//! written back and waited for, and before that rubbish. Each recorded device is driven by its own
+//! maps and unmaps, uses each buffer just before its unmap, and attacks meanwhile.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::Read;
@@ -30,7 +31,8 @@ mod rig;
 const SLOT: u64 = 16 << 10;
 /// Longest time that a burst stays open.
 const BURST: Nanos = Nanos(50_000);
-/// Buffers that a device uses before it is stopped: traces are as long as one likes, and a build for tests is slow.
+/// Buffers that a device uses before it is stopped: traces are as long as one likes, and a build
+/// for tests is slow.
 const USES: u64 = 20_000;
 /// What a device moves of a buffer.
 const PIECE: usize = 64;
@@ -268,7 +270,8 @@ fn the_sample_on_memory_that_lags_behind() {
     assert!(came.uses > 1000 && came.attempts > came.uses, "{came:?}");
 }
 
-/// All traces of a directory: `RINGFENCE_TRACES=../shared/traces/raw cargo test -p ringfence-tests --test across lagging -- --include-ignored`.
+/// All traces of a directory: `RINGFENCE_TRACES=../shared/traces/raw cargo test -p ringfence-tests
+/// --test across lagging -- --include-ignored`.
 #[test]
 #[ignore = "needs recorded traces"]
 fn all_recorded_traces_on_memory_that_lags_behind() {

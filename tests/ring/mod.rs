@@ -1,5 +1,6 @@
-//! The ring driver and the ring unit, which meet in memory only: at random against a reference of what may be reached, and the numbers
-//! that erratum 8 gives for the driver and the unit as they are printed.
+//! The ring driver and the ring unit, which meet in memory only: at random against a reference of
+//! what may be reached, and the numbers that erratum 8 gives for the driver and the unit as they
+//! are printed.
 
 mod lagging;
 
@@ -253,7 +254,8 @@ fn at_random(setup: RingSetup, prefetch: Prefetch, seed: u64) {
                 rig.board.unit.complete_prefetch(view);
             }
             _ => {
-                // Mostly what is known, sometimes any slot, with offsets and lengths about a buffer's end.
+                // Mostly what is known, sometimes any slot, with offsets and lengths about a
+                // buffer's end.
                 let nth = dice.below(known.len().max(1) as u64) as usize;
                 let base = match known.values().nth(nth) {
                     Some(known) if dice.below(4) > 0 => known.iova.get(),
@@ -310,8 +312,9 @@ const COHERENT: RingSetup = RingSetup {
     coherency: Coherency::Coherent,
 };
 
-/// A device that touches each buffer just before its unmap and again when its buffer is back: how many it still reaches. The burst ends
-/// with its last unmap (Fig. 11, `end_of_burst`), before that buffer is back.
+/// A device that touches each buffer just before its unmap and again when its buffer is back: how
+/// many it still reaches. The burst ends with its last unmap (Fig. 11, `end_of_burst`), before that
+/// buffer is back.
 fn racer<R, F, L>(flush: F) -> usize
 where
     R: RingDriver + From<Ring>,

@@ -1,5 +1,6 @@
-//! How data walks: the exact order of what happens to a two-segment, 9000-byte scatterlist towards the device, in every flush policy and
-//! when it fails half-way. `docs/WALK.md` names the functions on the way; the last test checks that they exist.
+//! How data walks: the exact order of what happens to a two-segment, 9000-byte scatterlist towards
+//! the device, in every flush policy and when it fails half-way. `docs/WALK.md` names the functions
+//! on the way; the last test checks that they exist.
 
 mod rig;
 mod traced;
@@ -177,7 +178,8 @@ fn per_wrap() {
     assert_eq!(walk.take(), done);
 }
 
-/// The second piece finds no frame for its leaf table: the first is cleared and purged before its addresses are free again.
+/// The second piece finds no frame for its leaf table: the first is cleared and purged before its
+/// addresses are free again.
 #[test]
 fn rolled_back_half_way() {
     let mut walk = Walk::new(tree(), Strict);
@@ -206,7 +208,8 @@ fn rolled_back_half_way() {
     assert_eq!(walk.there_and_back().len(), expected(true, &[]).len() + 6);
 }
 
-/// No room for the device's segments: refused before anything happens where that is sure, undone where it is not.
+/// No room for the device's segments: refused before anything happens where that is sure, undone
+/// where it is not.
 #[test]
 fn rolled_back_for_want_of_room() {
     let nothing = IovaRange::new(Iova::ZERO, 1).unwrap();

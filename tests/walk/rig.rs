@@ -170,7 +170,8 @@ impl<A: IovaAllocator, F: Flush<Space<A>, u64>> Walk<A, F> {
         dma.map_sg(cpu, board, at, request)
     }
 
-    /// Map, access, a wrong access, unmap, access: everything up to the moment when unmap has returned.
+    /// Map, access, a wrong access, unmap, access: everything up to the moment when unmap has
+    /// returned.
     pub(super) fn there_and_back(&mut self) -> Vec<Event> {
         let nothing = IovaRange::new(Iova::ZERO, 1).unwrap();
         let mut out = [DmaSegment { range: nothing }; 2];

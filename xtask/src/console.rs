@@ -1,9 +1,11 @@
-//! Documents that run: the commands shown in README.md and docs/*.md are executed and their shown output compared.
+//! Documents that run: the commands shown in README.md and docs/*.md are executed and their shown
+//! output compared.
 //!
-//! A block fenced as `console` is a session in the root of the repository. A line that begins with `$ ` is a command, run by
-//! bash; the lines up to the next command are its standard output. No output shown: only the exit status counts.
-//! `...` on a line of its own stands for any number of lines, `[..]` for any text within a line, and `? 2` as the last
-//! line says that the command exits with 2. Blocks fenced otherwise (`sh`, `text`) are not run.
+//! A block fenced as `console` is a session in the root of the repository. A line that begins with
+//! `$ ` is a command, run by bash; the lines up to the next command are its standard output. No
+//! output shown: only the exit status counts. `...` on a line of its own stands for any number of
+//! lines, `[..]` for any text within a line, and `? 2` as the last line says that the command exits
+//! with 2. Blocks fenced otherwise (`sh`, `text`) are not run.
 
 use std::path::{Path, PathBuf};
 

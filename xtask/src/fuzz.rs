@@ -1,5 +1,5 @@
-//! The fuzz targets: under libFuzzer where a nightly toolchain is installed, and everywhere as a plain random run
-//! of the same functions over the same corpora.
+//! The fuzz targets: under libFuzzer where a nightly toolchain is installed, and everywhere as a
+//! plain random run of the same functions over the same corpora.
 
 use std::num::NonZero;
 use std::path::Path;
@@ -76,15 +76,15 @@ fn stable(repo: &Repo, task: &str) -> anyhow::Result<Command> {
 /// What drives a target.
 #[derive(Clone, Copy)]
 enum Driver {
-    /// Finds out what its inputs reach. Those it keeps stay in the target directory: what belongs in the committed corpus is chosen by hand
-    /// (docs/FUZZ.md).
+    /// Finds out what its inputs reach. Those it keeps stay in the target directory: what belongs
+    /// in the committed corpus is chosen by hand (docs/FUZZ.md).
     LibFuzzer,
     /// Mutates the corpus at random, on the stable toolchain.
     Random,
 }
 
-/// Runs each of `targets` for so many seconds at random, and for so many under libFuzzer if it is to run at all. What there is to say of each run,
-/// or why it failed.
+/// Runs each of `targets` for so many seconds at random, and for so many under libFuzzer if it is
+/// to run at all. What there is to say of each run, or why it failed.
 pub(crate) fn run(
     repo: &Repo,
     targets: &[String],
@@ -154,7 +154,8 @@ fn cargo_fuzz(repo: &Repo, task: &str, directory: &Path) -> Command {
     command
         // Set by the cargo that started this program; it would override `+nightly`.
         .env_remove("RUSTUP_TOOLCHAIN")
-        // What is fuzzed holds no unsafe code, so the address sanitizer would find nothing and cost ten times the speed.
+        // What is fuzzed holds no unsafe code, so the address sanitizer would find nothing and cost
+        // ten times the speed.
         .args(["+nightly", "fuzz", task, "--sanitizer=none", "--target-dir"])
         .arg(directory.join("libfuzzer"));
     command

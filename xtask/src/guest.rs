@@ -1,4 +1,5 @@
-//! Guests with real kernels (docs/GUEST.md): `trace record` in one, or devices that live here. Scripts do the work.
+//! Guests with real kernels (docs/GUEST.md): `trace record` in one, or devices that live here.
+//! Scripts do the work.
 
 use std::process::Command;
 
@@ -42,7 +43,8 @@ pub(crate) fn checkpatch(repo: &Repo) -> anyhow::Result<String> {
     script(repo, CHECKPATCH, |_| {})
 }
 
-/// Stock guests whose devices live in `ringfence`, in all cases. QEMU and kernels are fetched where they are not cached.
+/// Stock guests whose devices live in `ringfence`, in all cases. QEMU and kernels are fetched where
+/// they are not cached.
 pub(crate) fn live(repo: &Repo) -> anyhow::Result<String> {
     cases(repo, LIVE, &[])
 }
@@ -80,7 +82,8 @@ fn script(repo: &Repo, name: &str, set: impl FnOnce(&mut Command)) -> anyhow::Re
     Ok(last)
 }
 
-/// Builds, boots, records and judges. What is missing is installed, which needs root or sudo, and the network.
+/// Builds, boots, records and judges. What is missing is installed, which needs root or sudo, and
+/// the network.
 pub(crate) fn run(repo: &Repo, options: &Options) -> anyhow::Result<bool> {
     if options.live {
         live(repo)?;

@@ -1,4 +1,5 @@
-//! docs/IDS.md: every id of the source documents, the files that implement it and the tests that show it.
+//! docs/IDS.md: every id of the source documents, the files that implement it and the tests that
+//! show it.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! Development tasks of this repository: `cargo xtask test` runs everything that continuous integration runs,
-//! `cargo xtask check` its quick static part. See CONTRIBUTING.md.
+//! Development tasks of this repository: `cargo xtask test` runs everything that continuous
+//! integration runs, `cargo xtask check` its quick static part. See CONTRIBUTING.md.
 #![forbid(unsafe_code)]
 
 mod check;
@@ -51,7 +51,8 @@ enum Task {
     Check,
     /// Applies each committed mutation to a scratch copy and requires the tests to notice.
     Mutate(mutate::Options),
-    /// Runs the fuzz targets: with cargo-fuzz where a nightly toolchain is installed, and on stable.
+    /// Runs the fuzz targets: with cargo-fuzz where a nightly toolchain is installed, and on
+    /// stable.
     Fuzz {
         /// Only this target.
         target: Option<String>,
@@ -59,7 +60,8 @@ enum Task {
         #[arg(long, default_value_t = 60)]
         seconds: u64,
     },
-    /// Records a trace on a stock kernel in a guest and judges it, or tries the devices of guests; fetches a kernel once.
+    /// Records a trace on a stock kernel in a guest and judges it, or tries the devices of guests;
+    /// fetches a kernel once.
     Guest(guest::Options),
     /// Checks docs/IDS.md and counts what is planned.
     Ids,

@@ -30,7 +30,8 @@ use scratch::Scratch;
 
 const PATCHES: &str = "tests/mutations";
 
-/// A mutant may loop for ever; that is a kill too. It gets this many times what the unchanged suite took, and `GRACE`.
+/// A mutant may loop for ever; that is a kill too. It gets this many times what the unchanged suite
+/// took, and `GRACE`.
 const PATIENCE: u32 = 5;
 const GRACE: Duration = Duration::from_secs(20);
 
@@ -126,7 +127,8 @@ pub(crate) fn run(repo: &Repo, options: &Options) -> anyhow::Result<bool> {
     Ok(rows.iter().all(|row| row.fate.is_kill()))
 }
 
-/// The mutations asked for, those of one test command after the other: each needs what the one before it has built.
+/// The mutations asked for, those of one test command after the other: each needs what the one
+/// before it has built.
 fn chosen(repo: &Repo, only: &[String]) -> anyhow::Result<Vec<Mutation>> {
     let mut mutations = Vec::new();
     for path in patches(repo)? {

@@ -9,7 +9,8 @@ use anyhow::{Context, anyhow, bail};
 
 use crate::{output, usage};
 
-/// A command that runs in `directory`, free of what cargo told this program about itself. Beside other steps, it takes what they leave.
+/// A command that runs in `directory`, free of what cargo told this program about itself. Beside
+/// other steps, it takes what they leave.
 pub(crate) fn command(directory: &Path, program: &str) -> Command {
     let mut command = if output::is_kept() {
         let mut nice = Command::new("nice");
@@ -101,8 +102,8 @@ pub(crate) fn show(command: &mut Command, mut see: impl FnMut(&str)) -> anyhow::
     Ok(())
 }
 
-/// Runs `command` with its errors shown, and hands its standard output line by line to `see`; where a thread keeps what it says, the errors
-/// among it.
+/// Runs `command` with its errors shown, and hands its standard output line by line to `see`; where
+/// a thread keeps what it says, the errors among it.
 pub(crate) fn observe(command: &mut Command, mut see: impl FnMut(&str)) -> anyhow::Result<()> {
     output::line(&format!("$ {}", shown(command)));
     let (reader, writer) = std::io::pipe()?;

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use crate::process;
 use crate::repo::Repo;
 
-/// What is built of it, and of the test that counts its instructions: of packages that are chosen together the features are the same, so
-/// nothing is built twice.
+/// What is built of it, and of the test that counts its instructions: of packages that are chosen
+/// together the features are the same, so nothing is built twice.
 pub(crate) const SELECTION: [&str; 8] = [
     "--release",
     "--all-features",

@@ -69,7 +69,8 @@ impl Repo {
         Ok(files.into_iter().collect())
     }
 
-    /// All Rust sources as they were when first asked for, with out-of-line test modules marked as tests.
+    /// All Rust sources as they were when first asked for, with out-of-line test modules marked as
+    /// tests.
     pub(crate) fn sources(&self) -> anyhow::Result<&[Source]> {
         if let Some(sources) = self.sources.get() {
             return Ok(sources);

@@ -1,5 +1,5 @@
-//! A Rust source file as tokens. Comments and the contents of strings are no tokens, so a rule that looks for `unwrap`
-//! does not stumble over a sentence about it.
+//! A Rust source file as tokens. Comments and the contents of strings are no tokens, so a rule that
+//! looks for `unwrap` does not stumble over a sentence about it.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -117,7 +117,8 @@ fn flatten(stream: TokenStream, lines: &[&str], out: &mut Vec<Token>) {
         };
         match tree {
             TokenTree::Punct(punct) if punct.as_char() == '#' && is_comment(lines, start) => {
-                // The lexer turns `/// text` into `#[doc = "text"]` and `//! text` into `#![doc = "text"]`.
+                // The lexer turns `/// text` into `#[doc = "text"]` and `//! text` into `#![doc =
+                // "text"]`.
                 if matches!(trees.peek(), Some(TokenTree::Punct(bang)) if bang.as_char() == '!') {
                     trees.next();
                 }

@@ -1,7 +1,9 @@
-//! A run as a list of steps: each under its heading, all of them run whatever fails, a table at the end.
+//! A run as a list of steps: each under its heading, all of them run whatever fails, a table at the
+//! end.
 //!
-//! Steps run one after the other, but for those that only prepare: they run in a lane of their own beside the others, at the lowest priority, in
-//! processor time that is left over. What they print comes between two other steps, under their own heading.
+//! Steps run one after the other, but for those that only prepare: they run in a lane of their own
+//! beside the others, at the lowest priority, in processor time that is left over. What they print
+//! comes between two other steps, under their own heading.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, channel};

@@ -1,7 +1,7 @@
 //! The tests of the workspace: programs that are built at once, and run by kind.
 //!
-//! `cargo test` would build what it is asked for: with `--lib` other features of the same libraries are chosen than with `--test '*'`, and
-//! everything would be built twice.
+//! `cargo test` would build what it is asked for: with `--lib` other features of the same libraries
+//! are chosen than with `--test '*'`, and everything would be built twice.
 
 use std::path::{Path, PathBuf};
 
@@ -140,7 +140,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap().keep();
         let program = |name: &str, text: &str| {
             let path = directory.join(name);
-            // Written by another process: a file that this one had open could not be run while any thread of it starts a process.
+            // Written by another process: a file that this one had open could not be run while any
+            // thread of it starts a process.
             let mut command = process::command(&directory, "sh");
             let write = r#"printf '#!/bin/sh\n%s\n' "$1" >"$0" && chmod 755 "$0""#;
             command.args(["-c", write]).arg(&path).arg(text);

@@ -13,8 +13,8 @@ pub(crate) struct Summary {
 }
 
 impl Summary {
-    /// Adds a line of the runner's output, if it is a summary:
-    /// `test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s`.
+    /// Adds a line of the runner's output, if it is a summary: `test result: ok. 3 passed; 0
+    /// failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s`.
     pub(crate) fn add_line(&mut self, line: &str) {
         let Some(counts) = line.trim_start().strip_prefix("test result: ") else {
             return;

@@ -16,8 +16,8 @@ thread_local! {
     static CHILDREN: Cell<Duration> = const { Cell::new(Duration::ZERO) };
 }
 
-/// Processor time of the calling thread, and of the processes that it has waited for by [`wait`] and was told of by [`add`]. Where there is no `/proc` it
-/// is zero.
+/// Processor time of the calling thread, and of the processes that it has waited for by [`wait`]
+/// and was told of by [`add`]. Where there is no `/proc` it is zero.
 pub(crate) fn so_far() -> Duration {
     let own = Usage::read("thread-self").map_or(Duration::ZERO, |usage| usage.own);
     own + CHILDREN.get()
@@ -55,7 +55,8 @@ impl Usage {
         Self::parse(&fs::read_to_string(format!("/proc/{who}/stat")).ok()?)
     }
 
-    /// proc_pid_stat(5): the state behind the name, which may hold anything, and eleven fields later four times.
+    /// proc_pid_stat(5): the state behind the name, which may hold anything, and eleven fields
+    /// later four times.
     fn parse(stat: &str) -> Option<Self> {
         let (_, fields) = stat.rsplit_once(") ")?;
         let mut fields = fields.split(' ');
@@ -95,7 +96,8 @@ mod tests {
             return;
         }
         let before = so_far();
-        // Counts until the kernel has told it of a fifth of a second, once itself and once in a process that it waits for.
+        // Counts until the kernel has told it of a fifth of a second, once itself and once in a
+        // process that it waits for.
         let burn = "import os, sys\n\
             while os.times().user < 0.2: pass\n\
             if len(sys.argv) == 1: sys.exit(os.spawnv(os.P_WAIT, sys.executable, [sys.executable, '-c', sys.orig_argv[2], 'x']))";

@@ -54,7 +54,8 @@ pub(crate) enum Command {
     Modes(ModesArgs),
     /// Compare two reports of `compare --json`
     Diff(DiffArgs),
-    /// Run the experiments of the rIOMMU, EIOVAR, Fujita and PVIOMMU documents; print them beside what was measured here
+    /// Run the experiments of the rIOMMU, EIOVAR, Fujita and PVIOMMU documents; print them beside
+    /// what was measured here
     #[command(long_about = REPRODUCE_LONG)]
     Reproduce(ReproduceArgs),
     /// Look at traces, record them, make them fit to be shared
@@ -116,7 +117,8 @@ Exit codes: 0 done, 1 error, 2 wrong usage, 3 a condition of --fail-if holds.";
 #[derive(Debug, Args)]
 #[command(after_help = COMPARE_EXAMPLES)]
 pub(crate) struct CompareArgs {
-    /// Traces: text of tracefs, trace-cmd or perf, plain or zstd, or trace-cmd's .dat; - is standard input [default: a bundled sample]
+    /// Traces: text of tracefs, trace-cmd or perf, plain or zstd, or trace-cmd's .dat; - is
+    /// standard input [default: a bundled sample]
     #[arg(value_name = "TRACE", value_hint = ValueHint::FilePath)]
     pub traces: Vec<PathBuf>,
 
@@ -173,7 +175,8 @@ pub(crate) struct CompareArgs {
     #[arg(long, help_heading = "Platform")]
     pub non_coherent: bool,
 
-    /// Slots of every ring in the modes with rings [default: twice the slots mapped at once, counted before the replay]
+    /// Slots of every ring in the modes with rings [default: twice the slots mapped at once,
+    /// counted before the replay]
     #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = ring_entries, help_heading = "Platform")]
     pub ring_entries: Option<u32>,
 
@@ -203,7 +206,8 @@ pub(crate) struct CompareArgs {
 
     // The brackets are the help text's, not a link.
     #[allow(rustdoc::broken_intra_doc_links)]
-    /// End with code 3 if this holds for a row: [MODE:]FIELD OP NUMBER, several joined by commas. FIELD is a field of a JSON row (docs/JSON.md)
+    /// End with code 3 if this holds for a row: [MODE:]FIELD OP NUMBER, several joined by commas.
+    /// FIELD is a field of a JSON row (docs/JSON.md)
     #[arg(long, value_name = "CONDITION", value_parser = conditions, help_heading = "Output")]
     pub fail_if: Vec<std::vec::Vec<Condition>>,
 }
@@ -248,7 +252,8 @@ Exit codes: 0 done, 1 error, 2 wrong usage.";
 #[derive(Debug, Args)]
 #[command(after_help = SIZE_EXAMPLES)]
 pub(crate) struct SizeArgs {
-    /// Traces: text of tracefs, trace-cmd or perf, plain or zstd, or trace-cmd's .dat; - is standard input [default: a bundled sample]
+    /// Traces: text of tracefs, trace-cmd or perf, plain or zstd, or trace-cmd's .dat; - is
+    /// standard input [default: a bundled sample]
     #[arg(value_name = "TRACE", value_hint = ValueHint::FilePath)]
     pub traces: Vec<PathBuf>,
 
@@ -275,7 +280,8 @@ pub(crate) struct SizeArgs {
     )]
     pub modes: Vec<Mode>,
 
-    /// Cost profile whose walk caches are modelled, by name or as a file that `ringfence calibrate` wrote
+    /// Cost profile whose walk caches are modelled, by name or as a file that `ringfence calibrate`
+    /// wrote
     #[arg(
         long,
         value_name = "NAME|FILE",
@@ -327,7 +333,8 @@ pub(crate) struct DiffArgs {
     /// The second report
     #[arg(value_name = "B.json", value_hint = ValueHint::FilePath)]
     pub after: PathBuf,
-    /// End with code 3 if a row of B costs more than PERCENT more cycles than in A, exposes more, or is missing
+    /// End with code 3 if a row of B costs more than PERCENT more cycles than in A, exposes more,
+    /// or is missing
     #[arg(long, allow_negative_numbers = true, value_name = "PERCENT", value_parser = percent)]
     pub fail_over: Option<f64>,
     /// As a JSON object
@@ -366,7 +373,8 @@ pub(crate) struct ReproduceArgs {
     /// Print what there is, and run nothing
     #[arg(long)]
     pub list: bool,
-    /// Recorded traces for X07, which feeds their devices to the prefetchers as well, and for X22, which counts how often they map their pages again
+    /// Recorded traces for X07, which feeds their devices to the prefetchers as well, and for X22,
+    /// which counts how often they map their pages again
     #[arg(long = "trace", value_name = "FILE", num_args = 1.., conflicts_with = "list", value_hint = ValueHint::FilePath)]
     pub traces: Vec<PathBuf>,
     /// Also write a page, JSON and text into this directory
@@ -396,7 +404,8 @@ pub(crate) struct ReproduceGuestArgs {
     /// With these kinds of device only: assigned, emulated, simulated, many-queues
     #[arg(long, value_name = "KIND", value_delimiter = ',', value_parser = kind)]
     pub guest_kind: Vec<Kind>,
-    /// In these configurations only: kvm-baseline, pviommu, rtc-literal, pviommu+rtc, pviommu+rtc+hopt, virtio-strict, virtio-lazy
+    /// In these configurations only: kvm-baseline, pviommu, rtc-literal, pviommu+rtc,
+    /// pviommu+rtc+hopt, virtio-strict, virtio-lazy
     #[arg(long, value_name = "CONFIGURATION", value_delimiter = ',', value_parser = configuration)]
     pub guest_configuration: Vec<Configuration>,
     /// Where the modules' sources are
@@ -450,7 +459,8 @@ it as another. A trace holds the kernel's addresses: the file can be read by its
 #[derive(Debug, Args)]
 #[command(after_help = RECORD_EXAMPLES, group = ArgGroup::new("workload").required(true).args(["seconds", "command"]))]
 pub(crate) struct RecordArgs {
-    /// Where the trace goes, readable by the user alone; compressed if the name ends in .zst; - is standard output
+    /// Where the trace goes, readable by the user alone; compressed if the name ends in .zst; - is
+    /// standard output
     #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub output: PathBuf,
     /// Record for so many seconds
@@ -476,7 +486,8 @@ pub(crate) struct AnonymiseArgs {
     /// Where the result goes; compressed if the name ends in .zst; - is standard output
     #[arg(short, long, value_name = "FILE", default_value = "-", value_hint = ValueHint::FilePath)]
     pub output: PathBuf,
-    /// Order in which memory is laid out anew; keep it secret [default: from the system's randomness]
+    /// Order in which memory is laid out anew; keep it secret [default: from the system's
+    /// randomness]
     #[arg(long, allow_negative_numbers = true, value_name = "N")]
     pub seed: Option<u64>,
     /// Keep the time of day instead of beginning at 0

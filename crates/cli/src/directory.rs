@@ -14,8 +14,8 @@ const MODE: u32 = 0o700;
 /// Random letters and digits in a name: more than 64 bits.
 const RANDOM: usize = 12;
 
-/// A new directory that no other user can enter, below the system's directory for temporary files. It is
-/// removed with all that is in it when it is dropped, and on a signal.
+/// A new directory that no other user can enter, below the system's directory for temporary files.
+/// It is removed with all that is in it when it is dropped, and on a signal.
 #[derive(Debug)]
 pub(crate) struct PrivateDir {
     dir: TempDir,

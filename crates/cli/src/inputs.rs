@@ -128,7 +128,8 @@ impl Input {
         })
     }
 
-    /// Lines of the trace, if counting them takes no time that anyone would notice: for the progress bar only.
+    /// Lines of the trace, if counting them takes no time that anyone would notice: for the
+    /// progress bar only.
     pub(crate) fn lines(&self) -> Option<u64> {
         const LARGEST: u64 = 64 << 20;
         let Self::File(path) = self else {

@@ -1,8 +1,9 @@
 //! Ctrl-C, SIGTERM and SIGHUP: what the command does then, and which files go with it.
 //!
-//! The process has one handler. It runs the command's own action, if there is one; otherwise it removes the
-//! files and directories that are under way and ends the process. A command that goes on may wait for
-//! somebody who does not come, a reader of its output for example: the third signal ends it as well.
+//! The process has one handler. It runs the command's own action, if there is one; otherwise it
+//! removes the files and directories that are under way and ends the process. A command that goes
+//! on may wait for somebody who does not come, a reader of its output for example: the third signal
+//! ends it as well.
 
 use std::fs;
 use std::io;
@@ -74,8 +75,8 @@ pub(crate) fn on_interrupt(action: impl FnMut() -> AfterSignal + Send + 'static)
     Ok(())
 }
 
-/// Makes a file or a directory with `make`, which a signal removes until [`RemoveOnSignal`] is dropped. A signal
-/// that comes meanwhile waits for the end of `make`.
+/// Makes a file or a directory with `make`, which a signal removes until [`RemoveOnSignal`] is
+/// dropped. A signal that comes meanwhile waits for the end of `make`.
 ///
 /// # Errors
 /// Those of `make`, or the handler cannot be installed.

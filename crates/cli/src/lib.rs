@@ -1,6 +1,8 @@
-//! The command `ringfence`: what DMA protection costs on a workload, what it leaves exposed, and what would be better.
+//! The command `ringfence`: what DMA protection costs on a workload, what it leaves exposed, and
+//! what would be better.
 //!
-//! A library, so that it is compiled beside the laboratory: a program would have to wait for that. Nobody else is meant to use it.
+//! A library, so that it is compiled beside the laboratory: a program would have to wait for that.
+//! Nobody else is meant to use it.
 #![forbid(unsafe_code)]
 
 mod args;

@@ -1,7 +1,7 @@
 //! Files that appear whole or not at all.
 //!
-//! A regular file is written under a hidden random name beside it, and takes its place at the end. What
-//! exists and is no regular file, a device or a FIFO, is written in place.
+//! A regular file is written under a hidden random name beside it, and takes its place at the end.
+//! What exists and is no regular file, a device or a FIFO, is written in place.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, Metadata, OpenOptions, Permissions};
@@ -112,8 +112,8 @@ impl OutFile {
     }
 }
 
-/// Writes a file whose name the user did not choose, into a directory that they did: a link of that name is
-/// replaced, not followed.
+/// Writes a file whose name the user did not choose, into a directory that they did: a link of that
+/// name is replaced, not followed.
 pub(crate) fn write_into(dir: &Path, name: &str, content: &[u8]) -> Result<PathBuf, Failure> {
     let path = dir.join(name);
     let write = || {
@@ -143,9 +143,10 @@ fn output_target(path: &Path) -> io::Result<OutputTarget> {
     if about.is_dir() {
         return Err(io::ErrorKind::IsADirectory.into());
     }
-    // With O_CREAT the kernel refuses FIFOs and files that another user put into a directory for all, and
-    // links of such users it does not follow (fs.protected_fifos and the like). A file that exists is opened
-    // to see whether the user may write to it; O_NOFOLLOW, because it must not have become a link meanwhile.
+    // With O_CREAT the kernel refuses FIFOs and files that another user put into a directory for
+    // all, and links of such users it does not follow (fs.protected_fifos and the like). A file
+    // that exists is opened to see whether the user may write to it; O_NOFOLLOW, because it must
+    // not have become a link meanwhile.
     let mut options = OpenOptions::new();
     options.write(true);
     let is_link = about.is_symlink();
@@ -161,7 +162,8 @@ fn output_target(path: &Path) -> io::Result<OutputTarget> {
     if !opened.is_file() {
         return Ok(OutputTarget::Open(file));
     }
-    // The file behind a link: the one that the kernel has found, not the one that the path now leads to.
+    // The file behind a link: the one that the kernel has found, not the one that the path now
+    // leads to.
     let target = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
     let there = fs::symlink_metadata(&target)?;
     if (there.dev(), there.ino()) != (opened.dev(), opened.ino()) {

@@ -38,7 +38,8 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
     })
 }
 
-/// Says something on standard error, in a line. What an input has in it is not obeyed by a terminal.
+/// Says something on standard error, in a line. What an input has in it is not obeyed by a
+/// terminal.
 pub(crate) fn print_line(text: &str) {
     eprintln!("ringfence: {}", printable_line(text));
 }

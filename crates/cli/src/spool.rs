@@ -1,4 +1,5 @@
-//! Standard input, kept so that it can be read twice: in a temporary file without a name, which is gone with the program however it ends.
+//! Standard input, kept so that it can be read twice: in a temporary file without a name, which is
+//! gone with the program however it ends.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek};

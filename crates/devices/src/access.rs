@@ -7,7 +7,8 @@ use ringfence_types::{Access, Fault, Iova, PhysMemory, RequesterId};
 
 use crate::{ByteMemory, DmaPort, DmaRequest, Observer, Unreachable};
 
-/// The way from devices to memory: through a unit, or a machine of several, under the eyes of an observer. Borrows all of them, costs nothing to make.
+/// The way from devices to memory: through a unit, or a machine of several, under the eyes of an
+/// observer. Borrows all of them, costs nothing to make.
 #[derive(Debug)]
 pub struct Bus<'a, U, M, O> {
     unit: &'a mut U,
@@ -65,8 +66,9 @@ impl<'a, U: Translate, M: PhysMemory, O: Observer> Bus<'a, U, M, O> {
         }
     }
 
-    /// Makes the access without its bytes: translated, observed, cached and recorded like any other. What counts in a replay is
-    /// where the access leads, and the bytes of a sparse memory would only be paged in.
+    /// Makes the access without its bytes: translated, observed, cached and recorded like any
+    /// other. What counts in a replay is where the access leads, and the bytes of a sparse memory
+    /// would only be paged in.
     ///
     /// # Errors
     /// The fault that stopped it.

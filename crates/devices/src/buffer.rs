@@ -4,8 +4,9 @@ use core::fmt;
 
 use ringfence_types::{PhysAddr, PhysRange};
 
-/// A buffer of a [`Pool`], as a token that cannot be copied: who holds it may touch the memory. A driver gives it away when it maps it,
-/// and has it again when the mapping layer hands it up. Dropped, the memory is lost to its pool, which is safe.
+/// A buffer of a [`Pool`], as a token that cannot be copied: who holds it may touch the memory. A
+/// driver gives it away when it maps it, and has it again when the mapping layer hands it up.
+/// Dropped, the memory is lost to its pool, which is safe.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Buffer(PhysAddr);
 
@@ -122,7 +123,8 @@ impl Pool {
         Ok(())
     }
 
-    /// The first `bytes` bytes of a buffer of this pool; `None` if there are none or the buffer is smaller.
+    /// The first `bytes` bytes of a buffer of this pool; `None` if there are none or the buffer is
+    /// smaller.
     #[inline]
     pub fn range(&self, buffer: &Buffer, bytes: u64) -> Option<PhysRange> {
         if bytes > self.slot_bytes {

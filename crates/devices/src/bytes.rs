@@ -5,7 +5,8 @@ use core::fmt;
 use ringfence_memory::Arena;
 use ringfence_types::PhysAddr;
 
-/// Memory as devices see it: bytes. Tables are reached through [`PhysMemory`](ringfence_types::PhysMemory).
+/// Memory as devices see it: bytes. Tables are reached through
+/// [`PhysMemory`](ringfence_types::PhysMemory).
 pub trait ByteMemory {
     /// Fills `into` from `at`.
     ///

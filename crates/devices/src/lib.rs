@@ -1,9 +1,11 @@
 //! Devices that move data by DMA, their drivers, and what they are put to.
 //!
-//! [`Bus`] is the access engine: it asks the unit to translate a device's access, tells an [`Observer`] what came of it, and moves the
-//! bytes. Devices reach memory through it alone; their drivers map and unmap through a [`DmaApi`](api::DmaApi), behind which any
-//! protection mode can stand. The [attackers](Attacker) decide which accesses to make, and know nothing of the protection mode they
-//! are up against: they see what a driver does and whether an access was stopped.
+//! [`Bus`] is the access engine: it asks the unit to translate a device's access, tells an
+//! [`Observer`] what came of it, and moves the bytes. Devices reach memory through it alone; their
+//! drivers map and unmap through a [`DmaApi`](api::DmaApi), behind which any protection mode can
+//! stand. The [attackers](Attacker) decide which accesses to make, and know nothing of the
+//! protection mode they are up against: they see what a driver does and whether an access was
+//! stopped.
 //!
 //! | module | what |
 //! |---|---|

@@ -4,7 +4,8 @@ use ringfence_types::{Fault, PhysRange};
 
 use crate::DmaRequest;
 
-/// Sees every access of every device: the oracle judges through it. It is told before the bytes move.
+/// Sees every access of every device: the oracle judges through it. It is told before the bytes
+/// move.
 pub trait Observer {
     /// The access was let through to `ranges`, in the order of its addresses; never none.
     fn allowed(&mut self, request: &DmaRequest, ranges: &[PhysRange]);

@@ -1,4 +1,5 @@
-//! Finished work on its way up. It goes up once all its buffers are back; until then some may be withheld by the layer.
+//! Finished work on its way up. It goes up once all its buffers are back; until then some may be
+//! withheld by the layer.
 
 use std::collections::VecDeque;
 
@@ -6,7 +7,8 @@ use ringfence_types::PhysAddr;
 
 use crate::Buffer;
 
-/// A piece of work and those of its buffers that are back. `C` holds them: `[Option<Buffer>; N]` or `Vec<Option<Buffer>>`.
+/// A piece of work and those of its buffers that are back. `C` holds them: `[Option<Buffer>; N]` or
+/// `Vec<Option<Buffer>>`.
 #[derive(Debug)]
 struct CompletedWork<T, C> {
     item: T,
@@ -35,7 +37,8 @@ impl<T, C> Default for OrderedCompletions<T, C> {
 }
 
 impl<T, C: AsMut<[Option<Buffer>]>> OrderedCompletions<T, C> {
-    /// One more piece of work, whose buffers will come into the first `missing` places of `buffers`; its number.
+    /// One more piece of work, whose buffers will come into the first `missing` places of
+    /// `buffers`; its number.
     pub(crate) fn begin(&mut self, item: T, buffers: C, missing: usize) -> u64 {
         self.finished.push_back(CompletedWork {
             item,
@@ -74,7 +77,8 @@ impl<T, C: AsMut<[Option<Buffer>]>> OrderedCompletions<T, C> {
     /// # Errors
     /// It belongs to no finished work.
     pub(crate) fn released(&mut self, buffer: Buffer) -> Result<(), Buffer> {
-        // They come back in the order of their unmap, so this looks at the first one only, unless a burst's end had failed.
+        // They come back in the order of their unmap, so this looks at the first one only, unless a
+        // burst's end had failed.
         let found = self
             .withheld
             .iter()

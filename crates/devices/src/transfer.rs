@@ -5,8 +5,8 @@ use ringfence_types::{Iova, PhysMemory, RequesterId};
 
 use crate::{Bus, ByteMemory, DmaError, Observer};
 
-/// Moves bytes between a device and the addresses it was given. Device models ask for this and not for a [`Bus`], which has a unit, a
-/// memory and an observer that they need not know.
+/// Moves bytes between a device and the addresses it was given. Device models ask for this and not
+/// for a [`Bus`], which has a unit, a memory and an observer that they need not know.
 pub trait Transfer {
     /// `device` reads `into.len()` bytes at `iova`.
     ///

@@ -1,4 +1,5 @@
-//! The access engine and the attackers against a real unit: what they reach, and that an access moves all of its bytes or none.
+//! The access engine and the attackers against a real unit: what they reach, and that an access
+//! moves all of its bytes or none.
 
 use ringfence_devices::{
     Attacker, Bus, DeviceMapping, DmaError, DmaRequest, DriverEvent, Neighbour, Observer, Passive,

@@ -1,9 +1,11 @@
-//! What a map and an unmap cost in a ring, in TSC cycles, amortised over bursts of 200: sides interleaved in one run, medians, spread
-//! and ratios. `cargo bench -p ringfence-dma --bench ring`; `-- --quick` takes a tenth of the time, `-- --long` longer
-//! samples, `-- NAME` only the sides whose name holds it and the floor.
+//! What a map and an unmap cost in a ring, in TSC cycles, amortised over bursts of 200: sides
+//! interleaved in one run, medians, spread and ratios. `cargo bench -p ringfence-dma --bench ring`;
+//! `-- --quick` takes a tenth of the time, `-- --long` longer samples, `-- NAME` only the sides
+//! whose name holds it and the floor.
 //!
-//! All sides execute everything but the hardware's part of an invalidation, which a profile charges: where a ratio includes it, the line
-//! says so. Absolute cycles are those of the machine and the moment; ratios are what counts.
+//! All sides execute everything but the hardware's part of an invalidation, which a profile
+//! charges: where a ratio includes it, the line says so. Absolute cycles are those of the machine
+//! and the moment; ratios are what counts.
 
 use std::cell::RefCell;
 use std::hint::black_box;
@@ -26,8 +28,9 @@ use ringfence_types::{
 
 /// Maps and unmaps of a burst: the average of the documents' throughput workload.
 const BURST: usize = 200;
-/// Bursts of a sample, one after the other: sides run in turn, and the first burst of each finds other sides' lines in the caches. With
-/// `--long` eight times as many, so that this counts an eighth.
+/// Bursts of a sample, one after the other: sides run in turn, and the first burst of each finds
+/// other sides' lines in the caches. With `--long` eight times as many, so that this counts an
+/// eighth.
 const BURSTS: usize = 10;
 /// N of every ring: the live mappings and a burst fit.
 const SLOTS: u32 = 512;
@@ -39,7 +42,8 @@ const MEMORY: u64 = 64 << 20;
 
 #[cfg(target_arch = "x86_64")]
 fn cycles() -> u64 {
-    // SAFETY: reads the time stamp counter, which every x86-64 processor lets programs read on Linux.
+    // SAFETY: reads the time stamp counter, which every x86-64 processor lets programs read on
+    // Linux.
     unsafe { core::arch::x86_64::_rdtsc() }
 }
 
@@ -163,7 +167,8 @@ fn side(name: &str, run: impl FnMut() + 'static) -> Side {
     }
 }
 
-/// The least that a pair does: two words stored, the second with the slot's turn, and one cleared, after a look at what was there.
+/// The least that a pair does: two words stored, the second with the slot's turn, and one cleared,
+/// after a look at what was there.
 fn floor(board: &Board) -> impl FnMut() + 'static {
     let memory = board.memory;
     let base = board.frames.alloc_contiguous(4).expect("memory");

@@ -1,6 +1,8 @@
-//! Bounce buffers: memory that a device cannot reach is copied through memory that it can (HW15, OS17).
+//! Bounce buffers: memory that a device cannot reach is copied through memory that it can (HW15,
+//! OS17).
 //!
-//! A space that translates never needs them, because its I/O virtual addresses lie where the device can reach; identity spaces do.
+//! A space that translates never needs them, because its I/O virtual addresses lie where the device
+//! can reach; identity spaces do.
 
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -22,8 +24,9 @@ const SLOT: u64 = 2048;
 /// Slots that one word of the bitmap tracks, and so the longest run.
 const RUN: u64 = 64;
 
-/// Low memory, in slots of 2 KiB. A mapping takes a run of slots and keeps the buffer's offset inside the first one, so that devices which
-/// care about low address bits see the same ones. The longest mapping is 128 KiB less that offset.
+/// Low memory, in slots of 2 KiB. A mapping takes a run of slots and keeps the buffer's offset
+/// inside the first one, so that devices which care about low address bits see the same ones. The
+/// longest mapping is 128 KiB less that offset.
 #[derive(Debug)]
 pub struct BouncePool {
     base: PhysAddr,
@@ -56,7 +59,8 @@ impl BounceSlot {
 }
 
 impl BouncePool {
-    /// A pool over as many whole runs of 128 KiB as `memory` holds; `None` if it holds none or does not start on a slot.
+    /// A pool over as many whole runs of 128 KiB as `memory` holds; `None` if it holds none or does
+    /// not start on a slot.
     pub fn new(memory: PhysRange) -> Option<Self> {
         let words = memory.bytes() / (SLOT * RUN);
         if words == 0 || words > u64::from(u32::MAX) || !memory.start().is_aligned(SLOT) {
@@ -122,8 +126,8 @@ impl BouncePool {
         }
     }
 
-    /// A run of slots with the bytes of `original` in it, also for what comes from the device: it may write less than the whole, and what
-    /// it leaves alone must come back as it was.
+    /// A run of slots with the bytes of `original` in it, also for what comes from the device: it
+    /// may write less than the whole, and what it leaves alone must come back as it was.
     #[cold]
     #[inline(never)]
     fn copied(&self, memory: &impl PhysMemory, original: PhysRange) -> Option<BounceSlot> {
@@ -146,7 +150,8 @@ impl BouncePool {
         self.free(slot);
     }
 
-    /// Fills the whole run with zeros, so that the device finds nothing of an earlier user in the padding (attack A34).
+    /// Fills the whole run with zeros, so that the device finds nothing of an earlier user in the
+    /// padding (attack A34).
     fn scrub(&self, memory: &impl PhysMemory, slot: &BounceSlot) -> Option<()> {
         let start = slot.copy.start().align_down(SLOT);
         let words = usize::from(slot.count) * (SLOT as usize / 8);
@@ -157,7 +162,8 @@ impl BouncePool {
     }
 }
 
-/// Copies `bytes` bytes between places of equal alignment; other bytes of shared words keep what they hold.
+/// Copies `bytes` bytes between places of equal alignment; other bytes of shared words keep what
+/// they hold.
 fn copy(memory: &impl PhysMemory, from: PhysAddr, to: PhysAddr, bytes: u64) -> Option<()> {
     let lead = from.offset_in(8);
     let words = usize::try_from((lead + bytes).div_ceil(8)).ok()?;
@@ -226,8 +232,8 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         }
     }
 
-    /// Maps a list of which the device cannot reach every piece: those it cannot are copied. Where nothing is installed only, so that
-    /// the pieces placed before a failure need not be undone.
+    /// Maps a list of which the device cannot reach every piece: those it cannot are copied. Where
+    /// nothing is installed only, so that the pieces placed before a failure need not be undone.
     #[cold]
     pub(crate) fn map_list_bounced<P: Platform>(
         &self,
@@ -340,14 +346,16 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         Ok(outcome)
     }
 
-    /// Hands the bytes of a live mapping to the processor: after this call it reads what the device wrote.
+    /// Hands the bytes of a live mapping to the processor: after this call it reads what the device
+    /// wrote.
     pub fn sync_for_cpu<P: Platform>(&self, platform: &P, mapping: &Mapping<B>) {
         if let Some(slot) = &mapping.bounce {
             copy_out(platform.memory(), slot, mapping.direction());
         }
     }
 
-    /// Hands the bytes of a live mapping back to the device: after this call it reads what the processor wrote.
+    /// Hands the bytes of a live mapping back to the device: after this call it reads what the
+    /// processor wrote.
     pub fn sync_for_device<P: Platform>(&self, platform: &P, mapping: &Mapping<B>) {
         if let Some(slot) = &mapping.bounce {
             copy_in(platform.memory(), slot, mapping.direction());

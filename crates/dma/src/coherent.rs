@@ -35,8 +35,8 @@ impl Coherent {
 }
 
 impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
-    /// Allocates `pages` zeroed pages and maps them at consecutive addresses. Behind a page table the frames need not be contiguous;
-    /// in an identity space and in a ring they must come out so.
+    /// Allocates `pages` zeroed pages and maps them at consecutive addresses. Behind a page table
+    /// the frames need not be contiguous; in an identity space and in a ring they must come out so.
     ///
     /// # Errors
     /// Nothing stays allocated, unless the reason is [`MapReason::RollbackFailed`].
@@ -94,9 +94,10 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     /// Unmaps coherent memory, invalidates at once whatever the policy, and frees the pages.
     ///
     /// # Errors
-    /// The memory comes back: neither pages nor addresses are reused, since the device may still reach them. If it was the invalidation
-    /// that failed, the memory is no longer mapped, and another call tries that invalidation again. Memory of a domain that was detached
-    /// is only freed.
+    /// The memory comes back: neither pages nor addresses are reused, since the device may still
+    /// reach them. If it was the invalidation that failed, the memory is no longer mapped, and
+    /// another call tries that invalidation again. Memory of a domain that was detached is only
+    /// freed.
     pub fn free_coherent<P: Platform>(
         &self,
         cpu: &mut Cpu<S, F, B>,
@@ -161,7 +162,8 @@ impl core::fmt::Display for FreeCoherentError {
 
 impl core::error::Error for FreeCoherentError {}
 
-/// Adds `piece` to the list, as part of its last one if that ends where this begins: a ring maps one piece a slot.
+/// Adds `piece` to the list, as part of its last one if that ends where this begins: a ring maps
+/// one piece a slot.
 fn join(pieces: &mut Vec<PhysRange>, piece: PhysRange) {
     if let Some(last) = pieces.last_mut()
         && last.last().checked_add(1) == Some(piece.start())

@@ -1,13 +1,15 @@
 //! Domains and processors that go away.
 //!
-//! A domain ends in this order: nothing is mapped in it, or the caller says that it does not matter; what the flush policy holds back is
-//! flushed; the device's context entry is cleared; the cached context and then everything cached of the domain is invalidated. Only then
-//! is the identifier free for another domain, so that no cached translation of the old one is ever read as the new one's (VT-d
-//! section 6.5.2: domains tag what is cached).
+//! A domain ends in this order: nothing is mapped in it, or the caller says that it does not
+//! matter; what the flush policy holds back is flushed; the device's context entry is cleared; the
+//! cached context and then everything cached of the domain is invalidated. Only then is the
+//! identifier free for another domain, so that no cached translation of the old one is ever read as
+//! the new one's (VT-d section 6.5.2: domains tag what is cached).
 //!
-//! What other processors know of the domain is found out by generations: their handles drop their parts at their next call, and keep for
-//! the driver what a burst withholds. Tokens of the old domain, whenever they turn up, are answered by what the detachment has made
-//! true: no device reaches their buffers.
+//! What other processors know of the domain is found out by generations: their handles drop their
+//! parts at their next call, and keep for the driver what a burst withholds. Tokens of the old
+//! domain, whenever they turn up, are answered by what the detachment has made true: no device
+//! reaches their buffers.
 
 use core::fmt;
 
@@ -25,8 +27,9 @@ use crate::{Attachment, Cpu, Dma, Platform};
 pub enum Teardown {
     /// They are a reason not to detach. For drivers that clean up.
     IfUnused,
-    /// They end with the domain: unmapping them later yields their buffers as [`UnmapReason::Detached`](crate::UnmapReason::Detached). For
-    /// devices that were pulled out, and drivers that are gone.
+    /// They end with the domain: unmapping them later yields their buffers as
+    /// [`UnmapReason::Detached`](crate::UnmapReason::Detached). For devices that were pulled out,
+    /// and drivers that are gone.
     Forced,
 }
 
@@ -44,11 +47,14 @@ pub struct Detached<S> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DetachError {
-    /// The device is not attached to that domain (any more), or the domain is not one of this layer.
+    /// The device is not attached to that domain (any more), or the domain is not one of this
+    /// layer.
     NotAttached(RequesterId),
-    /// Mappings live in the domain of this device, the last one attached to it. Nothing has changed.
+    /// Mappings live in the domain of this device, the last one attached to it. Nothing has
+    /// changed.
     MappingsLive(RequesterId),
-    /// An invalidation failed. The device stays attached, though its context entry may be cleared already; to be tried again.
+    /// An invalidation failed. The device stays attached, though its context entry may be cleared
+    /// already; to be tried again.
     NotFlushed(RequesterId, InvalidationError),
 }
 
@@ -65,12 +71,14 @@ impl fmt::Display for DetachError {
 impl core::error::Error for DetachError {}
 
 impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
-    /// Takes a device away from its domain, and with the last one the domain. `disconnect` clears the device's context entry in memory and
-    /// makes that visible to hardware; it is called when nothing but an invalidation can fail any more, and again if the
-    /// detachment is tried again. `each` receives the buffers that bursts of this processor withhold in the domain.
+    /// Takes a device away from its domain, and with the last one the domain. `disconnect` clears
+    /// the device's context entry in memory and makes that visible to hardware; it is called when
+    /// nothing but an invalidation can fail any more, and again if the detachment is tried again.
+    /// `each` receives the buffers that bursts of this processor withhold in the domain.
     ///
-    /// What is left of a domain comes back; nothing if other devices stay in it. With mappings of a shared domain it makes no
-    /// difference which of its devices they were made for: they live as long as the domain.
+    /// What is left of a domain comes back; nothing if other devices stay in it. With mappings of a
+    /// shared domain it makes no difference which of its devices they were made for: they live as
+    /// long as the domain.
     ///
     /// # Errors
     /// See [`DetachError`].
@@ -123,8 +131,8 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         Ok(Some(Detached { space, proof }))
     }
 
-    /// Gives up a processor: ends its bursts, flushes what it has queued, and returns the addresses in its magazines. `each` receives
-    /// every buffer that it withheld.
+    /// Gives up a processor: ends its bursts, flushes what it has queued, and returns the addresses
+    /// in its magazines. `each` receives every buffer that it withheld.
     ///
     /// # Errors
     /// An invalidation failed: the handle comes back with what it still holds, to be tried again.

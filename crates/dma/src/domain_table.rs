@@ -1,15 +1,17 @@
 //! Who holds a domain identifier, and since when.
 //!
-//! Identifiers are few (2^16 - 1, and less in hardware), so a detached domain's is given out again; a token of the old domain that turns
-//! up later must not reach the new one. Each identifier therefore counts its generations, and every token carries the one that it was
-//! made in. An identifier whose count is used up is given out no more. With the number of its unit a tenant is told from those of other
-//! layers too.
+//! Identifiers are few (2^16 - 1, and less in hardware), so a detached domain's is given out again;
+//! a token of the old domain that turns up later must not reach the new one. Each identifier
+//! therefore counts its generations, and every token carries the one that it was made in. An
+//! identifier whose count is used up is given out no more. With the number of its unit a tenant is
+//! told from those of other layers too.
 
 use alloc::vec::Vec;
 
 use ringfence_types::{DomainId, RequesterId};
 
-/// One domain, distinct from all that had its identifier before and will have it after, and from those of other units.
+/// One domain, distinct from all that had its identifier before and will have it after, and from
+/// those of other units.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct DomainHandle {
     unit: u16,
@@ -29,7 +31,8 @@ impl DomainHandle {
         self.unit == other.unit
     }
 
-    /// The identifier. Identifiers begin at 1: hardware reserves 0 where absent entries are cached (VT-d section 6.2.2.1).
+    /// The identifier. Identifiers begin at 1: hardware reserves 0 where absent entries are cached
+    /// (VT-d section 6.2.2.1).
     #[inline]
     pub(crate) const fn domain(self) -> DomainId {
         DomainId::new(self.index.wrapping_add(1))

@@ -1,4 +1,5 @@
-//! Errors of the mapping layer. After a failed map the layer is as it was before the call, but for [`MapReason::RollbackFailed`].
+//! Errors of the mapping layer. After a failed map the layer is as it was before the call, but for
+//! [`MapReason::RollbackFailed`].
 
 use core::fmt;
 use core::mem::ManuallyDrop;
@@ -46,21 +47,24 @@ pub enum MapReason {
     NotContiguous,
     /// The space must be flushed before addresses are reused, and the flush failed.
     Flush(InvalidationError),
-    /// So often was the domain flushed for addresses, and each time other processors took all that were released: try again later.
+    /// So often was the domain flushed for addresses, and each time other processors took all that
+    /// were released: try again later.
     FlushRetriesExhausted {
         /// Number of flushes.
         flushes: u32,
     },
     /// No memory for the layer's own records or for coherent pages.
     OutOfMemory,
-    /// The ring's slot is not free: back-pressure and no error. Try again when the slot is unmapped, or its burst has ended.
+    /// The ring's slot is not free: back-pressure and no error. Try again when the slot is
+    /// unmapped, or its burst has ended.
     RingFull(RingFull),
     /// The ring cannot take the buffer.
     Ring(RingRefusal),
     /// The attachment is not one of this layer, or its domain was detached.
     NotAttached,
-    /// The mapping failed half-way, and so did the invalidation that should undo it. The addresses are given up. No device was told of
-    /// them, but one that guessed them may still reach the first pieces: the buffer comes back exposed.
+    /// The mapping failed half-way, and so did the invalidation that should undo it. The addresses
+    /// are given up. No device was told of them, but one that guessed them may still reach the
+    /// first pieces: the buffer comes back exposed.
     RollbackFailed(InvalidationError),
 }
 
@@ -118,29 +122,36 @@ pub struct UnmapError<B> {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum UnmapReason<B> {
-    /// The table refused: the range is not mapped (any more), or only part of it. Nothing was changed.
+    /// The table refused: the range is not mapped (any more), or only part of it. Nothing was
+    /// changed.
     Table(TableUnmapError, StillMapped<B>),
-    /// The address space knows no allocated range that starts there, or one of another size. Nothing was changed.
+    /// The address space knows no allocated range that starts there, or one of another size.
+    /// Nothing was changed.
     NotAllocated(StillMapped<B>),
-    /// The translation is cleared in the table, but the invalidation failed: the device may still reach the buffer, which is
-    /// therefore not handed back. Try again with [`Dma::retry_invalidation`](crate::Dma::retry_invalidation).
+    /// The translation is cleared in the table, but the invalidation failed: the device may still
+    /// reach the buffer, which is therefore not handed back. Try again with
+    /// [`Dma::retry_invalidation`](crate::Dma::retry_invalidation).
     NotFlushed(InvalidationError, NotInvalidated<B>),
     /// The attachment is not one of this layer.
     NotAttached(StillMapped<B>),
-    /// The mapping's domain was detached with it, so that no device reaches the buffer any more. It is the driver's again.
+    /// The mapping's domain was detached with it, so that no device reaches the buffer any more. It
+    /// is the driver's again.
     Detached(B),
-    /// The burst withholds as many buffers as it may. Nothing was changed: the device still reaches the buffer. End the burst, then
-    /// [`Mapping::claim`](crate::Mapping::claim) it and unmap it again.
+    /// The burst withholds as many buffers as it may. Nothing was changed: the device still reaches
+    /// the buffer. End the burst, then [`Mapping::claim`](crate::Mapping::claim) it and unmap it
+    /// again.
     BurstFull(StillMapped<B>),
-    /// The mapping belongs to this domain, which is not the attachment's (attack A25). Nothing was changed: the device still reaches the
-    /// buffer. [`Mapping::claim`](crate::Mapping::claim) it for its own device.
+    /// The mapping belongs to this domain, which is not the attachment's (attack A25). Nothing was
+    /// changed: the device still reaches the buffer. [`Mapping::claim`](crate::Mapping::claim) it
+    /// for its own device.
     OtherDomain(DomainId, StillMapped<B>),
-    /// The mapping belongs to this ring of the device, which is not the attachment's. Nothing was changed.
+    /// The mapping belongs to this ring of the device, which is not the attachment's. Nothing was
+    /// changed.
     OtherRing(RingId, StillMapped<B>),
 }
 
-/// The buffer of a mapping that unmap has refused: as far as the layer knows, the device still reaches it. Dropped, it leaks, as the mapping
-/// would have.
+/// The buffer of a mapping that unmap has refused: as far as the layer knows, the device still
+/// reaches it. Dropped, it leaks, as the mapping would have.
 #[must_use = "the buffer may still be reachable by the device"]
 #[derive(Debug)]
 pub struct StillMapped<B>(pub(crate) HeldBuffer<B>);
@@ -151,7 +162,8 @@ impl<B> StillMapped<B> {
         &self.0
     }
 
-    /// Hands it out: to [claim](crate::Mapping::claim) the mapping again, or because the driver knows that nothing was mapped.
+    /// Hands it out: to [claim](crate::Mapping::claim) the mapping again, or because the driver
+    /// knows that nothing was mapped.
     pub fn into_buffer(self) -> B {
         ManuallyDrop::into_inner(self.0)
     }

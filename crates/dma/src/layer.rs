@@ -15,32 +15,36 @@ use crate::domain_table::{DomainHandle, DomainSlot};
 use crate::flush::{Flush, FlushContext};
 use crate::space::{AddressLimits, Space};
 
-/// The mapping layer of one IOMMU. `S` answers where addresses come from and what the hardware looks up, `F` when a stale translation
-/// dies; `B` stands for a driver's buffer.
+/// The mapping layer of one IOMMU. `S` answers where addresses come from and what the hardware
+/// looks up, `F` when a stale translation dies; `B` stands for a driver's buffer.
 ///
 /// # Several layers
-/// A machine with several IOMMUs has a layer for each, and gives each its number ([`Dma::for_unit`]): then attachments, handles and tokens
-/// of one are nothing to the others. Layers of equal numbers cannot tell them apart.
+/// A machine with several IOMMUs has a layer for each, and gives each its number
+/// ([`Dma::for_unit`]): then attachments, handles and tokens of one are nothing to the others.
+/// Layers of equal numbers cannot tell them apart.
 ///
 /// # Bounds
-/// What a driver can make the layer hold: a token's worth of table and address for each of its live mappings; in a deferred mode a
-/// queue of fixed length; under [`Burst`](crate::flush::Burst) as many withheld buffers as that is told. Failed invalidations queue
-/// nothing: what they should have released is [owed](crate::NotInvalidated), and owed things are the driver's to hold. There are at most 2^16 - 1
-/// domains, and a handle keeps of those that are gone only what bursts withhold.
+/// What a driver can make the layer hold: a token's worth of table and address for each of its live
+/// mappings; in a deferred mode a queue of fixed length; under [`Burst`](crate::flush::Burst) as
+/// many withheld buffers as that is told. Failed invalidations queue nothing: what they should have
+/// released is [owed](crate::NotInvalidated), and owed things are the driver's to hold. There are
+/// at most 2^16 - 1 domains, and a handle keeps of those that are gone only what bursts withhold.
 pub struct Dma<S: Space, F: Flush<S, B>, B> {
     pub(crate) domain_slots: Vec<DomainSlot<S>>,
     /// By seat: what the processors share of the flush policy.
     pub(crate) shared: Vec<Option<F::PerDomain>>,
     unit: u16,
-    /// Changes with every domain that comes or goes, and begins elsewhere in each unit: a handle that knows another epoch must catch up.
+    /// Changes with every domain that comes or goes, and begins elsewhere in each unit: a handle
+    /// that knows another epoch must catch up.
     pub(crate) epoch: u64,
     pub(crate) flush: F,
     pub(crate) bounce: Option<BouncePool>,
 }
 
-/// One processor's handle to a [`Dma`]. A processor that goes away gives it to [`Dma::remove_cpu`]. Dropping it instead is safe and
-/// leaks: the addresses in its magazines stay allocated until their domain is detached, and buffers that its bursts withhold never come
-/// back, as a device may still reach them. What it has queued in a deferred mode is flushed by the timer.
+/// One processor's handle to a [`Dma`]. A processor that goes away gives it to [`Dma::remove_cpu`].
+/// Dropping it instead is safe and leaks: the addresses in its magazines stay allocated until their
+/// domain is detached, and buffers that its bursts withhold never come back, as a device may still
+/// reach them. What it has queued in a deferred mode is flushed by the timer.
 pub struct Cpu<S: Space, F: Flush<S, B>, B> {
     pub(crate) epoch: u64,
     pub(crate) spaces: Vec<Option<S::PerCpu>>,
@@ -51,7 +55,8 @@ pub struct Cpu<S: Space, F: Flush<S, B>, B> {
     pub(crate) detached: Vec<(DomainHandle, F::PerCpu)>,
 }
 
-/// A device attached to a domain. Worth nothing once [`Dma::detach`] has ended the domain, whoever has its identifier then.
+/// A device attached to a domain. Worth nothing once [`Dma::detach`] has ended the domain, whoever
+/// has its identifier then.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attachment {
     pub(crate) device: RequesterId,
@@ -70,7 +75,8 @@ impl Attachment {
         self.domain_handle.domain()
     }
 
-    /// Which of the device's rings its mappings go to: the first one unless [`Dma::on_ring`] has named another.
+    /// Which of the device's rings its mappings go to: the first one unless [`Dma::on_ring`] has
+    /// named another.
     pub fn ring(&self) -> RingId {
         self.limits.ring
     }
@@ -90,9 +96,11 @@ pub enum AttachError<E> {
     NoSuchDomain,
     /// The DMA mask does not even cover one page.
     BadMask,
-    /// The space serves another device alone: a ring's addresses mean nothing without the device whose ring it is.
+    /// The space serves another device alone: a ring's addresses mean nothing without the device
+    /// whose ring it is.
     OtherDevice,
-    /// The device is attached to this domain, and hardware knows one domain a device. [Detach](Dma::detach) it first.
+    /// The device is attached to this domain, and hardware knows one domain a device.
+    /// [Detach](Dma::detach) it first.
     Attached(DomainId),
 }
 
@@ -168,8 +176,8 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         self.bounce.as_ref()
     }
 
-    /// Makes a new domain with the space that `make` returns, and attaches `device` to it. `mask` is the highest address that the
-    /// device can put on the bus.
+    /// Makes a new domain with the space that `make` returns, and attaches `device` to it. `mask`
+    /// is the highest address that the device can put on the bus.
     ///
     /// # Errors
     /// See [`AttachError`]; the layer is unchanged.
@@ -201,8 +209,8 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         })
     }
 
-    /// Gives `space` and its first device the place at `index`. Apart from [`attach`](Self::attach), of which there is a copy for each
-    /// closure.
+    /// Gives `space` and its first device the place at `index`. Apart from
+    /// [`attach`](Self::attach), of which there is a copy for each closure.
     fn install_domain(
         &mut self,
         index: usize,
@@ -261,8 +269,8 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         Some(seat.handle().domain())
     }
 
-    /// The same attachment for mappings of another of the device's rings; `None` if it has no such ring. A space without rings counts
-    /// as one ring.
+    /// The same attachment for mappings of another of the device's rings; `None` if it has no such
+    /// ring. A space without rings counts as one ring.
     pub fn on_ring(&self, at: &Attachment, ring: RingId) -> Option<Attachment> {
         let rings = self.space(at)?.rings();
         (u32::from(ring.get()) < rings).then_some(Attachment {
@@ -292,7 +300,8 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         }
     }
 
-    /// Gives a handle its parts of domains that are new to it, and takes away those of domains that are gone.
+    /// Gives a handle its parts of domains that are new to it, and takes away those of domains that
+    /// are gone.
     #[cold]
     #[inline(never)]
     fn refresh(&self, cpu: &mut Cpu<S, F, B>) {
@@ -312,7 +321,8 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
             };
             if *of != tenant {
                 *space = None;
-                // What another unit's handle withholds is still mapped there, and is not for this one to give back.
+                // What another unit's handle withholds is still mapped there, and is not for this
+                // one to give back.
                 if let Some(old) = flush.take().filter(|old| self.flush.withholds(old))
                     && of.same_iommu(tenant)
                 {
@@ -366,7 +376,8 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         Some((space, own))
     }
 
-    /// What the processors share of the flush policy for the device's domain, and this processor's part. The handle has caught up.
+    /// What the processors share of the flush policy for the device's domain, and this processor's
+    /// part. The handle has caught up.
     #[inline]
     pub(crate) fn flush_state<'a>(
         &'a self,
@@ -428,8 +439,8 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         self.flush.flush(shared, self.flush_ctx(cpu, at), platform)
     }
 
-    /// Invalidates the device's whole domain and tells its space, so that an allocator that has handed out every address
-    /// may start over.
+    /// Invalidates the device's whole domain and tells its space, so that an allocator that has
+    /// handed out every address may start over.
     #[cold]
     pub(crate) fn flush_domain<P: Platform>(
         &self,

@@ -1,8 +1,9 @@
 //! What the operating system does: the DMA mapping layer.
 //!
-//! A [`Dma`] answers question 1 and 2 of a mode through its [`Space`] (where I/O virtual addresses come from and what the
-//! hardware looks up) and question 3 through its [`Flush`] policy (when a stale translation dies). Generic code here
-//! is monomorphised over those answers; there is no dynamic dispatch on any path of a DMA.
+//! A [`Dma`] answers question 1 and 2 of a mode through its [`Space`] (where I/O virtual addresses
+//! come from and what the hardware looks up) and question 3 through its [`Flush`] policy (when a
+//! stale translation dies). Generic code here is monomorphised over those answers; there is no
+//! dynamic dispatch on any path of a DMA.
 //!
 //! | file | one concept |
 //! |---|---|

@@ -1,7 +1,8 @@
 //! `map_single` and `unmap_single`: the path of one DMA through the layer.
 //!
-//! Map (rIOMMU Fig. 4): allocate an IOVA, install the translation, make it visible, return the address to write into the
-//! descriptor. Unmap (Fig. 6), in this order: remove the entry, purge the IOTLB, free the IOVA, hand the buffer up.
+//! Map (rIOMMU Fig. 4): allocate an IOVA, install the translation, make it visible, return the
+//! address to write into the descriptor. Unmap (Fig. 6), in this order: remove the entry, purge the
+//! IOTLB, free the IOVA, hand the buffer up.
 
 use core::mem::ManuallyDrop;
 
@@ -47,12 +48,13 @@ impl<'a> MapArgs<'a> {
     }
 }
 
-/// How often a map flushes the domain for addresses. One flush releases all that was freed before it; another is needed only if other
-/// processors took, used and freed all of that in the meantime.
+/// How often a map flushes the domain for addresses. One flush releases all that was freed before
+/// it; another is needed only if other processors took, used and freed all of that in the meantime.
 const MAX_FLUSHES: u32 = 8;
 
 impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
-    /// Makes the bytes of `memory` reachable by the device in `direction`, and takes `buffer` into custody until unmap.
+    /// Makes the bytes of `memory` reachable by the device in `direction`, and takes `buffer` into
+    /// custody until unmap.
     ///
     /// # Errors
     /// The buffer comes back; the layer is as before.
@@ -66,8 +68,9 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         memory: PhysRange,
         direction: Direction,
     ) -> Result<(Mapping<B>, MapResult), (B, MapError)> {
-        // The mapping is put together here for bounced buffers too: if the other function did, it would have to stand in memory for
-        // both, and be read again, in other widths, before its stores have left the processor.
+        // The mapping is put together here for bounced buffers too: if the other function did, it
+        // would have to stand in memory for both, and be read again, in other widths, before its
+        // stores have left the processor.
         let (buffer, bounce, placed) =
             match self.map_common(cpu, platform, at, MapArgs::one(&memory, direction)) {
                 Ok(placed) => (buffer, None, placed),
@@ -82,10 +85,12 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         Ok((Mapping { live, bounce }, placed))
     }
 
-    /// Takes a mapping down. What comes back depends on the flush policy: see [`Outcome`](crate::Outcome).
+    /// Takes a mapping down. What comes back depends on the flush policy: see
+    /// [`Outcome`](crate::Outcome).
     ///
     /// # Errors
-    /// See [`UnmapReason`]: either nothing has changed, or the buffer is still owed because its invalidation failed.
+    /// See [`UnmapReason`]: either nothing has changed, or the buffer is still owed because its
+    /// invalidation failed.
     #[inline]
     pub fn unmap_single<P: Platform>(
         &self,
@@ -104,7 +109,8 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         self.unmap_common(cpu, platform, at, live)
     }
 
-    /// Finds addresses for what is wanted and installs it; flushes and tries again when addresses have run out.
+    /// Finds addresses for what is wanted and installs it; flushes and tries again when addresses
+    /// have run out.
     #[inline]
     pub(crate) fn map_common<P: Platform>(
         &self,
@@ -134,7 +140,8 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         }
     }
 
-    /// [`try_map`](Self::try_map), which is copied into each of its callers, for those that share one copy.
+    /// [`try_map`](Self::try_map), which is copied into each of its callers, for those that share
+    /// one copy.
     #[cold]
     #[inline(never)]
     fn try_map_cold<P: Platform>(
@@ -256,7 +263,8 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
             .map_err(|(error, owed)| failed(UnmapReason::NotFlushed(error, owed)))
     }
 
-    /// [`unmap_common`](Self::unmap_common), which is copied into each of its callers, for those that are rare and share one copy.
+    /// [`unmap_common`](Self::unmap_common), which is copied into each of its callers, for those
+    /// that are rare and share one copy.
     #[cold]
     #[inline(never)]
     pub(crate) fn unmap_cold<P: Platform>(
@@ -269,7 +277,8 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         self.unmap_common(cpu, platform, at, live)
     }
 
-    /// Why a mapping cannot be taken down as one of another domain, or by an attachment that is none.
+    /// Why a mapping cannot be taken down as one of another domain, or by an attachment that is
+    /// none.
     #[cold]
     pub(crate) fn wrong_domain(&self, live: LiveMapping<B>) -> UnmapReason<B> {
         let seat = self.domain_slots.get(live.domain_handle.index());
@@ -283,9 +292,10 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         }
     }
 
-    /// Ends the burst of unmaps of one direction and, where the device has rings, of the attachment's ring on this processor: one
-    /// invalidation, then `each` receives every withheld buffer. Does nothing under policies that withhold nothing. If the domain was
-    /// detached meanwhile, `each` receives what this processor withheld in it, of all rings and directions.
+    /// Ends the burst of unmaps of one direction and, where the device has rings, of the
+    /// attachment's ring on this processor: one invalidation, then `each` receives every withheld
+    /// buffer. Does nothing under policies that withhold nothing. If the domain was detached
+    /// meanwhile, `each` receives what this processor withheld in it, of all rings and directions.
     ///
     /// # Errors
     /// The invalidation failed: buffers that are not safe stay withheld.
@@ -320,8 +330,9 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
 }
 
 impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
-    /// Makes what this processor has mapped visible to hardware that does not snoop: before the device is told of new addresses by the
-    /// write to its doorbell. Only rings leave that to this call, so that a burst of maps writes lines back and not entries.
+    /// Makes what this processor has mapped visible to hardware that does not snoop: before the
+    /// device is told of new addresses by the write to its doorbell. Only rings leave that to this
+    /// call, so that a burst of maps writes lines back and not entries.
     #[inline]
     pub fn sync_map<P: Platform>(&self, cpu: &mut Cpu<S, F, B>, platform: &mut P, at: &Attachment) {
         self.refresh_if_stale(cpu);
@@ -330,11 +341,12 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         }
     }
 
-    /// Tries the invalidation of an owed mapping again, by itself. Needs none if its domain was detached meanwhile, with an invalidation of
-    /// its own.
+    /// Tries the invalidation of an owed mapping again, by itself. Needs none if its domain was
+    /// detached meanwhile, with an invalidation of its own.
     ///
     /// # Errors
-    /// It failed again, or it is another unit's to settle ([`InvalidationError::Unsupported`]): what is owed comes back.
+    /// It failed again, or it is another unit's to settle ([`InvalidationError::Unsupported`]):
+    /// what is owed comes back.
     pub fn retry_invalidation<P: Platform>(
         &self,
         cpu: &mut Cpu<S, F, B>,

@@ -83,9 +83,10 @@ impl<B> LiveMapping<B> {
     }
 }
 
-/// A live mapping. Owns the driver's `buffer` until unmap hands it back, so that memory under DMA cannot be touched or
-/// freed by accident: a mapping that is dropped leaks its buffer, because the device still reaches it. `B` is whatever stands for the
-/// buffer in the embedder: a pinned page, an index, or `()`.
+/// A live mapping. Owns the driver's `buffer` until unmap hands it back, so that memory under DMA
+/// cannot be touched or freed by accident: a mapping that is dropped leaks its buffer, because the
+/// device still reaches it. `B` is whatever stands for the buffer in the embedder: a pinned page,
+/// an index, or `()`.
 #[must_use = "a mapping that is dropped stays reachable by the device for ever"]
 #[derive(Debug, PartialEq, Eq)]
 pub struct Mapping<B> {
@@ -94,7 +95,8 @@ pub struct Mapping<B> {
 }
 
 impl<B> Mapping<B> {
-    /// What the device is told: the address of the first byte, at the buffer's own offset in its page.
+    /// What the device is told: the address of the first byte, at the buffer's own offset in its
+    /// page.
     #[inline]
     pub fn iova(&self) -> Iova {
         self.live.range.start()
@@ -130,18 +132,22 @@ impl<B> Mapping<B> {
         self.bounce.as_ref()
     }
 
-    /// A mapping of the device `at` from what a driver remembers of it, for embedders whose interface passes addresses (Linux's
-    /// `dma_unmap_page`). An address that is not mapped is refused by unmap. A bounced mapping cannot be claimed.
+    /// A mapping of the device `at` from what a driver remembers of it, for embedders whose
+    /// interface passes addresses (Linux's `dma_unmap_page`). An address that is not mapped is
+    /// refused by unmap. A bounced mapping cannot be claimed.
     ///
-    /// The range is to be that of one whole mapping. Trees know, and unmap refuses a part. A bitmap frees page by page: a part is
-    /// unmapped and freed, the rest stays mapped and can be claimed. Magazines trust the caller, as Linux does: a wrong size
-    /// gives addresses of the rest out while they are mapped, which maps of other buffers then meet as
-    /// [`AlreadyMapped`](ringfence_pgtable::MapError::AlreadyMapped); no device reaches what it should not, and debug builds keep
-    /// the addresses instead. Whoever cannot trust its callers keeps the mappings themselves.
+    /// The range is to be that of one whole mapping. Trees know, and unmap refuses a part. A bitmap
+    /// frees page by page: a part is unmapped and freed, the rest stays mapped and can be claimed.
+    /// Magazines trust the caller, as Linux does: a wrong size gives addresses of the rest out
+    /// while they are mapped, which maps of other buffers then meet as
+    /// [`AlreadyMapped`](ringfence_pgtable::MapError::AlreadyMapped); no device reaches what it
+    /// should not, and debug builds keep the addresses instead. Whoever cannot trust its callers
+    /// keeps the mappings themselves.
     ///
-    /// A table that another machine keeps ([`IoPageTable::is_mapped`](crate::space::IoPageTable::is_mapped)
-    /// is `None`) refuses nothing. Behind it trees refuse an address that is not allocated; with other
-    /// allocators the host is asked to unmap it, and its refusal ends the channel.
+    /// A table that another machine keeps
+    /// ([`IoPageTable::is_mapped`](crate::space::IoPageTable::is_mapped) is `None`) refuses
+    /// nothing. Behind it trees refuse an address that is not allocated; with other allocators the
+    /// host is asked to unmap it, and its refusal ends the channel.
     #[inline]
     pub fn claim(at: &Attachment, range: IovaRange, direction: Direction, buffer: B) -> Self {
         Self {

@@ -1,5 +1,5 @@
-//! `map_multi` and `unmap_multi`: many buffers in one call, one invalidation for all (CG10), and the immediate take-down that undoing a
-//! mapping needs whatever the flush policy is.
+//! `map_multi` and `unmap_multi`: many buffers in one call, one invalidation for all (CG10), and
+//! the immediate take-down that undoing a mapping needs whatever the flush policy is.
 
 use alloc::vec::Vec;
 use core::fmt;
@@ -28,7 +28,8 @@ pub struct MapMultiRequest<B> {
 /// The requests of a [`Dma::map_multi`] that mapped nothing, in order, and why.
 pub type MapMultiError<B> = (Vec<MapMultiRequest<B>>, MapError);
 
-/// What a call to [`Dma::unmap_multi`] could not do. Mappings that are not named here are unmapped, and their buffers were handed up.
+/// What a call to [`Dma::unmap_multi`] could not do. Mappings that are not named here are unmapped,
+/// and their buffers were handed up.
 #[derive(Debug)]
 pub struct UnmapMultiError<B> {
     /// The first mapping that was refused, unchanged.
@@ -63,7 +64,8 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     /// Maps every buffer of `requests`, or none.
     ///
     /// # Errors
-    /// The requests come back in order; the layer is as before, unless the reason is [`MapReason::RollbackFailed`].
+    /// The requests come back in order; the layer is as before, unless the reason is
+    /// [`MapReason::RollbackFailed`].
     pub fn map_multi<P: Platform>(
         &self,
         cpu: &mut Cpu<S, F, B>,
@@ -112,9 +114,10 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         Ok(made.into_iter().map(|(mapping, _)| mapping).collect())
     }
 
-    /// Takes many mappings down; `each` receives the buffers that are back. Where the policy flushes at every unmap, one
-    /// invalidation covers them all; otherwise as if each were unmapped by itself. That includes the bound of a burst: the mapping that
-    /// would be one too many is refused, and the ones after it come back untouched.
+    /// Takes many mappings down; `each` receives the buffers that are back. Where the policy
+    /// flushes at every unmap, one invalidation covers them all; otherwise as if each were unmapped
+    /// by itself. That includes the bound of a burst: the mapping that would be one too many is
+    /// refused, and the ones after it come back untouched.
     ///
     /// # Errors
     /// See [`UnmapMultiError`].
@@ -257,8 +260,8 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
             .is_none_or(|own| self.flush.has_room(own, live.burst_key(at.ring())))
     }
 
-    /// Takes a range down at once, whatever the policy, because nobody was told of it. If the invalidation fails, its addresses are
-    /// given up rather than reused.
+    /// Takes a range down at once, whatever the policy, because nobody was told of it. If the
+    /// invalidation fails, its addresses are given up rather than reused.
     ///
     /// # Errors
     /// That invalidation failed.

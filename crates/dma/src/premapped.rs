@@ -1,8 +1,9 @@
 //! Buffers mapped once and used many times (OS19; Fujita and Moriai, section 2.2).
 //!
-//! Mapping and unmapping cost nothing here because they do not happen; what is paid instead is exposure. The device reaches every
-//! buffer of the pool for as long as the pool lives, whoever's turn it is: the safety of such a mapping is `bounded` by the life of the
-//! pool, whatever the flush policy. The types order the turns, they do not enforce them on the device:
+//! Mapping and unmapping cost nothing here because they do not happen; what is paid instead is
+//! exposure. The device reaches every buffer of the pool for as long as the pool lives, whoever's
+//! turn it is: the safety of such a mapping is `bounded` by the life of the pool, whatever the
+//! flush policy. The types order the turns, they do not enforce them on the device:
 //!
 //! ```text
 //! pool --lend--> CpuOwned (the processor's turn) --post--> DeviceOwned (the device's turn) --reap--> CpuOwned --give_back--> pool
@@ -18,7 +19,8 @@ use crate::multi::{MapMultiError, MapMultiRequest, UnmapMultiError};
 use crate::space::Space;
 use crate::{Attachment, Cpu, Dma, Mapping, Platform};
 
-/// Mapped buffers of one device that wait to be used. Dropping it leaks them: see [`Dma::unmap_premapped`].
+/// Mapped buffers of one device that wait to be used. Dropping it leaks them: see
+/// [`Dma::unmap_premapped`].
 #[must_use = "buffers of a pool that is dropped stay reachable by the device for ever"]
 #[derive(Debug)]
 pub struct Premapped<B> {
@@ -66,7 +68,8 @@ impl<B> DeviceOwned<B> {
 }
 
 impl<B> Premapped<B> {
-    /// A buffer to use, last in first out, so that the IOTLB and the processor's caches know it; `None` if all are out.
+    /// A buffer to use, last in first out, so that the IOTLB and the processor's caches know it;
+    /// `None` if all are out.
     pub fn acquire(&mut self) -> Option<CpuOwned<B>> {
         let mapping = self.idle.pop()?;
         self.in_use = self.in_use.saturating_add(1);
@@ -76,7 +79,8 @@ impl<B> Premapped<B> {
     /// Takes a buffer back for the next use.
     ///
     /// # Errors
-    /// The loan comes back: it is of another domain's pool, whoever has that domain's identifier now, or none is out.
+    /// The loan comes back: it is of another domain's pool, whoever has that domain's identifier
+    /// now, or none is out.
     pub fn release(&mut self, loan: CpuOwned<B>) -> Result<(), CpuOwned<B>> {
         match self.in_use.checked_sub(1) {
             Some(lent) if loan.mapping.live.domain_handle == self.at.domain_handle => {
@@ -156,7 +160,8 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         }
     }
 
-    /// Ends the pool as [`unmap_multi`](Self::unmap_multi) would; `each` receives the buffers that are back.
+    /// Ends the pool as [`unmap_multi`](Self::unmap_multi) would; `each` receives the buffers that
+    /// are back.
     ///
     /// # Errors
     /// See [`PremappedError`].

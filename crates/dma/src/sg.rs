@@ -12,13 +12,14 @@ use crate::{
     Attachment, BounceSlot, Cpu, Dma, DmaSegment, MapError, MapReason, Platform, UnmapError,
 };
 
-/// What a device accepts as one segment. A piece that is longer than `max_bytes` is passed on as it is: who makes the list knows the device.
+/// What a device accepts as one segment. A piece that is longer than `max_bytes` is passed on as it
+/// is: who makes the list knows the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SgLimits {
     /// Longest segment in bytes that pieces are merged into.
     pub max_bytes: u64,
-    /// A segment never crosses a multiple of this power of two, 4 KiB or more; `None` for no such limit. A piece that would cross one
-    /// where it is placed becomes several segments.
+    /// A segment never crosses a multiple of this power of two, 4 KiB or more; `None` for no such
+    /// limit. A piece that would cross one where it is placed becomes several segments.
     pub boundary: Option<u64>,
 }
 
@@ -51,7 +52,8 @@ pub struct SgRequest<'a, B> {
     pub direction: Direction,
     /// What the device accepts as a segment.
     pub limits: SgLimits,
-    /// Room for the segments that the device is told of: as many as there are pieces, unless they merge or cross a boundary.
+    /// Room for the segments that the device is told of: as many as there are pieces, unless they
+    /// merge or cross a boundary.
     pub out: &'a mut [DmaSegment],
 }
 
@@ -72,14 +74,16 @@ pub struct SgMapping<B> {
 }
 
 impl<B> SgMapping<B> {
-    /// The I/O virtual pages of the whole list, as bytes from the first byte of the first segment to the last of the last. `None` in
-    /// spaces that do not join lists ([`Space::CONTIGUOUS_SG`]): there only the segments that [`Dma::map_sg`] wrote say where the pieces are.
+    /// The I/O virtual pages of the whole list, as bytes from the first byte of the first segment
+    /// to the last of the last. `None` in spaces that do not join lists ([`Space::CONTIGUOUS_SG`]):
+    /// there only the segments that [`Dma::map_sg`] wrote say where the pieces are.
     #[inline]
     pub fn range(&self) -> Option<IovaRange> {
         self.contiguous.then_some(self.live.range)
     }
 
-    /// Where each piece is, in spaces that [keep](Space::CACHES_UNMAPPED) what is unmapped; empty in others.
+    /// Where each piece is, in spaces that [keep](Space::CACHES_UNMAPPED) what is unmapped; empty
+    /// in others.
     #[inline]
     pub fn piece_ranges(&self) -> &[IovaRange] {
         &self.piece_ranges
@@ -104,8 +108,8 @@ impl<B> SgMapping<B> {
     }
 }
 
-/// Writes the device's segments into `out`, merging those that are contiguous as far as `limits` allow and splitting those that
-/// cross a boundary.
+/// Writes the device's segments into `out`, merging those that are contiguous as far as `limits`
+/// allow and splitting those that cross a boundary.
 pub(crate) fn segments(
     ranges: impl Iterator<Item = IovaRange>,
     limits: SgLimits,
@@ -149,12 +153,14 @@ fn within(range: &IovaRange, boundary: Option<u64>) -> bool {
 }
 
 impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
-    /// Makes the pieces of a scatterlist reachable: at consecutive pages behind a page table, in place where nothing is translated, at a
-    /// slot each in a ring. Returns the mapping and how many entries of `request.out` describe it to the device: as many as there are
-    /// pieces, fewer where contiguous ones merge, more where one crosses a boundary.
+    /// Makes the pieces of a scatterlist reachable: at consecutive pages behind a page table, in
+    /// place where nothing is translated, at a slot each in a ring. Returns the mapping and how
+    /// many entries of `request.out` describe it to the device: as many as there are pieces, fewer
+    /// where contiguous ones merge, more where one crosses a boundary.
     ///
     /// # Errors
-    /// The buffer comes back; the layer is as before. Nothing is mapped if `request.out` is too short.
+    /// The buffer comes back; the layer is as before. Nothing is mapped if `request.out` is too
+    /// short.
     pub fn map_sg<P: Platform>(
         &self,
         cpu: &mut Cpu<S, F, B>,
@@ -191,8 +197,9 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
             Ok(found) => {
                 let ranges = space.pieces(found.range.start(), pieces);
                 let Some(used) = segments(ranges, limits, request.out) else {
-                    // Where the addresses lie decides what crosses a boundary. No descriptor was written, but the device may have
-                    // guessed: the range is invalidated before it is free again.
+                    // Where the addresses lie decides what crosses a boundary. No descriptor was
+                    // written, but the device may have guessed: the range is invalidated before it
+                    // is free again.
                     let reason = match self.undo_map(cpu, platform, at, found.range) {
                         Ok(()) => MapReason::TooManySegments,
                         Err(failed) => MapReason::RollbackFailed(failed),
@@ -208,7 +215,8 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
                 };
                 Ok((mapping, used))
             }
-            // Copies are placed one by one, which could not be undone as a whole where something is installed.
+            // Copies are placed one by one, which could not be undone as a whole where something is
+            // installed.
             Err(MapReason::BeyondMask) if !S::UnmapResult::HAS_TABLE => {
                 self.map_list_bounced(cpu, platform, at, request)
             }

@@ -1,4 +1,5 @@
-//! Scatterlists in spaces that keep what is unmapped: each piece is a mapping of its own, so that it is found again in another list.
+//! Scatterlists in spaces that keep what is unmapped: each piece is a mapping of its own, so that
+//! it is found again in another list.
 
 use alloc::vec::Vec;
 

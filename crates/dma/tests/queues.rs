@@ -1,5 +1,5 @@
-//! The deferred queues between processors under shuttle's schedules: no range is freed before its invalidation has completed, none
-//! twice, none never.
+//! The deferred queues between processors under shuttle's schedules: no range is freed before its
+//! invalidation has completed, none twice, none never.
 
 #[path = "support/machine.rs"]
 mod machine;
@@ -74,7 +74,8 @@ impl IovaAllocator for Judge {
 
 type Space = Paged<Judge, PlainTable<SecondStage>>;
 
-/// Two processors map and unmap in two domains while a third runs the timer; `fails` of the first invalidations fail.
+/// Two processors map and unmap in two domains while a third runs the timer; `fails` of the first
+/// invalidations fail.
 fn run<F>(flush: F, fails: u64)
 where
     F: Flush<Space, u64> + Send + Sync + 'static,

@@ -1,5 +1,5 @@
-//! Table pages that go while others are needed in their place, under shuttle's schedules: no device faults inside a live grant, and no page
-//! is freed while a walk cache leads to it.
+//! Table pages that go while others are needed in their place, under shuttle's schedules: no device
+//! faults inside a live grant, and no page is freed while a walk cache leads to it.
 
 #[path = "support/machine.rs"]
 mod machine;

@@ -1,6 +1,7 @@
-//! Two processors on one ring, under shuttle's schedules: what one has unmapped and not yet invalidated is not given to the other, no
-//! buffer comes back twice, none while the hardware may still lead to it. Where walkers do not snoop, what a device was told of is there,
-//! and what is back is gone, whichever processor wrote which line back.
+//! Two processors on one ring, under shuttle's schedules: what one has unmapped and not yet
+//! invalidated is not given to the other, no buffer comes back twice, none while the hardware may
+//! still lead to it. Where walkers do not snoop, what a device was told of is there, and what is
+//! back is gone, whichever processor wrote which line back.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex as Plain;
@@ -24,7 +25,8 @@ use shuttle::thread;
 
 const DEVICE: RequesterId = RequesterId::new(0x18);
 const TABLES: PhysAddr = PhysAddr::new(0x1000);
-/// Slots of the ring: too few for all that two processors want at once and, for walkers that do not snoop, two lines of entries.
+/// Slots of the ring: too few for all that two processors want at once and, for walkers that do not
+/// snoop, two lines of entries.
 const fn slots(coherency: Coherency) -> u32 {
     match coherency {
         Coherency::Coherent => 4,
@@ -41,7 +43,8 @@ impl<T> Lock<T> for Shuttled<T> {
     }
 }
 
-/// Every entry that the hardware has ever seen and was not told to forget, as (slot, first byte); and the buffers that are lent.
+/// Every entry that the hardware has ever seen and was not told to forget, as (slot, first byte);
+/// and the buffers that are lent.
 #[derive(Debug, Default)]
 struct World {
     cached: BTreeSet<(u32, u64)>,
@@ -54,7 +57,8 @@ type Shared<T> = std::sync::Arc<T>;
 const LINE: u64 = 64;
 type Line = [u64; LINE as usize / 8];
 
-/// What walkers see, and of each line how new that is: caches are coherent among processors, so no older copy overtakes a newer one.
+/// What walkers see, and of each line how new that is: caches are coherent among processors, so no
+/// older copy overtakes a newer one.
 #[derive(Debug)]
 struct Seen {
     arena: Arena,
@@ -62,7 +66,8 @@ struct Seen {
     clock: Plain<u64>,
 }
 
-/// Memory as one processor has it: what it has written back waits for its own fence and for nobody else's.
+/// Memory as one processor has it: what it has written back waits for its own fence and for nobody
+/// else's.
 struct Memory {
     processors: Shared<Arena>,
     seen: Shared<Seen>,

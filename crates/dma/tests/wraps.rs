@@ -1,4 +1,5 @@
-//! Bitmaps between processors under shuttle's schedules: while one flushes for addresses, others take them, and it gets one all the same.
+//! Bitmaps between processors under shuttle's schedules: while one flushes for addresses, others
+//! take them, and it gets one all the same.
 
 #[path = "support/machine.rs"]
 mod machine;
@@ -17,7 +18,8 @@ use shuttle::thread;
 const PAGE: u64 = 4096;
 const PROCESSORS: u64 = 3;
 
-/// As many addresses as processors, each of which holds one at a time: there is always one for whoever asks often enough.
+/// As many addresses as processors, each of which holds one at a time: there is always one for
+/// whoever asks often enough.
 fn run() {
     let hardware = Port(std::sync::Arc::default());
     let arena = std::sync::Arc::new(Arena::new(64 * PAGE).unwrap());

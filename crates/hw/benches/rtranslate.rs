@@ -1,8 +1,9 @@
-//! What a translation by a ring costs: current slot, next slot with its prefetch, any other slot, a ring without an entry; beside the
-//! walking unit's and a yardstick, in one run.
+//! What a translation by a ring costs: current slot, next slot with its prefetch, any other slot, a
+//! ring without an entry; beside the walking unit's and a yardstick, in one run.
 //!
-//! Sides are interleaved, so a neighbour on the machine slows all of them; the medians' ratios are what counts. The yardstick reads a
-//! flat table of the same size in the same order: the loads that no unit can do without.
+//! Sides are interleaved, so a neighbour on the machine slows all of them; the medians' ratios are
+//! what counts. The yardstick reads a flat table of the same size in the same order: the loads that
+//! no unit can do without.
 
 use std::hint::black_box;
 use std::sync::atomic::Ordering;

@@ -1,9 +1,12 @@
-//! What a translation costs: IOTLB hit, miss with walk, several pages; against yardsticks in the same run.
+//! What a translation costs: IOTLB hit, miss with walk, several pages; against yardsticks in the
+//! same run.
 //!
-//! Sides are interleaved, so a neighbour on the machine slows all of them; the medians' ratios are what counts. The yardstick of the hits is
-//! a lookup in a bare array of the same sets and ways, kept in the same order, with nothing around it: no device, no domain, no
-//! permissions, no fault. That of the misses is such a lookup in vain in an IOTLB and a walk cache, a walk of four dependent loads from
-//! the root, and the same again from the table of level 1: what no unit of this kind can avoid.
+//! Sides are interleaved, so a neighbour on the machine slows all of them; the medians' ratios are
+//! what counts. The yardstick of the hits is a lookup in a bare array of the same sets and ways,
+//! kept in the same order, with nothing around it: no device, no domain, no permissions, no fault.
+//! That of the misses is such a lookup in vain in an IOTLB and a walk cache, a walk of four
+//! dependent loads from the root, and the same again from the table of level 1: what no unit of
+//! this kind can avoid.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};

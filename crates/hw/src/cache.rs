@@ -20,16 +20,18 @@ pub enum Replacement {
 #[derive(Debug, Clone, Copy)]
 struct Slot<V> {
     key: u64,
-    /// When it was filled or, under LRU, used: the entry of a set with the lowest number goes next. Zero if free.
+    /// When it was filled or, under LRU, used: the entry of a set with the lowest number goes next.
+    /// Zero if free.
     age: u64,
     value: V,
 }
 
-/// Sets of ways. The youngest entry of a set, which is to go last, stands first, so that a repeated hit costs one comparison; the others
-/// stand anywhere, and their ages make the replacement exact for any number of ways.
+/// Sets of ways. The youngest entry of a set, which is to go last, stands first, so that a repeated
+/// hit costs one comparison; the others stand anywhere, and their ages make the replacement exact
+/// for any number of ways.
 ///
-/// The caller chooses which bits form the key and which select the set; keys are never zero, and a key always goes with the
-/// same set.
+/// The caller chooses which bits form the key and which select the set; keys are never zero, and a
+/// key always goes with the same set.
 #[derive(Debug, Clone)]
 pub(crate) struct SetAssociative<V> {
     slots: Box<[Slot<V>]>,
@@ -105,7 +107,8 @@ impl<V: Copy> SetAssociative<V> {
         set.get_mut(at).map(|slot| &mut slot.value)
     }
 
-    /// The value under `key` if that is what its set would replace last. Enough for most hits, and no more than one comparison.
+    /// The value under `key` if that is what its set would replace last. Enough for most hits, and
+    /// no more than one comparison.
     #[inline]
     pub(crate) fn newest(&self, selector: u64, key: u64) -> Option<&V> {
         let base = ((selector & self.set_mask) as usize) << self.way_shift;

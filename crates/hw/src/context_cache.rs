@@ -1,4 +1,5 @@
-//! The context cache: what was found for which device (VT-d specification, section 6.2.1 "Context-cache").
+//! The context cache: what was found for which device (VT-d specification, section 6.2.1
+//! "Context-cache").
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -10,7 +11,8 @@ use ringfence_pgtable::Format;
 use crate::tag::MAX_WIDTH;
 use crate::{ContextEntry, Geometry, TableRoot};
 
-/// A cached context of a unit that walks tables. The widest address is kept beside it, so that the check of every access is one comparison.
+/// A cached context of a unit that walks tables. The widest address is kept beside it, so that the
+/// check of every access is one comparison.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct CachedContext<F> {
     pub(crate) entry: ContextEntry<F>,
@@ -43,7 +45,8 @@ impl<F: Format> CachedContext<F> {
     }
 }
 
-/// What a unit keeps of the contexts it has read: a direct-mapped cache with a slot per set of device numbers.
+/// What a unit keeps of the contexts it has read: a direct-mapped cache with a slot per set of
+/// device numbers.
 #[derive(Debug, Clone)]
 pub(crate) struct ContextCache<C> {
     slots: Box<[Option<(RequesterId, C)>]>,

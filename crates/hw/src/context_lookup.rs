@@ -42,13 +42,16 @@ impl<F> ContextEntry<F> {
     }
 }
 
-/// The part of a unit that goes from a requester to its domain: root and context tables in memory ([`RootTable`](crate::RootTable)),
-/// or one register per host bridge ([`HostBridges`](crate::HostBridges)).
+/// The part of a unit that goes from a requester to its domain: root and context tables in memory
+/// ([`RootTable`](crate::RootTable)), or one register per host bridge
+/// ([`HostBridges`](crate::HostBridges)).
 pub trait ContextLookup: fmt::Debug {
-    /// The format of its tables. The address bits that a level translates do not depend on the depth of the table.
+    /// The format of its tables. The address bits that a level translates do not depend on the
+    /// depth of the table.
     type Format: Format;
 
-    /// Finds where the accesses of `device` go. The unit caches what is found, never that nothing was.
+    /// Finds where the accesses of `device` go. The unit caches what is found, never that nothing
+    /// was.
     ///
     /// # Errors
     /// Why the device's accesses are stopped.

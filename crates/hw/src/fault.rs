@@ -1,4 +1,5 @@
-//! Fault recording (VT-d specification, sections 7.2 "Non-recoverable fault reporting" and 11.4.14 "Fault recording registers").
+//! Fault recording (VT-d specification, sections 7.2 "Non-recoverable fault reporting" and 11.4.14
+//! "Fault recording registers").
 
 use alloc::collections::VecDeque;
 
@@ -73,8 +74,8 @@ impl FaultRecord {
     }
 }
 
-/// Second-stage entries have no present bit: an absent one is an entry without the right that was asked for, so a write to it is
-/// reported as a write without permission.
+/// Second-stage entries have no present bit: an absent one is an entry without the right that was
+/// asked for, so a write to it is reported as a write without permission.
 const fn reason_code(reason: FaultReason, access: Access) -> u8 {
     match (reason, access) {
         (FaultReason::NotPresent, Access::Write) => FaultReason::WriteDenied.code(),
@@ -82,8 +83,8 @@ const fn reason_code(reason: FaultReason, access: Access) -> u8 {
     }
 }
 
-/// The fault recording registers: a bounded queue. When it is full the overflow bit (PFO) is set, and nothing more is recorded until
-/// software has cleared it.
+/// The fault recording registers: a bounded queue. When it is full the overflow bit (PFO) is set,
+/// and nothing more is recorded until software has cleared it.
 #[derive(Debug, Clone)]
 pub struct FaultLog {
     records: VecDeque<FaultRecord>,

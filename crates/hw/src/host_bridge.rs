@@ -1,4 +1,5 @@
-//! Calgary's way from a requester to its table: one flat table per PCI host bridge (HW05, CG01, CG02).
+//! Calgary's way from a requester to its table: one flat table per PCI host bridge (HW05, CG01,
+//! CG02).
 
 use alloc::vec::Vec;
 
@@ -7,7 +8,8 @@ use ringfence_types::{DomainId, FaultReason, PhysAddr, PhysMemory, RequesterId};
 
 use crate::{ContextEntry, ContextLookup, TableRoot};
 
-/// One host bridge: the buses behind it, and its table address register. All devices behind it share one space (CG02).
+/// One host bridge: the buses behind it, and its table address register. All devices behind it
+/// share one space (CG02).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HostBridge {
     /// First bus behind the bridge.

@@ -7,7 +7,8 @@ use ringfence_types::{
 use crate::{ContextLookup, InvalidationGranularity, Iommu};
 
 impl<D: ContextLookup> Iommu<D> {
-    /// Purges what `request` names, at once. A ring's entry is in no cache of this unit, so there is nothing to purge.
+    /// Purges what `request` names, at once. A ring's entry is in no cache of this unit, so there
+    /// is nothing to purge.
     #[inline]
     pub fn invalidate(&mut self, request: &Invalidation) {
         let counts = &mut self.walker.stats.invalidations;
@@ -56,8 +57,9 @@ impl<D: ContextLookup> Iommu<D> {
         self.invalidate_translations();
     }
 
-    /// The context of `device`, and the translations of the domain it named. If the context has been replaced in its cache meanwhile, nobody
-    /// knows which domain that was, and everything goes.
+    /// The context of `device`, and the translations of the domain it named. If the context has
+    /// been replaced in its cache meanwhile, nobody knows which domain that was, and everything
+    /// goes.
     fn invalidate_context(&mut self, device: RequesterId) {
         match (self.contexts.remove(device), self.granularity) {
             (Some(cached), InvalidationGranularity::Selective) => {
@@ -70,9 +72,9 @@ impl<D: ContextLookup> Iommu<D> {
     }
 }
 
-/// Completes every request before it returns from [`submit`](Invalidator::submit), but refuses one for a ring: to say that it has completed
-/// would certify what another unit still caches. What a delay uncovers is tested with
-/// [`fake::Delayed`](crate::fake::Delayed).
+/// Completes every request before it returns from [`submit`](Invalidator::submit), but refuses one
+/// for a ring: to say that it has completed would certify what another unit still caches. What a
+/// delay uncovers is tested with [`fake::Delayed`](crate::fake::Delayed).
 impl<D: ContextLookup> Invalidator for Iommu<D> {
     #[inline]
     fn submit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {

@@ -22,8 +22,8 @@ const PERMISSIONS: u64 = 0b11;
 const KIND_SHIFT: u32 = 2;
 const BASE: u64 = !0xfff;
 
-/// A leaf in one word, so that it stays in a register on its way from the cache to the device: permissions (0..=1, never none),
-/// size (2..=3), base (12..=63).
+/// A leaf in one word, so that it stays in a register on its way from the cache to the device:
+/// permissions (0..=1, never none), size (2..=3), base (12..=63).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Page(NonZeroU64);
 
@@ -70,8 +70,8 @@ impl Page {
 
 /// Sets and ways of leaf translations of all domains and page sizes.
 ///
-/// Addresses given to it lie below 2^57. An entry stays until it is invalidated or replaced, whatever becomes of the table it was
-/// read from: that is what makes a stale translation.
+/// Addresses given to it lie below 2^57. An entry stays until it is invalidated or replaced,
+/// whatever becomes of the table it was read from: that is what makes a stale translation.
 #[derive(Debug, Clone)]
 pub(crate) struct Iotlb {
     entries: SetAssociative<Page>,
@@ -133,8 +133,8 @@ impl Iotlb {
             .or_else(|| self.lookup_size(domain, iova, PageSize::Size1G))
     }
 
-    /// Keeps `translation`, of a page of `size` bytes that holds `iova` and was not found by [`lookup`](Self::lookup). Says whether another entry had
-    /// to go.
+    /// Keeps `translation`, of a page of `size` bytes that holds `iova` and was not found by
+    /// [`lookup`](Self::lookup). Says whether another entry had to go.
     #[inline]
     pub(crate) fn fill(
         &mut self,
@@ -169,8 +169,8 @@ impl Iotlb {
         }
     }
 
-    /// Drops every entry of `domain` that translates any byte of `range`. Costs at most one visit to every entry, however long the
-    /// range is.
+    /// Drops every entry of `domain` that translates any byte of `range`. Costs at most one visit
+    /// to every entry, however long the range is.
     pub(crate) fn invalidate_pages(&mut self, domain: DomainId, range: &PfnRange) {
         for size in PageSize::ALL {
             let kind = kind_of(size);
@@ -290,7 +290,8 @@ mod tests {
                 &[],
             ),
         ];
-        // With one set every range is swept, with 64 short ones are looked up: the same result either way.
+        // With one set every range is swept, with 64 short ones are looked up: the same result
+        // either way.
         for sets in [1, 64] {
             for (name, domain, range, dropped) in cases {
                 let mut iotlb = filled(sets);

@@ -1,15 +1,18 @@
-//! What the silicon does: it translates a device's accesses by tables in memory, caches translations until it is told not
-//! to, stops and records what has none.
+//! What the silicon does: it translates a device's accesses by tables in memory, caches
+//! translations until it is told not to, stops and records what has none.
 //!
-//! [`Iommu`] is the unit that walks tables; [`VtdUnit`] and [`CalgaryUnit`] are the two that exist. [`RingUnit`] is the one that looks up rings,
-//! and a [`IommuRouter`] has one of each. A unit reads [`PhysMemory`](ringfence_types::PhysMemory)
-//! in the hardware's formats and obeys [`Invalidator`](ringfence_types::Invalidator) requests, and never sees a structure of the mapping
-//! layer: the two meet in memory, as a kernel and its hardware do.
+//! [`Iommu`] is the unit that walks tables; [`VtdUnit`] and [`CalgaryUnit`] are the two that exist.
+//! [`RingUnit`] is the one that looks up rings, and a [`IommuRouter`] has one of each. A unit reads
+//! [`PhysMemory`](ringfence_types::PhysMemory) in the hardware's formats and obeys
+//! [`Invalidator`](ringfence_types::Invalidator) requests, and never sees a structure of the
+//! mapping layer: the two meet in memory, as a kernel and its hardware do.
 //!
-//! An access goes through [`translate`](Iommu::translate) (`translate.rs`) to the IOTLB (`iotlb.rs`), on a miss to the walk caches and
-//! [`walk`](ringfence_pgtable::walk) (`walker.rs`), and ends as a [`Translation`] or in the [`FaultLog`].
+//! An access goes through [`translate`](Iommu::translate) (`translate.rs`) to the IOTLB
+//! (`iotlb.rs`), on a miss to the walk caches and [`walk`](ringfence_pgtable::walk) (`walker.rs`),
+//! and ends as a [`Translation`] or in the [`FaultLog`].
 //!
-//! [`prefetch`] holds no part of the unit: TLB prefetchers of the literature, to be compared with a ring's.
+//! [`prefetch`] holds no part of the unit: TLB prefetchers of the literature, to be compared with a
+//! ring's.
 #![no_std]
 #![forbid(unsafe_code)]
 

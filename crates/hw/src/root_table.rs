@@ -6,7 +6,8 @@ use ringfence_types::{FaultReason, PageSize, PhysAddr, PhysMemory, RequesterId};
 
 use crate::{ContextEntry, ContextLookup, TableRoot};
 
-/// The root table address register (RTADDR_REG), and what the unit supports of what contexts can ask for.
+/// The root table address register (RTADDR_REG), and what the unit supports of what contexts can
+/// ask for.
 #[derive(Debug, Clone, Copy)]
 pub struct RootTable {
     at: Option<PhysAddr>,
@@ -15,8 +16,8 @@ pub struct RootTable {
 }
 
 impl RootTable {
-    /// A unit whose register has not been programmed: every device is denied. It takes tables of up to `widest` levels
-    /// (capability fields SAGAW, MGAW) with leaves of up to `largest` (SLLPS).
+    /// A unit whose register has not been programmed: every device is denied. It takes tables of up
+    /// to `widest` levels (capability fields SAGAW, MGAW) with leaves of up to `largest` (SLLPS).
     pub const fn unprogrammed(widest: Levels, largest: PageSize) -> Self {
         Self {
             at: None,

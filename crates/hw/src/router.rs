@@ -1,5 +1,6 @@
-//! Units of two kinds on one machine (HW13): every device is attached to one of them. "We do not propose to entirely replace the
-//! baseline IOMMU, only to supplement it" (rIOMMU section 4, "Applicability and Limitations").
+//! Units of two kinds on one machine (HW13): every device is attached to one of them. "We do not
+//! propose to entirely replace the baseline IOMMU, only to supplement it" (rIOMMU section 4,
+//! "Applicability and Limitations").
 
 use alloc::boxed::Box;
 use alloc::vec;
@@ -47,8 +48,8 @@ pub enum IommuKind {
     Ring,
 }
 
-/// Two units with the devices that are wired to each ("PCIe allows for multiple IOMMUs"). Each unit has its own root table, its own
-/// domains, and is sent its own invalidations.
+/// Two units with the devices that are wired to each ("PCIe allows for multiple IOMMUs"). Each unit
+/// has its own root table, its own domains, and is sent its own invalidations.
 #[derive(Debug)]
 pub struct IommuRouter<B, R> {
     /// The unit that walks tables.
@@ -61,7 +62,8 @@ pub struct IommuRouter<B, R> {
 }
 
 impl<B, R> IommuRouter<B, R> {
-    /// A machine on which no device is wired to anything. `fault_log`: registers for the faults of such devices.
+    /// A machine on which no device is wired to anything. `fault_log`: registers for the faults of
+    /// such devices.
     pub fn new(baseline: B, ring: R, fault_log: usize) -> Self {
         const REQUESTERS: usize = 1 << 16;
         Self {
@@ -72,8 +74,8 @@ impl<B, R> IommuRouter<B, R> {
         }
     }
 
-    /// Wires `device` to a unit from now on; returns to which it was. What the other unit has cached for it stays there until it is
-    /// invalidated, and can no more be used.
+    /// Wires `device` to a unit from now on; returns to which it was. What the other unit has
+    /// cached for it stays there until it is invalidated, and can no more be used.
     pub fn attach(&mut self, device: RequesterId, to: IommuKind) -> Option<IommuKind> {
         self.set_route(device, Some(to))
     }

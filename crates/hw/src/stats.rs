@@ -2,7 +2,8 @@
 
 use crate::WALK_CACHES;
 
-/// Counters of one unit since it was made or [reset](crate::Iommu::reset_stats). A lookup is one page of one access.
+/// Counters of one unit since it was made or [reset](crate::Iommu::reset_stats). A lookup is one
+/// page of one access.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct IommuStats {
@@ -12,7 +13,8 @@ pub struct IommuStats {
     pub iotlb_misses: u64,
     /// Entries that had to go to make room for others.
     pub iotlb_evictions: u64,
-    /// Words read from tables by walks. Four for each walk of a four-level table without walk caches (HW14).
+    /// Words read from tables by walks. Four for each walk of a four-level table without walk
+    /// caches (HW14).
     pub walk_references: u64,
     /// Walks that began at a cached table, by its level less one: F&S's L3, L2, L1 in this order.
     pub walk_cache_hits: [u64; WALK_CACHES],
@@ -20,7 +22,8 @@ pub struct IommuStats {
     pub walk_cache_misses: [u64; WALK_CACHES],
     /// Contexts read from memory because the context cache did not hold them.
     pub context_misses: u64,
-    /// Accesses that were passed through untranslated: the unit is off, or the device's context says so.
+    /// Accesses that were passed through untranslated: the unit is off, or the device's context
+    /// says so.
     pub passed_through: u64,
     /// Invalidations by pages, domain, everything, and context, as they were asked for.
     pub invalidations: InvalidationCounts,

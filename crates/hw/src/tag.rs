@@ -4,17 +4,20 @@ use ringfence_types::{DomainId, Pfn};
 
 use crate::cache::SetAssociative;
 
-/// Address bits of the widest space that is translated (VT-d, five levels). Page numbers above it would not fit a key.
+/// Address bits of the widest space that is translated (VT-d, five levels). Page numbers above it
+/// would not fit a key.
 pub(crate) const MAX_WIDTH: u32 = 57;
 
-// valid (63) | kind (61..=62) | domain (45..=60) | page number in units of the kind's size (0..=44).
+// valid (63) | kind (61..=62) | domain (45..=60) | page number in units of the kind's size
+// (0..=44).
 const VALID: u64 = 1 << 63;
 const KIND_SHIFT: u32 = 61;
 const DOMAIN_SHIFT: u32 = MAX_WIDTH - 12;
 const DOMAIN: u64 = 0xffff << DOMAIN_SHIFT;
 const PAGE: u64 = (1 << DOMAIN_SHIFT) - 1;
 
-/// The key of the block number `page` of `domain`; `kind` (0 to 3) tells apart blocks of different sizes in one cache.
+/// The key of the block number `page` of `domain`; `kind` (0 to 3) tells apart blocks of different
+/// sizes in one cache.
 #[inline]
 pub(crate) const fn key(domain: DomainId, kind: u64, page: u64) -> u64 {
     VALID | (kind & 3) << KIND_SHIFT | (domain.get() as u64) << DOMAIN_SHIFT | page & PAGE
@@ -30,15 +33,16 @@ pub(crate) const fn is_of(key: u64, domain: DomainId) -> bool {
     key & DOMAIN == (domain.get() as u64) << DOMAIN_SHIFT
 }
 
-/// Selects the set: neighbouring pages go to neighbouring sets, and the same page of different domains to different ones, since the
-/// allocators of all domains begin at the same addresses.
+/// Selects the set: neighbouring pages go to neighbouring sets, and the same page of different
+/// domains to different ones, since the allocators of all domains begin at the same addresses.
 #[inline]
 pub(crate) const fn selector(domain: DomainId, page: u64) -> u64 {
     page.wrapping_add((domain.get() as u64).wrapping_mul(0x9e37_79b1))
 }
 
-/// Drops every entry of `domain` and `kind` whose block of 2^shift bytes shares a page with `lo..=hi`; returns how many. A range of more
-/// blocks than the cache has sets is compared with every entry instead of being looked up block by block.
+/// Drops every entry of `domain` and `kind` whose block of 2^shift bytes shares a page with
+/// `lo..=hi`; returns how many. A range of more blocks than the cache has sets is compared with
+/// every entry instead of being looked up block by block.
 pub(crate) fn remove_range<V: Copy>(
     cache: &mut SetAssociative<V>,
     domain: DomainId,

@@ -1,4 +1,5 @@
-//! Translation of a device's access: context, IOTLB, walk (rIOMMU section 2.2; VT-d specification, chapter 3).
+//! Translation of a device's access: context, IOTLB, walk (rIOMMU section 2.2; VT-d specification,
+//! chapter 3).
 
 use alloc::vec::Vec;
 
@@ -13,21 +14,23 @@ use crate::unit::TranslationState;
 use crate::walker::{Faulted, Walker};
 use crate::{ContextLookup, Iommu, TableRoot, Translation};
 
-/// The longest access that is translated by a table, 1 GiB. No bus carries one in a single request; the bound keeps a table that
-/// points at itself, and so translates every address, from keeping the unit busy for ever.
+/// The longest access that is translated by a table, 1 GiB. No bus carries one in a single request;
+/// the bound keeps a table that points at itself, and so translates every address, from keeping the
+/// unit busy for ever.
 pub const MAX_TRANSLATED_BYTES: u64 = 1 << 30;
 
 const GRANULE: u64 = PageSize::Size4K.bytes();
 
 impl<D: ContextLookup> Iommu<D> {
-    /// Translates an access of `bytes` bytes at `iova`: the whole of it before any byte counts as accessed (HW09; the defect of rIOMMU
-    /// Fig. 10, which checks the start only).
+    /// Translates an access of `bytes` bytes at `iova`: the whole of it before any byte counts as
+    /// accessed (HW09; the defect of rIOMMU Fig. 10, which checks the start only).
     ///
-    /// An entry in the IOTLB decides alone, its permissions included, whatever the table says by now.
+    /// An entry in the IOTLB decides alone, its permissions included, whatever the table says by
+    /// now.
     ///
     /// # Errors
-    /// [`Fault`] with the first address that could not be translated; it has been recorded. Pages before it may have been
-    /// cached.
+    /// [`Fault`] with the first address that could not be translated; it has been recorded. Pages
+    /// before it may have been cached.
     #[inline]
     pub fn translate<M: PhysMemory + ?Sized>(
         &mut self,
@@ -43,7 +46,8 @@ impl<D: ContextLookup> Iommu<D> {
                 None => Err(self.fault_at(device, iova, access, FaultReason::BadLength)),
             };
         }
-        // The access that most devices make: within a page, of a device whose context is cached; often to a page used just now.
+        // The access that most devices make: within a page, of a device whose context is cached;
+        // often to a page used just now.
         if bytes.wrapping_sub(1) < GRANULE.wrapping_sub(iova.offset_in(GRANULE))
             && let Some(context) = self.contexts.lookup(device)
             && iova <= context.highest
@@ -196,8 +200,8 @@ struct MultiPageAccess<'a, F, M: ?Sized> {
 }
 
 impl<F: Format, M: PhysMemory + ?Sized> MultiPageAccess<'_, F, M> {
-    /// Translates all pages of `range`, or stops at the first that is not allowed. The one range they lead to; `None` if there are
-    /// several, in `ranges`.
+    /// Translates all pages of `range`, or stops at the first that is not allowed. The one range
+    /// they lead to; `None` if there are several, in `ranges`.
     fn translate(
         mut self,
         range: &IovaRange,
@@ -231,7 +235,8 @@ impl<F: Format, M: PhysMemory + ?Sized> MultiPageAccess<'_, F, M> {
         }
     }
 
-    /// From `at` to the end of its page, whatever the page's size, or to `last`: where that leads, and its last address.
+    /// From `at` to the end of its page, whatever the page's size, or to `last`: where that leads,
+    /// and its last address.
     #[inline]
     fn piece(&mut self, at: Iova, last: Iova) -> Result<(PhysRange, Iova), Faulted> {
         if at > self.highest {
@@ -247,7 +252,8 @@ impl<F: Format, M: PhysMemory + ?Sized> MultiPageAccess<'_, F, M> {
         }
     }
 
-    /// Memory for the list is the only thing here that can run out; an access that long is too long.
+    /// Memory for the list is the only thing here that can run out; an access that long is too
+    /// long.
     #[inline]
     fn keep(
         &mut self,

@@ -5,8 +5,8 @@ use core::slice;
 
 use ringfence_types::PhysRange;
 
-/// The physical bytes of one access, in the order of its addresses: never none, physically adjacent pages joined. Valid until the
-/// unit is used again, as a translation in hardware is.
+/// The physical bytes of one access, in the order of its addresses: never none, physically adjacent
+/// pages joined. Valid until the unit is used again, as a translation in hardware is.
 #[derive(Debug, Clone, Copy)]
 pub struct Translation<'a> {
     single: PhysRange,

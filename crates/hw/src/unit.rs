@@ -18,7 +18,8 @@ pub enum InvalidationGranularity {
     /// Page ranges and domains.
     #[default]
     Selective,
-    /// All of it or nothing: every request is widened to [`Invalidation::Global`](ringfence_types::Invalidation::Global).
+    /// All of it or nothing: every request is widened to
+    /// [`Invalidation::Global`](ringfence_types::Invalidation::Global).
     GlobalOnly,
 }
 
@@ -40,7 +41,8 @@ pub struct UnitConfig {
 }
 
 impl UnitConfig {
-    /// A unit without any cache: it reads every table for every access, and nothing is ever stale. The reference for all others.
+    /// A unit without any cache: it reads every table for every access, and nothing is ever stale.
+    /// The reference for all others.
     pub const UNCACHED: Self = Self {
         iotlb: Geometry::ABSENT,
         walk_caches: [Geometry::ABSENT; WALK_CACHES],
@@ -60,8 +62,8 @@ pub(crate) enum TranslationState {
 
 /// An I/O memory management unit.
 ///
-/// It knows memory, its registers and the invalidations it is sent, and nothing of who wrote the tables. It is one piece of
-/// hardware: the embedder serialises its use.
+/// It knows memory, its registers and the invalidations it is sent, and nothing of who wrote the
+/// tables. It is one piece of hardware: the embedder serialises its use.
 #[derive(Debug, Clone)]
 pub struct Iommu<D: ContextLookup> {
     pub(crate) context_lookup: D,
@@ -83,7 +85,8 @@ pub type VtdUnit = Iommu<RootTable>;
 pub type CalgaryUnit = Iommu<HostBridges>;
 
 impl<D: ContextLookup> Iommu<D> {
-    /// A unit that finds tables by `context_lookup`, switched off: every access is passed through untranslated.
+    /// A unit that finds tables by `context_lookup`, switched off: every access is passed through
+    /// untranslated.
     pub fn new(config: &UnitConfig, context_lookup: D) -> Self {
         Self {
             context_lookup,
@@ -151,7 +154,8 @@ impl<D: ContextLookup> Iommu<D> {
 }
 
 impl VtdUnit {
-    /// A VT-d unit for tables of up to five levels and pages of up to 1 GiB, switched off and without a root table.
+    /// A VT-d unit for tables of up to five levels and pages of up to 1 GiB, switched off and
+    /// without a root table.
     pub fn vtd(config: &UnitConfig) -> Self {
         Self::new(
             config,
@@ -159,8 +163,8 @@ impl VtdUnit {
         )
     }
 
-    /// Programs the root table's address and drops all that is cached (Global Command register, SRTP, of a unit with capability
-    /// ESRTPS). Before this an enabled unit denies every device.
+    /// Programs the root table's address and drops all that is cached (Global Command register,
+    /// SRTP, of a unit with capability ESRTPS). Before this an enabled unit denies every device.
     pub fn set_root_table(&mut self, at: PhysAddr) {
         self.context_lookup.program(at);
         self.invalidate_all();
@@ -173,8 +177,8 @@ impl CalgaryUnit {
         Self::new(config, HostBridges::new())
     }
 
-    /// Programs the table address register of a host bridge, in place of those that share a bus with it, and drops all that is
-    /// cached.
+    /// Programs the table address register of a host bridge, in place of those that share a bus
+    /// with it, and drops all that is cached.
     pub fn set_bridge(&mut self, bridge: HostBridge) {
         self.context_lookup.program(bridge);
         self.invalidate_all();

@@ -1,7 +1,9 @@
-//! The page-walk caches: where the tables below the root are (VT-d specification, section 6.2.5 "Paging-structure caches").
+//! The page-walk caches: where the tables below the root are (VT-d specification, section 6.2.5
+//! "Paging-structure caches").
 //!
-//! F&S (SOSP'24) numbers them from the root of a four-level table: its L1 holds pointers to tables of level 3, L2 of level 2, and L3 of
-//! level 1, so that a hit in L3 leaves one memory reference to the walk. Here they go by the level of the table they lead to.
+//! F&S (SOSP'24) numbers them from the root of a four-level table: its L1 holds pointers to tables
+//! of level 3, L2 of level 2, and L3 of level 1, so that a hit in L3 leaves one memory reference to
+//! the walk. Here they go by the level of the table they lead to.
 
 use ringfence_pgtable::{CalgaryTce, Cursor, Format, Level};
 use ringfence_types::{DomainId, Iova, PfnRange, PhysAddr};
@@ -16,8 +18,8 @@ pub const WALK_CACHES: usize = 3;
 /// All entries of one cache are of one size, so there is nothing to tell apart.
 const KIND: u64 = 0;
 
-/// The cache of one level. It remembers which address bits its entries were filled under: one unit has tables of one format, so there
-/// is only one such shift per level.
+/// The cache of one level. It remembers which address bits its entries were filled under: one unit
+/// has tables of one format, so there is only one such shift per level.
 #[derive(Debug, Clone)]
 struct Cache {
     tables: SetAssociative<Cursor>,
@@ -56,8 +58,8 @@ impl WalkCaches {
         self.caches.each_ref().map(|cache| cache.tables.live())
     }
 
-    /// The deepest table known on the path to `iova`, or `root`. `probed` is told each level looked at, as its index into
-    /// [`WALK_CACHES`] arrays, and whether it hit.
+    /// The deepest table known on the path to `iova`, or `root`. `probed` is told each level looked
+    /// at, as its index into [`WALK_CACHES`] arrays, and whether it hit.
     #[inline]
     pub(crate) fn start<F: Format>(
         &mut self,
@@ -110,7 +112,8 @@ impl WalkCaches {
         }
     }
 
-    /// Drops the tables of `domain` that cover any page of `range`, at every level. At most one visit to every entry.
+    /// Drops the tables of `domain` that cover any page of `range`, at every level. At most one
+    /// visit to every entry.
     pub(crate) fn invalidate_pages(&mut self, domain: DomainId, range: &PfnRange) {
         for cache in &mut self.caches {
             if cache.tables.live() == 0 {

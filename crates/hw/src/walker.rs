@@ -16,8 +16,9 @@ pub(crate) struct Walker {
     last_fault: (Iova, FaultReason),
 }
 
-/// An access is stopped; [`Walker::last_fault`] knows where and why. It is not said here, so that the results of accesses that are not
-/// stopped stay in registers: with it, a miss took 1.6 times as long.
+/// An access is stopped; [`Walker::last_fault`] knows where and why. It is not said here, so that
+/// the results of accesses that are not stopped stay in registers: with it, a miss took 1.6 times
+/// as long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Faulted;
 
@@ -44,7 +45,8 @@ impl Walker {
         Faulted
     }
 
-    /// The page that `iova` lies on, if `access` to it is allowed. An entry in the IOTLB decides alone, its permissions included.
+    /// The page that `iova` lies on, if `access` to it is allowed. An entry in the IOTLB decides
+    /// alone, its permissions included.
     #[inline(never)]
     pub(crate) fn page<F: Format, M: PhysMemory + ?Sized>(
         &mut self,
@@ -66,7 +68,8 @@ impl Walker {
         }
     }
 
-    /// Walks the table for a page that the IOTLB does not have, and keeps what is found and allowed.
+    /// Walks the table for a page that the IOTLB does not have, and keeps what is found and
+    /// allowed.
     #[inline]
     fn fetch<F: Format, M: PhysMemory + ?Sized>(
         &mut self,

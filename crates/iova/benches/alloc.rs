@@ -1,7 +1,8 @@
-//! One allocation and one free, in cycles and as ratios to an unlocked stack per thread, all measured side by side.
+//! One allocation and one free, in cycles and as ratios to an unlocked stack per thread, all
+//! measured side by side.
 //!
-//! `cargo bench -p ringfence-iova -- [--quick] [--check]`: `--quick` takes a tenth of the samples, `--check` fails
-//! when a bound is missed.
+//! `cargo bench -p ringfence-iova -- [--quick] [--check]`: `--quick` takes a tenth of the samples,
+//! `--check` fails when a bound is missed.
 
 #[path = "support/clock.rs"]
 mod clock;
@@ -17,7 +18,8 @@ use ringfence_iova::*;
 use ringfence_types::{Flushed, Pfn, PfnRange};
 use workloads::*;
 
-/// The yardstick: a stack of page numbers that one thread owns, without lock, limits, sizes or anything else.
+/// The yardstick: a stack of page numbers that one thread owns, without lock, limits, sizes or
+/// anything else.
 struct Stack {
     next: RefCell<u64>,
 }
@@ -109,7 +111,8 @@ struct Side<'a> {
     ratios: Vec<f64>,
 }
 
-/// Prints medians with the spread from the first to the last decile; returns the median ratio of each side to the first one.
+/// Prints medians with the spread from the first to the last decile; returns the median ratio of
+/// each side to the first one.
 fn report(title: &str, mut sides: Vec<Side<'_>>, rounds: usize) -> Vec<(&'static str, f64)> {
     for round in 0..rounds + 1 {
         let mut first = 0.0;

@@ -1,8 +1,10 @@
 //! A long run of mixed sizes: neither memory nor search length may grow.
 //!
-//! `cargo run --release -p ringfence-iova --example soak -- [OPERATIONS]` (default 10^8; an operation is an alloc or a
-//! free; below 10^7 the samples are too few for a verdict). A warm-up of 2 x 10^7 comes first: so long it takes until the mix of
-//! sizes has cut the free space into as many pieces as it ever will. Two handles on one thread: what one maps the other may unmap. Exit code 1 if anything grew.
+//! `cargo run --release -p ringfence-iova --example soak -- [OPERATIONS]` (default 10^8; an
+//! operation is an alloc or a free; below 10^7 the samples are too few for a verdict). A warm-up of
+//! 2 x 10^7 comes first: so long it takes until the mix of sizes has cut the free space into as
+//! many pieces as it ever will. Two handles on one thread: what one maps the other may unmap. Exit
+//! code 1 if anything grew.
 
 use std::cell::RefCell;
 use std::process::ExitCode;
@@ -112,7 +114,8 @@ fn main() -> ExitCode {
     let phases = core::iter::once(&mut warm_up).chain(&mut peaks);
     for (phase, peak) in phases.enumerate() {
         let until = WARM_UP + operations / TENTHS as u64 * phase as u64;
-        // The load rises and falls within each tenth, so that caches and free space must take turns.
+        // The load rises and falls within each tenth, so that caches and free space must take
+        // turns.
         while done < until {
             let slots = 1 + SLOTS * (1 + (done >> 16) % 4) / 4;
             let slot = random.below(slots.min(SLOTS)) as usize;

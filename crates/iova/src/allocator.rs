@@ -47,7 +47,8 @@ impl AllocRequest {
         }
     }
 
-    /// The highest aligned first page of a range that fits into `[floor, top)`. Valid requests only.
+    /// The highest aligned first page of a range that fits into `[floor, top)`. Valid requests
+    /// only.
     #[inline]
     pub(crate) const fn highest_in(&self, floor: u64, top: u64) -> Option<u64> {
         let Some(lo) = top.checked_sub(self.pages) else {
@@ -89,7 +90,8 @@ const PAGE_BITS: u8 = 52;
 /// The smallest `order` with 2^`order` >= `pages`; `pages` is at least 1.
 #[inline]
 pub(crate) const fn order_of(pages: u64) -> u32 {
-    // Doubled, with a low bit that makes it non-zero, so that one bit scan suffices; the undoubled bits keep huge values huge.
+    // Doubled, with a low bit that makes it non-zero, so that one bit scan suffices; the undoubled
+    // bits keep huge values huge.
     let below = pages.wrapping_sub(1);
     63 - (below | below << 1 | 1).leading_zeros()
 }
@@ -99,8 +101,8 @@ pub(crate) const fn order_of(pages: u64) -> u32 {
 pub struct Allocation {
     /// The pages; exactly as many as asked for.
     pub range: PfnRange,
-    /// Existing ranges (or bitmap words) inspected to find it beyond the first: the iterations of the search loop (`rb_prev` calls of
-    /// EIOVAR Fig. 2). Zero when it came from a cache.
+    /// Existing ranges (or bitmap words) inspected to find it beyond the first: the iterations of
+    /// the search loop (`rb_prev` calls of EIOVAR Fig. 2). Zero when it came from a cache.
     pub steps: u32,
 }
 
@@ -115,15 +117,16 @@ pub enum AllocError {
         /// Highest page allowed.
         limit: Pfn,
     },
-    /// The request itself cannot be satisfied by any state: no pages, or an alignment beyond the address width.
+    /// The request itself cannot be satisfied by any state: no pages, or an alignment beyond the
+    /// address width.
     BadRequest {
         /// Pages asked for.
         pages: u64,
         /// Binary logarithm of the alignment asked for.
         align_order: u8,
     },
-    /// The allocator has handed out every address once and must not reuse any before the domain is flushed:
-    /// flush it, call [`IovaAllocator::flushed`], and ask again.
+    /// The allocator has handed out every address once and must not reuse any before the domain is
+    /// flushed: flush it, call [`IovaAllocator::flushed`], and ask again.
     NeedsFlush,
     /// No memory for the allocator's own records.
     OutOfMemory,
@@ -149,8 +152,8 @@ impl fmt::Display for AllocError {
 
 impl core::error::Error for AllocError {}
 
-/// What must be proven about a range before its allocator takes it back: [`Flushed`] for allocators that may hand it out at
-/// once, [`Unmapped`] for those that first ask for a flush of the domain.
+/// What must be proven about a range before its allocator takes it back: [`Flushed`] for allocators
+/// that may hand it out at once, [`Unmapped`] for those that first ask for a flush of the domain.
 pub trait FreeProof: From<Flushed> + fmt::Debug {
     /// The pages.
     fn range(&self) -> PfnRange;
@@ -172,19 +175,21 @@ impl FreeProof for Unmapped {
 
 /// Where the I/O virtual address comes from (question 1 of a mode).
 ///
-/// All methods take `&self`: what processors share stands behind a [`Lock`](ringfence_types::Lock) that the embedder supplies,
-/// what they do not share is the handle [`PerCpu`](Self::PerCpu), one per processor.
+/// All methods take `&self`: what processors share stands behind a [`Lock`](ringfence_types::Lock)
+/// that the embedder supplies, what they do not share is the handle [`PerCpu`](Self::PerCpu), one
+/// per processor.
 pub trait IovaAllocator {
     /// One processor's part of the allocator.
     type PerCpu;
     /// What a range must have gone through to be freed.
     type FreeProof: FreeProof;
 
-    /// Whether [`find`](Self::find) has an index to look into. Without, it answers `None` for every page.
+    /// Whether [`find`](Self::find) has an index to look into. Without, it answers `None` for every
+    /// page.
     const HAS_LOOKUP: bool = true;
 
-    /// As [`HAS_LOOKUP`](Self::HAS_LOOKUP), of this allocator: a type that stands for several kinds of
-    /// allocators has an index in some of them.
+    /// As [`HAS_LOOKUP`](Self::HAS_LOOKUP), of this allocator: a type that stands for several kinds
+    /// of allocators has an index in some of them.
     #[inline]
     fn has_lookup(&self) -> bool {
         Self::HAS_LOOKUP
@@ -203,23 +208,26 @@ pub trait IovaAllocator {
         request: &AllocRequest,
     ) -> Result<Allocation, AllocError>;
 
-    /// The allocated range that contains `page`, for layers that are given an address and must find its range (the "IOVA find" of the
-    /// rIOMMU document, Table 1). Allocators without such an index return `None`; the layer then relies on the
-    /// length its caller gives, as Linux does today. For a page that is not allocated the answer is `None`, or a range that a cache
-    /// in front of the index keeps.
+    /// The allocated range that contains `page`, for layers that are given an address and must find
+    /// its range (the "IOVA find" of the rIOMMU document, Table 1). Allocators without such an
+    /// index return `None`; the layer then relies on the length its caller gives, as Linux does
+    /// today. For a page that is not allocated the answer is `None`, or a range that a cache in
+    /// front of the index keeps.
     fn find(&self, cpu: &mut Self::PerCpu, page: Pfn) -> Option<PfnRange>;
 
-    /// Takes a range back, exactly as it was handed out. A range that is not allocated is the mapping layer's to refuse (its leaf is
-    /// absent); debug builds refuse it here too, by leaving the state as it is and reporting `false`.
+    /// Takes a range back, exactly as it was handed out. A range that is not allocated is the
+    /// mapping layer's to refuse (its leaf is absent); debug builds refuse it here too, by leaving
+    /// the state as it is and reporting `false`.
     fn free(&self, cpu: &mut Self::PerCpu, range: Self::FreeProof) -> bool;
 
-    /// Tells the allocator that everything that was unmapped in `domain` before the flush may be reused. Only
-    /// allocators that answer [`AllocError::NeedsFlush`] care.
+    /// Tells the allocator that everything that was unmapped in `domain` before the flush may be
+    /// reused. Only allocators that answer [`AllocError::NeedsFlush`] care.
     fn flushed(&self, cpu: &mut Self::PerCpu, proof: Flushed<WholeDomain>) {
         let _ = (cpu, proof);
     }
 
-    /// Gives what the handle holds back to the shared part: before a processor goes away, or under memory pressure.
+    /// Gives what the handle holds back to the shared part: before a processor goes away, or under
+    /// memory pressure.
     fn drain(&self, cpu: &mut Self::PerCpu) {
         let _ = cpu;
     }

@@ -1,11 +1,14 @@
-//! One bit a page, searched upwards from the last range handed out (AL09), with one flush of the domain per wrap (AL10).
+//! One bit a page, searched upwards from the last range handed out (AL09), with one flush of the
+//! domain per wrap (AL10).
 //!
-//! Source: Fujita et al., sections 2.3 and 3.3. Freed pages are [`Unmapped`], not flushed: the policy is that no address is used again
-//! before the pointer has gone round the space once, and that the domain is flushed when it wraps.
+//! Source: Fujita et al., sections 2.3 and 3.3. Freed pages are [`Unmapped`], not flushed: the
+//! policy is that no address is used again before the pointer has gone round the space once, and
+//! that the domain is flushed when it wraps.
 //!
-//! The document does not say what happens to a page that is freed *ahead* of the pointer. Clearing its bit, as bitmap allocators do,
-//! hands it out in the same lap, before the flush. [`Bitmap::new`] therefore keeps freed pages apart until a flush;
-//! [`Bitmap::as_published`] has the hole. See docs/decisions/0003-bitmap-reuse.md.
+//! The document does not say what happens to a page that is freed *ahead* of the pointer. Clearing
+//! its bit, as bitmap allocators do, hands it out in the same lap, before the flush.
+//! [`Bitmap::new`] therefore keeps freed pages apart until a flush; [`Bitmap::as_published`] has
+//! the hole. See docs/decisions/0003-bitmap-reuse.md.
 
 use alloc::vec::Vec;
 use core::mem;
@@ -87,7 +90,8 @@ impl Bits {
         any
     }
 
-    /// The first page in `[from, end)` that is in the set (`flip` = 0), or that is not (`flip` = all ones).
+    /// The first page in `[from, end)` that is in the set (`flip` = 0), or that is not (`flip` =
+    /// all ones).
     #[inline]
     fn first(&self, from: u64, end: u64, flip: u64, inspected: &mut u32) -> Option<u64> {
         let mut at = from;
@@ -120,7 +124,8 @@ pub struct BitmapState {
     space: PfnRange,
     /// Pages that may not be handed out: live ones, and those below.
     used: Bits,
-    /// Freed since the last request for a flush; `None` in the literal variant, which forgets at once.
+    /// Freed since the last request for a flush; `None` in the literal variant, which forgets at
+    /// once.
     freed: Option<Bits>,
     /// Freed before that request, which has not been answered yet.
     flushing: Bits,
@@ -134,7 +139,8 @@ pub struct BitmapState {
     next: u64,
 }
 
-/// The allocator. Takes back ranges that are merely unmapped, and asks for a flush of the domain when it wraps.
+/// The allocator. Takes back ranges that are merely unmapped, and asks for a flush of the domain
+/// when it wraps.
 #[derive(Debug)]
 pub struct Bitmap<L> {
     state: L,
@@ -142,8 +148,9 @@ pub struct Bitmap<L> {
 
 /// Handle of one processor: which request for a flush it was told of last.
 ///
-/// A flush answers for the pages that were free when this handle was told [`AllocError::NeedsFlush`], because the invalidation was
-/// submitted after that; for a later request of another processor it proves nothing.
+/// A flush answers for the pages that were free when this handle was told
+/// [`AllocError::NeedsFlush`], because the invalidation was submitted after that; for a later
+/// request of another processor it proves nothing.
 #[derive(Debug, Default)]
 pub struct BitmapCpu {
     flush_requests: u64,
@@ -220,7 +227,8 @@ impl BitmapState {
     }
 
     fn needs_flush(&mut self, cpu: &mut BitmapCpu) -> AllocError {
-        // One flush at a time: pages freed after the request that is under way must not be released by its answer.
+        // One flush at a time: pages freed after the request that is under way must not be released
+        // by its answer.
         if self.flushing.set == 0 {
             if let Some(freed) = &mut self.freed {
                 mem::swap(freed, &mut self.flushing);
@@ -252,7 +260,8 @@ impl BitmapState {
             self.wrapping = true;
             return Err(self.needs_flush(cpu));
         }
-        // Nothing to flush, or a device that reaches only a part of the space: that is no lap, and does not move the pointer.
+        // Nothing to flush, or a device that reaches only a part of the space: that is no lap, and
+        // does not move the pointer.
         if let Some(lo) = self.first_fit(0, end, request, &mut inspected) {
             if wraps {
                 self.next = lo.saturating_add(request.pages);
@@ -300,8 +309,8 @@ impl BitmapState {
 }
 
 impl<L: Lock<BitmapState>> Bitmap<L> {
-    /// All pages of `space` free, behind the lock that `lock` makes. Freed pages are not handed out before a flush, wherever they lie.
-    /// Three bits a page: 384 KiB for 4 GiB.
+    /// All pages of `space` free, behind the lock that `lock` makes. Freed pages are not handed out
+    /// before a flush, wherever they lie. Three bits a page: 384 KiB for 4 GiB.
     ///
     /// # Errors
     /// [`AllocError::OutOfMemory`].
@@ -310,8 +319,8 @@ impl<L: Lock<BitmapState>> Bitmap<L> {
         Ok(Self { state: lock(state) })
     }
 
-    /// The document's allocator to the letter: one bit a page (128 KiB for 4 GiB), and a page that is freed ahead of the pointer is
-    /// handed out before the flush.
+    /// The document's allocator to the letter: one bit a page (128 KiB for 4 GiB), and a page that
+    /// is freed ahead of the pointer is handed out before the flush.
     ///
     /// # Errors
     /// [`AllocError::OutOfMemory`].

@@ -1,11 +1,13 @@
-//! The allocator of Linux 3.4 (AL01): a red-black tree of allocated ranges, searched downwards from a cached node.
+//! The allocator of Linux 3.4 (AL01): a red-black tree of allocated ranges, searched downwards from
+//! a cached node.
 //!
-//! Source: EIOVAR section 4 and Fig. 2; what the figure leaves open follows Linux 3.4: without a cached node the search starts at the
-//! request's limit, and only requests up to the 32-bit boundary use and move the cached node.
+//! Source: EIOVAR section 4 and Fig. 2; what the figure leaves open follows Linux 3.4: without a
+//! cached node the search starts at the request's limit, and only requests up to the 32-bit
+//! boundary use and move the cached node.
 //!
-//! One departure: when a search that began at the cached node finds nothing, a second one begins at the limit. Ranges of
-//! several sizes leave gaps above the cached node, and Fig. 2 would run off the tree (Linux 3.4 would report exhaustion) with free
-//! space left. Its steps are counted on top.
+//! One departure: when a search that began at the cached node finds nothing, a second one begins at
+//! the limit. Ranges of several sizes leave gaps above the cached node, and Fig. 2 would run off
+//! the tree (Linux 3.4 would report exhaustion) with free space left. Its steps are counted on top.
 
 use ringfence_types::{Pfn, PfnRange};
 
@@ -65,7 +67,8 @@ impl CachedTree {
         }
     }
 
-    /// A tree in which `ranges` are allocated, with the cached node on the range that begins at `cache`, or nowhere.
+    /// A tree in which `ranges` are allocated, with the cached node on the range that begins at
+    /// `cache`, or nowhere.
     ///
     /// # Errors
     /// See [`SeedError`].
@@ -108,8 +111,8 @@ impl CachedTree {
         self.tree.len()
     }
 
-    /// The loop of Fig. 2: down from `top` (exclusive) and the range `left` until the gap between them is large enough. Counts
-    /// its iterations in `steps`.
+    /// The loop of Fig. 2: down from `top` (exclusive) and the range `left` until the gap between
+    /// them is large enough. Counts its iterations in `steps`.
     #[inline]
     fn search(
         &self,

@@ -4,7 +4,8 @@ use ringfence_types::PfnRange;
 
 /// The set of ranges handed out in debug builds; nothing in release builds.
 ///
-/// Allocators that keep freed ranges in front of an index cannot tell a range freed twice from one freed once.
+/// Allocators that keep freed ranges in front of an index cannot tell a range freed twice from one
+/// freed once.
 #[derive(Debug, Default)]
 pub(crate) struct DebugCheck {
     #[cfg(debug_assertions)]

@@ -1,11 +1,13 @@
 //! EIOVAR (AL04, AL05): freelists of power-of-two ranges in front of another allocator.
 //!
-//! Source: EIOVAR section 6. A freed range of 2^j pages goes to the head of list `f[j]`, an allocation takes the head. `k` bounds the
-//! freed ranges that the whole array may hold; beyond it, a range is freed into the allocator behind.
+//! Source: EIOVAR section 6. A freed range of 2^j pages goes to the head of list `f[j]`, an
+//! allocation takes the head. `k` bounds the freed ranges that the whole array may hold; beyond it,
+//! a range is freed into the allocator behind.
 //!
-//! Three points on which the document is silent or wrong: the largest list of M = 28 is f\[27\], 2^27 pages or 2^39 bytes,
-//! not 2^40; the head of a list that lies above the limit or is not aligned as asked for stays where it is; and when the
-//! allocator behind is exhausted the lists are emptied into it before the request is refused.
+//! Three points on which the document is silent or wrong: the largest list of M = 28 is f\[27\],
+//! 2^27 pages or 2^39 bytes, not 2^40; the head of a list that lies above the limit or is not
+//! aligned as asked for stays where it is; and when the allocator behind is exhausted the lists are
+//! emptied into it before the request is refused.
 
 use alloc::vec::Vec;
 
@@ -31,8 +33,9 @@ pub enum Capacity {
 
 /// Freelists in front of a store.
 ///
-/// Requests are rounded up to a power of two of pages, as the layer above does in the document; the range handed out has exactly the
-/// pages asked for, [`find`](RangeStore::find) shows the reservation.
+/// Requests are rounded up to a power of two of pages, as the layer above does in the document; the
+/// range handed out has exactly the pages asked for, [`find`](RangeStore::find) shows the
+/// reservation.
 #[derive(Debug)]
 pub struct Eiovar<S> {
     store: S,

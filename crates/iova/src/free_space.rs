@@ -1,9 +1,10 @@
-//! Free ranges in a tree that knows, for each subtree, the largest range and the largest aligned block: what stands behind the
-//! [`Magazines`](crate::Magazines).
+//! Free ranges in a tree that knows, for each subtree, the largest range and the largest aligned
+//! block: what stands behind the [`Magazines`](crate::Magazines).
 //!
-//! Where Linux searches allocated ranges one by one (EIOVAR section 4), this finds the highest free range that fits in a logarithmic
-//! number of nodes, whatever is allocated, and joins a freed range with its neighbours. The summary of subtrees is the idea of FreeBSD's
-//! allocator (EIOVAR section 7), applied to free instead of allocated ranges.
+//! Where Linux searches allocated ranges one by one (EIOVAR section 4), this finds the highest free
+//! range that fits in a logarithmic number of nodes, whatever is allocated, and joins a freed range
+//! with its neighbours. The summary of subtrees is the idea of FreeBSD's allocator (EIOVAR section
+//! 7), applied to free instead of allocated ranges.
 
 use ringfence_types::{Pfn, PfnRange};
 
@@ -15,7 +16,8 @@ use crate::{AllocError, AllocRequest, Allocation, RangeStore, ReusableRange};
 struct Largest {
     /// Pages of the longest range.
     pages: u64,
-    /// One more than the order of the largest naturally aligned power-of-two block; 0 if there is none.
+    /// One more than the order of the largest naturally aligned power-of-two block; 0 if there is
+    /// none.
     order_plus_1: u8,
 }
 
@@ -88,13 +90,14 @@ impl FreeSpace {
         self.free_pages
     }
 
-    /// Number of separate free ranges: 1 when everything is free or used from one end, more with fragmentation.
+    /// Number of separate free ranges: 1 when everything is free or used from one end, more with
+    /// fragmentation.
     pub fn fragments(&self) -> usize {
         self.free.len()
     }
 
-    /// The highest place for `want` below `top` (exclusive) in the subtree of `node`. Visits the boundary's path and one that
-    /// leads to the place; recursion is as deep as the tree.
+    /// The highest place for `want` below `top` (exclusive) in the subtree of `node`. Visits the
+    /// boundary's path and one that leads to the place; recursion is as deep as the tree.
     fn search(
         &self,
         node: Index,
@@ -127,8 +130,9 @@ impl FreeSpace {
             .saturating_add(1);
         let natural =
             u32::from(request.align_order) == request.order() && request.pages.is_power_of_two();
-        // Any range of pages + alignment - 1 contains a place; an aligned power of two needs exactly its block; and one page in
-        // line needs only length. In these cases the summary is exact and no subtree is visited in vain.
+        // Any range of pages + alignment - 1 contains a place; an aligned power of two needs
+        // exactly its block; and one page in line needs only length. In these cases the summary is
+        // exact and no subtree is visited in vain.
         let sure = FitSearch {
             request,
             order_plus_1: if natural {
@@ -152,7 +156,8 @@ impl FreeSpace {
         // Odd sizes with large alignment: a shorter range may do if it happens to lie right.
         let perhaps = FitSearch {
             request,
-            // An aligned place of so many pages begins with an aligned block of the power of two below.
+            // An aligned place of so many pages begins with an aligned block of the power of two
+            // below.
             order_plus_1: (request.pages.ilog2() as u8)
                 .min(request.align_order)
                 .saturating_add(1),

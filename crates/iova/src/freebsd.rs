@@ -1,9 +1,11 @@
-//! The allocator of FreeBSD (AL07): allocated ranges in a tree that knows the largest gap below each node.
+//! The allocator of FreeBSD (AL07): allocated ranges in a tree that knows the largest gap below
+//! each node.
 //!
-//! Source: EIOVAR section 7, which names the red-black tree, some 11 nodes visited per allocation, rebalancing at nearly every free, no
-//! cached node, and a linear iteration for the region above a boundary; the search itself follows FreeBSD's description of its
-//! "guest address space" allocator: first fit from the bottom of the low region, led by the largest gap of each subtree. Taken over
-//! without FreeBSD's unused page between ranges, which the document does not mention.
+//! Source: EIOVAR section 7, which names the red-black tree, some 11 nodes visited per allocation,
+//! rebalancing at nearly every free, no cached node, and a linear iteration for the region above a
+//! boundary; the search itself follows FreeBSD's description of its "guest address space"
+//! allocator: first fit from the bottom of the low region, led by the largest gap of each subtree.
+//! Taken over without FreeBSD's unused page between ranges, which the document does not mention.
 
 use ringfence_types::{Pfn, PfnRange};
 
@@ -83,8 +85,8 @@ impl FreeBsdTree {
         self.tree.len()
     }
 
-    /// First fit in the subtree of `node` and in the gap before it, which begins at `from`, below `top` (exclusive). `Err` says where
-    /// the gap behind the subtree begins.
+    /// First fit in the subtree of `node` and in the gap before it, which begins at `from`, below
+    /// `top` (exclusive). `Err` says where the gap behind the subtree begins.
     fn first_fit(
         &self,
         node: Index,
@@ -113,7 +115,8 @@ impl FreeBsdTree {
         self.first_fit(self.tree.right(node), from, top, request, visited)
     }
 
-    /// "Linear iteration over the free space in the high region": from `from` upwards, range by range.
+    /// "Linear iteration over the free space in the high region": from `from` upwards, range by
+    /// range.
     fn iterate(
         &self,
         mut from: u64,

@@ -1,9 +1,9 @@
-//! The I/O virtual address is the physical address: pass-through by the hardware (HWpt) or by a table that maps all of
-//! memory to itself (SWpt).
+//! The I/O virtual address is the physical address: pass-through by the hardware (HWpt) or by a
+//! table that maps all of memory to itself (SWpt).
 //!
-//! Not an [`IovaAllocator`](crate::IovaAllocator): an identity address follows from the buffer, not from what is free; two live mappings
-//! of one page share it, and freeing it frees nothing. The role would have to lie in each of its methods. What remains is a
-//! check.
+//! Not an [`IovaAllocator`](crate::IovaAllocator): an identity address follows from the buffer, not
+//! from what is free; two live mappings of one page share it, and freeing it frees nothing. The
+//! role would have to lie in each of its methods. What remains is a check.
 
 use ringfence_types::{Iova, IovaRange, Pfn, PhysRange};
 
@@ -12,7 +12,8 @@ use crate::AllocError;
 /// The addresses under which a device whose highest page is `limit` sees `buffer`.
 ///
 /// # Errors
-/// [`AllocError::Exhausted`] if the device does not reach the whole buffer; no state could change that.
+/// [`AllocError::Exhausted`] if the device does not reach the whole buffer; no state could change
+/// that.
 #[inline]
 pub fn identity(buffer: PhysRange, limit: Pfn) -> Result<IovaRange, AllocError> {
     let (start, last) = (

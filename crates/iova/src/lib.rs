@@ -12,8 +12,9 @@
 //! | magazines of every size, the product's default | `Magazines::new(space, MagazineLimits::DEFAULT, ..)` | |
 //! | the buffer itself | [`identity`], not an allocator | |
 //!
-//! `space` is the range of pages to hand out; the last argument makes the lock around what processors share: `RefCell::new` on one
-//! thread, `Mutex::new` or a kernel's own elsewhere. What they do not share is a handle, one a processor.
+//! `space` is the range of pages to hand out; the last argument makes the lock around what
+//! processors share: `RefCell::new` on one thread, `Mutex::new` or a kernel's own elsewhere. What
+//! they do not share is a handle, one a processor.
 #![no_std]
 #![forbid(unsafe_code)]
 

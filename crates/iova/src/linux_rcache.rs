@@ -1,15 +1,19 @@
-//! The allocator of today's Linux: per-CPU magazines and a depot for small ranges, in front of a tree.
+//! The allocator of today's Linux: per-CPU magazines and a depot for small ranges, in front of a
+//! tree.
 //!
-//! Behaviour of Linux 6.12 (drivers/iommu/iova.c, functions named below), for the modes linux-strict and linux-lazy:
-//! - six size classes of 1 to 32 pages; a smaller request is rounded up to its class, a larger one goes to the tree (`alloc_iova_fast`);
-//! - per CPU and class a loaded and a previous magazine of 127 ranges, exchanged with the depot as a whole (`__iova_rcache_insert`,
-//!   `__iova_rcache_get`);
-//! - a cached range above the limit is passed over, and the magazine searched downwards for one below (`iova_magazine_pop`);
-//! - the depot is trimmed by a timer, a magazine of each class every 100 ms while it has more than there are processors
-//!   (`iova_depot_work_func`): the embedder calls [`trim`](LinuxRcache::trim);
-//! - tree requests are aligned to their size, rounded up; when the tree is exhausted the caches are emptied and it is asked once more.
-//!   Linux empties those of all processors; a handle here cannot reach another, so that their owners must
-//!   [`drain`](IovaAllocator::drain).
+//! Behaviour of Linux 6.12 (drivers/iommu/iova.c, functions named below), for the modes
+//! linux-strict and linux-lazy:
+//! - six size classes of 1 to 32 pages; a smaller request is rounded up to its class, a larger one
+//!   goes to the tree (`alloc_iova_fast`);
+//! - per CPU and class a loaded and a previous magazine of 127 ranges, exchanged with the depot as
+//!   a whole (`__iova_rcache_insert`, `__iova_rcache_get`);
+//! - a cached range above the limit is passed over, and the magazine searched downwards for one
+//!   below (`iova_magazine_pop`);
+//! - the depot is trimmed by a timer, a magazine of each class every 100 ms while it has more than
+//!   there are processors (`iova_depot_work_func`): the embedder calls [`trim`](LinuxRcache::trim);
+//! - tree requests are aligned to their size, rounded up; when the tree is exhausted the caches are
+//!   emptied and it is asked once more. Linux empties those of all processors; a handle here cannot
+//!   reach another, so that their owners must [`drain`](IovaAllocator::drain).
 
 use alloc::vec::Vec;
 use core::marker::PhantomData;
@@ -36,7 +40,8 @@ struct Class {
     previous: Magazine,
 }
 
-/// Handle of one processor. [`drain`](IovaAllocator::drain) it before dropping it, or its ranges are lost.
+/// Handle of one processor. [`drain`](IovaAllocator::drain) it before dropping it, or its ranges
+/// are lost.
 #[derive(Debug, Default)]
 pub struct RcacheCpu {
     classes: [Class; CLASSES],
@@ -140,7 +145,8 @@ impl<S: RangeStore, L: Lock<RcacheShared<S>>> LinuxRcache<S, L> {
         }
     }
 
-    /// What Linux does every 100 ms: of each class with more magazines in the depot than `processors`, one is freed.
+    /// What Linux does every 100 ms: of each class with more magazines in the depot than
+    /// `processors`, one is freed.
     pub fn trim(&self, processors: usize) {
         self.shared.with(|shared| {
             shared.drain_depot(|held| usize::from(held > processors));

@@ -1,4 +1,5 @@
-//! What allocators with one shared structure have in common: the structure itself, and the lock around it.
+//! What allocators with one shared structure have in common: the structure itself, and the lock
+//! around it.
 
 use core::marker::PhantomData;
 
@@ -8,8 +9,8 @@ use crate::{AllocError, AllocRequest, Allocation, IovaAllocator};
 
 /// A range that may be handed out at once: it was [`Flushed`], or never handed out.
 ///
-/// Caches between the role and a store keep bare page numbers. The proof was consumed when the range entered the cache, so
-/// only this crate can make this type from a bare range.
+/// Caches between the role and a store keep bare page numbers. The proof was consumed when the
+/// range entered the cache, so only this crate can make this type from a bare range.
 #[must_use = "the range is lost unless it is freed"]
 #[derive(Debug, PartialEq, Eq)]
 pub struct ReusableRange(PfnRange);
@@ -35,8 +36,9 @@ impl From<Flushed> for ReusableRange {
     }
 }
 
-/// A structure that hands out ranges to one caller at a time. [`Locked`] makes an [`IovaAllocator`] of it; caches
-/// ([`Eiovar`](crate::Eiovar), [`LinuxRcache`](crate::LinuxRcache)) stand in front of any.
+/// A structure that hands out ranges to one caller at a time. [`Locked`] makes an [`IovaAllocator`]
+/// of it; caches ([`Eiovar`](crate::Eiovar), [`LinuxRcache`](crate::LinuxRcache)) stand in front of
+/// any.
 pub trait RangeStore {
     /// As [`IovaAllocator::HAS_LOOKUP`].
     const HAS_LOOKUP: bool = true;
@@ -47,7 +49,8 @@ pub trait RangeStore {
     /// See [`AllocError`]; the state is unchanged.
     fn alloc(&mut self, request: &AllocRequest) -> Result<Allocation, AllocError>;
 
-    /// Takes a range back, exactly as it was handed out. `false`, and no change, if it is known not to be allocated.
+    /// Takes a range back, exactly as it was handed out. `false`, and no change, if it is known not
+    /// to be allocated.
     fn free(&mut self, range: ReusableRange) -> bool;
 
     /// The allocated range that contains `page`, as reserved in the store.

@@ -1,8 +1,8 @@
-//! A red-black tree of disjoint page ranges in one vector: nodes are named by index, so no pointer and no unsafe code is
-//! needed, and a name stays valid until its own node is erased.
+//! A red-black tree of disjoint page ranges in one vector: nodes are named by index, so no pointer
+//! and no unsafe code is needed, and a name stays valid until its own node is erased.
 //!
-//! Insertion and deletion follow Cormen, Leiserson, Rivest and Stein, "Introduction to Algorithms", chapter 13. A tree can
-//! carry a summary of each subtree ([`Summary`]); rotations keep it.
+//! Insertion and deletion follow Cormen, Leiserson, Rivest and Stein, "Introduction to Algorithms",
+//! chapter 13. A tree can carry a summary of each subtree ([`Summary`]); rotations keep it.
 
 mod balance;
 
@@ -13,7 +13,8 @@ pub(crate) trait Summary: Copy + Default {
     /// Whether there is anything to keep up to date.
     const TRACKED: bool;
 
-    /// The summary of a node `[lo, hi]` with these summaries below it; `Default` stands for an empty subtree.
+    /// The summary of a node `[lo, hi]` with these summaries below it; `Default` stands for an
+    /// empty subtree.
     fn of(lo: u64, hi: u64, left: &Self, right: &Self) -> Self;
 }
 
@@ -44,7 +45,8 @@ struct Node<A> {
     red: bool,
 }
 
-/// The tree. Ranges are ordered by their first page and never overlap; both are the caller's to keep.
+/// The tree. Ranges are ordered by their first page and never overlap; both are the caller's to
+/// keep.
 #[derive(Debug)]
 pub(crate) struct RbTree<A> {
     /// Node `i` lives in slot `i - 1`.

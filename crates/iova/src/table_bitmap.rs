@@ -1,10 +1,13 @@
-//! The flat translation table itself as the bitmap (AL13): no record besides the entries the hardware reads.
+//! The flat translation table itself as the bitmap (AL13): no record besides the entries the
+//! hardware reads.
 //!
-//! Source: Fujita et al., section 2.3, footnote on the Alpha: 8 bytes a page instead of one bit, but no second structure.
+//! Source: Fujita et al., section 2.3, footnote on the Alpha: 8 bytes a page instead of one bit,
+//! but no second structure.
 //!
-//! "Absent" is not "free": between alloc and install, and between clear and free, an entry is absent and owned, and after free it is
-//! absent and may not be used before a flush. The hardware ignores all other bits of an entry whose two permission bits are
-//! zero, so the allocator marks what is *its own* there and leaves zero to the mapping layer:
+//! "Absent" is not "free": between alloc and install, and between clear and free, an entry is
+//! absent and owned, and after free it is absent and may not be used before a flush. The hardware
+//! ignores all other bits of an entry whose two permission bits are zero, so the allocator marks
+//! what is *its own* there and leaves zero to the mapping layer:
 //!
 //! | entry | meaning |
 //! |---|---|
@@ -13,10 +16,12 @@
 //! | `FREE`, lap <= flushed | free |
 //! | `FREE`, lap > flushed | freed, and some translation cache may still hold it |
 //!
-//! Entries are read and written as the hardware's: big-endian, as Calgary's are, with the permissions in the two low bits.
+//! Entries are read and written as the hardware's: big-endian, as Calgary's are, with the
+//! permissions in the two low bits.
 //!
-//! A flush then costs one store of a lap number, not a pass over the table. The policy is that of [`Bitmap`](crate::Bitmap): next fit
-//! upwards, one flush per wrap. See docs/decisions/0003-bitmap-reuse.md.
+//! A flush then costs one store of a lap number, not a pass over the table. The policy is that of
+//! [`Bitmap`](crate::Bitmap): next fit upwards, one flush per wrap. See
+//! docs/decisions/0003-bitmap-reuse.md.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -68,8 +73,8 @@ pub struct TableBitmapCpu {
 }
 
 impl<M: PhysMemory, L: Lock<TableCursor>> TableBitmap<M, L> {
-    /// Marks the entries of all pages of `space` free in the flat table whose entry for page 0 lies at `table`. No device uses the
-    /// table yet, and no entry is mapped.
+    /// Marks the entries of all pages of `space` free in the flat table whose entry for page 0 lies
+    /// at `table`. No device uses the table yet, and no entry is mapped.
     ///
     /// # Errors
     /// If a part of the table lies outside memory.
@@ -230,7 +235,8 @@ impl TableCursor {
         self.freed.saturating_add(self.unflushed)
     }
 
-    /// Ends the lap: the flush that the caller now submits releases what was freed in it, and nothing freed later.
+    /// Ends the lap: the flush that the caller now submits releases what was freed in it, and
+    /// nothing freed later.
     fn needs_flush(&mut self, cpu: &mut TableBitmapCpu) -> AllocError {
         cpu.flush_lap = self.lap;
         // After 2^52 laps pages stay withheld for ever rather than be mistaken for flushed ones.

@@ -1,8 +1,10 @@
-//! The allocator that Linux's IOVA allocator was modelled on (AL14): vmalloc, which hands out the kernel's own virtual addresses.
+//! The allocator that Linux's IOVA allocator was modelled on (AL14): vmalloc, which hands out the
+//! kernel's own virtual addresses.
 //!
-//! Source: EIOVAR section 9, which names what the two have in common: a red-black tree of allocated ranges, the place of the last
-//! freed range as a cache, and a walk from there, range by range, to a large enough hole. vmalloc walks upwards. The document says no
-//! more than that; what the cache may skip follows from one requirement, that it changes the steps of an allocation and never its
+//! Source: EIOVAR section 9, which names what the two have in common: a red-black tree of allocated
+//! ranges, the place of the last freed range as a cache, and a walk from there, range by range, to
+//! a large enough hole. vmalloc walks upwards. The document says no more than that; what the cache
+//! may skip follows from one requirement, that it changes the steps of an allocation and never its
 //! answer, which is first fit.
 
 use ringfence_types::{Pfn, PfnRange};
@@ -52,7 +54,8 @@ impl VmallocTree {
         self.tree.len()
     }
 
-    /// First fit behind `skip.cache`: the first page found, the largest hole below it, and the ranges walked past.
+    /// First fit behind `skip.cache`: the first page found, the largest hole below it, and the
+    /// ranges walked past.
     fn first_fit(&self, skip: Skip, request: &AllocRequest) -> Option<(u64, u64, u32)> {
         let top = request.limit.min(self.space.hi()).get().saturating_add(1);
         let (mut floor, mut next) = match skip.cache {
@@ -165,7 +168,8 @@ mod tests {
         })
     }
 
-    /// Sizes, alignments and limits at random: always the lowest place that fits, wherever the search began.
+    /// Sizes, alignments and limits at random: always the lowest place that fits, wherever the
+    /// search began.
     #[test]
     fn the_cache_never_changes_the_answer() {
         for seed in 1..=20_u64 {
@@ -207,8 +211,8 @@ mod tests {
         }
     }
 
-    /// "Both cache the location of the last freed range": the next allocation of that size begins there and ends there. What is freed
-    /// above it is walked to.
+    /// "Both cache the location of the last freed range": the next allocation of that size begins
+    /// there and ends there. What is freed above it is walked to.
     #[test]
     fn a_freed_range_is_the_next_place_to_look() {
         let mut tree = VmallocTree::new(space());
@@ -220,7 +224,8 @@ mod tests {
         }
     }
 
-    /// What it has in common with its descendant: a hole that is too small is walked past, and all ranges behind it.
+    /// What it has in common with its descendant: a hole that is too small is walked past, and all
+    /// ranges behind it.
     #[test]
     fn holes_that_are_too_small_make_long_searches() {
         let mut tree = VmallocTree::new(space());

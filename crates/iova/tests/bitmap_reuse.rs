@@ -24,8 +24,8 @@ fn take<A: IovaAllocator>(allocator: &A, cpu: &mut A::PerCpu) -> Result<u64, All
     Ok(found.range.lo().get())
 }
 
-/// Two laps; a page of the first is freed in the second while the pointer is still below it. Returns the pages handed out after
-/// that, up to the next request for a flush.
+/// Two laps; a page of the first is freed in the second while the pointer is still below it.
+/// Returns the pages handed out after that, up to the next request for a flush.
 fn freed_ahead<A: IovaAllocator<FreeProof = Unmapped>>(allocator: &A) -> Vec<u64> {
     let mut cpu = allocator.per_cpu();
     let long_lived = 40;
@@ -112,7 +112,8 @@ fn flushes_overtake<A: IovaAllocator<FreeProof = Unmapped>>(allocator: &A) {
     // B, never told to flush, reports one that it began before: nothing follows from it.
     allocator.flushed(&mut b, domain_flushed());
     assert_eq!(take(allocator, &mut b), Err(AllocError::NeedsFlush));
-    // B was told after both frees or takes part in A's flush: either way 30 comes back now, and at most 31.
+    // B was told after both frees or takes part in A's flush: either way 30 comes back now, and at
+    // most 31.
     allocator.flushed(&mut b, domain_flushed());
     let page = take(allocator, &mut b);
     assert!(page == Ok(30) || page == Ok(31), "{page:?}");
@@ -215,7 +216,8 @@ fn a_table_outside_memory_is_an_error() {
     }
 }
 
-/// A device that reaches only low pages takes them from below the pointer, and the lap of the others goes on.
+/// A device that reaches only low pages takes them from below the pointer, and the lap of the
+/// others goes on.
 fn narrow_beside_wide<A: IovaAllocator<FreeProof = Unmapped>>(allocator: &A) {
     let mut cpu = allocator.per_cpu();
     // Pages 16 to 23 stay free for a while: the first wide request is aligned to 32.

@@ -1,4 +1,5 @@
-//! The Linux 3.4 allocator against Table 1 of the EIOVAR document and against a transcription in another language.
+//! The Linux 3.4 allocator against Table 1 of the EIOVAR document and against a transcription in
+//! another language.
 
 #[path = "support/common.rs"]
 mod common;
@@ -17,7 +18,8 @@ use ringfence_types::Pfn;
 
 const TABLE_1: &str = include_str!("data/eiovar_table1_sequence.csv");
 
-/// "Assume that all addresses are initially allocated": single pages around the ones the table names.
+/// "Assume that all addresses are initially allocated": single pages around the ones the table
+/// names.
 fn all_allocated(cache: u64) -> CachedTree {
     CachedTree::with_allocated(
         pages(0, 999),
@@ -32,7 +34,8 @@ fn cache_of(tree: &CachedTree) -> String {
         .map_or(String::new(), |page| page.get().to_string())
 }
 
-/// Replays one column of the table (`first` is the index of its "return value" cell); returns the steps of each allocation.
+/// Replays one column of the table (`first` is the index of its "return value" cell); returns the
+/// steps of each allocation.
 fn replay_column(first: usize) -> Vec<u32> {
     let rows: Vec<Vec<&str>> = TABLE_1
         .lines()
@@ -106,7 +109,8 @@ fn a_seed_that_is_no_state_is_refused() {
     }
 }
 
-/// One ring with frees and allocations in pairs never searches (AL02); one interleaving, and every lap does (AL03).
+/// One ring with frees and allocations in pairs never searches (AL02); one interleaving, and every
+/// lap does (AL03).
 #[test]
 fn long_lasting_ring_interference() {
     let limit = Pfn::new(0xf_ffff);

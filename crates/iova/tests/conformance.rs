@@ -55,8 +55,8 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Small spaces run full; the others lie across the boundaries at which some allocator changes its mind: 2 GiB, 4 GiB, 2^32
-/// pages, and the end of the address width.
+/// Small spaces run full; the others lie across the boundaries at which some allocator changes its
+/// mind: 2 GiB, 4 GiB, 2^32 pages, and the end of the address width.
 fn spaces() -> Vec<PfnRange> {
     vec![
         pages(1, 63),
@@ -165,7 +165,8 @@ impl<A: IovaAllocator> Run<'_, A> {
                 let Some(range) = PfnRange::new(Pfn::new(self.page(at)), pages) else {
                     return;
                 };
-                // A part of an allocated range is the mapping layer's to refuse: bitmaps do not know where ranges end.
+                // A part of an allocated range is the mapping layer's to refuse: bitmaps do not
+                // know where ranges end.
                 if self
                     .reference
                     .live()

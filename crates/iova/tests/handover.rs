@@ -1,6 +1,8 @@
-//! Magazines between processors: the shipped code under shuttle's schedules, random ones and all of a small case.
+//! Magazines between processors: the shipped code under shuttle's schedules, random ones and all of
+//! a small case.
 //!
-//! A ledger outside the allocator knows who owns which page; a page with two owners, or one that is lost, fails the test.
+//! A ledger outside the allocator knows who owns which page; a page with two owners, or one that is
+//! lost, fails the test.
 
 #[path = "support/common.rs"]
 mod common;
@@ -72,7 +74,8 @@ const TINY: MagazineLimits = MagazineLimits {
     total_pages: 256,
 };
 
-/// One task maps and hands over, another unmaps; a third works alone. At the end everything is free again.
+/// One task maps and hands over, another unmaps; a third works alone. At the end everything is free
+/// again.
 fn hand_over<A>(make: impl Fn(PfnRange) -> A, space: PfnRange, rounds: usize)
 where
     A: IovaAllocator<FreeProof = ringfence_types::Flushed> + Send + Sync + 'static,
@@ -121,7 +124,8 @@ where
     }
     mapper.join().unwrap();
     unmapper.join().unwrap();
-    // The first drain empties what others left in the depot only when memory is short: ask for everything.
+    // The first drain empties what others left in the depot only when memory is short: ask for
+    // everything.
     world.allocator.drain(&mut cpu);
     let mut all = Vec::new();
     while let Some(range) = world.alloc(&mut cpu, 1) {

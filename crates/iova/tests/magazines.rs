@@ -1,4 +1,5 @@
-//! What magazines promise beyond the role: bounds on what they hold, reclaim, and scarce addresses left to those who need them.
+//! What magazines promise beyond the role: bounds on what they hold, reclaim, and scarce addresses
+//! left to those who need them.
 
 #[path = "support/common.rs"]
 mod common;
@@ -139,7 +140,8 @@ fn cached_pages_come_back_when_space_runs_out() {
         let cpu = if number < 2000 { &mut here } else { &mut there };
         give(&subject, cpu, range);
     }
-    // Own magazines and the depot are given up for a large request; another processor's are not reachable until it drains.
+    // Own magazines and the depot are given up for a large request; another processor's are not
+    // reachable until it drains.
     assert!(matches!(
         take(&subject, &mut here, 4096, MASK_32),
         Err(AllocError::Exhausted { .. })
@@ -183,7 +185,8 @@ fn wide_devices_leave_narrow_addresses_alone() {
     let mut narrow = VecDeque::new();
     let mut wide = VecDeque::new();
     let mut random = Random::new(11);
-    // A 24-bit device with half of its pages live, churning, beside a device that reaches 32 bits and takes ever more.
+    // A 24-bit device with half of its pages live, churning, beside a device that reaches 32 bits
+    // and takes ever more.
     for _ in 0..2000 {
         narrow.push_back(take(&subject, &mut cpu, 1, MASK_24).unwrap());
     }
@@ -227,7 +230,8 @@ fn the_32_bit_space_first_then_above() {
     // Page 0 is not in the space, so that the lowest block is not whole.
     assert_eq!(low, (1 << 20) / block - 1);
     assert!(take(&subject, &mut cpu, block, MASK_32).is_err());
-    // A page below 4 GiB is found for those who need it, and one that is freed there serves them again.
+    // A page below 4 GiB is found for those who need it, and one that is freed there serves them
+    // again.
     let scarce = ranges.swap_remove(500);
     give(&subject, &mut cpu, scarce);
     assert_eq!(take(&subject, &mut cpu, block, MASK_32), Ok(scarce));
@@ -259,7 +263,8 @@ fn sizes_above_the_largest_order_are_exact() {
     assert_eq!((subject.free_pages(), subject.fragments()), (10_000, 1));
 }
 
-/// The pathology of EIOVAR section 5 and the sizes that Linux does not cache: no request ever inspects more than a path of the tree.
+/// The pathology of EIOVAR section 5 and the sizes that Linux does not cache: no request ever
+/// inspects more than a path of the tree.
 #[test]
 fn no_search_is_long() {
     let subject = make(pages(1, 0xf_ffff), MagazineLimits::DEFAULT);

@@ -1,4 +1,5 @@
-//! What the documents report about allocators besides Table 1: occupancy of EIOVAR's lists, search lengths, Linux's magazines.
+//! What the documents report about allocators besides Table 1: occupancy of EIOVAR's lists, search
+//! lengths, Linux's magazines.
 
 #[path = "support/common.rs"]
 mod common;
@@ -15,8 +16,9 @@ fn space() -> PfnRange {
     pages(1, 0xf_ffff)
 }
 
-/// Deferred protection: two rings, buffers freed `W` at a time after the flush (EIOVAR section 6.2). Returns the mean number of
-/// freed ranges in the lists after an allocation, and the longest search of the second half.
+/// Deferred protection: two rings, buffers freed `W` at a time after the flush (EIOVAR section
+/// 6.2). Returns the mean number of freed ranges in the lists after an allocation, and the longest
+/// search of the second half.
 fn deferred(capacity: Capacity) -> (f64, u32) {
     const W: usize = 250;
     let mut eiovar = Eiovar::new(CachedTree::new(space()), capacity);
@@ -57,11 +59,12 @@ fn deferred(capacity: Capacity) -> (f64, u32) {
     (held as f64 / f64::from(samples), longest)
 }
 
-/// AL06: below the high-water mark W = 250, k freed ranges are soon used up and the lists are empty until the next flush; from W on, nothing
-/// but the lists is needed.
+/// AL06: below the high-water mark W = 250, k freed ranges are soon used up and the lists are empty
+/// until the next flush; from W on, nothing but the lists is needed.
 #[test]
 fn eiovar_needs_as_many_ranges_as_are_freed_at_once() {
-    // Within the window of W operations: k of them find the list filled k/2 on average, the rest find it empty.
+    // Within the window of W operations: k of them find the list filled k/2 on average, the rest
+    // find it empty.
     for k in [1, 8, 64, 240] {
         let (mean, longest) = deferred(Capacity::AtMost(k));
         let law = (k * k) as f64 / 2.0 / 250.0;
@@ -152,7 +155,8 @@ fn freebsd_is_first_fit_and_linear_only_above_the_boundary() {
     assert!(tree.alloc(&AllocRequest::new(1, LIMIT)).is_err());
 }
 
-/// Baselines f1 and f2: Linux caches ranges of up to 32 pages; larger ones search the tree each time.
+/// Baselines f1 and f2: Linux caches ranges of up to 32 pages; larger ones search the tree each
+/// time.
 #[test]
 fn linux_leaves_large_ranges_to_the_tree() {
     for (size, cached) in [
@@ -191,7 +195,8 @@ fn linux_exchanges_magazines_of_127_and_trims_the_depot() {
     let mut live: Vec<_> = (0..127 * 8)
         .map(|_| rcache.alloc(&mut here, &one).unwrap().range)
         .collect();
-    // Two magazines stay with the processor; each further one that is full goes to the depot when the next range comes.
+    // Two magazines stay with the processor; each further one that is full goes to the depot when
+    // the next range comes.
     for (freed, depot) in [(254, 0), (1, 1), (126, 1), (1, 2), (127, 3)] {
         for range in live.drain(..freed) {
             assert!(rcache.free(&mut there, flushed(range)));
@@ -260,7 +265,8 @@ fn eiovar_holds_k_ranges_and_not_one_more() {
     }
 }
 
-/// The summary of a subtree counts aligned blocks, not length: thousands of gaps that are long enough but lie askew are not visited.
+/// The summary of a subtree counts aligned blocks, not length: thousands of gaps that are long
+/// enough but lie askew are not visited.
 #[test]
 fn free_space_is_not_led_astray_by_gaps_that_lie_askew() {
     let mut store = FreeSpace::new(pages(0, (1 << 16) - 1)).unwrap();

@@ -1,9 +1,11 @@
-//! Whether the meter's components add up to what another clock says: `cargo bench -p ringfence-lab --bench meter [-- --check]`.
+//! Whether the meter's components add up to what another clock says: `cargo bench -p ringfence-lab
+//! --bench meter [-- --check]`.
 //!
-//! The meter gets its components from differences between eight replicas, each timed in blocks of 1024 steps. Here the full layer and the
-//! replay's own loop are timed by themselves, 128 steps at a time; what the first takes more than the second stands beside
-//! the sum of the components. Both are executed cycles of a map and an unmap together. The sample is replayed several times over. `--check`
-//! exits with 1 if a ratio is more than 10% off.
+//! The meter gets its components from differences between eight replicas, each timed in blocks of
+//! 1024 steps. Here the full layer and the replay's own loop are timed by themselves, 128 steps at
+//! a time; what the first takes more than the second stands beside the sum of the components. Both
+//! are executed cycles of a map and an unmap together. The sample is replayed several times over.
+//! `--check` exits with 1 if a ratio is more than 10% off.
 
 use std::process::ExitCode;
 use std::rc::Rc;

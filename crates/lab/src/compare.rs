@@ -31,7 +31,8 @@ pub struct CompareOptions {
     pub repetitions: usize,
     /// Whether the hostile pass is run.
     pub attack: bool,
-    /// Whether the device of the metered pass touches a buffer's pages when it is mapped, too, and not only before its unmap.
+    /// Whether the device of the metered pass touches a buffer's pages when it is mapped, too, and
+    /// not only before its unmap.
     pub early_touches: bool,
     /// Slots of the rings of ring modes.
     pub rings: RingSizes,
@@ -59,8 +60,8 @@ impl CompareOptions {
 }
 
 impl CompareOptions {
-    /// How many pages may be mapped at once so that the tables of all timed replays stay below 4 GiB: they live side by side, and a
-    /// trace of one line can map 64 GiB.
+    /// How many pages may be mapped at once so that the tables of all timed replays stay below 4
+    /// GiB: they live side by side, and a trace of one line can map 64 GiB.
     fn timed_pages(&self) -> u64 {
         const TABLES: u64 = 4 << 30;
         let replays =
@@ -92,8 +93,9 @@ pub struct Comparison {
     pub bursts_cut_by_map: u64,
 }
 
-/// Replays a trace in every mode of `options`, chunk by chunk and mode by mode, so that neither a long trace nor a noisy machine favours
-/// one of them. `progress` is told the lines replayed so far.
+/// Replays a trace in every mode of `options`, chunk by chunk and mode by mode, so that neither a
+/// long trace nor a noisy machine favours one of them. `progress` is told the lines replayed so
+/// far.
 ///
 /// # Errors
 /// The trace is malformed, or a mode cannot be built.
@@ -196,7 +198,8 @@ pub fn compare<R: Read>(
     })
 }
 
-/// Reads a trace to its end, and refuses it if it does not name all of the devices. Quicker than to find out after a replay.
+/// Reads a trace to its end, and refuses it if it does not name all of the devices. Quicker than to
+/// find out after a replay.
 ///
 /// # Errors
 /// The trace is malformed, or it does not name a device.
@@ -222,7 +225,8 @@ fn known(trace: &str, devices: &Devices, names: &[String]) -> Result<(), LabErro
     }
 }
 
-/// Why the rows of a trace cannot be taken at their word, if so. Devices that are not replayed spoil nothing.
+/// Why the rows of a trace cannot be taken at their word, if so. Devices that are not replayed
+/// spoil nothing.
 pub(crate) fn status_of_trace(summary: &Summary, planner: &Planner) -> ReplayStatus {
     if summary.lost > 0 {
         return ReplayStatus::LostEvents(summary.lost);

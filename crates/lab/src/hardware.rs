@@ -1,5 +1,5 @@
-//! The IOMMU of a replay's machine: one that walks radix tables behind context entries, one flat table a host bridge, or the rings of a
-//! device.
+//! The IOMMU of a replay's machine: one that walks radix tables behind context entries, one flat
+//! table a host bridge, or the rings of a device.
 
 use std::fmt;
 use std::rc::Rc;
@@ -49,8 +49,8 @@ pub trait Hardware: fmt::Debug + Sized + 'static {
     /// Lets all accesses through untranslated.
     fn disable(&mut self);
 
-    /// The requester ID under which the device in `row` of the trace's devices makes its accesses; `recorded` is its own. `None` if
-    /// the hardware has no place for so many.
+    /// The requester ID under which the device in `row` of the trace's devices makes its accesses;
+    /// `recorded` is its own. `None` if the hardware has no place for so many.
     fn requester(_row: u16, recorded: RequesterId) -> Option<RequesterId> {
         Some(recorded)
     }
@@ -98,7 +98,8 @@ pub trait Hardware: fmt::Debug + Sized + 'static {
         self.invalidator().submit(Invalidation::Global).map(drop)
     }
 
-    /// Moves the invalidations that the host had it complete since the last call to the end of `completed`.
+    /// Moves the invalidations that the host had it complete since the last call to the end of
+    /// `completed`.
     fn drain_completed(&mut self, completed: &mut Vec<Invalidation>) {
         let _ = completed;
     }
@@ -109,7 +110,8 @@ pub trait Hardware: fmt::Debug + Sized + 'static {
     }
 }
 
-/// Who keeps the tables that the hardware looks up: the layer itself ([`()`](unit)), or a host that it asks to.
+/// Who keeps the tables that the hardware looks up: the layer itself ([`()`](unit)), or a host that
+/// it asks to.
 pub trait Host: Sized + 'static {
     /// Whether it is somebody else.
     const REMOTE: bool;
@@ -206,9 +208,9 @@ impl Hardware for Vtd {
     }
 }
 
-/// A Calgary unit, every device behind a host bridge of its own: a bridge has one space for all devices behind it (CG02), and a replay
-/// gives each device a space. What it purges it purges whole, as Linux's driver does (`tce_cache_blast` in
-/// `arch/x86/kernel/pci-calgary_64.c`; HW07).
+/// A Calgary unit, every device behind a host bridge of its own: a bridge has one space for all
+/// devices behind it (CG02), and a replay gives each device a space. What it purges it purges
+/// whole, as Linux's driver does (`tce_cache_blast` in `arch/x86/kernel/pci-calgary_64.c`; HW07).
 #[derive(Debug)]
 pub struct Calgary {
     unit: CalgaryUnit,
@@ -293,8 +295,8 @@ impl<L: RingLogic + 'static> Hardware for Riommu<L> {
     type Host = ();
     type Invalidator = RingUnit<L>;
 
-    /// The documents give each ring one entry and do not say for how many: here as many rings have one as the profile's IOTLB has
-    /// entries, in the same geometry.
+    /// The documents give each ring one entry and do not say for how many: here as many rings have
+    /// one as the profile's IOTLB has entries, in the same geometry.
     fn new(
         profile: &Profile,
         memory: &Rc<Arena>,
@@ -351,8 +353,8 @@ impl<L: RingLogic + 'static> Hardware for Riommu<L> {
         &mut self.unit
     }
 
-    /// In the words of a unit with tables: a hit is an access that read no table, a miss one that read the rPTE, and before it the rRING
-    /// where the ring had no entry.
+    /// In the words of a unit with tables: a hit is an access that read no table, a miss one that
+    /// read the rPTE, and before it the rRING where the ring had no entry.
     fn stats(&self) -> IommuStats {
         let ring = self.unit.stats();
         let mut stats = IommuStats::default();

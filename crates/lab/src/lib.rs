@@ -1,9 +1,10 @@
 //! The laboratory: modes, replay, oracle and meter.
 //!
-//! A trace comes in as operations ([`ringfence_trace`]); [`plan`] decides once for all modes what happens when; [`mode_dispatch`] turns a mode's row of
-//! answers into types; [`replay`] performs the plan with devices, hardware and [`oracle`]; [`meter`] times the layer alone;
-//! [`compare`] runs both for each mode and puts its [`row`] together. [`experiments`] are the documents' own. What rows say to
-//! people and programs is the crate above.
+//! A trace comes in as operations ([`ringfence_trace`]); [`plan`] decides once for all modes what
+//! happens when; [`mode_dispatch`] turns a mode's row of answers into types; [`replay`] performs
+//! the plan with devices, hardware and [`oracle`]; [`meter`] times the layer alone; [`compare`]
+//! runs both for each mode and puts its [`row`] together. [`experiments`] are the documents' own.
+//! What rows say to people and programs is the crate above.
 
 pub mod compare;
 pub mod compose;

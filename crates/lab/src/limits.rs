@@ -1,7 +1,7 @@
 //! Bounds on what one replay may ask for.
 
-/// Bounds on one replay. [`ReplayLimits::default`] suits machines; a caller that trusts a larger trace
-/// raises them.
+/// Bounds on one replay. [`ReplayLimits::default`] suits machines; a caller that trusts a larger
+/// trace raises them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ReplayLimits {

@@ -1,7 +1,8 @@
 //! From a mode's row of answers to the types that carry them out: the one dispatch of a replay.
 //!
-//! Everything behind [`dispatch`] is monomorphised over the answers; in front of it there are only rows. What is timed goes there. What is
-//! judged goes through [`dispatch_dyn`], where many modes have their types in common.
+//! Everything behind [`dispatch`] is monomorphised over the answers; in front of it there are only
+//! rows. What is timed goes there. What is judged goes through [`dispatch_dyn`], where many modes
+//! have their types in common.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -215,7 +216,8 @@ impl<A, T: ReplayTable, F> Clone for ModeParts<A, T, F> {
 impl<A, T: ReplayTable, F> Copy for ModeParts<A, T, F> {}
 
 impl<A, T: ReplayTable, F> ModeParts<A, T, F> {
-    /// The allocator of a domain with `table`, which is as it was made; without one, as if there were.
+    /// The allocator of a domain with `table`, which is as it was made; without one, as if there
+    /// were.
     ///
     /// # Errors
     /// No room.
@@ -373,8 +375,8 @@ pub(crate) fn per_cpu_flush() -> PerCpuFlush {
     PerCpuQueue::new(QueueConfig::default(), RefCell::new, RefCell::new)
 }
 
-/// Calls the job with the types of `mode`. Rows without a name are put together from parts that dispatch at each operation
-/// (`dynamic/`).
+/// Calls the job with the types of `mode`. Rows without a name are put together from parts that
+/// dispatch at each operation (`dynamic/`).
 ///
 /// # Errors
 /// The mode is not built in.
@@ -382,7 +384,8 @@ pub fn dispatch<J: ModeVisitor>(mode: &Mode, job: J) -> Result<J::Output, LabErr
     dispatch_static(mode, job).or_else(|job| dispatch_dyn(mode, job))
 }
 
-/// The same for modes that have a name, an allocator and a table: only these have types of their own.
+/// The same for modes that have a name, an allocator and a table: only these have types of their
+/// own.
 ///
 /// # Errors
 /// The mode is none of them: the job comes back.
@@ -531,8 +534,9 @@ pub(crate) fn dispatch_static<J: ModeVisitor>(mode: &Mode, job: J) -> Result<J::
     })
 }
 
-/// Calls the job with parts that dispatch at each operation, whether the mode has a name or not: for whoever judges and counts, and whom
-/// it serves to be compiled for few types. What is one object, as a ring or a cache, has no other parts.
+/// Calls the job with parts that dispatch at each operation, whether the mode has a name or not:
+/// for whoever judges and counts, and whom it serves to be compiled for few types. What is one
+/// object, as a ring or a cache, has no other parts.
 ///
 /// # Errors
 /// The mode is not built in.
@@ -544,7 +548,8 @@ pub fn dispatch_dyn<J: ModeVisitor>(mode: &Mode, job: J) -> Result<J::Output, La
     }
 }
 
-/// Whether one object carries out several of a mode's answers: identity, rings, a reverse translation cache.
+/// Whether one object carries out several of a mode's answers: identity, rings, a reverse
+/// translation cache.
 pub(crate) fn is_special(mode: &Mode) -> bool {
     let cached = matches!(
         mode.flush,

@@ -13,7 +13,8 @@ pub enum Alloc {
     Eiovar(Option<usize>),
     /// Fujita and Moriai: next-fit bitmap.
     Bitmap,
-    /// The same as the document has it: addresses freed ahead of the pointer are reused before the flush.
+    /// The same as the document has it: addresses freed ahead of the pointer are reused before the
+    /// flush.
     BitmapAsPublished,
     /// The bitmap whose bits are the entries of the flat table.
     TableBitmap,
@@ -44,17 +45,20 @@ pub enum TableKind {
     Radix,
     /// The same with a per-CPU cache of leaf tables in front.
     CachedRadix,
-    /// The same, reclaiming empty table pages and writing back the whole page at every unmap (FreeBSD as documented).
+    /// The same, reclaiming empty table pages and writing back the whole page at every unmap
+    /// (FreeBSD as documented).
     RadixReclaimPage,
     /// The same, reclaiming, and writing back what was touched (FreeBSD repaired).
     RadixReclaim,
     /// One flat table of 2^20 entries a device: IBM's Calgary.
     Flat,
-    /// A flat table a ring, of 16 bytes a slot: rIOMMU, whose walks snoop whatever the platform's do.
+    /// A flat table a ring, of 16 bytes a slot: rIOMMU, whose walks snoop whatever the platform's
+    /// do.
     Ring,
     /// The same, and the walks do not snoop: every touched line is written back.
     RingNonCoherent,
-    /// [`Ring`](Self::Ring) looked up as the document has it: the first byte of an access is checked against the length.
+    /// [`Ring`](Self::Ring) looked up as the document has it: the first byte of an access is
+    /// checked against the length.
     RingAsPublished,
     /// [`RingNonCoherent`](Self::RingNonCoherent) looked up so.
     RingNonCoherentAsPublished,
@@ -90,12 +94,13 @@ pub enum FlushKind {
     Burst,
     /// The same as rIOMMU's figures have it: buffers are back at once.
     BurstAsPublished,
-    /// After C whole timer cycles without a user, in one batch: a reverse translation cache stands in front of question 1, and finds
-    /// what was released by the pages that it leads to.
+    /// After C whole timer cycles without a user, in one batch: a reverse translation cache stands
+    /// in front of question 1, and finds what was released by the pages that it leads to.
     PerCycle,
     /// The same as long as reuse has been taking, and never longer.
     PerCycleAdaptive,
-    /// The same as the document has it: direction and length are not asked for, and whoever releases first of several users releases all.
+    /// The same as the document has it: direction and length are not asked for, and whoever
+    /// releases first of several users releases all.
     PerCycleAsPublished,
 }
 
@@ -106,11 +111,14 @@ pub enum Owner {
     Kernel,
     /// The host, before the guest runs; nobody asks it for anything.
     Host,
-    /// The host, asked through a virtqueue as virtio-iommu has it: a request maps or unmaps one run of addresses.
+    /// The host, asked through a virtqueue as virtio-iommu has it: a request maps or unmaps one run
+    /// of addresses.
     VirtioIommu,
-    /// The host, asked through a virtqueue as the para-virtual IOMMU has it: a request maps or unmaps pages.
+    /// The host, asked through a virtqueue as the para-virtual IOMMU has it: a request maps or
+    /// unmaps pages.
     Pviommu,
-    /// The same with the document's optimisations of the host: frames from a pool, and a pointer to the last table of the second stage.
+    /// The same with the document's optimisations of the host: frames from a pool, and a pointer to
+    /// the last table of the second stage.
     PviommuHopt,
 }
 
@@ -223,8 +231,9 @@ impl Mode {
     /// What the mode promises.
     pub fn safety(&self) -> Safety {
         match self.flush {
-            // The literal ring overwrites live entries and lets accesses run past a buffer's end, and the literal cache lets a device write
-            // what it was to read, for as long as that is in use: nothing bounds that.
+            // The literal ring overwrites live entries and lets accesses run past a buffer's end,
+            // and the literal cache lets a device write what it was to read, for as long as that is
+            // in use: nothing bounds that.
             FlushKind::Never | FlushKind::BurstAsPublished | FlushKind::PerCycleAsPublished => {
                 Safety::None
             }

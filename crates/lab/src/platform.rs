@@ -1,4 +1,5 @@
-//! The machine of a replay: memory, frames, one IOMMU, context tables, and a clock that the trace drives.
+//! The machine of a replay: memory, frames, one IOMMU, context tables, and a clock that the trace
+//! drives.
 
 use std::rc::Rc;
 
@@ -17,7 +18,8 @@ use crate::error::LabError;
 use crate::guest::QueueStats;
 use crate::hardware::{ContextTarget, Hardware, Host, Vtd};
 
-/// Where the buffers of a trace lie; traces are renamed to fit. A reservation of addresses: memory is what the tables take.
+/// Where the buffers of a trace lie; traces are renamed to fit. A reservation of addresses: memory
+/// is what the tables take.
 pub const DATA_BYTES: u64 = ringfence_trace::ARENA_BYTES;
 /// Room for tables above them: enough to map all data by 4 KiB pages.
 const TABLE_BYTES: u64 = 4 << 30;
@@ -49,7 +51,8 @@ impl<H: Hardware> Invalidator for LoggedIommu<H> {
     #[inline]
     fn submit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {
         let ticket = self.hardware.invalidator().submit(request)?;
-        // A host has asked the unit itself; else the unit completes what it accepts before it returns.
+        // A host has asked the unit itself; else the unit completes what it accepts before it
+        // returns.
         if !H::Host::REMOTE {
             self.count += 1;
             self.completed.push(request);

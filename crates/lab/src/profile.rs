@@ -1,4 +1,5 @@
-//! Cost profiles: what no user program can execute is charged from here, and the geometry of the modelled hardware.
+//! Cost profiles: what no user program can execute is charged from here, and the geometry of the
+//! modelled hardware.
 
 use std::fmt;
 
@@ -6,8 +7,8 @@ use ringfence_hw::{Geometry, GeometryError};
 use ringfence_pgtable::Coherency;
 use serde::{Deserialize, Serialize};
 
-/// Costs and geometry of one platform. Charged cycles are the platform's own; executed cycles are those of the processor that runs the
-/// replay. Reports keep the two apart.
+/// Costs and geometry of one platform. Charged cycles are the platform's own; executed cycles are
+/// those of the processor that runs the replay. Reports keep the two apart.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Profile {
@@ -15,13 +16,16 @@ pub struct Profile {
     pub name: String,
     /// Where the numbers come from.
     pub source: String,
-    /// Cycles of one IOTLB invalidation, from the submission to its completion. Charged per invalidation command.
+    /// Cycles of one IOTLB invalidation, from the submission to its completion. Charged per
+    /// invalidation command.
     pub invalidation_cycles: u64,
-    /// Cycles from the moment a guest notifies its host until the host's work begins, and back: charged per notification, in modes where a host
-    /// does the work. Profiles from before there was such a field have what [`r210_2015`](Self::r210_2015) assumes.
+    /// Cycles from the moment a guest notifies its host until the host's work begins, and back:
+    /// charged per notification, in modes where a host does the work. Profiles from before there
+    /// was such a field have what [`r210_2015`](Self::r210_2015) assumes.
     #[serde(default = "assumed_kick")]
     pub kick_cycles: u64,
-    /// Cycles a device waits for an IOTLB miss. Reported beside the hit rate; no part of the processor's cost.
+    /// Cycles a device waits for an IOTLB miss. Reported beside the hit rate; no part of the
+    /// processor's cost.
     pub miss_cycles: u64,
     /// Cycles a packet costs without protection, per mapping: the c of `relative_throughput`.
     pub c_none: f64,
@@ -35,7 +39,8 @@ pub struct Profile {
     pub walk_cache: [u32; 3],
 }
 
-/// No document prices a notification. This is the order of one exit from a guest and the entry back; waking a host's thread costs more.
+/// No document prices a notification. This is the order of one exit from a guest and the entry
+/// back; waking a host's thread costs more.
 const ASSUMED_KICK: u64 = 2000;
 
 fn assumed_kick() -> u64 {
@@ -43,11 +48,14 @@ fn assumed_kick() -> u64 {
 }
 
 impl Profile {
-    /// The machine of the rIOMMU and EIOVAR documents: Dell R210, Xeon E3-1220 at 3.1 GHz, Mellanox 40 Gb/s.
+    /// The machine of the rIOMMU and EIOVAR documents: Dell R210, Xeon E3-1220 at 3.1 GHz, Mellanox
+    /// 40 Gb/s.
     ///
-    /// Invalidation: about 2150 cycles (rIOMMU section 5.1; Table 1 prints 2127 to 2135). Miss: 1532 cycles (section 5.3). c: half
-    /// of the 1816 cycles that a packet of two mappings costs without protection (Fig. 7). Page walks do not snoop (section 3.2). The documents print neither
-    /// IOTLB nor walk-cache geometry, nor what a guest's notification costs; these are assumptions, printed with every report.
+    /// Invalidation: about 2150 cycles (rIOMMU section 5.1; Table 1 prints 2127 to 2135). Miss:
+    /// 1532 cycles (section 5.3). c: half of the 1816 cycles that a packet of two mappings costs
+    /// without protection (Fig. 7). Page walks do not snoop (section 3.2). The documents print
+    /// neither IOTLB nor walk-cache geometry, nor what a guest's notification costs; these are
+    /// assumptions, printed with every report.
     pub fn r210_2015() -> Self {
         Self {
             name: "r210-2015".into(),
@@ -160,7 +168,8 @@ mod tests {
     #[test]
     fn the_documents_machine_costs_what_they_print() {
         let profile = Profile::r210_2015();
-        // rIOMMU, Table 1: an unmap's invalidation takes 2127 to 2135 cycles; section 5.1 waits 2150. Section 5.3: a miss takes 1532.
+        // rIOMMU, Table 1: an unmap's invalidation takes 2127 to 2135 cycles; section 5.1
+        // waits 2150. Section 5.3: a miss takes 1532.
         assert_eq!(profile.invalidation_cycles, 2150);
         assert_eq!(profile.miss_cycles, 1532);
         // Fig. 7: 1816 cycles a packet, two mappings a packet.

@@ -9,8 +9,8 @@ use crate::modes::{Mode, Safety};
 use crate::oracle::Tally;
 use crate::replay::Outcomes;
 
-/// Version of the JSON form. Fields may be added under the same version, never removed or given another
-/// meaning. Version 2 writes null for a number that was not measured.
+/// Version of the JSON form. Fields may be added under the same version, never removed or given
+/// another meaning. Version 2 writes null for a number that was not measured.
 pub const SCHEMA: u32 = 2;
 
 /// Violations by class.
@@ -40,7 +40,8 @@ impl From<Tally> for Violations {
     }
 }
 
-/// A trace in a mode. `docs/JSON.md` says what every field means. A field that is `None` was not measured.
+/// A trace in a mode. `docs/JSON.md` says what every field means. A field that is `None` was not
+/// measured.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Row {
     /// Name of the trace.
@@ -78,7 +79,8 @@ pub struct Row {
     pub invalidations: u64,
     /// Hits of the IOTLB in the metered pass, as a share of its lookups. `None` without a lookup.
     pub iotlb_hit_rate: Option<f64>,
-    /// Hits of the walk caches of level 1, 2, 3 as shares of their lookups. `None` without a lookup.
+    /// Hits of the walk caches of level 1, 2, 3 as shares of their lookups. `None` without a
+    /// lookup.
     pub walk_cache_hit_rate: [Option<f64>; 3],
     /// Words read from tables per walk. `None` without a walk.
     pub walk_references: Option<f64>,
@@ -108,7 +110,8 @@ pub struct Row {
     pub status_code: &'static str,
     /// Maps that waited for a slot of their ring.
     pub stalls: u64,
-    /// Maps that never got one: their mapping ended, or the trace, while they waited. They are not among `maps` and `unmaps`.
+    /// Maps that never got one: their mapping ended, or the trace, while they waited. They are not
+    /// among `maps` and `unmaps`.
     pub stalled_out: u64,
     /// Requests to a host to map or to unmap; 0 where the kernel does it itself.
     pub requests: u64,
@@ -116,7 +119,8 @@ pub struct Row {
     pub kicks: u64,
     /// Walks of the guest's second stage by the host; 0 where guest-physical is physical.
     pub host_walks: u64,
-    /// Words of the second stage that finding pages has read, by walks or through the pointer to the last table.
+    /// Words of the second stage that finding pages has read, by walks or through the pointer to
+    /// the last table.
     pub host_reads: u64,
     /// Frames given to pages of the guest that had none.
     pub host_frames: u64,
@@ -126,7 +130,8 @@ pub struct Row {
     pub kept_at_end: u64,
     /// Their part of `stale_byte_seconds`: until the end of the trace, not of their residency.
     pub kept_byte_seconds: f64,
-    /// Like `stale_window_max_ns`, to the end of the last window: modes with a cache run on after the trace.
+    /// Like `stale_window_max_ns`, to the end of the last window: modes with a cache run on after
+    /// the trace.
     pub exposed_max_ns: u64,
     /// Like `stale_byte_seconds`, to the end of the last window.
     pub exposed_byte_seconds: f64,
@@ -169,8 +174,8 @@ fn ratio(part: u64, whole: u64) -> Option<f64> {
 }
 
 impl Row {
-    /// A row of zeros as a run over a trace with maps and unmaps gives one: `timed` with repetitions,
-    /// `hostile` with the hostile pass. It says which fields have a value.
+    /// A row of zeros as a run over a trace with maps and unmaps gives one: `timed` with
+    /// repetitions, `hostile` with the hostile pass. It says which fields have a value.
     pub fn of_run(timed: bool, hostile: bool) -> Self {
         let cycles = timed.then_some(0.0);
         let count = hostile.then_some(0);

@@ -61,7 +61,8 @@ enum PassAttackers {
     None,
     /// Whom every mode meets.
     Paged(Box<(Replayer, Neighbour)>),
-    /// Rings meet the straddler too, and the racer last: what it keeps warm next takes the place of what the replayer has just tried.
+    /// Rings meet the straddler too, and the racer last: what it keeps warm next takes the place of
+    /// what the replayer has just tried.
     Rings(Box<((Replayer, BufferEdgeAttackers), Racer)>),
 }
 
@@ -216,8 +217,9 @@ impl ModeVisitor for BuildReplays<'_> {
         self.oracle_replays(true, Ownership::Shared, flush, attackers, make, cycles)
     }
 
-    /// The attackers of the other modes and two more. An entry of a ring's cache is overwritten by its successor's, so that a stale one is
-    /// only met by a device that keeps it warm; and a unit that looks buffers up by the byte may stop an access at its first byte only.
+    /// The attackers of the other modes and two more. An entry of a ring's cache is overwritten by
+    /// its successor's, so that a stale one is only met by a device that keeps it warm; and a unit
+    /// that looks buffers up by the byte may stop an access at its first byte only.
     fn rings<D, L, F>(self, recipe: RingParts<D, L, F>) -> Self::Output
     where
         D: ReplayRing,

@@ -7,8 +7,8 @@ use serde::{Serialize, Serializer};
 
 use crate::modes::Safety;
 
-/// `Ok`, or what keeps a row from being taken at its word. Serialised as the sentence that it prints as; [`code`](Self::code) is for
-/// programs.
+/// `Ok`, or what keeps a row from being taken at its word. Serialised as the sentence that it
+/// prints as; [`code`](Self::code) is for programs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ReplayStatus {
@@ -30,22 +30,24 @@ pub enum ReplayStatus {
     RefusedUnmaps(u64),
     /// Buffers never came back, because their invalidation failed.
     NotFlushed(u64),
-    /// More than one map in a hundred never got a slot of its ring: the driver unmaps in another order than a tail can follow, and the row
-    /// stands for the rest of the trace only.
+    /// More than one map in a hundred never got a slot of its ring: the driver unmaps in another
+    /// order than a tail can follow, and the row stands for the rest of the trace only.
     RingDoesNotFit {
         /// Maps that waited in vain.
         stalled_out: u64,
         /// Maps that the trace asks for.
         wanted: u64,
     },
-    /// Maps were refused in a timed replay, and in no other: the cycles stand for less than the trace.
+    /// Maps were refused in a timed replay, and in no other: the cycles stand for less than the
+    /// trace.
     RefusedInMeter {
         /// How many, in the replay that refused most.
         count: u64,
         /// The first.
         first: MapError,
     },
-    /// So much is mapped at once that the tables of all timed replays would not fit into memory: no cycles.
+    /// So much is mapped at once that the tables of all timed replays would not fit into memory: no
+    /// cycles.
     NotTimed {
         /// Most bytes mapped at once, in whole pages.
         bytes: u64,

@@ -1,5 +1,6 @@
-//! The meter's components in instructions, which are exact: in either order of ablation they add up to the whole to the last one. The
-//! orders themselves agree to a tenth of the whole: what the compiler inlines depends on what is there.
+//! The meter's components in instructions, which are exact: in either order of ablation they add up
+//! to the whole to the last one. The orders themselves agree to a tenth of the whole: what the
+//! compiler inlines depends on what is there.
 //!
 //! The test runs itself under callgrind, once for each replica.
 

@@ -14,8 +14,9 @@ use ringfence_lab::experiments::published::{
     EIOVAR_STRICT_STREAM, MLX_STREAM, Metric, Rounded, TABLE_1, TABLE_2, TABLE_3, Variant,
 };
 
-/// The tables as they were taken from the documents, outside of the repository: `RINGFENCE_REFERENCE`, or `../shared/reference`
-/// beside it. Without them the test says that it did not run, and fails where `CI` is set.
+/// The tables as they were taken from the documents, outside of the repository:
+/// `RINGFENCE_REFERENCE`, or `../shared/reference` beside it. Without them the test says that it
+/// did not run, and fails where `CI` is set.
 fn reference() -> Option<PathBuf> {
     let folder = std::env::var_os("RINGFENCE_REFERENCE").map_or_else(
         || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/reference"),
@@ -34,7 +35,8 @@ fn reference() -> Option<PathBuf> {
     None
 }
 
-/// The first `columns` columns of each row, joined; the last of them is a number and is printed again so that 1.0 and 1.00 are one.
+/// The first `columns` columns of each row, joined; the last of them is a number and is printed
+/// again so that 1.0 and 1.00 are one.
 fn rows(file: &Path, columns: usize) -> BTreeSet<String> {
     let text = std::fs::read_to_string(file).unwrap();
     let row = |line: &str| {
@@ -199,7 +201,8 @@ fn eiovar_gains_more_on_the_same_machine() {
     let [strict, defer] = against_eiovar();
     assert!(close(strict.riommu.value, 1.77, 0.01), "{strict:?}");
     assert!(!strict.within_rounding && strict.riommu.hi < strict.eiovar.lo);
-    // The cost of an allocation that EIOVAR prints overshoots: it depends on how long the machine has run.
+    // The cost of an allocation that EIOVAR prints overshoots: it depends on how long the machine
+    // has run.
     let with_alloc = strict.with_eiovar_alloc.unwrap();
     assert!(with_alloc.lo > strict.eiovar.hi, "{with_alloc:?}");
     assert!(close(with_alloc.value, 2.49, 0.01), "{with_alloc:?}");

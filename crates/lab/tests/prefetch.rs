@@ -24,7 +24,8 @@ fn of(rows: &[PrefetchRow], predictor: Predictor) -> impl Iterator<Item = &Prefe
     rows.iter().filter(move |row| row.predictor == predictor)
 }
 
-/// What the experiment must show: Recency and Markov predict only with a history as large as the ring, the rIOTLB's two entries always do.
+/// What the experiment must show: Recency and Markov predict only with a history as large as the
+/// ring, the rIOTLB's two entries always do.
 #[test]
 fn recency_and_markov_need_the_ring_in_their_history_and_two_entries_do_not() {
     for addresses in [Addresses::Tidy, Addresses::Scattered, Addresses::Tree] {
@@ -55,7 +56,8 @@ fn recency_and_markov_need_the_ring_in_their_history_and_two_entries_do_not() {
     }
 }
 
-/// The invalidation that a ring needs for safety costs one walk a burst, whatever the addresses are.
+/// The invalidation that a ring needs for safety costs one walk a burst, whatever the addresses
+/// are.
 #[test]
 fn an_invalidation_costs_two_entries_one_walk() {
     for addresses in Addresses::ALL {
@@ -71,8 +73,8 @@ fn an_invalidation_costs_two_entries_one_walk() {
     }
 }
 
-/// Where the measured departs from the document: Distance works where neighbours of a ring lie side by side, and no history helps
-/// Markov and Recency where no address comes again before a flush.
+/// Where the measured departs from the document: Distance works where neighbours of a ring lie side
+/// by side, and no history helps Markov and Recency where no address comes again before a flush.
 #[test]
 fn addresses_decide_what_can_be_learned() {
     let rate = |addresses, predictor, history: u32| {
@@ -294,7 +296,8 @@ fn a_buffer_costs_bounded_work() {
     assert!(recorded::streams("t", &b""[..]).unwrap().is_empty());
 }
 
-/// The bundled trace against a count over its operations, which come by another way and know no IOVA.
+/// The bundled trace against a count over its operations, which come by another way and know no
+/// IOVA.
 #[test]
 fn every_page_of_every_unmap_of_the_sample_is_accessed_once() {
     let mut operations = Operations::new("sample", sample(), TraceOptions::default());

@@ -1,7 +1,9 @@
-//! What a device in a process of its own costs, beside the same device as a thread: a mapping that comes and goes, and a read of 4 KiB. Behind
-//! the virtio-iommu, and behind the para-virtual IOMMU, where a map's end is a grant to the process and an unmap's its revocation.
+//! What a device in a process of its own costs, beside the same device as a thread: a mapping that
+//! comes and goes, and a read of 4 KiB. Behind the virtio-iommu, and behind the para-virtual IOMMU,
+//! where a map's end is a grant to the process and an unmap's its revocation.
 //!
-//! All four go through the same scripted client, whose own time is in all numbers, and take turns. `--quick` for fewer samples.
+//! All four go through the same scripted client, whose own time is in all numbers, and take turns.
+//! `--quick` for fewer samples.
 #![allow(missing_docs, dead_code)]
 
 #[path = "../tests/client/guest.rs"]
@@ -152,7 +154,8 @@ fn quartiles(mut samples: Vec<f64>) -> (f64, f64, f64) {
     (at(2), at(1), at(3))
 }
 
-/// Of each sample: the virtio-iommu's thread and process, the para-virtual IOMMU's thread and process.
+/// Of each sample: the virtio-iommu's thread and process, the para-virtual IOMMU's thread and
+/// process.
 type Sample = [f64; 4];
 
 /// Two lines: what the samples say of both IOMMUs. Ratios are those of one sample each.

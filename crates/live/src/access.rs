@@ -1,4 +1,5 @@
-//! Who may use the sockets and files of this process, and how they are made so that nobody else can.
+//! Who may use the sockets and files of this process, and how they are made so that nobody else
+//! can.
 //!
 //! Sockets get their mode before they get their name: there is no moment at which others could
 //! connect. Each connection's user is checked as well, since a mode can be changed later.
@@ -149,7 +150,8 @@ fn named(kind: SocketType, path: &Path) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Whose process the other end of a stream is: of a listener, who listened; of a client, who connected.
+/// Whose process the other end of a stream is: of a listener, who listened; of a client, who
+/// connected.
 pub(crate) fn peer(stream: &UnixStream) -> io::Result<Uid> {
     Ok(rustix::net::sockopt::socket_peercred(stream.as_fd())?.uid)
 }
@@ -186,7 +188,8 @@ mod tests {
         }
     }
 
-    /// A connection to `path` of a thread that is another user. None where this test may not become one.
+    /// A connection to `path` of a thread that is another user. None where this test may not become
+    /// one.
     fn connect_as_nobody(path: &Path) -> Option<io::Result<UnixStream>> {
         let path = path.to_owned();
         let connect = move || {

@@ -1,10 +1,10 @@
 //! What the daemon gives up once its sockets, files and devices are open.
 //!
-//! Each thread that serves somebody confines itself: it has no capabilities, can gain none, and asks
-//! the kernel for nothing but what serving takes. It opens no file, starts no process, names no
-//! socket, signals no other process, and has no memory that can be executed but the program's. A call that is not in the list
-//! fails with `EPERM`: the library that makes a new one goes on as it does on a kernel without it,
-//! and a thread that was taken over gains nothing by the difference.
+//! Each thread that serves somebody confines itself: it has no capabilities, can gain none, and
+//! asks the kernel for nothing but what serving takes. It opens no file, starts no process, names
+//! no socket, signals no other process, and has no memory that can be executed but the program's. A
+//! call that is not in the list fails with `EPERM`: the library that makes a new one goes on as it
+//! does on a kernel without it, and a thread that was taken over gains nothing by the difference.
 
 use std::io;
 
@@ -166,8 +166,8 @@ pub(crate) fn serving_thread(kept: CapabilitySet) -> io::Result<()> {
     sys::confine(&filter(&[]), false).map(drop)
 }
 
-/// Takes the privileges of the calling thread, and of programs that it starts: for a process that still
-/// has one to start.
+/// Takes the privileges of the calling thread, and of programs that it starts: for a process that
+/// still has one to start.
 ///
 /// # Errors
 /// The kernel refuses.
@@ -206,9 +206,9 @@ pub(crate) fn prepare() {
     let _ = rustix::param::page_size();
 }
 
-/// Lets this process lock as much memory as a guest has. Returns the capability that its threads have
-/// to keep for that: none if the process can raise its limit (`CAP_SYS_RESOURCE`), which a container
-/// may not let it.
+/// Lets this process lock as much memory as a guest has. Returns the capability that its threads
+/// have to keep for that: none if the process can raise its limit (`CAP_SYS_RESOURCE`), which a
+/// container may not let it.
 pub(crate) fn allow_locking() -> CapabilitySet {
     let unlimited = Rlimit {
         current: None,

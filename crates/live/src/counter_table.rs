@@ -24,7 +24,8 @@ impl Readings {
 }
 
 impl Sample {
-    /// Reads what [`prometheus`](crate::counters::prometheus) wrote. Lines about anything else are passed over; none if there is nothing of ours.
+    /// Reads what [`prometheus`](crate::counters::prometheus) wrote. Lines about anything else are
+    /// passed over; none if there is nothing of ours.
     pub fn parse(text: &str) -> Option<Self> {
         let mut sample = Self::default();
         for line in text.lines() {
@@ -67,7 +68,8 @@ impl Sample {
     }
 }
 
-/// The columns. Rates and times are of the time since `before`; without it there are no rates, and times are of all requests.
+/// The columns. Rates and times are of the time since `before`; without it there are no rates, and
+/// times are of all requests.
 const TITLES: [&str; 11] = [
     "device",
     "requests/s",
@@ -118,7 +120,8 @@ pub fn table(now: &Sample, before: Option<(&Sample, Duration)>) -> String {
     aligned(&rows)
 }
 
-/// The bound within which this part of the requests since `before` ended; nothing if there was none.
+/// The bound within which this part of the requests since `before` ended; nothing if there was
+/// none.
 fn within(now: &Readings, before: &Readings, part: f64) -> String {
     let counts = now.times.iter().enumerate().map(|(at, (bound, count))| {
         let earlier = before.times.get(at).map_or(0, |(_, count)| *count);

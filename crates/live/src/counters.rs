@@ -18,7 +18,8 @@ impl Counter {
         }
     }
 
-    /// Adds what another process counted. A process may say any number, so the counter stays at its maximum.
+    /// Adds what another process counted. A process may say any number, so the counter stays at its
+    /// maximum.
     fn add_told(&self, amount: u64) {
         let add = |value: u64| Some(value.saturating_add(amount));
         let _ = self
@@ -45,7 +46,8 @@ const BUCKETS: usize = 22;
 /// Times, by powers of two.
 #[derive(Debug, Default)]
 pub struct Histogram {
-    /// How many took at most `bound(index)`, and more than the one before; the last: how many took longer.
+    /// How many took at most `bound(index)`, and more than the one before; the last: how many took
+    /// longer.
     counts: [Counter; BUCKETS + 1],
     nanoseconds: Counter,
 }
@@ -71,7 +73,8 @@ impl Histogram {
             .fold(0, u64::saturating_add)
     }
 
-    /// In the format of Prometheus: how many took at most each bound, the sum in seconds, how many there are.
+    /// In the format of Prometheus: how many took at most each bound, the sum in seconds, how many
+    /// there are.
     fn write(&self, text: &mut String, name: &str, device: &str) {
         let mut total: u64 = 0;
         let mut bound: u64 = 1 << SHORTEST;
@@ -110,7 +113,8 @@ macro_rules! counters {
         }
 
         impl $name {
-            /// All numbers, in an order of their own, and from here on they are zero. For a process that counts for another one.
+            /// All numbers, in an order of their own, and from here on they are zero. For a process
+            /// that counts for another one.
             pub(crate) fn take(&self) -> Vec<u64> {
                 self.numbers().map(Counter::take).collect()
             }
@@ -175,7 +179,8 @@ counters! {
         frames_sent,
         /// Frames for the guest that it was given.
         frames_received,
-        /// Frames that were dropped: of a wrong length, for nobody, or for a buffer that could not hold them.
+        /// Frames that were dropped: of a wrong length, for nobody, or for a buffer that could not
+        /// hold them.
         frames_dropped,
         /// Misses asked of a vhost-user front-end.
         iotlb_misses,

@@ -1,4 +1,5 @@
-//! The devices of one guest, each on a socket and a thread of its own, and their counters on one more.
+//! The devices of one guest, each on a socket and a thread of its own, and their counters on one
+//! more.
 
 mod dma_path;
 mod local_config;
@@ -61,8 +62,9 @@ pub type Log = Arc<dyn Fn(&str, &ServeEvent<'_>) + Send + Sync>;
 /// A device's name and its counters.
 type NamedCounters = (&'static str, Arc<DeviceCounters>);
 
-/// Lets this process have as many descriptors as it may. A client keeps one for each range of memory that it shares, up to
-/// [`MAX_RANGES`](crate::MAX_RANGES), and must not take them from other devices' clients: the usual limit is about as many.
+/// Lets this process have as many descriptors as it may. A client keeps one for each range of
+/// memory that it shares, up to [`MAX_RANGES`](crate::MAX_RANGES), and must not take them from
+/// other devices' clients: the usual limit is about as many.
 pub fn use_all_descriptors() {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
@@ -239,7 +241,8 @@ impl Daemon {
         })
     }
 
-    /// The file that will be the guest's memory. Nothing of another guest's is in it, and it goes with the devices.
+    /// The file that will be the guest's memory. Nothing of another guest's is in it, and it goes
+    /// with the devices.
     fn make_memory(&mut self, path: &Path) -> io::Result<()> {
         let mut file = File::options();
         file.write(true).create_new(true).mode(0o600).open(path)?;
@@ -459,8 +462,8 @@ impl Daemon {
         Ok(())
     }
 
-    /// From now on another process of the same user can take the devices over, at `control.sock` in the directory. Those behind an IOMMU of
-    /// QEMU's cannot be taken over.
+    /// From now on another process of the same user can take the devices over, at `control.sock` in
+    /// the directory. Those behind an IOMMU of QEMU's cannot be taken over.
     ///
     /// # Errors
     /// What listening meets.
@@ -506,7 +509,8 @@ impl Daemon {
         text(&self.counters)
     }
 
-    /// Waits until every thread has ended, which they do only after [`StopSignal::stop`] or an error.
+    /// Waits until every thread has ended, which they do only after [`StopSignal::stop`] or an
+    /// error.
     pub fn join(mut self) -> io::Result<EndReason> {
         let mut result = Ok(());
         for thread in self.threads.drain(..) {
@@ -531,8 +535,8 @@ impl Daemon {
         }
     }
 
-    /// Confines the calling thread, which from now on only waits for the others and removes the sockets.
-    /// See [`serving_process`](confine::serving_process).
+    /// Confines the calling thread, which from now on only waits for the others and removes the
+    /// sockets. See [`serving_process`](confine::serving_process).
     ///
     /// # Errors
     /// The kernel refuses.

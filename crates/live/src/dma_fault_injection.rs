@@ -1,7 +1,7 @@
 //! Devices that misbehave on purpose, to see what stops them.
 //!
-//! A class is tried as soon as a request gives the opportunity: an address that the class is about. What comes of it is told here and, if
-//! the IOMMU stops it, by the guest's own driver.
+//! A class is tried as soon as a request gives the opportunity: an address that the class is about.
+//! What comes of it is told here and, if the IOMMU stops it, by the guest's own driver.
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -19,17 +19,19 @@ use crate::virtio::chain::{Chain, ChainSegment};
 pub enum InjectedDma {
     /// Writes at an address that nobody gave to it.
     Stray(Iova),
-    /// Writes where the data of an earlier request went, whose mapping is gone. Needs a driver with one request at a time: one of
-    /// [`LARGE_BYTES`] or more, then one of a page or less.
+    /// Writes where the data of an earlier request went, whose mapping is gone. Needs a driver with
+    /// one request at a time: one of [`LARGE_BYTES`] or more, then one of a page or less.
     AfterUnmap,
     /// Writes to the header of a request, which is mapped for reading.
     WriteReadOnly,
     /// Reads the buffer of a request for data, which is mapped for writing.
     ReadWriteOnly,
-    /// Another endpoint writes to a buffer of this one, at an address that is not mapped for the other.
+    /// Another endpoint writes to a buffer of this one, at an address that is not mapped for the
+    /// other.
     Foreign,
-    /// As [`AfterUnmap`](Self::AfterUnmap), by a device that translates for itself and goes on using what it knows: nothing but the page's rights
-    /// stops it. For a device in a process of its own.
+    /// As [`AfterUnmap`](Self::AfterUnmap), by a device that translates for itself and goes on
+    /// using what it knows: nothing but the page's rights stops it. For a device in a process of
+    /// its own.
     AfterRevoke,
     /// Writes [`STORM`] times, one after the other, at an address that nobody gave to it: the guest
     /// is told of as many faults as it can take. It begins with a request of [`LARGE_BYTES`] or
@@ -51,8 +53,8 @@ pub const CLASSES: &[&str] = &[
 /// Writes of an [`InjectedDma::Storm`].
 pub const STORM: u32 = 1_000_000;
 
-/// Bytes of data from which on a request's pages are remembered for [`InjectedDma::AfterUnmap`], and it
-/// begins an [`InjectedDma::Storm`].
+/// Bytes of data from which on a request's pages are remembered for [`InjectedDma::AfterUnmap`],
+/// and it begins an [`InjectedDma::Storm`].
 pub const LARGE_BYTES: u64 = 32 * 1024;
 
 const PAGE_BYTES: u64 = 4096;
@@ -147,7 +149,8 @@ impl std::fmt::Debug for DmaInjector {
 }
 
 impl DmaInjector {
-    /// Tries all of `classes`; `tell` hears what came of each. [`InjectedDma::Foreign`] is tried by `other`, if there is one.
+    /// Tries all of `classes`; `tell` hears what came of each. [`InjectedDma::Foreign`] is tried by
+    /// `other`, if there is one.
     pub fn new(
         classes: &[InjectedDma],
         other_endpoint: Option<EndpointMemory>,
@@ -239,7 +242,8 @@ impl DmaInjector {
         }
     }
 
-    /// A page of an earlier, large request that this small one does not use. The driver waits for each request, so it has unmapped it.
+    /// A page of an earlier, large request that this small one does not use. The driver waits for
+    /// each request, so it has unmapped it.
     fn unmapped(&self, chain: &Chain) -> Option<Iova> {
         // The status byte stands behind the data.
         if chain.writable.bytes() > PAGE_BYTES + 1 {

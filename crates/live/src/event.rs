@@ -1,9 +1,12 @@
 //! Eventfds that a client has handed over, signalled without waiting.
 //!
-//! Whoever writes to an eventfd waits while its counter is full. Neither `O_NONBLOCK` nor a look beforehand helps against a client that lies: the flag is
-//! the descriptor's description's, and that and the counter are the client's as well, who takes the one away and fills the other up between any two
-//! instructions of ours. A device that waits there is one that the daemon's end waits for. The kernel itself signals eventfds without waiting, at the
-//! end of asynchronous I/O, and leaves a full counter full. So a signal is an asynchronous read of nothing (io_submit(2), `IOCB_FLAG_RESFD`).
+//! Whoever writes to an eventfd waits while its counter is full. Neither `O_NONBLOCK` nor a look
+//! beforehand helps against a client that lies: the flag is the descriptor's description's, and
+//! that and the counter are the client's as well, who takes the one away and fills the other up
+//! between any two instructions of ours. A device that waits there is one that the daemon's end
+//! waits for. The kernel itself signals eventfds without waiting, at the end of asynchronous I/O,
+//! and leaves a full counter full. So a signal is an asynchronous read of nothing (io_submit(2),
+//! `IOCB_FLAG_RESFD`).
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -22,7 +25,8 @@ const MAX_EVENTS: libc::c_long = 64;
 /// Times that others may fill what was emptied.
 const ATTEMPTS: usize = 8;
 
-/// `struct iocb`. `key` and `rw_flags` change places where the highest byte comes first; both are zero.
+/// `struct iocb`. `key` and `rw_flags` change places where the highest byte comes first; both are
+/// zero.
 #[repr(C)]
 #[derive(Default)]
 struct Iocb {
@@ -50,7 +54,8 @@ struct IoEvent {
     result2: i64,
 }
 
-/// What asynchronous I/O takes: the process's context, as the kernel has them, and a file to read nothing from.
+/// What asynchronous I/O takes: the process's context, as the kernel has them, and a file to read
+/// nothing from.
 struct AioContext {
     context: libc::c_ulong,
     dev_null: File,
@@ -66,7 +71,8 @@ impl AioContext {
     fn new() -> io::Result<Self> {
         let nothing = File::open("/dev/null")?;
         let mut context: libc::c_ulong = 0;
-        // SAFETY: the call writes a context's number where its second argument points, and that lives longer than the call.
+        // SAFETY: the call writes a context's number where its second argument points, and that
+        // lives longer than the call.
         if unsafe { libc::syscall(libc::SYS_io_setup, MAX_EVENTS, &raw mut context) } < 0 {
             return Err(io::Error::last_os_error());
         }
@@ -88,8 +94,8 @@ impl AioContext {
         let one: libc::c_long = 1;
         for _ in 0..ATTEMPTS {
             let mut list = [&raw mut request];
-            // SAFETY: the list has one pointer, to a request that lives longer than the call, which alone uses both. The request names no buffer, as it
-            // reads no bytes.
+            // SAFETY: the list has one pointer, to a request that lives longer than the call, which
+            // alone uses both. The request names no buffer, as it reads no bytes.
             let sent =
                 unsafe { libc::syscall(libc::SYS_io_submit, self.context, one, list.as_mut_ptr()) };
             if sent == 1 {
@@ -111,8 +117,9 @@ impl AioContext {
             tv_nsec: 0,
         };
         let none: libc::c_long = 0;
-        // SAFETY: the call writes at most `MAX_EVENTS` ends where its fourth argument points, which has room for so many, and reads a time; both live longer
-        // than the call. Any bytes are an `IoEvent`.
+        // SAFETY: the call writes at most `MAX_EVENTS` ends where its fourth argument points, which
+        // has room for so many, and reads a time; both live longer than the call. Any bytes are an
+        // `IoEvent`.
         let _ = unsafe {
             libc::syscall(
                 libc::SYS_io_getevents,

@@ -83,7 +83,8 @@ impl Vectors {
             start,
             count,
         };
-        // An error is never reported that way, but clients want to be told of one: one vector, never signalled.
+        // An error is never reported that way, but clients want to be told of one: one vector,
+        // never signalled.
         if index == ERROR_IRQ && start == 0 && count <= 1 {
             return Ok(());
         }

@@ -1,7 +1,9 @@
-//! Virtio devices for an unmodified guest, served to QEMU over vfio-user, each behind a virtio-iommu.
+//! Virtio devices for an unmodified guest, served to QEMU over vfio-user, each behind a
+//! virtio-iommu.
 //!
-//! From the outside in: `wire` is the protocol as bytes, [`Session`] one client's conversation, `virtio` and `pci` the function it talks
-//! to, [`dma`] how a device reaches the guest's memory. None of these touches a socket: [`server`] does.
+//! From the outside in: `wire` is the protocol as bytes, [`Session`] one client's conversation,
+//! `virtio` and `pci` the function it talks to, [`dma`] how a device reaches the guest's memory.
+//! None of these touches a socket: [`server`] does.
 #![deny(unsafe_code)]
 #![warn(missing_docs)]
 

@@ -1,8 +1,10 @@
 //! What one guest can make this process keep, or do at a time.
 //!
-//! What a guest asks beyond is refused to it as its protocol says, and a few times it is said in the log; nothing else is touched. Not among
-//! these, because no guest decides about them: the devices there are, the ranges of memory that a client shares
-//! ([`MAX_RANGES`](crate::MAX_RANGES)), one message of a client's at a time, of at most [`MAX_MESSAGE_BYTES`](crate::wire::MAX_MESSAGE_BYTES).
+//! What a guest asks beyond is refused to it as its protocol says, and a few times it is said in
+//! the log; nothing else is touched. Not among these, because no guest decides about them: the
+//! devices there are, the ranges of memory that a client shares
+//! ([`MAX_RANGES`](crate::MAX_RANGES)), one message of a client's at a time, of at most
+//! [`MAX_MESSAGE_BYTES`](crate::wire::MAX_MESSAGE_BYTES).
 
 use std::error::Error;
 
@@ -29,11 +31,13 @@ pub struct GuestLimits {
     pub record_bytes: u64,
 }
 
-/// The fewest pages that [`GuestLimits::iotlb_pages`] can be: with fewer, an access to as many pages as one can have would never find all of them there.
+/// The fewest pages that [`GuestLimits::iotlb_pages`] can be: with fewer, an access to as many
+/// pages as one can have would never find all of them there.
 pub const MIN_IOTLB_PAGES: usize = 1024;
 
 impl Default for GuestLimits {
-    /// 65536 mappings in 64 domains, each of 16 MiB of tables; queues of 256; requests of 16 MiB; 8192 pages of an IOTLB, 64 misses; a record of 1 GiB.
+    /// 65536 mappings in 64 domains, each of 16 MiB of tables; queues of 256; requests of 16 MiB;
+    /// 8192 pages of an IOTLB, 64 misses; a record of 1 GiB.
     fn default() -> Self {
         let iotlb = IotlbLimits::default();
         Self {

@@ -1,11 +1,14 @@
 //! The guest's memory as the client shares it: the ranges of `DMA_MAP`, mapped from its files.
 //!
-//! A client could cut a file off after it was mapped, and the next access would kill the process. So only files that are
-//! sealed against shrinking are mapped (`F_SEAL_SHRINK`, which QEMU's `memory-backend-memfd` sets by itself), and none of huge pages: there are
-//! so many of these and no more, the client can give any of them back, and who touches one that is not to be had is killed. Ranges without a
-//! file, such as ROMs, and ranges that a device may not write are known and not reachable.
+//! A client could cut a file off after it was mapped, and the next access would kill the process.
+//! So only files that are sealed against shrinking are mapped (`F_SEAL_SHRINK`, which QEMU's
+//! `memory-backend-memfd` sets by itself), and none of huge pages: there are so many of these and
+//! no more, the client can give any of them back, and who touches one that is not to be had is
+//! killed. Ranges without a file, such as ROMs, and ranges that a device may not write are known
+//! and not reachable.
 //!
-//! One file may be excepted ([`MemoryRules`]), so that a host without swap can take pages of a guest back.
+//! One file may be excepted ([`MemoryRules`]), so that a host without swap can take pages of a
+//! guest back.
 
 pub(crate) mod lock;
 mod rules;
@@ -29,7 +32,8 @@ pub use rules::{Locked, MemoryRules};
 
 /// Most ranges that one client may map. Announced as `max_dma_maps`.
 pub const MAX_RANGES: usize = 1024;
-/// Most bytes that one client may map, 16 TiB: of the address space, of which a process has 128 TiB, the other devices need some.
+/// Most bytes that one client may map, 16 TiB: of the address space, of which a process has 128
+/// TiB, the other devices need some.
 const MAX_MAPPED_BYTES: u64 = 1 << 44;
 /// The file system of huge pages (`HUGETLBFS_MAGIC`, Linux, include/uapi/linux/magic.h).
 const HUGE_PAGES: u64 = 0x9584_58f6;
@@ -62,7 +66,8 @@ pub enum MemoryError {
         /// The range that was asked for.
         range: IovaRange,
     },
-    /// The file cannot be mapped there: it is too short, the offset lies on no page, or the host refuses.
+    /// The file cannot be mapped there: it is too short, the offset lies on no page, or the host
+    /// refuses.
     Unmappable {
         /// The range that was asked for.
         range: IovaRange,
@@ -216,7 +221,8 @@ impl GuestRam {
         ranges.collect()
     }
 
-    /// Maps what another process had mapped, under the conditions of this one: what it locks is locked when this returns.
+    /// Maps what another process had mapped, under the conditions of this one: what it locks is
+    /// locked when this returns.
     ///
     /// # Errors
     /// [`MemoryError`].
@@ -256,8 +262,8 @@ impl GuestRam {
         if u64::try_from(kind) == Ok(HUGE_PAGES) {
             return Err(MemoryError::HugePages { range });
         }
-        // Mapping past the end of a file succeeds; touching it there kills the process. The seal, or whoever vouched for the file, keeps the size from
-        // shrinking below.
+        // Mapping past the end of a file succeeds; touching it there kills the process. The seal,
+        // or whoever vouched for the file, keeps the size from shrinking below.
         let size = fstat(&file).map_err(|_| unmappable)?.st_size;
         let size = u64::try_from(size).unwrap_or(0);
         if offset

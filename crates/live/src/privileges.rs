@@ -1,4 +1,5 @@
-//! Privileges that a thread gives up for good: capabilities(7), and those that a program file could give it.
+//! Privileges that a thread gives up for good: capabilities(7), and those that a program file could
+//! give it.
 
 use std::io;
 
@@ -11,8 +12,8 @@ use rustix::thread::{
 /// Numbers that a capability can have. The kernel refuses those that it does not know.
 const CAPABILITIES: u32 = 64;
 
-/// Takes all capabilities and all ways to new ones from the calling thread, and from the threads and
-/// processes that it starts later.
+/// Takes all capabilities and all ways to new ones from the calling thread, and from the threads
+/// and processes that it starts later.
 ///
 /// # Errors
 /// See [`drop_all_but`].
@@ -20,8 +21,8 @@ pub(crate) fn drop_all() -> io::Result<()> {
     drop_all_but(CapabilitySet::empty())
 }
 
-/// The same, but the thread and the threads that it starts keep those of `kept` that it has. A program
-/// that it starts has none.
+/// The same, but the thread and the threads that it starts keep those of `kept` that it has. A
+/// program that it starts has none.
 ///
 /// # Errors
 /// The kernel's. The bounding set stays where the thread may not change it (`CAP_SETPCAP`): with

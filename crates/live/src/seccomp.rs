@@ -23,7 +23,8 @@ pub(crate) struct Rule {
     action: u32,
 }
 
-/// A condition on the lower half of an argument; the kernel takes no more of a descriptor or of flags.
+/// A condition on the lower half of an argument; the kernel takes no more of a descriptor or of
+/// flags.
 #[derive(Clone, Copy, Debug)]
 enum Condition {
     Always,
@@ -66,8 +67,8 @@ impl Rule {
     }
 }
 
-/// The program for these rules, of which the first that fits a call decides. `otherwise` is the action
-/// for every other call of this architecture; one of another architecture ends the process.
+/// The program for these rules, of which the first that fits a call decides. `otherwise` is the
+/// action for every other call of this architecture; one of another architecture ends the process.
 pub(crate) fn program(rules: &[Rule], otherwise: u32) -> Vec<sock_filter> {
     let load = |offset| statement(BPF_LD | BPF_W | BPF_ABS, offset);
     let end = |action| statement(BPF_RET | BPF_K, action);

@@ -38,12 +38,14 @@ pub trait PolledFunction: Function {
     /// It will serve no more, here or in another process.
     fn end(&mut self) {}
 
-    /// Comes to the end of its turn if others work for it, by then. False if it has not: it goes on.
+    /// Comes to the end of its turn if others work for it, by then. False if it has not: it goes
+    /// on.
     fn pause(&mut self, _until: Instant) -> bool {
         true
     }
 
-    /// Another process has it from now on. When this returns true, nothing that works for it is left, or reaches anything.
+    /// Another process has it from now on. When this returns true, nothing that works for it is
+    /// left, or reaches anything.
     fn release(&mut self) -> bool {
         true
     }
@@ -78,7 +80,8 @@ pub trait PolledFunction: Function {
 /// Serves clients one after another until told to stop.
 ///
 /// # Errors
-/// What listening or waiting meets. What a client does wrong is no error: it is reported and at worst ends its connection.
+/// What listening or waiting meets. What a client does wrong is no error: it is reported and at
+/// worst ends its connection.
 pub fn serve<F: PolledFunction>(
     listener: &UnixListener,
     function: F,
@@ -295,7 +298,8 @@ impl<F: PolledFunction> ClientConnection<F> {
             if let Some(pause) = woken.serve_end() {
                 return Ok(Some(pause));
             }
-            // Neither keeps the other waiting: a flood of packets the driver's registers, or a flood of doorbells the packets.
+            // Neither keeps the other waiting: a flood of packets the driver's registers, or a
+            // flood of doorbells the packets.
             if woken.extra {
                 function.on_ready();
             }

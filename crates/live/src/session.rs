@@ -104,17 +104,20 @@ pub trait Function {
     /// # Errors
     /// [`FunctionError`] if they are not all in the region.
     fn read(&mut self, region: u32, offset: u64, data: &mut [u8]) -> Result<(), FunctionError>;
-    /// Writes them. When it returns, a function that has been told to leave the bus has left it, and reaches no memory.
+    /// Writes them. When it returns, a function that has been told to leave the bus has left it,
+    /// and reaches no memory.
     ///
     /// # Errors
-    /// [`FunctionError`] if they are not all in the region, or the function does not leave the bus; nothing has changed.
+    /// [`FunctionError`] if they are not all in the region, or the function does not leave the bus;
+    /// nothing has changed.
     fn write(&mut self, region: u32, offset: u64, data: &[u8]) -> Result<(), FunctionError>;
     /// Sets or signals vectors.
     ///
     /// # Errors
     /// [`FunctionError`]; nothing has changed.
     fn set_irqs(&mut self, request: SetIrqs) -> Result<(), FunctionError>;
-    /// The guest's memory is another one now. What was derived from the old one is forgotten before this returns.
+    /// The guest's memory is another one now. What was derived from the old one is forgotten before
+    /// this returns.
     fn memory_changed(&mut self, memory: &GuestMemoryMmap);
     /// As after power-on: it reaches no memory.
     ///
@@ -202,7 +205,8 @@ impl<F: Function> Session<F> {
         }
     }
 
-    /// Goes on with a conversation that another process has begun: what was agreed on, and the memory.
+    /// Goes on with a conversation that another process has begun: what was agreed on, and the
+    /// memory.
     pub(crate) fn resume(mut function: F, ram: GuestRam, agreed: bool) -> Self {
         function.memory_changed(ram.memory());
         Self {
@@ -229,7 +233,8 @@ impl<F: Function> Session<F> {
 
     /// The client has gone: its memory is let go of, the function is as after power-on.
     pub fn end(mut self) -> F {
-        // Whoever could not be stopped is nobody's concern any more but the log's, which hears of its end.
+        // Whoever could not be stopped is nobody's concern any more but the log's, which hears of
+        // its end.
         let _ = self.function.reset();
         self.function.memory_changed(&GuestMemoryMmap::default());
         self.function
@@ -334,7 +339,8 @@ impl<F: Function> Session<F> {
         }
     }
 
-    /// Version 0.x; what is announced bounds what the client may send. The string ends with a zero byte.
+    /// Version 0.x; what is announced bounds what the client may send. The string ends with a zero
+    /// byte.
     fn version(&mut self, major: u16) -> Result<Vec<u8>, Refusal> {
         if major != 0 {
             return Err(Refusal::Version { command: None });

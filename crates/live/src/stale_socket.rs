@@ -1,4 +1,5 @@
-//! Names of sockets whose process was killed. They stay, and nothing can listen there before they are removed.
+//! Names of sockets whose process was killed. They stay, and nothing can listen there before they
+//! are removed.
 
 use std::fs;
 use std::io;
@@ -6,10 +7,12 @@ use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::Path;
 
-/// Removes the socket at `path` if nobody has it open any more. What is no socket, or is in use, stays.
+/// Removes the socket at `path` if nobody has it open any more. What is no socket, or is in use,
+/// stays.
 ///
 /// # Errors
-/// [`AddrInUse`](io::ErrorKind::AddrInUse): something else has the name. Or what looking and removing meet.
+/// [`AddrInUse`](io::ErrorKind::AddrInUse): something else has the name. Or what looking and
+/// removing meet.
 pub(crate) fn clear(path: &Path) -> io::Result<()> {
     let kind = match fs::symlink_metadata(path) {
         Ok(about) => about.file_type(),

@@ -50,7 +50,8 @@ fn the_module_reads_and_builds_what_the_vectors_say() {
         },
     );
     let said = said(&output);
-    // Of requests, configuration spaces and events both kinds were there: what is sound, and what is not.
+    // Of requests, configuration spaces and events both kinds were there: what is sound, and what
+    // is not.
     let words = said.split_whitespace();
     let counts: Vec<u32> = words.filter_map(|word| word.parse().ok()).collect();
     assert_eq!(counts.len(), 6, "{said}");
@@ -59,7 +60,8 @@ fn the_module_reads_and_builds_what_the_vectors_say() {
     }
 }
 
-/// An empty header for each of the kernel's that the module includes: what it needs of them stands in `kmod/tests/kernel.h`.
+/// An empty header for each of the kernel's that the module includes: what it needs of them stands
+/// in `kmod/tests/kernel.h`.
 fn empty_headers() -> PathBuf {
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("headers");
     let sources = fs::read_dir(repository().join("kmod")).unwrap();

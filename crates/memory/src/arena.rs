@@ -9,9 +9,11 @@ use crate::WriteBack;
 use crate::line::LINE;
 use crate::mmap_region::MmapRegion;
 
-/// Physical memory from address 0 on, backed only where it has been written. Reads zero where it has not.
+/// Physical memory from address 0 on, backed only where it has been written. Reads zero where it
+/// has not.
 ///
-/// Tables and buffers lie in the same arena; who wants them apart gives [`Frames`](crate::Frames) a range above the buffers.
+/// Tables and buffers lie in the same arena; who wants them apart gives [`Frames`](crate::Frames) a
+/// range above the buffers.
 #[derive(Debug)]
 pub struct Arena {
     mapping: MmapRegion,
@@ -25,7 +27,8 @@ impl Arena {
     /// # Errors
     /// As for [`with_write_back`](Self::with_write_back).
     pub fn new(bytes: u64) -> Result<Self, ArenaError> {
-        // What this host can execute is asked of it once: under a hypervisor the answer takes microseconds.
+        // What this host can execute is asked of it once: under a hypervisor the answer takes
+        // microseconds.
         Self::map(bytes, WriteBack::best())
     }
 

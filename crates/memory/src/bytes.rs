@@ -1,8 +1,8 @@
 //! Byte access for devices' data.
 //!
-//! A device may write wherever a translation leads it, into a table too, while processors use the same words as atomics. So bytes
-//! are moved by whole atomic words, the first and last one by compare-and-exchange: no access tears a word, none is a
-//! data race, and no unsafe code is needed.
+//! A device may write wherever a translation leads it, into a table too, while processors use the
+//! same words as atomics. So bytes are moved by whole atomic words, the first and last one by
+//! compare-and-exchange: no access tears a word, none is a data race, and no unsafe code is needed.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 

@@ -10,8 +10,8 @@ use ringfence_types::{
 
 const FRAME: u64 = PageSize::Size4K.bytes();
 
-/// Hands out the frames of a region: freed ones first, then those never used. Shared by threads behind one lock; tables need a frame
-/// rarely.
+/// Hands out the frames of a region: freed ones first, then those never used. Shared by threads
+/// behind one lock; tables need a frame rarely.
 #[derive(Debug)]
 pub struct Frames<M> {
     mem: M,
@@ -47,8 +47,8 @@ impl<M: PhysMemory> Frames<M> {
         }
     }
 
-    /// `count` consecutive frames, zeroed, aligned to their size rounded up to a power of two: the root of a flat table. They are not
-    /// taken back.
+    /// `count` consecutive frames, zeroed, aligned to their size rounded up to a power of two: the
+    /// root of a flat table. They are not taken back.
     ///
     /// # Errors
     /// The rest of the region that was never used is too small.
@@ -104,7 +104,8 @@ impl<M: PhysMemory> Frames<M> {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // The state is whole between any two statements, so another thread's panic means nothing here.
+        // The state is whole between any two statements, so another thread's panic means nothing
+        // here.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,14 +1,17 @@
 //! The host processor's own cache-line write-back.
 //!
-//! What a walker that does not snoop needs is that the bytes are in memory. The VT-d specification (section 3.10 "Memory
-//! Type Considerations", and the Coherency field of the extended capability register) leaves it to software to flush structures out of
-//! the processor's caches and names CLFLUSH as an example. CLWB and CLFLUSHOPT do that as well: the Intel SDM (volume 2, "CLWB") says
-//! that the line, if modified, is written to memory from any level of the cache hierarchy of the coherence domain. CLWB may
-//! keep the line; a kept line is unmodified, so it hides nothing from a reader of memory. It would only matter if the
-//! *device* wrote the line behind the processor's back, which a walker without accessed and dirty bits does not.
+//! What a walker that does not snoop needs is that the bytes are in memory. The VT-d specification
+//! (section 3.10 "Memory Type Considerations", and the Coherency field of the extended capability
+//! register) leaves it to software to flush structures out of the processor's caches and names
+//! CLFLUSH as an example. CLWB and CLFLUSHOPT do that as well: the Intel SDM (volume 2, "CLWB")
+//! says that the line, if modified, is written to memory from any level of the cache hierarchy of
+//! the coherence domain. CLWB may keep the line; a kept line is unmodified, so it hides nothing
+//! from a reader of memory. It would only matter if the *device* wrote the line behind the
+//! processor's back, which a walker without accessed and dirty bits does not.
 //!
-//! All three are ordered after earlier stores to the same line. CLWB and CLFLUSHOPT are ordered with later stores by SFENCE
-//! (same pages), and it is a later store (a doorbell, an invalidation register) that makes the device look.
+//! All three are ordered after earlier stores to the same line. CLWB and CLFLUSHOPT are ordered
+//! with later stores by SFENCE (same pages), and it is a later store (a doorbell, an invalidation
+//! register) that makes the device look.
 
 /// Which instruction writes a line back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -19,8 +22,8 @@ pub enum WriteBack {
     ClflushOpt,
     /// Writes back and drops the line, ordered with every other CLFLUSH and store: one at a time.
     Clflush,
-    /// A full fence only: this host has no instruction for it that a program may execute. Correct wherever devices are
-    /// modelled in software; of no use against real hardware.
+    /// A full fence only: this host has no instruction for it that a program may execute. Correct
+    /// wherever devices are modelled in software; of no use against real hardware.
     FenceOnly,
 }
 
@@ -79,7 +82,8 @@ mod host {
 
     pub(super) fn available() -> Vec<WriteBack> {
         let mut found = Vec::new();
-        // SDM volume 2, "CPUID": leaf 7 EBX bit 24 CLWB, bit 23 CLFLUSHOPT; leaf 1 EDX bit 19 CLFLUSH.
+        // SDM volume 2, "CPUID": leaf 7 EBX bit 24 CLWB, bit 23 CLFLUSHOPT; leaf 1 EDX bit 19
+        // CLFLUSH.
         let highest = __cpuid(0).eax;
         if highest >= 7 {
             let ebx = __cpuid_count(7, 0).ebx;
@@ -99,10 +103,11 @@ mod host {
     #[inline]
     pub(super) fn line(kind: WriteBack, byte: *const u8) {
         match kind {
-            // SAFETY: the instruction writes a cache line to memory and changes no value that a program can see; on an
-            // address that is not mapped it faults, and the only caller passes addresses inside its live mapping. It
-            // exists on this host: `Arena` refuses kinds that `available` does not name. As a memory clobber the
-            // block is not moved across the stores it is to write back.
+            // SAFETY: the instruction writes a cache line to memory and changes no value that a
+            // program can see; on an address that is not mapped it faults, and the only caller
+            // passes addresses inside its live mapping. It exists on this host: `Arena` refuses
+            // kinds that `available` does not name. As a memory clobber the block is not moved
+            // across the stores it is to write back.
             WriteBack::Clwb => unsafe {
                 asm!("clwb byte ptr [{}]", in(reg) byte, options(nostack, preserves_flags));
             },
@@ -120,8 +125,8 @@ mod host {
 
     #[inline]
     pub(super) fn prefetch(byte: *const u8) {
-        // SAFETY: a hint, which changes no value and faults on no address; processors without it take it for one without effect (SDM
-        // volume 2, "PREFETCHW").
+        // SAFETY: a hint, which changes no value and faults on no address; processors without it
+        // take it for one without effect (SDM volume 2, "PREFETCHW").
         unsafe {
             asm!("prefetchw byte ptr [{}]", in(reg) byte, options(nostack, preserves_flags, readonly));
         }
@@ -130,11 +135,13 @@ mod host {
     #[inline]
     pub(super) fn drain(kind: WriteBack) {
         match kind {
-            // SAFETY: a fence; SSE is part of x86-64. As a memory clobber the block also holds back the compiler.
+            // SAFETY: a fence; SSE is part of x86-64. As a memory clobber the block also holds back
+            // the compiler.
             WriteBack::Clwb | WriteBack::ClflushOpt => unsafe {
                 asm!("sfence", options(nostack, preserves_flags));
             },
-            // SAFETY: as above. MFENCE orders CLFLUSH on every processor that has it; SFENCE only on newer ones.
+            // SAFETY: as above. MFENCE orders CLFLUSH on every processor that has it; SFENCE only
+            // on newer ones.
             WriteBack::Clflush => unsafe {
                 asm!("mfence", options(nostack, preserves_flags));
             },

@@ -1,7 +1,8 @@
-//! What a change of a table costs, in TSC cycles: sides interleaved in one run, medians, spread and ratios.
+//! What a change of a table costs, in TSC cycles: sides interleaved in one run, medians, spread and
+//! ratios.
 //!
-//! `cargo bench -p ringfence-pgtable`, `-- --quick` for a tenth of the time. Absolute cycles are those of the machine and the moment;
-//! ratios are what counts.
+//! `cargo bench -p ringfence-pgtable`, `-- --quick` for a tenth of the time. Absolute cycles are
+//! those of the machine and the moment; ratios are what counts.
 
 #[path = "support/floor.rs"]
 mod floor;
@@ -21,7 +22,8 @@ const OPS: u64 = 200;
 
 #[cfg(target_arch = "x86_64")]
 fn cycles() -> u64 {
-    // SAFETY: reads the time stamp counter, which every x86-64 processor lets programs read on Linux.
+    // SAFETY: reads the time stamp counter, which every x86-64 processor lets programs read on
+    // Linux.
     unsafe { core::arch::x86_64::_rdtsc() }
 }
 
@@ -142,7 +144,8 @@ fn cached_pair<M: PhysMemory, S: FrameSource>(
     );
 }
 
-/// Apart from what a side holds besides: were it part of that, every call that may change it would have the rest read again.
+/// Apart from what a side holds besides: were it part of that, every call that may change it would
+/// have the rest read again.
 fn leaf_cache(table: &Table<SecondStage>) -> &'static mut LeafCache {
     Box::leak(Box::new(table.leaf_cache()))
 }
@@ -299,8 +302,8 @@ fn non_coherent(sides: &mut Vec<Side>, kind: WriteBack) {
             dirty.sync(mem);
         },
     ));
-    // A ring in steady state: each step unmaps the buffer of an earlier lap and maps a fresh one, and one sync ends the burst, before
-    // the invalidation and the doorbell.
+    // A ring in steady state: each step unmaps the buffer of an earlier lap and maps a fresh one,
+    // and one sync ends the burst, before the invalidation and the doorbell.
     let mut dirty = DirtyLines::new();
     let cache = leaf_cache(table);
     let mut lap = 0;
@@ -325,8 +328,8 @@ fn non_coherent(sides: &mut Vec<Side>, kind: WriteBack) {
             lap += 1;
         },
     ));
-    // The floors of such bursts: their loads, stores, write-backs and waits by themselves. After a wait the lines are far away, and
-    // what follows must fetch them again.
+    // The floors of such bursts: their loads, stores, write-backs and waits by themselves. After a
+    // wait the lines are far away, and what follows must fetch them again.
     let start = PhysAddr::new(32 << 20);
     let words = mem.words(start, OPS as usize).expect("inside");
     for waits in [1, 2] {

@@ -1,7 +1,9 @@
-//! Root table and context tables of VT-d's legacy mode: from a device to its domain and table (HW02).
+//! Root table and context tables of VT-d's legacy mode: from a device to its domain and table
+//! (HW02).
 //!
-//! Bits as in the VT-d specification, sections 9.1 "Root Entry" and 9.3 "Context Entry". Both tables have 256 entries of
-//! 128 bits: the root table is indexed by bus, a context table by device and function.
+//! Bits as in the VT-d specification, sections 9.1 "Root Entry" and 9.3 "Context Entry". Both
+//! tables have 256 entries of 128 bits: the root table is indexed by bus, a context table by device
+//! and function.
 
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -20,13 +22,15 @@ const POINTER: u64 = 0xffff_ffff_ffff_f000;
 const ROOT_RESERVED: u64 = 0xffe;
 /// Context entry, low word: bits 4..=11 (1 is FPD, 2..=3 TT).
 const CONTEXT_RESERVED: u64 = 0xff0;
-/// Context entry, high word: bit 7 and bits 24..=63 (0..=2 are AW, 3..=6 are ignored, 8..=23 are DID).
+/// Context entry, high word: bit 7 and bits 24..=63 (0..=2 are AW, 3..=6 are ignored, 8..=23 are
+/// DID).
 const CONTEXT_RESERVED_HIGH: u64 = 0xffff_ffff_ff00_0080;
 /// TT.
 const TT_SHIFT: u32 = 2;
 const TT_TABLE: u64 = 0b00;
 const TT_PASS_THROUGH: u64 = 0b10;
-/// Reserved in VT-d, so that a unit of either kind stops the devices of the other instead of misreading their tables.
+/// Reserved in VT-d, so that a unit of either kind stops the devices of the other instead of
+/// misreading their tables.
 const TT_RINGS: u64 = 0b11;
 /// AW of a context with rings, whose addresses are 64 bits.
 const AW_RINGS: u64 = 0b000;
@@ -43,8 +47,8 @@ pub enum TranslationType {
         /// Its depth (AW).
         levels: Levels,
     },
-    /// Translates them by the rings of the rDEVICE at this address, 4 KiB aligned (TT = 11b, AW = 0; rIOMMU Fig. 2 and 9a). Only a ring
-    /// unit takes it.
+    /// Translates them by the rings of the rDEVICE at this address, 4 KiB aligned (TT = 11b, AW =
+    /// 0; rIOMMU Fig. 2 and 9a). Only a ring unit takes it.
     Rings {
         /// The rDEVICE (SLPTPTR).
         device: PhysAddr,
@@ -162,7 +166,8 @@ impl fmt::Display for ContextError {
 
 impl core::error::Error for ContextError {}
 
-/// Finds the context of `device` as the hardware does, from the root table at `root_table`: two reads of 128 bits.
+/// Finds the context of `device` as the hardware does, from the root table at `root_table`: two
+/// reads of 128 bits.
 ///
 /// # Errors
 /// Whatever the memory holds, a [`ContextError`].
@@ -208,8 +213,9 @@ fn read<M: PhysMemory + ?Sized>(
     index: u8,
 ) -> Result<[u64; 2], ContextError> {
     let [low, high] = entry(mem, table, index)?;
-    // Hardware reads the 128 bits at once. Here the low word, which holds P, is stored last and cleared first, so if it
-    // is the same before and after, the high word belongs to it; else the entry was changing, and that means absent.
+    // Hardware reads the 128 bits at once. Here the low word, which holds P, is stored last and
+    // cleared first, so if it is the same before and after, the high word belongs to it; else the
+    // entry was changing, and that means absent.
     let before = low.load(Ordering::Acquire);
     let high = high.load(Ordering::Acquire);
     if low.load(Ordering::Relaxed) != before {
@@ -220,8 +226,10 @@ fn read<M: PhysMemory + ?Sized>(
 
 /// The root table and its context tables, as the operating system writes them.
 ///
-/// Attaching and detaching are rare: the methods take `&mut self`, the embedder serialises them. Invalidating the context cache after
-/// a change is the caller's ([`Invalidation::Context`](ringfence_types::Invalidation::Context), then the domain's translations).
+/// Attaching and detaching are rare: the methods take `&mut self`, the embedder serialises them.
+/// Invalidating the context cache after a change is the caller's
+/// ([`Invalidation::Context`](ringfence_types::Invalidation::Context), then the domain's
+/// translations).
 #[derive(Debug)]
 pub struct ContextTables {
     root: PhysAddr,
@@ -246,11 +254,12 @@ impl ContextTables {
         self.root
     }
 
-    /// Directs `device` to `context`; replaces what was there. The entry is not present while it changes, so the hardware sees
-    /// the old one, none, or the new one, never a mixture.
+    /// Directs `device` to `context`; replaces what was there. The entry is not present while it
+    /// changes, so the hardware sees the old one, none, or the new one, never a mixture.
     ///
     /// # Errors
-    /// Nothing has changed if no frame is left for the context table of the device's bus, or memory fails.
+    /// Nothing has changed if no frame is left for the context table of the device's bus, or memory
+    /// fails.
     pub fn attach<M: PhysMemory + ?Sized, S: FrameSource + ?Sized>(
         &mut self,
         mem: &M,
@@ -288,7 +297,8 @@ impl ContextTables {
         Some(old)
     }
 
-    /// Gives all tables back. The caller has pointed the hardware away from them and flushed its context cache.
+    /// Gives all tables back. The caller has pointed the hardware away from them and flushed its
+    /// context cache.
     pub fn destroy<M: PhysMemory + ?Sized, S: FrameSource + ?Sized>(self, mem: &M, frames: &S) {
         for bus in 0..=u8::MAX {
             if let Ok([low, _]) = read(mem, self.root, bus)
@@ -326,8 +336,8 @@ impl ContextTables {
     }
 }
 
-/// Stores one half of an entry, after all that was stored before. The memory is asked for each word anew, so that a test's memory
-/// can look in between.
+/// Stores one half of an entry, after all that was stored before. The memory is asked for each word
+/// anew, so that a test's memory can look in between.
 fn store<M: PhysMemory + ?Sized>(mem: &M, at: PhysAddr, word: u64) -> Result<(), TableError> {
     mem.word(at)
         .map_err(|_| TableError::Memory)?

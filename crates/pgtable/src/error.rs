@@ -12,7 +12,8 @@ pub enum TableError {
     OutOfFrames,
     /// A table lies outside the memory given, or a frame source hands out frames that do.
     Memory,
-    /// The root of this format is larger than a frame: it must be given to [`Table::at`](crate::Table::at).
+    /// The root of this format is larger than a frame: it must be given to
+    /// [`Table::at`](crate::Table::at).
     RootTooLarge,
     /// The root given is not empty.
     RootNotEmpty,

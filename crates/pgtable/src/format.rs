@@ -1,4 +1,5 @@
-//! The role of a table format: where the bits of an address and of an entry are. Everything else is written once over it.
+//! The role of a table format: where the bits of an address and of an entry are. Everything else is
+//! written once over it.
 
 use core::fmt;
 
@@ -79,13 +80,14 @@ pub enum Entry {
 /// The layout of a kind of table.
 ///
 /// # Contract
-/// Indices and shifts grow with the level without gap or overlap; a word of zero decodes to [`Entry::Absent`] at every level;
-/// [`decode`](Self::decode) inverts [`leaf`](Self::leaf) and [`table`](Self::table). `decode` takes any word: tables are shared with
-/// hardware and may hold anything. A word is absent if certain bits are zero, so that the disjunction of several is absent if
-/// and only if all of them are.
+/// Indices and shifts grow with the level without gap or overlap; a word of zero decodes to
+/// [`Entry::Absent`] at every level; [`decode`](Self::decode) inverts [`leaf`](Self::leaf) and
+/// [`table`](Self::table). `decode` takes any word: tables are shared with hardware and may hold
+/// anything. A word is absent if certain bits are zero, so that the disjunction of several is
+/// absent if and only if all of them are.
 pub trait Format: Copy + fmt::Debug {
-    /// Software bit of a table entry that says that the entry and the page behind it have been written back to memory.
-    /// Zero if the format has no table entries.
+    /// Software bit of a table entry that says that the entry and the page behind it have been
+    /// written back to memory. Zero if the format has no table entries.
     const WRITTEN_BACK: u64;
 
     /// The level of the root.
@@ -97,10 +99,12 @@ pub trait Format: Copy + fmt::Debug {
     /// Bits of a physical address that an entry holds.
     fn physical_bits(&self) -> u32;
 
-    /// The lowest address bit that selects an entry of a table of `level`: an entry covers 2^shift bytes.
+    /// The lowest address bit that selects an entry of a table of `level`: an entry covers 2^shift
+    /// bytes.
     fn shift(&self, level: Level) -> u32;
 
-    /// Entries in a table of `level`: a power of two. Below the root always [`TABLE_WORDS`](ringfence_types::TABLE_WORDS).
+    /// Entries in a table of `level`: a power of two. Below the root always
+    /// [`TABLE_WORDS`](ringfence_types::TABLE_WORDS).
     fn entries(&self, level: Level) -> usize;
 
     /// The size of a leaf of `level`, or `None` if a leaf cannot stand there.
@@ -109,20 +113,24 @@ pub trait Format: Copy + fmt::Debug {
     /// Reads an entry of a table of `level`.
     fn decode(&self, level: Level, raw: u64) -> Entry;
 
-    /// Whether the hardware ignores an entry: the same as `decode(..) == Entry::Absent`, at any level.
+    /// Whether the hardware ignores an entry: the same as `decode(..) == Entry::Absent`, at any
+    /// level.
     fn is_absent(&self, raw: u64) -> bool;
 
-    /// Where an entry of a table above level 1 leads, if it is as [`table`](Self::table) writes it. For the processor's own descent,
-    /// which meets no others unless somebody else writes its tables.
+    /// Where an entry of a table above level 1 leads, if it is as [`table`](Self::table) writes it.
+    /// For the processor's own descent, which meets no others unless somebody else writes its
+    /// tables.
     fn descend(&self, raw: u64) -> Option<PhysAddr>;
 
-    /// The entry of a page of `leaf_size(level)` at `base`, which is aligned to it and fits `physical_bits`.
+    /// The entry of a page of `leaf_size(level)` at `base`, which is aligned to it and fits
+    /// `physical_bits`.
     fn leaf(&self, level: Level, base: PhysAddr, permissions: Permissions) -> u64;
 
     /// The entry that leads to the table at `at`. Allows everything: permissions are the leaf's.
     fn table(&self, at: PhysAddr) -> u64;
 
-    /// How many entries are present in the table behind a table entry, as noted in its software bits.
+    /// How many entries are present in the table behind a table entry, as noted in its software
+    /// bits.
     fn live(&self, raw: u64) -> u16;
 
     /// The same table entry with another note.

@@ -6,7 +6,8 @@ use ringfence_types::{FrameSource, OutOfFrames, PageSize, PhysAddr, PhysMemory};
 
 use crate::{Coherency, TableError};
 
-/// A zeroed frame whose zeroes are on their way to memory; [`Coherency::drain`] before anything leads to it.
+/// A zeroed frame whose zeroes are on their way to memory; [`Coherency::drain`] before anything
+/// leads to it.
 pub(crate) fn fresh_frame<M: PhysMemory + ?Sized, S: FrameSource + ?Sized>(
     coherency: Coherency,
     mem: &M,
@@ -21,9 +22,11 @@ pub(crate) fn fresh_frame<M: PhysMemory + ?Sized, S: FrameSource + ?Sized>(
     Ok(frame)
 }
 
-/// Frames allocated before the table is touched, so that running out of them leaves nothing to undo.
+/// Frames allocated before the table is touched, so that running out of them leaves nothing to
+/// undo.
 ///
-/// They are chained through their own first words and need no other memory. What is not taken goes back on drop.
+/// They are chained through their own first words and need no other memory. What is not taken goes
+/// back on drop.
 pub(crate) struct FrameReserve<'a, M: PhysMemory + ?Sized, S: FrameSource + ?Sized> {
     mem: &'a M,
     frames: &'a S,
@@ -54,8 +57,9 @@ impl<'a, M: PhysMemory + ?Sized, S: FrameSource + ?Sized> FrameReserve<'a, M, S>
     pub(crate) fn take(&mut self, coherency: Coherency) -> Option<PhysAddr> {
         let frame = self.pop()?;
         coherency.write_back(self.mem, frame, PageSize::Size4K.bytes());
-        // A walker that does not snoop must find zeroes here before it finds the entry that leads here, and a line can be
-        // evicted to memory at any time: waiting until the end of the operation would be too late.
+        // A walker that does not snoop must find zeroes here before it finds the entry that leads
+        // here, and a line can be evicted to memory at any time: waiting until the end of the
+        // operation would be too late.
         coherency.drain(self.mem);
         Some(frame)
     }
@@ -63,7 +67,8 @@ impl<'a, M: PhysMemory + ?Sized, S: FrameSource + ?Sized> FrameReserve<'a, M, S>
     /// Takes a frame back that was taken and not used.
     pub(crate) fn put(&mut self, frame: PhysAddr) {
         if let Ok(link) = self.mem.word(frame) {
-            // Frames are page-aligned: bit 0 tells a link to the frame at zero from the end of the chain.
+            // Frames are page-aligned: bit 0 tells a link to the frame at zero from the end of the
+            // chain.
             link.store(
                 self.head.map_or(0, |next| next.get() | 1),
                 Ordering::Relaxed,

@@ -19,11 +19,13 @@ struct Slot {
     table: PhysAddr,
 }
 
-/// Remembers where the leaf tables of one [`Table`] are, so that mapping in a warm table is one store. One per processor.
+/// Remembers where the leaf tables of one [`Table`] are, so that mapping in a warm table is one
+/// store. One per processor.
 ///
-/// Sound because a table page, once linked, stays linked until the table is destroyed, and [`Table::destroy`] refuses while a cache
-/// lives. There is none for [`ReclaimingTable`](crate::ReclaimingTable). Used with another table than its own, it is of no use and does
-/// no harm: it walks.
+/// Sound because a table page, once linked, stays linked until the table is destroyed, and
+/// [`Table::destroy`] refuses while a cache lives. There is none for
+/// [`ReclaimingTable`](crate::ReclaimingTable). Used with another table than its own, it is of no
+/// use and does no harm: it walks.
 #[derive(Debug)]
 pub struct LeafCache {
     of: Arc<()>,
@@ -173,7 +175,8 @@ impl LeafCache {
         Ok(done)
     }
 
-    /// Address of the entry for `iova`, if its leaf table is known and holds the entries of all `pages` pages.
+    /// Address of the entry for `iova`, if its leaf table is known and holds the entries of all
+    /// `pages` pages.
     #[inline(always)]
     fn entry<F: Format>(&self, table: &Table<F>, iova: Iova, pages: u64) -> Option<PhysAddr> {
         let format = table.format();
@@ -189,7 +192,8 @@ impl LeafCache {
     fn learn<F: Format, M: PhysMemory + ?Sized>(&mut self, table: &Table<F>, mem: &M, iova: Iova) {
         let format = table.format();
         let own = Arc::ptr_eq(&self.of, &table.identity);
-        // Descending once more also makes sure that the path has reached memory before this processor relies on it.
+        // Descending once more also makes sure that the path has reached memory before this
+        // processor relies on it.
         let spot = table.walk_linked(mem, iova).map_err(|Corrupt| ());
         if let Ok(spot) = spot
             && own

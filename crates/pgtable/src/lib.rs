@@ -1,13 +1,16 @@
-//! I/O page tables: walk, map and unmap written once over a [`Format`]; one format a file under `fmt/`.
+//! I/O page tables: walk, map and unmap written once over a [`Format`]; one format a file under
+//! `fmt/`.
 //!
 //! ```text
 //! map:   Table::map -> (reserve frames) -> entries, the valid word last -> lines written back, one wait
 //! unmap: Table::unmap -> entries cleared -> lines written back, one wait -> Unmapped, and what must be invalidated
 //! walk:  walk(format, memory, Cursor, iova) -> Leaf or WalkError, over memory that may hold anything
 //! ```
-//! The flat tables of a ring IOMMU have no walk and no levels: an entry is found by index, stored and cleared in place (`ring.rs`).
+//! The flat tables of a ring IOMMU have no walk and no levels: an entry is found by index, stored
+//! and cleared in place (`ring.rs`).
 //!
-//! Tables lie in memory reached through [`PhysMemory`](ringfence_types::PhysMemory), in the bits that hardware reads.
+//! Tables lie in memory reached through [`PhysMemory`](ringfence_types::PhysMemory), in the bits
+//! that hardware reads.
 #![no_std]
 #![forbid(unsafe_code)]
 

@@ -40,11 +40,12 @@ impl MapRequest {
 }
 
 impl<F: Format> Table<F> {
-    /// Installs `request`, with pages as large as the format allows and both addresses are aligned for. Where a table of 4 KiB
-    /// entries is linked already, it is used: a table is never taken away here.
+    /// Installs `request`, with pages as large as the format allows and both addresses are aligned
+    /// for. Where a table of 4 KiB entries is linked already, it is used: a table is never taken
+    /// away here.
     ///
-    /// The path is walked once per table of entries, not once per page. On a non-coherent platform the entries are in
-    /// memory when the call returns.
+    /// The path is walked once per table of entries, not once per page. On a non-coherent platform
+    /// the entries are in memory when the call returns.
     ///
     /// # Errors
     /// Nothing has changed, not even by an empty table; no device ever saw a part of the range.
@@ -64,8 +65,8 @@ impl<F: Format> Table<F> {
         )
     }
 
-    /// [`map`](Self::map), but the lines it touches are left to `dirty`: the addresses must not be told to the device before
-    /// [`DirtyLines::sync`].
+    /// [`map`](Self::map), but the lines it touches are left to `dirty`: the addresses must not be
+    /// told to the device before [`DirtyLines::sync`].
     #[inline]
     pub fn map_nosync<M: PhysMemory + ?Sized, S: FrameSource + ?Sized>(
         &self,
@@ -242,14 +243,16 @@ impl<F: Format> Table<F> {
         let mut pa = request.pa;
         for word in words {
             let leaf = format.leaf(Level::LEAF, pa, request.permissions);
-            // Release: whoever finds the entry finds the page's contents as they were before the map.
+            // Release: whoever finds the entry finds the page's contents as they were before the
+            // map.
             word.store(leaf, Ordering::Release);
             pa = pa.wrapping_add(GRANULE.bytes());
         }
     }
 
-    /// A range that needs tables, spans several, or takes larger pages. First the whole range is checked and the frames
-    /// that it lacks are taken; then it is installed, which nothing can stop.
+    /// A range that needs tables, spans several, or takes larger pages. First the whole range is
+    /// checked and the frames that it lacks are taken; then it is installed, which nothing can
+    /// stop.
     #[cold]
     #[inline(never)]
     fn map_long<M: PhysMemory + ?Sized, S: FrameSource + ?Sized>(
@@ -269,8 +272,9 @@ impl<F: Format> Table<F> {
             match self.install_step(mem, &mut reserve, &rest, sink, book) {
                 Ok(pages) => done = done.saturating_add(pages.max(1)),
                 Err(error) => {
-                    // Only if another processor works on the same range against the contract, or the table's memory is being
-                    // overwritten. What was installed goes; tables linked meanwhile stay linked and empty.
+                    // Only if another processor works on the same range against the contract, or
+                    // the table's memory is being overwritten. What was installed goes; tables
+                    // linked meanwhile stay linked and empty.
                     self.clear_installed(mem, request, done, sink, book);
                     sink.finish(mem);
                     return Err(error);
@@ -280,7 +284,8 @@ impl<F: Format> Table<F> {
         Ok(())
     }
 
-    /// Checks that every page of `request` is absent, and counts the tables that are missing. Changes nothing.
+    /// Checks that every page of `request` is absent, and counts the tables that are missing.
+    /// Changes nothing.
     fn check_long<M: PhysMemory + ?Sized>(
         &self,
         mem: &M,
@@ -309,7 +314,8 @@ impl<F: Format> Table<F> {
                 match self.format.decode(spot.level, word.load(Ordering::Acquire)) {
                     Entry::Absent => {}
                     Entry::Leaf { .. } => return Err(MapError::AlreadyMapped { iova }),
-                    // Linked by another processor since: look again, as often as there are levels to link.
+                    // Linked by another processor since: look again, as often as there are levels
+                    // to link.
                     Entry::Table { .. } if lookups < Level::MAX.get() => {
                         lookups += 1;
                         continue;
@@ -358,7 +364,8 @@ impl<F: Format> Table<F> {
         Level::LEAF
     }
 
-    /// How many pages of `rest` one step installs at `target`: one larger page, or a run up to the end of a leaf table.
+    /// How many pages of `rest` one step installs at `target`: one larger page, or a run up to the
+    /// end of a leaf table.
     fn pages_of_step(&self, target: Level, rest: &MapRequest) -> u64 {
         if target == Level::LEAF {
             let index = self.format.index(target, rest.iova);
@@ -368,7 +375,8 @@ impl<F: Format> Table<F> {
         self.format.leaf_size(target).map_or(1, PageSize::granules)
     }
 
-    /// Links what is missing on the way to the first page of `rest` and installs a step. Returns its pages.
+    /// Links what is missing on the way to the first page of `rest` and installs a step. Returns
+    /// its pages.
     fn install_step<M: PhysMemory + ?Sized, S: FrameSource + ?Sized>(
         &self,
         mem: &M,
@@ -410,7 +418,8 @@ impl<F: Format> Table<F> {
         Err(corrupt)
     }
 
-    /// Links a frame of the reserve at the absent entry at `at`, unless another processor is faster.
+    /// Links a frame of the reserve at the absent entry at `at`, unless another processor is
+    /// faster.
     fn link<M: PhysMemory + ?Sized, S: FrameSource + ?Sized>(
         &self,
         mem: &M,
@@ -460,7 +469,8 @@ impl<F: Format> Table<F> {
             let Ok(spot) = self.walk_linked(mem, rest.iova) else {
                 return;
             };
-            // Steps are taken here as they were on the way in: a leaf stands at the level where the tables end.
+            // Steps are taken here as they were on the way in: a leaf stands at the level where the
+            // tables end.
             let pages = self.pages_of_step(spot.level, &rest).min(done - cleared);
             let entries = if spot.level == Level::LEAF { pages } else { 1 };
             let at = self.entry_address(spot.level, spot.table, rest.iova);
@@ -476,8 +486,8 @@ impl<F: Format> Table<F> {
     }
 }
 
-/// Number of the last of `pages` pages from `first` on; `pages` is not zero. In pages nothing overflows 64 bits but a senseless
-/// count, and that saturates.
+/// Number of the last of `pages` pages from `first` on; `pages` is not zero. In pages nothing
+/// overflows 64 bits but a senseless count, and that saturates.
 #[inline(always)]
 fn last_page(first: u64, pages: u64) -> u64 {
     (first >> GRANULE.shift()).saturating_add(pages.wrapping_sub(1))

@@ -64,7 +64,8 @@ impl<F: Format> EntryCount<F> for CountInParent {
 /// What unmap writes back on a non-coherent platform when tables are reclaimed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Reclaim {
-    /// Literal FreeBSD: at every unmap, all 64 cache lines of the table page whose entries were cleared (AL08).
+    /// Literal FreeBSD: at every unmap, all 64 cache lines of the table page whose entries were
+    /// cleared (AL08).
     FlushPage,
     /// Repaired: the lines of the cleared entries only.
     FlushTouched,
@@ -96,19 +97,21 @@ impl WriteBackPolicy for UnmapWriteBack {
 
 /// Table pages that are linked no more, while walk caches may still lead to them.
 ///
-/// They go back to their source only after an invalidation that covers them: submit it for a batch that holds this, then
-/// [`release`](Self::release).
+/// They go back to their source only after an invalidation that covers them: submit it for a batch
+/// that holds this, then [`release`](Self::release).
 #[must_use = "the frames are lost unless they are released after the invalidation"]
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct UnlinkedTables {
-    /// The domain, and the hull of the unmapped ranges that emptied the pages; none if there are no pages.
+    /// The domain, and the hull of the unmapped ranges that emptied the pages; none if there are no
+    /// pages.
     scope: Option<(DomainId, PfnRange)>,
     frames: Vec<PhysAddr>,
     /// The table's count of such pages.
     pending: PendingCount,
 }
 
-/// How many unlinked pages of one table walk caches may still lead to: shared by the table and every [`UnlinkedTables`] that holds some.
+/// How many unlinked pages of one table walk caches may still lead to: shared by the table and
+/// every [`UnlinkedTables`] that holds some.
 #[derive(Debug, Clone, Default)]
 struct PendingCount(Option<Arc<AtomicU64>>);
 
@@ -170,7 +173,8 @@ impl UnlinkedTables {
 }
 
 impl Batch for UnlinkedTables {
-    /// Walk caches must go too: leaf-only invalidations do not count (VT-d invalidation hint IH = 0).
+    /// Walk caches must go too: leaf-only invalidations do not count (VT-d invalidation hint IH =
+    /// 0).
     fn covered_by(&self, request: &Invalidation) -> bool {
         let Some((domain, range)) = &self.scope else {
             return true;
@@ -179,13 +183,15 @@ impl Batch for UnlinkedTables {
     }
 }
 
-/// A table that unlinks pages as they become empty. One writer at a time, hence `&mut self`; hardware walks it meanwhile.
+/// A table that unlinks pages as they become empty. One writer at a time, hence `&mut self`;
+/// hardware walks it meanwhile.
 #[derive(Debug)]
 pub struct ReclaimingTable<F> {
     table: Table<F>,
     reclaim: Reclaim,
     unlinked_tables: UnlinkedTables,
-    /// Hull of what the pages translated that are pending, or were when the last of them was unlinked.
+    /// Hull of what the pages translated that are pending, or were when the last of them was
+    /// unlinked.
     unlinked: Option<PfnRange>,
 }
 
@@ -223,8 +229,9 @@ impl<F: Format> ReclaimingTable<F> {
             .map_with(mem, frames, request, sink, CountInParent)
     }
 
-    /// As [`Table::unmap`], and unlinks the table pages that are empty now. [`CachedLevels::All`] says that it did; they wait in
-    /// [`take_unlinked`](Self::take_unlinked) for the invalidation of `range`.
+    /// As [`Table::unmap`], and unlinks the table pages that are empty now. [`CachedLevels::All`]
+    /// says that it did; they wait in [`take_unlinked`](Self::take_unlinked) for the invalidation
+    /// of `range`.
     #[inline]
     pub fn unmap<M: PhysMemory + ?Sized>(
         &mut self,
@@ -235,8 +242,8 @@ impl<F: Format> ReclaimingTable<F> {
         Ok((unmapped, self.unlink(mem, range)))
     }
 
-    /// The first half of [`unmap`](Self::unmap): every table page stays linked. Until [`unlink`](Self::unlink), what was cleared can be mapped
-    /// again without a frame.
+    /// The first half of [`unmap`](Self::unmap): every table page stays linked. Until
+    /// [`unlink`](Self::unlink), what was cleared can be mapped again without a frame.
     #[inline]
     pub fn clear<M: PhysMemory + ?Sized>(
         &mut self,
@@ -248,7 +255,8 @@ impl<F: Format> ReclaimingTable<F> {
         Ok(unmapped)
     }
 
-    /// The second half of [`unmap`](Self::unmap): unlinks the table pages on the way to `range` that are empty.
+    /// The second half of [`unmap`](Self::unmap): unlinks the table pages on the way to `range`
+    /// that are empty.
     #[inline]
     pub fn unlink<M: PhysMemory + ?Sized>(&mut self, mem: &M, range: PfnRange) -> CachedLevels {
         let before = self.unlinked_tables.len();
@@ -261,7 +269,8 @@ impl<F: Format> ReclaimingTable<F> {
         CachedLevels::All
     }
 
-    /// The pages unlinked since the last time. They are pending until they are [released](UnlinkedTables::release); dropped, for ever.
+    /// The pages unlinked since the last time. They are pending until they are
+    /// [released](UnlinkedTables::release); dropped, for ever.
     #[inline]
     pub fn take_unlinked(&mut self) -> UnlinkedTables {
         if self.unlinked_tables.is_empty() {
@@ -275,8 +284,9 @@ impl<F: Format> ReclaimingTable<F> {
         core::mem::replace(&mut self.unlinked_tables, next)
     }
 
-    /// Whether a walk cache may lead to an unlinked page on the way to `range`. A mapping made there is out of its sight until the range
-    /// is invalidated with [`CachedLevels::All`]; the device is told of it after that.
+    /// Whether a walk cache may lead to an unlinked page on the way to `range`. A mapping made
+    /// there is out of its sight until the range is invalidated with [`CachedLevels::All`]; the
+    /// device is told of it after that.
     #[inline]
     pub fn is_pending(&self, range: PfnRange) -> bool {
         self.unlinked.is_some_and(|hull| hull.overlaps(&range))
@@ -318,7 +328,8 @@ impl<F: Format> ReclaimingTable<F> {
         self.table.table_bytes()
     }
 
-    /// As [`Table::destroy`]; pages not yet taken by [`take_unlinked`](Self::take_unlinked) go back too.
+    /// As [`Table::destroy`]; pages not yet taken by [`take_unlinked`](Self::take_unlinked) go back
+    /// too.
     pub fn destroy<M: PhysMemory + ?Sized, S: FrameSource + ?Sized>(
         self,
         mem: &M,
@@ -363,7 +374,8 @@ impl<F: Format> ReclaimingTable<F> {
         }
     }
 
-    /// Unlinks the empty tables on the path to `iova`, lowest first. Returns how many bytes the lowest one translates.
+    /// Unlinks the empty tables on the path to `iova`, lowest first. Returns how many bytes the
+    /// lowest one translates.
     fn unlink_empty_at<M: PhysMemory + ?Sized>(
         &mut self,
         mem: &M,
@@ -399,7 +411,8 @@ impl<F: Format> ReclaimingTable<F> {
                 break;
             }
             level = level.above().unwrap_or(level);
-            // The entry goes first; the page stays readable until the walk caches have forgotten it.
+            // The entry goes first; the page stays readable until the walk caches have forgotten
+            // it.
             word.store(0, Ordering::Release);
             sink.touched(mem, *at, 8);
             let above = lower.peek().map(|(word, ..)| *word);
@@ -408,8 +421,8 @@ impl<F: Format> ReclaimingTable<F> {
         covers
     }
 
-    /// Whether there was room to note `page`, which stands for the pages of `translates` and became empty with `range`; if not, it stays
-    /// linked.
+    /// Whether there was room to note `page`, which stands for the pages of `translates` and became
+    /// empty with `range`; if not, it stays linked.
     fn note_unlinked(&mut self, page: PhysAddr, range: PfnRange, translates: PfnRange) -> bool {
         let retired = &mut self.unlinked_tables;
         if retired.frames.try_reserve(1).is_err() {

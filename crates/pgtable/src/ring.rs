@@ -1,8 +1,9 @@
-//! The tables of a ring IOMMU in memory: how the operating system changes an entry under the eyes of the hardware, and how the hardware
-//! finds it (rIOMMU Fig. 10 `rtable_walk`, Fig. 11).
+//! The tables of a ring IOMMU in memory: how the operating system changes an entry under the eyes
+//! of the hardware, and how the hardware finds it (rIOMMU Fig. 10 `rtable_walk`, Fig. 11).
 //!
-//! An entry is 128 bits in two words, and no store writes both (erratum of Fig. 9). So `valid` is stored last and cleared first, and a
-//! reader that sees the second word change takes the entry for absent.
+//! An entry is 128 bits in two words, and no store writes both (erratum of Fig. 9). So `valid` is
+//! stored last and cleared first, and a reader that sees the second word change takes the entry for
+//! absent.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -93,13 +94,15 @@ impl Word for AtomicU64 {
     }
 }
 
-/// Both words as they stood at one moment; `None` if the entry was changing. It is made anew once at most while this reads it: whoever
-/// uses a slot again has had it invalidated, and an invalidation waits for walks. A third entry with the second word of the
-/// first could pass for it, with the address of the second.
+/// Both words as they stood at one moment; `None` if the entry was changing. It is made anew once
+/// at most while this reads it: whoever uses a slot again has had it invalidated, and an
+/// invalidation waits for walks. A third entry with the second word of the first could pass for it,
+/// with the address of the second.
 ///
-/// The second word is the same before and after the first is read. Had the entry been cleared and made anew in between, with the same
-/// second word, then either the first word is the old one and the entry is the old one, or it is the new one, and then the clearing,
-/// which came before it, is visible to the last load.
+/// The second word is the same before and after the first is read. Had the entry been cleared and
+/// made anew in between, with the same second word, then either the first word is the old one and
+/// the entry is the old one, or it is the new one, and then the clearing, which came before it, is
+/// visible to the last load.
 #[inline]
 fn load<W: Word>([first, second]: [&W; 2]) -> Option<[u64; 2]> {
     let control = second.get(Ordering::Acquire);
@@ -121,8 +124,8 @@ fn clear<W: Word>([_, second]: &[W; 2]) {
 }
 
 impl RingPte {
-    /// Reads an entry as the hardware does: absent while it changes. It may be made anew once meanwhile, not twice: in between comes an
-    /// invalidation, which waits for this.
+    /// Reads an entry as the hardware does: absent while it changes. It may be made anew once
+    /// meanwhile, not twice: in between comes an invalidation, which waits for this.
     #[inline]
     pub fn load(words: &RingWords) -> Self {
         load(words.each_ref()).map_or(Self::ABSENT, Self::from_words)
@@ -137,7 +140,8 @@ impl RingPte {
     /// Whether the entry is valid and its buffer has `bytes` bytes.
     #[inline]
     pub fn is_set_to([_, control]: &RingWords, bytes: u64) -> bool {
-        // Where the lengths agree, nothing is left of the word but `valid` above `dir`, and which `dir` does not matter.
+        // Where the lengths agree, nothing is left of the word but `valid` above `dir`, and which
+        // `dir` does not matter.
         let rest = control.load(Ordering::Relaxed).wrapping_sub(bytes);
         bytes <= MAX_RING_BUFFER && rest.rotate_right(DIR_SHIFT) & !DIR == VALID >> DIR_SHIFT
     }
@@ -154,8 +158,8 @@ impl RingPte {
         clear(words);
     }
 
-    /// Fills an entry as Fig. 11 does: field by field, whatever the entry holds, in no order that the hardware could rely on. A live
-    /// entry stays valid while it changes (errata 7 and 9).
+    /// Fills an entry as Fig. 11 does: field by field, whatever the entry holds, in no order that
+    /// the hardware could rely on. A live entry stays valid while it changes (errata 7 and 9).
     #[inline]
     pub fn store_as_published(self, [first, second]: &RingWords) {
         let [address, _] = self.words();
@@ -198,7 +202,8 @@ impl RingPte {
         slot: RingSlot,
     ) -> Result<Self, RingWalkError> {
         let at = table.entry(slot).ok_or(RingWalkError::SlotBeyondRing)?;
-        // Word by word: two addresses are compared faster than a range of them. An entry is aligned, so the second has not wrapped.
+        // Word by word: two addresses are compared faster than a range of them. An entry is
+        // aligned, so the second has not wrapped.
         let words = (mem.word(at), mem.word(at.wrapping_add(8)));
         let (Ok(first), Ok(second)) = words else {
             return Err(RingWalkError::TableAccess);
@@ -275,7 +280,8 @@ mod tests {
 
     use super::*;
 
-    /// A word whose stores are written down, and before each of whose loads the next stores of a script are carried out.
+    /// A word whose stores are written down, and before each of whose loads the next stores of a
+    /// script are carried out.
     struct Scripted<'a> {
         index: usize,
         entry: &'a Entry,
@@ -316,8 +322,9 @@ mod tests {
         }
     }
 
-    /// However a reader's loads fall between a writer's stores, it sees one of the entries that there were, or none: with an entry made anew
-    /// once, and twice where not every second word is another's.
+    /// However a reader's loads fall between a writer's stores, it sees one of the entries that
+    /// there were, or none: with an entry made anew once, and twice where not every second word is
+    /// another's.
     #[test]
     fn no_interleaving_shows_a_mixture() {
         let entries = [
@@ -328,7 +335,8 @@ mod tests {
         assert_eq!(mixtures(entries), 0);
     }
 
-    /// What [`load`] asks of whoever changes entries: without an invalidation in between, one can be taken for another.
+    /// What [`load`] asks of whoever changes entries: without an invalidation in between, one can
+    /// be taken for another.
     #[test]
     fn made_anew_twice_during_a_read_shows_one() {
         let entries = [
@@ -341,7 +349,8 @@ mod tests {
         assert_eq!(mixtures([entries[1], entries[2]]), 0);
     }
 
-    /// In how many ways a reader's loads can fall between the stores of a writer of these entries so that it sees none of them and not nothing.
+    /// In how many ways a reader's loads can fall between the stores of a writer of these entries
+    /// so that it sees none of them and not nothing.
     fn mixtures<const N: usize>(entries: [[u64; 2]; N]) -> usize {
         let writer = Entry::default();
         for entry in entries {

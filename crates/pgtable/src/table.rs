@@ -10,13 +10,15 @@ use ringfence_types::{
 use crate::frame_reserve::fresh_frame;
 use crate::{Coherency, Cursor, Entry, Format, Leaf, Level, TableError, WalkError, walk};
 
-/// The translation table of one domain. Table pages, once linked, stay until the table is destroyed (as in Linux); a table that gives
-/// them back earlier is [`ReclaimingTable`](crate::ReclaimingTable).
+/// The translation table of one domain. Table pages, once linked, stay until the table is destroyed
+/// (as in Linux); a table that gives them back earlier is
+/// [`ReclaimingTable`](crate::ReclaimingTable).
 ///
 /// # Several processors
-/// All methods take `&self`: processors map and unmap at the same time without a lock, provided that no two work on the same
-/// range at the same time. That is the IOVA allocator's promise; if it is broken, one of two maps is lost, and memory stays
-/// safe. New lower tables are linked by compare-and-exchange on the entry above; the loser's frame goes back.
+/// All methods take `&self`: processors map and unmap at the same time without a lock, provided
+/// that no two work on the same range at the same time. That is the IOVA allocator's promise; if it
+/// is broken, one of two maps is lost, and memory stays safe. New lower tables are linked by
+/// compare-and-exchange on the entry above; the loser's frame goes back.
 ///
 /// # Memory and frames
 /// Every call is given the same memory and the same frame source.
@@ -57,7 +59,8 @@ impl<F: Format> Table<F> {
     /// An empty table.
     ///
     /// # Errors
-    /// [`TableError::RootTooLarge`] for a flat format, whose root takes contiguous frames: see [`at`](Self::at).
+    /// [`TableError::RootTooLarge`] for a flat format, whose root takes contiguous frames: see
+    /// [`at`](Self::at).
     pub fn new<M: PhysMemory + ?Sized, S: FrameSource + ?Sized>(
         format: F,
         domain: DomainId,
@@ -73,11 +76,13 @@ impl<F: Format> Table<F> {
         Ok(Self::with_root(format, domain, coherency, root, true))
     }
 
-    /// An empty table whose root lies at `root`, 4 KiB aligned, in [`root_bytes_of`](Self::root_bytes_of) bytes of zeroes that the
-    /// caller provides and takes back after [`destroy`](Self::destroy).
+    /// An empty table whose root lies at `root`, 4 KiB aligned, in
+    /// [`root_bytes_of`](Self::root_bytes_of) bytes of zeroes that the caller provides and takes
+    /// back after [`destroy`](Self::destroy).
     ///
     /// # Errors
-    /// [`TableError::Memory`] if they lie outside memory, [`TableError::RootNotEmpty`] if they are not zero.
+    /// [`TableError::Memory`] if they lie outside memory, [`TableError::RootNotEmpty`] if they are
+    /// not zero.
     pub fn at<M: PhysMemory + ?Sized>(
         format: F,
         domain: DomainId,
@@ -173,7 +178,8 @@ impl<F: Format> Table<F> {
         self.walk(mem, iova).ok()
     }
 
-    /// Whether the table holds no leaf. Reads all of it; what cannot be read counts as empty, for it translates nothing.
+    /// Whether the table holds no leaf. Reads all of it; what cannot be read counts as empty, for
+    /// it translates nothing.
     pub fn is_empty<M: PhysMemory + ?Sized>(&self, mem: &M) -> bool {
         self.is_empty_below(mem, self.format.root_level(), self.root)
     }
@@ -202,10 +208,12 @@ impl<F: Format> Table<F> {
 
     /// Gives all table pages back; the root only if it came from the frame source.
     ///
-    /// The caller has detached every device, and `proof` is of a flush of the domain submitted after that.
+    /// The caller has detached every device, and `proof` is of a flush of the domain submitted
+    /// after that.
     ///
     /// # Errors
-    /// The table comes back if `proof` is of another domain, or a [`LeafCache`](crate::LeafCache) of it still lives.
+    /// The table comes back if `proof` is of another domain, or a [`LeafCache`](crate::LeafCache)
+    /// of it still lives.
     pub fn destroy<M: PhysMemory + ?Sized, S: FrameSource + ?Sized>(
         self,
         mem: &M,
@@ -237,7 +245,8 @@ impl<F: Format> Table<F> {
         for word in words {
             if let Entry::Table { at, .. } = self.format.decode(level, word.load(Ordering::Acquire))
             {
-                // Unlinked first, so that a table linked twice by a hostile hand is not freed twice from here.
+                // Unlinked first, so that a table linked twice by a hostile hand is not freed twice
+                // from here.
                 word.store(0, Ordering::Release);
                 self.free_below(mem, frames, below, at);
                 frames.free(at);
@@ -245,11 +254,12 @@ impl<F: Format> Table<F> {
         }
     }
 
-    /// Finds the entries of `pages` pages from `iova` on, where nothing is out of the ordinary: a table of four levels, all linked and in
-    /// memory, and the entries in one leaf table. What is found needs no check of its width.
+    /// Finds the entries of `pages` pages from `iova` on, where nothing is out of the ordinary: a
+    /// table of four levels, all linked and in memory, and the entries in one leaf table. What is
+    /// found needs no check of its width.
     ///
-    /// This is the way of nearly every call, and short because it says no more than that it ends: whoever gets `None` looks
-    /// closely, with [`walk_linked`](Self::walk_linked).
+    /// This is the way of nearly every call, and short because it says no more than that it ends:
+    /// whoever gets `None` looks closely, with [`walk_linked`](Self::walk_linked).
     #[inline(always)]
     pub(crate) fn leaf_entry<'m, M: PhysMemory + ?Sized>(
         &self,
@@ -321,8 +331,8 @@ impl<F: Format> Table<F> {
 
     /// Makes sure that the table entries on the path to `iova` are in memory.
     ///
-    /// Whoever linked one may not have come to that yet; relying on it would let this processor tell a device an address whose
-    /// path is still in another processor's cache.
+    /// Whoever linked one may not have come to that yet; relying on it would let this processor
+    /// tell a device an address whose path is still in another processor's cache.
     #[cold]
     #[inline(never)]
     fn publish_path<M: PhysMemory + ?Sized>(&self, mem: &M, iova: Iova) {

@@ -40,8 +40,9 @@ impl<F: Format> Table<F> {
         self.unmap_with(mem, range, ImmediateWriteBack(self.coherency), NoCount)
     }
 
-    /// [`unmap`](Self::unmap), but the lines it touches are left to `dirty`: the invalidation must not be submitted before
-    /// [`DirtyLines::sync`], or a walker that does not snoop may fetch the old entries again after it.
+    /// [`unmap`](Self::unmap), but the lines it touches are left to `dirty`: the invalidation must
+    /// not be submitted before [`DirtyLines::sync`], or a walker that does not snoop may fetch the
+    /// old entries again after it.
     #[inline]
     pub fn unmap_nosync<M: PhysMemory + ?Sized>(
         &self,
@@ -139,7 +140,8 @@ impl<F: Format> Table<F> {
         Ok(())
     }
 
-    /// [`clear_leaf_table`](Self::clear_leaf_table) for several pages, on the whole run as one slice.
+    /// [`clear_leaf_table`](Self::clear_leaf_table) for several pages, on the whole run as one
+    /// slice.
     #[inline]
     fn clear_run<M: PhysMemory + ?Sized>(
         &self,
@@ -183,7 +185,8 @@ impl<F: Format> Table<F> {
         }
         let mut cleared = 0;
         while cleared < range.pages() {
-            // Fails only if another processor clears the same range against the contract: it is cleared all the same.
+            // Fails only if another processor clears the same range against the contract: it is
+            // cleared all the same.
             let run = self.run_at(mem, range, cleared)?;
             let iova = page_at(range.lo().iova(), cleared);
             let words = mem
@@ -199,7 +202,8 @@ impl<F: Format> Table<F> {
         Ok(())
     }
 
-    /// The present leaves from page `skipped` of `range` on, as far as one table or one larger page goes.
+    /// The present leaves from page `skipped` of `range` on, as far as one table or one larger page
+    /// goes.
     fn run_at<'m, M: PhysMemory + ?Sized>(
         &self,
         mem: &'m M,

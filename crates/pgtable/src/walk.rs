@@ -7,7 +7,8 @@ use ringfence_types::{Access, FaultReason, Iova, PageSize, Permissions, PhysAddr
 
 use crate::{Entry, Format, Level};
 
-/// Where a walk stands: a table, its level, and what the path so far allows. This is what a walk cache holds.
+/// Where a walk stands: a table, its level, and what the path so far allows. This is what a walk
+/// cache holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cursor {
     level: Level,
@@ -118,13 +119,14 @@ impl fmt::Display for WalkError {
 
 impl core::error::Error for WalkError {}
 
-/// Translates `iova` from `start` down to a leaf (rIOMMU section 2.2; VT-d specification, section 3.7).
+/// Translates `iova` from `start` down to a leaf (rIOMMU section 2.2; VT-d specification, section
+/// 3.7).
 ///
-/// `visit` sees each table that an entry led to, top to bottom, before it is read: what a walk cache would keep. One word is
-/// read per level.
+/// `visit` sees each table that an entry led to, top to bottom, before it is read: what a walk
+/// cache would keep. One word is read per level.
 ///
-/// The tables may hold anything, point at themselves or outside memory: the level sinks with every step, so there are at most
-/// [`Level::MAX`] of them, and every way out is a [`WalkError`].
+/// The tables may hold anything, point at themselves or outside memory: the level sinks with every
+/// step, so there are at most [`Level::MAX`] of them, and every way out is a [`WalkError`].
 #[inline]
 pub fn walk<F: Format, M: PhysMemory + ?Sized>(
     format: &F,
@@ -145,7 +147,8 @@ pub fn walk<F: Format, M: PhysMemory + ?Sized>(
         let Ok(word) = mem.word(at) else {
             return fail(level, WalkErrorKind::TableAccess);
         };
-        // Acquire pairs with the Release that made the entry valid: the table behind it is seen as it was linked.
+        // Acquire pairs with the Release that made the entry valid: the table behind it is seen as
+        // it was linked.
         match format.decode(level, word.load(Ordering::Acquire)) {
             Entry::Absent => return fail(level, WalkErrorKind::NotPresent),
             Entry::Reserved => return fail(level, WalkErrorKind::ReservedBit),

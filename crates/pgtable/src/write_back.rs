@@ -54,13 +54,15 @@ const NO_LINE: u64 = u64::MAX;
 
 /// The lines that a burst of operations has touched. Belongs to one processor.
 ///
-/// A line that comes back finds itself here and is written back once. Every line has one slot; the line that held it before is
-/// written back at once, without waiting, and the wait still comes once. The lines of one table never drive each other out.
+/// A line that comes back finds itself here and is written back once. Every line has one slot; the
+/// line that held it before is written back at once, without waiting, and the wait still comes
+/// once. The lines of one table never drive each other out.
 ///
 /// # Contract
-/// Between a deferred operation and [`sync`](Self::sync), a walker that does not snoop may see the table with or without it:
-/// no address mapped in between is told to a device, and no range unmapped in between is invalidated, before `sync`
-/// returns. Dropping it with lines in it breaks that contract; tables of a coherent platform never put any in.
+/// Between a deferred operation and [`sync`](Self::sync), a walker that does not snoop may see the
+/// table with or without it: no address mapped in between is told to a device, and no range
+/// unmapped in between is invalidated, before `sync` returns. Dropping it with lines in it breaks
+/// that contract; tables of a coherent platform never put any in.
 #[derive(Debug)]
 pub struct DirtyLines {
     /// Numbers of the lines that wait, each in its slot.
@@ -141,7 +143,8 @@ impl DirtyLines {
             write_back(mem, before);
         }
         self.occupied |= 1 << index;
-        // What was written back is far away, and allocators hand out addresses in rows, upward or downward.
+        // What was written back is far away, and allocators hand out addresses in rows, upward or
+        // downward.
         let next = if self.holds(line.wrapping_sub(1)) {
             line.wrapping_add(PREFETCH_LINES)
         } else if self.holds(line.wrapping_add(1)) {
@@ -161,7 +164,8 @@ impl DirtyLines {
     }
 }
 
-/// The slot of `line`. Tables begin at the first line of a page: without the page's number, all their first lines would meet in one.
+/// The slot of `line`. Tables begin at the first line of a page: without the page's number, all
+/// their first lines would meet in one.
 #[inline]
 fn slot_of(line: u64) -> usize {
     (line ^ (line >> 6)) as usize % SLOTS

@@ -87,7 +87,8 @@ fn interleave(coherency: Coherency, mine: (u64, u64), theirs: (u64, u64)) -> u32
         let other = || {
             let map = request(theirs.0, theirs.1);
             assert_eq!(table.map(&mem, &frames, map), Ok(()));
-            // What this processor now tells its device must hold, whatever the first one has not finished.
+            // What this processor now tells its device must hold, whatever the first one has not
+            // finished.
             assert!(found(&mem, &table, coherency, theirs), "step {at}");
             ran.set(true);
         };
@@ -151,8 +152,9 @@ fn found(
 #[test]
 fn two_mappers_in_every_interleaving_of_their_steps() {
     for coherency in [Coherency::Coherent, Coherency::NonCoherent] {
-        // The same leaf table, neighbours under one directory and one root entry, and a range over three tables: all want tables
-        // that the other wants too. Under another root entry nothing is shared.
+        // The same leaf table, neighbours under one directory and one root entry, and a range over
+        // three tables: all want tables that the other wants too. Under another root entry nothing
+        // is shared.
         let cases = [
             ((8, 1), true),
             ((512, 1), true),

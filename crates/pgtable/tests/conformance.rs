@@ -1,4 +1,5 @@
-//! Every format, depth and largest page; every way to change a table; both kinds of memory: against brute force.
+//! Every format, depth and largest page; every way to change a table; both kinds of memory: against
+//! brute force.
 
 mod common;
 #[path = "common/fronts.rs"]

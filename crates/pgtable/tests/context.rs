@@ -139,7 +139,8 @@ fn a_reader_never_sees_a_mixture() {
             tables
                 .attach(&mem, &frames, device(0), &mixed(1 + turn % 7))
                 .expect("frames");
-            // As an invalidation does: no read lasts until an entry is made anew for the second time.
+            // As an invalidation does: no read lasts until an entry is made anew for the second
+            // time.
             let read = reads.load(Ordering::Relaxed);
             while reads.load(Ordering::Acquire) == read && !reader.is_finished() {
                 std::thread::yield_now();

@@ -158,7 +158,8 @@ fn geometry() {
 #[test]
 fn calgary_entries() {
     let format = CalgaryTce::FULL;
-    // Linux 2.6.18 to 5.3, tce.h: read bit 0, write bit 1, page number from bit 12 on, in a big-endian word.
+    // Linux 2.6.18 to 5.3, tce.h: read bit 0, write bit 1, page number from bit 12 on, in a
+    // big-endian word.
     let cases = [
         (
             0x0000_1234_5678_9000,
@@ -232,7 +233,8 @@ fn context_entries() {
         levels,
     };
     let pass = |levels| TranslationType::PassThrough { levels };
-    // VT-d specification, section 9.3: P, TT in 2..=3, SLPTPTR; AW in 0..=2 and DID in 8..=23 of the high word.
+    // VT-d specification, section 9.3: P, TT in 2..=3, SLPTPTR; AW in 0..=2 and DID in 8..=23 of
+    // the high word.
     let cases = [
         (table(Levels::Three), 0x0001, [0x1_2345_6001, 0x101]),
         (table(Levels::Four), 0xbeef, [0x1_2345_6001, 0xbe_ef02]),

@@ -50,7 +50,8 @@ fn device_finds(mem: &Memory, root: PhysAddr, first: u64) -> bool {
     }
 }
 
-/// Memory whose caches evict a line at every step: all words of `victims` reach memory whenever memory is touched.
+/// Memory whose caches evict a line at every step: all words of `victims` reach memory whenever
+/// memory is touched.
 struct Evicting<'m> {
     inner: &'m Memory,
     victims: RefCell<Vec<PhysAddr>>,
@@ -94,7 +95,8 @@ impl PhysMemory for Evicting<'_> {
 
 #[test]
 fn an_eviction_never_shows_a_table_before_its_zeroes() {
-    // Each table entry's line in turn is evicted at every step, so that it may overtake everything else.
+    // Each table entry's line in turn is evicted at every step, so that it may overtake everything
+    // else.
     for depth in 0..3 {
         let mem = memory();
         let frames = frames(&mem);
@@ -277,7 +279,8 @@ fn freebsd_flushes_whole_pages_and_the_repaired_one_does_not() {
     for (reclaim, neighbour, lines) in [
         (Reclaim::FlushPage, true, 64),
         (Reclaim::FlushTouched, true, 1),
-        // With the last page go three table pages: one line each in the tables above (all of each page, literally).
+        // With the last page go three table pages: one line each in the tables above (all of each
+        // page, literally).
         (Reclaim::FlushPage, false, 64 + 3 * 64),
         (Reclaim::FlushTouched, false, 1 + 3),
     ] {

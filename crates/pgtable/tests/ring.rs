@@ -1,4 +1,5 @@
-//! The tables of a ring IOMMU: bits written out from rIOMMU Fig. 9, refusals, order of stores, memory that may hold anything.
+//! The tables of a ring IOMMU: bits written out from rIOMMU Fig. 9, refusals, order of stores,
+//! memory that may hold anything.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -43,7 +44,8 @@ fn raw([first, second]: &RingWords) -> [u64; 2] {
 
 #[test]
 fn entries() {
-    // Fig. 9c: phys_addr in the first word; size in 0..=29, dir in 30..=31, valid in 32 of the second.
+    // Fig. 9c: phys_addr in the first word; size in 0..=29, dir in 30..=31, valid in 32 of the
+    // second.
     let cases = [
         (0x0, 1, R, [0x0, 0x1_4000_0001]),
         (
@@ -176,9 +178,11 @@ fn filling_and_clearing() {
 
 #[test]
 fn a_reader_never_sees_a_mixture() {
-    // Entries with the same second word are the hard case: only `valid` between them tells that the first has changed.
+    // Entries with the same second word are the hard case: only `valid` between them tells that the
+    // first has changed.
     let tagged = |tag: u64| pte(tag << 20, 64 + tag % 3, RW);
-    // The words lie on two cache lines, which no entry in memory does: else a processor passes both on at once and shows no order.
+    // The words lie on two cache lines, which no entry in memory does: else a processor passes both
+    // on at once and shows no order.
     #[repr(align(64))]
     struct Lines([AtomicU64; 16]);
     let lines = Lines([const { AtomicU64::new(0) }; 16]);
@@ -197,7 +201,8 @@ fn a_reader_never_sees_a_mixture() {
         for turn in 0..20_000 {
             RingPte::clear(at);
             tagged(turn % 7).store(at);
-            // As an invalidation does: no read lasts until an entry is made anew for the second time.
+            // As an invalidation does: no read lasts until an entry is made anew for the second
+            // time.
             let read = reads.load(Ordering::Relaxed);
             while reads.load(Ordering::Acquire) == read && !reader.is_finished() {
                 std::thread::yield_now();

@@ -1,4 +1,5 @@
-//! Frames that run out at every possible moment, and refused ranges: nothing changes, word for word.
+//! Frames that run out at every possible moment, and refused ranges: nothing changes, word for
+//! word.
 
 mod common;
 

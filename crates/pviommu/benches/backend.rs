@@ -1,9 +1,13 @@
-//! What a request costs the backend on the way of assigned devices: from its bytes to a VT-d table, with a walk of the second stage.
+//! What a request costs the backend on the way of assigned devices: from its bytes to a VT-d table,
+//! with a walk of the second stage.
 //!
-//! Maps and unmaps of a page take turns on random pages among so many live mappings, so their number stays. They lead to random pages of all of the
-//! guest's memory, which has its frames, however few mappings there are: what differs between the rows is the number of mappings. The floor is the shortest loop that keeps the
-//! promises of a trusted guest: it reads the addresses, finds the frame in an array and stores the entry. Sides are interleaved; the
-//! medians' ratios are what counts. Invalidations are the modelled unit's own, without an IOTLB; what hardware would take is not charged.
+//! Maps and unmaps of a page take turns on random pages among so many live mappings, so their
+//! number stays. They lead to random pages of all of the guest's memory, which has its frames,
+//! however few mappings there are: what differs between the rows is the number of mappings. The
+//! floor is the shortest loop that keeps the promises of a trusted guest: it reads the addresses,
+//! finds the frame in an array and stores the entry. Sides are interleaved; the medians' ratios are
+//! what counts. Invalidations are the modelled unit's own, without an IOTLB; what hardware would
+//! take is not charged.
 
 use std::hint::black_box;
 use std::sync::Arc;

@@ -1,11 +1,12 @@
-//! Reverse translation caches and what else finds a page: a hit, and a mapping's whole life, in nanoseconds and as ratios to the flat table, all
-//! measured side by side.
+//! Reverse translation caches and what else finds a page: a hit, and a mapping's whole life, in
+//! nanoseconds and as ratios to the flat table, all measured side by side.
 //!
-//! `cargo bench -p ringfence-pviommu --bench rtc -- [--quick] [--check]`: `--quick` takes a fifth of the samples, `--check` fails when a bound is
-//! missed.
+//! `cargo bench -p ringfence-pviommu --bench rtc -- [--quick] [--check]`: `--quick` takes a fifth
+//! of the samples, `--check` fails when a bound is missed.
 //!
-//! A cache does more than the maps beside it: its hit counts a user, and is checked for direction and length. The maps' hits are their `get`
-//! alone, and their queue is a `VecDeque` that nobody cuts into cycles.
+//! A cache does more than the maps beside it: its hit counts a user, and is checked for direction
+//! and length. The maps' hits are their `get` alone, and their queue is a `VecDeque` that nobody
+//! cuts into cycles.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hint::black_box;
@@ -15,7 +16,8 @@ use std::time::Instant;
 use ringfence_pviommu::rtc::{Cycles, FlatRtc, MappingKey, ResidencyPolicy, ReverseCache, Rtc};
 use ringfence_types::{Direction, Iova, PhysAddr};
 
-/// What is measured of one side. Every method takes the whole list of keys, so that nothing is called through a pointer within the time.
+/// What is measured of one side. Every method takes the whole list of keys, so that nothing is
+/// called through a pointer within the time.
 trait Side {
     fn name(&self) -> &'static str;
     /// Inserts all.
@@ -224,7 +226,8 @@ fn queued<M: Words + 'static>() -> Box<dyn Side> {
 
 const FLAT: &str = "flat";
 
-/// The sides: the flat table first. The document's tree is the repaired one; the printed one loses what does not fit 32 keys of a node.
+/// The sides: the flat table first. The document's tree is the repaired one; the printed one loses
+/// what does not fit 32 keys of a node.
 fn sides(limit: usize) -> Vec<Box<dyn Side>> {
     let c = Cycles::PAPER;
     let adaptive = ResidencyPolicy::Adaptive { late: 10 };
@@ -273,7 +276,8 @@ fn quantile(samples: &mut [f64], share: f64) -> f64 {
 
 const COLUMNS: [&str; 4] = ["hit", "hit, chained", "hit + release", "insert + expire"];
 
-/// Nanoseconds an operation: a hit alone, a hit that waits for the one before, a hit and its release, and insert with expiry.
+/// Nanoseconds an operation: a hit alone, a hit that waits for the one before, a hit and its
+/// release, and insert with expiry.
 fn sample(side: &mut dyn Side, keys: &[MappingKey]) -> [f64; 4] {
     let each = |start: Instant| start.elapsed().as_nanos() as f64 / keys.len() as f64;
     let start = Instant::now();

@@ -1,7 +1,9 @@
-//! Tables 7 and 8 of the para-virtual IOMMU's document beside what is counted here, and how long mappings stay.
+//! Tables 7 and 8 of the para-virtual IOMMU's document beside what is counted here, and how long
+//! mappings stay.
 //!
-//! `cargo run -p ringfence-pviommu --example rtc_tables -- [DIRECTORY]`: the printed values come from `pviommu_table7_complexity.csv` and
-//! `pviommu_table8_space.csv` in DIRECTORY, `../shared/reference/paper` by default.
+//! `cargo run -p ringfence-pviommu --example rtc_tables -- [DIRECTORY]`: the printed values come
+//! from `pviommu_table7_complexity.csv` and `pviommu_table8_space.csv` in DIRECTORY,
+//! `../shared/reference/paper` by default.
 
 use std::error::Error;
 use std::fs;

@@ -6,7 +6,8 @@ use alloc::vec::Vec;
 use crate::backend::{Backend, GuestBacking, IoTables};
 use crate::frontend::{Queue, QueueFull, RequestId, Used};
 
-/// A queue to a [`Backend`], which carries requests out when they are polled for: as a host that is exactly as fast as its guest asks.
+/// A queue to a [`Backend`], which carries requests out when they are polled for: as a host that is
+/// exactly as fast as its guest asks.
 #[derive(Debug)]
 pub struct Loopback<B, T> {
     backend: Backend<B, T>,

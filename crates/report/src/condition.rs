@@ -1,7 +1,8 @@
 //! Conditions on rows: what `--fail-if` takes.
 //!
-//! `[MODE:]FIELD OP NUMBER`, several joined by commas. FIELD is a field of a JSON row; a dot reaches into it
-//! (`violations.stale`, `components.map_table`, `walk_cache_hit_rate.0`); an object with a `total` stands for it.
+//! `[MODE:]FIELD OP NUMBER`, several joined by commas. FIELD is a field of a JSON row; a dot
+//! reaches into it (`violations.stale`, `components.map_table`, `walk_cache_hit_rate.0`); an object
+//! with a `total` stands for it.
 
 use std::fmt;
 
@@ -213,8 +214,9 @@ impl Condition {
     /// The rows for which the condition holds.
     ///
     /// # Errors
-    /// The condition is about a field or a mode that the rows do not have, about a number that was not
-    /// measured, or about a row without a map: it would never hold, which its author did not mean.
+    /// The condition is about a field or a mode that the rows do not have, about a number that was
+    /// not measured, or about a row without a map: it would never hold, which its author did not
+    /// mean.
     pub fn matching_rows(&self, rows: &[Row]) -> Result<Vec<FailedCondition>, ConditionError> {
         let mut found = Vec::new();
         let mut seen = false;
@@ -251,8 +253,8 @@ impl Condition {
         }
     }
 
-    /// Refuses a condition about a field or a mode that a run of `modes` will not have, before the run:
-    /// `timed` with repetitions, `hostile` with the hostile pass.
+    /// Refuses a condition about a field or a mode that a run of `modes` will not have, before the
+    /// run: `timed` with repetitions, `hostile` with the hostile pass.
     ///
     /// # Errors
     /// As [`Condition::matching_rows`].

@@ -1,4 +1,5 @@
-//! Rows as comma-separated values (RFC 4180): a column for each number and text of the JSON row, named by its path.
+//! Rows as comma-separated values (RFC 4180): a column for each number and text of the JSON row,
+//! named by its path.
 
 use serde::Serialize;
 use serde_json::Value;
@@ -6,9 +7,11 @@ use serde_json::Value;
 use ringfence_lab::row::Row;
 use ringfence_trace::printable_line;
 
-/// All rows under one header; the cell of what was not measured is empty. Nested fields are named with dots: `violations.total`, `components.map_table`, `walk_cache_hit_rate.0`.
+/// All rows under one header; the cell of what was not measured is empty. Nested fields are named
+/// with dots: `violations.total`, `components.map_table`, `walk_cache_hit_rate.0`.
 pub fn csv(rows: &[Row]) -> String {
-    // The header comes from a row with every optional field present, so that it does not depend on the rows.
+    // The header comes from a row with every optional field present, so that it does not depend on
+    // the rows.
     table_of(&Row::of_run(true, true), rows)
 }
 

@@ -13,7 +13,8 @@ pub struct ExecutedOn {
     pub cpu: String,
     /// Instruction set.
     pub arch: &'static str,
-    /// What `*_cycles` of executed code are counted in: `tsc`, or `ns` where there is no such counter.
+    /// What `*_cycles` of executed code are counted in: `tsc`, or `ns` where there is no such
+    /// counter.
     pub unit: &'static str,
     /// Of the layer: `release` or `debug`; costs of a debug build say nothing.
     pub build: &'static str,

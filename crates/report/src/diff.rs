@@ -65,14 +65,15 @@ pub struct RowDiff {
     pub after: Option<f64>,
     /// `after / before`; none where one of them was not measured, or the first is not above 0.
     pub ratio: Option<f64>,
-    /// What should be the same in two runs over the same trace and is not: everything but cycles and what follows from them.
+    /// What should be the same in two runs over the same trace and is not: everything but cycles
+    /// and what follows from them.
     pub changes: Vec<Change>,
     /// Fields on which a verdict rests that at least one of the reports did not measure.
     pub not_measured: Vec<&'static str>,
 }
 
-/// Why two reports do not say whether something got worse: a row, and what it lacks. No row: the reports
-/// have none in common.
+/// Why two reports do not say whether something got worse: a row, and what it lacks. No row: the
+/// reports have none in common.
 #[derive(Debug, Clone, PartialEq)]
 pub struct IncomparableRow(pub Option<(String, Vec<&'static str>)>);
 
@@ -100,8 +101,8 @@ const JUDGED: [&str; 5] = [
     "colocated",
 ];
 
-/// Cycles of a map and an unmap that are within the noise of a clock. A ratio to less says nothing: modes
-/// that do nothing cost about 0.
+/// Cycles of a map and an unmap that are within the noise of a clock. A ratio to less says nothing:
+/// modes that do nothing cost about 0.
 const NOISE_CYCLES: f64 = 10.0;
 
 /// What changed.
@@ -178,8 +179,8 @@ impl Diff {
         Ok(diff)
     }
 
-    /// Rows that cost more than `percent` per cent more than before, expose more, or are in the first
-    /// report only: each in a line.
+    /// Rows that cost more than `percent` per cent more than before, expose more, or are in the
+    /// first report only: each in a line.
     ///
     /// # Errors
     /// The reports have no row in common, or in a row of both one has not measured what the verdict

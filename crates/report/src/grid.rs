@@ -1,4 +1,5 @@
-//! Tables of text: columns as wide as they need to be, split into several tables where the terminal is too narrow.
+//! Tables of text: columns as wide as they need to be, split into several tables where the terminal
+//! is too narrow.
 
 use unicode_width::UnicodeWidthStr;
 
@@ -148,8 +149,8 @@ impl Grid {
         tables
     }
 
-    /// Columns at the end of `table` that belong to the group of `column` and should move on with it: none if that would leave the
-    /// table empty.
+    /// Columns at the end of `table` that belong to the group of `column` and should move on with
+    /// it: none if that would leave the table empty.
     fn unfinished_group(&self, table: &[usize], column: usize) -> Vec<usize> {
         let group = |column: usize| self.columns.get(column).map_or("", |column| column.group);
         if group(column).is_empty() {
@@ -273,8 +274,8 @@ fn push(out: &mut String, text: &str, tone: CellStyle, look: TableStyle) {
     }
 }
 
-/// Breaks text at blanks so that no line is longer than the look allows, with `indent` before all lines but
-/// the first. As in a cell, nothing of the text is obeyed by a terminal.
+/// Breaks text at blanks so that no line is longer than the look allows, with `indent` before all
+/// lines but the first. As in a cell, nothing of the text is obeyed by a terminal.
 pub(super) fn wrap(text: &str, look: TableStyle, indent: usize) -> String {
     let text = printable_line(text);
     let limit = look.width.unwrap_or(usize::MAX).max(20);

@@ -1,7 +1,8 @@
-//! Reports: what a comparison says, for people (terminal, Markdown, plots) and for programs (JSON, CSV).
+//! Reports: what a comparison says, for people (terminal, Markdown, plots) and for programs (JSON,
+//! CSV).
 //!
-//! A [`Report`] is the one thing that all of them render. Nothing here computes a result; what is computed from rows, a recommendation,
-//! a condition, a difference, says from which.
+//! A [`Report`] is the one thing that all of them render. Nothing here computes a result; what is
+//! computed from rows, a recommendation, a condition, a difference, says from which.
 #![forbid(unsafe_code)]
 
 mod condition;

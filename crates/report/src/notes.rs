@@ -3,7 +3,8 @@
 use super::data::TraceNotes;
 use super::number::count;
 
-/// One sentence for each way in which the replay is not all of the trace, or the trace not all of what happened; the worst first.
+/// One sentence for each way in which the replay is not all of the trace, or the trace not all of
+/// what happened; the worst first.
 pub fn oddities(notes: &TraceNotes) -> Vec<String> {
     let mut out: Vec<String> = Vec::new();
     if notes.lines_replayed == 0 {

@@ -7,8 +7,9 @@ use ringfence_lab::compose::Axis as _;
 use ringfence_lab::modes::{Mode, Safety, TableKind};
 use ringfence_lab::row::Row;
 
-/// Two sentences about hardware that exists: what to use if nothing may get through, and what a mode with a window would give and expose
-/// instead. A third one, where modes with rings were compared, on what such hardware would give.
+/// Two sentences about hardware that exists: what to use if nothing may get through, and what a
+/// mode with a window would give and expose instead. A third one, where modes with rings were
+/// compared, on what such hardware would give.
 pub fn recommend(rows: &[&Row], profile: &Profile) -> String {
     let (rings, rows): (Vec<&Row>, Vec<&Row>) =
         rows.iter().copied().partition(|row| has_rings(&row.mode));
@@ -23,7 +24,8 @@ pub fn recommend(rows: &[&Row], profile: &Profile) -> String {
     text
 }
 
-/// Whether the mode of that name needs a unit that looks up rings. A composed mode is named after its answers.
+/// Whether the mode of that name needs a unit that looks up rings. A composed mode is named after
+/// its answers.
 fn has_rings(mode: &str) -> bool {
     match Mode::find(mode) {
         Some(mode) => mode.has_rings(),
@@ -34,7 +36,8 @@ fn has_rings(mode: &str) -> bool {
     }
 }
 
-/// What a unit with rings would give: of the modes that let nothing through, the best that turns no map away.
+/// What a unit with rings would give: of the modes that let nothing through, the best that turns no
+/// map away.
 fn ring_sentence(rows: &[&Row]) -> Option<String> {
     let complete = best(rows, |row| {
         row.status.is_ok() && is_safe(row) && row.stalled_out == 0
@@ -177,7 +180,8 @@ fn strict_sentence(strict: &Row, rows: &[&Row], profile: &Profile) -> String {
 }
 
 fn other_sentence(strict: &Row, rows: &[&Row]) -> String {
-    // What today's kernel does unless told otherwise; else the fastest that is no exhibit of a defect.
+    // What today's kernel does unless told otherwise; else the fastest that is no exhibit of a
+    // defect.
     let deferred = |row: &Row| row.safety == "bounded" && !row.mode.ends_with("-literal");
     let usual = best(rows, |row| row.mode == "linux-lazy" && deferred(row));
     let Some(bounded) = usual.or(best(rows, deferred)) else {

@@ -1,4 +1,5 @@
-//! A report for people at a terminal: per trace what each mode costs, what it exposes, what the hardware saw, and what to do.
+//! A report for people at a terminal: per trace what each mode costs, what it exposes, what the
+//! hardware saw, and what to do.
 
 use super::data::{Report, TraceNotes};
 use super::grid::{Cell, CellStyle, Column, Grid, TableStyle, wrap};

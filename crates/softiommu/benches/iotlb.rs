@@ -1,7 +1,8 @@
-//! What a miss of a vhost-user back-end costs: asked, answered over local sockets and resumed, against a bare round trip over one such socket.
+//! What a miss of a vhost-user back-end costs: asked, answered over local sockets and resumed,
+//! against a bare round trip over one such socket.
 //!
-//! The front-end is another thread. It answers a miss as QEMU does: the update, its acknowledgement, then the reply. Sides are interleaved; the
-//! ratio of the medians is what counts.
+//! The front-end is another thread. It answers a miss as QEMU does: the update, its
+//! acknowledgement, then the reply. Sides are interleaved; the ratio of the medians is what counts.
 
 use std::hint::black_box;
 use std::io::{Read, Write};

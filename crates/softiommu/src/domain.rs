@@ -15,11 +15,13 @@ use crate::table_alloc::TableAlloc;
 
 const PAGE: u64 = PageSize::Size4K.bytes();
 
-/// Pages of a batch whose entries are asked for before the first of them is cleared: about as many lines as a processor waits for at a time.
+/// Pages of a batch whose entries are asked for before the first of them is cleared: about as many
+/// lines as a processor waits for at a time.
 const PREFETCH_PAGES: usize = 16;
 
-/// One I/O address space. It never leaves its [`SoftIommu`](crate::SoftIommu), which attaches endpoints to it and knows whom to
-/// wait for; what others get is a [`DomainMut`](crate::DomainMut).
+/// One I/O address space. It never leaves its [`SoftIommu`](crate::SoftIommu), which attaches
+/// endpoints to it and knows whom to wait for; what others get is a
+/// [`DomainMut`](crate::DomainMut).
 pub(crate) struct Domain<M> {
     id: DomainId,
     table: Arc<Table>,
@@ -75,7 +77,8 @@ impl<M> Domain<M> {
         self.map_slow(&range, memory, permissions).map_err(refuse)
     }
 
-    /// The word of the one page that `range` is, if its table is at hand, and the index of the table's first word.
+    /// The word of the one page that `range` is, if its table is at hand, and the index of the
+    /// table's first word.
     #[inline]
     fn cached_page(&self, range: &IovaRange) -> Option<(usize, &AtomicU64)> {
         if range.start().is_aligned(PAGE) && range.bytes() == PAGE {
@@ -163,7 +166,8 @@ impl<M> Domain<M> {
         }
     }
 
-    /// Maps `part`, none of whose pages is mapped, in the table at `at`. Where the memory behind it ends.
+    /// Maps `part`, none of whose pages is mapped, in the table at `at`. Where the memory behind it
+    /// ends.
     fn install(
         &mut self,
         at: usize,
@@ -245,8 +249,8 @@ impl<M> Domain<M> {
         }
     }
 
-    /// Clears the entries of `range`; returns how many were present. Readers may hold what they got by them until they have been
-    /// waited for.
+    /// Clears the entries of `range`; returns how many were present. Readers may hold what they got
+    /// by them until they have been waited for.
     #[inline]
     pub(crate) fn clear(&mut self, range: &IovaRange) -> u64 {
         if let Some((at, word)) = self.cached_page(range) {

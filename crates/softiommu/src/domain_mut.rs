@@ -7,7 +7,8 @@ use crate::error::{MapError, UnmapError};
 
 /// The right to map and unmap in one domain of a [`SoftIommu`](crate::SoftIommu).
 ///
-/// A handle and not `&mut` to the domain: two domains that changed places would each wait for the other's readers.
+/// A handle and not `&mut` to the domain: two domains that changed places would each wait for the
+/// other's readers.
 pub struct DomainMut<'u, M> {
     domain: &'u mut Domain<M>,
 }
@@ -23,15 +24,18 @@ impl<'u, M> DomainMut<'u, M> {
         self.domain.id()
     }
 
-    /// Tables in use, 4 KiB each, the root included. Never more than [`SoftIommuLimits::tables`](crate::SoftIommuLimits::tables).
+    /// Tables in use, 4 KiB each, the root included. Never more than
+    /// [`SoftIommuLimits::tables`](crate::SoftIommuLimits::tables).
     pub fn tables(&self) -> usize {
         self.domain.tables()
     }
 
-    /// Maps the whole pages of `range` to the memory from `memory` on. When this returns, every access that is ordered after it
-    /// is translated: by a doorbell, a channel, or whatever else tells a device's thread of its work.
+    /// Maps the whole pages of `range` to the memory from `memory` on. When this returns, every
+    /// access that is ordered after it is translated: by a doorbell, a channel, or whatever else
+    /// tells a device's thread of its work.
     ///
-    /// All of the range is mapped, or nothing is. Waits for readers only where tables ran out and empty ones can be had back.
+    /// All of the range is mapped, or nothing is. Waits for readers only where tables ran out and
+    /// empty ones can be had back.
     ///
     /// # Errors
     /// See [`MapReason`](crate::MapReason): nothing has changed.
@@ -45,8 +49,9 @@ impl<'u, M> DomainMut<'u, M> {
         self.domain.map(range, memory, permissions)
     }
 
-    /// Unmaps whatever is mapped of the whole pages of `range`. When this returns, no reader translates any of them, and no
-    /// slice that any reader got from one is left. Returns how many pages were mapped.
+    /// Unmaps whatever is mapped of the whole pages of `range`. When this returns, no reader
+    /// translates any of them, and no slice that any reader got from one is left. Returns how many
+    /// pages were mapped.
     ///
     /// Waits for the readers that are online: the next checkpoint of each.
     ///
@@ -69,8 +74,8 @@ impl<'u, M> DomainMut<'u, M> {
         self.domain.unmap_all(ranges)
     }
 
-    /// Clears the entries of `range`, and returns how many were present. Readers may hold what they got by them until
-    /// they have been waited for.
+    /// Clears the entries of `range`, and returns how many were present. Readers may hold what they
+    /// got by them until they have been waited for.
     #[cfg(feature = "virtio-iommu")]
     #[inline]
     pub(crate) fn clear(&mut self, range: &IovaRange) -> u64 {

@@ -8,7 +8,8 @@ use crate::qsbr::Qsbr;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
 use crate::table::Table;
 
-/// What a reader translates by, and where it ends up. Readers keep the one they saw until a checkpoint tells them of another.
+/// What a reader translates by, and where it ends up. Readers keep the one they saw until a
+/// checkpoint tells them of another.
 pub(crate) struct ReaderView<M> {
     pub(crate) attachment: AttachedDomain,
     /// What physical addresses refer to.
@@ -62,7 +63,8 @@ impl<M> Endpoint<M> {
         &self.qsbr
     }
 
-    /// Counts changes of the view. If it is not the reader's own number, [`view`](Self::view) is due.
+    /// Counts changes of the view. If it is not the reader's own number, [`view`](Self::view) is
+    /// due.
     #[inline]
     pub(crate) fn generation(&self) -> u64 {
         // Relaxed: read after R2 or R4, which order it; and the lock orders the view.
@@ -75,15 +77,17 @@ impl<M> Endpoint<M> {
         (Arc::clone(&view), self.generation())
     }
 
-    /// Tells readers that the table in the view has lost links. Some may follow them until their gate has been waited at.
+    /// Tells readers that the table in the view has lost links. Some may follow them until their
+    /// gate has been waited at.
     pub(crate) fn invalidate_walk_caches(&self) {
-        // Under the lock, because a reader that sees the new generation takes it and must then find the links gone.
+        // Under the lock, because a reader that sees the new generation takes it and must then find
+        // the links gone.
         let _view = lock(&self.view);
         self.advance();
     }
 
-    /// Shows readers `view`. Some may go on with the view before until their gate has been waited at
-    /// ([`synchronize`](crate::qsbr::synchronize)).
+    /// Shows readers `view`. Some may go on with the view before until their gate has been waited
+    /// at ([`synchronize`](crate::qsbr::synchronize)).
     pub(crate) fn publish(&self, view: ReaderView<M>) {
         let mut shown = lock(&self.view);
         *shown = Arc::new(view);

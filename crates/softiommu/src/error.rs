@@ -1,12 +1,13 @@
-//! What can go wrong when mappings are changed. What a device gets wrong is a [`Fault`](ringfence_types::Fault).
+//! What can go wrong when mappings are changed. What a device gets wrong is a
+//! [`Fault`](ringfence_types::Fault).
 
 use std::error::Error;
 use std::fmt;
 
 use ringfence_types::{DomainId, Iova, IovaRange, PhysAddr, RequesterId};
 
-/// The calling thread holds a burst open ([`ReadSection`](crate::ReadSection)), of this unit or any other. It would wait for itself, or for a
-/// thread that waits for it. Nothing was changed.
+/// The calling thread holds a burst open ([`ReadSection`](crate::ReadSection)), of this unit or any
+/// other. It would wait for itself, or for a thread that waits for it. Nothing was changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ReadSectionOpen;
 
@@ -47,7 +48,8 @@ pub enum MapReason {
         /// Its address.
         iova: Iova,
     },
-    /// The domain may not have as many tables as the mapping needs ([`SoftIommuLimits::tables`](crate::SoftIommuLimits::tables)).
+    /// The domain may not have as many tables as the mapping needs
+    /// ([`SoftIommuLimits::tables`](crate::SoftIommuLimits::tables)).
     OutOfTables,
     /// See [`ReadSectionOpen`].
     ReadSectionOpen,

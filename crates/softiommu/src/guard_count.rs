@@ -1,8 +1,8 @@
 //! How many bursts the current thread holds open.
 //!
-//! A thread that waits for readers while it is one itself, waits for ever; two such threads wait for each other. Neither can be
-//! seen in a gate: the second holds its pin at another endpoint. So a thread counts its own bursts, whatever they belong to,
-//! and none that has one changes mappings.
+//! A thread that waits for readers while it is one itself, waits for ever; two such threads wait
+//! for each other. Neither can be seen in a gate: the second holds its pin at another endpoint. So
+//! a thread counts its own bursts, whatever they belong to, and none that has one changes mappings.
 
 use crate::sync::READ_SECTIONS;
 

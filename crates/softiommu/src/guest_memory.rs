@@ -1,9 +1,10 @@
 //! Guest memory as the crate vm-memory has it, behind a pin.
 //!
-//! `GuestMemory` is implemented for [`ReadGuard`] and for nothing that outlives one: a slice it gives is good until the pin's burst takes the
-//! next pin, and unmap waits for that. Devices written against `GuestMemory`, such as those over the crate virtio-queue, run on
-//! `&ReadGuard` as they are; every address they use is then an I/O virtual one, of rings, descriptors and buffers alike. Its errors have no
-//! room for a fault: ask [`ReadGuard::take_fault`].
+//! `GuestMemory` is implemented for [`ReadGuard`] and for nothing that outlives one: a slice it
+//! gives is good until the pin's burst takes the next pin, and unmap waits for that. Devices
+//! written against `GuestMemory`, such as those over the crate virtio-queue, run on `&ReadGuard` as
+//! they are; every address they use is then an I/O virtual one, of rings, descriptors and buffers
+//! alike. Its errors have no room for a fault: ask [`ReadGuard::take_fault`].
 
 use std::error::Error;
 use std::fmt;
@@ -114,7 +115,8 @@ impl<'p, M: GuestMemoryBackend> ReadGuard<'p, M> {
         })
     }
 
-    /// The memory behind `bytes` bytes at `iova` in the usual case: one page, one region, a link that is at hand.
+    /// The memory behind `bytes` bytes at `iova` in the usual case: one page, one region, a link
+    /// that is at hand.
     #[inline]
     fn cached_slice(&self, iova: Iova, bytes: usize, wanted: Permissions) -> Option<Slice<'p, M>> {
         let range = IovaRange::new(iova, bytes as u64)?;
@@ -178,8 +180,9 @@ impl<M: GuestMemoryBackend> GuestMemory for ReadGuard<'_, M> {
 }
 
 impl<M: GuestMemoryBackend> ReadGuard<'_, M> {
-    /// What an access through vm-memory needs, if it is one that a device can make. To ask for no access is an error, unless it is for
-    /// no bytes: an address that may not be accessed leads nowhere.
+    /// What an access through vm-memory needs, if it is one that a device can make. To ask for no
+    /// access is an error, unless it is for no bytes: an address that may not be accessed leads
+    /// nowhere.
     #[inline]
     fn wanted_access(
         &self,
@@ -244,9 +247,10 @@ impl<M: GuestMemoryBackend> ReadGuard<'_, M> {
 
 /// The slices behind a range, in order.
 ///
-/// A range of several pages has been found whole before there is an iterator, and its entries are looked at again as it goes: what is
-/// given is what the page's entry says then. So where a page is unmapped in the middle of an access, the access ends there. To carry
-/// about a list, nearly always of one element, would cost several times the translation.
+/// A range of several pages has been found whole before there is an iterator, and its entries are
+/// looked at again as it goes: what is given is what the page's entry says then. So where a page is
+/// unmapped in the middle of an access, the access ends there. To carry about a list, nearly always
+/// of one element, would cost several times the translation.
 struct Slices<'a, 'p, M> {
     pin: &'a ReadGuard<'p, M>,
     at: Iova,
@@ -294,7 +298,8 @@ impl<'a, M: GuestMemoryBackend> Iterator for Slices<'a, '_, M> {
 impl<M: GuestMemoryBackend> FusedIterator for Slices<'_, '_, M> {}
 
 impl<'a, M: GuestMemoryBackend> GuestMemorySliceIterator<'a, MS<'a, M>> for Slices<'a, '_, M> {
-    /// As the trait has it. Its own version peeks, and what it builds for that is larger than all else together.
+    /// As the trait has it. Its own version peeks, and what it builds for that is larger than all
+    /// else together.
     #[inline]
     fn stop_on_error(mut self) -> GuestMemoryResult<impl Iterator<Item = Slice<'a, M>>> {
         let first = self.next().transpose()?;
@@ -328,7 +333,8 @@ impl<'a, M: GuestMemoryBackend> Iterator for Found<'a, '_, M> {
 impl<'a, M: GuestMemoryBackend> Slices<'a, '_, M> {
     /// The next slice, if there is one, and how many bytes are left behind it.
     ///
-    /// Neither inlined nor by `&mut self`: most accesses end with their first slice, and the iterator can stay in registers.
+    /// Neither inlined nor by `&mut self`: most accesses end with their first slice, and the
+    /// iterator can stay in registers.
     #[inline(never)]
     fn more(&self) -> (Option<Slice<'a, M>>, usize) {
         let mut next = Slices { ..*self };

@@ -16,7 +16,8 @@ use crate::qsbr::{Qsbr, start_grace_period, synchronize};
 use crate::reader::Reader;
 use crate::table::Width;
 
-/// How much of everything there can be. A guest decides how much of it is used; none of it grows beyond.
+/// How much of everything there can be. A guest decides how much of it is used; none of it grows
+/// beyond.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SoftIommuLimits {
     /// Width of every domain's table.
@@ -32,7 +33,8 @@ pub struct SoftIommuLimits {
 }
 
 impl Default for SoftIommuLimits {
-    /// 48 bits; 16 MiB of tables a domain, which map 8 GiB; 64 domains; 64 endpoints with 32 readers each.
+    /// 48 bits; 16 MiB of tables a domain, which map 8 GiB; 64 domains; 64 endpoints with 32
+    /// readers each.
     fn default() -> Self {
         Self {
             width: Width::BITS_48,
@@ -44,8 +46,8 @@ impl Default for SoftIommuLimits {
     }
 }
 
-/// A software IOMMU over the memory `M`, from the side that changes mappings. It is one writer's, by `&mut`; readers need no part
-/// of it once they exist.
+/// A software IOMMU over the memory `M`, from the side that changes mappings. It is one writer's,
+/// by `&mut`; readers need no part of it once they exist.
 ///
 /// An endpoint is denied everything until it is attached to a domain or told to bypass.
 pub struct SoftIommu<M> {
@@ -53,7 +55,8 @@ pub struct SoftIommu<M> {
     memory: Arc<M>,
     endpoints: BTreeMap<RequesterId, Attached<M>>,
     domains: BTreeMap<DomainId, Domain<M>>,
-    /// Endpoints that have changed since the last wait for readers, and the domain they were attached to.
+    /// Endpoints that have changed since the last wait for readers, and the domain they were
+    /// attached to.
     changed: Vec<(Arc<Endpoint<M>>, Option<DomainId>)>,
 }
 
@@ -138,8 +141,8 @@ impl<M> SoftIommu<M> {
         Ok(())
     }
 
-    /// The domain, to map and unmap in. What comes back is a handle: the domain itself stays in its unit, which waits for the
-    /// domain's readers.
+    /// The domain, to map and unmap in. What comes back is a handle: the domain itself stays in its
+    /// unit, which waits for the domain's readers.
     ///
     /// ```compile_fail,E0308
     /// use ringfence_softiommu::SoftIommu;
@@ -171,8 +174,8 @@ impl<M> SoftIommu<M> {
         self.endpoints.get(&device)?.domain
     }
 
-    /// Attaches `device` to `domain`, from wherever it is. When this returns, its readers translate by the domain, and nothing
-    /// that they got by what was before is left.
+    /// Attaches `device` to `domain`, from wherever it is. When this returns, its readers translate
+    /// by the domain, and nothing that they got by what was before is left.
     pub fn attach(&mut self, device: RequesterId, domain: DomainId) -> Result<(), IommuError> {
         may_wait()?;
         self.attach_nosync(device, domain)?;
@@ -180,8 +183,8 @@ impl<M> SoftIommu<M> {
         Ok(())
     }
 
-    /// Detaches `device` from whatever it is attached to, and denies it everything. When this returns, no translation is to be had,
-    /// and none that its readers got is left.
+    /// Detaches `device` from whatever it is attached to, and denies it everything. When this
+    /// returns, no translation is to be had, and none that its readers got is left.
     pub fn detach(&mut self, device: RequesterId) -> Result<(), IommuError> {
         may_wait()?;
         self.change(device, AttachedDomain::Blocked, None)?;
@@ -197,7 +200,8 @@ impl<M> SoftIommu<M> {
         Ok(())
     }
 
-    /// Puts other memory behind all translations. When this returns, no reader holds anything of the memory before.
+    /// Puts other memory behind all translations. When this returns, no reader holds anything of
+    /// the memory before.
     pub fn set_memory(&mut self, memory: M) -> Result<(), IommuError> {
         may_wait()?;
         self.memory = Arc::new(memory);
@@ -210,7 +214,8 @@ impl<M> SoftIommu<M> {
         Ok(())
     }
 
-    /// As [`attach`](Self::attach), without its promise until [`synchronize`](Self::synchronize) has returned.
+    /// As [`attach`](Self::attach), without its promise until [`synchronize`](Self::synchronize)
+    /// has returned.
     pub(crate) fn attach_nosync(
         &mut self,
         device: RequesterId,
@@ -223,13 +228,15 @@ impl<M> SoftIommu<M> {
         self.change(device, AttachedDomain::Domain(table), Some(domain))
     }
 
-    /// Removes a domain that no endpoint is attached to any more, settled or not: readers that have not noticed keep its table.
+    /// Removes a domain that no endpoint is attached to any more, settled or not: readers that have
+    /// not noticed keep its table.
     #[cfg(feature = "virtio-iommu")]
     pub(crate) fn drop_domain(&mut self, domain: DomainId) {
         self.domains.remove(&domain);
     }
 
-    /// Shows the readers of `device` something else. Some may see what was before until [`synchronize`](Self::synchronize) has returned.
+    /// Shows the readers of `device` something else. Some may see what was before until
+    /// [`synchronize`](Self::synchronize) has returned.
     pub(crate) fn change(
         &mut self,
         device: RequesterId,
@@ -241,7 +248,8 @@ impl<M> SoftIommu<M> {
             .endpoints
             .get_mut(&device)
             .ok_or(IommuError::NoEndpoint(device))?;
-        // The new domain knows of the endpoint before its readers walk the table, the old one until they no longer do.
+        // The new domain knows of the endpoint before its readers walk the table, the old one until
+        // they no longer do.
         let before = mem::replace(&mut attached.domain, domain);
         if let Some(new) = domain.and_then(|id| self.domains.get_mut(&id)) {
             new.add(Arc::clone(&attached.endpoint));
@@ -265,7 +273,8 @@ impl<M> SoftIommu<M> {
         present.chain(changed).map(|endpoint| endpoint.qsbr())
     }
 
-    /// Waits for the readers of all endpoints, those that were removed since the last wait included.
+    /// Waits for the readers of all endpoints, those that were removed since the last wait
+    /// included.
     pub(crate) fn synchronize(&mut self) {
         synchronize(self.all_qsbr());
         for (_, domain) in mem::take(&mut self.changed) {
@@ -294,8 +303,9 @@ pub(crate) fn may_wait() -> Result<(), ReadSectionOpen> {
 }
 
 impl<M> Drop for SoftIommu<M> {
-    /// Readers that outlive the unit are denied everything: when this returns, or where the thread that drops it is in a burst itself
-    /// and may not wait, from the next pin of each reader on. Slices that were taken before that pin stay good until then.
+    /// Readers that outlive the unit are denied everything: when this returns, or where the thread
+    /// that drops it is in a burst itself and may not wait, from the next pin of each reader on.
+    /// Slices that were taken before that pin stay good until then.
     fn drop(&mut self) {
         for attached in self.endpoints.values() {
             attached

@@ -1,4 +1,5 @@
-//! A range as its writer goes through it: one table of the last level after the other, and each hole between them in one step.
+//! A range as its writer goes through it: one table of the last level after the other, and each
+//! hole between them in one step.
 
 use std::iter;
 
@@ -40,7 +41,8 @@ impl Table {
         Ok(at)
     }
 
-    /// `range`, which the table's width holds, in chunks. Tables may be linked while it is gone through.
+    /// `range`, which the table's width holds, in chunks. Tables may be linked while it is gone
+    /// through.
     #[inline]
     pub(crate) fn leaf_tables(&self, range: &IovaRange) -> impl Iterator<Item = LeafTableRange> {
         let mut rest = Some(*range);

@@ -1,10 +1,13 @@
-//! Translation for emulated devices: a software IOMMU whose readers take no lock, and whose unmap keeps its word.
+//! Translation for emulated devices: a software IOMMU whose readers take no lock, and whose unmap
+//! keeps its word.
 //!
-//! A device's thread is a [`Reader`]. It goes [`online`](Reader::online) for a burst of work, takes a [`ReadGuard`] for each request
-//! (a descriptor chain), and translates as often as it likes under the pin. What changes mappings, [`SoftIommu`], returns from
-//! unmap, detach or a change of memory only when no pin is left that could have seen what was taken away: after it returns, no
-//! translation and no outstanding slice reaches the page. Decision 0015 (`docs/decisions/0015-readers-and-unmap.md`) argues
-//! why, step by step; `tests/loom.rs` tries every interleaving and reordering that loom models on these very sources.
+//! A device's thread is a [`Reader`]. It goes [`online`](Reader::online) for a burst of work, takes
+//! a [`ReadGuard`] for each request (a descriptor chain), and translates as often as it likes under
+//! the pin. What changes mappings, [`SoftIommu`], returns from unmap, detach or a change of memory
+//! only when no pin is left that could have seen what was taken away: after it returns, no
+//! translation and no outstanding slice reaches the page. Decision 0015
+//! (`docs/decisions/0015-readers-and-unmap.md`) argues why, step by step; `tests/loom.rs` tries
+//! every interleaving and reordering that loom models on these very sources.
 //!
 //! ```
 //! use ringfence_softiommu::{SoftIommuLimits, SoftIommu};
@@ -33,10 +36,12 @@
 //! ```
 //!
 //! # What the embedder promises
-//! **A pin spans no blocking call, and so does a burst.** Unmap waits for both. Go offline (drop the [`ReadSection`]) before waiting for
-//! an event, a lock or a disk. [`ReadSection`] and [`ReadGuard`] are not `Send`, so no executor that moves tasks between threads lets one live
-//! across an `.await`; the borrow of a [`ReadGuard`] ends every slice taken under it before the next checkpoint. What remains is a
-//! thread that blocks by itself: it delays unmap, and never breaks it.
+//! **A pin spans no blocking call, and so does a burst.** Unmap waits for both. Go offline (drop
+//! the [`ReadSection`]) before waiting for an event, a lock or a disk. [`ReadSection`] and
+//! [`ReadGuard`] are not `Send`, so no executor that moves tasks between threads lets one live
+//! across an `.await`; the borrow of a [`ReadGuard`] ends every slice taken under it before the
+//! next checkpoint. What remains is a thread that blocks by itself: it delays unmap, and never
+//! breaks it.
 
 mod domain;
 mod domain_mut;

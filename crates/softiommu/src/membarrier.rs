@@ -1,4 +1,5 @@
-//! Heavy fences: Linux's `membarrier`, which interrupts every processor that runs a thread of the process.
+//! Heavy fences: Linux's `membarrier`, which interrupts every processor that runs a thread of the
+//! process.
 //!
 //! Source: membarrier(2), `MEMBARRIER_CMD_PRIVATE_EXPEDITED`.
 
@@ -9,7 +10,8 @@ pub(crate) fn has_heavy_fence() -> bool {
     membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok()
 }
 
-/// A full fence in every thread of the process that is running; the others had one when they stopped.
+/// A full fence in every thread of the process that is running; the others had one when they
+/// stopped.
 ///
 /// # Panics
 /// If the system refuses what it has granted: a filter of system calls that came later.

@@ -4,8 +4,8 @@ use std::iter;
 
 use ringfence_types::PhysRange;
 
-/// The memory behind a range of I/O virtual addresses, in order and without gaps. Pages that follow each other in memory are one
-/// piece; most accesses have one piece only, and allocate nothing.
+/// The memory behind a range of I/O virtual addresses, in order and without gaps. Pages that follow
+/// each other in memory are one piece; most accesses have one piece only, and allocate nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PhysRanges {
     first: PhysRange,

@@ -1,8 +1,9 @@
-//! The protocol between the readers of one endpoint and whoever takes mappings away from it: quiescent states, at a gate that is
-//! parked while nobody comes.
+//! The protocol between the readers of one endpoint and whoever takes mappings away from it:
+//! quiescent states, at a gate that is parked while nobody comes.
 //!
-//! Steps R1 to R6, W1 to W5, P1 to P5 and V1 to V4 are those of decision 0015, which argues from them. Every ordering here is the weakest
-//! that the argument needs; `tests/mutations/softiommu-*` weaken each and name the test that fails.
+//! Steps R1 to R6, W1 to W5, P1 to P5 and V1 to V4 are those of decision 0015, which argues from
+//! them. Every ordering here is the weakest that the argument needs; `tests/mutations/softiommu-*`
+//! weaken each and name the test that fails.
 
 use crate::sync::{
     AtomicU64, AtomicUsize, IDLE_AFTER, Ordering, fence, has_heavy_fence, heavy_fence, light_fence,
@@ -19,7 +20,8 @@ const WAKING: usize = 1;
 /// No reader is online, and none goes online without a heavy fence: waiters need none of their own.
 const IDLE: usize = 2;
 
-/// Keeps what one thread writes out of the cache lines of another; two lines, because they are fetched in pairs.
+/// Keeps what one thread writes out of the cache lines of another; two lines, because they are
+/// fetched in pairs.
 #[repr(align(128))]
 struct Padded<T>(T);
 
@@ -63,22 +65,25 @@ impl Qsbr {
 
     /// Slot `slot` now belongs to a reader, which is offline.
     pub(crate) fn register(&self, slot: usize) {
-        // Relaxed: a waiter that misses it reads the slot as offline in effect, and R2 with W2 or P4 makes that right.
+        // Relaxed: a waiter that misses it reads the slot as offline in effect, and R2 with W2 or
+        // P4 makes that right.
         self.used
             .fetch_max(slot.saturating_add(1), Ordering::Relaxed);
     }
 
-    /// The reader of `slot` goes online: what it reads from here on may be waited for. Returns its epoch.
+    /// The reader of `slot` goes online: what it reads from here on may be waited for. Returns its
+    /// epoch.
     #[inline]
     pub(crate) fn online(&self, slot: usize) -> u64 {
-        // R1. An old epoch only makes waiters wait longer than they had to, until the next checkpoint.
+        // R1. An old epoch only makes waiters wait longer than they had to, until the next
+        // checkpoint.
         let epoch = self.shared.0.epoch.load(Ordering::Relaxed);
         if let Some(slot) = self.slots.get(slot) {
             // Release, because a waiter may meet this store instead of the OFFLINE before it.
             slot.0.store(epoch, Ordering::Release);
         }
-        // R2. Either the waiter's fence (W2, or P4 where it parks) comes first, and what it did before is seen from here on; or this
-        // one does, and the waiter sees the slot.
+        // R2. Either the waiter's fence (W2, or P4 where it parks) comes first, and what it did
+        // before is seen from here on; or this one does, and the waiter sees the slot.
         fence(Ordering::SeqCst);
         // V1. Acquire: a reader that another one has saved the heavy fence comes after that fence.
         if self.shared.0.state.load(Ordering::Acquire) != ACTIVE {
@@ -87,14 +92,16 @@ impl Qsbr {
         epoch
     }
 
-    /// Waiters look at slots again, and what those took away that did not look is not seen from here on.
+    /// Waiters look at slots again, and what those took away that did not look is not seen from
+    /// here on.
     #[cold]
     fn wake(&self) {
         let state = &self.shared.0.state;
         // V2. Relaxed: V3 orders it. Where it fails, another reader has done it.
         let _ = state.compare_exchange(IDLE, WAKING, Ordering::Relaxed, Ordering::Relaxed);
-        // V3. Either the waiter's light fence (P1) comes first, and what it took away is not seen from here on; or this one does,
-        // and the waiter sees that the gate is not parked. Until it is over, other readers have to have their own.
+        // V3. Either the waiter's light fence (P1) comes first, and what it took away is not seen
+        // from here on; or this one does, and the waiter sees that the gate is not parked. Until it
+        // is over, other readers have to have their own.
         heavy_fence();
         // V4. Release: see V1.
         let _ = state.compare_exchange(WAKING, ACTIVE, Ordering::Release, Ordering::Relaxed);
@@ -124,8 +131,9 @@ impl Qsbr {
     }
 }
 
-/// Returns when no reader at `gates` holds anything that the caller took away before the call (W1), and every reader that looks
-/// from now on finds it gone. Callers of one gate come one after the other.
+/// Returns when no reader at `gates` holds anything that the caller took away before the call (W1),
+/// and every reader that looks from now on finds it gone. Callers of one gate come one after the
+/// other.
 #[inline]
 pub(crate) fn synchronize<'a>(gates: impl Iterator<Item = &'a Qsbr> + Clone) {
     // P1. See V3. It costs no instruction.
@@ -149,8 +157,9 @@ fn synchronize_active<'a>(gates: impl Iterator<Item = &'a Qsbr>) {
     }
 }
 
-/// As [`synchronize`], without the wait: a reader at `gates` holds what the caller took away (W1) until its next checkpoint, which is due,
-/// and every reader that goes online from now on finds it gone. For a caller that may not wait.
+/// As [`synchronize`], without the wait: a reader at `gates` holds what the caller took away (W1)
+/// until its next checkpoint, which is due, and every reader that goes online from now on finds it
+/// gone. For a caller that may not wait.
 #[cold]
 pub(crate) fn start_grace_period<'a>(gates: impl Iterator<Item = &'a Qsbr> + Clone) {
     // P1.
@@ -167,7 +176,8 @@ pub(crate) fn start_grace_period<'a>(gates: impl Iterator<Item = &'a Qsbr> + Clo
 }
 
 impl Qsbr {
-    /// Makes the checkpoint of every reader due. Returns the epoch that a reader passes on to there.
+    /// Makes the checkpoint of every reader due. Returns the epoch that a reader passes on to
+    /// there.
     fn advance(&self) -> u64 {
         // W4. Relaxed: the fence W2 before it makes it a release.
         let before = self.shared.0.epoch.fetch_add(1, Ordering::Relaxed);
@@ -176,7 +186,8 @@ impl Qsbr {
 
     #[inline]
     fn is_idle(&self) -> bool {
-        // P2. Relaxed: the caller parked it, or another one before it did, and has seen then that nobody was online.
+        // P2. Relaxed: the caller parked it, or another one before it did, and has seen then that
+        // nobody was online.
         self.shared.0.state.load(Ordering::Relaxed) == IDLE
     }
 
@@ -232,7 +243,8 @@ impl Qsbr {
         {
             return;
         }
-        // P4. Either a reader's fence (R2) comes first, and its slot is seen; or this one does, and the reader sees PARKED.
+        // P4. Either a reader's fence (R2) comes first, and its slot is seen; or this one does, and
+        // the reader sees PARKED.
         fence(Ordering::SeqCst);
         // P5. As W3.
         if self.online_slots().next().is_some() {

@@ -15,11 +15,11 @@ use crate::sync::AtomicU64;
 use crate::walk::{Denied, one_of, translate_cached};
 use crate::walk_cache::WalkCache;
 
-/// One thread's access to an endpoint's address space. May move between threads while it is offline, which it is whenever no
-/// [`ReadSection`] borrows it.
+/// One thread's access to an endpoint's address space. May move between threads while it is
+/// offline, which it is whenever no [`ReadSection`] borrows it.
 ///
-/// An offline reader keeps the view it last saw, and with it memory that has been replaced since; it cannot reach it. The view
-/// goes when the reader next goes online, or is dropped.
+/// An offline reader keeps the view it last saw, and with it memory that has been replaced since;
+/// it cannot reach it. The view goes when the reader next goes online, or is dropped.
 pub struct Reader<M> {
     endpoint: Arc<Endpoint<M>>,
     slot: usize,
@@ -38,23 +38,25 @@ struct ReaderState<M> {
     fault: Cell<Option<Fault>>,
 }
 
-/// A burst of work: while it lives, unmap waits for its next [`guard`](Self::guard) or its end. It must not live across anything that
-/// blocks.
+/// A burst of work: while it lives, unmap waits for its next [`guard`](Self::guard) or its end. It
+/// must not live across anything that blocks.
 ///
-/// It stays on its thread. If it is leaked, that thread is refused every change from then on, and others wait until the reader goes
-/// online again or is dropped.
+/// It stays on its thread. If it is leaked, that thread is refused every change from then on, and
+/// others wait until the reader goes online again or is dropped.
 pub struct ReadSection<'r, M> {
     reader: &'r mut Reader<M>,
     /// Neither `Send` nor `Sync`.
     stays: PhantomData<*const ()>,
 }
 
-/// The right to translate and to use what translations give, until the next pin of its burst. It costs nothing to copy.
+/// The right to translate and to use what translations give, until the next pin of its burst. It
+/// costs nothing to copy.
 pub struct ReadGuard<'p, M> {
     /// The words of the table that the endpoint's domain has; none if it is not attached to one.
     words: &'p [AtomicU64],
     state: &'p ReaderState<M>,
-    /// Neither `Send` nor `Sync`: another thread's accesses would not be over at this one's checkpoint.
+    /// Neither `Send` nor `Sync`: another thread's accesses would not be over at this one's
+    /// checkpoint.
     stays: PhantomData<*const ()>,
 }
 
@@ -92,12 +94,13 @@ impl<M> Reader<M> {
         self.endpoint.device()
     }
 
-    /// Begins a burst of work. Costs a full fence: do it when work begins, not for each request. After some thousand unmaps in
-    /// which nobody was online it costs a `membarrier` instead, which lets unmap do without a fence meanwhile.
+    /// Begins a burst of work. Costs a full fence: do it when work begins, not for each request.
+    /// After some thousand unmaps in which nobody was online it costs a `membarrier` instead, which
+    /// lets unmap do without a fence meanwhile.
     ///
     /// # Panics
-    /// If a filter of system calls that was put up after the endpoint was added refuses `membarrier`. Allow it, or put the filter up
-    /// before: then there is no such thing.
+    /// If a filter of system calls that was put up after the endpoint was added refuses
+    /// `membarrier`. Allow it, or put the filter up before: then there is no such thing.
     #[inline]
     pub fn online(&mut self) -> ReadSection<'_, M> {
         guard_count::increment();
@@ -141,8 +144,8 @@ impl<M> Drop for Reader<M> {
 }
 
 impl<M> ReadSection<'_, M> {
-    /// A pin for the next request. The one before, and all slices taken under it, are gone by then: this is the checkpoint that
-    /// unmap waits for.
+    /// A pin for the next request. The one before, and all slices taken under it, are gone by then:
+    /// this is the checkpoint that unmap waits for.
     #[inline]
     pub fn guard(&mut self) -> ReadGuard<'_, M> {
         let epoch = self.reader.endpoint.qsbr().epoch();
@@ -182,8 +185,8 @@ impl<'p, M> ReadGuard<'p, M> {
         &self.state.view.memory
     }
 
-    /// The first access that an interface without room for a [`Fault`] has refused, such as vm-memory's, since this was last asked.
-    /// It is the reader's, and outlives the pin.
+    /// The first access that an interface without room for a [`Fault`] has refused, such as
+    /// vm-memory's, since this was last asked. It is the reader's, and outlives the pin.
     pub fn take_fault(&self) -> Option<Fault> {
         self.state.fault.take()
     }
@@ -199,7 +202,8 @@ impl<'p, M> ReadGuard<'p, M> {
 
     /// Where the bytes of `range` lie, if the device may access every one of them as `access` says.
     ///
-    /// The addresses are good for as long as the pin lives, even where their mapping goes in the meantime.
+    /// The addresses are good for as long as the pin lives, even where their mapping goes in the
+    /// meantime.
     #[inline]
     pub fn translate(&self, range: IovaRange, access: Access) -> Result<PhysRanges, Fault> {
         self.translate_for(range, permissions(access))
@@ -218,7 +222,8 @@ impl<'p, M> ReadGuard<'p, M> {
         }
     }
 
-    /// The memory behind `range` in the usual case: see [`walk::translate_cached`](translate_cached).
+    /// The memory behind `range` in the usual case: see
+    /// [`walk::translate_cached`](translate_cached).
     #[inline]
     pub(crate) fn translate_cached(
         &self,

@@ -1,7 +1,9 @@
-//! The unit as the sink of a virtio-iommu device: what the guest's driver asks for is what readers translate by.
+//! The unit as the sink of a virtio-iommu device: what the guest's driver asks for is what readers
+//! translate by.
 //!
-//! A batch of requests waits once. Its changes are made as they come, and [`commit`](Sink::commit) returns when no reader holds what
-//! any of them took away; only then do the replies reach the driver.
+//! A batch of requests waits once. Its changes are made as they come, and [`commit`](Sink::commit)
+//! returns when no reader holds what any of them took away; only then do the replies reach the
+//! driver.
 
 use std::collections::BTreeMap;
 
@@ -14,8 +16,8 @@ use crate::error::{IommuError, MapError, MapReason};
 use crate::iommu::{SoftIommu, SoftIommuLimits, may_wait};
 use crate::reader::Reader;
 
-/// A [`SoftIommu`] under the guest's names for endpoints and domains. Endpoints that it was not told of exist for the device only:
-/// they have no readers.
+/// A [`SoftIommu`] under the guest's names for endpoints and domains. Endpoints that it was not
+/// told of exist for the device only: they have no readers.
 pub struct IommuSink<M> {
     unit: SoftIommu<M>,
     endpoints: BTreeMap<EndpointId, RequesterId>,
@@ -36,7 +38,8 @@ impl<M> IommuSink<M> {
         }
     }
 
-    /// The guest calls `device` by the name `endpoint`. Say so before the virtio-iommu device hears of it.
+    /// The guest calls `device` by the name `endpoint`. Say so before the virtio-iommu device hears
+    /// of it.
     pub fn add_endpoint(
         &mut self,
         endpoint: EndpointId,
@@ -64,7 +67,8 @@ impl<M> IommuSink<M> {
         self.unit.reader(device)
     }
 
-    /// Puts other memory behind all translations. When this returns, no reader holds anything of the memory before.
+    /// Puts other memory behind all translations. When this returns, no reader holds anything of
+    /// the memory before.
     pub fn set_memory(&mut self, memory: M) -> Result<(), IommuError> {
         self.unit.set_memory(memory)
     }
@@ -203,7 +207,8 @@ impl<M> Sink for IommuSink<M> {
         Ok(())
     }
 
-    /// Refused if the thread has become a reader since [`begin`](Sink::begin): it would wait for itself.
+    /// Refused if the thread has become a reader since [`begin`](Sink::begin): it would wait for
+    /// itself.
     fn commit(&mut self) -> Result<(), SinkError> {
         may_wait().map_err(|_| SinkError::CommitFailed)?;
         self.unit.synchronize();

@@ -1,5 +1,5 @@
-//! All that this crate takes from the machine's concurrency, in one place: `tests/loom.rs` compiles the other files against its
-//! own version of this one, so what loom tries is what ships.
+//! All that this crate takes from the machine's concurrency, in one place: `tests/loom.rs` compiles
+//! the other files against its own version of this one, so what loom tries is what ships.
 
 use std::cell::Cell;
 use std::hint;
@@ -16,15 +16,17 @@ pub(crate) use crate::zeroed::zeroed;
 /// Binary logarithm of the entries of a table.
 pub(crate) const INDEX_BITS: u32 = 9;
 
-/// Looks at a reader's slot before the waiting thread gives up its processor. A checkpoint is well under a microsecond away when
-/// the reader runs, and a time slice away when it does not.
+/// Looks at a reader's slot before the waiting thread gives up its processor. A checkpoint is well
+/// under a microsecond away when the reader runs, and a time slice away when it does not.
 const SPINS: u32 = 256;
 
-/// Waits in a row that find nobody online before a gate is parked. To go online at a parked gate costs some twenty microseconds where
-/// other threads of the process are running: 3 ns an unmap, less than the fence that parking saves.
+/// Waits in a row that find nobody online before a gate is parked. To go online at a parked gate
+/// costs some twenty microseconds where other threads of the process are running: 3 ns an unmap,
+/// less than the fence that parking saves.
 pub(crate) const IDLE_AFTER: usize = 8192;
 
-/// Orders what the thread does before it and after it against the heavy fences of others. It costs no instruction.
+/// Orders what the thread does before it and after it against the heavy fences of others. It costs
+/// no instruction.
 #[inline]
 pub(crate) fn light_fence() {
     compiler_fence(Ordering::SeqCst);
@@ -41,6 +43,7 @@ pub(crate) fn pause(looks: u32) {
 }
 
 thread_local! {
-    /// How many bursts the thread holds open: the crate's only thread-local state. See `guard_count.rs`.
+    /// How many bursts the thread holds open: the crate's only thread-local state. See
+    /// `guard_count.rs`.
     pub(crate) static READ_SECTIONS: Cell<usize> = const { Cell::new(0) };
 }

@@ -7,8 +7,9 @@
 //! | of the last level | 0 | address of the page, permissions in bits 0 and 1 as in a VT-d second-stage entry |
 //! | of any other | 0 | index of the first word of the next table |
 //!
-//! The root begins at word 0, so no entry refers to it, and 0 is free to mean absent. Words are reached by checked index only: a
-//! reader that is wrong about a table is wrong about a translation, never about memory.
+//! The root begins at word 0, so no entry refers to it, and 0 is free to mean absent. Words are
+//! reached by checked index only: a reader that is wrong about a table is wrong about a
+//! translation, never about memory.
 
 use ringfence_types::{Iova, IovaRange, PageSize, Permissions, PhysAddr};
 
@@ -78,7 +79,8 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// An empty table of at most `tables` tables, the root among them; at least the root. `None` where there is no memory for so many.
+    /// An empty table of at most `tables` tables, the root among them; at least the root. `None`
+    /// where there is no memory for so many.
     pub(crate) fn new(width: Width, tables: usize) -> Option<Self> {
         Some(Self {
             words: zeroed(tables.max(1).checked_mul(ENTRIES)?)?,

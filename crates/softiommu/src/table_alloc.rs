@@ -1,7 +1,9 @@
-//! The writer's side of a radix table: which tables exist, how full they are, which can be had back.
+//! The writer's side of a radix table: which tables exist, how full they are, which can be had
+//! back.
 //!
-//! One writer at a time, by `&mut`. A table that has become empty stays where it is, because the next mapping is likely to need it
-//! again. Only when tables run out are the empty ones unlinked, and used again after a wait for the readers that may stand in them.
+//! One writer at a time, by `&mut`. A table that has become empty stays where it is, because the
+//! next mapping is likely to need it again. Only when tables run out are the empty ones unlinked,
+//! and used again after a wait for the readers that may stand in them.
 
 use crate::sync::{INDEX_BITS, Ordering};
 use crate::table::{ENTRIES, GRANULE_SHIFT, Leaf, Table, index};
@@ -12,7 +14,8 @@ use crate::walk_cache::WalkCache;
 struct TableInfo {
     /// Entries that are present.
     live: u32,
-    /// The word that links this table; 0, a word of the root that links no such table, while it is not linked.
+    /// The word that links this table; 0, a word of the root that links no such table, while it is
+    /// not linked.
     link: usize,
     /// Whether it stands in the list of tables that were seen empty.
     listed: bool,
@@ -58,8 +61,8 @@ impl TableAlloc {
         table.capacity().saturating_sub(self.in_use())
     }
 
-    /// The table of the last level for `iova`: index of its first word. Links what is missing. `None` if tables run out, which the
-    /// caller has ruled out.
+    /// The table of the last level for `iova`: index of its first word. Links what is missing.
+    /// `None` if tables run out, which the caller has ruled out.
     #[inline]
     pub(crate) fn find_or_link(&mut self, table: &Table, iova: u64) -> Option<usize> {
         let mut at = 0;
@@ -71,7 +74,8 @@ impl TableAlloc {
                 Leaf::ABSENT => {
                     let number = self.alloc(table, link)?;
                     let next = number.checked_mul(ENTRIES)?;
-                    // Relaxed: the table was never used, or readers were waited for after it was emptied (see `walk`).
+                    // Relaxed: the table was never used, or readers were waited for after it was
+                    // emptied (see `walk`).
                     word.store(next as u64, Ordering::Relaxed);
                     self.filled(at, 1);
                     next
@@ -124,8 +128,8 @@ impl TableAlloc {
         }
     }
 
-    /// Unlinks every empty table, and those that this empties in turn. They are free once readers have been waited for:
-    /// [`recycle`](Self::recycle).
+    /// Unlinks every empty table, and those that this empties in turn. They are free once readers
+    /// have been waited for: [`recycle`](Self::recycle).
     pub(crate) fn unlink_empty(&mut self, table: &Table) -> Unlinked {
         self.walk_cache.clear();
         let mut unlinked = Vec::new();

@@ -12,8 +12,9 @@ const PAGE: u64 = PageSize::Size4K.bytes();
 /// The first address that is not translated, for which access, and why.
 pub(crate) type Denied = (Iova, Access, FaultReason);
 
-/// The memory behind `range`, if it lies in one page, whose table is at hand in `links`, and whose entry in `words` allows `wanted`:
-/// what most accesses are. Everything else, faults included, is for [`Table::translate`].
+/// The memory behind `range`, if it lies in one page, whose table is at hand in `links`, and whose
+/// entry in `words` allows `wanted`: what most accesses are. Everything else, faults included, is
+/// for [`Table::translate`].
 ///
 /// Only under a pin: see [`Table::table_of`].
 #[inline]
@@ -36,7 +37,8 @@ pub(crate) fn translate_cached(
     }
 }
 
-/// Where `start..=last`, which lies in one page, is in the page of `leaf`. There is always such a range.
+/// Where `start..=last`, which lies in one page, is in the page of `leaf`. There is always such a
+/// range.
 #[inline]
 fn within(leaf: Leaf, start: Iova, last: Iova) -> Option<PhysRange> {
     let [start, last] = [start, last].map(|at| leaf.page().wrapping_add(at.offset_in(PAGE)));
@@ -44,7 +46,8 @@ fn within(leaf: Leaf, start: Iova, last: Iova) -> Option<PhysRange> {
 }
 
 impl Table {
-    /// The memory behind `range`, if every page of it is mapped for `wanted`. Nothing is given of a range that is not whole.
+    /// The memory behind `range`, if every page of it is mapped for `wanted`. Nothing is given of a
+    /// range that is not whole.
     ///
     /// Each entry is read once: what is checked is what is given.
     pub(crate) fn translate(
@@ -88,7 +91,8 @@ impl Table {
         (at, one_of(wanted), FaultReason::AddressBeyondWidth)
     }
 
-    /// The entry for the page of `iova`, which the table's width holds. Absent if any entry on the path is.
+    /// The entry for the page of `iova`, which the table's width holds. Absent if any entry on the
+    /// path is.
     #[inline]
     fn walk(&self, links: &WalkCache, iova: u64) -> Leaf {
         links
@@ -100,13 +104,15 @@ impl Table {
 
     /// The table of the last level for `iova`: index of its first word. Kept in `links`.
     ///
-    /// Only under a pin: a table on the path may be given to another range once no reader can have seen the entry that led to it.
+    /// Only under a pin: a table on the path may be given to another range once no reader can have
+    /// seen the entry that led to it.
     fn table_of(&self, links: &WalkCache, iova: u64) -> Option<usize> {
         let mut table = 0;
         let mut shift = self.top();
         while shift > GRANULE_SHIFT {
-            // Relaxed: a table that was used for another range before is linked only after a wait for readers, so whoever sees the
-            // link went online, or passed a checkpoint, when the entries before were gone.
+            // Relaxed: a table that was used for another range before is linked only after a wait
+            // for readers, so whoever sees the link went online, or passed a checkpoint, when the
+            // entries before were gone.
             match self
                 .word(table | index(iova, shift))?
                 .load(Ordering::Relaxed)

@@ -1,12 +1,15 @@
-//! A copy of the upper levels for one thread, a reader or the writer: which table of the last level translates which part of the address space.
+//! A copy of the upper levels for one thread, a reader or the writer: which table of the last level
+//! translates which part of the address space.
 //!
-//! A walk is four loads of which each needs the one before; with the last link at hand it is one. Entries of the last level are
-//! never kept: what is mapped and unmapped is seen at once, and permissions are read where they stand.
+//! A walk is four loads of which each needs the one before; with the last link at hand it is one.
+//! Entries of the last level are never kept: what is mapped and unmapped is seen at once, and
+//! permissions are read where they stand.
 //!
-//! A link stays right for as long as its reader is not told otherwise. Tables are linked for another range only after a wait for
-//! readers that began when they were unlinked, and the generation of every attached endpoint was advanced before that wait. A reader
-//! that finds a new generation, at the beginning of a burst or at a checkpoint, forgets all links (decision 0015, "Links"). The writer
-//! forgets its own when it unlinks.
+//! A link stays right for as long as its reader is not told otherwise. Tables are linked for
+//! another range only after a wait for readers that began when they were unlinked, and the
+//! generation of every attached endpoint was advanced before that wait. A reader that finds a new
+//! generation, at the beginning of a burst or at a checkpoint, forgets all links (decision 0015,
+//! "Links"). The writer forgets its own when it unlinks.
 
 use std::cell::Cell;
 

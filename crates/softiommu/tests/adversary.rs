@@ -1,5 +1,6 @@
-//! Readers and unmap on real threads. Loom proves the orderings (`tests/loom.rs`); this shows that they reach the processor, and what
-//! loom does not look at: that unmap returns while bursts go on, and that a commit waits for pins.
+//! Readers and unmap on real threads. Loom proves the orderings (`tests/loom.rs`); this shows that
+//! they reach the processor, and what loom does not look at: that unmap returns while bursts go on,
+//! and that a commit waits for pins.
 //!
 //! Iterations are counted, never timed.
 
@@ -35,8 +36,8 @@ fn unit(frames: usize) -> SoftIommu<Memory> {
 const FREE: u64 = 0;
 const POISON: u64 = 1;
 
-/// The page moves from frame to frame. The frame that it has left is poisoned as soon as unmap has returned, and no reader ever
-/// sees poison, in bursts of all lengths.
+/// The page moves from frame to frame. The frame that it has left is poisoned as soon as unmap has
+/// returned, and no reader ever sees poison, in bursts of all lengths.
 #[test]
 fn nobody_sees_what_is_written_after_unmap() {
     const FRAMES: usize = 64;
@@ -161,7 +162,8 @@ fn nothing_returns_while_a_pin_is_held() {
             theirs.store(true, Ordering::Release);
             unit
         });
-        // The mapping is gone at some time, or never is seen to go where it is the view that changes; the pin holds either way.
+        // The mapping is gone at some time, or never is seen to go where it is the view that
+        // changes; the pin holds either way.
         for _ in 0..300 {
             thread::yield_now();
             let _ = pin.translate(page(0), Access::Read);

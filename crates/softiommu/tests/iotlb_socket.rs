@@ -1,4 +1,5 @@
-//! The IOTLB over two sockets: a front-end that answers, refuses, invalidates in between, keeps silent, or talks nonsense.
+//! The IOTLB over two sockets: a front-end that answers, refuses, invalidates in between, keeps
+//! silent, or talks nonsense.
 #![cfg(feature = "vhost-user")]
 
 use std::io::{Read, Write};
@@ -23,7 +24,8 @@ fn range(page: u64) -> IovaRange {
     IovaRange::new(Iova::new(page * PAGE), PAGE).unwrap()
 }
 
-/// A back-end, and the front-end's ends of its sockets: the main one, that of the back-end's requests.
+/// A back-end, and the front-end's ends of its sockets: the main one, that of the back-end's
+/// requests.
 fn connected(patience: Duration) -> (IotlbClient<()>, UnixStream, UnixStream) {
     connected_with(IotlbLimits::default(), patience)
 }
@@ -149,7 +151,8 @@ fn the_update_is_followed_before_its_reply() {
     assert_eq!(frame_of(&mut exchange, 5), Some(3));
 }
 
-/// A front-end that always says both, and a back-end that leaves replies unread: each access is asked for once, and granted when it was.
+/// A front-end that always says both, and a back-end that leaves replies unread: each access is
+/// asked for once, and granted when it was.
 #[test]
 fn replies_left_unread_do_not_answer_for_others() {
     let (mut exchange, mut main, mut requests) = connected(PATIENCE);
@@ -195,7 +198,8 @@ fn one_miss_at_a_time() {
         for _ in 0..20 {
             let (page, _) = next_miss(&mut requests);
             assert!(tell(&mut main, &page_is(page, page)));
-            // What comes between an answer and its reply is done while somebody waits for the reply.
+            // What comes between an answer and its reply is done while somebody waits for the
+            // reply.
             assert!(tell(&mut main, &Message::Invalidate(Some(range(63)))));
             reply(&mut requests, 0);
         }
@@ -210,7 +214,8 @@ fn one_miss_at_a_time() {
     let _ = front.join();
 }
 
-/// The front-end looks up, is told of an unmap, says so, and then sends what it looked up. The device gets what it then asks for.
+/// The front-end looks up, is told of an unmap, says so, and then sends what it looked up. The
+/// device gets what it then asks for.
 #[test]
 fn an_answer_that_was_overtaken_is_asked_for_again() {
     let (mut exchange, mut main, mut requests) = connected(PATIENCE);

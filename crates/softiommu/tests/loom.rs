@@ -1,8 +1,10 @@
-//! The protocol between readers and unmap under loom: every interleaving, and every reordering that loom models, of small cases. What
-//! runs here are the shipped sources, compiled against loom's atomics (`sync` below stands in for the crate's own).
+//! The protocol between readers and unmap under loom: every interleaving, and every reordering that
+//! loom models, of small cases. What runs here are the shipped sources, compiled against loom's
+//! atomics (`sync` below stands in for the crate's own).
 //!
-//! A page is a cell that loom watches: a reader looks at it through a translation, and whoever has unmapped it writes. If the two
-//! are not ordered, loom says so. Tables have two entries, so that four pages need two levels.
+//! A page is a cell that loom watches: a reader looks at it through a translation, and whoever has
+//! unmapped it writes. If the two are not ordered, loom says so. Tables have two entries, so that
+//! four pages need two levels.
 //!
 //! What loom cannot show is said in decision 0015.
 #![allow(dead_code, unreachable_pub)]
@@ -45,8 +47,8 @@ mod sync {
     pub(crate) const IDLE_AFTER: usize = 3;
 
     loom::lazy_static! {
-        /// All light and heavy fences, in an order. That they are ordered among each other, and with no other fence, is all that is
-        /// promised of them; and loom is told no more.
+        /// All light and heavy fences, in an order. That they are ordered among each other, and
+        /// with no other fence, is all that is promised of them; and loom is told no more.
         static ref FENCES: AtomicUsize = AtomicUsize::new(0);
     }
 
@@ -130,8 +132,8 @@ fn memory(number: u64) -> PhysAddr {
     PhysAddr::new(number << 12)
 }
 
-/// A unit with page 0 mapped to memory page 0. The attachment has waited at the gate twice, as one that is
-/// there and as one that has changed: the next wait that finds nobody online parks it.
+/// A unit with page 0 mapped to memory page 0. The attachment has waited at the gate twice, as one
+/// that is there and as one that has changed: the next wait that finds nobody online parks it.
 fn unit(tables: usize) -> (Unit, Arc<Pages>) {
     let pages = Arc::new(Pages::new());
     let limits = SoftIommuLimits {
@@ -201,7 +203,8 @@ fn take_away_from_two((unit, pages): (Unit, Arc<Pages>)) {
     take_away(unit, &pages, readers.map(one_burst));
 }
 
-/// All executions, or those in which threads are interrupted at most `preemptions` times other than where they wait.
+/// All executions, or those in which threads are interrupted at most `preemptions` times other than
+/// where they wait.
 fn explore(preemptions: Option<usize>, test: impl Fn() + Sync + Send + 'static) {
     let mut model = loom::model::Builder::new();
     model.max_branches = 10_000;
@@ -209,7 +212,8 @@ fn explore(preemptions: Option<usize>, test: impl Fn() + Sync + Send + 'static) 
     model.check(test);
 }
 
-/// For what takes minutes otherwise. Each mutation that needs one of these tests is caught within the bound.
+/// For what takes minutes otherwise. Each mutation that needs one of these tests is caught within
+/// the bound.
 const FEW: Option<usize> = Some(2);
 
 /// A burst of one request, and unmap: R1, R2, R6 against W1 to W5.
@@ -250,7 +254,8 @@ fn a_checkpoint_ends_what_was_before_it() {
     });
 }
 
-/// Two bursts: the second one's slot may be what unmap meets, and the first one's accesses are over nevertheless (R1).
+/// Two bursts: the second one's slot may be what unmap meets, and the first one's accesses are over
+/// nevertheless (R1).
 #[test]
 fn a_new_burst_ends_what_was_before_it() {
     explore(FEW, || {
@@ -260,8 +265,8 @@ fn a_new_burst_ends_what_was_before_it() {
     });
 }
 
-/// A table goes from one range to another: who follows the new link sees nothing of the old entries, and who followed the old link has
-/// left before the table is filled again.
+/// A table goes from one range to another: who follows the new link sees nothing of the old
+/// entries, and who followed the old link has left before the table is filled again.
 #[test]
 fn a_table_forgets_its_range_before_it_has_another() {
     explore(FEW, || {
@@ -283,8 +288,8 @@ fn a_table_forgets_its_range_before_it_has_another() {
     });
 }
 
-/// What goes from one range to another is not reached by links that a reader followed before: `next` takes the pin after, which sees
-/// nothing of the range that the table has now.
+/// What goes from one range to another is not reached by links that a reader followed before:
+/// `next` takes the pin after, which sees nothing of the range that the table has now.
 fn links_are_forgotten(next: impl Fn(&mut Reader<Arc<Pages>>) + Copy + Send + Sync + 'static) {
     explore(Some(3), move || {
         let (mut unit, pages) = unit(2);
@@ -334,7 +339,8 @@ fn a_page_is_ready_before_it_is_seen() {
     });
 }
 
-/// Once detach has returned nothing is translated and nothing is looked at, in this burst or in the next one.
+/// Once detach has returned nothing is translated and nothing is looked at, in this burst or in the
+/// next one.
 #[test]
 fn nobody_looks_at_a_page_after_detach() {
     explore(Some(3), || {
@@ -356,8 +362,8 @@ fn nobody_looks_at_a_page_after_detach() {
     });
 }
 
-/// The unit goes while the thread that drops it is in a burst, and does not wait: who takes a pin afterwards, in the burst that is open
-/// or in a new one, translates nothing.
+/// The unit goes while the thread that drops it is in a burst, and does not wait: who takes a pin
+/// afterwards, in the burst that is open or in a new one, translates nothing.
 fn denied_after_drop((unit, _): (Unit, Arc<Pages>)) {
     let (mut reader, mut own) = (unit.reader(DISK).unwrap(), unit.reader(DISK).unwrap());
     let dropped = Arc::new(AtomicUsize::new(0));

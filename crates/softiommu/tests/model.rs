@@ -405,7 +405,8 @@ fn whoever_holds_a_pin_changes_nothing() {
         domain: 0,
     });
     let [first, second] = &mut both.readers;
-    // Of whatever endpoint: two threads, each pinned where the other one waits, would wait for ever.
+    // Of whatever endpoint: two threads, each pinned where the other one waits, would wait for
+    // ever.
     for reader in [first, second] {
         let burst = reader.online();
         let unit = &mut both.unit;

@@ -1,4 +1,5 @@
-//! The unit behind a virtio-iommu device: after every reply, readers translate as the device itself says.
+//! The unit behind a virtio-iommu device: after every reply, readers translate as the device itself
+//! says.
 #![cfg(feature = "virtio-iommu")]
 
 use std::sync::Arc;
@@ -238,7 +239,8 @@ fn a_reader_handles_no_requests() {
     guest.compare();
 }
 
-/// A thread that goes online in the middle of a batch is told that the batch cannot end, and may end it later.
+/// A thread that goes online in the middle of a batch is told that the batch cannot end, and may
+/// end it later.
 #[test]
 fn a_batch_does_not_end_while_its_thread_is_a_reader() {
     let mut guest = Guest::new();

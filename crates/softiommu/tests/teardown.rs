@@ -32,8 +32,8 @@ fn map(unit: &mut SoftIommu<()>) {
     mapped.unwrap();
 }
 
-/// Drops a unit, in a burst of this thread's own if `in_a_burst`, while another thread is in a burst: whether
-/// either reaches the page at its next pin.
+/// Drops a unit, in a burst of this thread's own if `in_a_burst`, while another thread is in a
+/// burst: whether either reaches the page at its next pin.
 fn reached_after_drop(mut unit: SoftIommu<()>, in_a_burst: bool) -> (bool, bool) {
     let reached = |reader: &mut Reader<()>| {
         reader

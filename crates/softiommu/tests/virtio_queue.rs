@@ -1,5 +1,5 @@
-//! A device written against vm-memory and virtio-queue, run as it is over a pin: rings, descriptors and buffers at I/O virtual
-//! addresses, their pages scattered over guest memory.
+//! A device written against vm-memory and virtio-queue, run as it is over a pin: rings, descriptors
+//! and buffers at I/O virtual addresses, their pages scattered over guest memory.
 #![cfg(feature = "vm-memory")]
 
 use ringfence_softiommu::{AccessError, ReadGuard, SoftIommu, SoftIommuLimits};
@@ -44,7 +44,8 @@ fn serve<M: GuestMemory>(queue: &mut Queue, memory: &M) -> Result<usize, virtio_
     Ok(served)
 }
 
-/// The driver: one chain of two readable and two writable buffers that cross pages, as far as the device is concerned.
+/// The driver: one chain of two readable and two writable buffers that cross pages, as far as the
+/// device is concerned.
 fn offer<M: GuestMemory>(memory: &M) -> Queue {
     let rings = MockSplitQueue::create(memory, GuestAddress(RINGS), 256);
     let chain = [
@@ -81,7 +82,8 @@ fn unit(input: Permissions, output: Permissions) -> SoftIommu<GuestMemoryMmap> {
     let mut unit = SoftIommu::new(SoftIommuLimits::default(), guest_memory());
     unit.add_endpoint(DISK).unwrap();
     let mut domain = unit.create_domain(DOMAIN).unwrap();
-    // Neighbours in the device's eyes, and nowhere near each other; the input's middle is one run over both regions.
+    // Neighbours in the device's eyes, and nowhere near each other; the input's middle is one run
+    // over both regions.
     let pages = [
         (RINGS, [3, 29, 5, 7], Permissions::READ_WRITE),
         (INPUT, [20, 15, 16, 2], input),
@@ -130,7 +132,8 @@ fn a_queue_device_runs_unchanged() {
         .unwrap();
     output.reverse();
     assert!(output == input());
-    // The used ring says so, in physical memory: the third page of the rings is frame 5, or wherever the ring begins.
+    // The used ring says so, in physical memory: the third page of the rings is frame 5, or
+    // wherever the ring begins.
     assert_eq!(queue.next_used(), 1);
 
     // After unmap nothing of it is there, and the rings are still.

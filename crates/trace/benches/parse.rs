@@ -1,8 +1,8 @@
 //! How fast text becomes raw events, against the reader one writes first: lines, split, parse.
 //!
-//! `cargo bench -p ringfence-trace` prints, for a NIC's and a disk's trace, GB/s of both readers and their
-//! ratio, medians of interleaved repetitions. `RINGFENCE_TRACES` names the folder of the shared traces; without
-//! them the bundled sample is repeated.
+//! `cargo bench -p ringfence-trace` prints, for a NIC's and a disk's trace, GB/s of both readers
+//! and their ratio, medians of interleaved repetitions. `RINGFENCE_TRACES` names the folder of the
+//! shared traces; without them the bundled sample is repeated.
 
 use std::hint::black_box;
 use std::io::{BufRead, Read};

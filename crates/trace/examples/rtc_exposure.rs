@@ -1,10 +1,12 @@
-//! What reverse translation caches find again of recorded traces (X22), and what they expose for it.
+//! What reverse translation caches find again of recorded traces (X22), and what they expose for
+//! it.
 //!
 //! `cargo run --release -p ringfence-trace --example rtc_exposure -- TRACE...`
 //!
-//! Each device has a cache; each piece of a mapping that is consecutive in memory is a key; coherent buffers are not cached. When the trace
-//! is over the clock goes on until the last mapping has expired: what a machine leaves behind when it falls idle is part of the price. Exposure is pages
-//! times seconds for which a page is mapped and no driver has it.
+//! Each device has a cache; each piece of a mapping that is consecutive in memory is a key;
+//! coherent buffers are not cached. When the trace is over the clock goes on until the last mapping
+//! has expired: what a machine leaves behind when it falls idle is part of the price. Exposure is
+//! pages times seconds for which a page is mapped and no driver has it.
 
 use std::collections::HashMap;
 use std::error::Error;

@@ -1,4 +1,5 @@
-//! A trace that can be shown around: the structure of the original, none of its names and addresses.
+//! A trace that can be shown around: the structure of the original, none of its names and
+//! addresses.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Read, Write};
@@ -14,7 +15,8 @@ use crate::runs::Runs;
 use crate::text::{RawChunk, RawEvent, RawKind, TraceReader};
 
 const PAGE: u64 = 4096;
-/// Runs keep their place within blocks of this size, so that large leaves stay possible where they were.
+/// Runs keep their place within blocks of this size, so that large leaves stay possible where they
+/// were.
 const BLOCK: u64 = 2 << 20;
 /// Where the first run is put.
 const BASE: u64 = 1 << 32;
@@ -67,10 +69,10 @@ impl From<TraceError> for AnonymiseError {
 impl Anonymise {
     /// Reads a trace twice, from two readers of the same bytes, and writes its anonymised text.
     ///
-    /// Memory is renamed by runs of touching pages: what was contiguous, shared or used again still is, what
-    /// was apart stays apart, and offsets within 2 MiB stay. IOVAs of a translated device say nothing about
-    /// memory and pairing needs their neighbourhood: they stay. Devices, tasks, processes and marks are
-    /// numbered. Attributes, unknown events and comments are left out.
+    /// Memory is renamed by runs of touching pages: what was contiguous, shared or used again still
+    /// is, what was apart stays apart, and offsets within 2 MiB stay. IOVAs of a translated device
+    /// say nothing about memory and pairing needs their neighbourhood: they stay. Devices, tasks,
+    /// processes and marks are numbered. Attributes, unknown events and comments are left out.
     ///
     /// # Errors
     /// [`AnonymiseError`].
@@ -283,8 +285,9 @@ impl PageRenaming {
             Some((&first, &(end, place))) if page < end => {
                 (place + (page - first)).wrapping_mul(PAGE) | (address % PAGE)
             }
-            // Only an address that no map named, such as that of a stray unmap: its page offset is kept.
-            // Two rounds, the second with a key of its own: without the seed nobody can tabulate them.
+            // Only an address that no map named, such as that of a stray unmap: its page offset is
+            // kept. Two rounds, the second with a key of its own: without the seed nobody can
+            // tabulate them.
             _ => {
                 let hidden = mix(mix(page ^ self.key).wrapping_add(mix(self.key)));
                 (hidden % (1 << 20) * PAGE) | (address % PAGE)
@@ -421,7 +424,8 @@ mod tests {
             assert!(new(8) > new(4) + 1 || new(8) + 1 < new(1));
             assert_eq!(runs.rename(0x1234) % BLOCK, 0x1234);
         }
-        // Runs that would fit exactly behind each other in their blocks still keep a page between them.
+        // Runs that would fit exactly behind each other in their blocks still keep a page between
+        // them.
         let mut full = Runs::default();
         for (first, end) in [(0, 5), (1029, 1030), (2058, 2059)] {
             full.add(first, end);

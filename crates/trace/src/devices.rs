@@ -17,7 +17,8 @@ pub enum DeviceKind {
     },
     /// Any other device that the trace names: `1f000000.usb`, `virtio0`, ...
     Named,
-    /// No device: stands for the `iommu:*` lines that no `dma:*` event explains in a trace of several devices.
+    /// No device: stands for the `iommu:*` lines that no `dma:*` event explains in a trace of
+    /// several devices.
     Unattributed,
 }
 
@@ -29,8 +30,9 @@ pub struct TraceDevice {
     pub name: String,
     /// What kind of row this is.
     pub kind: DeviceKind,
-    /// Requester ID: that of the name for a PCI function, unless an earlier row has it (two segments can use
-    /// the same one); then, and for other devices, the highest one that was free when the row appeared.
+    /// Requester ID: that of the name for a PCI function, unless an earlier row has it (two
+    /// segments can use the same one); then, and for other devices, the highest one that was free
+    /// when the row appeared.
     pub id: RequesterId,
 }
 
@@ -97,7 +99,8 @@ impl Devices {
         Some(index)
     }
 
-    /// The row for `iommu:*` lines of no device, made at first use; `None` if there are 65535 rows already.
+    /// The row for `iommu:*` lines of no device, made at first use; `None` if there are 65535 rows
+    /// already.
     pub(crate) fn unattributed(&mut self) -> Option<DeviceIndex> {
         if self.unattributed.is_none() {
             self.unattributed =
@@ -106,8 +109,8 @@ impl Devices {
         self.unattributed
     }
 
-    /// The rows of a stored trace; `None` if there are too many, two share a requester ID, or several stand for no
-    /// device.
+    /// The rows of a stored trace; `None` if there are too many, two share a requester ID, or
+    /// several stand for no device.
     #[cfg(feature = "parquet")]
     pub(crate) fn restore(mut rows: impl Iterator<Item = TraceDevice>) -> Option<Self> {
         let mut devices = Self::new();
@@ -160,7 +163,8 @@ impl Devices {
     }
 }
 
-/// `0000:00:03.0` as segment and requester ID. Hexadecimal but for the function, as Linux prints it.
+/// `0000:00:03.0` as segment and requester ID. Hexadecimal but for the function, as Linux prints
+/// it.
 fn parse_pci(name: &[u8]) -> Option<(u32, RequesterId)> {
     let name = std::str::from_utf8(name).ok()?;
     let (segment, rest) = name.split_once(':')?;

@@ -68,16 +68,16 @@ pub enum TraceError {
         /// Line, from 1.
         line: u64,
     },
-    /// The trace touches more different GiB of physical memory than a replay's arena has room for, 512: no granule is left to
-    /// rename to.
+    /// The trace touches more different GiB of physical memory than a replay's arena has room for,
+    /// 512: no granule is left to rename to.
     PhysicalSpaceExhausted {
         /// Name of the trace.
         file: String,
         /// Line, from 1.
         line: u64,
     },
-    /// A coherent buffer of more than 1 GiB whose physical address the trace does not show: fresh frames are given
-    /// out within a granule.
+    /// A coherent buffer of more than 1 GiB whose physical address the trace does not show: fresh
+    /// frames are given out within a granule.
     FreshFramesTooLarge {
         /// Name of the trace.
         file: String,

@@ -1,4 +1,5 @@
-//! What a trace is like: how much it maps, how often a page is used again, how ring-like its unmaps are.
+//! What a trace is like: how much it maps, how often a page is used again, how ring-like its unmaps
+//! are.
 
 mod flow;
 mod flows;
@@ -60,8 +61,8 @@ pub struct Info {
     pub live_at_end: u64,
     /// Most of those alive at once.
     pub max_live: u64,
-    /// Pages that the `dma_map_*` lines alone name: the ranges of single maps; of lists, the ranges where the
-    /// line has a size for each start, else the pages of the starts.
+    /// Pages that the `dma_map_*` lines alone name: the ranges of single maps; of lists, the ranges
+    /// where the line has a size for each start, else the pages of the starts.
     pub dma_pages: Pages,
     /// Pages behind `iommu:map` lines, coherent buffers included.
     pub iommu_pages: Pages,

@@ -1,8 +1,9 @@
 //! Linux DMA traces: text, trace-cmd and perf formats to events, and a compact store.
 //!
-//! Two stages. [`text`] turns the lines that tracefs, `trace-cmd report` or `perf script` print into raw
-//! events. [`Operations`] turns raw events into the operations a replay performs: maps and unmaps with
-//! physical addresses, each paired with its partner. Both stream: memory does not grow with the trace.
+//! Two stages. [`text`] turns the lines that tracefs, `trace-cmd report` or `perf script` print
+//! into raw events. [`Operations`] turns raw events into the operations a replay performs: maps and
+//! unmaps with physical addresses, each paired with its partner. Both stream: memory does not grow
+//! with the trace.
 #![forbid(unsafe_code)]
 
 mod anonymise;
@@ -45,6 +46,6 @@ pub use render::render;
 pub use store::{OpStore, StoreReplay};
 pub use summary::{DeviceSummary, Summary};
 
-/// A small real trace: an e1000e NIC's driver loading, sending and receiving; how it was cut stands in
-/// `docs/TRACES.md`. zstd.
+/// A small real trace: an e1000e NIC's driver loading, sending and receiving; how it was cut stands
+/// in `docs/TRACES.md`. zstd.
 pub const SAMPLE: &[u8] = include_bytes!("../data/sample.trace.zst");

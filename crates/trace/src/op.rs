@@ -20,9 +20,9 @@ impl DeviceIndex {
 /// Names a mapping from its [`OpKind::Map`] to its [`OpKind::Unmap`].
 ///
 /// Identifiers are dense and small so that a replay can index an array with them: a map takes the
-/// identifier freed last, or the next unused one if none is free. So an identifier is given out again only
-/// after the unmap that ended its former use was emitted, and the highest one ever seen is the largest
-/// number of mappings alive at once, less one.
+/// identifier freed last, or the next unused one if none is free. So an identifier is given out
+/// again only after the unmap that ended its former use was emitted, and the highest one ever seen
+/// is the largest number of mappings alive at once, less one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct MappingId(pub u32);
@@ -61,8 +61,8 @@ pub struct MapFlags(u8);
 impl MapFlags {
     /// Nothing special.
     pub const NONE: Self = Self(0);
-    /// The kernel cut the printed scatterlist at 128 entries. Segments past those come from `iommu:map`
-    /// lines where there are any; else they are missing.
+    /// The kernel cut the printed scatterlist at 128 entries. Segments past those come from
+    /// `iommu:map` lines where there are any; else they are missing.
     pub const TRUNCATED: Self = Self(1);
     /// Segment lengths are a guess: the list was merged and no `iommu:map` line says where (see
     /// `docs/TRACES.md`). Their sum is exact.
@@ -71,7 +71,8 @@ impl MapFlags {
     pub const FRESH_FRAMES: Self = Self(4);
     /// At least one segment lay above 64 GiB and was renamed.
     pub const RENAMED: Self = Self(8);
-    /// The key was live: this map replaces it, and an [`OpKind::Unmap`] of the old mapping stands just before.
+    /// The key was live: this map replaces it, and an [`OpKind::Unmap`] of the old mapping stands
+    /// just before.
     pub const REPLACES: Self = Self(16);
     /// What an unmap of a part of a range left over of an [`MapClass::IommuOnly`] mapping.
     pub const REMAINDER: Self = Self(32);
@@ -148,8 +149,8 @@ pub enum OpKind {
         class: MapClass,
         /// What is special about it.
         flags: MapFlags,
-        /// Its buffer, in order: one segment unless a scatterlist, a coherent buffer of several pieces, or
-        /// (rarely) a buffer that renaming tore.
+        /// Its buffer, in order: one segment unless a scatterlist, a coherent buffer of several
+        /// pieces, or (rarely) a buffer that renaming tore.
         segments: SegmentSpan,
     },
     /// The mapping `id` ends.
@@ -168,8 +169,8 @@ pub struct Op {
     pub device: DeviceIndex,
     /// The processor that printed the event.
     pub cpu: u16,
-    /// How many lines of the trace this operation stands for, `iommu:*` lines included. 0 where the replay's
-    /// rules and not a line made it (the unmap of a replaced mapping).
+    /// How many lines of the trace this operation stands for, `iommu:*` lines included. 0 where the
+    /// replay's rules and not a line made it (the unmap of a replaced mapping).
     pub lines: u16,
     /// What happens.
     pub kind: OpKind,

@@ -28,7 +28,8 @@ enum Kind<R> {
 }
 
 impl Operations<TraceSource> {
-    /// Opens a trace by path: text, zstd, a trace-cmd recording, or, with the feature `parquet`, Parquet.
+    /// Opens a trace by path: text, zstd, a trace-cmd recording, or, with the feature `parquet`,
+    /// Parquet.
     ///
     /// # Errors
     /// As [`TraceSource::open`].
@@ -61,11 +62,12 @@ impl<R: Read> Operations<R> {
         Self(Kind::Text(reader, Box::new(Pairing::new(name, options))))
     }
 
-    /// Fills `chunk` with the next operations, about [`Chunk::OPS`] of them; false at the end of the trace,
-    /// with `chunk` empty.
+    /// Fills `chunk` with the next operations, about [`Chunk::OPS`] of them; false at the end of
+    /// the trace, with `chunk` empty.
     ///
     /// # Errors
-    /// See [`TraceError`]. The operations before the error stand in `chunk`; further calls return false.
+    /// See [`TraceError`]. The operations before the error stand in `chunk`; further calls return
+    /// false.
     pub fn next_chunk(&mut self, chunk: &mut Chunk) -> Result<bool, TraceError> {
         match &mut self.0 {
             Kind::Text(source, text) => text.next_chunk_with(source, chunk, &mut |_, _| {}),
@@ -74,7 +76,8 @@ impl<R: Read> Operations<R> {
         }
     }
 
-    /// The same, showing each raw event as it is taken, which is before its operation is. Parquet has none to show.
+    /// The same, showing each raw event as it is taken, which is before its operation is. Parquet
+    /// has none to show.
     pub(crate) fn next_chunk_with(
         &mut self,
         chunk: &mut Chunk,
@@ -96,8 +99,8 @@ impl<R: Read> Operations<R> {
         }
     }
 
-    /// Counts so far; complete after `next_chunk` has returned false. Of Parquet, those of the trace it was made
-    /// from, at any time.
+    /// Counts so far; complete after `next_chunk` has returned false. Of Parquet, those of the
+    /// trace it was made from, at any time.
     pub fn summary(&self) -> &Summary {
         match &self.0 {
             Kind::Text(_, text) => text.summary(),

@@ -10,7 +10,8 @@ pub struct TraceOptions {
     pub lenient: bool,
     /// Bounds on what the trace may ask for.
     pub limits: TraceLimits,
-    /// How many events the reader looks ahead to find out whether a `dma:*` event explains an `iommu:*` line.
+    /// How many events the reader looks ahead to find out whether a `dma:*` event explains an
+    /// `iommu:*` line.
     pub look_ahead: usize,
     /// Whose the `iommu:*` lines are that no `dma:*` event explains.
     pub attribution: Attribution,
@@ -40,9 +41,9 @@ impl TraceOptions {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Attribution {
-    /// The only device that the trace names, else a row of their own. A stream shows only what came so far:
-    /// when a second device appears later, what was given to the first stays there. A trace opened by path is
-    /// read ahead once to know for certain.
+    /// The only device that the trace names, else a row of their own. A stream shows only what came
+    /// so far: when a second device appears later, what was given to the first stays there. A trace
+    /// opened by path is read ahead once to know for certain.
     Auto,
     /// Always a row of their own.
     OwnRow,

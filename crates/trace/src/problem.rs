@@ -19,7 +19,8 @@ pub enum ParquetProblem {
         /// What the decoder says.
         message: String,
     },
-    /// A table, but not one of operations of this version: the metadata lacks this key or it says something else.
+    /// A table, but not one of operations of this version: the metadata lacks this key or it says
+    /// something else.
     Metadata {
         /// The key.
         key: &'static str,

@@ -1,7 +1,8 @@
 //! Records a trace on this host through tracefs, and leaves tracefs as it was.
 //!
-//! A private instance (`instances/NAME`, Documentation/trace/ftrace.rst, "Instances") has its own buffers and
-//! its own switches: the host's tracing is not touched, and removing the instance removes all that was set.
+//! A private instance (`instances/NAME`, Documentation/trace/ftrace.rst, "Instances") has its own
+//! buffers and its own switches: the host's tracing is not touched, and removing the instance
+//! removes all that was set.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -63,12 +64,13 @@ pub enum Workload<'a> {
 pub struct RecordingSummary {
     /// Bytes of text written.
     pub bytes: u64,
-    /// Events that did not fit the buffers, of all processors. Not 0: record again with larger buffers.
+    /// Events that did not fit the buffers, of all processors. Not 0: record again with larger
+    /// buffers.
     pub lost: u64,
     /// How the command ended, if there was one and it was not cut off.
     pub status: Option<ExitStatus>,
-    /// Whether `iommu:map` and `iommu:unmap` were recorded. Without, coherent buffers and scatterlists lack
-    /// their addresses.
+    /// Whether `iommu:map` and `iommu:unmap` were recorded. Without, coherent buffers and
+    /// scatterlists lack their addresses.
     pub iommu_events: bool,
 }
 
@@ -98,8 +100,8 @@ impl Instance {
 
 impl Drop for Instance {
     fn drop(&mut self) {
-        // Nobody is left to tell; the switches die with the directory, which the kernel refuses to remove
-        // while they are on in some versions.
+        // Nobody is left to tell; the switches die with the directory, which the kernel refuses to
+        // remove while they are on in some versions.
         for switch in ["tracing_on", "events/enable"] {
             let _ = fs::write(self.path.join(switch), "0");
         }
@@ -110,9 +112,10 @@ impl Drop for Instance {
 impl Recording {
     /// Records alongside `workload` and writes the text to `out`, as tracefs prints it.
     ///
-    /// `stop` ends the recording early, for instance from a Ctrl-C handler: what was recorded is written, a
-    /// command that runs on for a second more is killed (it alone, not what it started). Where events were
-    /// lost the text ends with the kernel's line for that, one a processor. tracefs is restored on every path out, errors included.
+    /// `stop` ends the recording early, for instance from a Ctrl-C handler: what was recorded is
+    /// written, a command that runs on for a second more is killed (it alone, not what it started).
+    /// Where events were lost the text ends with the kernel's line for that, one a processor.
+    /// tracefs is restored on every path out, errors included.
     ///
     /// # Errors
     /// [`RecordError`].
@@ -176,8 +179,8 @@ impl Recording {
         let mut bytes = copy(&instance.path.join("trace"), out)?;
         let losses = losses(&instance.path)?;
         for loss in losses.iter().filter(|loss| loss.dropped > 0) {
-            // The header counts what was overwritten, but not what never entered a full buffer. The trace
-            // has to know, for without its missing unmaps it looks like a sound one.
+            // The header counts what was overwritten, but not what never entered a full buffer. The
+            // trace has to know, for without its missing unmaps it looks like a sound one.
             let line = format!("CPU:{} [LOST {} EVENTS]\n", loss.processor, loss.dropped);
             out.write_all(line.as_bytes())
                 .map_err(|source| RecordError::Output { source })?;
@@ -194,8 +197,9 @@ impl Recording {
         })
     }
 
-    /// The clock that the host's tracing uses, where it is better than an instance's own. Instances begin
-    /// with `local`, also where the kernel found the processors' clocks to disagree and went to `global`.
+    /// The clock that the host's tracing uses, where it is better than an instance's own. Instances
+    /// begin with `local`, also where the kernel found the processors' clocks to disagree and went
+    /// to `global`.
     fn clock(&self) -> Option<&'static str> {
         let clocks = fs::read_to_string(self.tracefs.join("trace_clock")).ok()?;
         let (_, chosen) = clocks.split_once('[')?;
@@ -233,7 +237,8 @@ impl Workload<'_> {
                     match child.try_wait() {
                         Ok(Some(status)) if status.success() => return Ok(Some(status)),
                         Ok(Some(status)) => {
-                            // Ctrl-C ends both; who of us sees it first is chance, and must not decide.
+                            // Ctrl-C ends both; who of us sees it first is chance, and must not
+                            // decide.
                             let mut patience = WaitTimer::default();
                             while !stop.load(Ordering::Relaxed) {
                                 if patience.is_over(SIGNAL_DELAY) {

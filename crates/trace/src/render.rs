@@ -6,10 +6,11 @@ use ringfence_types::{Direction, Nanos};
 
 use crate::text::{RawChunk, RawEvent, RawKind};
 
-/// Writes one event as a line, without its end. `device` names a device; the name is written as it is.
+/// Writes one event as a line, without its end. `device` names a device; the name is written as it
+/// is.
 ///
-/// Tasks are called `task`, attributes and flags are left out; all that [`RawEvent`] holds comes back when
-/// the line is parsed.
+/// Tasks are called `task`, attributes and flags are left out; all that [`RawEvent`] holds comes
+/// back when the line is parsed.
 ///
 /// # Errors
 /// As the writer.

@@ -13,7 +13,8 @@ use crate::summary::Summary;
 /// What an operation is, in one byte: 0 an unmap, else 1 + 4 x direction + class.
 const UNMAP: u8 = 0;
 
-/// All operations of a trace. About 19 bytes an operation and 12 a segment, against 32 and 16 in a [`Chunk`].
+/// All operations of a trace. About 19 bytes an operation and 12 a segment, against 32 and 16 in a
+/// [`Chunk`].
 #[derive(Debug, Clone, Default)]
 pub struct OpStore {
     /// Nanoseconds since the operation before; `u32::MAX` refers to `long_gaps`.

@@ -15,8 +15,8 @@ pub struct Summary {
     pub unknown: u64,
     /// Lines skipped because they are malformed; 0 unless reading leniently.
     pub malformed: u64,
-    /// Events that the kernel says it lost: `LOST` lines, plus the excess of entries written over entries
-    /// held in the tracefs header. Not 0: pairs are broken and no safety should be claimed.
+    /// Events that the kernel says it lost: `LOST` lines, plus the excess of entries written over
+    /// entries held in the tracefs header. Not 0: pairs are broken and no safety should be claimed.
     pub lost: u64,
     /// `dma_sync_*` events: counted, no operation.
     pub syncs: u64,
@@ -40,8 +40,8 @@ pub struct Summary {
     pub iommu_only_unmaps: u64,
     /// Parts of such mappings that an unmap of another part left over, each a new mapping.
     pub remainders: u64,
-    /// `iommu:map` lines that no driver's map explains: from before the first device's first event, or leading
-    /// to themselves (identity maps of firmware, reserved regions). No operation.
+    /// `iommu:map` lines that no driver's map explains: from before the first device's first event,
+    /// or leading to themselves (identity maps of firmware, reserved regions). No operation.
     pub setup_maps: u64,
     /// `iommu:*` lines at the end of the trace whose `dma:*` line may be cut off: no operation.
     pub cut_lines: u64,
@@ -75,9 +75,9 @@ pub struct DeviceSummary {
 }
 
 impl DeviceSummary {
-    /// Whether the driver skips unmaps (7.2 NVMe without an IOMMU does): over 90% of its mappings were never
-    /// unmapped though they are not alive, their key having been mapped again. Then the trace does not say
-    /// when mappings end and no safety can be claimed for the device.
+    /// Whether the driver skips unmaps (7.2 NVMe without an IOMMU does): over 90% of its mappings
+    /// were never unmapped though they are not alive, their key having been mapped again. Then the
+    /// trace does not say when mappings end and no safety can be claimed for the device.
     pub fn skips_unmaps(&self) -> bool {
         let skipped = self
             .maps

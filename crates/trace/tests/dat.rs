@@ -1,7 +1,8 @@
-//! trace-cmd's binary recordings against what `trace-cmd report` printed of the same one when it was made.
+//! trace-cmd's binary recordings against what `trace-cmd report` printed of the same one when it
+//! was made.
 //!
-//! Needs trace-cmd, which `cargo xtask test` installs, and the shared traces (see `shared.rs`). Without them
-//! the test says that it did not run, and fails where `CI` is set.
+//! Needs trace-cmd, which `cargo xtask test` installs, and the shared traces (see `shared.rs`).
+//! Without them the test says that it did not run, and fails where `CI` is set.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -82,7 +83,8 @@ fn a_cut_recording_is_an_error_and_not_an_empty_trace() {
     };
     let bytes = std::fs::read(binary).unwrap();
     let cut = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cut.dat");
-    // Behind the first bytes, by which it is recognised; within the format descriptions; within the events.
+    // Behind the first bytes, by which it is recognised; within the format descriptions; within the
+    // events.
     for length in [16, 4096, bytes.len() / 2, bytes.len() - 4096] {
         std::fs::write(&cut, &bytes[..length]).unwrap();
         let error = Operations::open(&cut, TraceOptions::default())

@@ -77,7 +77,8 @@ fn small_real_traces_give_what_they_gave() {
 
 #[test]
 fn perf_script_gives_the_operations_of_tracefs() {
-    // perf prints no flags, so contexts are known by process only; the pairing must come to the same.
+    // perf prints no flags, so contexts are known by process only; the pairing must come to the
+    // same.
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/ahci-7.2.trace.zst");
     let mut text = String::new();
     let mut source = ringfence_trace::TraceSource::open(&path).unwrap();

@@ -405,7 +405,8 @@ fn calls(text: &[u8]) -> (usize, Vec<TraceError>) {
 fn what_stands_before_an_error_is_delivered_however_full_the_chunk_is() {
     let count = Chunk::OPS + 3000;
     let mut text = String::new();
-    // Lines of no operation first, so that a chunk of operations does not end where one of lines does.
+    // Lines of no operation first, so that a chunk of operations does not end where one of lines
+    // does.
     for _ in 0..10 {
         text += "t-1 [0] ..... 1.0: dma_sync_single_for_cpu: d dir=TO_DEVICE dma_addr=1 size=1 attrs=\n";
     }

@@ -2,7 +2,8 @@
 
 use ringfence_trace::{Attribution, Chunk, MapFlags, OpKind, Operations, Summary, TraceOptions};
 
-/// Operations in short: `map device id class direction [start+bytes ...] flags lines`, `unmap id lines`.
+/// Operations in short: `map device id class direction [start+bytes ...] flags lines`, `unmap id
+/// lines`.
 fn run_with(lines: &[&str], options: TraceOptions) -> (Vec<String>, Summary) {
     let mut text = String::new();
     for (number, line) in lines.iter().enumerate() {

@@ -97,8 +97,8 @@ fn write(text: &'static [u8], scratch: &Scratch) {
     write_parquet(&mut open(text), file).unwrap();
 }
 
-/// Every class, lists, marks between and at the end, a mapping of 5 GiB, an address above 64 GiB, a 5 s gap, two
-/// devices and iommu lines of neither, a replaced mapping, and one alive at the end.
+/// Every class, lists, marks between and at the end, a mapping of 5 GiB, an address above 64 GiB, a
+/// 5 s gap, two devices and iommu lines of neither, a replaced mapping, and one alive at the end.
 const ODD: &[u8] = b"t-1 [0] ..... 1.0: tracing_mark_write: begin \"quoted\"\n\
     t-1 [0] ..... 1.0: dma_map_phys: 0000:00:03.0 dir=TO_DEVICE dma_addr=0 size=5368709120 phys_addr=0 attrs=\n\
     t-1 [0] ..... 6.5: dma_unmap_phys: 0000:00:03.0 dir=TO_DEVICE dma_addr=0 size=5368709120 attrs=\n\

@@ -1,4 +1,5 @@
-//! Properties: what is rendered parses back, how bytes arrive does not matter, anonymising keeps the structure.
+//! Properties: what is rendered parses back, how bytes arrive does not matter, anonymising keeps
+//! the structure.
 
 use std::io::{self, Read};
 
@@ -281,7 +282,8 @@ proptest! {
 
     #[test]
     fn no_sequence_of_events_breaks_the_pairing(chunk in chunk()) {
-        // Live ids are unique, unmaps name live ids, segments are there: on any input, however senseless.
+        // Live ids are unique, unmaps name live ids, segments are there: on any input, however
+        // senseless.
         let text = text_of(&chunk);
         let mut operations = Operations::new("p", text.as_bytes(), TraceOptions::default());
         let mut live = std::collections::HashSet::new();

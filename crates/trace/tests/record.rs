@@ -87,8 +87,9 @@ fn what_is_missing_is_said_and_nothing_is_left() {
     );
     fs::remove_dir(tree.0.join("instances/rf")).unwrap();
 
-    // The plain folder grows no files when it is made, so the first switch in a subfolder fails: the guard
-    // has to clear up. (`remove_dir` of tracefs takes the files along; of a plain folder it does not.)
+    // The plain folder grows no files when it is made, so the first switch in a subfolder fails:
+    // the guard has to clear up. (`remove_dir` of tracefs takes the files along; of a plain folder
+    // it does not.)
     let error = run(&tree.recording()).unwrap_err();
     assert!(matches!(error, RecordError::Io { .. }), "{error:?}");
     let _ = fs::remove_dir_all(tree.0.join("instances/rf"));

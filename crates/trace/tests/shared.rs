@@ -1,7 +1,8 @@
-//! Every shared trace against two independent counts: `tests/independent/count.py` and `index.json`.
+//! Every shared trace against two independent counts: `tests/independent/count.py` and
+//! `index.json`.
 //!
-//! The traces lie outside of the repository: `RINGFENCE_TRACES`, or `../shared/traces` beside it. Without
-//! them the test says that it did not run, and fails where `CI` is set.
+//! The traces lie outside of the repository: `RINGFENCE_TRACES`, or `../shared/traces` beside it.
+//! Without them the test says that it did not run, and fails where `CI` is set.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

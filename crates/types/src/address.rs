@@ -48,7 +48,8 @@ impl<Space> Address<Space> {
         }
     }
 
-    /// The address `bytes` further up, modulo 2^64. For addresses inside a range already known not to wrap.
+    /// The address `bytes` further up, modulo 2^64. For addresses inside a range already known not
+    /// to wrap.
     #[inline]
     pub const fn wrapping_add(&self, bytes: u64) -> Self {
         Self::new(self.0.wrapping_add(bytes))
@@ -72,7 +73,8 @@ impl<Space> Address<Space> {
         self.0 & size.wrapping_sub(1) == 0
     }
 
-    /// The offset of the address inside its naturally aligned block of `size` bytes; `size` is a power of two.
+    /// The offset of the address inside its naturally aligned block of `size` bytes; `size` is a
+    /// power of two.
     #[inline]
     pub const fn offset_in(&self, size: u64) -> u64 {
         self.0 & size.wrapping_sub(1)

@@ -15,7 +15,8 @@ impl RequesterId {
         Self(requester_id)
     }
 
-    /// From bus (8 bits), device (5 bits) and function (3 bits); `None` if device or function do not fit.
+    /// From bus (8 bits), device (5 bits) and function (3 bits); `None` if device or function do
+    /// not fit.
     #[inline]
     pub const fn from_parts(bus: u8, device: u8, function: u8) -> Option<Self> {
         if device > 31 || function > 7 {
@@ -57,7 +58,8 @@ impl fmt::Display for RequesterId {
     }
 }
 
-/// Identifier of a domain: one I/O virtual address space and its table. IOTLB entries are tagged with it.
+/// Identifier of a domain: one I/O virtual address space and its table. IOTLB entries are tagged
+/// with it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct DomainId(u16);

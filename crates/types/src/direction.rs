@@ -59,7 +59,8 @@ impl fmt::Display for Access {
 
 /// A non-empty set of the accesses that a translation allows.
 ///
-/// The bits are those of a VT-d second-stage entry (VT-d specification, section 9.8): bit 0 read, bit 1 write.
+/// The bits are those of a VT-d second-stage entry (VT-d specification, section 9.8): bit 0 read,
+/// bit 1 write.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Permissions(u8);
 

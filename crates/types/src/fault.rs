@@ -4,8 +4,8 @@ use core::fmt;
 
 use crate::{Access, Iova, RequesterId};
 
-/// A DMA that was not translated. DMA is not restartable (rIOMMU section 2.2): the access did not happen,
-/// in whole or in part.
+/// A DMA that was not translated. DMA is not restartable (rIOMMU section 2.2): the access did not
+/// happen, in whole or in part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fault {
     /// Who issued the access.
@@ -18,8 +18,8 @@ pub struct Fault {
     pub reason: FaultReason,
 }
 
-/// Why a DMA was stopped. The codes are those of the VT-d specification, section 7.1.3, "Fault Reasons",
-/// where one exists; what only a ring IOMMU reports has codes of its own from 0xf0 on.
+/// Why a DMA was stopped. The codes are those of the VT-d specification, section 7.1.3, "Fault
+/// Reasons", where one exists; what only a ring IOMMU reports has codes of its own from 0xf0 on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum FaultReason {
@@ -54,7 +54,8 @@ pub enum FaultReason {
 }
 
 impl FaultReason {
-    /// The fault reason code of the VT-d specification (section 7.1.3), the nearest one, or for a ring IOMMU its own.
+    /// The fault reason code of the VT-d specification (section 7.1.3), the nearest one, or for a
+    /// ring IOMMU its own.
     pub const fn code(self) -> u8 {
         match self {
             Self::RootNotPresent => 0x1,

@@ -1,8 +1,8 @@
 //! The port to the IOMMU's invalidation interface.
 //!
 //! An invalidation is submitted and completes later: a register write and a poll, an entry of an
-//! invalidation queue and a wait descriptor, or a request on a virtqueue. [`Pending`](crate::Pending) is
-//! what stands between the two.
+//! invalidation queue and a wait descriptor, or a request on a virtqueue.
+//! [`Pending`](crate::Pending) is what stands between the two.
 
 use core::fmt;
 
@@ -26,9 +26,11 @@ pub enum Invalidation {
     Global,
     /// The cached context entry of one device, and all that was cached under it.
     Context(RequesterId),
-    /// What a ring IOMMU caches of one ring: its one entry with the copy of the next (rIOMMU Fig. 11, `riotlb_invalidate`).
+    /// What a ring IOMMU caches of one ring: its one entry with the copy of the next (rIOMMU Fig.
+    /// 11, `riotlb_invalidate`).
     Ring {
-        /// The device's domain, which no other device is in: a ring's addresses mean nothing without the device.
+        /// The device's domain, which no other device is in: a ring's addresses mean nothing
+        /// without the device.
         domain: DomainId,
         /// The device.
         device: RequesterId,
@@ -40,8 +42,8 @@ pub enum Invalidation {
 /// Which kinds of cached entries a page invalidation removes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CachedLevels {
-    /// Leaf translations only: no table page was taken away (VT-d invalidation hint IH = 1). Keeping the walk caches
-    /// is what F&S (SOSP'24) relies on.
+    /// Leaf translations only: no table page was taken away (VT-d invalidation hint IH = 1).
+    /// Keeping the walk caches is what F&S (SOSP'24) relies on.
     Leaves,
     /// Leaf translations and the walk caches over the range: a table page was taken away (IH = 0).
     All,
@@ -80,7 +82,8 @@ impl Invalidation {
     }
 }
 
-/// Names a submitted invalidation. Tickets of one invalidator complete in the order in which they were given.
+/// Names a submitted invalidation. Tickets of one invalidator complete in the order in which they
+/// were given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(u64);
 
@@ -98,7 +101,8 @@ impl Ticket {
     }
 }
 
-/// Why an invalidation could not be submitted or completed. After an error nothing may be assumed purged.
+/// Why an invalidation could not be submitted or completed. After an error nothing may be assumed
+/// purged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum InvalidationError {
@@ -128,8 +132,9 @@ impl core::error::Error for InvalidationError {}
 /// The invalidation interface of an IOMMU, as one processor uses it.
 ///
 /// # Contract
-/// When [`poll`](Self::poll) returns `Ok(true)` for a ticket, no access that starts afterwards uses an entry that the
-/// request named, and accesses that used one have reached memory (VT-d "read and write draining").
+/// When [`poll`](Self::poll) returns `Ok(true)` for a ticket, no access that starts afterwards uses
+/// an entry that the request named, and accesses that used one have reached memory (VT-d "read and
+/// write draining").
 pub trait Invalidator {
     /// Queues `request`.
     fn submit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError>;

@@ -11,9 +11,9 @@ pub const TABLE_WORDS: usize = 512;
 
 /// Memory that holds tables and rings, kept mapped by the embedder for as long as the value lives.
 ///
-/// Entries are shared with hardware, so every word is an atomic. Byte order is the host's, which must be
-/// little-endian as the hardware formats are. Guest memory that may vanish is not reached through this
-/// port but through `softiommu`'s pins.
+/// Entries are shared with hardware, so every word is an atomic. Byte order is the host's, which
+/// must be little-endian as the hardware formats are. Guest memory that may vanish is not reached
+/// through this port but through `softiommu`'s pins.
 pub trait PhysMemory {
     /// The word at `at`, which is 8-byte aligned.
     fn word(&self, at: PhysAddr) -> Result<&AtomicU64, MemoryError>;
@@ -24,16 +24,16 @@ pub trait PhysMemory {
     /// The `count` words from `at`, which is 8-byte aligned.
     fn words(&self, at: PhysAddr, count: usize) -> Result<&[AtomicU64], MemoryError>;
 
-    /// Writes the cache lines of the `bytes` bytes from `at` back to memory, so that a walker that does not
-    /// snoop the processor's caches will see them after the next [`drain`](Self::drain). Lines outside
-    /// memory are ignored: they cannot have been written.
+    /// Writes the cache lines of the `bytes` bytes from `at` back to memory, so that a walker that
+    /// does not snoop the processor's caches will see them after the next [`drain`](Self::drain).
+    /// Lines outside memory are ignored: they cannot have been written.
     fn write_back(&self, at: PhysAddr, bytes: u64);
 
     /// Orders all write-backs so far before everything that follows.
     fn drain(&self);
 
-    /// A hint that the cache line at `at`, which may lie outside memory, is about to be changed: a line that was written back may have to be
-    /// fetched from memory again.
+    /// A hint that the cache line at `at`, which may lie outside memory, is about to be changed: a
+    /// line that was written back may have to be fetched from memory again.
     #[inline]
     fn prefetch(&self, _at: PhysAddr) {}
 }

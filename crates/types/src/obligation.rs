@@ -1,10 +1,11 @@
-//! The obligations between clearing a translation and using its I/O virtual addresses again, as types.
+//! The obligations between clearing a translation and using its I/O virtual addresses again, as
+//! types.
 //!
 //! ```text
 //! Unmapped --Pending::submit--> Pending<B> --wait--> Flushed<B> --> allocator.free
 //! ```
-//! There is no other way to a [`Flushed`]: an IOVA that is freed before its invalidation has completed does
-//! not compile.
+//! There is no other way to a [`Flushed`]: an IOVA that is freed before its invalidation has
+//! completed does not compile.
 
 use crate::{
     CachedLevels, DomainId, Invalidation, InvalidationError, Invalidator, PfnRange, Ticket,
@@ -12,8 +13,8 @@ use crate::{
 
 /// A range whose entries are cleared in the table while the IOTLB may still hold them.
 ///
-/// Owns the range: the I/O virtual addresses are neither mapped nor free. Dropping it leaks them, which is
-/// safe but wasteful, hence `must_use`.
+/// Owns the range: the I/O virtual addresses are neither mapped nor free. Dropping it leaks them,
+/// which is safe but wasteful, hence `must_use`.
 #[must_use = "the range is neither mapped nor free until it is invalidated and given back to its allocator"]
 #[derive(Debug, PartialEq, Eq)]
 pub struct Unmapped {
@@ -22,15 +23,16 @@ pub struct Unmapped {
 }
 
 impl Unmapped {
-    /// Attests that every entry of `range` in the table of `domain` has been cleared. To be called by what cleared them:
-    /// the table's own unmap, or an address space without entries.
+    /// Attests that every entry of `range` in the table of `domain` has been cleared. To be called
+    /// by what cleared them: the table's own unmap, or an address space without entries.
     #[inline]
     pub const fn attest_cleared(domain: DomainId, range: PfnRange) -> Self {
         Self { domain, range }
     }
 
-    /// The same obligation for the `enclosing` range that was reserved around the cleared one (power-of-two rounding
-    /// reserves more pages than it maps); gives the token back if `enclosing` does not contain it.
+    /// The same obligation for the `enclosing` range that was reserved around the cleared one
+    /// (power-of-two rounding reserves more pages than it maps); gives the token back if
+    /// `enclosing` does not contain it.
     #[inline]
     pub fn widen(self, enclosing: PfnRange) -> Result<Self, Self> {
         if enclosing.contains(&self.range) {
@@ -43,7 +45,8 @@ impl Unmapped {
         }
     }
 
-    /// Takes over the obligation for the pages right behind these, in the same domain; gives the token of any others back.
+    /// Takes over the obligation for the pages right behind these, in the same domain; gives the
+    /// token of any others back.
     #[inline]
     pub fn append(&mut self, next: Self) -> Result<(), Self> {
         let (own, more) = (self.range, next.range);
@@ -123,7 +126,8 @@ pub struct Pending<B> {
 }
 
 impl<B: Batch> Pending<B> {
-    /// Submits `request` for `batch`. If the request does not cover the batch, or is not accepted, the batch comes back.
+    /// Submits `request` for `batch`. If the request does not cover the batch, or is not accepted,
+    /// the batch comes back.
     #[inline]
     pub fn submit<I: Invalidator + ?Sized>(
         invalidator: &mut I,
@@ -168,7 +172,8 @@ impl<B> Pending<B> {
         }
     }
 
-    /// Gives up waiting: the batch is merely unmapped again, and another invalidation must be submitted for it.
+    /// Gives up waiting: the batch is merely unmapped again, and another invalidation must be
+    /// submitted for it.
     #[inline]
     pub fn abandon(self) -> B {
         self.batch
@@ -207,7 +212,8 @@ impl Flushed<Unmapped> {
 }
 
 impl<B> Flushed<B> {
-    /// The batch itself. Whoever takes a `Flushed<B>` and needs what is in it calls this; what comes out proves nothing any more.
+    /// The batch itself. Whoever takes a `Flushed<B>` and needs what is in it calls this; what
+    /// comes out proves nothing any more.
     #[inline]
     pub fn into_batch(self) -> B {
         self.0
@@ -238,8 +244,8 @@ impl From<Flushed> for Unmapped {
     }
 }
 
-/// Stands for every range of one domain that was unmapped before the invalidation was submitted. Allocators that hand no
-/// address out twice before a flush ask for this proof when they wrap.
+/// Stands for every range of one domain that was unmapped before the invalidation was submitted.
+/// Allocators that hand no address out twice before a flush ask for this proof when they wrap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WholeDomain(pub DomainId);
 

@@ -8,7 +8,8 @@ use crate::{Address, DeviceVisible, PageSize, Physical};
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AddressRange<Space> {
     start: Address<Space>,
-    /// Bytes after the first one, so that a range of 2^64 bytes can be expressed and an empty one cannot.
+    /// Bytes after the first one, so that a range of 2^64 bytes can be expressed and an empty one
+    /// cannot.
     extra: u64,
 }
 
@@ -18,7 +19,8 @@ pub type IovaRange = AddressRange<DeviceVisible>;
 pub type PhysRange = AddressRange<Physical>;
 
 impl<Space: Copy> AddressRange<Space> {
-    /// The `bytes` bytes from `start`; `None` if there are none or the last one would lie past 2^64 - 1.
+    /// The `bytes` bytes from `start`; `None` if there are none or the last one would lie past
+    /// 2^64 - 1.
     #[inline]
     pub const fn new(start: Address<Space>, bytes: u64) -> Option<Self> {
         if bytes == 0 {
@@ -42,7 +44,8 @@ impl<Space: Copy> AddressRange<Space> {
         }
     }
 
-    /// The range of `extra + 1` bytes from `start`, for callers whose own invariant rules out a wrap.
+    /// The range of `extra + 1` bytes from `start`, for callers whose own invariant rules out a
+    /// wrap.
     #[inline]
     pub(crate) const fn spanning(start: Address<Space>, extra: u64) -> Self {
         Self { start, extra }

@@ -1,4 +1,5 @@
-//! Addresses of a ring IOMMU: a ring, a slot of it, an offset into the buffer behind it (rIOMMU Fig. 9d, "rIOVA").
+//! Addresses of a ring IOMMU: a ring, a slot of it, an offset into the buffer behind it (rIOMMU
+//! Fig. 9d, "rIOVA").
 
 use core::fmt;
 
@@ -71,10 +72,12 @@ impl RingSlot {
         self.0
     }
 
-    /// The slot after this one in a table of `entries` entries: the first one after the last, and after any slot beyond the table.
+    /// The slot after this one in a table of `entries` entries: the first one after the last, and
+    /// after any slot beyond the table.
     #[inline]
     pub const fn next(self, entries: u32) -> Self {
-        // Within 18 bits: a slot is at most MAX, and one that is MAX is not followed by a greater one.
+        // Within 18 bits: a slot is at most MAX, and one that is MAX is not followed by a greater
+        // one.
         let next = self.0.wrapping_add(1);
         if next < entries && next <= Self::MAX.0 {
             Self(next)
@@ -102,8 +105,8 @@ impl RingIova {
     /// The greatest offset, 2^30 - 1.
     pub const MAX_OFFSET: u32 = OFFSET_MASK as u32;
 
-    /// Byte `offset` of the buffer in `slot` of `ring`; `None` if the offset takes more than 30 bits. It need not lie inside the
-    /// buffer.
+    /// Byte `offset` of the buffer in `slot` of `ring`; `None` if the offset takes more than 30
+    /// bits. It need not lie inside the buffer.
     #[inline]
     pub const fn new(ring: RingId, slot: RingSlot, offset: u32) -> Option<Self> {
         if offset > Self::MAX_OFFSET {

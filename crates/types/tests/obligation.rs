@@ -1,4 +1,5 @@
-//! The obligations hold: nothing becomes `Flushed` but through a completed invalidation that covers it.
+//! The obligations hold: nothing becomes `Flushed` but through a completed invalidation that covers
+//! it.
 
 use ringfence_types::{
     CachedLevels, DomainId, Flushed, Invalidation, InvalidationError, Invalidator, Pending, Pfn,

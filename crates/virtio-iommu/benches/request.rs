@@ -1,9 +1,12 @@
-//! What a whole request costs through `virtio-queue`: with this crate's store, with a store that does nothing, with a balanced tree.
+//! What a whole request costs through `virtio-queue`: with this crate's store, with a store that
+//! does nothing, with a balanced tree.
 //!
-//! One request a notification, as Linux sends them in strict mode: the driver's index, the chain, its bytes, the store, the status, the used ring,
-//! the question whether to notify. UNMAP and MAP of a random page take turns, so the number of mappings stays. Each store takes turns with the one that does
-//! nothing, and the ratio of their medians is what counts; the tree has a pass of its own, so that neither store pushes the other out of the caches.
-//! The store that does nothing is the shortest correct loop over the queue: it reads the request, tells its type, writes OK.
+//! One request a notification, as Linux sends them in strict mode: the driver's index, the chain,
+//! its bytes, the store, the status, the used ring, the question whether to notify. UNMAP and MAP
+//! of a random page take turns, so the number of mappings stays. Each store takes turns with the
+//! one that does nothing, and the ratio of their medians is what counts; the tree has a pass of its
+//! own, so that neither store pushes the other out of the caches. The store that does nothing is
+//! the shortest correct loop over the queue: it reads the request, tells its type, writes OK.
 
 use std::collections::BTreeMap;
 use std::hint::black_box;

@@ -51,8 +51,8 @@ pub struct RequestOutcome {
 
 /// Requests that are handled together: the sink's readers are waited for once, when the batch ends.
 ///
-/// No reply of a batch may reach the driver before [`RequestBatch::commit`] has returned `Ok`. A batch that is dropped ends, too, and nobody learns whether
-/// its requests are complete.
+/// No reply of a batch may reach the driver before [`RequestBatch::commit`] has returned `Ok`. A
+/// batch that is dropped ends, too, and nobody learns whether its requests are complete.
 #[derive(Debug)]
 pub struct RequestBatch<'a, S: Sink> {
     device: &'a mut Device<S>,
@@ -110,15 +110,19 @@ impl<S: Sink> Device<S> {
         self.options.probe_bytes as usize + TAIL_BYTES
     }
 
-    /// Handles one request: `request` is the device-readable part of its chain (the first [`MAX_REQUEST_BYTES`](crate::spec::MAX_REQUEST_BYTES)
-    /// are enough), `reply` the device-writable one (the first [`max_reply_bytes`](Self::max_reply_bytes) are enough).
+    /// Handles one request: `request` is the device-readable part of its chain (the first
+    /// [`MAX_REQUEST_BYTES`](crate::spec::MAX_REQUEST_BYTES) are enough), `reply` the
+    /// device-writable one (the first [`max_reply_bytes`](Self::max_reply_bytes) are enough).
     ///
-    /// When it returns, the request is complete: what it took away is out of every endpoint's reach. Publish the used index then, not earlier.
+    /// When it returns, the request is complete: what it took away is out of every endpoint's
+    /// reach. Publish the used index then, not earlier.
     ///
-    /// Time is linear in the mappings that the request removes and in the endpoints; all else is logarithmic.
+    /// Time is linear in the mappings that the request removes and in the endpoints; all else is
+    /// logarithmic.
     ///
     /// # Errors
-    /// The sink cannot begin: the request was not looked at. Hand it in again; the driver must get no answer meanwhile. Or, with
+    /// The sink cannot begin: the request was not looked at. Hand it in again; the driver must get
+    /// no answer meanwhile. Or, with
     /// [`SinkError::CommitFailed`]: it was done, and what it took away may still be in reach. Then the driver gets no answer, and the device needs a reset.
     pub fn handle(
         &mut self,
@@ -238,7 +242,8 @@ impl<S: Sink> Device<S> {
 const fn encode_tail(result: Result<(), RequestError>) -> [u8; TAIL_BYTES] {
     let status = match &result {
         Ok(()) => Status::Ok,
-        // Errors without a status are not written; should one come here, the driver is told of an internal error.
+        // Errors without a status are not written; should one come here, the driver is told of an
+        // internal error.
         Err(error) => match error.status() {
             Some(status) => status,
             None => Status::DevErr,
@@ -262,7 +267,8 @@ impl<S: Sink> RequestBatch<'_, S> {
     /// Ends the batch: when it returns `Ok`, all its requests are complete.
     ///
     /// # Errors
-    /// What the requests took away may still be in reach: no reply may reach the driver, and the device needs a reset.
+    /// What the requests took away may still be in reach: no reply may reach the driver, and the
+    /// device needs a reset.
     pub fn commit(mut self) -> Result<(), SinkError> {
         self.ended = true;
         self.device.commit()

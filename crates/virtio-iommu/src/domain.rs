@@ -31,7 +31,8 @@ pub(crate) struct Domain {
 }
 
 impl Entry {
-    /// The mapping as a sink is told of it; `None` if it allows nothing, or is a range that no request makes.
+    /// The mapping as a sink is told of it; `None` if it allows nothing, or is a range that no
+    /// request makes.
     pub(crate) fn mapping(&self) -> Option<Mapping> {
         Some(Mapping {
             iova: self.range()?,

@@ -62,7 +62,8 @@ impl Endpoint {
     }
 }
 
-/// Sorts `regions` and checks what the specification says of them; `most` is how many a PROBE can describe.
+/// Sorts `regions` and checks what the specification says of them; `most` is how many a PROBE can
+/// describe.
 pub(crate) fn checked(
     regions: &[ReservedRegion],
     most: usize,

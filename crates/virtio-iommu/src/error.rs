@@ -6,8 +6,8 @@ use ringfence_types::IovaRange;
 
 use crate::{DomainId, EndpointId, SinkError, spec};
 
-/// What the tail of a reply says (virtio 1.3, section 5.13.6). IOERR is missing: it is the driver's own word for a reply
-/// that was not written.
+/// What the tail of a reply says (virtio 1.3, section 5.13.6). IOERR is missing: it is the driver's
+/// own word for a reply that was not written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Status {
@@ -61,11 +61,13 @@ impl fmt::Display for LimitReached {
     }
 }
 
-/// Why a request was refused. Nothing has changed then, with one exception: [`RequestError::Blocked`].
+/// Why a request was refused. Nothing has changed then, with one exception:
+/// [`RequestError::Blocked`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RequestError {
-    /// The device-readable part is shorter than a head, or than a request of its type. No reply is written.
+    /// The device-readable part is shorter than a head, or than a request of its type. No reply is
+    /// written.
     TooShort {
         /// Bytes that the driver gave.
         bytes: usize,
@@ -135,8 +137,8 @@ pub enum RequestError {
     LimitReached(LimitReached),
     /// The sink refused.
     Sink(SinkError),
-    /// The sink failed to unmap, now or earlier: the domain maps nothing any more, and no endpoint in it reaches anything
-    /// until it is detached.
+    /// The sink failed to unmap, now or earlier: the domain maps nothing any more, and no endpoint
+    /// in it reaches anything until it is detached.
     Blocked(DomainId),
 }
 

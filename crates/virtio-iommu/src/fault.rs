@@ -89,7 +89,8 @@ impl fmt::Display for TranslationFault {
 
 impl core::error::Error for TranslationFault {}
 
-/// A buffer has no room for an event. It goes back to the driver with nothing written; the event waits for the next.
+/// A buffer has no room for an event. It goes back to the driver with nothing written; the event
+/// waits for the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct BufferTooSmall {
     /// Bytes of the buffer.
@@ -108,8 +109,8 @@ impl fmt::Display for BufferTooSmall {
 
 impl core::error::Error for BufferTooSmall {}
 
-/// Faults that wait for a buffer, oldest first. Never more than the limit: further ones are dropped and counted, so
-/// that a device that faults all the time costs neither memory nor requests.
+/// Faults that wait for a buffer, oldest first. Never more than the limit: further ones are dropped
+/// and counted, so that a device that faults all the time costs neither memory nor requests.
 #[derive(Debug)]
 pub(crate) struct Events {
     waiting: VecDeque<TranslationFault>,

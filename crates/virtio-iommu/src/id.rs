@@ -2,8 +2,8 @@
 
 use core::fmt;
 
-/// An endpoint: a device whose DMA this IOMMU translates. What the number means is the platform's matter
-/// (virtio 1.3, section 5.13.6.3); behind ACPI's VIOT it is the requester ID plus an offset.
+/// An endpoint: a device whose DMA this IOMMU translates. What the number means is the platform's
+/// matter (virtio 1.3, section 5.13.6.3); behind ACPI's VIOT it is the requester ID plus an offset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct EndpointId(u32);
@@ -28,8 +28,8 @@ impl fmt::Display for EndpointId {
     }
 }
 
-/// A domain by the number that the driver chose for it: 32 bits, unlike the identifiers with which hardware tags
-/// its IOTLB ([`ringfence_types::DomainId`]).
+/// A domain by the number that the driver chose for it: 32 bits, unlike the identifiers with which
+/// hardware tags its IOTLB ([`ringfence_types::DomainId`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct DomainId(u32);

@@ -40,7 +40,8 @@ impl Mapping {
 /// Where an access of an endpoint goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum AccessTarget {
-    /// To guest-physical memory: the range of the first bytes of the access, at least one byte and as far as one mapping goes.
+    /// To guest-physical memory: the range of the first bytes of the access, at least one byte and
+    /// as far as one mapping goes.
     Memory {
         /// Guest-physical addresses.
         physical: PhysRange,

@@ -12,11 +12,12 @@ use crate::spec::RESV_MEM_BYTES;
 pub enum BypassPolicy {
     /// Nothing, whatever the driver wishes: `VIRTIO_IOMMU_F_BYPASS_CONFIG` is not offered.
     Deny,
-    /// What field `bypass` of the configuration says, which the driver may write once it has accepted
-    /// `VIRTIO_IOMMU_F_BYPASS_CONFIG`. Bypass domains are available too.
+    /// What field `bypass` of the configuration says, which the driver may write once it has
+    /// accepted `VIRTIO_IOMMU_F_BYPASS_CONFIG`. Bypass domains are available too.
     DriverDecides {
-        /// Whether endpoints bypass the IOMMU before the driver decides: whoever boots from a disk that knows
-        /// nothing of IOMMUs needs it, and every device has the guest's memory until a driver takes it away.
+        /// Whether endpoints bypass the IOMMU before the driver decides: whoever boots from a disk
+        /// that knows nothing of IOMMUs needs it, and every device has the guest's memory until a
+        /// driver takes it away.
         bypass_at_first: bool,
     },
 }
@@ -77,7 +78,8 @@ pub struct Options {
     pub unattached: BypassPolicy,
     /// Whether `VIRTIO_IOMMU_F_MMIO` is offered.
     pub mmio: bool,
-    /// Bytes of properties in a PROBE; 0: `VIRTIO_IOMMU_F_PROBE` is not offered, and no endpoint can have reserved regions.
+    /// Bytes of properties in a PROBE; 0: `VIRTIO_IOMMU_F_PROBE` is not offered, and no endpoint
+    /// can have reserved regions.
     pub probe_bytes: u32,
     /// Bounds.
     pub limits: VirtioIommuLimits,
@@ -87,7 +89,8 @@ pub struct Options {
 pub(crate) const MAX_PROBE_BYTES: u32 = 4096;
 
 impl Default for Options {
-    /// 4 KiB pages over 2^64 bytes, all physical addresses, all domains, nothing before attachment, no MMIO, 512 bytes of properties.
+    /// 4 KiB pages over 2^64 bytes, all physical addresses, all domains, nothing before attachment,
+    /// no MMIO, 512 bytes of properties.
     fn default() -> Self {
         Self {
             page_size_mask: !0xfff,

@@ -1,4 +1,5 @@
-//! The two queues of the device over rust-vmm's `virtio-queue`: chains to bytes, and bytes to used buffers.
+//! The two queues of the device over rust-vmm's `virtio-queue`: chains to bytes, and bytes to used
+//! buffers.
 
 mod region_cache;
 
@@ -15,7 +16,8 @@ use crate::{Device, RequestOutcome, Sink, SinkError};
 /// Requests handled before their sink's readers are waited for and their buffers are returned.
 const BATCH: usize = 32;
 
-/// Serves the request queue and the event queue of one device. It holds nothing but space to work in.
+/// Serves the request queue and the event queue of one device. It holds nothing but space to work
+/// in.
 #[derive(Debug, Default)]
 pub struct Queues {
     reply: Vec<u8>,
@@ -32,20 +34,24 @@ pub struct QueueProgress {
     pub buffers: usize,
     /// Whether the driver wants to be notified of them.
     pub notify: bool,
-    /// As many were served as the queue is long, and there may be others: serve it again, after whoever else waits. A driver that lets
-    /// answers fall on the ring's index never runs out of requests.
+    /// As many were served as the queue is long, and there may be others: serve it again, after
+    /// whoever else waits. A driver that lets answers fall on the ring's index never runs out of
+    /// requests.
     pub more: bool,
 }
 
 /// Why a queue is not served any further. Buffers returned before stay returned.
 #[derive(Debug)]
 pub enum ServeError {
-    /// The queue's rings are not what they have to be, or not in memory: the device needs a reset (virtio 1.3, section 2.1.2).
+    /// The queue's rings are not what they have to be, or not in memory: the device needs a reset
+    /// (virtio 1.3, section 2.1.2).
     Queue(virtio_queue::Error),
-    /// The sink cannot begin. The requests stay in the queue: serve it again from a thread that holds no pin.
+    /// The sink cannot begin. The requests stay in the queue: serve it again from a thread that
+    /// holds no pin.
     Sink(SinkError),
-    /// The sink could not commit: requests were done, what they took away may still be in reach, and the driver gets no answer to them. The device needs a
-    /// reset, as if the queue were broken.
+    /// The sink could not commit: requests were done, what they took away may still be in reach,
+    /// and the driver gets no answer to them. The device needs a reset, as if the queue were
+    /// broken.
     CommitFailed(SinkError),
 }
 
@@ -75,14 +81,17 @@ impl From<virtio_queue::Error> for ServeError {
 }
 
 impl Queues {
-    /// Handles the requests that are available, at most as many as the queue is long, in batches, and returns each buffer when its batch is complete: the driver spins on the used ring, and what
-    /// it unmapped is out of reach when it sees the answer. `seen` is shown every request and what became of it, before the answer is published.
+    /// Handles the requests that are available, at most as many as the queue is long, in batches,
+    /// and returns each buffer when its batch is complete: the driver spins on the used ring, and
+    /// what it unmapped is out of reach when it sees the answer. `seen` is shown every request and
+    /// what became of it, before the answer is published.
     ///
-    /// A chain that cannot be read, that has more descriptors than the queue, or whose reply cannot be written, is returned with used
-    /// length 0.
+    /// A chain that cannot be read, that has more descriptors than the queue, or whose reply cannot
+    /// be written, is returned with used length 0.
     ///
-    /// Whoever offers `VIRTIO_F_EVENT_IDX` asks `Queue::enable_notification` afterwards, as always with that crate: what is written there says
-    /// when the next notification is wanted, and only the caller knows whether one is.
+    /// Whoever offers `VIRTIO_F_EVENT_IDX` asks `Queue::enable_notification` afterwards, as always
+    /// with that crate: what is written there says when the next notification is wanted, and only
+    /// the caller knows whether one is.
     ///
     /// # Errors
     /// The queue is broken, or the sink cannot begin or commit.
@@ -142,7 +151,8 @@ impl Queues {
         Self::served(queue, memory, buffers)
     }
 
-    /// Hands waiting fault reports to the driver, one a buffer, as long as there are both. A buffer that is too small goes back with used length 0.
+    /// Hands waiting fault reports to the driver, one a buffer, as long as there are both. A buffer
+    /// that is too small goes back with used length 0.
     ///
     /// # Errors
     /// The queue is broken.
@@ -184,9 +194,11 @@ impl Queues {
         })
     }
 
-    /// Reads the device-readable part of `chain` into `request` and notes where the device-writable one is: how many bytes were read, and
-    /// how many can be written, at most `most`. If a part cannot be read, or the chain has more than `longest` descriptors, there is nothing to write
-    /// either. (An indirect table may hold 65536 descriptors of no bytes: virtio 1.3, section 2.7.5.3.1 forbids what is longer than the queue.)
+    /// Reads the device-readable part of `chain` into `request` and notes where the device-writable
+    /// one is: how many bytes were read, and how many can be written, at most `most`. If a part
+    /// cannot be read, or the chain has more than `longest` descriptors, there is nothing to write
+    /// either. (An indirect table may hold 65536 descriptors of no bytes: virtio 1.3, section
+    /// 2.7.5.3.1 forbids what is longer than the queue.)
     #[inline]
     fn gather<'m, M: GuestMemory>(
         &mut self,
@@ -222,7 +234,8 @@ impl Queues {
         (read, given)
     }
 
-    /// Writes the first `used` bytes of the reply where the chain in hand wants them: the used length.
+    /// Writes the first `used` bytes of the reply where the chain in hand wants them: the used
+    /// length.
     #[inline]
     fn scatter<M: GuestMemory>(&self, memory: &M, used: usize) -> u32 {
         let mut rest = self.reply.get(..used).unwrap_or_default();

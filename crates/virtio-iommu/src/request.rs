@@ -1,4 +1,5 @@
-//! Requests: from the bytes of the device-readable part to what they ask for (virtio 1.3, section 5.13.6).
+//! Requests: from the bytes of the device-readable part to what they ask for (virtio 1.3, section
+//! 5.13.6).
 
 use crate::spec::{
     ATTACH_BYTES, DETACH_BYTES, MAP_BYTES, PROBE_BYTES, UNMAP_BYTES, VIRTIO_IOMMU_T_ATTACH,
@@ -39,8 +40,8 @@ pub(crate) enum Request {
 impl Request {
     /// Reads a request. Bytes behind it are ignored, and so are reserved ones, except ATTACH's.
     ///
-    /// UNMAP's may be refused (section 5.13.6.6.2), but a driver that does not look at the status would then hand on memory that its
-    /// devices still reach.
+    /// UNMAP's may be refused (section 5.13.6.6.2), but a driver that does not look at the status
+    /// would then hand on memory that its devices still reach.
     #[inline]
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, RequestError> {
         let too_short = RequestError::TooShort { bytes: bytes.len() };

@@ -6,18 +6,22 @@ use ringfence_types::IovaRange;
 
 use crate::{DomainId, EndpointId, Mapping};
 
-/// Takes what the driver's requests change, in their order, after the device has found the request valid.
+/// Takes what the driver's requests change, in their order, after the device has found the request
+/// valid.
 ///
-/// Requests are handled in batches: `begin`, any number of changes, `commit`. The replies of a batch reach the driver after `commit`
-/// has returned, so a sink may let a change take effect at any time from its call to the end of `commit`, and pays once per batch
-/// for waiting until readers have let go of what was taken away.
+/// Requests are handled in batches: `begin`, any number of changes, `commit`. The replies of a
+/// batch reach the driver after `commit` has returned, so a sink may let a change take effect at
+/// any time from its call to the end of `commit`, and pays once per batch for waiting until readers
+/// have let go of what was taken away.
 ///
-/// **Errors.** An `Err` of `create`, `attach`, `bypass` or `map` promises that the sink is as it was before the call. An `Err` of `unmap`
-/// promises nothing: the device then blocks every endpoint of the domain. `block` and `destroy` cannot fail: a sink that has no other way
-/// ends what it can no longer confine (it resets the device, closes its file, stops the guest). Decision 0014 says why.
+/// **Errors.** An `Err` of `create`, `attach`, `bypass` or `map` promises that the sink is as it
+/// was before the call. An `Err` of `unmap` promises nothing: the device then blocks every endpoint
+/// of the domain. `block` and `destroy` cannot fail: a sink that has no other way ends what it can
+/// no longer confine (it resets the device, closes its file, stops the guest). Decision 0014 says
+/// why.
 pub trait Sink {
-    /// Before the first change of a batch. An `Err` refuses the batch before anything was changed: for instance because this
-    /// thread holds a pin that `commit` would wait for.
+    /// Before the first change of a batch. An `Err` refuses the batch before anything was changed:
+    /// for instance because this thread holds a pin that `commit` would wait for.
     fn begin(&mut self) -> Result<(), SinkError> {
         Ok(())
     }
@@ -28,8 +32,8 @@ pub trait Sink {
     /// `domain` ceases to be, with all its mappings. No endpoint is attached to it any more.
     fn destroy(&mut self, domain: DomainId);
 
-    /// From now on `endpoint` reaches what `domain` maps, and nothing else. `mappings` are the domain's, in order of address, for sinks that
-    /// keep a table per endpoint.
+    /// From now on `endpoint` reaches what `domain` maps, and nothing else. `mappings` are the
+    /// domain's, in order of address, for sinks that keep a table per endpoint.
     fn attach(
         &mut self,
         endpoint: EndpointId,
@@ -49,11 +53,12 @@ pub trait Sink {
     /// `domain` no longer maps this: a mapping as `map` was given it.
     fn unmap(&mut self, domain: DomainId, mapping: &Mapping) -> Result<(), SinkError>;
 
-    /// Returns `Ok` when nothing reaches what was unmapped, destroyed, detached or blocked since `begin`: no translation in any cache, and no
-    /// access or slice that began before.
+    /// Returns `Ok` when nothing reaches what was unmapped, destroyed, detached or blocked since
+    /// `begin`: no translation in any cache, and no access or slice that began before.
     ///
-    /// An `Err` leaves that open, and no answer reaches the driver: `commit` is called again before anything else is asked of the sink, until it
-    /// succeeds. It is for embedders that break their own rules, such as a thread that became a reader since `begin`.
+    /// An `Err` leaves that open, and no answer reaches the driver: `commit` is called again before
+    /// anything else is asked of the sink, until it succeeds. It is for embedders that break their
+    /// own rules, such as a thread that became a reader since `begin`.
     fn commit(&mut self) -> Result<(), SinkError> {
         Ok(())
     }
@@ -81,11 +86,14 @@ pub enum SinkError {
     OutOfMemory,
     /// The guest-physical range is not memory that can be mapped. The driver sees FAULT.
     BadAddress(IovaRange),
-    /// The combination is not supported: such as an endpoint in a domain with that other one. The driver sees UNSUPP.
+    /// The combination is not supported: such as an endpoint in a domain with that other one. The
+    /// driver sees UNSUPP.
     Unsupported,
-    /// Not now, from here: the calling thread holds what it would have to wait for. The driver sees DEVERR.
+    /// Not now, from here: the calling thread holds what it would have to wait for. The driver sees
+    /// DEVERR.
     WouldBlock,
-    /// [`Sink::commit`] could not wait. What was done is done, and what it took away may still be in reach: the driver must see nothing.
+    /// [`Sink::commit`] could not wait. What was done is done, and what it took away may still be
+    /// in reach: the driver must see nothing.
     CommitFailed,
     /// Anything else. The driver sees DEVERR.
     Failed,

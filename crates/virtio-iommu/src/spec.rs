@@ -1,4 +1,5 @@
-//! The bits of the specification under its own names: virtio 1.3, section 5.13, "IOMMU Device". All numbers are little-endian.
+//! The bits of the specification under its own names: virtio 1.3, section 5.13, "IOMMU Device". All
+//! numbers are little-endian.
 
 /// Device ID (section 5.13.1).
 pub const VIRTIO_ID_IOMMU: u16 = 23;
@@ -53,7 +54,8 @@ pub const VIRTIO_IOMMU_T_PROBE: u8 = 5;
 
 /// Status (section 5.13.6): all good.
 pub const VIRTIO_IOMMU_S_OK: u8 = 0;
-/// Status: virtio communication error. The driver's word for a used length of 0; never written here.
+/// Status: virtio communication error. The driver's word for a used length of 0; never written
+/// here.
 pub const VIRTIO_IOMMU_S_IOERR: u8 = 1;
 /// Status: unsupported request.
 pub const VIRTIO_IOMMU_S_UNSUPP: u8 = 2;
@@ -70,13 +72,16 @@ pub const VIRTIO_IOMMU_S_FAULT: u8 = 7;
 /// Status: insufficient resources.
 pub const VIRTIO_IOMMU_S_NOMEM: u8 = 8;
 
-/// Bytes that a device reads of an ATTACH (section 5.13.6.3): head, domain, endpoint, flags, four reserved ones.
+/// Bytes that a device reads of an ATTACH (section 5.13.6.3): head, domain, endpoint, flags, four
+/// reserved ones.
 pub const ATTACH_BYTES: usize = 20;
 /// ATTACH: the domain is a bypass domain.
 pub const VIRTIO_IOMMU_ATTACH_F_BYPASS: u32 = 1 << 0;
-/// Bytes that a device reads of a DETACH (section 5.13.6.4): head, domain, endpoint, eight reserved ones.
+/// Bytes that a device reads of a DETACH (section 5.13.6.4): head, domain, endpoint, eight reserved
+/// ones.
 pub const DETACH_BYTES: usize = 20;
-/// Bytes that a device reads of a MAP (section 5.13.6.5): head, domain, `virt_start`, `virt_end`, `phys_start`, flags.
+/// Bytes that a device reads of a MAP (section 5.13.6.5): head, domain, `virt_start`, `virt_end`,
+/// `phys_start`, flags.
 pub const MAP_BYTES: usize = 36;
 /// MAP: reads are allowed.
 pub const VIRTIO_IOMMU_MAP_F_READ: u32 = 1 << 0;
@@ -84,7 +89,8 @@ pub const VIRTIO_IOMMU_MAP_F_READ: u32 = 1 << 0;
 pub const VIRTIO_IOMMU_MAP_F_WRITE: u32 = 1 << 1;
 /// MAP: accesses are to a memory-mapped device.
 pub const VIRTIO_IOMMU_MAP_F_MMIO: u32 = 1 << 2;
-/// Bytes that a device reads of an UNMAP (section 5.13.6.6): head, domain, `virt_start`, `virt_end`, four reserved ones.
+/// Bytes that a device reads of an UNMAP (section 5.13.6.6): head, domain, `virt_start`,
+/// `virt_end`, four reserved ones.
 pub const UNMAP_BYTES: usize = 28;
 /// Bytes that a device reads of a PROBE (section 5.13.6.7): head, endpoint, 64 reserved ones.
 pub const PROBE_BYTES: usize = 72;

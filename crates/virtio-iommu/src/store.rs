@@ -1,17 +1,21 @@
 //! The mappings of one domain, in order of address.
 //!
-//! Two levels: leaves of at most 32 mappings, each a sorted vector, and beside them the first address of each. A search is a binary
-//! search in the vector of firsts, which stays in the processor's cache, then one in a leaf; an insertion moves half a leaf. A request that
-//! arrives beside the last one finds its leaf without a search. What it costs against a balanced tree: `benches/request.rs`.
+//! Two levels: leaves of at most 32 mappings, each a sorted vector, and beside them the first
+//! address of each. A search is a binary search in the vector of firsts, which stays in the
+//! processor's cache, then one in a leaf; an insertion moves half a leaf. A request that arrives
+//! beside the last one finds its leaf without a search. What it costs against a balanced tree:
+//! `benches/request.rs`.
 //!
-//! What drivers unmap is what they mapped, nearly always: one mapping, from its first address to its last. Where it stands is guessed by that
-//! address (`position_hints.rs`) and seen by looking there, whatever the number of mappings; only a wrong guess is followed by a search.
+//! What drivers unmap is what they mapped, nearly always: one mapping, from its first address to
+//! its last. Where it stands is guessed by that address (`position_hints.rs`) and seen by looking
+//! there, whatever the number of mappings; only a wrong guess is followed by a search.
 //!
-//! Drivers map again what they unmapped last: Linux's caches of addresses are stacks. So the last mapping that was removed alone leaves its
-//! place vacant, until it is taken again or something else changes.
+//! Drivers map again what they unmapped last: Linux's caches of addresses are stacks. So the last
+//! mapping that was removed alone leaves its place vacant, until it is taken again or something
+//! else changes.
 //!
-//! Memory is bounded: any two neighbouring leaves hold more than half a leaf together, so there are at most `4 n / 32 + 1` leaves for n mappings, and
-//! at most four guesses of 4 bytes for each.
+//! Memory is bounded: any two neighbouring leaves hold more than half a leaf together, so there are
+//! at most `4 n / 32 + 1` leaves for n mappings, and at most four guesses of 4 bytes for each.
 
 mod leaves;
 mod position_hints;
@@ -181,7 +185,8 @@ impl MappingStore {
             .is_some_and(|entry| entry.start <= last)
     }
 
-    /// The mappings with a byte of `start..=last`, provided each lies in it entirely; otherwise the first that does not.
+    /// The mappings with a byte of `start..=last`, provided each lies in it entirely; otherwise the
+    /// first that does not.
     #[inline]
     pub(crate) fn covered(&mut self, start: u64, last: u64) -> Result<Span, Entry> {
         self.close();
@@ -333,7 +338,8 @@ impl MappingStore {
         self.leaves.position_of(address)
     }
 
-    /// Where the first mapping with a byte at or above `address` stands: position of its leaf, and slot.
+    /// Where the first mapping with a byte at or above `address` stands: position of its leaf, and
+    /// slot.
     #[inline]
     fn first_from(&self, address: u64) -> (usize, usize) {
         let leaf = self.leaf_for(address);

@@ -1,5 +1,5 @@
-//! The statements of the specification: each holds for this crate's device, over bytes and over queues, and each is broken by a
-//! device that breaks no other.
+//! The statements of the specification: each holds for this crate's device, over bytes and over
+//! queues, and each is broken by a device that breaks no other.
 #![cfg(feature = "conformance")]
 
 mod subjects;

@@ -150,7 +150,8 @@ fn up_and_down_and_every_other() {
     both.check();
 }
 
-/// What was removed last keeps its place; a longer mapping that begins there meets the next one, in the same leaf or another.
+/// What was removed last keeps its place; a longer mapping that begins there meets the next one, in
+/// the same leaf or another.
 #[test]
 fn a_place_that_is_free_again_has_no_more_room_than_before() {
     let mut both = Both::new();

@@ -15,7 +15,8 @@ struct Counting;
 static NOW: AtomicUsize = AtomicUsize::new(0);
 static MOST: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: all calls go to the system's allocator unchanged; the counters are not part of any allocation.
+// SAFETY: all calls go to the system's allocator unchanged; the counters are not part of any
+// allocation.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let now = NOW.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
@@ -43,7 +44,8 @@ const LIMITS: VirtioIommuLimits = VirtioIommuLimits {
 };
 const NOMEM: u8 = 8;
 
-/// What the limits allow: 128 bytes a mapping, 4 KiB a domain, 256 bytes an endpoint, 64 bytes an event.
+/// What the limits allow: 128 bytes a mapping, 4 KiB a domain, 256 bytes an endpoint, 64 bytes an
+/// event.
 const BOUND: usize =
     128 * LIMITS.mappings + 4096 * LIMITS.domains + 256 * LIMITS.endpoints + 64 * LIMITS.events;
 

@@ -156,7 +156,8 @@ fn queue_of(memory: &GuestMemoryMmap, requests: &[Vec<u8>]) -> Queue {
     rings.create_queue().expect("a queue")
 }
 
-/// Statement 37, at the ring: the driver sees no answer before the sink has committed, and one commit serves the batch.
+/// Statement 37, at the ring: the driver sees no answer before the sink has committed, and one
+/// commit serves the batch.
 #[test]
 fn nothing_is_published_before_the_sink_has_committed() {
     let memory = memory();
@@ -183,8 +184,8 @@ fn nothing_is_published_before_the_sink_has_committed() {
     }
 }
 
-/// A sink that has trouble: no answer. What it cannot begin is still there; what it cannot commit has been done, and nothing more is done
-/// before it can.
+/// A sink that has trouble: no answer. What it cannot begin is still there; what it cannot commit
+/// has been done, and nothing more is done before it can.
 #[test]
 fn what_cannot_begin_or_commit_is_not_answered() {
     for begins in [false, true] {
@@ -223,8 +224,9 @@ fn what_cannot_begin_or_commit_is_not_answered() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
-    /// Loops, nested indirect tables, addresses outside memory, lengths of 2^32 - 1, any order: each chain is returned once or the
-    /// queue is refused, and nothing beyond a reply's length is claimed.
+    /// Loops, nested indirect tables, addresses outside memory, lengths of 2^32 - 1, any order:
+    /// each chain is returned once or the queue is refused, and nothing beyond a reply's length is
+    /// claimed.
     #[test]
     fn hostile_chains_are_returned(
         table in prop::collection::vec(
@@ -273,7 +275,8 @@ proptest! {
     }
 }
 
-/// Memory in several pieces: rings, requests and answers each in another one, and requests and answers that lie in two.
+/// Memory in several pieces: rings, requests and answers each in another one, and requests and
+/// answers that lie in two.
 #[test]
 fn regions_are_told_apart() {
     let half = 0x1_0080;
@@ -321,8 +324,8 @@ fn regions_are_told_apart() {
     }
 }
 
-/// Virtio 1.3, section 2.7.5.3.1: no chain is longer than the queue, an indirect one included. A longer one costs the device no
-/// more than that, and has no effect.
+/// Virtio 1.3, section 2.7.5.3.1: no chain is longer than the queue, an indirect one included. A
+/// longer one costs the device no more than that, and has no effect.
 #[test]
 fn an_indirect_chain_longer_than_the_queue_is_returned_unread() {
     let memory = memory();

@@ -34,7 +34,8 @@ proptest! {
     }
 }
 
-/// One session with every kind of request, with each call of the sink failing in turn, with each error.
+/// One session with every kind of request, with each call of the sink failing in turn, with each
+/// error.
 #[test]
 fn every_call_of_the_sink_fails_once() {
     let steps: &[u8] = &[

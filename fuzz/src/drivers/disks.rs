@@ -318,7 +318,8 @@ impl<H> Hostile<H> for AhciOf<H> {
         }
     }
 
-    /// The registers are the device's too: what they say is what it says, or, in every other step, whatever the step says.
+    /// The registers are the device's too: what they say is what it says, or, in every other step,
+    /// whatever the step says.
     fn service<W: Judged + Environment<Handle = H>>(
         &mut self,
         world: &mut W,

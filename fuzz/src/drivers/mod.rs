@@ -1,8 +1,10 @@
-//! Drivers of disks and of a network adapter whose device rewrites whatever is mapped for it: descriptors, lists, completions, buffers.
+//! Drivers of disks and of a network adapter whose device rewrites whatever is mapped for it:
+//! descriptors, lists, completions, buffers.
 //!
-//! Whatever it writes, no driver panics, no byte that is not granted is reached (the judge of the devices' own tests keeps the grants and sees
-//! every access), no access to what is granted is stopped, what a driver keeps is bounded, and after closing nothing is mapped and every
-//! buffer is back.
+//! Whatever it writes, no driver panics, no byte that is not granted is reached (the judge of the
+//! devices' own tests keeps the grants and sees every access), no access to what is granted is
+//! stopped, what a driver keeps is bounded, and after closing nothing is mapped and every buffer is
+//! back.
 //!
 //! Input: 2 bytes of header, then steps of 8 bytes.
 //!
@@ -46,7 +48,8 @@ use ringfence_pgtable::Coherency;
 use self::session::{Hostile, Session, Told};
 use crate::Reached;
 
-/// What the corpus reaches: every lie that a driver tells apart, and every way a request or an access ends.
+/// What the corpus reaches: every lie that a driver tells apart, and every way a request or an
+/// access ends.
 pub const OUTCOMES: &[&str] = &[
     "done",
     "failed",

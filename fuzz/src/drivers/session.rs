@@ -16,8 +16,8 @@ use crate::Reached;
 
 /// Most mappings that are remembered.
 const REMEMBERED: usize = 256;
-/// Frames of tables and rings that a machine has at most beyond those of an opened port: a page table with no more than
-/// [`LIVE`] mappings, wherever they lie.
+/// Frames of tables and rings that a machine has at most beyond those of an opened port: a page
+/// table with no more than [`LIVE`] mappings, wherever they lie.
 const FRAMES: u64 = 4 * LIVE as u64;
 /// Buffers that any of these drivers has mapped at most.
 const LIVE: usize = 512;
@@ -78,9 +78,11 @@ pub(super) trait Hostile<H>: Sized {
         step: Step,
         reached: Reached<'_>,
     );
-    /// A completion as the device may forge it: where it stands, and its bytes. `None`: this device has none in memory.
+    /// A completion as the device may forge it: where it stands, and its bytes. `None`: this device
+    /// has none in memory.
     fn claim(&self, step: Step) -> Option<(Iova, [u8; 16])>;
-    /// The device works. Its own rings are mapped as long as it is open, so that it is never stopped there.
+    /// The device works. Its own rings are mapped as long as it is open, so that it is never
+    /// stopped there.
     fn work<W: Judged + Environment<Handle = H>>(&mut self, world: &mut W);
     /// A doorbell.
     fn doorbell(&mut self, value: u32);
@@ -204,7 +206,8 @@ impl<W: Judged + Environment, D: Hostile<W::Handle>> Session<W, D> {
         }
     }
 
-    /// The device tries 64 bytes; whether it got them. What is not a buffer, which the judge knows, is its own rings'.
+    /// The device tries 64 bytes; whether it got them. What is not a buffer, which the judge knows,
+    /// is its own rings'.
     fn touch(&mut self, at: Iova, write: u8) -> bool {
         let judged = self.world.judge().accesses;
         let mut bytes = [0x5a; 64];

@@ -10,7 +10,8 @@ use super::PAGE;
 
 type Words = [AtomicU64; TABLE_WORDS];
 
-/// So many pages from address 4096 on, and nothing else. A page takes room when it is first looked at: an input needs few of them.
+/// So many pages from address 4096 on, and nothing else. A page takes room when it is first looked
+/// at: an input needs few of them.
 pub(super) struct Tables(Box<[OnceCell<Box<Words>>]>);
 
 impl Tables {

@@ -1,4 +1,5 @@
-//! Memory that remembers every value it ever held, so that a reference can ask what hardware may have cached.
+//! Memory that remembers every value it ever held, so that a reference can ask what hardware may
+//! have cached.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -77,8 +78,8 @@ impl History {
     }
 }
 
-/// Memory as hardware may have read it at `since` or later: each read chooses one of the values held since. At the present time there is
-/// nothing to choose.
+/// Memory as hardware may have read it at `since` or later: each read chooses one of the values
+/// held since. At the present time there is nothing to choose.
 pub(super) struct View<'a> {
     history: &'a History,
     since: Time,

@@ -1,4 +1,5 @@
-//! What a unit with caches may answer: everything that a walk over memory as it was since the last invalidation gives.
+//! What a unit with caches may answer: everything that a walk over memory as it was since the last
+//! invalidation gives.
 
 use std::collections::BTreeSet;
 
@@ -101,7 +102,8 @@ pub(super) struct Asked {
 }
 
 impl Reference<'_> {
-    /// Whether `answer` is among what the unit may say. More ways to look at than [`WAYS`] make everything possible.
+    /// Whether `answer` is among what the unit may say. More ways to look at than [`WAYS`] make
+    /// everything possible.
     pub(super) fn allows(&self, asked: &Asked, answer: &Result<Vec<PhysRange>, Fault>) -> bool {
         let Some(range) = IovaRange::new(asked.iova, asked.bytes) else {
             return stopped_at(answer, asked.iova, FaultReason::BadLength);

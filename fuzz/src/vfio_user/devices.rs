@@ -151,7 +151,8 @@ impl<F: PolledFunction> Device for One<F> {
     }
 }
 
-/// The far side of the network: a stream of bytes that the input gives, in QEMU's framing, and as much room as it says.
+/// The far side of the network: a stream of bytes that the input gives, in QEMU's framing, and as
+/// much room as it says.
 #[derive(Default)]
 struct Peer {
     stream: VecDeque<u8>,
@@ -231,8 +232,8 @@ impl<'f> Devices<'f> {
         }
     }
 
-    /// The next messages are for the disk (0), a network device (1), an IOMMU (2), a disk behind that (3), the para-virtual IOMMU
-    /// (4), a disk behind that (5).
+    /// The next messages are for the disk (0), a network device (1), an IOMMU (2), a disk behind
+    /// that (3), the para-virtual IOMMU (4), a disk behind that (5).
     pub(super) fn talk_to(&mut self, device: u8) {
         self.talking_to = device % 6;
         match self.talking_to {

@@ -1,4 +1,5 @@
-//! Descriptors that a front-end sends. Made once; a run leaves them changed, and the next one begins by emptying them.
+//! Descriptors that a front-end sends. Made once; a run leaves them changed, and the next one
+//! begins by emptying them.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -28,7 +29,8 @@ pub(super) struct Files {
     call: OwnedFd,
     /// The front-end's end of the back-end's channel.
     pub(super) channel: UnixStream,
-    /// Memory, two eventfds, the channel, memory that could shrink, a directory, a datagram socket, and a stream that nobody is at.
+    /// Memory, two eventfds, the channel, memory that could shrink, a directory, a datagram socket,
+    /// and a stream that nobody is at.
     kinds: [OwnedFd; 8],
 }
 

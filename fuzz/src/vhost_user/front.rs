@@ -1,12 +1,13 @@
 //! The front-end, and what must hold whatever it says:
 //!
-//! - a request that is asked for more than whether it was done is answered, or the conversation ends; any other is acknowledged if that was asked for and agreed on, with
-//!   what became of it;
-//! - no byte of the guest's memory changes that the front-end has not said the device may write, or has taken back: compared with a copy before
-//!   each such message and at the end;
+//! - a request that is asked for more than whether it was done is answered, or the conversation
+//!   ends; any other is acknowledged if that was asked for and agreed on, with what became of it;
+//! - no byte of the guest's memory changes that the front-end has not said the device may write, or
+//!   has taken back: compared with a copy before each such message and at the end;
 //! - no more misses are under way than there may be;
 //! - the device rests in the end, or serves one request after the other and can be stopped;
-//! - at the end of an open conversation the next request is understood, and the device is given back.
+//! - at the end of an open conversation the next request is understood, and the device is given
+//!   back.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -49,7 +50,8 @@ const REPLY_ACK: u64 = 1 << 3;
 const PAGE: u64 = 1 << 12;
 const USER: u64 = 0x7f00_0000_0000;
 
-/// Pages of the device's addresses, which a front-end that keeps its word maps to the frames of the same number.
+/// Pages of the device's addresses, which a front-end that keeps its word maps to the frames of the
+/// same number.
 const DESCRIPTORS: u64 = PAGE;
 const AVAILABLE: u64 = 2 * PAGE;
 const USED: u64 = 3 * PAGE;
@@ -73,7 +75,8 @@ const SETTINGS: Settings = Settings {
 /// Requests after which a ring is taken for one that never runs dry.
 const RUNAWAY: u64 = 256;
 
-/// A region of the table that is in force: where it begins in the front-end, its bytes, where it begins in the file.
+/// A region of the table that is in force: where it begins in the front-end, its bytes, where it
+/// begins in the file.
 type Shared = (u64, u64, u64);
 
 pub(super) struct Front<'f, 'r> {
@@ -134,7 +137,8 @@ impl<'f, 'r> Front<'f, 'r> {
         self.open
     }
 
-    /// The device has done what it can, or has found so much to do that it may go on for ever: a driver can let it write over the index that it reads.
+    /// The device has done what it can, or has found so much to do that it may go on for ever: a
+    /// driver can let it write over the index that it reads.
     fn settle(&mut self) {
         let begun = self.counters.requests.get();
         while !self.session.rests() {
@@ -451,7 +455,8 @@ impl<'f, 'r> Front<'f, 'r> {
         Some((iova, wanted))
     }
 
-    /// Replies to the next miss, which is looked for even if older ones were never replied to; false if there is none.
+    /// Replies to the next miss, which is looked for even if older ones were never replied to;
+    /// false if there is none.
     pub(super) fn reply(&mut self, how: u8) -> bool {
         let Some((iova, _)) = self.miss() else {
             return false;

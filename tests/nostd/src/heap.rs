@@ -1,4 +1,5 @@
-//! The smallest allocator that works: it hands out a fixed block from its start and takes nothing back.
+//! The smallest allocator that works: it hands out a fixed block from its start and takes nothing
+//! back.
 
 use core::alloc::{GlobalAlloc, Layout};
 use core::cell::UnsafeCell;
@@ -19,8 +20,8 @@ pub(crate) struct Bump {
     used: AtomicUsize,
 }
 
-// SAFETY: the block's bytes are reached only through pointers handed out by `alloc`, each range once, as `used` only grows and
-// is changed atomically.
+// SAFETY: the block's bytes are reached only through pointers handed out by `alloc`, each range
+// once, as `used` only grows and is changed atomically.
 unsafe impl Sync for Bump {}
 
 impl Bump {
@@ -32,8 +33,8 @@ impl Bump {
     }
 }
 
-// SAFETY: `alloc` returns null or the start of `layout.size()` bytes inside the block, aligned because block and offset are, that
-// were never handed out before.
+// SAFETY: `alloc` returns null or the start of `layout.size()` bytes inside the block, aligned
+// because block and offset are, that were never handed out before.
 unsafe impl GlobalAlloc for Bump {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if layout.align() > ALIGN {

@@ -1,5 +1,5 @@
-//! Links every core crate into a program without std and calls something in each. That it builds is half of the check:
-//! had one of them pulled in std, there would be two panic handlers.
+//! Links every core crate into a program without std and calls something in each. That it builds is
+//! half of the check: had one of them pulled in std, there would be two panic handlers.
 //!
 //! Exits with 0, or with the number of the first part (counted from 1) that did not do its work.
 #![no_std]

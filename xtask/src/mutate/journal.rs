@@ -17,7 +17,8 @@ pub(super) struct Journal {
 }
 
 impl Journal {
-    /// `resume`: what a journal of the tree of this fingerprint holds is known; otherwise nothing is.
+    /// `resume`: what a journal of the tree of this fingerprint holds is known; otherwise nothing
+    /// is.
     pub(super) fn open(directory: &Path, fingerprint: u64, resume: bool) -> anyhow::Result<Self> {
         let path = directory.join("journal");
         let head = json!({ "tree": format!("{fingerprint:016x}") }).to_string();

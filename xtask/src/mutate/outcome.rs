@@ -91,7 +91,8 @@ fn failures(stdout: &str) -> Vec<String> {
         } else if let Some(name) = line.strip_prefix("    ").filter(|_| listed) {
             names.push(name.to_owned());
         } else if !line.is_empty() {
-            // What the tests printed stands under another `failures:`, each under a line of its own.
+            // What the tests printed stands under another `failures:`, each under a line of its
+            // own.
             listed = false;
         }
     }

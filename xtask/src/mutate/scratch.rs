@@ -17,8 +17,8 @@ use crate::summary::Summary;
 /// Longest time that a build, or the unchanged suite, may take.
 const LIMIT: Duration = Duration::from_secs(600);
 
-/// A copy of the tree with a target directory of its own, shared by all mutants. Both stay for the next run, which builds only what
-/// changed.
+/// A copy of the tree with a target directory of its own, shared by all mutants. Both stay for the
+/// next run, which builds only what changed.
 pub(super) struct Scratch {
     tree: PathBuf,
     target: PathBuf,

@@ -1,4 +1,5 @@
-//! The layer rule: dependencies go strictly downward, `hw` and `dma` never meet, and the core rests on the core alone.
+//! The layer rule: dependencies go strictly downward, `hw` and `dma` never meet, and the core rests
+//! on the core alone.
 
 use std::path::Path;
 

@@ -1,4 +1,5 @@
-//! Core crates hold nothing that panics by name outside tests. (Indexing and arithmetic are for review and fuzzing.)
+//! Core crates hold nothing that panics by name outside tests. (Indexing and arithmetic are for
+//! review and fuzzing.)
 
 use proc_macro2::Delimiter;
 

@@ -1,7 +1,8 @@
 //! The rule on temporary files: nobody composes their paths.
 //!
-//! A path below the system's directory for temporary files that another user can predict is a path that
-//! the other user can take first. `tempfile` makes files and directories that are new and private.
+//! A path below the system's directory for temporary files that another user can predict is a path
+//! that the other user can take first. `tempfile` makes files and directories that are new and
+//! private.
 
 use crate::source::Source;
 use crate::violation::Violation;

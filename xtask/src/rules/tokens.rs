@@ -1,4 +1,5 @@
-//! The token rule: a constructor that attests something is called only by code that can vouch for it.
+//! The token rule: a constructor that attests something is called only by code that can vouch for
+//! it.
 
 use std::ffi::OsStr;
 use std::path::{Component, Path};
@@ -20,7 +21,8 @@ const ATTESTATIONS: &[Attestation] = &[
             "crates/types/src/obligation.rs",
             "crates/pgtable/src/",
             "crates/dma/src/space",
-            // Tables on the other side of a queue: cleared when the host answers, which the range's invalidation waits for.
+            // Tables on the other side of a queue: cleared when the host answers, which the range's
+            // invalidation waits for.
             "crates/lab/src/guest/virtio.rs",
             "crates/pviommu/src/frontend/remote_table.rs",
             // Stands in for a table when the meter leaves the table out: it has no entries.
@@ -56,7 +58,8 @@ pub(super) fn check(sources: &[Source]) -> Vec<Violation> {
 
 impl Attestation {
     fn permits(&self, path: &Path) -> bool {
-        // Benches and examples drive one crate alone, as tests do: they play the part of the others.
+        // Benches and examples drive one crate alone, as tests do: they play the part of the
+        // others.
         let plays_others = |part: Component<'_>| {
             ["benches", "examples"]
                 .map(OsStr::new)

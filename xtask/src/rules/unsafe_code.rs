@@ -1,4 +1,5 @@
-//! The unsafe rule: unsafe code lives in few files, named here with their reason, and every use argues why it is sound.
+//! The unsafe rule: unsafe code lives in few files, named here with their reason, and every use
+//! argues why it is sound.
 
 use proc_macro2::Delimiter;
 
@@ -112,7 +113,8 @@ fn check_against(sources: &[Source], allowed: &[(&str, &str)]) -> Vec<Violation>
     found
 }
 
-/// Whether the statement around line `line` has a comment with `SAFETY:` directly above it or in it.
+/// Whether the statement around line `line` has a comment with `SAFETY:` directly above it or in
+/// it.
 fn is_argued(lines: &[&str], line: usize) -> bool {
     for (distance, text) in lines[..line].iter().rev().enumerate() {
         let text = text.trim();

@@ -73,7 +73,8 @@ pub(crate) struct ReplayLimitArgs {
     /// Mappings that a mode with a cache keeps behind their unmaps [default: 256K]
     #[arg(long, value_name = "N", value_parser = size, help_heading = "Limits")]
     pub max_kept: Option<u64>,
-    /// Ends of cycles of all devices' caches in the gaps of the trace [default: 128M and 4K an operation]
+    /// Ends of cycles of all devices' caches in the gaps of the trace [default: 128M and 4K an
+    /// operation]
     #[arg(long, value_name = "N", value_parser = size, help_heading = "Limits")]
     pub max_cycle_ends: Option<u64>,
     /// Bytes of standard input that are kept in a temporary file where a trace is read twice

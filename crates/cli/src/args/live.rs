@@ -27,20 +27,23 @@ Ends with Ctrl-C. Exit codes: 0 done, 1 error, 2 wrong usage, 4 another process 
 /// Arguments of `serve`.
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
-    /// Directory of the sockets; made if it does not exist, for this user alone. One that belongs to another user, or that others can write to, is
-    /// refused
+    /// Directory of the sockets; made if it does not exist, for this user alone. One that belongs
+    /// to another user, or that others can write to, is refused
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub dir: PathBuf,
-    /// The IOMMU is the para-virtual one; the guest needs its module (`guest prepare --module pviommu`)
+    /// The IOMMU is the para-virtual one; the guest needs its module (`guest prepare --module
+    /// pviommu`)
     #[arg(long, conflicts_with_all = ["no_iommu", "vhost_user"])]
     pub pviommu: bool,
-    /// Take the devices over that another `serve` has in the directory, while their guest runs; the other one ends with exit code 4. What is the host's
-    /// is said again: limits, --hopt, --memory-file, --lock
+    /// Take the devices over that another `serve` has in the directory, while their guest runs; the
+    /// other one ends with exit code 4. What is the host's is said again: limits, --hopt,
+    /// --memory-file, --lock
     #[arg(long, conflicts_with_all = [
         "pviommu", "blk", "read_only", "rng", "net", "errant", "requests", "no_iommu", "vhost_user", "misanswer", "isolate", "assigned", "memory", "cpus",
     ])]
     pub take_over: bool,
-    /// Before the other one is stopped: copy, and rebuild, the devices while they work until they have completed this many requests
+    /// Before the other one is stopped: copy, and rebuild, the devices while they work until they
+    /// have completed this many requests
     #[arg(
         allow_negative_numbers = true,
         long,
@@ -84,8 +87,8 @@ fn interval(text: &str) -> Result<f64, String> {
 /// Which devices there are.
 #[derive(Debug, Args)]
 pub(crate) struct DeviceArgs {
-    /// Let members of this group, by its number, connect to the devices and read their tables: for a QEMU of another user. Otherwise only this user and
-    /// root can
+    /// Let members of this group, by its number, connect to the devices and read their tables: for
+    /// a QEMU of another user. Otherwise only this user and root can
     #[arg(long, value_name = "GID", help_heading = "Devices")]
     pub group: Option<u32>,
     /// A disk over this raw file
@@ -94,25 +97,31 @@ pub(crate) struct DeviceArgs {
     /// The disk cannot be written
     #[arg(long, help_heading = "Devices")]
     pub read_only: bool,
-    /// The disk is a process of its own, without any of the guest's memory but what is mapped for it
+    /// The disk is a process of its own, without any of the guest's memory but what is mapped for
+    /// it
     #[arg(long, conflicts_with = "no_iommu", help_heading = "Devices")]
     pub isolate: bool,
-    /// The disk is an assigned one: the model of the hardware translates its accesses, with an IOTLB and tables in memory that the IOMMU keeps; with
-    /// --no-iommu the host has mapped all of the guest there
+    /// The disk is an assigned one: the model of the hardware translates its accesses, with an
+    /// IOTLB and tables in memory that the IOMMU keeps; with --no-iommu the host has mapped all of
+    /// the guest there
     #[arg(long, conflicts_with_all = ["isolate", "vhost_user"], help_heading = "Devices")]
     pub assigned: bool,
-    /// The para-virtual IOMMU's host takes frames for the guest's pages in advance, and keeps a pointer to the last table that it found one in
+    /// The para-virtual IOMMU's host takes frames for the guest's pages in advance, and keeps a
+    /// pointer to the last table that it found one in
     #[arg(long, help_heading = "Devices")]
     pub hopt: bool,
     /// An entropy device
     #[arg(long, help_heading = "Devices")]
     pub rng: bool,
-    /// A network device. SIDE is tap=NAME, an interface of the host; socket=PATH, a stream socket at which whoever comes first listens (QEMU's
-    /// -netdev stream, or another of these); or datagram=PATH:PATH, this side's socket and the other's (-netdev dgram)
+    /// A network device. SIDE is tap=NAME, an interface of the host; socket=PATH, a stream socket
+    /// at which whoever comes first listens (QEMU's -netdev stream, or another of these); or
+    /// datagram=PATH:PATH, this side's socket and the other's (-netdev dgram)
     #[arg(long, value_name = "SIDE[,queues=N][,mac=ADDRESS]", value_parser = net, help_heading = "Devices")]
     pub net: Option<NetArg>,
-    /// The disk misbehaves, to see what stops it: stray:ADDRESS (a write there), after-unmap, write-read-only, read-write-only, foreign (the
-    /// entropy device writes to the disk's buffers; with --rng), after-revoke (around its own translation; with --isolate), storm:ADDRESS (a million writes there); several, each once
+    /// The disk misbehaves, to see what stops it: stray:ADDRESS (a write there), after-unmap,
+    /// write-read-only, read-write-only, foreign (the entropy device writes to the disk's buffers;
+    /// with --rng), after-revoke (around its own translation; with --isolate), storm:ADDRESS (a
+    /// million writes there); several, each once
     #[arg(
         long,
         value_name = "CLASS",
@@ -120,13 +129,15 @@ pub(crate) struct DeviceArgs {
         help_heading = "Devices"
     )]
     pub errant: Vec<InjectedDma>,
-    /// Write what the guest's IOMMU driver asks for to this file, one request a line, up to --max-requests
+    /// Write what the guest's IOMMU driver asks for to this file, one request a line, up to
+    /// --max-requests
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = "Devices")]
     pub requests: Option<PathBuf>,
     /// No virtio-iommu: devices see all of the guest's memory
     #[arg(long, help_heading = "Devices")]
     pub no_iommu: bool,
-    /// The disk is a vhost-user back-end, behind QEMU's own IOMMU: intel (intel-iommu) or virtio (virtio-iommu-pci)
+    /// The disk is a vhost-user back-end, behind QEMU's own IOMMU: intel (intel-iommu) or virtio
+    /// (virtio-iommu-pci)
     #[arg(
         long,
         value_name = "IOMMU",
@@ -135,8 +146,8 @@ pub(crate) struct DeviceArgs {
         help_heading = "Devices"
     )]
     pub vhost_user: Option<ForeignArg>,
-    /// The para-virtual IOMMU answers wrongly, to see what its driver makes of it: never, late, twice or foreign (as a request that nobody
-    /// made), each with :N, the requests before
+    /// The para-virtual IOMMU answers wrongly, to see what its driver makes of it: never, late,
+    /// twice or foreign (as a request that nobody made), each with :N, the requests before
     #[arg(long, value_name = "HOW:N", help_heading = "Devices")]
     pub misanswer: Option<InjectedReply>,
     /// Limits.
@@ -145,12 +156,13 @@ pub(crate) struct DeviceArgs {
     /// Memory of the guest in MiB
     #[arg(long, allow_negative_numbers = true, value_name = "MIB", default_value_t = 512, value_parser = clap::value_parser!(u32).range(64..=16384), help_heading = "Devices")]
     pub memory: u32,
-    /// The guest's memory is this file, made anew and removed at the end: the host takes pages of it back when it needs room, without swap.
-    /// Whoever may write it can end this process by cutting it off
+    /// The guest's memory is this file, made anew and removed at the end: the host takes pages of
+    /// it back when it needs room, without swap. Whoever may write it can end this process by
+    /// cutting it off
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, conflicts_with = "vhost_user", help_heading = "Devices")]
     pub memory_file: Option<PathBuf>,
-    /// Keep in the host's memory what an assigned device needs there: mapped, what the para-virtual IOMMU's driver has mapped; all, as without
-    /// an IOMMU for the guest
+    /// Keep in the host's memory what an assigned device needs there: mapped, what the para-virtual
+    /// IOMMU's driver has mapped; all, as without an IOMMU for the guest
     #[arg(long, value_name = "WHAT", value_parser = lock, conflicts_with = "vhost_user", help_heading = "Devices")]
     pub lock: Option<LockArg>,
     /// Processors of the guest
@@ -158,7 +170,8 @@ pub(crate) struct DeviceArgs {
     pub cpus: u32,
 }
 
-/// What a guest can make this process keep. What it asks beyond is refused to it, and said a few times on standard error.
+/// What a guest can make this process keep. What it asks beyond is refused to it, and said a few
+/// times on standard error.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Limits of a guest")]
 pub(crate) struct GuestLimitArgs {
@@ -180,7 +193,8 @@ pub(crate) struct GuestLimitArgs {
     /// Pages of 4 KiB that a vhost-user back-end keeps translations of
     #[arg(long, allow_negative_numbers = true, value_name = "N", default_value_t = 8192, value_parser = iotlb)]
     pub max_iotlb: usize,
-    /// MiB of the file of --requests. Further requests are only counted: its last line is then `lost N`, not `end`
+    /// MiB of the file of --requests. Further requests are only counted: its last line is then
+    /// `lost N`, not `end`
     #[arg(long, value_name = "MIB", default_value_t = 1024, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     pub max_requests: u64,
     /// Translations that it asks for at a time
@@ -197,7 +211,8 @@ fn iotlb(text: &str) -> Result<usize, String> {
     at_least(1024, text)
 }
 
-/// One page takes a table of each level. A domain has the address space for all that it may have: 1 GiB of it, at most.
+/// One page takes a table of each level. A domain has the address space for all that it may have: 1
+/// GiB of it, at most.
 fn tables(text: &str) -> Result<usize, String> {
     between(4, 1 << 18, text)
 }
@@ -304,7 +319,8 @@ Examples:
 /// Which guest.
 #[derive(Debug, Args)]
 pub(crate) struct GuestArgs {
-    /// Debian kernel, by the beginning of its version; `latest` is the newest when it was fetched, a path a directory with unpacked packages
+    /// Debian kernel, by the beginning of its version; `latest` is the newest when it was fetched,
+    /// a path a directory with unpacked packages
     #[arg(long, value_name = "VERSION", default_value = "6.12")]
     pub kernel: String,
     /// Unmapped pages are out of reach when the kernel's unmap returns; the default
@@ -332,8 +348,8 @@ pub(crate) struct GuestArgs {
 /// A module of ours that the guest loads before its drivers.
 #[derive(Debug, Args)]
 pub(crate) struct ModuleArgs {
-    /// Load this module, built for the guest's kernel: pviommu, the driver of the para-virtual IOMMU, which then stands in place of the
-    /// virtio-iommu
+    /// Load this module, built for the guest's kernel: pviommu, the driver of the para-virtual
+    /// IOMMU, which then stands in place of the virtio-iommu
     #[arg(long, value_name = "NAME", value_parser = ["pviommu"])]
     pub module: Option<String>,
     /// Its parameters, as insmod takes them: "cache=0 t_ms=1000"
@@ -396,10 +412,12 @@ pub(crate) struct GuestRunArgs {
     /// Longest life of the guest in seconds
     #[arg(long, allow_negative_numbers = true, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86400))]
     pub limit: u64,
-    /// Keep sockets, tables and the console here [default: a temporary directory, kept only if the guest fails]
+    /// Keep sockets, tables and the console here [default: a temporary directory, kept only if the
+    /// guest fails]
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub dir: Option<PathBuf>,
-    /// Time is the number of instructions, a nanosecond each, and doorbells are answered before the guest goes on
+    /// Time is the number of instructions, a nanosecond each, and doorbells are answered before the
+    /// guest goes on
     #[arg(long)]
     pub icount: bool,
     /// Put this program into the guest
@@ -453,7 +471,8 @@ fn lock(text: &str) -> Result<LockArg, String> {
     }
 }
 
-/// A network device, as it was read. In a build without such devices it is only checked for being there.
+/// A network device, as it was read. In a build without such devices it is only checked for being
+/// there.
 #[cfg(feature = "live")]
 pub(crate) type NetArg = ringfence_live::daemon::NetOptions;
 #[cfg(not(feature = "live"))]

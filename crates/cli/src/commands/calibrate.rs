@@ -36,7 +36,8 @@ struct Measured {
     cycles_per_ns: f64,
     read_counter: f64,
     store_entry: f64,
-    /// By instruction: writing one line back and waiting for it, and the same per line where 64 lines share the wait.
+    /// By instruction: writing one line back and waiting for it, and the same per line where 64
+    /// lines share the wait.
     write_back: Vec<(WriteBack, f64, f64)>,
     /// What the IOMMU of this host says about its page walks.
     coherent: Option<bool>,
@@ -124,8 +125,8 @@ fn rate() -> f64 {
     cycles().wrapping_sub(from) as f64 / start.elapsed().as_nanos().max(1) as f64
 }
 
-/// Bit 0 of the extended capabilities of every VT-d unit (VT-d specification, ECAP_REG.C): whether page walks snoop the caches. None
-/// where there is no such unit, or no permission to look.
+/// Bit 0 of the extended capabilities of every VT-d unit (VT-d specification, ECAP_REG.C): whether
+/// page walks snoop the caches. None where there is no such unit, or no permission to look.
 fn walks_snoop(class: &Path) -> Option<bool> {
     let mut answer = None;
     for unit in fs::read_dir(class).ok()?.flatten() {

@@ -103,8 +103,9 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<(), Failure> {
     }
 }
 
-/// Finds out before the replay what would spoil it at its end: traces that cannot be opened, devices that they do not name, a
-/// directory for the plots that cannot be made. What comes from standard input is seen only once.
+/// Finds out before the replay what would spoil it at its end: traces that cannot be opened,
+/// devices that they do not name, a directory for the plots that cannot be made. What comes from
+/// standard input is seen only once.
 fn check(args: &CompareArgs, inputs: &[Input]) -> Result<(), Failure> {
     if inputs
         .iter()

@@ -36,7 +36,8 @@ const MODULES: &[&str] = &[
 /// Bytes of the disk if none is named.
 const SCRATCH_BYTES: u64 = 64 << 20;
 
-/// How late the disk is where instructions are counted, so that the driver waits for it on every host: some ten times what it takes to begin to.
+/// How late the disk is where instructions are counted, so that the driver waits for it on every
+/// host: some ten times what it takes to begin to.
 const LATE: Duration = Duration::from_millis(1);
 
 /// Does what is asked with guests; the exit code is the guest's.

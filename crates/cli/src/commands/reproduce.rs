@@ -99,7 +99,8 @@ fn guests(_: &ReproduceGuestArgs, _: bool) -> Result<(Guests, bool), Failure> {
     Ok((Guests::None(Failure::NotBuilt.to_string()), false))
 }
 
-/// What prefetchers predict of the devices of recorded traces, and how often these map their pages again; each if it is wanted.
+/// What prefetchers predict of the devices of recorded traces, and how often these map their pages
+/// again; each if it is wanted.
 fn recorded(
     paths: &[PathBuf],
     [prefetchers, reused]: [bool; 2],

@@ -20,7 +20,8 @@ const MAX_BYTES: u64 = 1 << 20;
 /// The daemon answers at once, or not at all.
 const READ_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Looks at the counters again and again. In a terminal the table stays in its place; elsewhere one follows the other.
+/// Looks at the counters again and again. In a terminal the table stays in its place; elsewhere one
+/// follows the other.
 pub(crate) fn top(args: &TopArgs) -> Result<(), Failure> {
     let socket = args.dir.join(METRICS);
     let term = Term::stdout();

@@ -87,8 +87,8 @@ fn record(args: &RecordArgs) -> Result<(), Failure> {
     let mut out = OutFile::create(&args.output, FileAccess::User)?;
     let stop = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&stop);
-    // Without the handler Ctrl-C would leave the instance behind; with it, what was recorded is kept.
-    // Whoever opens a FIFO waits for its reader: until it is open, Ctrl-C ends the command.
+    // Without the handler Ctrl-C would leave the instance behind; with it, what was recorded is
+    // kept. Whoever opens a FIFO waits for its reader: until it is open, Ctrl-C ends the command.
     let handled = on_interrupt(move || {
         flag.store(true, Ordering::Relaxed);
         AfterSignal::GoOn

@@ -1,4 +1,5 @@
-//! Where a guest's files are: in a directory that nobody else can have prepared. A script stands for QEMU.
+//! Where a guest's files are: in a directory that nobody else can have prepared. A script stands
+//! for QEMU.
 
 use std::ffi::OsString;
 use std::fs;
@@ -8,7 +9,8 @@ use std::process::{Command, Output, Stdio};
 
 use crate::{Scratch, stderr};
 
-/// Answers as a QEMU that is fit; then tells of the directory that it was given, and does as $THEN says.
+/// Answers as a QEMU that is fit; then tells of the directory that it was given, and does as $THEN
+/// says.
 const QEMU: &str = r#"#!/bin/sh
 case "$*" in *vfio-user-pci,help*) echo "vfio-user-pci options:"; exit 0 ;; esac
 for word; do case $word in file:*/status) status=${word#file:} ;; esac; done

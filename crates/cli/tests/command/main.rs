@@ -1,4 +1,5 @@
-//! The command as its users meet it: what goes in, what comes out on which stream, and the exit code.
+//! The command as its users meet it: what goes in, what comes out on which stream, and the exit
+//! code.
 
 mod bad_input;
 mod compare;

@@ -6,7 +6,8 @@ use serde_json::Value;
 use crate::{Scratch, failed, ringfence, ringfence_with, root, stderr, succeeded};
 
 fn advice(args: &[&str], input: &[u8]) -> Value {
-    // One mode: what the IOTLB is tried under makes no difference to the rest, and costs fifteen replays.
+    // One mode: what the IOTLB is tried under makes no difference to the rest, and costs fifteen
+    // replays.
     const SIZE: [&str; 4] = ["size", "--json", "--modes", "linux-lazy"];
     let args: Vec<&str> = SIZE.iter().chain(args).copied().collect();
     serde_json::from_str(&succeeded(&ringfence_with(&args, input))).unwrap()

@@ -1,4 +1,5 @@
-//! Which attachment a mapping goes through: where the hardware translates by ring, each ring of the device has two.
+//! Which attachment a mapping goes through: where the hardware translates by ring, each ring of the
+//! device has two.
 
 use ringfence_dma::{Attachment, Dma, Flush, Space};
 use ringfence_types::{Direction, RingId};
@@ -7,7 +8,8 @@ use super::DeviceRing;
 
 /// A device's attachments by ring.
 pub trait Attachments {
-    /// For the memory of the ring itself, mapped when the device is opened (rIOMMU section 4: the first of the ring's two tables).
+    /// For the memory of the ring itself, mapped when the device is opened (rIOMMU section 4: the
+    /// first of the ring's two tables).
     fn descriptors(&self, ring: DeviceRing) -> Option<&Attachment>;
     /// For the buffers that its descriptors name (the second one).
     fn targets(&self, ring: DeviceRing) -> Option<&Attachment>;
@@ -26,8 +28,8 @@ impl Attachments for Attachment {
     }
 }
 
-/// Two for each ring of the device (RI13): in the order of the rings given, table 2i holds the descriptors of ring i and table 2i + 1 its
-/// targets.
+/// Two for each ring of the device (RI13): in the order of the rings given, table 2i holds the
+/// descriptors of ring i and table 2i + 1 its targets.
 #[derive(Debug, Clone)]
 pub struct RingAttachments {
     /// By [`table_index`].
@@ -46,7 +48,8 @@ fn table_index(ring: DeviceRing) -> usize {
 }
 
 impl RingAttachments {
-    /// The attachments of a device whose space has two tables for each of `rings`; `None` if it has fewer.
+    /// The attachments of a device whose space has two tables for each of `rings`; `None` if it has
+    /// fewer.
     pub fn new<S: Space, F: Flush<S, B>, B>(
         dma: &Dma<S, F, B>,
         device: &Attachment,

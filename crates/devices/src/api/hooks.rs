@@ -26,7 +26,8 @@ pub trait DmaHooks<P> {
     fn unmapped(&mut self, platform: &mut P, mapping: &DeviceMapping, handback: UnmapOutcome);
     /// A withheld buffer was handed up at the end of its burst.
     fn released(&mut self, platform: &mut P, buffer: &Buffer);
-    /// Everything mapped so far is visible to the hardware: from here on its device may be told of it.
+    /// Everything mapped so far is visible to the hardware: from here on its device may be told of
+    /// it.
     #[inline]
     fn synced(&mut self, _platform: &mut P) {}
 }

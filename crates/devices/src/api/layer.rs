@@ -13,7 +13,8 @@ use super::{
 use crate::buffer::BufferOwner;
 use crate::{Buffer, ByteMemory, DeviceMapping};
 
-/// A device's DMA through a [`Dma`] on one processor, under the eyes of a witness. Borrows everything and costs nothing to make.
+/// A device's DMA through a [`Dma`] on one processor, under the eyes of a witness. Borrows
+/// everything and costs nothing to make.
 pub struct LayerApi<'a, S: Space, F: Flush<S, B>, B, P, A, W> {
     /// The layer.
     pub dma: &'a Dma<S, F, B>,
@@ -41,8 +42,8 @@ where
     F: Flush<S, B>,
     P: Platform,
 {
-    /// The buffer of an unmap that the layer has refused, where no device reaches it any more: its domain is gone, or the invalidation that
-    /// had failed succeeds now.
+    /// The buffer of an unmap that the layer has refused, where no device reaches it any more: its
+    /// domain is gone, or the invalidation that had failed succeeds now.
     ///
     /// # Errors
     /// The device may still reach it. It is leaked.

@@ -1,7 +1,8 @@
 //! DMA as a driver sees it.
 //!
-//! A driver maps buffers, unmaps them, and says when a burst of unmaps ends. Any protection mode can stand behind [`DmaApi`], without
-//! dynamic dispatch: [`LayerApi`] is the mapping layer of this project.
+//! A driver maps buffers, unmaps them, and says when a burst of unmaps ends. Any protection mode
+//! can stand behind [`DmaApi`], without dynamic dispatch: [`LayerApi`] is the mapping layer of this
+//! project.
 
 mod attachments;
 mod hooks;
@@ -20,8 +21,9 @@ use ringfence_types::{
 
 use crate::{Buffer, ByteMemory};
 
-/// The ring of a device that a mapping belongs to (rIOMMU section 4): modes that translate by ring need to know, others ignore it.
-/// Buffers that descriptors point to and the memory of the descriptors themselves have a table each; the call tells which.
+/// The ring of a device that a mapping belongs to (rIOMMU section 4): modes that translate by ring
+/// need to know, others ignore it. Buffers that descriptors point to and the memory of the
+/// descriptors themselves have a table each; the call tells which.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DeviceRing {
     /// The queue's number among those of the device.
@@ -52,8 +54,8 @@ pub struct FailedMap {
 /// Why a buffer was not mapped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MapFailure {
-    /// The ring has no entry free now (rIOMMU section 4: overflow is legal, the driver should slow down). Try again after an unmap, or
-    /// after the end of a burst.
+    /// The ring has no entry free now (rIOMMU section 4: overflow is legal, the driver should slow
+    /// down). Try again after an unmap, or after the end of a burst.
     Busy,
     /// The mode translates by ring, and the device has no such ring.
     NoSuchRing,
@@ -82,7 +84,8 @@ pub trait DmaApi {
         memory: PhysRange,
     ) -> Result<Mapped<Self::Handle>, FailedMap>;
 
-    /// Takes a mapping down. The buffer comes back now, or, as `None` says, at the end of the burst.
+    /// Takes a mapping down. The buffer comes back now, or, as `None` says, at the end of the
+    /// burst.
     ///
     /// # Errors
     /// The device may still reach the buffer, so it is lost to its pool.
@@ -95,7 +98,8 @@ pub trait DmaApi {
     /// The invalidation failed: buffers stay withheld.
     fn end_burst(&mut self, ring: DeviceRing, back: impl FnMut(Buffer)) -> Result<(), ApiError>;
 
-    /// Makes everything mapped so far visible to the hardware: before the device is told of it by a write to its doorbell.
+    /// Makes everything mapped so far visible to the hardware: before the device is told of it by a
+    /// write to its doorbell.
     fn sync_map(&mut self, ring: DeviceRing);
 
     /// Memory for the descriptors of `ring`: zeroed, reachable both ways, whole pages.
@@ -107,7 +111,8 @@ pub trait DmaApi {
     /// Gives the memory of descriptors back.
     ///
     /// # Errors
-    /// The memory comes back with the reason: the device may still reach it. Another call tries again.
+    /// The memory comes back with the reason: the device may still reach it. Another call tries
+    /// again.
     fn free_coherent(&mut self, ring: DeviceRing, memory: Coherent) -> Result<(), Box<NotFreed>>;
 }
 

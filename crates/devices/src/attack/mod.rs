@@ -1,7 +1,9 @@
-//! Devices that misbehave, and one that does not: the three attackers of the attack classes, and two that look beyond a buffer's ends.
+//! Devices that misbehave, and one that does not: the three attackers of the attack classes, and
+//! two that look beyond a buffer's ends.
 //!
-//! A well-behaved device violates nothing even without an IOMMU, so exposure is measured under attack. An attacker is told
-//! what the driver does, makes accesses through a [`DmaPort`], and learns of each only whether it was stopped.
+//! A well-behaved device violates nothing even without an IOMMU, so exposure is measured under
+//! attack. An attacker is told what the driver does, makes accesses through a [`DmaPort`], and
+//! learns of each only whether it was stopped.
 
 mod neighbour;
 mod passive;
@@ -106,7 +108,8 @@ impl<F: FnMut(&DmaRequest) -> Result<(), Fault>> DmaPort for F {
     }
 }
 
-/// Decides which accesses to make. Knows the mappings and the outcome of its accesses, not the mode.
+/// Decides which accesses to make. Knows the mappings and the outcome of its accesses, not the
+/// mode.
 pub trait Attacker {
     /// Reacts to `event` with accesses through `port`.
     fn on<P: DmaPort>(&mut self, event: &DriverEvent, port: &mut P);

@@ -4,8 +4,8 @@ use ringfence_types::PageSize;
 
 use super::{Attacker, DmaPort, DriverEvent};
 
-/// Once per mapping touches the byte before the buffer in its first page and the byte behind it in its last one. A page-granular
-/// mode cannot stop it.
+/// Once per mapping touches the byte before the buffer in its first page and the byte behind it in
+/// its last one. A page-granular mode cannot stop it.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Neighbour;
 

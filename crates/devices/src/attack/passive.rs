@@ -2,8 +2,8 @@
 
 use super::{Attacker, DmaPort, DriverEvent};
 
-/// One access to each page of a mapping, in its direction and to all of the buffer on that page, just before it is unmapped: what a
-/// trace without device accesses lets one assume.
+/// One access to each page of a mapping, in its direction and to all of the buffer on that page,
+/// just before it is unmapped: what a trace without device accesses lets one assume.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Passive;
 
@@ -13,7 +13,8 @@ impl Attacker for Passive {
         if let DriverEvent::Unmapping(mapping) = event {
             for page in mapping.pages() {
                 let request = mapping.request(page.start(), page.bytes());
-                // Whether it was stopped is the observer's to judge: here it would be a false fault.
+                // Whether it was stopped is the observer's to judge: here it would be a false
+                // fault.
                 let _ = port.access(&request);
             }
         }

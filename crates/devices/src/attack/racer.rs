@@ -7,8 +7,9 @@ use super::{Attacker, DeviceMapping, DmaPort, DriverEvent};
 /// How many live mappings a [`Racer`] keeps warm.
 pub const WARM_MAPPINGS: usize = 64;
 
-/// Touches the youngest live mappings in turn, one at every event, and every page of a mapping just before it is unmapped, so
-/// that the translation is in the IOTLB when it should die. Does no harm by itself: it prepares a [`Replayer`](super::Replayer).
+/// Touches the youngest live mappings in turn, one at every event, and every page of a mapping just
+/// before it is unmapped, so that the translation is in the IOTLB when it should die. Does no harm
+/// by itself: it prepares a [`Replayer`](super::Replayer).
 #[derive(Debug, Clone, Default)]
 pub struct Racer {
     /// Live mappings, the one to be touched next in front.

@@ -18,9 +18,9 @@ pub enum Reuse {
     Byte,
 }
 
-/// Touches the first and the last byte of each range as soon as it is unmapped, remembers the last [`DEAD_RANGES`] of each device that
-/// it could still reach, and tries the oldest again at every event, until both touches fault or the addresses are given
-/// out again.
+/// Touches the first and the last byte of each range as soon as it is unmapped, remembers the last
+/// [`DEAD_RANGES`] of each device that it could still reach, and tries the oldest again at every
+/// event, until both touches fault or the addresses are given out again.
 #[derive(Debug, Clone)]
 pub struct Replayer {
     reuse: Reuse,
@@ -88,8 +88,8 @@ impl Attacker for Replayer {
     }
 }
 
-/// The dead ranges of one device: a queue of the last [`DEAD_RANGES`], and an index over their addresses. The footprints are disjoint: a range
-/// that dies replaces what it overlaps.
+/// The dead ranges of one device: a queue of the last [`DEAD_RANGES`], and an index over their
+/// addresses. The footprints are disjoint: a range that dies replaces what it overlaps.
 #[derive(Debug, Clone, Default)]
 struct DeadRanges {
     /// Oldest first. `None` where one was forgotten before its turn.
@@ -139,8 +139,8 @@ impl DeadRanges {
     }
 
     fn forget_overlapping(&mut self, range: &IovaRange) {
-        // Disjoint ranges end in the order in which they start, so the overlapping ones are the last that start at or below the end of
-        // `range`, back to the first that ends before it.
+        // Disjoint ranges end in the order in which they start, so the overlapping ones are the
+        // last that start at or below the end of `range`, back to the first that ends before it.
         while let Some((&start, &(last, number))) =
             self.by_start.range(..=range.last().get()).next_back()
         {
@@ -295,7 +295,8 @@ mod tests {
                 0..=4 => {
                     graveyard.push(dead, dead.range);
                     forget(&mut list, &dead.range);
-                    // Those forgotten in front have left the queue only if somebody asked for the oldest.
+                    // Those forgotten in front have left the queue only if somebody asked for the
+                    // oldest.
                     if list.len() >= DEAD_RANGES {
                         list.remove(0);
                     }

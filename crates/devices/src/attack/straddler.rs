@@ -2,8 +2,8 @@
 
 use super::{Attacker, DmaPort, DriverEvent};
 
-/// Just before a mapping is unmapped, one access of two bytes that begins at its last one. A unit that checks only where an access begins
-/// lets it through.
+/// Just before a mapping is unmapped, one access of two bytes that begins at its last one. A unit
+/// that checks only where an access begins lets it through.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Straddler;
 

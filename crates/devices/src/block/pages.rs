@@ -1,5 +1,5 @@
-//! The buffers of one request: each page a mapping of its own, because neither physical regions nor tables of them need to be
-//! contiguous for a disk.
+//! The buffers of one request: each page a mapping of its own, because neither physical regions nor
+//! tables of them need to be contiguous for a disk.
 
 use ringfence_types::{Iova, PageSize, PhysAddr, PhysRange};
 
@@ -28,7 +28,8 @@ pub(super) struct CompletedRequests {
     returns: OrderedCompletions<(u16, Operation, bool), Vec<Option<Buffer>>>,
 }
 
-/// Checks that `bytes` are whole blocks, and that `pages` pages, at most `at_most`, are what they take.
+/// Checks that `bytes` are whole blocks, and that `pages` pages, at most `at_most`, are what they
+/// take.
 pub(super) fn check_size(bytes: u32, pages: usize, at_most: usize) -> Result<(), BlockError> {
     let wanted = u64::from(bytes).div_ceil(PAGE_BYTES);
     let whole = bytes > 0 && u64::from(bytes).is_multiple_of(BLOCK_BYTES);
@@ -109,7 +110,8 @@ pub(super) fn map<A: DmaApi>(
 }
 
 impl CompletedRequests {
-    /// Unmaps the pages of a request that is done. Its buffers go up with it, after the end of the burst if the layer withholds them.
+    /// Unmaps the pages of a request that is done. Its buffers go up with it, after the end of the
+    /// burst if the layer withholds them.
     ///
     /// # Errors
     /// The first one; the other pages are unmapped all the same.
@@ -160,7 +162,8 @@ impl CompletedRequests {
         result
     }
 
-    /// The same when no other will follow: where an invalidation fails it is tried once more, since it may for want of room.
+    /// The same when no other will follow: where an invalidation fails it is tried once more, since
+    /// it may for want of room.
     ///
     /// # Errors
     /// See [`end_bursts`](Self::end_bursts).

@@ -1,5 +1,6 @@
-//! Fujita's pseudo driver of a SCSI host adapter: it maps what it is asked to transfer, transfers nothing, unmaps, and is done (Fujita
-//! section 3.2). What is left is the cost of the mapping layer.
+//! Fujita's pseudo driver of a SCSI host adapter: it maps what it is asked to transfer, transfers
+//! nothing, unmaps, and is done (Fujita section 3.2). What is left is the cost of the mapping
+//! layer.
 
 use std::collections::VecDeque;
 

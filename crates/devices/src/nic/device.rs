@@ -1,5 +1,6 @@
-//! The device side of a network adapter. It does what hardware does and no more: it fetches what the doorbell offers, moves bytes where
-//! descriptors say, reports, and interrupts. Every access is translated, those to descriptors too (OS05; rIOMMU Fig. 5).
+//! The device side of a network adapter. It does what hardware does and no more: it fetches what
+//! the doorbell offers, moves bytes where descriptors say, reports, and interrupts. Every access is
+//! translated, those to descriptors too (OS05; rIOMMU Fig. 5).
 
 use ringfence_types::RequesterId;
 
@@ -71,7 +72,8 @@ const MAX_SEGMENTS: usize = 2;
 const FRAME_BYTES: usize = FRAME_HEADER_BYTES + MAX_BODY_BYTES;
 
 impl NicDevice {
-    /// An adapter that takes descriptors as the driver of `profile` writes them and interrupts at `burst` completions of a ring.
+    /// An adapter that takes descriptors as the driver of `profile` writes them and interrupts at
+    /// `burst` completions of a ring.
     pub fn new(id: RequesterId, profile: &Profile, burst: u32) -> Self {
         let none = |count| (0..count).map(|_| None).collect();
         Self {
@@ -104,8 +106,8 @@ impl NicDevice {
         queues.get_mut(usize::from(index))?.as_mut()
     }
 
-    /// The base and size registers of a ring: starts it, empty. A ring that does not exist is ignored, as writes to registers that do
-    /// not exist are.
+    /// The base and size registers of a ring: starts it, empty. A ring that does not exist is
+    /// ignored, as writes to registers that do not exist are.
     pub fn program(&mut self, lane: QueueDir, index: u16, at: &RingAddresses) {
         let burst = self.burst;
         let queues = match lane {
@@ -156,7 +158,8 @@ impl NicDevice {
             .is_some_and(|queue| queue.coalesce.due())
     }
 
-    /// The ring's interrupt is taken, due or by its timer; how many completions it announces, which may be none.
+    /// The ring's interrupt is taken, due or by its timer; how many completions it announces, which
+    /// may be none.
     #[inline]
     pub fn take_interrupt(&mut self, lane: QueueDir, index: u16) -> u32 {
         let announced = match self.queue(lane, index) {
@@ -205,10 +208,12 @@ impl NicDevice {
         result.map(|()| sent)
     }
 
-    /// Takes a frame from the wire into the next descriptor of a receive ring. With two segments the headers go into the first one.
+    /// Takes a frame from the wire into the next descriptor of a receive ring. With two segments
+    /// the headers go into the first one.
     ///
     /// # Errors
-    /// A descriptor could not be fetched or a completion not be written: the ring stands still and the frame is lost.
+    /// A descriptor could not be fetched or a completion not be written: the ring stands still and
+    /// the frame is lost.
     pub fn receive<T: Transfer>(
         &mut self,
         bus: &mut T,

@@ -1,6 +1,7 @@
 //! The driver of a network adapter: its rings, its pools, how they are opened and closed.
 //!
-//! What the device writes into shared memory is taken for a claim: it is checked, and a lie stops the ring with a typed error.
+//! What the device writes into shared memory is taken for a claim: it is checked, and a lie stops
+//! the ring with a typed error.
 
 use ringfence_types::{Direction, PhysAddr, PhysRange};
 
@@ -20,7 +21,8 @@ pub(super) const MAX_BUFFERS: usize = 2;
 
 /// A header buffer: the headers, rounded up to cache lines.
 const HEADER_SLOT: u64 = 64;
-/// A data buffer, and the buffer of a whole frame: half a page, so that two share one, as in stock drivers.
+/// A data buffer, and the buffer of a whole frame: half a page, so that two share one, as in stock
+/// drivers.
 const DATA_SLOT: u64 = 2048;
 
 /// A buffer while the device owns it.
@@ -110,8 +112,8 @@ pub struct Nic<H> {
 }
 
 impl<H> Nic<H> {
-    /// Bytes of buffers that a port of `profile` needs: those of full rings, and as many again as `burst` packets, because buffers are
-    /// withheld while their successors are mapped.
+    /// Bytes of buffers that a port of `profile` needs: those of full rings, and as many again as
+    /// `burst` packets, because buffers are withheld while their successors are mapped.
     pub fn buffer_bytes(profile: &Profile, burst: u32) -> u64 {
         let packets = profile.live_at_most() / profile.buffers_per_packet as u64
             + 2 * u64::from(burst)
@@ -125,8 +127,8 @@ impl<H> Nic<H> {
         packets * slots + 4096
     }
 
-    /// Opens a port: allocates its rings and fills those that receive. Buffers come from `memory`, which is page-aligned, has
-    /// [`buffer_bytes`](Self::buffer_bytes) bytes, and is nobody else's.
+    /// Opens a port: allocates its rings and fills those that receive. Buffers come from `memory`,
+    /// which is page-aligned, has [`buffer_bytes`](Self::buffer_bytes) bytes, and is nobody else's.
     ///
     /// # Errors
     /// Nothing stays allocated.
@@ -194,7 +196,8 @@ impl<H> Nic<H> {
             .chain(self.transmit.iter().enumerate().map(numbered(QueueDir::Tx)))
     }
 
-    /// Makes what a ring offers visible to the hardware; what to write into its tail register. `None` if there is no such ring.
+    /// Makes what a ring offers visible to the hardware; what to write into its tail register.
+    /// `None` if there is no such ring.
     #[inline]
     pub fn sync_map<A: DmaApi<Handle = H>>(
         &self,
@@ -226,7 +229,8 @@ impl<H> Nic<H> {
         self.pools.out()
     }
 
-    /// Maps the buffer `which` of a descriptor, of which the first `bytes` bytes are the device's. `None`: not now.
+    /// Maps the buffer `which` of a descriptor, of which the first `bytes` bytes are the device's.
+    /// `None`: not now.
     #[inline]
     pub(super) fn map<A: DmaApi<Handle = H>>(
         &mut self,
@@ -291,7 +295,8 @@ impl<H> Nic<H> {
         result
     }
 
-    /// Closes the port, whose device has been reset: unmaps everything and frees the rings. Goes on after errors.
+    /// Closes the port, whose device has been reset: unmaps everything and frees the rings. Goes on
+    /// after errors.
     ///
     /// # Errors
     /// The first one. What it concerns is lost; everything else is back.
@@ -333,7 +338,8 @@ impl<H> Nic<H> {
             .and(lost)
     }
 
-    /// Ends a burst. Withheld buffers of received packets go to their packets, all others to their pools.
+    /// Ends a burst. Withheld buffers of received packets go to their packets, all others to their
+    /// pools.
     pub(super) fn end_burst<A: DmaApi<Handle = H>>(
         &mut self,
         api: &mut A,
@@ -358,7 +364,8 @@ impl<H> Nic<H> {
 }
 
 impl<H> Nic<H> {
-    /// The same when no other will follow: where the invalidation fails it is tried once more, since it may for want of room.
+    /// The same when no other will follow: where the invalidation fails it is tried once more,
+    /// since it may for want of room.
     fn end_last_burst<A: DmaApi<Handle = H>>(
         &mut self,
         api: &mut A,

@@ -1,8 +1,8 @@
 //! Frames: headers and data whose checksum the far end verifies, and whose number it expects.
 //!
-//! The headers take as many bytes as Ethernet, IPv4 and TCP without options would (14 + 20 + 20). Behind the Ethernet header stand, in
-//! little-endian order, what a test needs to know instead: flow (4 bytes), number in the flow (8), bytes of data (4), checksum of all
-//! the rest (8).
+//! The headers take as many bytes as Ethernet, IPv4 and TCP without options would (14 + 20 + 20).
+//! Behind the Ethernet header stand, in little-endian order, what a test needs to know instead:
+//! flow (4 bytes), number in the flow (8), bytes of data (4), checksum of all the rest (8).
 
 use core::fmt;
 
@@ -50,7 +50,8 @@ impl fmt::Display for FrameError {
 impl core::error::Error for FrameError {}
 
 impl Frame {
-    /// Writes the frame into `into`, in place of what was there. Its data follow from flow and number.
+    /// Writes the frame into `into`, in place of what was there. Its data follow from flow and
+    /// number.
     pub fn build(&self, into: &mut Vec<u8>) {
         into.clear();
         into.resize(FRAME_HEADER_BYTES + self.body as usize, 0);
@@ -100,7 +101,8 @@ const fn mix(word: u64) -> u64 {
     word ^ (word >> 29)
 }
 
-/// A checksum of all bytes but its own: every step is a bijection of the state, so a single changed word always shows.
+/// A checksum of all bytes but its own: every step is a bijection of the state, so a single changed
+/// word always shows.
 fn sum(frame: &[u8]) -> u64 {
     let (front, rest) = frame.split_at(SUM_AT);
     let behind = &rest[8..];

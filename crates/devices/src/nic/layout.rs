@@ -1,5 +1,6 @@
-//! Descriptors and completions in bits, little-endian. The adapters' own formats differ; what the mapping layer sees is the same: an
-//! address and a length for each buffer, and a completion that names the descriptor and the bytes written.
+//! Descriptors and completions in bits, little-endian. The adapters' own formats differ; what the
+//! mapping layer sees is the same: an address and a length for each buffer, and a completion that
+//! names the descriptor and the bytes written.
 //!
 //! Descriptor: a segment of 16 bytes for each buffer of a packet.
 //!

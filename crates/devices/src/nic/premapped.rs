@@ -1,4 +1,5 @@
-//! Buffers that stay mapped while a user-level program sends them: what an IOTLB miss costs when nothing else does (rIOMMU section 5.3).
+//! Buffers that stay mapped while a user-level program sends them: what an IOTLB miss costs when
+//! nothing else does (rIOMMU section 5.3).
 
 use ringfence_types::{Direction, Iova, PhysRange, RequesterId};
 

@@ -17,10 +17,12 @@ pub struct Rings {
 /// When a receive loop maps the buffer that takes a completed one's place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Replace {
-    /// Before the completed buffer is unmapped, so that a packet is dropped rather than a descriptor lost when there is nothing to map: Linux
-    /// 3.4 `mlx4_en` and `bnx2x`, the documents' drivers. Between two packets one address is free.
+    /// Before the completed buffer is unmapped, so that a packet is dropped rather than a
+    /// descriptor lost when there is nothing to map: Linux 3.4 `mlx4_en` and `bnx2x`, the
+    /// documents' drivers. Between two packets one address is free.
     BeforeUnmap,
-    /// At once behind the unmap, as EIOVAR section 4 words it. Outside a pair of calls no address is free.
+    /// At once behind the unmap, as EIOVAR section 4 words it. Outside a pair of calls no address
+    /// is free.
     AfterUnmap,
 }
 
@@ -78,8 +80,9 @@ impl Profile {
         fill: Fill::RingByRing,
     };
 
-    /// The port's rings as the DMA API names them, each with the number of buffers that are mapped when it is full: L of rIOMMU section 4.
-    /// A ring's table of descriptors holds two mappings more, of descriptors and of completions.
+    /// The port's rings as the DMA API names them, each with the number of buffers that are mapped
+    /// when it is full: L of rIOMMU section 4. A ring's table of descriptors holds two mappings
+    /// more, of descriptors and of completions.
     pub fn api_rings(&self) -> impl Iterator<Item = (DeviceRing, u32)> + use<> {
         let per_packet = self.buffers_per_packet as u32;
         [
@@ -95,7 +98,8 @@ impl Profile {
         })
     }
 
-    /// How many target buffers are mapped when every receive ring is full: what a port that was just opened has.
+    /// How many target buffers are mapped when every receive ring is full: what a port that was
+    /// just opened has.
     pub const fn receive_at_most(&self) -> u64 {
         let descriptors = self.receive.count as u64 * self.receive.size.entries() as u64;
         descriptors * self.buffers_per_packet as u64

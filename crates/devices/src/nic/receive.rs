@@ -1,5 +1,5 @@
-//! The receive loop: each buffer of a packet is unmapped and its successor mapped, in the order that the driver has (decision 0011), then the
-//! burst is ended and the packets are handed up.
+//! The receive loop: each buffer of a packet is unmapped and its successor mapped, in the order
+//! that the driver has (decision 0011), then the burst is ended and the packets are handed up.
 
 use super::device::QueueDir;
 use super::driver::{MAX_BUFFERS, Nic, check, offered, ring};
@@ -12,7 +12,8 @@ use crate::api::DmaApi;
 /// A transmit interrupt that is taken inside a receive loop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Preemption {
-    /// Before which of the loop's calls to the DMA API, counted from 0; never if the loop makes fewer.
+    /// Before which of the loop's calls to the DMA API, counted from 0; never if the loop makes
+    /// fewer.
     pub before_call: u32,
     /// The transmit queue.
     pub queue: u16,
@@ -39,8 +40,8 @@ struct ApiCalls {
 }
 
 impl<H> Nic<H> {
-    /// Handles at most `budget` completions of a receive queue as one burst; `each` receives the frames. The device's tail register is
-    /// to be written afterwards.
+    /// Handles at most `budget` completions of a receive queue as one burst; `each` receives the
+    /// frames. The device's tail register is to be written afterwards.
     ///
     /// # Errors
     /// The first error. The burst is ended all the same; packets that were complete are handed up.
@@ -111,7 +112,8 @@ impl<H> Nic<H> {
         let number = self
             .arrivals
             .begin(bytes, [const { None }; MAX_BUFFERS], buffers);
-        // Whatever fails for one of them, every buffer of the packet is unmapped: nobody would remember the others.
+        // Whatever fails for one of them, every buffer of the packet is unmapped: nobody would
+        // remember the others.
         let mut result = Ok(());
         for (which, held) in packet.into_iter().enumerate() {
             let Some(held) = held else { continue };
@@ -143,7 +145,8 @@ impl<H> Nic<H> {
         result.map(|()| true)
     }
 
-    /// The interrupt comes at any gap between two calls, also between an unmap and the map that follows it (EIOVAR section 5).
+    /// The interrupt comes at any gap between two calls, also between an unmap and the map that
+    /// follows it (EIOVAR section 5).
     #[inline]
     fn before_call<A: DmaApi<Handle = H>>(
         &mut self,
@@ -161,7 +164,8 @@ impl<H> Nic<H> {
         Ok(())
     }
 
-    /// Maps the next buffer of the descriptor that is being armed, and posts it when that was the last one; whether one was mapped.
+    /// Maps the next buffer of the descriptor that is being armed, and posts it when that was the
+    /// last one; whether one was mapped.
     #[inline]
     fn arm<A: DmaApi<Handle = H>>(&mut self, api: &mut A, queue: u16) -> Result<bool, NicError> {
         let index = usize::from(queue);
@@ -229,7 +233,8 @@ impl<H> Nic<H> {
         Ok(())
     }
 
-    /// Arms a descriptor of each ring in turns until all are full, or buffers or the layer's entries run out.
+    /// Arms a descriptor of each ring in turns until all are full, or buffers or the layer's
+    /// entries run out.
     ///
     /// # Errors
     /// The layer's; what was armed stays armed.

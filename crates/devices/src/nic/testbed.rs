@@ -1,4 +1,5 @@
-//! A machine under a workload: driver and device of one port, and the clients at the other end of the wire, which verify every frame.
+//! A machine under a workload: driver and device of one port, and the clients at the other end of
+//! the wire, which verify every frame.
 
 use core::fmt;
 
@@ -16,7 +17,8 @@ use crate::seed::Seed;
 use crate::workload::{ClientAction, Packet, Workload};
 use crate::{DmaError, Transfer};
 
-/// What a station runs on: the driver's DMA and the device's way to memory, one at a time, since both lead through the same IOMMU.
+/// What a station runs on: the driver's DMA and the device's way to memory, one at a time, since
+/// both lead through the same IOMMU.
 pub trait Environment {
     /// The API's handle of a mapping.
     type Handle;
@@ -52,7 +54,8 @@ pub enum TestbedError {
         /// The number expected in its flow, if the flow exists.
         expected: Option<u64>,
     },
-    /// Nobody can go on: frames wait for descriptors, or the server for entries, that never come; or the clients are silent for good.
+    /// Nobody can go on: frames wait for descriptors, or the server for entries, that never come;
+    /// or the clients are silent for good.
     Stuck,
 }
 
@@ -131,7 +134,8 @@ pub struct NicTestbed<H> {
 }
 
 impl<H> NicTestbed<H> {
-    /// Opens a port of `profile` for `device`, with buffers in `memory` (see [`Nic::buffer_bytes`]) and interrupts at `burst` completions.
+    /// Opens a port of `profile` for `device`, with buffers in `memory` (see [`Nic::buffer_bytes`])
+    /// and interrupts at `burst` completions.
     ///
     /// # Errors
     /// The driver's; nothing stays allocated.
@@ -194,9 +198,10 @@ impl<H> NicTestbed<H> {
         &self.nic
     }
 
-    /// Runs `workload` until `packets` more frames have been received and sent together, or a few more: a receive loop that has begun
-    /// is finished. What the server still has to send then stays with the workload; in a closed loop of many clients that is never
-    /// nothing, for while it sends, others ask.
+    /// Runs `workload` until `packets` more frames have been received and sent together, or a few
+    /// more: a receive loop that has begun is finished. What the server still has to send then
+    /// stays with the workload; in a closed loop of many clients that is never nothing, for while
+    /// it sends, others ask.
     ///
     /// # Errors
     /// See [`TestbedError`]; the workload cannot go on.
@@ -269,8 +274,8 @@ impl<H> NicTestbed<H> {
         let mut loops = 0;
         while self.device.receive(&mut world.bus(), queue, &self.frame)? == Reception::NoDescriptor
         {
-            // The wire holds the frame back until the driver has made room. A layer that withholds entries until the end of a
-            // burst makes room with the loop after that one.
+            // The wire holds the frame back until the driver has made room. A layer that withholds
+            // entries until the end of a burst makes room with the loop after that one.
             if loops == 2 {
                 return Err(TestbedError::Stuck);
             }
@@ -353,7 +358,8 @@ impl<H> NicTestbed<H> {
         Ok(())
     }
 
-    /// What the server has to send, up to `target` frames in all; meanwhile a frame arrives for each that is sent, if a client has one.
+    /// What the server has to send, up to `target` frames in all; meanwhile a frame arrives for
+    /// each that is sent, if a client has one.
     fn send_until<W: Environment<Handle = H>>(
         &mut self,
         target: u64,
@@ -363,7 +369,8 @@ impl<H> NicTestbed<H> {
         while self.packets() < target
             && let Some(packet) = workload.send()
         {
-            // An interrupt falls between two frames. One that is due after the last frame falls into the next receive loop.
+            // An interrupt falls between two frames. One that is due after the last frame falls
+            // into the next receive loop.
             while let Some(queue) = self.due.pop() {
                 self.reclaim(world, queue)?;
             }

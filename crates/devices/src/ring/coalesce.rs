@@ -1,7 +1,7 @@
 //! When a device interrupts (OS07).
 
-/// Completions gather until there are enough of them or a timer runs out; one interrupt then announces all. The driver's loop over
-/// them is the burst.
+/// Completions gather until there are enough of them or a timer runs out; one interrupt then
+/// announces all. The driver's loop over them is the burst.
 #[derive(Debug, Clone, Copy)]
 pub struct Coalesce {
     threshold: u32,
@@ -35,7 +35,8 @@ impl Coalesce {
         self.unannounced >= self.threshold
     }
 
-    /// The interrupt is taken; how many completions it announces. Also the timer: it takes the interrupt before it is due.
+    /// The interrupt is taken; how many completions it announces. Also the timer: it takes the
+    /// interrupt before it is due.
     #[inline]
     pub fn acknowledge(&mut self) -> u32 {
         core::mem::take(&mut self.unannounced)

@@ -9,8 +9,8 @@ use crate::{ByteMemory, DmaError, Transfer, Unreachable};
 /// Bytes of a completion: that of NVMe, which all devices here share.
 pub const COMPLETION_BYTES: u32 = 16;
 
-/// A completion as it stands in memory. Bit 0 of byte 14 is the phase (NVMe base specification, completion queue entry, dword 3 bit
-/// 16); the rest is the device's.
+/// A completion as it stands in memory. Bit 0 of byte 14 is the phase (NVMe base specification,
+/// completion queue entry, dword 3 bit 16); the rest is the device's.
 pub type RawCompletion = [u8; COMPLETION_BYTES as usize];
 
 const PHASE_BYTE: usize = 14;
@@ -29,7 +29,8 @@ impl CompletionQueue {
         Self { memory, next }
     }
 
-    /// The next completion, if the device has written it. It stays the next one until [`advance`](Self::advance).
+    /// The next completion, if the device has written it. It stays the next one until
+    /// [`advance`](Self::advance).
     ///
     /// # Errors
     /// Memory's.

@@ -18,7 +18,8 @@ pub struct RingMemory {
 }
 
 impl RingMemory {
-    /// Allocates an array of `size` entries of `entry_bytes` bytes, a power of two up to a page, so that no entry lies on two pages.
+    /// Allocates an array of `size` entries of `entry_bytes` bytes, a power of two up to a page, so
+    /// that no entry lies on two pages.
     ///
     /// # Errors
     /// The allocation's.
@@ -38,7 +39,8 @@ impl RingMemory {
         })
     }
 
-    /// Frees it; where that fails it tries once more, since an invalidation may fail for want of room.
+    /// Frees it; where that fails it tries once more, since an invalidation may fail for want of
+    /// room.
     ///
     /// # Errors
     /// It failed twice: the memory is lost, because the device may still reach it.

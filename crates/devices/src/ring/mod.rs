@@ -1,4 +1,5 @@
-//! Rings: arrays of descriptors in memory that a driver and a device share (OS06; rIOMMU section 2.3).
+//! Rings: arrays of descriptors in memory that a driver and a device share (OS06; rIOMMU section
+//! 2.3).
 //!
 //! | file | one concept |
 //! |---|---|

@@ -1,4 +1,5 @@
-//! A ring whose device completes descriptors in order: what its driver keeps beside the shared memory.
+//! A ring whose device completes descriptors in order: what its driver keeps beside the shared
+//! memory.
 
 use core::fmt;
 
@@ -15,7 +16,8 @@ pub struct RingAddresses {
     pub completions: RingBase,
 }
 
-/// Something in shared memory that an honest device does not write. A driver believes nothing it reads there.
+/// Something in shared memory that an honest device does not write. A driver believes nothing it
+/// reads there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MalformedCompletion {
     /// The queue.
@@ -76,8 +78,8 @@ impl fmt::Display for MalformedCompletion {
 
 impl core::error::Error for MalformedCompletion {}
 
-/// Descriptors, completions, and the driver's own record `T` of each descriptor that the device owns. Descriptors in memory are
-/// written and never read back: the device may have rewritten them.
+/// Descriptors, completions, and the driver's own record `T` of each descriptor that the device
+/// owns. Descriptors in memory are written and never read back: the device may have rewritten them.
 #[derive(Debug)]
 pub struct OrderedRing<T> {
     ring: DeviceRing,
@@ -184,8 +186,9 @@ impl<T> OrderedRing<T> {
         Ok(())
     }
 
-    /// The next completion, if any, with the record of the oldest descriptor; `index` finds in it the descriptor that it names. After a
-    /// lie the ring stands still: every further call tells the same lie, until [`drain`](Self::drain).
+    /// The next completion, if any, with the record of the oldest descriptor; `index` finds in it
+    /// the descriptor that it names. After a lie the ring stands still: every further call tells
+    /// the same lie, until [`drain`](Self::drain).
     ///
     /// # Errors
     /// Memory's, or the lie.
@@ -217,7 +220,8 @@ impl<T> OrderedRing<T> {
         }
     }
 
-    /// Takes all descriptors away from the device, which the caller has stopped; `each` receives the records, oldest first.
+    /// Takes all descriptors away from the device, which the caller has stopped; `each` receives
+    /// the records, oldest first.
     pub fn drain(&mut self, mut each: impl FnMut(T)) {
         while self.head != self.tail {
             let head = self.head;

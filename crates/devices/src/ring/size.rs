@@ -1,6 +1,7 @@
 //! The size of a ring, and a position in it.
 
-/// Entries of a ring: a power of two from 2 to 65536, so that free-running 32-bit counters name entries and full and empty differ.
+/// Entries of a ring: a power of two from 2 to 65536, so that free-running 32-bit counters name
+/// entries and full and empty differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RingSize(u32);
 
@@ -26,8 +27,8 @@ impl RingSize {
     }
 }
 
-/// A position in a ring that knows its lap: entries written in one lap carry one phase, those of the next lap the other (NVMe base
-/// specification, "Phase Tag").
+/// A position in a ring that knows its lap: entries written in one lap carry one phase, those of
+/// the next lap the other (NVMe base specification, "Phase Tag").
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cursor {
     size: RingSize,

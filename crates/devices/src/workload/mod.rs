@@ -1,8 +1,8 @@
-//! Workloads as data: who puts which packet on the wire when, and how the server answers. What each does by default, and which
-//! document says so, stands in decision 0011.
+//! Workloads as data: who puts which packet on the wire when, and how the server answers. What each
+//! does by default, and which document says so, stands in decision 0011.
 //!
-//! Network workloads are run by a [`NicTestbed`](crate::nic::NicTestbed). They are deterministic: the same parameters and the same seed give
-//! the same packets, whatever the protection mode.
+//! Network workloads are run by a [`NicTestbed`](crate::nic::NicTestbed). They are deterministic:
+//! the same parameters and the same seed give the same packets, whatever the protection mode.
 
 mod apache;
 mod clients;
@@ -24,8 +24,8 @@ pub const BURST: u32 = 200;
 /// Data of a packet at most.
 pub(crate) const SEGMENT: u32 = crate::nic::MAX_BODY_BYTES as u32;
 
-/// A packet: whose connection, and how many bytes of data, at most [`MAX_BODY_BYTES`](crate::nic::MAX_BODY_BYTES). One without data
-/// acknowledges.
+/// A packet: whose connection, and how many bytes of data, at most
+/// [`MAX_BODY_BYTES`](crate::nic::MAX_BODY_BYTES). One without data acknowledges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Packet {
     /// The client.

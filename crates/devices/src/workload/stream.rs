@@ -25,8 +25,9 @@ impl NetperfStream {
 
     /// Messages of `message` bytes on each of `connections` connections.
     ///
-    /// A connection is a stream of bytes, so data fill packets across messages, except that a message below one packet's data is a packet of
-    /// its own. An endless sender therefore only sends packets of one size.
+    /// A connection is a stream of bytes, so data fill packets across messages, except that a
+    /// message below one packet's data is a packet of its own. An endless sender therefore only
+    /// sends packets of one size.
     pub fn new(message: u32, connections: u32) -> Self {
         Self {
             message,

@@ -1,5 +1,6 @@
-//! What the figures' ring costs, seen by devices and at the far ends of their wires: the buffers that a racer reaches (erratum 8), the
-//! overwritten entry (erratum 7), the access past a buffer's end (erratum 6). The repaired ring beside it shows none of it.
+//! What the figures' ring costs, seen by devices and at the far ends of their wires: the buffers
+//! that a racer reaches (erratum 8), the overwritten entry (erratum 7), the access past a buffer's
+//! end (erratum 6). The repaired ring beside it shows none of it.
 
 use std::collections::BTreeSet;
 
@@ -73,7 +74,8 @@ fn api_rings() -> impl Iterator<Item = (DeviceRing, u32)> {
 
 const BURST: u64 = 200;
 
-/// A racer one step behind: it touches each buffer just before its unmap, and tries it again when the next thing happens.
+/// A racer one step behind: it touches each buffer just before its unmap, and tries it again when
+/// the next thing happens.
 #[derive(Debug, Default)]
 struct Late(Option<Told>);
 
@@ -102,7 +104,8 @@ impl Attacker for Late {
     }
 }
 
-/// An adapter sends 200 frames and its driver takes them back as one burst; how many of the 200 buffers were reached after they were back.
+/// An adapter sends 200 frames and its driver takes them back as one burst; how many of the 200
+/// buffers were reached after they were back.
 fn reached_of_200<W: Judged + Environment<Handle = Mapping<Buffer>>>(mut world: W) -> usize {
     let profile = profile();
     let memory = rig::buffers(Nic::<W::Handle>::buffer_bytes(&profile, 300));
@@ -135,9 +138,10 @@ fn reached_of_200<W: Judged + Environment<Handle = Mapping<Buffer>>>(mut world: 
     slots.len()
 }
 
-/// Erratum 8: "a device that re-touches entry i just before unmap(i) reaches 199 of 200 buffers". A driver that says with its last unmap
-/// that the burst ends leaves one out, and so does an attacker that comes a step late here, where the end is a call after the last unmap;
-/// one that is at once there reaches that one too.
+/// Erratum 8: "a device that re-touches entry i just before unmap(i) reaches 199 of 200 buffers". A
+/// driver that says with its last unmap that the burst ends leaves one out, and so does an attacker
+/// that comes a step late here, where the end is a call after the last unmap; one that is at once
+/// there reaches that one too.
 #[test]
 fn a_racer_reaches_a_burst_of_the_literal_ring_and_none_of_the_repaired_one() {
     let at_once = || AttackHook((Replayer::new(Reuse::Page), Racer::new()));
@@ -200,8 +204,9 @@ fn reads<W: Judged>(world: &mut W, seed: u64) -> Reads {
         }
         let tail = queue.sync_map(&mut world.api());
         controller.submission_doorbell(tail);
-        // All that it has completed so far is taken back, so it finds as much room for completions as it is told: it executes a few of
-        // the commands that it has fetched, and the others stay mapped while new ones come.
+        // All that it has completed so far is taken back, so it finds as much room for completions
+        // as it is told: it executes a few of the commands that it has fetched, and the others stay
+        // mapped while new ones come.
         let few = dice.below(3) as u32;
         controller.completion_doorbell(size.index(executed + 1 + few));
         executed += controller.run(&mut world.bus(), &mut disk).unwrap();
@@ -240,8 +245,8 @@ fn reads<W: Judged>(world: &mut W, seed: u64) -> Reads {
     reads
 }
 
-/// Erratum 7: after unmaps out of order the figure's map writes over live entries, and a disk's bytes go to another request's page. The
-/// repaired ring makes the driver wait.
+/// Erratum 7: after unmaps out of order the figure's map writes over live entries, and a disk's
+/// bytes go to another request's page. The repaired ring makes the driver wait.
 #[test]
 fn the_literal_tail_gives_a_disk_the_pages_of_others() {
     // As many slots as commands: the count never says overflow.
@@ -274,7 +279,8 @@ fn the_literal_tail_gives_a_disk_the_pages_of_others() {
     }
 }
 
-/// Erratum 6: only where an access begins is checked. A device that is told of 60 bytes writes on into what lies behind them.
+/// Erratum 6: only where an access begins is checked. A device that is told of 60 bytes writes on
+/// into what lies behind them.
 #[test]
 fn the_literal_unit_lets_a_device_write_on_behind_its_buffer() {
     fn outcome<W: Judged + Environment<Handle = Mapping<Buffer>>>(

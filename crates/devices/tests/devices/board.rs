@@ -1,4 +1,5 @@
-//! The hardware of a rig: a memory whose walkers may lag behind, frames and invalidations that fail on demand.
+//! The hardware of a rig: a memory whose walkers may lag behind, frames and invalidations that fail
+//! on demand.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -20,7 +21,8 @@ const ARENA: u64 = TABLES + (256 << 20);
 /// Where what walkers see of memory that was never written back is rubbish, and not zero.
 const RUBBISH: u64 = 2 << 20;
 
-/// Memory as processors see it. Devices move bytes in the same; walkers that do not snoop see what was written back.
+/// Memory as processors see it. Devices move bytes in the same; walkers that do not snoop see what
+/// was written back.
 #[derive(Debug)]
 pub(crate) struct Memory(NonCoherent<Rc<Arena>>);
 
@@ -34,7 +36,8 @@ impl Memory {
             Coherency::NonCoherent => TABLES..TABLES + RUBBISH,
         };
         for at in rubbish.step_by(8) {
-            // As an address in memory for buffers and, as an entry's second word, a valid one of 2^20 bytes for both directions.
+            // As an address in memory for buffers and, as an entry's second word, a valid one of
+            // 2^20 bytes for both directions.
             let rubbish = 3 << 30 | 1 << 32 | 1 << 20;
             let word = walkers.word(PhysAddr::new(at)).unwrap();
             word.store(rubbish, Ordering::Relaxed);
@@ -108,7 +111,8 @@ impl Trouble {
     }
 }
 
-/// Frames for tables and rings. Freed ones are given out again from below, so that coherent memory in a ring, which must be contiguous, is.
+/// Frames for tables and rings. Freed ones are given out again from below, so that coherent memory
+/// in a ring, which must be contiguous, is.
 pub(crate) struct Pool {
     pub(crate) frames: Frames<Rc<Memory>>,
     freed: RefCell<BTreeSet<PhysAddr>>,

@@ -1,4 +1,5 @@
-//! A device that is taken away under its driver: what is mapped comes back through the driver's own calls, and is out of reach.
+//! A device that is taken away under its driver: what is mapped comes back through the driver's own
+//! calls, and is out of reach.
 
 use ringfence_devices::api::{DeviceRing, DmaApi, MapFailure};
 use ringfence_devices::nic::Environment;
@@ -32,7 +33,8 @@ fn buffers_of_a_domain_that_is_gone_come_back() {
         let stopped = world.bus().write(rig::NIC, *iova, &[8; 64]);
         assert!(matches!(stopped, Err(DmaError::Fault(_))), "{stopped:?}");
     }
-    // Each once, at once, and each its own: in a mode whose unmap would otherwise have had something to clear and to flush.
+    // Each once, at once, and each its own: in a mode whose unmap would otherwise have had
+    // something to clear and to flush.
     for mapped in handles {
         let back = world.api().unmap(RING, mapped.handle).unwrap();
         pool.free(back.expect("nobody reaches it")).unwrap();

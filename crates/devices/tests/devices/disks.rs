@@ -1,4 +1,5 @@
-//! Disks: what is read is what was written, whatever the order in which a drive works, and every page comes back.
+//! Disks: what is read is what was written, whatever the order in which a drive works, and every
+//! page comes back.
 
 mod lies;
 
@@ -112,7 +113,8 @@ impl<W: Environment> Disk<W> for Ahci<W::Handle> {
     }
 }
 
-/// A request of a test: reads and writes in flight at a time touch different blocks, as a file system sees to.
+/// A request of a test: reads and writes in flight at a time touch different blocks, as a file
+/// system sees to.
 #[derive(Debug, Clone)]
 struct Request {
     operation: Operation,
@@ -151,7 +153,8 @@ struct Pending {
     expected: Vec<u8>,
 }
 
-/// Runs `requests`, checking every byte against a plain array; pages lost, and how often there was no room.
+/// Runs `requests`, checking every byte against a plain array; pages lost, and how often there was
+/// no room.
 fn drive<W: Judged, D: Disk<W>>(world: &mut W, mut driver: D, requests: &[Request]) -> usize {
     let mut pool = Pool::new(rig::buffers(64 << 20), PAGE_BYTES).unwrap();
     let mut disk = RamDisk::new(BLOCKS);
@@ -340,8 +343,9 @@ proptest! {
 
 #[test]
 fn arbitrary_order_is_what_rings_are_not_for() {
-    // RI18: 64 requests of a page with a table of 40 slots. A drive in arbitrary order leaves the slot at the tail live while others are
-    // free, so the bare tail waits where a choice of slots does not.
+    // RI18: 64 requests of a page with a table of 40 slots. A drive in arbitrary order leaves the
+    // slot at the tail live while others are free, so the bare tail waits where a choice of slots
+    // does not.
     let requests: Vec<_> = (0..640)
         .map(|number| Request {
             operation: Operation::Read,

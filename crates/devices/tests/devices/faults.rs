@@ -1,5 +1,6 @@
-//! Whatever fails under a driver, at whatever step, it says so with a typed error and nothing leaks: after the port is closed every buffer
-//! and every frame is back, no mapping is left, and no access has led outside what was mapped.
+//! Whatever fails under a driver, at whatever step, it says so with a typed error and nothing
+//! leaks: after the port is closed every buffer and every frame is back, no mapping is left, and no
+//! access has led outside what was mapped.
 
 use std::cell::Cell;
 
@@ -328,7 +329,8 @@ fn trouble<'a, W: Judged>(what: What, world: &'a W, troubles: &'a Troubles) -> &
     }
 }
 
-/// Lives a driver's life again and again, each time with a failure one step later, until none is met any more. How many lives had one.
+/// Lives a driver's life again and again, each time with a failure one step later, until none is
+/// met any more. How many lives had one.
 fn at_every_step<D: Driven<W>, W: Judged>(world: &mut W, what: What) -> u64 {
     let troubles = Troubles::default();
     troubles.busy.set(what == What::FullRings);
@@ -356,8 +358,8 @@ fn at_every_step<D: Driven<W>, W: Judged>(world: &mut W, what: What) -> u64 {
     unreachable!("steps end")
 }
 
-/// Invalidations that go on failing: what a device may still reach is lost, the driver says so, and goes on with everything else. How many
-/// lives were tried.
+/// Invalidations that go on failing: what a device may still reach is lost, the driver says so, and
+/// goes on with everything else. How many lives were tried.
 fn when_invalidations_stay_away<D: Driven<W>, W: Judged>(make: impl Fn() -> W) -> u64 {
     for step in 0.. {
         let (mut world, troubles) = (make(), Troubles::default());
@@ -367,7 +369,8 @@ fn when_invalidations_stay_away<D: Driven<W>, W: Judged>(make: impl Fn() -> W) -
         let turns = trouble(What::Invalidations, &world, &troubles).turns();
         let judge = world.judge();
         assert_eq!((judge.violations, judge.faults), (0, 0), "at step {step}");
-        // Buffers that are lost are still the layer's, and the driver has said so; or memory of descriptors is.
+        // Buffers that are lost are still the layer's, and the driver has said so; or memory of
+        // descriptors is.
         assert!(
             judge.live() == 0 || life.is_err(),
             "at step {step}: {life:?}"

@@ -1,5 +1,5 @@
-//! A hostile device writes whatever it likes where its driver lets it. The driver says so with a typed error, never panics, and gets all
-//! its buffers back when the port is closed.
+//! A hostile device writes whatever it likes where its driver lets it. The driver says so with a
+//! typed error, never panics, and gets all its buffers back when the port is closed.
 
 use proptest::prelude::*;
 use ringfence_devices::Transfer;

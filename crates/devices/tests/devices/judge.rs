@@ -1,4 +1,5 @@
-//! Knows what is in the layer's keeping, by the addresses that the device was told, and nothing of the mode.
+//! Knows what is in the layer's keeping, by the addresses that the device was told, and nothing of
+//! the mode.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -54,7 +55,8 @@ pub(crate) struct Judge {
     /// Grants that the device was not told of yet; used where walks do not snoop.
     untold: Vec<Key>,
     tells_later: bool,
-    /// Keeps no grants: for a ring that overwrites entries, of which nobody can say whose an address is.
+    /// Keeps no grants: for a ring that overwrites entries, of which nobody can say whose an
+    /// address is.
     pub(crate) blind: bool,
     /// Accesses that lead outside what is kept.
     pub(crate) violations: u64,
@@ -75,7 +77,8 @@ pub(crate) struct Judge {
 }
 
 impl Judge {
-    /// One who knows that a device is told of what is mapped at once, or, if it `tells_later`, when that was published.
+    /// One who knows that a device is told of what is mapped at once, or, if it `tells_later`, when
+    /// that was published.
     pub(crate) fn new(tells_later: bool) -> Self {
         Self {
             tells_later,

@@ -1,4 +1,5 @@
-//! Drivers and devices over a real mapping layer and a real unit, every access judged against what the driver has mapped.
+//! Drivers and devices over a real mapping layer and a real unit, every access judged against what
+//! the driver has mapped.
 
 mod as_published;
 mod attacks;

@@ -1,5 +1,6 @@
-//! The promise of the repaired ring modes, whole: every mode under every attacker on every workload. No access reaches a byte outside a
-//! live buffer, none inside one is stopped, all bytes arrive, and something was tried in each direction.
+//! The promise of the repaired ring modes, whole: every mode under every attacker on every
+//! workload. No access reaches a byte outside a live buffer, none inside one is stopped, all bytes
+//! arrive, and something was tried in each direction.
 
 use ringfence_devices::api::AttackHook;
 use ringfence_devices::block::{Operation, PseudoScsi};
@@ -25,8 +26,8 @@ const MODES: [(&str, SlotChoice, Coherency); 3] = [
     ("riommu-ooo", SlotChoice::NextFree, Coherency::Coherent),
 ];
 
-/// Who attacks. The replayer finds in a ring's cache only what was touched last, so the order in which it and a racer act matters; both are
-/// tried.
+/// Who attacks. The replayer finds in a ring's cache only what was touched last, so the order in
+/// which it and a racer act matters; both are tried.
 #[derive(Debug, Clone)]
 enum Who {
     Passive(Passive),

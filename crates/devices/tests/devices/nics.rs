@@ -1,4 +1,5 @@
-//! Network adapters: what one end sends the other receives, byte for byte, and everything that was mapped comes back.
+//! Network adapters: what one end sends the other receives, byte for byte, and everything that was
+//! mapped comes back.
 
 use std::collections::VecDeque;
 
@@ -53,7 +54,8 @@ fn run<W: Judged + Environment<Handle = Mapping<B>>, B>(
 /// Every workload in every kind of mode: the mode must not change what is sent.
 fn every_workload(profile: Profile) {
     type Make = fn() -> Box<dyn Workload>;
-    // Stream goes around its receive ring; the others have rings enough to never do so in a short time.
+    // Stream goes around its receive ring; the others have rings enough to never do so in a short
+    // time.
     let workloads: [(u64, Make); 5] = [
         (2_100, || Box::new(NetperfStream::default())),
         (200, || Box::new(RequestResponse::default())),
@@ -87,7 +89,8 @@ fn every_workload_on_brcm() {
 
 #[test]
 fn full_rings_hold_the_documents_number_of_addresses() {
-    // OS16: about 12K and 3K; what receives is mapped at rest, the rest when transmit rings are full.
+    // OS16: about 12K and 3K; what receives is mapped at rest, the rest when transmit rings are
+    // full.
     for (profile, at_rest) in [(Profile::MLX, 8192), (Profile::BRCM, 2048)] {
         let mut world = rig::strict();
         let station = open(&mut world, profile, BURST, 1);
@@ -323,7 +326,8 @@ fn a_workload_that_never_goes_on_is_an_error() {
     station.close(&mut world).unwrap();
 }
 
-/// Many clients in a closed loop: while the server sends one answer, others ask for the next, so that it is never done.
+/// Many clients in a closed loop: while the server sends one answer, others ask for the next, so
+/// that it is never done.
 #[test]
 fn a_run_ends_though_the_server_always_has_more_to_send() {
     for file in [Apache::BIG, Apache::SMALL] {
@@ -372,7 +376,8 @@ fn silence_for_good_is_an_error() {
 #[test]
 fn a_descriptor_that_is_half_armed_is_given_back_too() {
     let profile = small(2, 1, 8);
-    // One slot fewer than the ring has buffers: the last descriptor has its headers mapped and waits for its data.
+    // One slot fewer than the ring has buffers: the last descriptor has its headers mapped and
+    // waits for its data.
     let slots = profile.api_rings().map(|(ring, live)| (ring, live - 1));
     let mut world = rig::RingRig::rings(slots, rig::TAIL, ());
     let station = open(&mut world, profile, 4, 1);

@@ -237,7 +237,8 @@ pub(crate) type RingRig<W> = AnyRingRig<Ring, Burst, FixedLogic, W>;
 pub(crate) type LiteralRig<W> = AnyRingRig<RingAsPublished, BurstAsPublished, LogicAsPublished, W>;
 
 impl<W> RingRig<W> {
-    /// Behind the rings of a ring unit: for each ring of the API a table for descriptors and one of so many slots.
+    /// Behind the rings of a ring unit: for each ring of the API a table for descriptors and one of
+    /// so many slots.
     pub(crate) fn rings(
         rings: impl IntoIterator<Item = (ApiRing, u32)>,
         setup: RingSetup,

@@ -1,4 +1,5 @@
-//! Workloads against what decision 0011 says of them, without any machine: frames arrive in the moment in which they are sent.
+//! Workloads against what decision 0011 says of them, without any machine: frames arrive in the
+//! moment in which they are sent.
 
 use ringfence_devices::nic::{BufferChoice, Environment, Premapped};
 use ringfence_devices::workload::{

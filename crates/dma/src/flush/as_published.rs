@@ -1,4 +1,5 @@
-//! Per burst, as Fig. 11 of the rIOMMU document has it: one invalidation at its end, and nothing waits for it (erratum 8).
+//! Per burst, as Fig. 11 of the rIOMMU document has it: one invalidation at its end, and nothing
+//! waits for it (erratum 8).
 
 use alloc::vec::Vec;
 use core::mem::ManuallyDrop;
@@ -9,8 +10,9 @@ use super::{BurstKey, Flush, FlushContext, PendingUnmap, ReleasedStale};
 use crate::space::{ClearedRange, ReusesUnflushed};
 use crate::{NotInvalidated, Platform};
 
-/// The buffer is back at once and so are its addresses, while the device may still reach both until the burst ends. For showing what
-/// that costs; [`Burst`](super::Burst) is the same with the buffers withheld. Compiles only with the figure's own ring.
+/// The buffer is back at once and so are its addresses, while the device may still reach both until
+/// the burst ends. For showing what that costs; [`Burst`](super::Burst) is the same with the
+/// buffers withheld. Compiles only with the figure's own ring.
 ///
 /// ```
 /// # use std::cell::RefCell;

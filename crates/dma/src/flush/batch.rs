@@ -20,12 +20,13 @@ pub struct RangeBatch {
     levels: CachedLevels,
 }
 
-/// A hull of up to this many pages is invalidated by address, a larger one by domain: 2 MiB keeps the address mask (VT-d section
-/// 6.5.2.3, MAMV) within what every unit supports, and the collateral to one leaf table.
+/// A hull of up to this many pages is invalidated by address, a larger one by domain: 2 MiB keeps
+/// the address mask (VT-d section 6.5.2.3, MAMV) within what every unit supports, and the
+/// collateral to one leaf table.
 const HULL_PAGES: u64 = 512;
 
-/// Most elements that room is made for in advance: more than any document's batch. Who asks for longer ones, or for batches without
-/// end, gets them, grown as they fill.
+/// Most elements that room is made for in advance: more than any document's batch. Who asks for
+/// longer ones, or for batches without end, gets them, grown as they fill.
 pub(super) const ROOM: usize = 1024;
 
 impl RangeBatch {
@@ -103,7 +104,8 @@ impl RangeBatch {
         }
     }
 
-    /// Lowest and highest page of all ranges. Looked for when it is asked for, once a batch, and not kept up range by range.
+    /// Lowest and highest page of all ranges. Looked for when it is asked for, once a batch, and
+    /// not kept up range by range.
     fn hull(&self) -> Option<PfnRange> {
         let mut ranges = self.ranges.iter().map(Unmapped::range);
         let first = ranges.next()?;
@@ -142,7 +144,8 @@ impl DrainUnmapped for RangeBatch {
     }
 }
 
-/// Invalidates a batch and gives its ranges home. The batch comes back: empty, or as it was on an error.
+/// Invalidates a batch and gives its ranges home. The batch comes back: empty, or as it was on an
+/// error.
 pub(super) fn submit_and_release<S: Space, P: Platform>(
     request: Invalidation,
     batch: RangeBatch,

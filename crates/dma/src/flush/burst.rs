@@ -11,9 +11,10 @@ use crate::mapping::HeldBuffer;
 use crate::space::{ClearedRange, Space};
 use crate::{NotInvalidated, Platform};
 
-/// Unmaps of one device, ring, direction and processor gather until the caller ends the burst; then one invalidation covers them and the
-/// buffers come back. As safe as strict, because no buffer is handed up before its invalidation, at the price of one invalidation
-/// per burst; what it costs is release delay.
+/// Unmaps of one device, ring, direction and processor gather until the caller ends the burst; then
+/// one invalidation covers them and the buffers come back. As safe as strict, because no buffer is
+/// handed up before its invalidation, at the price of one invalidation per burst; what it costs is
+/// release delay.
 #[derive(Debug, Clone, Copy)]
 pub struct Burst {
     longest: usize,
@@ -21,8 +22,9 @@ pub struct Burst {
 }
 
 impl Burst {
-    /// Bursts of at most `longest` unmaps: a longer one is invalidated in parts, so that the addresses held back and the work of one
-    /// burst's end are bounded. The buffers of all parts come back at the end, and there are at most 2^16 of them.
+    /// Bursts of at most `longest` unmaps: a longer one is invalidated in parts, so that the
+    /// addresses held back and the work of one burst's end are bounded. The buffers of all parts
+    /// come back at the end, and there are at most 2^16 of them.
     pub const fn new(longest: usize) -> Self {
         Self {
             longest,
@@ -32,8 +34,8 @@ impl Burst {
 
     /// Bursts that withhold at most `most` buffers, and one at least, for each processor, ring and
     /// direction. Every kind of unmap refuses the mapping that would be one too many
-    /// ([`UnmapReason::BurstFull`](crate::UnmapReason::BurstFull)) and leaves it mapped: the driver ends
-    /// the burst and tries again.
+    /// ([`UnmapReason::BurstFull`](crate::UnmapReason::BurstFull)) and leaves it mapped: the driver
+    /// ends the burst and tries again.
     pub const fn with_most(self, most: usize) -> Self {
         Self {
             most: if most == 0 { 1 } else { most },
@@ -48,8 +50,8 @@ impl Default for Burst {
     }
 }
 
-/// One processor's open bursts of one domain, by ring and direction: those of ring 0 from the beginning, others from their first
-/// unmap on.
+/// One processor's open bursts of one domain, by ring and direction: those of ring 0 from the
+/// beginning, others from their first unmap on.
 #[derive(Debug)]
 pub struct BurstCpu<B> {
     open: Vec<BurstState<B>>,
@@ -136,8 +138,9 @@ impl<S: Space<UnmapResult = ClearedRange>, B> Flush<S, B> for Burst {
             return Err((InvalidationError::Failed, item.into_not_invalidated()));
         };
         if open.withheld.len() >= self.longest {
-            // On a failure the part stays withheld for the burst's end, and this mapping is still owed: memory stays bounded.
-            // Lent anew, so that it is put together here and not for every unmap.
+            // On a failure the part stays withheld for the burst's end, and this mapping is still
+            // owed: memory stays bounded. Lent anew, so that it is put together here and not for
+            // every unmap.
             if let Err(error) = Self::invalidate(open, &mut home.reborrow(), platform) {
                 return Err((error, item.into_not_invalidated()));
             }

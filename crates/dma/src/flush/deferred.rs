@@ -27,8 +27,9 @@ impl DeferredQueue {
     }
 }
 
-/// Unmapped ranges gather in one queue; at `high_water` entries or after `timeout_ns` one global invalidation releases them all
-/// (rIOMMU section 3.2; EIOVAR sections 3 and 6.2; Fujita and Moriai section 2.3: 250 entries, 10 ms). The buffer is back at once.
+/// Unmapped ranges gather in one queue; at `high_water` entries or after `timeout_ns` one global
+/// invalidation releases them all (rIOMMU section 3.2; EIOVAR sections 3 and 6.2; Fujita and Moriai
+/// section 2.3: 250 entries, 10 ms). The buffer is back at once.
 #[derive(Debug)]
 pub struct Deferred<L> {
     queue: L,
@@ -95,7 +96,8 @@ impl<S: Space<UnmapResult = ClearedRange>, B, L: Lock<DeferredQueue>> Flush<S, B
         let now = platform.now();
         self.queue.with(|queue| {
             if queue.batch.len() >= self.high_water {
-                // An earlier flush failed. As long as it does, mappings are still owed: memory stays bounded.
+                // An earlier flush failed. As long as it does, mappings are still owed: memory
+                // stays bounded.
                 if let Err(error) = Self::flush_queue(queue, &mut home, platform) {
                     return Err((error, item.into_not_invalidated()));
                 }

@@ -46,7 +46,8 @@ pub struct ClearedMapping<B, T = ()> {
 #[derive(Debug, PartialEq, Eq)]
 pub struct Released<B>(pub B);
 
-/// The buffer is back while the device may still reach it through a stale translation: deferred modes.
+/// The buffer is back while the device may still reach it through a stale translation: deferred
+/// modes.
 #[must_use = "the buffer is lost unless it is taken out"]
 #[derive(Debug, PartialEq, Eq)]
 pub struct ReleasedStale<B>(pub B);
@@ -231,7 +232,8 @@ impl<S: Space> FlushContext<'_, S> {
 
 /// When a stale translation dies.
 ///
-/// Which spaces a policy can deal with is part of its type. A space in which nothing is installed goes with [`Never`] alone:
+/// Which spaces a policy can deal with is part of its type. A space in which nothing is installed
+/// goes with [`Never`] alone:
 /// ```
 /// # use ringfence_dma::{Flush, flush::Never, space::Identity};
 /// fn goes_with<F: Flush<Identity, ()>>() {}
@@ -250,10 +252,10 @@ pub trait Flush<S: Space, B> {
     /// How the buffer comes back from unmap.
     type Outcome: Outcome<B>;
 
-    /// [`queue_unmap_many`](Self::queue_unmap_many) takes any number of mappings over by one invalidation.
-    /// Otherwise [`Dma::unmap_multi`](crate::Dma::unmap_multi) retires each mapping before it clears
-    /// the next one, so that [`has_room`](Self::has_room) has counted it. A policy that gathers
-    /// withholds nothing and admits everything.
+    /// [`queue_unmap_many`](Self::queue_unmap_many) takes any number of mappings over by one
+    /// invalidation. Otherwise [`Dma::unmap_multi`](crate::Dma::unmap_multi) retires each mapping
+    /// before it clears the next one, so that [`has_room`](Self::has_room) has counted it. A policy
+    /// that gathers withholds nothing and admits everything.
     const BATCHES_INVALIDATION: bool = false;
 
     /// The shared part of one more domain.
@@ -262,7 +264,8 @@ pub trait Flush<S: Space, B> {
     /// A handle for one more processor.
     fn per_cpu(&self, domain: &Self::PerDomain) -> Self::PerCpu;
 
-    /// Whether one processor's part has room for one more mapping of `lane`. Asked before the mapping is cleared.
+    /// Whether one processor's part has room for one more mapping of `lane`. Asked before the
+    /// mapping is cleared.
     #[inline]
     fn has_room(&self, own: &Self::PerCpu, lane: BurstKey) -> bool {
         let _ = (own, lane);
@@ -321,7 +324,8 @@ pub trait Flush<S: Space, B> {
         Ok(())
     }
 
-    /// Flushes everything this policy holds back for the domain (addresses ran out, or the device is going away).
+    /// Flushes everything this policy holds back for the domain (addresses ran out, or the device
+    /// is going away).
     fn flush<P: Platform>(
         &self,
         shared: &Self::PerDomain,
@@ -332,7 +336,8 @@ pub trait Flush<S: Space, B> {
         Ok(())
     }
 
-    /// Gives up what one processor's part holds back: the processor leaves the domain, or the domain is going away.
+    /// Gives up what one processor's part holds back: the processor leaves the domain, or the
+    /// domain is going away.
     ///
     /// # Errors
     /// An invalidation failed: what it was to release is held back still.
@@ -353,7 +358,8 @@ pub trait Flush<S: Space, B> {
         false
     }
 
-    /// Hands up what one processor's part withholds, with no invalidation: the domain is gone, and was invalidated when it went.
+    /// Hands up what one processor's part withholds, with no invalidation: the domain is gone, and
+    /// was invalidated when it went.
     fn release_withheld(&self, own: Self::PerCpu, each: impl FnMut(B)) {
         let _ = (own, each);
     }
@@ -379,7 +385,8 @@ pub struct PendingUnmap<S: Space, B> {
     /// The mapping's ring and direction.
     pub burst_key: BurstKey,
     pub(crate) domain_handle: DomainHandle,
-    /// The buffer; it may only be let go of once no device reaches it, or the policy's outcome says that one still may.
+    /// The buffer; it may only be let go of once no device reaches it, or the policy's outcome says
+    /// that one still may.
     pub buffer: ManuallyDrop<B>,
 }
 

@@ -8,7 +8,8 @@ use super::{Flush, FlushContext, PendingUnmap, ReleasedStale};
 use crate::space::{NothingMapped, Space};
 use crate::{NotInvalidated, Platform};
 
-/// No translation ever dies: no IOMMU, pass-through, static table. The buffer is back at once, and stays reachable.
+/// No translation ever dies: no IOMMU, pass-through, static table. The buffer is back at once, and
+/// stays reachable.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Never;
 

@@ -11,7 +11,8 @@ use super::{Flush, FlushContext, PendingUnmap, RangeBatch, ReleasedStale};
 use crate::space::{ClearedRange, Space};
 use crate::{NotInvalidated, Platform};
 
-/// Parameters of the queues; the default is Linux's (`IOVA_DEFAULT_FQ_SIZE`, `IOVA_DEFAULT_FQ_TIMEOUT`).
+/// Parameters of the queues; the default is Linux's (`IOVA_DEFAULT_FQ_SIZE`,
+/// `IOVA_DEFAULT_FQ_TIMEOUT`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueueConfig {
     /// Entries a ring holds before it is flushed.
@@ -35,7 +36,8 @@ impl Default for QueueConfig {
 pub struct FlushQueue {
     batch: RangeBatch,
     armed: Nanos,
-    /// Ranges of this ring that a timer is flushing at the moment. They count as queued, because they come back if it fails.
+    /// Ranges of this ring that a timer is flushing at the moment. They count as queued, because
+    /// they come back if it fails.
     flushing: usize,
 }
 
@@ -45,9 +47,10 @@ impl FlushQueue {
     }
 }
 
-/// Each processor queues its unmapped ranges in a ring of its own; a full ring flushes the domain and frees that ring, a timer
-/// flushes the domain and frees all of its rings. The rings' locks are uncontended but for the timer. A ring never holds more than its
-/// entries and one, even if the timer's flush fails again and again.
+/// Each processor queues its unmapped ranges in a ring of its own; a full ring flushes the domain
+/// and frees that ring, a timer flushes the domain and frees all of its rings. The rings' locks are
+/// uncontended but for the timer. A ring never holds more than its entries and one, even if the
+/// timer's flush fails again and again.
 #[derive(Debug)]
 pub struct PerCpuQueue<L, M> {
     config: QueueConfig,
@@ -56,7 +59,8 @@ pub struct PerCpuQueue<L, M> {
 }
 
 impl<L: Lock<FlushQueue>, M: Lock<Vec<Arc<L>>>> PerCpuQueue<L, M> {
-    /// The policy; the two functions put the embedder's locks around a ring and around a domain's list of rings.
+    /// The policy; the two functions put the embedder's locks around a ring and around a domain's
+    /// list of rings.
     pub fn new(
         config: QueueConfig,
         queue_lock: fn(FlushQueue) -> L,
@@ -122,7 +126,8 @@ impl<L: Lock<FlushQueue>, M: Lock<Vec<Arc<L>>>> PerCpuQueue<L, M> {
         }
         let (mut left, result) =
             submit_and_release(Invalidation::Domain(domain), all, home, platform);
-        // After a failure each ring has its own ranges back, unusable until another flush, so that no ring outgrows its bound.
+        // After a failure each ring has its own ranges back, unusable until another flush, so that
+        // no ring outgrows its bound.
         let levels = left.levels();
         let mut lenders = lenders.into_iter();
         let mut current = lenders.next();
@@ -188,7 +193,8 @@ impl<S: Space<UnmapResult = ClearedRange>, B, L: Lock<FlushQueue>, M: Lock<Vec<A
         let domain = item.result.unmapped.domain();
         own.with(|ring| {
             if ring.is_full(&self.config) {
-                // A failed flush keeps the ranges queued, and this mapping is still owed: memory stays bounded.
+                // A failed flush keeps the ranges queued, and this mapping is still owed: memory
+                // stays bounded.
                 if let Err(error) = Self::flush_queue(ring, &mut home, platform, domain) {
                     return Err((error, item.into_not_invalidated()));
                 }

@@ -11,9 +11,10 @@ use super::{
 use crate::space::{Expire, Space, UnmapResult};
 use crate::{NotInvalidated, Platform};
 
-/// Unmap leaves a mapping to the space, which [keeps](UnmapResult::Cached) it for the next map of the same memory; the buffer is back while the
-/// device may still reach it. When a cycle ends, one invalidation covers all that the space lets go of, and its addresses are free after
-/// that. What the space does not keep is invalidated at its unmap, as under [`Strict`].
+/// Unmap leaves a mapping to the space, which [keeps](UnmapResult::Cached) it for the next map of
+/// the same memory; the buffer is back while the device may still reach it. When a cycle ends, one
+/// invalidation covers all that the space lets go of, and its addresses are free after that. What
+/// the space does not keep is invalidated at its unmap, as under [`Strict`].
 ///
 /// How long a mapping is kept is the space's to say; so is the clock.
 #[derive(Debug, Clone, Copy)]
@@ -22,7 +23,8 @@ pub struct PerCycle<L> {
 }
 
 impl<L: Lock<RangeBatch>> PerCycle<L> {
-    /// The policy; `lock` puts the embedder's lock around what a failed invalidation leaves of a domain.
+    /// The policy; `lock` puts the embedder's lock around what a failed invalidation leaves of a
+    /// domain.
     pub fn new(lock: fn(RangeBatch) -> L) -> Self {
         Self { lock }
     }

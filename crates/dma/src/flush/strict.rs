@@ -10,8 +10,8 @@ use super::{ClearedMapping, Flush, FlushContext, PendingUnmap, RangeBatch, Relea
 use crate::space::{ClearedRange, Space, TablePages};
 use crate::{NotInvalidated, Platform};
 
-/// One invalidation per unmap, waited for before the buffer and the addresses come back (rIOMMU Fig. 6: remove the entry, purge
-/// the IOTLB, free the IOVA, hand the buffer up, in this order).
+/// One invalidation per unmap, waited for before the buffer and the addresses come back (rIOMMU
+/// Fig. 6: remove the entry, purge the IOTLB, free the IOVA, hand the buffer up, in this order).
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Strict;
 

@@ -1,12 +1,14 @@
-//! The driver of Fig. 11 as it is printed, defects included (errata 7 and 8): for showing what they cost, never for use.
+//! The driver of Fig. 11 as it is printed, defects included (errata 7 and 8): for showing what they
+//! cost, never for use.
 //!
-//! - `map` trusts the count of mappings and the tail: after an unmap out of order it overwrites a live entry;
+//! - `map` trusts the count of mappings and the tail: after an unmap out of order it overwrites a
+//!   live entry;
 //! - `unmap` counts down whether the entry was valid or not;
 //! - entries change field by field, without order;
 //! - a slot can be taken again, and its buffer is back, before the burst's invalidation.
 //!
-//! It departs from the figure only where that would break this program's own memory: an address that names no slot is refused, not
-//! followed.
+//! It departs from the figure only where that would break this program's own memory: an address
+//! that names no slot is refused, not followed.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -31,8 +33,9 @@ pub struct RingAsPublished {
     coherency: Coherency,
     tail: RingSlot,
     nmapped: u32,
-    /// What a driver remembers of its lists: the slots after the first, by the first. Of two lists with the same first slot, which only an
-    /// overwritten entry makes possible, the older one stands first.
+    /// What a driver remembers of its lists: the slots after the first, by the first. Of two lists
+    /// with the same first slot, which only an overwritten entry makes possible, the older one
+    /// stands first.
     lists: BTreeMap<RingSlot, Vec<Vec<RingSlot>>>,
 }
 

@@ -1,7 +1,7 @@
 //! A place in a ring's table for whoever goes through it in order: the next entry, and its address.
 //!
-//! The address follows from where the entry lies. So a place is one word that changes, and a step in ring order adds to it, where an index
-//! would be compared, scaled and looked up.
+//! The address follows from where the entry lies. So a place is one word that changes, and a step
+//! in ring order adds to it, where an index would be compared, scaled and looked up.
 
 use core::ops::Range;
 use core::slice;
@@ -48,7 +48,8 @@ impl<'m> Cursor<'m> {
         self.words.len()
     }
 
-    /// How many bytes the next slot's address is below `end`, if that lies in the same slot; else more than a slot has.
+    /// How many bytes the next slot's address is below `end`, if that lies in the same slot; else
+    /// more than a slot has.
     #[inline]
     pub(super) fn bytes_to(&self, end: RingIova) -> u64 {
         end.iova().get().wrapping_sub(self.at().iova().get())

@@ -43,13 +43,15 @@ impl From<RingFormatError> for RingError {
     }
 }
 
-/// The slot that a map would have to take is not free: legal back-pressure ("it just means that the driver should slow down",
-/// section 4). Nothing was changed; the same map succeeds once what it waits for has happened.
+/// The slot that a map would have to take is not free: legal back-pressure ("it just means that the
+/// driver should slow down", section 4). Nothing was changed; the same map succeeds once what it
+/// waits for has happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RingFull {
     /// The ring.
     pub ring: RingId,
-    /// The first slot in the way; for a map that takes any free slot, the first of those that free up soonest. Never a free one.
+    /// The first slot in the way; for a map that takes any free slot, the first of those that free
+    /// up soonest. Never a free one.
     pub slot: RingSlot,
     /// What frees it.
     pub reason: FullReason,
@@ -89,7 +91,8 @@ pub enum RingRefusal {
         /// The slots of the ring.
         slots: u32,
     },
-    /// Addresses of this ring's slot lie beyond the device's DMA mask: ring and slot are in bits 30 to 63.
+    /// Addresses of this ring's slot lie beyond the device's DMA mask: ring and slot are in bits 30
+    /// to 63.
     BeyondMask(RingId),
     /// The table lies outside the memory given.
     Memory,

@@ -1,7 +1,8 @@
 //! Which slots of a ring are free, and which is the next free one.
 //!
-//! One bit a slot under two levels of summary: 64 x 64 x 64 bits are all slots that an address can name, so the next free slot
-//! after any other is found in at most five words, whatever the ring's size and however it is strewn.
+//! One bit a slot under two levels of summary: 64 x 64 x 64 bits are all slots that an address can
+//! name, so the next free slot after any other is found in at most five words, whatever the ring's
+//! size and however it is strewn.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -65,8 +66,9 @@ impl FreeSlots {
         self.slots.get(word).is_some_and(|word| word & bit != 0)
     }
 
-    /// Takes the free slots from `slot` on, as far as one word of them goes, and returns how many that are. A ring takes slots one by
-    /// one, but from a run like this one, so that the set changes once in up to 64 maps.
+    /// Takes the free slots from `slot` on, as far as one word of them goes, and returns how many
+    /// that are. A ring takes slots one by one, but from a run like this one, so that the set
+    /// changes once in up to 64 maps.
     #[inline(never)]
     pub(super) fn take_run(&mut self, slot: u32) -> u32 {
         let (index, _) = split(slot);
@@ -95,7 +97,8 @@ impl FreeSlots {
         }
     }
 
-    /// Takes the `count` slots from `first` back; those that are free already stay so. How many were not.
+    /// Takes the `count` slots from `first` back; those that are free already stay so. How many
+    /// were not.
     #[inline]
     pub(super) fn give_run(&mut self, first: u32, count: u32) -> u32 {
         let mut given = 0_u32;

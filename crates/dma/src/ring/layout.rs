@@ -71,9 +71,9 @@ impl RingTables {
     }
 }
 
-/// Writes the device's rDEVICE and rRINGs and returns its rings, all free. The memory of `tables` is zero, is the hardware's from
-/// here on, and goes back to the caller when no context entry leads to it and the device's caches have been flushed. The context entry
-/// is to lead to its first byte.
+/// Writes the device's rDEVICE and rRINGs and returns its rings, all free. The memory of `tables`
+/// is zero, is the hardware's from here on, and goes back to the caller when no context entry leads
+/// to it and the device's caches have been flushed. The context entry is to lead to its first byte.
 ///
 /// # Errors
 /// [`RingError::Memory`] or [`RingError::NotEmpty`].

@@ -8,8 +8,8 @@ use ringfence_types::{DomainId, Iova, IovaRange, RequesterId, RingIova};
 use super::owned::OwnedRing;
 use crate::mapping::HeldBuffer;
 
-/// A domain and a device as mappings keep them: in one word, as wide as most names of buffers, since a mapping with a gap is put together bit
-/// by bit wherever it is stored.
+/// A domain and a device as mappings keep them: in one word, as wide as most names of buffers,
+/// since a mapping with a gap is put together bit by bit wherever it is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct RingTag(u32);
 
@@ -25,7 +25,8 @@ impl RingTag {
 #[must_use = "a mapping that is dropped stays reachable by the device for ever"]
 #[derive(Debug, PartialEq, Eq)]
 pub struct RingMapping<B> {
-    /// Behind the buffer's last byte: slot and length in one word, since offsets count from the buffer's start.
+    /// Behind the buffer's last byte: slot and length in one word, since offsets count from the
+    /// buffer's start.
     end: RingIova,
     tag: RingTag,
     buffer: HeldBuffer<B>,
@@ -60,7 +61,8 @@ impl<B> RingMapping<B> {
         self.buffer
     }
 
-    /// What the device is told: the buffer's first byte. A driver may move the offset within the buffer (section 4, "Software").
+    /// What the device is told: the buffer's first byte. A driver may move the offset within the
+    /// buffer (section 4, "Software").
     #[inline]
     pub fn iova(&self) -> Iova {
         RingIova::start(self.end.ring(), self.end.slot()).iova()
@@ -78,8 +80,9 @@ impl<B> RingMapping<B> {
         &self.buffer
     }
 
-    /// A mapping of `ring` from what a driver remembers of it, for embedders whose interface passes addresses; `None` if no slot takes
-    /// that many bytes, or no buffer begins there. What is not mapped is refused by unmap.
+    /// A mapping of `ring` from what a driver remembers of it, for embedders whose interface passes
+    /// addresses; `None` if no slot takes that many bytes, or no buffer begins there. What is not
+    /// mapped is refused by unmap.
     #[inline]
     pub fn claim(ring: &OwnedRing<'_, B>, range: IovaRange, buffer: B) -> Option<Self> {
         let start = RingIova::from(range.start());

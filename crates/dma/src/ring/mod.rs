@@ -1,4 +1,5 @@
-//! The driver of the ring IOMMU: the entries of one ring, and who may have which (rIOMMU section 4, "Software", Fig. 11).
+//! The driver of the ring IOMMU: the entries of one ring, and who may have which (rIOMMU section 4,
+//! "Software", Fig. 11).
 //!
 //! | file | one concept |
 //! |---|---|
@@ -13,8 +14,8 @@
 //! | `cursor.rs` | a place in its table, for whoever goes through it in order |
 //! | `as_published.rs` | [`RingAsPublished`]: Fig. 11 as printed, defects included |
 //!
-//! What several processors share is a [`Ring`] behind the embedder's lock: [`Rings`](crate::space::Rings). Decision 0010 says
-//! why it is so.
+//! What several processors share is a [`Ring`] behind the embedder's lock:
+//! [`Rings`](crate::space::Rings). Decision 0010 says why it is so.
 
 mod as_published;
 mod cursor;

@@ -19,12 +19,15 @@ use crate::MapReason;
 use crate::flush::Withheld;
 use crate::mapping::HeldBuffer;
 
-/// A [`Ring`] and the buffers that are in its keeping. Unmapped buffers come back when their burst ends, after one invalidation for all
-/// of them; there is no other way to them. What is withheld when it is dropped is leaked: the device may still reach it.
+/// A [`Ring`] and the buffers that are in its keeping. Unmapped buffers come back when their burst
+/// ends, after one invalidation for all of them; there is no other way to them. What is withheld
+/// when it is dropped is leaked: the device may still reach it.
 ///
-/// The promises are those of a [`Ring`]; what differs is how slots are found. One driver maps and unmaps in the order of the ring, so two
-/// places go round it, one filling entries and one clearing them, and only who leaves the order looks a slot up. Where walkers do not snoop
-/// a place ends with its cache line, so that what is to be written back is thought of once a line, and never where they do.
+/// The promises are those of a [`Ring`]; what differs is how slots are found. One driver maps and
+/// unmaps in the order of the ring, so two places go round it, one filling entries and one clearing
+/// them, and only who leaves the order looks a slot up. Where walkers do not snoop a place ends
+/// with its cache line, so that what is to be written back is thought of once a line, and never
+/// where they do.
 #[derive(Debug)]
 pub struct OwnedRing<'m, B> {
     map_cursor: MapCursor<'m>,
@@ -41,8 +44,8 @@ pub struct OwnedRing<'m, B> {
     burst: UnmappedSlots,
 }
 
-/// What every map changes, on a line of its own: stores to one line that follow each other leave the processor together, and how many lines
-/// they change in turn is what a map costs.
+/// What every map changes, on a line of its own: stores to one line that follow each other leave
+/// the processor together, and how many lines they change in turn is what a map costs.
 #[derive(Debug)]
 #[repr(align(64))]
 struct MapCursor<'m> {
@@ -58,13 +61,14 @@ struct MapCursor<'m> {
 struct UnmapCursor<'m, B> {
     /// From the slot after the one unmapped last on.
     next: Cursor<'m>,
-    /// Where the run of cleared slots that ends there begins. They are not in `slots` nor in `burst` yet.
+    /// Where the run of cleared slots that ends there begins. They are not in `slots` nor in
+    /// `burst` yet.
     run: RingIova,
     withheld: Vec<HeldBuffer<B>>,
 }
 
-/// The slots of one ring that were unmapped in the open burst, as runs: a driver that unmaps in order has one. The run that unmaps are at
-/// is the ring's until the burst ends.
+/// The slots of one ring that were unmapped in the open burst, as runs: a driver that unmaps in
+/// order has one. The run that unmaps are at is the ring's until the burst ends.
 #[derive(Debug)]
 struct UnmappedSlots {
     domain: DomainId,
@@ -90,7 +94,8 @@ impl Batch for UnmappedSlots {
 }
 
 impl<'m, B> OwnedRing<'m, B> {
-    /// The ring of `device`, whose context entry names `domain`, in `mem`. No other device is in that domain.
+    /// The ring of `device`, whose context entry names `domain`, in `mem`. No other device is in
+    /// that domain.
     ///
     /// # Errors
     /// [`RingError::Memory`]: the table is not in `mem`. [`RingError::NotEmpty`]: the ring has had mappings.
@@ -164,8 +169,8 @@ impl<'m, B> OwnedRing<'m, B> {
         self.slots.stalls()
     }
 
-    /// Makes the bytes of `memory` reachable by the device in `direction`, and takes `buffer` into custody. The device may be told of it
-    /// after [`sync_map`](Self::sync_map).
+    /// Makes the bytes of `memory` reachable by the device in `direction`, and takes `buffer` into
+    /// custody. The device may be told of it after [`sync_map`](Self::sync_map).
     ///
     /// # Errors
     /// The buffer comes back. [`MapReason::RingFull`] is back-pressure: try again later.
@@ -195,7 +200,8 @@ impl<'m, B> OwnedRing<'m, B> {
         Ok(RingMapping::new(end.into(), self.tag, buffer))
     }
 
-    /// Makes what was mapped visible to a walker that does not snoop, line by line. Nothing is to be done where it does.
+    /// Makes what was mapped visible to a walker that does not snoop, line by line. Nothing is to
+    /// be done where it does.
     #[inline]
     pub fn sync_map<M: PhysMemory + ?Sized>(&mut self, mem: &M) {
         if self.coherency == Coherency::NonCoherent {
@@ -203,7 +209,8 @@ impl<'m, B> OwnedRing<'m, B> {
         }
     }
 
-    /// Writes back what has changed and waits. The places end here, and what changes next is written back again.
+    /// Writes back what has changed and waits. The places end here, and what changes next is
+    /// written back again.
     fn sync<M: PhysMemory + ?Sized>(&mut self, mem: &M) {
         self.lines.sync(mem);
         self.map_cursor.next.stop();
@@ -240,7 +247,8 @@ impl<'m, B> OwnedRing<'m, B> {
         Ok(Withheld)
     }
 
-    /// Ends the burst: writes back what was cleared, invalidates the ring once, and hands every buffer to `each`.
+    /// Ends the burst: writes back what was cleared, invalidates the ring once, and hands every
+    /// buffer to `each`.
     ///
     /// # Errors
     /// The invalidation failed: buffers and slots stay withheld for another attempt.
@@ -313,7 +321,8 @@ impl<'m, B> OwnedRing<'m, B> {
         Ok(())
     }
 
-    /// Clears the entry of the mapping that ends before `end`, wherever that is; whether there is one.
+    /// Clears the entry of the mapping that ends before `end`, wherever that is; whether there is
+    /// one.
     #[cold]
     #[inline(never)]
     fn clear_out_of_order<M: PhysMemory + ?Sized>(&mut self, mem: &M, end: RingIova) -> bool {
@@ -363,7 +372,8 @@ impl<'m, B> OwnedRing<'m, B> {
         RingIova::start(self.id(), RingSlot::FIRST)
     }
 
-    /// The slots from `first` to `end` or, where walkers do not snoop, to the end of the line; `None` if the ring has not got them.
+    /// The slots from `first` to `end` or, where walkers do not snoop, to the end of the line;
+    /// `None` if the ring has not got them.
     fn slots_in_line(&self, first: usize, end: usize) -> Option<Cursor<'m>> {
         let end = match self.coherency {
             Coherency::Coherent => end,

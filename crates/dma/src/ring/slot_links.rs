@@ -1,7 +1,8 @@
 //! The slots of one scatterlist.
 //!
-//! Each piece of a list takes the next slot like any other buffer: a list need not be in consecutive slots, so it never waits for a
-//! hole of its size and may pass the end of the ring. The driver holds the first slot; from there the list is chained here.
+//! Each piece of a list takes the next slot like any other buffer: a list need not be in
+//! consecutive slots, so it never waits for a hole of its size and may pass the end of the ring.
+//! The driver holds the first slot; from there the list is chained here.
 
 use alloc::vec::Vec;
 

@@ -1,7 +1,9 @@
-//! The slots of one ring: which are free, which wait for the end of their burst, and which the next maps take.
+//! The slots of one ring: which are free, which wait for the end of their burst, and which the next
+//! maps take.
 //!
-//! A slot goes round: *free*, *live* from map to unmap, *withheld* from unmap to the end of its burst, free. Fig. 11 knows two of the
-//! three: it counts mappings and trusts the tail. Which slots are live is what their entries say, so it is not kept here.
+//! A slot goes round: *free*, *live* from map to unmap, *withheld* from unmap to the end of its
+//! burst, free. Fig. 11 knows two of the three: it counts mappings and trusts the tail. Which slots
+//! are live is what their entries say, so it is not kept here.
 
 use core::ops::Range;
 
@@ -15,7 +17,8 @@ use super::free::FreeSlots;
 pub enum SlotChoice {
     /// The one at the tail, as in Fig. 11; if that is not free, the map waits for it.
     Tail,
-    /// The first free one from the tail on, round the ring. For drivers that unmap in another order than they map.
+    /// The first free one from the tail on, round the ring. For drivers that unmap in another order
+    /// than they map.
     NextFree,
 }
 
@@ -77,8 +80,8 @@ impl Slots {
         self.stalls
     }
 
-    /// Sets aside the slots that the next maps take if the ring is at `tail`: one at least and 64 at most, none past its end. `None`: it is
-    /// full.
+    /// Sets aside the slots that the next maps take if the ring is at `tail`: one at least and 64
+    /// at most, none past its end. `None`: it is full.
     pub(super) fn reserve(&mut self, tail: u32) -> Option<Range<u32>> {
         let first = match self.choice {
             SlotChoice::Tail => tail,
@@ -100,8 +103,8 @@ impl Slots {
         }
     }
 
-    /// The refusal of a map in `ring` that found `slot` in its way or, if it would take any, no other. Slots of `ready` are set aside;
-    /// `is_live` says which are mapped.
+    /// The refusal of a map in `ring` that found `slot` in its way or, if it would take any, no
+    /// other. Slots of `ready` are set aside; `is_live` says which are mapped.
     #[cold]
     pub(super) fn full(
         &mut self,
@@ -142,7 +145,8 @@ impl Slots {
         self.withheld = self.withheld.wrapping_add(slots);
     }
 
-    /// Takes `slots` slots from `first` on back; the ring has been invalidated since they were unmapped.
+    /// Takes `slots` slots from `first` on back; the ring has been invalidated since they were
+    /// unmapped.
     #[inline]
     pub(super) fn release(&mut self, first: u32, slots: u32) {
         let given = self.free.give_run(first, slots);

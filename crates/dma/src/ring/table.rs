@@ -4,7 +4,8 @@
 //! - a slot that is not free is never taken, however many mappings there are;
 //! - only a live mapping is unmapped, by its own range;
 //! - an entry becomes valid with its second word, stored last, and is cleared there first;
-//! - an unmapped slot is not free before an invalidation of the ring: a cached copy would lead to the buffer that was there.
+//! - an unmapped slot is not free before an invalidation of the ring: a cached copy would lead to
+//!   the buffer that was there.
 
 use core::ops::Range;
 
@@ -26,11 +27,13 @@ pub struct Ring {
     base: RingIova,
     table: RingTable,
     coherency: Coherency,
-    /// The slots that the next maps take, from the tail on: they are taken from `slots` already. Never past the end of the ring.
+    /// The slots that the next maps take, from the tail on: they are taken from `slots` already.
+    /// Never past the end of the ring.
     reserved: Range<u32>,
     slots: Slots,
     links: SlotLinks,
-    /// Walkers snoop, and there has never been a list: an entry is all that a map or an unmap changes in memory.
+    /// Walkers snoop, and there has never been a list: an entry is all that a map or an unmap
+    /// changes in memory.
     plain: bool,
 }
 
@@ -109,8 +112,9 @@ impl Ring {
         self.coherency
     }
 
-    /// Fig. 11 `map`: gives the buffer a slot and fills its entry. A walker that does not snoop sees the entry after
-    /// [`DirtyRingLines::sync`] of the calling processor's `lines` of this ring.
+    /// Fig. 11 `map`: gives the buffer a slot and fills its entry. A walker that does not snoop
+    /// sees the entry after [`DirtyRingLines::sync`] of the calling processor's `lines` of this
+    /// ring.
     ///
     /// # Errors
     /// [`MapReason::RingFull`] or [`MapReason::Ring`]; nothing has changed but a counter.
@@ -138,7 +142,8 @@ impl Ring {
         Ok(self.start(slot))
     }
 
-    /// Maps each piece at a slot of its own. What comes back is the first piece's address and stands for the list.
+    /// Maps each piece at a slot of its own. What comes back is the first piece's address and
+    /// stands for the list.
     ///
     /// # Errors
     /// As for [`map`](Self::map); all pieces are mapped or none.
@@ -152,7 +157,8 @@ impl Ring {
         let (Some(head), rest) = (pieces.first(), pieces.get(1..).unwrap_or_default()) else {
             return Err(MapReason::Empty);
         };
-        // Whatever could go wrong is looked at before the first entry is filled: nothing has to be undone under the device's eyes.
+        // Whatever could go wrong is looked at before the first entry is filled: nothing has to be
+        // undone under the device's eyes.
         for piece in rest {
             RingPte::new(piece, permissions).map_err(buffer_too_long)?;
         }
@@ -174,8 +180,8 @@ impl Ring {
         Ok(head)
     }
 
-    /// Fig. 11 `unmap` without the end of the burst: clears the entry of the mapping of `bytes` bytes at `iova`, or those of the list that
-    /// begins there. Its slots are withheld.
+    /// Fig. 11 `unmap` without the end of the burst: clears the entry of the mapping of `bytes`
+    /// bytes at `iova`, or those of the list that begins there. Its slots are withheld.
     ///
     /// # Errors
     /// No live mapping is exactly there; nothing has changed.
@@ -187,7 +193,8 @@ impl Ring {
         iova: RingIova,
         bytes: u64,
     ) -> Result<(), UnmapRefusal> {
-        // Of an address in this ring and at a buffer's start, only the slot's bits are left; in any other, more than a slot can be.
+        // Of an address in this ring and at a buffer's start, only the slot's bits are left; in any
+        // other, more than a slot can be.
         let relative = iova.iova().get() ^ self.base.iova().get();
         let slot = relative.rotate_right(RingIova::OFFSET_BITS);
         let slot = u32::try_from(slot).map_err(|_| UnmapRefusal::NotAllocated)?;
@@ -223,7 +230,8 @@ impl Ring {
         Ok(())
     }
 
-    /// Takes back the slots of what was unmapped at each slot from `first` to `last`, after an invalidation of the ring.
+    /// Takes back the slots of what was unmapped at each slot from `first` to `last`, after an
+    /// invalidation of the ring.
     pub(crate) fn release(&mut self, first: RingSlot, last: RingSlot) {
         let (first, last) = (first.get(), last.get());
         if self.links.is_empty() {

@@ -1,4 +1,5 @@
-//! Spaces in which a device uses physical addresses: no allocator, and no table or one that never changes.
+//! Spaces in which a device uses physical addresses: no allocator, and no table or one that never
+//! changes.
 
 use ringfence_types::{
     DomainId, Flushed, Iova, IovaRange, PageSize, Permissions, Pfn, PhysRange, WholeDomain,
@@ -7,8 +8,9 @@ use ringfence_types::{
 use super::{AddressLimits, MapResult, NothingMapped, Space, UnmapRefusal};
 use crate::{MapReason, Platform};
 
-/// The I/O virtual address is the physical address: no IOMMU (`none`), pass-through in hardware (HWpt), or a table that maps
-/// all of memory to itself (SWpt; see [`StaticTable`]). Nothing is installed and nothing dies (OS14).
+/// The I/O virtual address is the physical address: no IOMMU (`none`), pass-through in hardware
+/// (HWpt), or a table that maps all of memory to itself (SWpt; see [`StaticTable`]). Nothing is
+/// installed and nothing dies (OS14).
 #[derive(Debug, Clone, Copy)]
 pub struct Identity {
     domain: DomainId,
@@ -48,7 +50,8 @@ impl Space for Identity {
             return Err(MapReason::Empty);
         };
         let contiguous = pieces.windows(2).all(|pair| match pair {
-            // Only where pages meet is "contiguous" also "at consecutive pages", which is what the role promises.
+            // Only where pages meet is "contiguous" also "at consecutive pages", which is what the
+            // role promises.
             [a, b] => {
                 a.last().checked_add(1) == Some(b.start())
                     && b.start().is_aligned(PageSize::Size4K.bytes())
@@ -130,7 +133,8 @@ fn in_place(piece: &PhysRange) -> Option<IovaRange> {
 pub struct StaticTable;
 
 impl StaticTable {
-    /// Maps every whole page of each range of `memory` to itself, readable and writable, with the largest leaves the table takes.
+    /// Maps every whole page of each range of `memory` to itself, readable and writable, with the
+    /// largest leaves the table takes.
     ///
     /// # Errors
     /// The table's; ranges mapped before stay mapped, for the caller to discard with the table.

@@ -11,10 +11,12 @@ use ringfence_types::{
 
 use crate::Platform;
 
-/// What the hardware looks up (question 2 of a mode), for spaces whose addresses come from an allocator.
+/// What the hardware looks up (question 2 of a mode), for spaces whose addresses come from an
+/// allocator.
 ///
-/// On a platform whose walker does not snoop, [`map`](Self::map) leaves the entries in memory; entries of
-/// [`map_nosync`](Self::map_nosync) and [`unmap`](Self::unmap) get there with [`sync`](Self::sync).
+/// On a platform whose walker does not snoop, [`map`](Self::map) leaves the entries in memory;
+/// entries of [`map_nosync`](Self::map_nosync) and [`unmap`](Self::unmap) get there with
+/// [`sync`](Self::sync).
 pub trait IoPageTable {
     /// One processor's part.
     type PerCpu;
@@ -51,7 +53,8 @@ pub trait IoPageTable {
         self.map(cpu, platform, request)
     }
 
-    /// Makes sure that no walk cache hides what was just mapped at `range`, before a device is told of it.
+    /// Makes sure that no walk cache hides what was just mapped at `range`, before a device is told
+    /// of it.
     ///
     /// # Errors
     /// An invalidation failed: the mapping may be hidden.
@@ -76,10 +79,12 @@ pub trait IoPageTable {
         range: PfnRange,
     ) -> Result<(Unmapped, CachedLevels, Self::Pages), UnmapError>;
 
-    /// Clears the leaves of several ranges, and gives what comes of each to `each`. For tables that are asked to, in one request.
+    /// Clears the leaves of several ranges, and gives what comes of each to `each`. For tables that
+    /// are asked to, in one request.
     ///
     /// # Errors
-    /// One was refused: it and those after it are as before. Those before it are cleared, and were given to `each`.
+    /// One was refused: it and those after it are as before. Those before it are cleared, and were
+    /// given to `each`.
     fn unmap_many<P: Platform>(
         &self,
         cpu: &mut Self::PerCpu,
@@ -262,14 +267,17 @@ impl<F: Format> IoPageTable for CachedTable<F> {
     }
 }
 
-/// A table that gives empty table pages back, behind the embedder's lock because it has one writer at a time (AL07).
+/// A table that gives empty table pages back, behind the embedder's lock because it has one writer
+/// at a time (AL07).
 ///
 /// # Several processors
-/// Between the unmap that takes a table page away and the end of its invalidation, a walk cache may still lead to that page. It is not
-/// reused before, so nothing unsafe is reached; but a mapping that another processor makes in that time, under a new table page in
-/// its place, would fault. Such a map therefore invalidates its own range, walk caches included, before it returns
-/// ([`iotlb_sync_map`](IoPageTable::iotlb_sync_map)): installed first and looked at after, because a page that holds a leaf is not taken away. FreeBSD
-/// holds one lock over unmap as a whole instead, and makes every processor wait for every invalidation.
+/// Between the unmap that takes a table page away and the end of its invalidation, a walk cache may
+/// still lead to that page. It is not reused before, so nothing unsafe is reached; but a mapping
+/// that another processor makes in that time, under a new table page in its place, would fault.
+/// Such a map therefore invalidates its own range, walk caches included, before it returns
+/// ([`iotlb_sync_map`](IoPageTable::iotlb_sync_map)): installed first and looked at after, because
+/// a page that holds a leaf is not taken away. FreeBSD holds one lock over unmap as a whole
+/// instead, and makes every processor wait for every invalidation.
 #[derive(Debug)]
 pub struct Reclaiming<F, L> {
     table: L,

@@ -1,7 +1,9 @@
-//! Where I/O virtual addresses come from and what the hardware looks up (questions 1 and 2 of a mode).
+//! Where I/O virtual addresses come from and what the hardware looks up (questions 1 and 2 of a
+//! mode).
 //!
-//! The two questions stand behind one role because some systems answer them with one object: an identity space has neither
-//! allocator nor changing table, and a ring's tail is allocator and table at once (decision 0002).
+//! The two questions stand behind one role because some systems answer them with one object: an
+//! identity space has neither allocator nor changing table, and a ring's tail is allocator and
+//! table at once (decision 0002).
 
 mod identity;
 mod io_pgtable;
@@ -38,8 +40,8 @@ pub struct AddressLimits {
     pub ring: RingId,
 }
 
-/// A space that asks for a flush of its domain before it gives out again what was freed unflushed: the bitmap's promise, on which
-/// [`PerWrap`](crate::flush::PerWrap) rests.
+/// A space that asks for a flush of its domain before it gives out again what was freed unflushed:
+/// the bitmap's promise, on which [`PerWrap`](crate::flush::PerWrap) rests.
 pub trait FlushesBeforeReuse: Space {}
 
 /// A space whose addresses are free at once, unflushed and for good, as rIOMMU Fig. 11 has it: what
@@ -49,13 +51,15 @@ pub trait ReusesUnflushed: Space {}
 /// Addresses found for a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MapResult {
-    /// The device-visible bytes, from the first byte of the first piece to the last byte of the last one.
+    /// The device-visible bytes, from the first byte of the first piece to the last byte of the
+    /// last one.
     pub range: IovaRange,
     /// Steps that the allocator's search took.
     pub steps: u32,
 }
 
-/// A range that left the table, and what its invalidation must cover. `T` are table pages that left with it.
+/// A range that left the table, and what its invalidation must cover. `T` are table pages that left
+/// with it.
 #[must_use = "the range may still be cached by the hardware"]
 #[derive(Debug, PartialEq, Eq)]
 pub struct ClearedRange<T = ()> {
@@ -69,7 +73,8 @@ pub struct ClearedRange<T = ()> {
 
 /// What unmap leaves, taken care of at once whatever the flush policy is.
 pub trait IotlbSync: Sized {
-    /// Whether a map installs something that must be undone. Where it does not, a mapping is only an address.
+    /// Whether a map installs something that must be undone. Where it does not, a mapping is only
+    /// an address.
     const HAS_TABLE: bool;
 
     /// Whether the space has kept the translation.
@@ -144,21 +149,23 @@ pub trait Space {
     type PerCpu;
     /// What a range must have gone through before it can be reused.
     type FreeProof: FreeProof;
-    /// What unmap leaves to be flushed: [`ClearedRange`], or [`NothingMapped`] where nothing was installed and nothing is cleared. A
-    /// flush policy says which of the two it can deal with.
+    /// What unmap leaves to be flushed: [`ClearedRange`], or [`NothingMapped`] where nothing was
+    /// installed and nothing is cleared. A flush policy says which of the two it can deal with.
     type UnmapResult: IotlbSync;
 
     /// Whether the pieces of a list lie at consecutive pages, so that one range is the whole list.
     const CONTIGUOUS_SG: bool = true;
 
-    /// Whether [`release`](Self::release) takes ranges that were unmapped one by one, and follow each other, as one.
+    /// Whether [`release`](Self::release) takes ranges that were unmapped one by one, and follow
+    /// each other, as one.
     const COALESCES_FREE: bool = false;
 
-    /// Whether a map can be refused with [`MapReason::RingFull`]: for want of room that the next unmap makes.
+    /// Whether a map can be refused with [`MapReason::RingFull`]: for want of room that the next
+    /// unmap makes.
     const CAN_BE_FULL: bool = false;
 
-    /// Whether the space may keep what is unmapped for the next map of the same memory ([`UnmapResult::Cached`]). Then several live mappings can have
-    /// the same address.
+    /// Whether the space may keep what is unmapped for the next map of the same memory
+    /// ([`UnmapResult::Cached`]). Then several live mappings can have the same address.
     const CACHES_UNMAPPED: bool = false;
 
     /// A handle for one more processor.
@@ -167,11 +174,13 @@ pub trait Space {
     /// The domain that tags its translations.
     fn domain(&self) -> DomainId;
 
-    /// Makes `pieces` reachable at consecutive I/O virtual pages, each piece at its own offset in its first page.
+    /// Makes `pieces` reachable at consecutive I/O virtual pages, each piece at its own offset in
+    /// its first page.
     ///
     /// # Errors
-    /// The state is unchanged, but for [`MapReason::RollbackFailed`]. [`MapReason::BeyondMask`] asks for a bounce buffer, and is for spaces that
-    /// install nothing ([`IotlbSync::HAS_TABLE`]): others place any memory within the mask.
+    /// The state is unchanged, but for [`MapReason::RollbackFailed`]. [`MapReason::BeyondMask`]
+    /// asks for a bounce buffer, and is for spaces that install nothing ([`IotlbSync::HAS_TABLE`]):
+    /// others place any memory within the mask.
     fn map<P: Platform>(
         &self,
         cpu: &mut Self::PerCpu,
@@ -181,8 +190,9 @@ pub trait Space {
         limits: AddressLimits,
     ) -> Result<MapResult, MapReason>;
 
-    /// The same for memory that driver and device share for long, and that nobody else may have before it is out of the device's reach: a space
-    /// that [keeps](Self::CACHES_UNMAPPED) what is unmapped does not keep this.
+    /// The same for memory that driver and device share for long, and that nobody else may have
+    /// before it is out of the device's reach: a space that [keeps](Self::CACHES_UNMAPPED) what is
+    /// unmapped does not keep this.
     ///
     /// # Errors
     /// As for [`map`](Self::map).
@@ -198,8 +208,8 @@ pub trait Space {
         self.map(cpu, platform, pieces, permissions, limits)
     }
 
-    /// Makes `pieces` reachable wherever the space puts each of them: [`pieces`](Self::pieces) tells. The range that comes back stands for
-    /// the whole list.
+    /// Makes `pieces` reachable wherever the space puts each of them: [`pieces`](Self::pieces)
+    /// tells. The range that comes back stands for the whole list.
     ///
     /// # Errors
     /// As for [`map`](Self::map).
@@ -215,9 +225,10 @@ pub trait Space {
         self.map(cpu, platform, pieces, permissions, limits)
     }
 
-    /// Makes each of `pieces` reachable by itself, as if it were mapped alone, and notes where at the end of `placed`, in order. Returns the
-    /// steps of the allocator's searches. For spaces that [keep](Self::CACHES_UNMAPPED) what is unmapped: there an address stands for one piece of
-    /// memory, whatever list it is in.
+    /// Makes each of `pieces` reachable by itself, as if it were mapped alone, and notes where at
+    /// the end of `placed`, in order. Returns the steps of the allocator's searches. For spaces
+    /// that [keep](Self::CACHES_UNMAPPED) what is unmapped: there an address stands for one piece
+    /// of memory, whatever list it is in.
     ///
     /// # Errors
     /// As for [`map`](Self::map).
@@ -259,11 +270,13 @@ pub trait Space {
         range: IovaRange,
     ) -> Result<Self::UnmapResult, UnmapRefusal>;
 
-    /// Makes everything installed and cleared so far visible to a walker that does not snoop the caches. Before an invalidation, and
-    /// before a device is told of addresses that [`map`](Self::map) has left to it.
+    /// Makes everything installed and cleared so far visible to a walker that does not snoop the
+    /// caches. Before an invalidation, and before a device is told of addresses that
+    /// [`map`](Self::map) has left to it.
     fn sync<P: Platform>(&self, cpu: &mut Self::PerCpu, platform: &mut P);
 
-    /// Whether no device reaches anything through the space but what a map would not change: no mapping is installed.
+    /// Whether no device reaches anything through the space but what a map would not change: no
+    /// mapping is installed.
     fn is_empty<P: Platform>(&self, platform: &P) -> bool;
 
     /// Takes a range back.
@@ -275,7 +288,8 @@ pub trait Space {
     /// Gives what the handle caches back to the space.
     fn drain(&self, cpu: &mut Self::PerCpu);
 
-    /// Clears the translations that the space has [kept](UnmapResult::Cached), as far as `which` says, and gives each to `gone`.
+    /// Clears the translations that the space has [kept](UnmapResult::Cached), as far as `which`
+    /// says, and gives each to `gone`.
     ///
     /// # Errors
     /// The table refused; what it refused is given up.

@@ -21,8 +21,8 @@ const GRANULE: PageSize = PageSize::Size4K;
 pub enum Rounding {
     /// As many as are mapped.
     Exact,
-    /// The next power of two, naturally aligned, as Linux does so that an invalidation by address mask is exact
-    /// (EIOVAR section 3). Reserves addresses only; no memory is mapped there.
+    /// The next power of two, naturally aligned, as Linux does so that an invalidation by address
+    /// mask is exact (EIOVAR section 3). Reserves addresses only; no memory is mapped there.
     PowerOfTwo,
 }
 
@@ -61,8 +61,8 @@ impl<A: IovaAllocator, T: IoPageTable> Paged<A, T> {
         &self.table
     }
 
-    /// Maps each of `pieces` at addresses of its own, and tells `each` of it; all are visible when this returns. Returns the steps of the
-    /// allocator's searches.
+    /// Maps each of `pieces` at addresses of its own, and tells `each` of it; all are visible when
+    /// this returns. Returns the steps of the allocator's searches.
     ///
     /// # Errors
     /// As for [`map`](Space::map): none is mapped, whatever `each` was told.
@@ -130,7 +130,8 @@ impl<A: IovaAllocator, T: IoPageTable> Paged<A, T> {
         }
     }
 
-    /// Clears the translations of several mappings, each given by the pages that were mapped. For spaces in front of this one.
+    /// Clears the translations of several mappings, each given by the pages that were mapped. For
+    /// spaces in front of this one.
     ///
     /// # Errors
     /// As for [`unmap`](Space::unmap); what was cleared before was given to `each`.
@@ -161,7 +162,8 @@ impl<A: IovaAllocator, T: IoPageTable> Paged<A, T> {
             .map_err(UnmapRefusal::Table)
     }
 
-    /// The range that was reserved for `mapped`, unless `mapped` is known to be a part of a mapping.
+    /// The range that was reserved for `mapped`, unless `mapped` is known to be a part of a
+    /// mapping.
     #[inline]
     fn check_whole<P: Platform>(
         &self,
@@ -170,7 +172,8 @@ impl<A: IovaAllocator, T: IoPageTable> Paged<A, T> {
         mapped: PfnRange,
     ) -> Result<PfnRange, UnmapRefusal> {
         let reserved = self.reserved(mapped);
-        // The find of the rIOMMU document's Table 1: trees know the size of a range, and notice a wrong one.
+        // The find of the rIOMMU document's Table 1: trees know the size of a range, and notice a
+        // wrong one.
         match self.allocator.find(&mut cpu.allocator, mapped.lo()) {
             Some(found) if found == reserved => {}
             Some(_) => return Err(UnmapRefusal::NotAllocated),
@@ -232,9 +235,9 @@ impl<A: IovaAllocator, T: IoPageTable> Paged<A, T> {
         }
     }
 
-    /// Undoes a partly installed mapping. The device may already have walked to the pieces that were installed, so the range is
-    /// invalidated before it is free again; if even that fails, the addresses are given up, and the caller is told that the pieces may
-    /// still be reached.
+    /// Undoes a partly installed mapping. The device may already have walked to the pieces that
+    /// were installed, so the range is invalidated before it is free again; if even that fails, the
+    /// addresses are given up, and the caller is told that the pieces may still be reached.
     #[cold]
     fn roll_back<P: Platform>(
         &self,
@@ -250,7 +253,8 @@ impl<A: IovaAllocator, T: IoPageTable> Paged<A, T> {
                 Some((cleared, CachedLevels::Leaves, T::Pages::default()))
             }
         };
-        // Without an answer somebody else cleared what this call installed: nothing is freed that is not understood.
+        // Without an answer somebody else cleared what this call installed: nothing is freed that
+        // is not understood.
         let Some((unmapped, levels, tables)) = gone else {
             return Ok(());
         };

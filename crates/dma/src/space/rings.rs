@@ -1,4 +1,5 @@
-//! The rings of one device: the space of the ring modes. The tail is the allocator, and the flat table what the hardware looks up.
+//! The rings of one device: the space of the ring modes. The tail is the allocator, and the flat
+//! table what the hardware looks up.
 
 use alloc::vec::Vec;
 
@@ -22,8 +23,9 @@ pub trait RingDriver {
     /// Whether walkers snoop.
     fn coherency(&self) -> Coherency;
 
-    /// Maps each piece at a slot of its own; what comes back is the first one's address and stands for all. What is not written back yet is
-    /// left to `lines`, which the calling processor keeps of this ring.
+    /// Maps each piece at a slot of its own; what comes back is the first one's address and stands
+    /// for all. What is not written back yet is left to `lines`, which the calling processor keeps
+    /// of this ring.
     ///
     /// # Errors
     /// Nothing is mapped.
@@ -152,8 +154,8 @@ impl RingDriver for RingAsPublished {
     }
 }
 
-/// The rings of one device, each behind a lock of the embedder's. An attachment names the ring that a mapping goes to:
-/// [`Dma::on_ring`](crate::Dma::on_ring).
+/// The rings of one device, each behind a lock of the embedder's. An attachment names the ring that
+/// a mapping goes to: [`Dma::on_ring`](crate::Dma::on_ring).
 #[derive(Debug)]
 pub struct Rings<R, L> {
     domain: DomainId,
@@ -171,8 +173,8 @@ struct SharedRing<L> {
     last: Pfn,
 }
 
-/// One processor's part of [`Rings`]: the rings that it has changed since it last made changes visible, with the lines it has yet to write
-/// back; none where walkers snoop.
+/// One processor's part of [`Rings`]: the rings that it has changed since it last made changes
+/// visible, with the lines it has yet to write back; none where walkers snoop.
 #[derive(Debug, Default)]
 pub struct RingsCpu {
     changed: Vec<(RingId, DirtyRingLines)>,
@@ -263,7 +265,8 @@ impl<R: RingDriver, L: Lock<R>> Space for Rings<R, L> {
         self.domain
     }
 
-    /// One slot holds one piece, and slots are 2^30 bytes apart: pieces that are to be consecutive must be one.
+    /// One slot holds one piece, and slots are 2^30 bytes apart: pieces that are to be consecutive
+    /// must be one.
     #[inline]
     fn map<P: Platform>(
         &self,
@@ -338,7 +341,8 @@ impl<R: RingDriver, L: Lock<R>> Space for Rings<R, L> {
         let ring = self.ring(iova.ring()).ok_or(UnmapRefusal::NotAllocated)?;
         let lines = self.lines(cpu, iova.ring());
         ring.with(|ring| ring.unmap_list(platform.memory(), lines, iova, range.bytes()))?;
-        // The first slot's pages stand for a whole list: what purges them is an invalidation of the ring.
+        // The first slot's pages stand for a whole list: what purges them is an invalidation of the
+        // ring.
         Ok(ClearedRange {
             unmapped: Unmapped::attest_cleared(self.domain, iova.slot_pages()),
             levels: CachedLevels::Leaves,
@@ -365,7 +369,8 @@ impl<R: RingDriver, L: Lock<R>> Space for Rings<R, L> {
 
     #[inline]
     fn release(&self, _cpu: &mut RingsCpu, range: R::FreeProof) {
-        // A run is of one ring: the last slot that an address can name is in none, so none follows it in the next ring.
+        // A run is of one ring: the last slot that an address can name is in none, so none follows
+        // it in the next ring.
         let first = RingIova::from(range.range().lo().iova());
         let last = RingIova::from(range.range().hi().iova());
         if let Some(ring) = self.ring(first.ring()) {

@@ -10,8 +10,8 @@ use crate::flush::FlushContext;
 #[must_use = "the range may still be cached by the hardware"]
 #[derive(Debug, PartialEq, Eq)]
 pub enum UnmapResult<T = ()> {
-    /// Nothing has changed: the space keeps the translation for the next map of the same memory, and lets go of it
-    /// [in time](Space::expire). The device reaches the buffer until then.
+    /// Nothing has changed: the space keeps the translation for the next map of the same memory,
+    /// and lets go of it [in time](Space::expire). The device reaches the buffer until then.
     Cached,
     /// It left the table.
     Cleared(ClearedRange<T>),
@@ -34,7 +34,8 @@ impl<T: TablePages> IotlbSync for UnmapResult<T> {
         matches!(self, Self::Cached)
     }
 
-    /// What is kept leaves in time. Memory that must not be reached until then is mapped by [`Space::map_bypass_cache`].
+    /// What is kept leaves in time. Memory that must not be reached until then is mapped by
+    /// [`Space::map_bypass_cache`].
     fn iotlb_sync<S: Space<UnmapResult = Self>, P: Platform>(
         self,
         home: &mut FlushContext<'_, S>,

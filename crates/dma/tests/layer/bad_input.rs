@@ -1,4 +1,5 @@
-//! Input that makes no sense: a typed error that says what and where, the state as before, never a panic.
+//! Input that makes no sense: a typed error that says what and where, the state as before, never a
+//! panic.
 
 mod exhaustion;
 mod foreign;
@@ -211,7 +212,8 @@ fn unmaps_of_what_is_not_mapped() {
     refused::<Tree, Gas>(true);
 }
 
-/// A tree knows the size of a range: a part of a mapping is refused where the table alone would clear it.
+/// A tree knows the size of a range: a part of a mapping is refused where the table alone would
+/// clear it.
 #[test]
 fn a_part_of_a_mapping() {
     let mut rig = Rig::<Tree, Plain, _, u64>::new(Strict);

@@ -8,7 +8,8 @@ fn pages(first: u64, count: u64) -> PfnRange {
     PfnRange::new(Pfn::new(first), count).unwrap()
 }
 
-/// A batch from which a table page was taken away is not released while walk caches may lead to that page.
+/// A batch from which a table page was taken away is not released while walk caches may lead to
+/// that page.
 #[test]
 fn a_batch_is_covered_only_with_its_levels() {
     use CachedLevels::{All, Leaves};

@@ -70,7 +70,8 @@ proptest! {
     ) {
         let mut rig = rig(128 << 10);
         let Bounced { board, dma, cpu, at } = &mut rig;
-        // An earlier user's bytes all over the pool, and a frame around the buffer that must not change.
+        // An earlier user's bytes all over the pool, and a frame around the buffer that must not
+        // change.
         fill(board, POOL, 128 << 10, 0xee);
         let around = memory(HIGH, 16 * SLOT);
         fill(board, HIGH, 16 * SLOT as usize, 0x55);
@@ -83,7 +84,8 @@ proptest! {
         let slot = *mapping.bounce().unwrap();
         prop_assert_eq!(placed.range.start().get(), slot.copy().start().get());
         prop_assert!(mapping.range().last().get() < REACH);
-        // Same low bits, as many slots as needed, and the device finds the buffer's bytes and zeroes around them (A34).
+        // Same low bits, as many slots as needed, and the device finds the buffer's bytes and
+        // zeroes around them (A34).
         prop_assert_eq!(mapping.iova().offset_in(SLOT), buffer.start().offset_in(SLOT));
         let slots = (buffer.start().offset_in(SLOT) + bytes).div_ceil(SLOT);
         let run = memory(slot.copy().start().get() / SLOT * SLOT, slots * SLOT);
@@ -93,7 +95,8 @@ proptest! {
         prop_assert_eq!(&seen[lead..lead + bytes as usize], &read(board, buffer)[..]);
         prop_assert!(seen[lead + bytes as usize..].iter().all(|b| *b == 0));
 
-        // The device writes a part of it; the processor must find that part, and only that part, changed.
+        // The device writes a part of it; the processor must find that part, and only that part,
+        // changed.
         let (a, b) = ((from * bytes as f64) as usize, (to * bytes as f64) as usize);
         let (a, b) = (a.min(b), a.max(b));
         let written = fill(board, slot.copy().start().get() + a as u64, b - a, 0xaa);

@@ -75,7 +75,8 @@ fn a_dropped_processor_leaks_what_its_bursts_withhold() {
     assert!(freed.borrow().is_empty());
 }
 
-/// A refusal changes nothing: the device reaches the buffer as before, and a driver that drops the error has not freed it.
+/// A refusal changes nothing: the device reaches the buffer as before, and a driver that drops the
+/// error has not freed it.
 #[test]
 fn a_dropped_refusal_leaks_its_buffer() {
     let freed = Rc::new(RefCell::new(Vec::new()));

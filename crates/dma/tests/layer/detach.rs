@@ -1,5 +1,6 @@
-//! Domains and processors that come and go: identifiers are reused only when nothing of their last domain is cached, tokens of a domain
-//! that is gone reach no other, and every buffer comes back once.
+//! Domains and processors that come and go: identifiers are reused only when nothing of their last
+//! domain is cached, tokens of a domain that is gone reach no other, and every buffer comes back
+//! once.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -31,7 +32,8 @@ enum Op {
     Detach(usize, usize, bool),
     Map(usize, usize),
     Unmap(usize, usize),
-    /// A token of a domain that is gone, through an attachment that is gone too or through that of whoever has the identifier now.
+    /// A token of a domain that is gone, through an attachment that is gone too or through that of
+    /// whoever has the identifier now.
     UnmapDead(usize, usize, bool),
     EndBurst(usize, usize),
     Retire(usize),

@@ -1,4 +1,5 @@
-//! Invalidations that fail: no buffer comes back unsafe, nothing grows, and what is owed can be settled.
+//! Invalidations that fail: no buffer comes back unsafe, nothing grows, and what is owed can be
+//! settled.
 
 use std::cell::RefCell;
 
@@ -129,7 +130,8 @@ fn a_multi_unmap_stops_at_what_is_not_mapped() {
     assert_eq!(back, [1, 2]);
 }
 
-/// Under a port that fails for ever: unmaps until `longest` are taken over, then every further one is owed.
+/// Under a port that fails for ever: unmaps until `longest` are taken over, then every further one
+/// is owed.
 fn stays_bounded<F>(
     mut rig: Rig<Tree, Plain, F, u64>,
     longest: usize,
@@ -218,7 +220,8 @@ fn memory_stays_bounded_when_invalidations_fail() {
     });
 }
 
-/// Two processors' rings, a timer that fails over and over: each ring keeps its own ranges and no more than its bound.
+/// Two processors' rings, a timer that fails over and over: each ring keeps its own ranges and no
+/// more than its bound.
 #[test]
 fn a_failing_timer_gives_every_ring_its_own_back() {
     let config = QueueConfig {
@@ -283,7 +286,8 @@ fn a_burst_hands_up_nothing_that_is_not_purged() {
         } = &mut rig;
         let outcome = dma.unmap_single(cpu, board, at, mapping).unwrap();
         assert_eq!(Outcome::<u64>::into_buffer(outcome), None);
-        // Addresses of an open part are not reused; a part is closed by the unmap that finds it full.
+        // Addresses of an open part are not reused; a part is closed by the unmap that finds it
+        // full.
         let open = (id as usize).saturating_sub(1) / 4 * 4;
         let distinct: std::collections::BTreeSet<_> = pages[open..].iter().collect();
         assert_eq!(distinct.len(), pages.len() - open);
@@ -312,7 +316,8 @@ fn a_burst_hands_up_nothing_that_is_not_purged() {
     assert!(board.port.warm.is_empty());
 }
 
-/// A queue that all domains share is flushed by whichever processor fills it, also by one whose handle is older than a domain.
+/// A queue that all domains share is flushed by whichever processor fills it, also by one whose
+/// handle is older than a domain.
 #[test]
 fn the_shared_queue_frees_ranges_of_every_domain() {
     let deferred = Deferred::with(4, u64::MAX, std::cell::RefCell::new);
@@ -358,7 +363,8 @@ fn the_shared_queue_frees_ranges_of_every_domain() {
     }
 }
 
-/// A driver that never ends its bursts is stopped before anything is cleared, by itself and in many.
+/// A driver that never ends its bursts is stopped before anything is cleared, by itself and in
+/// many.
 #[test]
 fn a_burst_that_never_ends_is_bounded() {
     const MOST: u64 = 5;

@@ -197,7 +197,8 @@ fn neighbours_merge_as_far_as_the_limits_go() {
             None,
             1,
         ),
-        // The device-visible range begins at page 0xffd of 0xfff: the last page of three lies behind a boundary of 2 pages.
+        // The device-visible range begins at page 0xffd of 0xfff: the last page of three lies
+        // behind a boundary of 2 pages.
         (vec![memory(0, 3 * PAGE)], 65536, Some(2 * PAGE), 2),
     ] {
         let mut rig = Rig::<Tree, Plain, _, u64>::new(Strict);

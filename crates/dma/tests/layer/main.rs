@@ -1,4 +1,5 @@
-//! The mapping layer against fakes that punish misuse: no hardware here, which it never meets but in memory.
+//! The mapping layer against fakes that punish misuse: no hardware here, which it never meets but
+//! in memory.
 
 mod bad_input;
 mod batches;

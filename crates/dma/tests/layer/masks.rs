@@ -171,7 +171,8 @@ fn rounding_reserves_and_does_not_map() {
     }
 }
 
-/// A static map of a whole guest: filled once, never touched by map and unmap, with the largest pages that fit (OS14, HW11).
+/// A static map of a whole guest: filled once, never touched by map and unmap, with the largest
+/// pages that fit (OS14, HW11).
 #[test]
 fn a_static_map_is_made_once() {
     let mut board = Board::new();

@@ -17,7 +17,8 @@ fn requests(count: u64) -> Vec<MapMultiRequest<u64>> {
         .collect()
 }
 
-/// Any number of uses touches neither table nor allocator nor port, under any policy; the end does, once.
+/// Any number of uses touches neither table nor allocator nor port, under any policy; the end does,
+/// once.
 fn lives<F: Flush<Space<Tree, Plain>, u64>>(flush: F, back_at_once: bool) {
     let mut rig = Rig::<Tree, Plain, F, u64>::new(flush);
     let Rig {

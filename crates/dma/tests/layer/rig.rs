@@ -1,5 +1,5 @@
-//! A board with a memory, frames that run dry, an allocator that keeps accounts and an invalidation port that goes wrong and
-//! remembers what devices may still reach.
+//! A board with a memory, frames that run dry, an allocator that keeps accounts and an invalidation
+//! port that goes wrong and remembers what devices may still reach.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -148,7 +148,8 @@ impl Platform for Board {
     }
 }
 
-/// An allocator that fails on demand, and checks that every range comes back once, as it was handed out.
+/// An allocator that fails on demand, and checks that every range comes back once, as it was handed
+/// out.
 pub(crate) struct Accounts<A> {
     inner: A,
     pub(crate) out: RefCell<BTreeMap<u64, PfnRange>>,

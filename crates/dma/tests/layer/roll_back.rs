@@ -1,4 +1,5 @@
-//! Fault injection at every allocation: after an error the layer is as it was, and everything that came in comes back.
+//! Fault injection at every allocation: after an error the layer is as it was, and everything that
+//! came in comes back.
 
 use ringfence_dma::flush::{Flush, Strict};
 use ringfence_dma::{DmaSegment, MapError, MapMultiRequest, MapReason, SgLimits, SgRequest};
@@ -218,7 +219,8 @@ fn out_of_addresses() {
     }
 }
 
-/// When both the map and the invalidation that should undo it fail, nothing that a device may reach is used again, and the caller is told.
+/// When both the map and the invalidation that should undo it fail, nothing that a device may reach
+/// is used again, and the caller is told.
 #[test]
 fn a_roll_back_that_fails_is_reported() {
     for (trouble, expected) in [
@@ -226,7 +228,8 @@ fn a_roll_back_that_fails_is_reported() {
         (Trouble::Failed, InvalidationError::Failed),
     ] {
         for shape in [Shape::List, Shape::Multi, Shape::Coherent] {
-            // The bitmap goes upwards: what comes first fits into the leaf table that exists, what comes next does not.
+            // The bitmap goes upwards: what comes first fits into the leaf table that exists, what
+            // comes next does not.
             let mut rig = fresh::<Bits, Plain>();
             let Rig {
                 board,
@@ -256,7 +259,8 @@ fn a_roll_back_that_fails_is_reported() {
                 "{shape:?}"
             );
             assert!(!rig.board.port.log.is_empty());
-            // The addresses are given up, and no leaf leads anywhere; of coherent memory, the frames are given up too.
+            // The addresses are given up, and no leaf leads anywhere; of coherent memory, the
+            // frames are given up too.
             let after = rig.state();
             assert_eq!(after.leaves, before.leaves);
             assert!(after.ranges.len() > before.ranges.len(), "{shape:?}");

@@ -1,4 +1,5 @@
-//! A machine with two IOMMUs: what belongs to one means nothing to the other, although both have a domain of that number.
+//! A machine with two IOMMUs: what belongs to one means nothing to the other, although both have a
+//! domain of that number.
 
 use ringfence_dma::flush::{Burst, Flush, Strict};
 use ringfence_dma::space::{Paged, Rounding};
@@ -147,7 +148,8 @@ fn what_another_unit_owes_is_not_settled_here() {
     }
 }
 
-/// A handle brings nothing of its unit along: what it withholds there is still within reach of a device.
+/// A handle brings nothing of its unit along: what it withholds there is still within reach of a
+/// device.
 #[test]
 fn a_handle_of_another_unit_gives_nothing_back_here() {
     let mut ours = Unit::new(0, Burst::default());

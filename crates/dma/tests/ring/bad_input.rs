@@ -216,7 +216,8 @@ fn unmapped_twice_out_of_order_and_during_anothers_burst() {
             "{reason:?}"
         );
     }
-    // The tail's slot is live; then it waits for this processor's burst; the other's slot stays withheld when this one ends its own.
+    // The tail's slot is live; then it waits for this processor's burst; the other's slot stays
+    // withheld when this one ends its own.
     assert!(is_full(rig.map(&at, buffer(0, 1)).unwrap_err()));
     rig.unmap(&at, a).unwrap();
     assert!(is_full(rig.map(&at, buffer(0, 1)).unwrap_err()));
@@ -277,7 +278,8 @@ fn another_device_or_a_narrow_mask_has_no_use_for_a_ring() {
     }
 }
 
-/// A static ring holds what stays mapped: coherent memory is one buffer of it, and never touches the ring beside it.
+/// A static ring holds what stays mapped: coherent memory is one buffer of it, and never touches
+/// the ring beside it.
 #[test]
 fn a_static_ring_stands_beside_a_dynamic_one() {
     let mut rig = Rig::new(Strict, &[1, 4], ANY);
@@ -313,8 +315,9 @@ fn a_static_ring_stands_beside_a_dynamic_one() {
     assert_eq!(board.port.log[invalidated..], [ring(0)]);
 }
 
-/// Owned rings: a mapping is refused by another ring of the device, by the same ring of another device in a domain of the same number, and
-/// by the same ring of the device in another domain; by its own once, and not again.
+/// Owned rings: a mapping is refused by another ring of the device, by the same ring of another
+/// device in a domain of the same number, and by the same ring of the device in another domain; by
+/// its own once, and not again.
 #[test]
 fn an_owned_ring_unmaps_nothing_of_others() {
     let board = Board::new(Coherency::Coherent);

@@ -117,8 +117,8 @@ fn the_layer_writes_lines_back_too() {
     assert_eq!(memory.drains() - drains, u64::from(2 * BURSTS));
 }
 
-/// The fence of one processor waits for no write-back of another: whoever tells the device, or invalidates, has written its own changes
-/// back, whoever was at the ring since.
+/// The fence of one processor waits for no write-back of another: whoever tells the device, or
+/// invalidates, has written its own changes back, whoever was at the ring since.
 #[test]
 fn processors_wait_for_what_they_have_changed_themselves() {
     let mut here = Board::new(Coherency::NonCoherent);

@@ -35,7 +35,8 @@ fn a_live_entry_is_overwritten() {
     );
 }
 
-/// Erratum 7: an unmap that unmaps nothing counts all the same, and the ring takes more than it has.
+/// Erratum 7: an unmap that unmaps nothing counts all the same, and the ring takes more than it
+/// has.
 #[test]
 fn a_double_unmap_is_counted() {
     let board = Board::new(Coherency::Coherent);
@@ -55,7 +56,8 @@ fn a_double_unmap_is_counted() {
     assert_eq!(empty.nmapped(), (1 << 18) - 1, "18 bits");
 }
 
-/// Erratum 8: buffers are back, and slots taken again, while the cached entry leads to the old buffer.
+/// Erratum 8: buffers are back, and slots taken again, while the cached entry leads to the old
+/// buffer.
 #[test]
 fn buffers_are_back_before_the_invalidation() {
     type Space = Rings<RingAsPublished, RefCell<RingAsPublished>>;
@@ -104,7 +106,8 @@ fn buffers_are_back_before_the_invalidation() {
     };
 }
 
-/// In its own order, and with a unit that does not lag, the literal driver does what the repaired one does.
+/// In its own order, and with a unit that does not lag, the literal driver does what the repaired
+/// one does.
 #[test]
 fn in_order_nothing_is_wrong_with_the_table() {
     for coherency in [Coherency::Coherent, Coherency::NonCoherent] {

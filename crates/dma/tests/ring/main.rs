@@ -1,4 +1,5 @@
-//! Rings against hardware that caches all it can: no unit here, which the driver never meets but in memory.
+//! Rings against hardware that caches all it can: no unit here, which the driver never meets but in
+//! memory.
 
 mod bad_input;
 mod lines;

@@ -1,5 +1,6 @@
-//! Random maps, unmaps, ends of bursts and failing invalidations, of one processor's own ring and of rings that two share, against a
-//! reference of what a device may reach and of what it must reach.
+//! Random maps, unmaps, ends of bursts and failing invalidations, of one processor's own ring and
+//! of rings that two share, against a reference of what a device may reach and of what it must
+//! reach.
 
 mod subjects;
 

@@ -1,4 +1,5 @@
-//! What an owned ring refuses: mappings of others, ranges that nothing is mapped at, and rings that were used before.
+//! What an owned ring refuses: mappings of others, ranges that nothing is mapped at, and rings that
+//! were used before.
 
 use ringfence_dma::ring::{DirtyRingLines, OwnedRing, RingError, RingMapping, SlotChoice};
 use ringfence_pgtable::Coherency;

@@ -1,4 +1,5 @@
-//! A board with a memory whose device side may lag behind, and an invalidation port that remembers every entry a device has ever seen.
+//! A board with a memory whose device side may lag behind, and an invalidation port that remembers
+//! every entry a device has ever seen.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -19,14 +20,15 @@ pub(crate) const DOMAIN: DomainId = DomainId::new(1);
 pub(crate) const TABLES: PhysAddr = PhysAddr::new(1 << 20);
 const BYTES: u64 = 8 << 20;
 
-/// One processor's way to the memory: what it has written back waits for its own fence and for nobody else's.
+/// One processor's way to the memory: what it has written back waits for its own fence and for
+/// nobody else's.
 pub(crate) type Memory = Rc<NonCoherent<Rc<Arena>>>;
 
 /// Names a slot of the device.
 pub(crate) type Place = (u16, u32);
 
-/// The invalidation port of a unit with the worst cache there could be: it keeps every valid entry that it ever saw, until the ring is
-/// invalidated.
+/// The invalidation port of a unit with the worst cache there could be: it keeps every valid entry
+/// that it ever saw, until the ring is invalidated.
 #[derive(Debug, Default)]
 pub(crate) struct Port {
     pub(crate) log: Vec<Invalidation>,

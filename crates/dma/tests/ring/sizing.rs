@@ -1,4 +1,5 @@
-//! N >= L + the longest burst: then no map waits, in the order of the ring. With fewer slots maps wait, and that is all they do.
+//! N >= L + the longest burst: then no map waits, in the order of the ring. With fewer slots maps
+//! wait, and that is all they do.
 
 use std::collections::VecDeque;
 

@@ -26,11 +26,13 @@ pub(crate) fn shuttled<T>(value: T) -> Shuttled<T> {
     Shuttled(Mutex::new(value))
 }
 
-/// What the hardware caches, and what it has been told; outside of shuttle's sight, but for the yields between a request and its end.
+/// What the hardware caches, and what it has been told; outside of shuttle's sight, but for the
+/// yields between a request and its end.
 #[derive(Debug, Default)]
 pub(crate) struct Hardware {
     pub(crate) cached: BTreeSet<(DomainId, u64)>,
-    /// What each request will have purged when it completes: only what was cached when it was submitted.
+    /// What each request will have purged when it completes: only what was cached when it was
+    /// submitted.
     pub(crate) requests: BTreeMap<u64, (Invalidation, BTreeSet<(DomainId, u64)>)>,
     pub(crate) submitted: u64,
     /// Each of these requests fails.

@@ -6,8 +6,9 @@ use ringfence_types::{Invalidation, InvalidationError, Invalidator, Ticket};
 
 use crate::{ContextLookup, Iommu};
 
-/// A unit behind a queue: a request takes effect only when it has been polled for often enough. Until then devices go on using what it
-/// names, so a layer that reuses an address or hands a buffer back without waiting is found out.
+/// A unit behind a queue: a request takes effect only when it has been polled for often enough.
+/// Until then devices go on using what it names, so a layer that reuses an address or hands a
+/// buffer back without waiting is found out.
 #[derive(Debug)]
 pub struct Delayed<D: ContextLookup> {
     unit: Iommu<D>,
@@ -20,7 +21,8 @@ pub struct Delayed<D: ContextLookup> {
 }
 
 impl<D: ContextLookup> Delayed<D> {
-    /// `unit` with room for `capacity` requests, each of which takes `polls` polls (of any ticket) to complete after those before it.
+    /// `unit` with room for `capacity` requests, each of which takes `polls` polls (of any ticket)
+    /// to complete after those before it.
     pub fn new(unit: Iommu<D>, polls: u32, capacity: usize) -> Self {
         Self {
             unit,

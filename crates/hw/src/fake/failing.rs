@@ -9,7 +9,8 @@ pub enum Misbehaviour {
     Refuse(InvalidationError),
     /// The request is accepted, and its completion is reported as failed.
     Fail(InvalidationError),
-    /// The request is reported complete, and nothing has been purged: what a layer that forgets to invalidate looks like.
+    /// The request is reported complete, and nothing has been purged: what a layer that forgets to
+    /// invalidate looks like.
     Forget,
 }
 
@@ -57,7 +58,8 @@ impl<I> Failing<I> {
     }
 }
 
-/// Tickets of requests that never reach the inner invalidator carry this bit, so that they cannot be taken for one of its own.
+/// Tickets of requests that never reach the inner invalidator carry this bit, so that they cannot
+/// be taken for one of its own.
 const OWN: u64 = 1 << 63;
 
 impl<I: Invalidator> Invalidator for Failing<I> {

@@ -8,10 +8,12 @@ use super::lru::Lru;
 use super::successors::Successors;
 use super::{PrefetchConfig, Prefetcher, Variant};
 
-/// A table with a row for each distance between two successive misses, and in it the distances that came next.
+/// A table with a row for each distance between two successive misses, and in it the distances that
+/// came next.
 ///
-/// G. Kandiraju and A. Sivasubramaniam, "Going the distance for TLB prefetching" (ISCA 2002). The table holds no address that an invalidation could erase; what
-/// the baseline forgets is the page that the next distance would be measured from.
+/// G. Kandiraju and A. Sivasubramaniam, "Going the distance for TLB prefetching" (ISCA 2002). The
+/// table holds no address that an invalidation could erase; what the baseline forgets is the page
+/// that the next distance would be measured from.
 #[derive(Debug, Clone)]
 pub struct Distance {
     variant: Variant,

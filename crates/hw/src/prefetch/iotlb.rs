@@ -29,11 +29,13 @@ pub struct PrefetchStats {
     pub misses: u64,
     /// Misses found among the prefetched entries.
     pub predicted: u64,
-    /// Proposals that were followed in vain: the entry had to go unused, or the page was not mapped when it was fetched.
+    /// Proposals that were followed in vain: the entry had to go unused, or the page was not mapped
+    /// when it was fetched.
     pub mispredicted: u64,
     /// Prefetched entries lost unused because an invalidation took them.
     pub discarded: u64,
-    /// Walks to verify a proposal before it is followed; these also fetch the entry. Only [`Variant::Modified`] and rings have them.
+    /// Walks to verify a proposal before it is followed; these also fetch the entry. Only
+    /// [`Variant::Modified`] and rings have them.
     pub verification_walks: u64,
     /// Proposals dropped because the walk found the page not mapped.
     pub rejected: u64,
@@ -51,9 +53,11 @@ impl PrefetchStats {
     }
 }
 
-/// A fully associative IOTLB with LRU replacement, and beside it a prefetcher with its buffer, also LRU.
+/// A fully associative IOTLB with LRU replacement, and beside it a prefetcher with its buffer, also
+/// LRU.
 ///
-/// The tables stay outside: each access brings along a function that says whether a page is mapped, which stands for the walk.
+/// The tables stay outside: each access brings along a function that says whether a page is mapped,
+/// which stands for the walk.
 ///
 /// ```
 /// use ringfence_hw::prefetch::{Markov, PrefetchConfig, PrefetchingIotlb, LookupOutcome, Variant};

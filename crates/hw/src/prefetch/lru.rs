@@ -1,4 +1,5 @@
-//! A bounded map whose entries stand in the order of their last use: prediction tables, the recency stack, and the small caches.
+//! A bounded map whose entries stand in the order of their last use: prediction tables, the recency
+//! stack, and the small caches.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -17,7 +18,8 @@ struct Node<V> {
     older: u32,
 }
 
-/// At most `capacity` entries. Memory grows with the entries used and stays; a step costs the logarithm of their number.
+/// At most `capacity` entries. Memory grows with the entries used and stays; a step costs the
+/// logarithm of their number.
 #[derive(Debug, Clone)]
 pub(super) struct Lru<V> {
     nodes: Vec<Node<V>>,
@@ -63,8 +65,8 @@ impl<V: Default> Lru<V> {
         self.nodes.get_mut(id as usize).map(|node| &mut node.value)
     }
 
-    /// Puts an entry in front, in place of one of the same key. Without room the entry used least recently goes and is returned, and
-    /// without any capacity the new one.
+    /// Puts an entry in front, in place of one of the same key. Without room the entry used least
+    /// recently goes and is returned, and without any capacity the new one.
     pub(super) fn insert(&mut self, key: u64, value: V) -> Option<(u64, V)> {
         if self.capacity == 0 {
             return Some((key, value));

@@ -11,13 +11,15 @@ use super::{PrefetchConfig, Prefetcher, Variant};
 
 /// A table with a row for each page that missed, and in it the pages that missed next.
 ///
-/// D. Joseph and D. Grunwald, "Prefetching using Markov predictors" (ISCA 1997), on pages instead of cache lines.
+/// D. Joseph and D. Grunwald, "Prefetching using Markov predictors" (ISCA 1997), on pages instead
+/// of cache lines.
 #[derive(Debug, Clone)]
 pub struct Markov {
     variant: Variant,
     slots: u8,
     rows: Lru<Successors>,
-    /// (page, row) where the row names the page: what the baseline must erase with the page. The modified variant keeps none.
+    /// (page, row) where the row names the page: what the baseline must erase with the page. The
+    /// modified variant keeps none.
     named: BTreeSet<(u64, u64)>,
     last: Option<u64>,
 }

@@ -1,6 +1,7 @@
 //! TLB prefetchers, and the rIOTLB's pair of entries to compare them with (rIOMMU section 5.4).
 //!
-//! Three prefetchers of the literature learn from the pages that miss the IOTLB and propose pages that may miss next:
+//! Three prefetchers of the literature learn from the pages that miss the IOTLB and propose pages
+//! that may miss next:
 //!
 //! | prefetcher | its history | proposes |
 //! |---|---|---|
@@ -8,12 +9,14 @@
 //! | [`Recency`] | a stack of the pages that left the IOTLB, the latest on top | the page's neighbours in the stack |
 //! | [`Distance`] | which distances came next after a distance | the page plus those distances |
 //!
-//! [`PrefetchingIotlb`] puts one of them beside a small IOTLB, with a buffer for what was proposed, and counts. Each exists in the two
-//! [`Variant`]s of the document. [`RingPair`] is what rIOMMU does instead: it needs no history, because a ring says what comes next.
+//! [`PrefetchingIotlb`] puts one of them beside a small IOTLB, with a buffer for what was proposed,
+//! and counts. Each exists in the two [`Variant`]s of the document. [`RingPair`] is what rIOMMU
+//! does instead: it needs no history, because a ring says what comes next.
 //!
-//! The three are those that G. Kandiraju and A. Sivasubramaniam survey in "Going the distance for TLB prefetching" (ISCA 2002), the
-//! rIOMMU document's own source. What the document leaves open is settled here: histories are fully associative with LRU
-//! replacement, a hit in the buffer is still a miss of the IOTLB and trains the prefetcher, and a row is looked up before it is changed.
+//! The three are those that G. Kandiraju and A. Sivasubramaniam survey in "Going the distance for
+//! TLB prefetching" (ISCA 2002), the rIOMMU document's own source. What the document leaves open is
+//! settled here: histories are fully associative with LRU replacement, a hit in the buffer is still
+//! a miss of the IOTLB and trains the prefetcher, and a row is looked up before it is changed.
 
 mod distance;
 mod iotlb;
@@ -42,11 +45,11 @@ pub const MAX_SLOTS: u8 = 4;
 /// What becomes of a page in the history when it is unmapped (rIOMMU section 5.4).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Variant {
-    /// As published for processors: an invalidated page is forgotten. What is proposed is fetched unseen; if it turns out to be not mapped,
-    /// the proposal was wrong.
+    /// As published for processors: an invalidated page is forgotten. What is proposed is fetched
+    /// unseen; if it turns out to be not mapped, the proposal was wrong.
     Baseline,
-    /// As the rIOMMU document modified them: an invalidated page stays in the history, and the table is walked for each proposal, which
-    /// is made only if the page is mapped.
+    /// As the rIOMMU document modified them: an invalidated page stays in the history, and the
+    /// table is walked for each proposal, which is made only if the page is mapped.
     Modified,
 }
 
@@ -60,9 +63,11 @@ impl Variant {
 pub struct PrefetchConfig {
     /// What becomes of unmapped pages.
     pub variant: Variant,
-    /// Entries of the history: rows of a table, pages of a stack. 0 learns nothing; more than [`MAX_HISTORY`] count as that many.
+    /// Entries of the history: rows of a table, pages of a stack. 0 learns nothing; more than
+    /// [`MAX_HISTORY`] count as that many.
     pub history: u32,
-    /// Successors that a row remembers, the latest ones; cut to 1..=[`MAX_SLOTS`]. A stack has no rows and ignores it.
+    /// Successors that a row remembers, the latest ones; cut to 1..=[`MAX_SLOTS`]. A stack has no
+    /// rows and ignores it.
     pub slots: u8,
 }
 
@@ -82,8 +87,9 @@ pub trait Prefetcher {
     /// An empty history.
     fn new(config: PrefetchConfig) -> Self;
 
-    /// `page` was looked up in the IOTLB and not found. Appends to `proposals` the pages expected to miss next, the likeliest
-    /// first, at most [`MAX_SLOTS`]; they may be cached already, or not be mapped.
+    /// `page` was looked up in the IOTLB and not found. Appends to `proposals` the pages expected
+    /// to miss next, the likeliest first, at most [`MAX_SLOTS`]; they may be cached already, or not
+    /// be mapped.
     fn missed(&mut self, page: Pfn, proposals: &mut Vec<Pfn>);
 
     /// `page` left the IOTLB to make room for another one.

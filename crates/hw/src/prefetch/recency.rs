@@ -7,12 +7,13 @@ use ringfence_types::Pfn;
 use super::lru::Lru;
 use super::{PrefetchConfig, Prefetcher, Variant};
 
-/// A stack of the pages that left the IOTLB, the latest on top. A page that misses is taken out of it, and its two neighbours
-/// are proposed.
+/// A stack of the pages that left the IOTLB, the latest on top. A page that misses is taken out of
+/// it, and its two neighbours are proposed.
 ///
-/// A. Saulsbury, F. Dahlgren and P. Stenström, "Recency-based TLB preloading" (ISCA 2000). There the stack is made of pointers in the page table
-/// and holds every page; here it has a size, as the history of the other two does, and its lowest page drops out.
-/// The modified variant takes an invalidation for an eviction.
+/// A. Saulsbury, F. Dahlgren and P. Stenström, "Recency-based TLB preloading" (ISCA 2000). There
+/// the stack is made of pointers in the page table and holds every page; here it has a size, as the
+/// history of the other two does, and its lowest page drops out. The modified variant takes an
+/// invalidation for an eviction.
 #[derive(Debug, Clone)]
 pub struct Recency {
     variant: Variant,

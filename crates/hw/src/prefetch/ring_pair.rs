@@ -1,12 +1,14 @@
-//! The rIOTLB's two entries for a ring, as a prefetcher among prefetchers (rIOMMU section 4, Fig. 10).
+//! The rIOTLB's two entries for a ring, as a prefetcher among prefetchers (rIOMMU section 4, Fig.
+//! 10).
 
 use super::iotlb::{LookupOutcome, PrefetchStats};
 
 /// The current entry of a ring and the one after it.
 ///
-/// This is the prediction alone, to be counted like the prefetchers' in traces of any device: entries are numbered as they
-/// are mapped and the ring is so long that no number comes twice. It follows the repaired algorithm: an access that
-/// finds the ring elsewhere prefetches anew and keeps no older `next`.
+/// This is the prediction alone, to be counted like the prefetchers' in traces of any device:
+/// entries are numbered as they are mapped and the ring is so long that no number comes twice. It
+/// follows the repaired algorithm: an access that finds the ring elsewhere prefetches anew and
+/// keeps no older `next`.
 #[derive(Debug, Clone, Default)]
 pub struct RingPair {
     current: Option<u64>,

@@ -10,7 +10,8 @@ pub(super) struct Successors {
 }
 
 impl Successors {
-    /// Puts `value` in front. Of more than `limit` values the one noted first goes, and is returned.
+    /// Puts `value` in front. Of more than `limit` values the one noted first goes, and is
+    /// returned.
     pub(super) fn note(&mut self, value: u64, limit: u8) -> Option<u64> {
         let known = self.iter().position(|other| other == value);
         let limit = limit.clamp(1, MAX_SLOTS);

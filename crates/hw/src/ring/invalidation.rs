@@ -1,4 +1,5 @@
-//! The invalidation interface of a ring unit: `riotlb_invalidate` (rIOMMU Fig. 11), and the requests that every unit knows.
+//! The invalidation interface of a ring unit: `riotlb_invalidate` (rIOMMU Fig. 11), and the
+//! requests that every unit knows.
 
 use ringfence_types::{Invalidation, InvalidationError, Invalidator, Ticket};
 
@@ -8,8 +9,8 @@ use super::stats::count;
 use super::unit::RingUnit;
 
 impl<L: RingLogic> RingUnit<L> {
-    /// Purges what `request` names, at once. An entry goes as a whole, the copy of the next slot with it, so a request for pages takes every
-    /// ring that it touches.
+    /// Purges what `request` names, at once. An entry goes as a whole, the copy of the next slot
+    /// with it, so a request for pages takes every ring that it touches.
     #[inline]
     pub fn invalidate(&mut self, request: &Invalidation) {
         let counts = &mut self.state.stats.invalidations;

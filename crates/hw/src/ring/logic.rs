@@ -1,5 +1,5 @@
-//! What the documents' ring IOMMU gets wrong, and what is done about it (errata 6): the parts of rIOMMU Fig. 10 of which there is more
-//! than one version.
+//! What the documents' ring IOMMU gets wrong, and what is done about it (errata 6): the parts of
+//! rIOMMU Fig. 10 of which there is more than one version.
 
 use core::fmt::Debug;
 
@@ -8,12 +8,14 @@ use ringfence_types::PhysRange;
 
 /// A version of Fig. 10. A unit is made for one; there is nothing to switch while it runs.
 pub trait RingLogic: Debug + Clone {
-    /// Whether what `riotlb_entry_sync` and `rprefetch` do to the entry they are given is done to the entry in the rIOTLB.
+    /// Whether what `riotlb_entry_sync` and `rprefetch` do to the entry they are given is done to
+    /// the entry in the rIOTLB.
     const PASSING: ParameterPassing;
     /// What `rprefetch` leaves in `e.next` if the successor is not valid.
     const NO_SUCCESSOR: NoSuccessorPolicy;
 
-    /// Whether `bytes` bytes at `offset` lie inside a buffer of `size` bytes, as far as this version looks.
+    /// Whether `bytes` bytes at `offset` lie inside a buffer of `size` bytes, as far as this
+    /// version looks.
     fn is_inside(offset: u64, bytes: u64, size: u64) -> bool;
 }
 
@@ -35,7 +37,8 @@ pub enum NoSuccessorPolicy {
     Keeps,
 }
 
-/// What the ring modes run on: the whole length is checked, `next` is the successor of the current slot or nothing.
+/// What the ring modes run on: the whole length is checked, `next` is the successor of the current
+/// slot or nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FixedLogic {}
 
@@ -49,8 +52,8 @@ impl RingLogic for FixedLogic {
     }
 }
 
-/// Fig. 10 as its authors must have run it, with its other defects: only the first byte is checked against the size, and a prefetch that
-/// finds nothing leaves what was there.
+/// Fig. 10 as its authors must have run it, with its other defects: only the first byte is checked
+/// against the size, and a prefetch that finds nothing leaves what was there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogicAsPublished {}
 
@@ -64,8 +67,9 @@ impl RingLogic for LogicAsPublished {
     }
 }
 
-/// Fig. 10 to the letter: entries are passed by value, so nothing is ever prefetched, and an access that does not name the cached slot is
-/// translated by the entry of that slot all the same. No mode runs on it; it shows that the figure cannot be meant.
+/// Fig. 10 to the letter: entries are passed by value, so nothing is ever prefetched, and an access
+/// that does not name the cached slot is translated by the entry of that slot all the same. No mode
+/// runs on it; it shows that the figure cannot be meant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ByValue {}
 

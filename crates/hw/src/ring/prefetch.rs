@@ -10,7 +10,8 @@ use super::riotlb::{Entry, RingKey};
 use super::stats::{RingStats, count};
 use super::unit::{RingUnit, RingUnitState};
 
-/// When the next slot is read. "Our design does not depend on the latter field and works just as well without it" (section 4).
+/// When the next slot is read. "Our design does not depend on the latter field and works just as
+/// well without it" (section 4).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Prefetch {
     /// Before the access that moved to the current slot completes.
@@ -51,8 +52,8 @@ impl DeferredPrefetches {
 }
 
 impl RingUnitState {
-    /// Reads the slot after the current one of `entry`, now, later, or not. Until then a repaired entry has no next, whatever it had for
-    /// the slot before.
+    /// Reads the slot after the current one of `entry`, now, later, or not. Until then a repaired
+    /// entry has no next, whatever it had for the slot before.
     #[inline]
     pub(super) fn prefetch<L: RingLogic, M: PhysMemory + ?Sized>(
         &mut self,
@@ -92,8 +93,8 @@ fn no_successor<L: RingLogic>(entry: &mut Entry) {
 }
 
 impl<L: RingLogic> RingUnit<L> {
-    /// Completes the oldest prefetch put off; whether there was one. It reads memory as it is now. If its ring has lost its entry or moved to
-    /// another slot meanwhile, it comes to nothing.
+    /// Completes the oldest prefetch put off; whether there was one. It reads memory as it is now.
+    /// If its ring has lost its entry or moved to another slot meanwhile, it comes to nothing.
     pub fn complete_prefetch<M: PhysMemory + ?Sized>(&mut self, mem: &M) -> bool {
         let Some((key, current)) = self.state.waiting.queue.pop_front() else {
             return false;

@@ -6,10 +6,12 @@ use ringfence_types::{DomainId, RequesterId, RingId, RingSlot};
 use crate::cache::SetAssociative;
 use crate::{Geometry, Replacement};
 
-/// What is cached of one ring: the slot used last with a copy of its entry, and perhaps one of the next slot's.
+/// What is cached of one ring: the slot used last with a copy of its entry, and perhaps one of the
+/// next slot's.
 ///
-/// The figure reads the rDEVICE and the rRING again whenever the slot changes. Here the rRING is kept with the entry and goes with it, so an
-/// operating system that resizes or moves a ring invalidates the ring, as it has to anyway.
+/// The figure reads the rDEVICE and the rRING again whenever the slot changes. Here the rRING is
+/// kept with the entry and goes with it, so an operating system that resizes or moves a ring
+/// invalidates the ring, as it has to anyway.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Entry {
     pub(super) table: RingTable,
@@ -111,8 +113,9 @@ impl RingKey {
         RingId::new(raw as u16)
     }
 
-    /// Neighbouring rings of a device go to neighbouring sets, and the same ring of different devices to different ones. Most devices
-    /// are function 0 of a bus of their own, so the bus takes part.
+    /// Neighbouring rings of a device go to neighbouring sets, and the same ring of different
+    /// devices to different ones. Most devices are function 0 of a bus of their own, so the bus
+    /// takes part.
     #[inline]
     const fn selector(self) -> u64 {
         self.0 ^ (self.0 >> 16) ^ (self.0 >> 20)

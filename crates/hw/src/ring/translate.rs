@@ -1,4 +1,5 @@
-//! Translation by rings (rIOMMU Fig. 10; RI06 to RI08). The comments quote the figure where its steps are taken.
+//! Translation by rings (rIOMMU Fig. 10; RI06 to RI08). The comments quote the figure where its
+//! steps are taken.
 
 use ringfence_pgtable::{RingPte, RingTable};
 use ringfence_types::{
@@ -13,7 +14,8 @@ use crate::unit::TranslationState;
 use crate::{MAX_TRANSLATED_BYTES, Translate, Translation};
 
 impl<L: RingLogic> Translate for RingUnit<L> {
-    /// `rtranslate`. An access lies in one buffer: its length counts against the buffer's, not against the slot's 2^30 addresses.
+    /// `rtranslate`. An access lies in one buffer: its length counts against the buffer's, not
+    /// against the slot's 2^30 addresses.
     #[inline(always)]
     fn translate<M: PhysMemory + ?Sized>(
         &mut self,
@@ -27,7 +29,8 @@ impl<L: RingLogic> Translate for RingUnit<L> {
         let key = RingKey::new(device, at.ring());
         let translated = self.translation_state == TranslationState::Enabled && is_carried(bytes);
         if translated && let Some(entry) = self.riotlb.newest(key) {
-            // The accesses that most devices make: to the slot used last, or the next one of a ring used last.
+            // The accesses that most devices make: to the slot used last, or the next one of a ring
+            // used last.
             if let Some(pte) = self.state.sync::<L, M>(mem, key, at, entry) {
                 if let Some(range) = permitted::<L>(&pte, at, bytes, access) {
                     return Ok(Translation::one(range));
@@ -93,7 +96,8 @@ fn refusal<L: RingLogic>(
 }
 
 impl RingUnitState {
-    /// Brings `entry` to the slot of `at`: its `rpte`; `None` if it could not, and then `self.stop` says why not.
+    /// Brings `entry` to the slot of `at`: its `rpte`; `None` if it could not, and then `self.stop`
+    /// says why not.
     #[inline(always)]
     fn sync<L: RingLogic, M: PhysMemory + ?Sized>(
         &mut self,
@@ -117,7 +121,8 @@ impl RingUnitState {
         }
     }
 
-    /// `riotlb_entry_sync`, and the `rpte` that it leaves: who has it need not look where it was stored just now.
+    /// `riotlb_entry_sync`, and the `rpte` that it leaves: who has it need not look where it was
+    /// stored just now.
     #[inline(always)]
     fn entry_sync<L: RingLogic, M: PhysMemory + ?Sized>(
         &mut self,
@@ -158,7 +163,8 @@ impl RingUnitState {
 }
 
 impl<L: RingLogic> RingUnit<L> {
-    /// An access that no entry permits: the unit is off, the length is none, or `self.work.stop` says why.
+    /// An access that no entry permits: the unit is off, the length is none, or `self.work.stop`
+    /// says why.
     #[cold]
     #[inline(never)]
     fn translate_none(
@@ -191,8 +197,8 @@ impl<L: RingLogic> RingUnit<L> {
         Err(fault)
     }
 
-    /// `e.rpte` of a ring whose entry is not at hand, or of one that has none; `None` if the access is stopped, and then `self.work.stop`
-    /// says why.
+    /// `e.rpte` of a ring whose entry is not at hand, or of one that has none; `None` if the access
+    /// is stopped, and then `self.work.stop` says why.
     #[inline(never)]
     fn current<M: PhysMemory + ?Sized>(
         &mut self,

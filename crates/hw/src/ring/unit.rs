@@ -16,7 +16,8 @@ use crate::context_cache::ContextCache;
 use crate::unit::TranslationState;
 use crate::{FaultLog, Geometry, Replacement};
 
-/// The shape of a ring unit. The documents say one entry for a ring and leave open for how many rings.
+/// The shape of a ring unit. The documents say one entry for a ring and leave open for how many
+/// rings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RingUnitConfig {
     /// For how many rings, of all devices together, the rIOTLB has entries.
@@ -32,7 +33,8 @@ pub struct RingUnitConfig {
 }
 
 impl RingUnitConfig {
-    /// A unit without any cache: it reads every table for every access, and nothing is ever stale. The reference for all others.
+    /// A unit without any cache: it reads every table for every access, and nothing is ever stale.
+    /// The reference for all others.
     pub const UNCACHED: Self = Self {
         riotlb: Geometry::ABSENT,
         replacement: Replacement::Lru,
@@ -49,7 +51,8 @@ pub(super) struct RingContext {
     pub(super) rings: RingDevice,
 }
 
-/// All of a unit but what it caches, so that an entry can be changed while it is counted and queued.
+/// All of a unit but what it caches, so that an entry can be changed while it is counted and
+/// queued.
 #[derive(Clone)]
 pub(super) struct RingUnitState {
     pub(super) when: Prefetch,
@@ -61,8 +64,9 @@ pub(super) struct RingUnitState {
 
 /// A ring IOMMU (rIOMMU section 4).
 ///
-/// Like [`Iommu`](crate::Iommu) it knows memory, its registers and the invalidations it is sent; the embedder serialises its use. What it
-/// caches, and what must be invalidated when the operating system changes it:
+/// Like [`Iommu`](crate::Iommu) it knows memory, its registers and the invalidations it is sent;
+/// the embedder serialises its use. What it caches, and what must be invalidated when the operating
+/// system changes it:
 ///
 /// | cached | until |
 /// |---|---|
@@ -84,7 +88,8 @@ pub struct RingUnit<L: RingLogic = FixedLogic> {
 impl<L: RingLogic> RingUnit<L> {
     /// A unit without a root table, switched off: every access is passed through untranslated.
     pub fn new(config: &RingUnitConfig) -> Self {
-        // A ring waits for one prefetch at a time; those of rings that have lost their entry meanwhile take the rest.
+        // A ring waits for one prefetch at a time; those of rings that have lost their entry
+        // meanwhile take the rest.
         let waiting = match config.prefetch {
             Prefetch::Deferred => config.riotlb.entries() as usize,
             Prefetch::Immediate | Prefetch::Absent => 0,
@@ -106,8 +111,9 @@ impl<L: RingLogic> RingUnit<L> {
         }
     }
 
-    /// Programs the root table's address and drops all that is cached. Before this an enabled unit denies every device. It is this
-    /// unit's own: a device is attached to it by a context in this table.
+    /// Programs the root table's address and drops all that is cached. Before this an enabled unit
+    /// denies every device. It is this unit's own: a device is attached to it by a context in this
+    /// table.
     pub fn set_root_table(&mut self, at: PhysAddr) {
         self.root = Some(at.align_down(PageSize::Size4K.bytes()));
         self.contexts.clear();

@@ -1,4 +1,5 @@
-//! Each algorithm once more, written down as its description reads, with lists that are searched from end to end.
+//! Each algorithm once more, written down as its description reads, with lists that are searched
+//! from end to end.
 
 use proptest::prelude::*;
 use ringfence_hw::prefetch::{

@@ -1,4 +1,5 @@
-//! What the rIOMMU document says of the three prefetchers on rings (section 5.4), over a table in memory that is really walked.
+//! What the rIOMMU document says of the three prefetchers on rings (section 5.4), over a table in
+//! memory that is really walked.
 
 use ringfence_hw::prefetch::{
     Distance, LookupOutcome, Markov, PrefetchConfig, PrefetchStats, Prefetcher, PrefetchingIotlb,
@@ -115,7 +116,8 @@ fn baselines_predict_nothing_because_pages_are_invalidated_after_use() {
     }
 }
 
-/// The document found Distance ineffective in its traces. On a ring alone that depends on how the pages lie.
+/// The document found Distance ineffective in its traces. On a ring alone that depends on how the
+/// pages lie.
 #[test]
 fn distance_needs_a_row_for_each_distance_of_the_ring() {
     for size in RINGS {
@@ -123,7 +125,8 @@ fn distance_needs_a_row_for_each_distance_of_the_ring() {
             let stats = ring::<Distance>(Variant::Modified, history, size, order);
             stats.predicted
         };
-        // Two distances: one step down, and back to the top. Each lap begins with a surprise until that is learned.
+        // Two distances: one step down, and back to the top. Each lap begins with a surprise until
+        // that is learned.
         assert!(rate(2, Order::Tidy) >= all_but_the_first_lap(size));
         assert_eq!(rate(size - 1, Order::Scattered), 0);
         assert!(rate(size, Order::Scattered) >= all_but_the_first_lap(size) - 1);

@@ -1,4 +1,5 @@
-//! The defects of the documents that lie in the hardware, on the literal unit and on the repaired one (errata 6 and 8).
+//! The defects of the documents that lie in the hardware, on the literal unit and on the repaired
+//! one (errata 6 and 8).
 
 use ringfence_hw::{ByValue, FixedLogic, LogicAsPublished, Prefetch, RingLogic};
 use ringfence_pgtable::RingPte;
@@ -19,7 +20,8 @@ fn place(slot: u32) -> u64 {
     u64::from(slot + 1) << 12
 }
 
-/// Errata 6: only the start of an access is checked, so one that starts inside the buffer leaves it.
+/// Errata 6: only the start of an access is checked, so one that starts inside the buffer leaves
+/// it.
 #[test]
 fn a_straddle() {
     let mem = arena();
@@ -38,14 +40,16 @@ fn a_straddle() {
     assert_eq!(repaired.dma(NIC, at, 1, READ), Ok((place(0) + 63, 1)));
 }
 
-/// Errata 6: a walk to a slot without a valid successor keeps the `next` of another slot, which then passes for that successor.
+/// Errata 6: a walk to a slot without a valid successor keeps the `next` of another slot, which
+/// then passes for that successor.
 #[test]
 fn a_next_that_is_not_cleared() {
     fn outcome<L: RingLogic>() -> crate::rig::Seen {
         let mem = arena();
         let mut rig = filled::<L>(&mem, 8, 2);
         rig.map(NIC, 0, 5, pte(place(5), 64, RW));
-        // Slot 0 is current and 1 prefetched; then slot 5, of which 6 is the successor and not mapped.
+        // Slot 0 is current and 1 prefetched; then slot 5, of which 6 is the successor and not
+        // mapped.
         assert_eq!(rig.touch(NIC, 0, 0), Ok((place(0), 1)));
         assert_eq!(rig.touch(NIC, 0, 5), Ok((place(5), 1)));
         rig.touch(NIC, 0, 6)
@@ -58,7 +62,8 @@ fn a_next_that_is_not_cleared() {
     assert_eq!(outcome::<FixedLogic>(), Err((iova(0, 6, 0), NotPresent)));
 }
 
-/// Errata 6: with entries passed by value as written, an access to any slot is translated by the ring's first one.
+/// Errata 6: with entries passed by value as written, an access to any slot is translated by the
+/// ring's first one.
 #[test]
 fn entries_passed_by_value() {
     let mem = arena();
@@ -79,8 +84,9 @@ fn entries_passed_by_value() {
     }
 }
 
-/// Errata 8: until the invalidation the current entry and the prefetched one lead to buffers that are unmapped; no third one does.
-/// That is how the hardware is, repaired or not: the repair is to withhold the buffers.
+/// Errata 8: until the invalidation the current entry and the prefetched one lead to buffers that
+/// are unmapped; no third one does. That is how the hardware is, repaired or not: the repair is to
+/// withhold the buffers.
 #[test]
 fn the_two_stale_entries() {
     fn outcome<L: RingLogic>() {
@@ -150,7 +156,8 @@ fn buffers_reached_after_their_unmap() {
     }
 }
 
-/// Errata 7 as the hardware sees it: a live slot is overwritten field by field, and its translation is another buffer's.
+/// Errata 7 as the hardware sees it: a live slot is overwritten field by field, and its translation
+/// is another buffer's.
 #[test]
 fn a_live_slot_overwritten() {
     let mem = arena();

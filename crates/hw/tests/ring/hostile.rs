@@ -54,7 +54,8 @@ fn unit<L: RingLogic>(config: &RingUnitConfig) -> RingUnit<L> {
 proptest! {
     #![proptest_config(cases(400, 0x686f_7374))]
 
-    /// As long as memory does not change, the repaired caches change nothing. The literal ones may, and stop nothing from ending.
+    /// As long as memory does not change, the repaired caches change nothing. The literal ones may,
+    /// and stop nothing from ending.
     #[test]
     fn anything_in_memory_gives_what_an_uncached_unit_gives(
         words in prop::collection::vec((0..COUNT, 0..32_u64, word()), 0..100),

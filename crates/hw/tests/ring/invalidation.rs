@@ -81,7 +81,8 @@ fn scopes() {
     assert_eq!(unknown, Err(InvalidationError::Failed));
 }
 
-/// The table of the unit's documentation: an rRING lives as long as the ring's entry, an rDEVICE as long as the context.
+/// The table of the unit's documentation: an rRING lives as long as the ring's entry, an rDEVICE as
+/// long as the context.
 #[test]
 fn what_lives_how_long() {
     let mem = arena();

@@ -97,7 +97,8 @@ fn each_device_is_translated_by_its_own_unit() {
         assert_eq!(access(&mut machine, &mem, NIC, Iova::ZERO), Ok(0x7001));
         assert_eq!(access(&mut machine, &mem, DISK, Iova::ZERO), Ok(0xd_0000));
     }
-    // Wired to the wrong unit, a device is stopped: neither takes the other's contexts, and nothing cached in the other helps.
+    // Wired to the wrong unit, a device is stopped: neither takes the other's contexts, and nothing
+    // cached in the other helps.
     assert_eq!(
         machine.attach(NIC, IommuKind::Baseline),
         Some(IommuKind::Ring)

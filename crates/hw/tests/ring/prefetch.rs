@@ -77,7 +77,8 @@ fn late_prefetches() {
     assert_eq!(rig.unit.stats().prefetch_hits, 1);
 }
 
-/// While a prefetch is on its way, the repaired entry has no next; the literal one still has that of the slot before.
+/// While a prefetch is on its way, the repaired entry has no next; the literal one still has that
+/// of the slot before.
 #[test]
 fn between_a_walk_and_its_late_prefetch() {
     fn outcome<L: RingLogic>() -> Seen {

@@ -1,4 +1,5 @@
-//! What may be reached, by brute force: after every step, a copy of the unit is asked for every slot of every ring.
+//! What may be reached, by brute force: after every step, a copy of the unit is asked for every
+//! slot of every ring.
 
 use std::collections::{HashMap, HashSet};
 
@@ -105,7 +106,8 @@ fn run(config: &RingUnitConfig, steps: &[(usize, u16, u32, Step)]) -> Result<(),
         let (device, ring, slot) = ([NIC, SSD][*device], *ring, *slot);
         let place = (device, ring, slot);
         match *step {
-            // A driver that keeps the rules: no live slot is overwritten, none is used again before the invalidation.
+            // A driver that keeps the rules: no live slot is overwritten, none is used again before
+            // the invalidation.
             Step::Map { bytes, dir } => {
                 if !truth.live.contains_key(&place) && !truth.stale.contains_key(&place) {
                     let pte = pte((number as u64 + 1) << 20 | 0x123, bytes, [R, W, RW][dir]);

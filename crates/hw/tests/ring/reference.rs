@@ -1,4 +1,5 @@
-//! The unit against Fig. 10 written down once more, as simply as it can be: a map from ring to entry, no capacity, no short cuts.
+//! The unit against Fig. 10 written down once more, as simply as it can be: a map from ring to
+//! entry, no capacity, no short cuts.
 
 use std::collections::HashMap;
 

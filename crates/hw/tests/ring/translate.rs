@@ -26,7 +26,8 @@ fn buffers_of_any_place_and_length() {
         for (slot, entry) in slots {
             rig.map(SSD, 3, slot, entry);
         }
-        // In order, as a device goes through a ring, then out of order, which is allowed too (RI15).
+        // In order, as a device goes through a ring, then out of order, which is allowed too
+        // (RI15).
         for index in [0, 1, 2, 3, 3, 1, 0, 2, 1] {
             let (slot, entry) = slots[index];
             let start = entry.start().get();

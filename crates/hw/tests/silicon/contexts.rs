@@ -106,7 +106,8 @@ fn contexts_are_cached_until_invalidated() {
     rig.map(&table, 0x1000, 0x7000, 2, RW);
     assert!(rig.dma(NIC, 0x1000, 1, READ).is_ok());
     rig.contexts.detach(&mem, NIC);
-    // The context, and what was translated under it, live on: also for pages never translated before.
+    // The context, and what was translated under it, live on: also for pages never translated
+    // before.
     assert!(rig.dma(NIC, 0x1000, 1, READ).is_ok());
     assert!(rig.dma(NIC, 0x2000, 1, READ).is_ok());
     rig.unit.invalidate(&Invalidation::Global);
@@ -128,7 +129,8 @@ fn contexts_are_cached_until_invalidated() {
     assert!(rig.dma(NIC, 0x1000, 1, READ).is_ok());
 }
 
-/// The cache has forgotten which domain the device was in; its translations have to go nevertheless.
+/// The cache has forgotten which domain the device was in; its translations have to go
+/// nevertheless.
 #[test]
 fn a_replaced_context_takes_everything_with_it() {
     let mem = arena();

@@ -42,7 +42,8 @@ fn bad_entries_at_every_level() {
     }
 }
 
-/// Every address leads to the root, in as many steps as the table is deep; the longest access still ends.
+/// Every address leads to the root, in as many steps as the table is deep; the longest access still
+/// ends.
 #[test]
 fn a_table_that_points_at_itself_is_bounded() {
     let mem = arena();
@@ -85,7 +86,8 @@ fn entry() -> impl Strategy<Value = u64> {
 proptest! {
     #![proptest_config(crate::rig::cases(200, 0x7461_626c_6573))]
 
-    /// As long as memory does not change, caches change nothing: each access has the outcome of a plain walk.
+    /// As long as memory does not change, caches change nothing: each access has the outcome of a
+    /// plain walk.
     #[test]
     fn anything_in_memory_gives_what_a_walk_gives(
         entries in prop::collection::vec((0..COUNT, 0..8_u64, entry()), 0..40),

@@ -25,7 +25,8 @@ fn pages(domain: DomainId, iova: u64, count: u64, levels: CachedLevels) -> Inval
     }
 }
 
-/// The cache is real: without an invalidation the device reaches what was taken from it, even after the page has gone to another.
+/// The cache is real: without an invalidation the device reaches what was taken from it, even after
+/// the page has gone to another.
 #[test]
 fn a_stale_entry_is_hit() {
     let mem = arena();
@@ -46,7 +47,8 @@ fn a_stale_entry_is_hit() {
     assert_eq!(rig.dma(NIC, 0x1000, 1, READ), Err((0x1000, NotPresent)));
 }
 
-/// Absent entries are not cached: a new mapping is seen at once, also where its page faulted before.
+/// Absent entries are not cached: a new mapping is seen at once, also where its page faulted
+/// before.
 #[test]
 fn faults_are_not_cached() {
     let mem = arena();

@@ -1,4 +1,5 @@
-//! The unit against a unit without caches and against a map from pages to pages, over random lives of two domains.
+//! The unit against a unit without caches and against a map from pages to pages, over random lives
+//! of two domains.
 
 use std::collections::BTreeMap;
 
@@ -47,7 +48,8 @@ enum Step {
     Invalidate(Invalidation),
 }
 
-/// Pages under few tables of every level, so that paths are shared, and the first and last of the width.
+/// Pages under few tables of every level, so that paths are shared, and the first and last of the
+/// width.
 fn page() -> impl Strategy<Value = u64> {
     (
         prop::sample::select(&[0_u64, 1 << 9, 3 << 9, 1 << 18, 5 << 27, (1 << 36) - 512][..]),

@@ -115,7 +115,8 @@ fn a_denied_page_denies_the_access() {
     }
 }
 
-/// Every right of the path against every right of the leaf and every access, at each level of the path.
+/// Every right of the path against every right of the leaf and every access, at each level of the
+/// path.
 #[test]
 fn permissions_are_those_of_the_whole_path() {
     let rights = [Permissions::READ, Permissions::WRITE, RW];
@@ -133,7 +134,8 @@ fn permissions_are_those_of_the_whole_path() {
                     let table = rig.domain(A, &[NIC]);
                     rig.map(&table, 0x1000, 0x7000, 1, leaf);
                     rig.poke(&table, level, 0x1000, |raw| raw & !3 | path.bits());
-                    // The second round hits what the first has cached; the order decides which access fills.
+                    // The second round hits what the first has cached; the order decides which
+                    // access fills.
                     for access in [order, order].concat() {
                         assert_eq!(
                             rig.dma(NIC, 0x1010, 4, access),
@@ -296,7 +298,8 @@ fn a_flat_table_is_walked_in_one_step() {
         let result = unit.translate(&mem, device, Iova::new(iova), bytes, access);
         assert_eq!(seen(result.map(|t| t.to_vec())), outcome, "{iova:#x}");
     }
-    // 0x1000 was walked once, 0x2000 hit after it was filled, absent and last once: one reference each.
+    // 0x1000 was walked once, 0x2000 hit after it was filled, absent and last once: one reference
+    // each.
     assert_eq!(unit.stats().walk_references, unit.stats().iotlb_misses);
     assert_eq!(unit.walk_caches_live(), [0; 3]);
 }

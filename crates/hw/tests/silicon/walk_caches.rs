@@ -78,7 +78,8 @@ fn levels_above_the_root_are_not_looked_into() {
     assert_eq!(rig.unit.walk_caches_live(), [1, 1, 0]);
 }
 
-/// F&S keeps the walk caches because its addresses stay close; addresses spread over more tables than the caches hold miss.
+/// F&S keeps the walk caches because its addresses stay close; addresses spread over more tables
+/// than the caches hold miss.
 #[test]
 fn capacity_is_what_decides() {
     let mem = arena();

@@ -1,10 +1,12 @@
 //! Cycles, medians and a table.
 
-/// Time-stamp counter where there is one, nanoseconds elsewhere. Only ratios are printed as results.
+/// Time-stamp counter where there is one, nanoseconds elsewhere. Only ratios are printed as
+/// results.
 pub(crate) fn now() -> u64 {
     #[cfg(target_arch = "x86_64")]
     {
-        // SAFETY: every x86-64 processor has the instruction; it reads a counter and touches no memory.
+        // SAFETY: every x86-64 processor has the instruction; it reads a counter and touches no
+        // memory.
         unsafe { core::arch::x86_64::_rdtsc() }
     }
     #[cfg(not(target_arch = "x86_64"))]

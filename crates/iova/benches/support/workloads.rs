@@ -102,7 +102,8 @@ pub(crate) struct Single {
 pub(crate) enum Order {
     /// One ring, each slot freed and allocated again.
     Ring,
-    /// Two rings, two thirds and one third of the ranges, the operations of which interleave at random.
+    /// Two rings, two thirds and one third of the ranges, the operations of which interleave at
+    /// random.
     TwoRings,
     /// One ring, freed in batches of 250.
     Batches,
@@ -199,7 +200,8 @@ impl<'a, A: IovaAllocator> Runner<'a, A> {
                     self.at = (self.at + 1) % self.work.live;
                     self.at as u32
                 }
-                // The first two thirds are Rx; which ring is next is random, the slot within it is not.
+                // The first two thirds are Rx; which ring is next is random, the slot within it is
+                // not.
                 Order::TwoRings => {
                     self.at += 1;
                     if self.random.below(3) < 2 {
@@ -257,7 +259,8 @@ impl<'a, A: IovaAllocator> Runner<'a, A> {
     }
 }
 
-/// Two threads, each with a ring of its own of 512 pages, on one allocator; cycles a pair of the slower one.
+/// Two threads, each with a ring of its own of 512 pages, on one allocator; cycles a pair of the
+/// slower one.
 pub(crate) fn two_rings_two_threads<A>(allocator: &A, pairs: usize) -> f64
 where
     A: IovaAllocator + Sync,

@@ -1,4 +1,5 @@
-//! What all processors share: full magazines on their way from one to another, the account of leases, and the free space.
+//! What all processors share: full magazines on their way from one to another, the account of
+//! leases, and the free space.
 
 use alloc::vec::Vec;
 use core::mem;
@@ -12,7 +13,8 @@ use crate::debug_check::DebugCheck;
 use crate::free_space::FreeSpace;
 use crate::{AllocError, AllocRequest, RangeStore, ReusableRange};
 
-/// Empty magazines kept for the next lease, per order. More are given back to the embedder's allocator.
+/// Empty magazines kept for the next lease, per order. More are given back to the embedder's
+/// allocator.
 const EMPTIES_KEPT: usize = 8;
 
 /// The shared part of [`Magazines`](super::Magazines), to be put behind a lock.
@@ -113,7 +115,8 @@ impl Depot {
         found
     }
 
-    /// Makes room in the loaded magazine, both being full: by a new lease if the accounts allow it, else by emptying the older.
+    /// Makes room in the loaded magazine, both being full: by a new lease if the accounts allow it,
+    /// else by emptying the older.
     pub(super) fn make_room(&mut self, cpu: &mut MagazineCpu, pool: Pool, order: usize) {
         let cost = self.limits.cost_of(order);
         let leased = cpu.leased;
@@ -209,7 +212,8 @@ impl Depot {
         cpu.leased = 0;
     }
 
-    /// Turns cached ranges that may lie at or below `limit` into free space, the handle's and the depot's. Whether there were any.
+    /// Turns cached ranges that may lie at or below `limit` into free space, the handle's and the
+    /// depot's. Whether there were any.
     #[cold]
     pub(super) fn reclaim(&mut self, cpu: &mut MagazineCpu, limit: u64) -> bool {
         let pools = if limit < FIRST_32BIT {

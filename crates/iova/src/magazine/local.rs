@@ -5,11 +5,12 @@ use core::mem;
 
 use super::{ORDERS, POOLS, Pool};
 
-/// A stack of first pages. Its capacity is set when it is leased and never grows; capacity 0 is no magazine.
+/// A stack of first pages. Its capacity is set when it is leased and never grows; capacity 0 is no
+/// magazine.
 pub(super) type Magazine = Vec<u32>;
 
-/// Two magazines, so that a handle that alternates around a full or an empty one does not go to the depot each time.
-/// As large as a cache line, so that its place is found by shifts.
+/// Two magazines, so that a handle that alternates around a full or an empty one does not go to the
+/// depot each time. As large as a cache line, so that its place is found by shifts.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub(super) struct Rack {
@@ -29,7 +30,8 @@ const ROW: usize = ORDERS.next_power_of_two();
 #[derive(Debug)]
 pub struct MagazineCpu {
     racks: [[Rack; ROW]; POOLS],
-    /// Where requests that reach the whole 32-bit space look first: the common pool, unless it has run dry.
+    /// Where requests that reach the whole 32-bit space look first: the common pool, unless it has
+    /// run dry.
     pub(super) first: Pool,
     /// Pages of all magazines held, as if full.
     pub(super) leased: u64,
@@ -49,8 +51,9 @@ impl MagazineCpu {
         self.racks.get_mut(pool as usize)?.get_mut(order)
     }
 
-    /// The most recently freed page of the common pool. Its rack stands at a constant offset, which lets the processor pass the
-    /// length of the stack from one operation to the next without waiting for an address: a quarter of the cost of a pair.
+    /// The most recently freed page of the common pool. Its rack stands at a constant offset, which
+    /// lets the processor pass the length of the stack from one operation to the next without
+    /// waiting for an address: a quarter of the cost of a pair.
     #[inline]
     pub(super) fn pop_page(&mut self) -> Option<u64> {
         let [_, [page, ..], _] = &mut self.racks;

@@ -4,16 +4,19 @@
 //!   MagazineCpu (no lock, no atomic)            Depot (one lock)              FreeSpace (same lock)
 //!   rack[pool][order]: loaded, previous  <-->  full magazines, leases  <-->  free ranges, coalesced
 //! ```
-//! Magazines and depot are Bonwick and Adams' ("Magazines and Vmem", USENIX 2001, section 3), as in today's Linux. What differs from
-//! Linux:
-//! - every size is cached up to 2^[`MAX_ORDER`] pages, and what lies behind the caches is logarithmic, so that large ranges do not
-//!   meet the linear search of EIOVAR section 4 again;
+//! Magazines and depot are Bonwick and Adams' ("Magazines and Vmem", USENIX 2001, section 3), as in
+//! today's Linux. What differs from Linux:
+//! - every size is cached up to 2^[`MAX_ORDER`] pages, and what lies behind the caches is
+//!   logarithmic, so that large ranges do not meet the linear search of EIOVAR section 4 again;
 //! - a handle is `&mut`, so that the local path takes no lock and no atomic;
-//! - caches are bounded in pages, not in entries: a magazine is *leased* and counts with all pages it could hold;
-//! - addresses that only narrow devices need (below 2 GiB), the rest of the 32-bit space, and what lies above are cached apart:
-//!   a cache never hands out a page above the limit, and does not spend scarce addresses while others are left.
+//! - caches are bounded in pages, not in entries: a magazine is *leased* and counts with all pages
+//!   it could hold;
+//! - addresses that only narrow devices need (below 2 GiB), the rest of the 32-bit space, and what
+//!   lies above are cached apart: a cache never hands out a page above the limit, and does not
+//!   spend scarce addresses while others are left.
 //!
-//! A range of n pages reserves the next power of two, naturally aligned, up to 2^[`MAX_ORDER`] pages, and exactly n pages above.
+//! A range of n pages reserves the next power of two, naturally aligned, up to 2^[`MAX_ORDER`]
+//! pages, and exactly n pages above.
 
 mod depot;
 mod local;
@@ -33,12 +36,14 @@ pub const MAX_ORDER: u32 = 10;
 const ORDERS: usize = MAX_ORDER as usize + 1;
 const POOLS: usize = 3;
 
-/// First page that needs 32 address bits: below it live the ranges that 24- to 31-bit devices can use.
+/// First page that needs 32 address bits: below it live the ranges that 24- to 31-bit devices can
+/// use.
 const FIRST_32BIT: u64 = 0x8_0000;
 /// Pages from here on are not cached: entries have 32 bits.
 const FIRST_UNCACHED: u64 = 1 << 32;
 
-/// Ranges that are interchangeable for all but the oddest limits. No block of a cached order straddles a boundary.
+/// Ranges that are interchangeable for all but the oddest limits. No block of a cached order
+/// straddles a boundary.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 enum Pool {
@@ -105,8 +110,8 @@ impl Default for MagazineLimits {
     }
 }
 
-/// The allocator. Handles come from [`per_cpu`](IovaAllocator::per_cpu); [`drain`](IovaAllocator::drain) one before dropping
-/// it, or the ranges in its magazines are lost.
+/// The allocator. Handles come from [`per_cpu`](IovaAllocator::per_cpu);
+/// [`drain`](IovaAllocator::drain) one before dropping it, or the ranges in its magazines are lost.
 ///
 /// ```
 /// use std::sync::Mutex;
@@ -152,7 +157,8 @@ impl<L: Lock<Depot>> Magazines<L> {
         self.depot.with(|depot| depot.space.free_pages())
     }
 
-    /// Pages that all magazines could hold at most, as charged against [`MagazineLimits::total_pages`].
+    /// Pages that all magazines could hold at most, as charged against
+    /// [`MagazineLimits::total_pages`].
     pub fn leased_pages(&self) -> u64 {
         self.depot.with(|depot| depot.leased())
     }
@@ -188,7 +194,8 @@ impl<L: Lock<Depot>> Magazines<L> {
         }
     }
 
-    /// For devices that reach the whole 32-bit space: magazines and free space from the pools that nobody misses.
+    /// For devices that reach the whole 32-bit space: magazines and free space from the pools that
+    /// nobody misses.
     fn alloc_wide(
         &self,
         cpu: &mut MagazineCpu,
@@ -252,7 +259,8 @@ impl<L: Lock<Depot>> Magazines<L> {
         })
     }
 
-    /// For devices that do not: ranges that happen to be cached below the limit, then free space below it.
+    /// For devices that do not: ranges that happen to be cached below the limit, then free space
+    /// below it.
     fn alloc_narrow(
         &self,
         cpu: &mut MagazineCpu,
@@ -338,7 +346,8 @@ impl<L: Lock<Depot>> Magazines<L> {
     }
 }
 
-/// What is reserved for a request: see the head of this file. The reservation may pass the limit, the range does not.
+/// What is reserved for a request: see the head of this file. The reservation may pass the limit,
+/// the range does not.
 #[inline]
 fn reservation(request: &AllocRequest) -> AllocRequest {
     let order = request.order();

@@ -1,4 +1,5 @@
-//! The brute-force reference: the set of pages that are reserved, and what any allocator must answer given that set.
+//! The brute-force reference: the set of pages that are reserved, and what any allocator must
+//! answer given that set.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,10 +8,12 @@ use ringfence_types::PfnRange;
 
 use super::common::pages;
 
-/// How an allocator may legitimately differ from "exactly the pages asked for, found whenever they exist".
+/// How an allocator may legitimately differ from "exactly the pages asked for, found whenever they
+/// exist".
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rules {
-    /// Up to this order, a range reserves the next power of two of pages; `None`: exactly its pages.
+    /// Up to this order, a range reserves the next power of two of pages; `None`: exactly its
+    /// pages.
     pub(crate) rounds_up_to: Option<u32>,
     /// Rounded reservations start on a multiple of themselves.
     pub(crate) natural: bool,
@@ -40,7 +43,8 @@ impl Rules {
         always_refuses: true,
     };
 
-    /// The pages that a range of `count` pages reserves, and the order on which they are aligned by themselves.
+    /// The pages that a range of `count` pages reserves, and the order on which they are aligned by
+    /// themselves.
     fn reserved(&self, count: u64) -> (u64, u32) {
         let order = count.next_power_of_two().trailing_zeros();
         match self.rounds_up_to {

@@ -1,4 +1,5 @@
-//! The names of the answers to the four questions, as `ringfence modes` prints them and `--mode` takes them.
+//! The names of the answers to the four questions, as `ringfence modes` prints them and `--mode`
+//! takes them.
 
 use std::fmt;
 

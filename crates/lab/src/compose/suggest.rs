@@ -1,6 +1,7 @@
 //! What a mistyped name was probably meant to be.
 
-/// The candidate that differs least from `given`, if it differs little: a third of its letters, each added, left out or replaced.
+/// The candidate that differs least from `given`, if it differs little: a third of its letters,
+/// each added, left out or replaced.
 fn nearest<'a>(given: &str, candidates: &'a [String]) -> Option<&'a str> {
     let distances = candidates.iter().map(|name| (distance(given, name), name));
     let (least, name) = distances.min_by_key(|(distance, _)| *distance)?;

@@ -1,4 +1,5 @@
-//! Allocators that dispatch: one for each of the two things that a range must have gone through to be freed.
+//! Allocators that dispatch: one for each of the two things that a range must have gone through to
+//! be freed.
 
 use std::rc::Rc;
 

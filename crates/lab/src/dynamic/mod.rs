@@ -1,5 +1,6 @@
-//! Parts that dispatch at each operation. What is judged and counted goes through them in every mode with an allocator, so that there is one
-//! copy of it for many modes; what is timed, only in rows that nobody has named ([`timed_replay`]).
+//! Parts that dispatch at each operation. What is judged and counted goes through them in every
+//! mode with an allocator, so that there is one copy of it for many modes; what is timed, only in
+//! rows that nobody has named ([`timed_replay`]).
 
 mod alloc;
 mod flush;

@@ -1,6 +1,8 @@
-//! What is timed of rows that nobody has named: one type for all of a row's replicas, and for all rows with like allocators.
+//! What is timed of rows that nobody has named: one type for all of a row's replicas, and for all
+//! rows with like allocators.
 //!
-//! A branch decides at each operation what is taken away. The replicas of named modes are types of their own, and have no such branches.
+//! A branch decides at each operation what is taken away. The replicas of named modes are types of
+//! their own, and have no such branches.
 
 use std::rc::Rc;
 

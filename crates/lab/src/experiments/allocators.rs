@@ -113,8 +113,8 @@ impl Counts {
         self.steps as f64 / self.allocs.max(1) as f64
     }
 
-    /// Freed ranges that wait in the lists, over all allocations and deallocations: "every allocation and deallocation contributes to the
-    /// average" (EIOVAR section 6.1).
+    /// Freed ranges that wait in the lists, over all allocations and deallocations: "every
+    /// allocation and deallocation contributes to the average" (EIOVAR section 6.1).
     pub(super) fn mean_held(&self) -> f64 {
         self.held as f64 / (self.allocs + self.frees).max(1) as f64
     }
@@ -213,7 +213,8 @@ impl DrivenAllocator {
         self.most
     }
 
-    /// Addresses that were allocated before and are free: their largest number, and their mean over all unmaps.
+    /// Addresses that were allocated before and are free: their largest number, and their mean over
+    /// all unmaps.
     pub(super) fn unused(&self) -> (u64, f64) {
         let (largest, sum, count) = self.unused;
         (largest, sum as f64 / count.max(1) as f64)

@@ -1,5 +1,5 @@
-//! The five benchmarks on both adapters, in the modes of the rIOMMU document: what a packet costs in each beyond a packet without
-//! protection.
+//! The five benchmarks on both adapters, in the modes of the rIOMMU document: what a packet costs
+//! in each beyond a packet without protection.
 
 use ringfence_devices::nic::Profile as Adapter;
 use ringfence_devices::workload::{

@@ -1,7 +1,8 @@
 //! What a driver asks of the DMA API under a workload, as plans that any mode can then perform.
 //!
-//! A station runs without protection, so that nothing of a mode is in what is recorded: frames cross the wire and are verified, and every
-//! map, unmap, end of a burst and doorbell is noted. Decision 0011 fixes what a run is. Descriptors are left out: they are mapped once.
+//! A station runs without protection, so that nothing of a mode is in what is recorded: frames
+//! cross the wire and are verified, and every map, unmap, end of a burst and doorbell is noted.
+//! Decision 0011 fixes what a run is. Descriptors are left out: they are mapped once.
 
 use ringfence_devices::api::{ApiError, DeviceRing, DmaApi, FailedMap, LayerApi, Mapped, NotFreed};
 use ringfence_devices::nic::{Environment, Nic, NicTestbed, Profile as Adapter};
@@ -22,8 +23,8 @@ use crate::hardware::Vtd;
 use crate::plan::{Plan, Step, TimedStep};
 use crate::platform::ReplayPlatform;
 
-/// Nanoseconds between two calls of the API: a packet without protection takes 1816 cycles at 3.1 GHz and has two buffers, each mapped and
-/// unmapped (rIOMMU Fig. 7). Only timers see it.
+/// Nanoseconds between two calls of the API: a packet without protection takes 1816 cycles at 3.1
+/// GHz and has two buffers, each mapped and unmapped (rIOMMU Fig. 7). Only timers see it.
 pub(super) const CALL_NS: u64 = 146;
 
 /// The device whose calls are recorded.
@@ -54,8 +55,8 @@ pub(super) struct Run {
 }
 
 impl Run {
-    /// The same calls for layers that keep a ring's mappings in a table of its own: each ring is a device, numbered
-    /// as they come.
+    /// The same calls for layers that keep a ring's mappings in a table of its own: each ring is a
+    /// device, numbered as they come.
     pub(super) fn by_ring(&self) -> Plan {
         let mut plan = Plan {
             steps: self.plan.steps.clone(),
@@ -182,7 +183,8 @@ impl CallLog {
         self.push(ring, step);
     }
 
-    /// What a driver writes to a doorbell is C_none's; that it makes its maps visible before is the layer's.
+    /// What a driver writes to a doorbell is C_none's; that it makes its maps visible before is the
+    /// layer's.
     fn doorbell(&mut self, ring: DeviceRing) {
         let step = Step::Doorbell {
             device: DeviceIndex(0),
@@ -333,7 +335,8 @@ pub(super) struct Capture<W> {
 }
 
 impl<W: Workload> Capture<W> {
-    /// A fresh port of `adapter` under `workload`, with interrupts and runs as decision 0011 fixes them.
+    /// A fresh port of `adapter` under `workload`, with interrupts and runs as decision 0011 fixes
+    /// them.
     ///
     /// # Errors
     /// No memory, or the port does not open.

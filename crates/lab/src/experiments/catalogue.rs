@@ -16,7 +16,8 @@ use crate::error::LabError;
 pub struct Setting {
     /// What is charged.
     pub profile: Profile,
-    /// Runs of a workload, one after the other on the same interface: what decision 0011 calls history.
+    /// Runs of a workload, one after the other on the same interface: what decision 0011 calls
+    /// history.
     pub runs: usize,
     /// Runs where only searches are counted, and history is what is asked for (X11).
     pub history: usize,
@@ -26,17 +27,19 @@ pub struct Setting {
     pub wraps: u64,
     /// Timed repetitions.
     pub repetitions: usize,
-    /// What prefetchers predict of recorded traces (X07), from [`of_trace`](super::prefetch::of_trace): a trace after the other.
+    /// What prefetchers predict of recorded traces (X07), from
+    /// [`of_trace`](super::prefetch::of_trace): a trace after the other.
     pub recorded: Vec<PrefetchRow>,
-    /// How often recorded devices map their pages again (X22), from [`of_trace`](super::reuse::of_trace).
+    /// How often recorded devices map their pages again (X22), from
+    /// [`of_trace`](super::reuse::of_trace).
     pub reuse: Vec<ReuseRow>,
     /// What was counted in guests (X21).
     pub guests: Guests,
 }
 
 impl Setting {
-    /// What `ringfence reproduce` runs: ten of the documents' hundred runs, on a machine whose page walks do not snoop (rIOMMU section
-    /// 3.2; decision 0011).
+    /// What `ringfence reproduce` runs: ten of the documents' hundred runs, on a machine whose page
+    /// walks do not snoop (rIOMMU section 3.2; decision 0011).
     pub fn full() -> Self {
         Self {
             profile: Profile::r210_2015(),
@@ -80,7 +83,8 @@ pub struct Experiment {
 /// How an experiment is run.
 pub(super) type Measure = fn(&Setting) -> Result<Findings, LabError>;
 
-/// What a build without the experiments has none of: they are a quarter of this crate's machine code.
+/// What a build without the experiments has none of: they are a quarter of this crate's machine
+/// code.
 pub(super) const fn built(measure: Measure) -> Option<Measure> {
     if cfg!(feature = "experiments") {
         Some(measure)
@@ -193,7 +197,8 @@ mod tests {
             let row = found.rows.iter().find(|row| row.what == what).unwrap();
             row.measured.unwrap().charged.unwrap()
         };
-        // Two frames a round trip, two buffers each on mlx and one on brcm, and one invalidation each; 3100 cycles a microsecond.
+        // Two frames a round trip, two buffers each on mlx and one on brcm, and one invalidation
+        // each; 3100 cycles a microsecond.
         let invalidation = 2150.0 / 3100.0;
         for (nic, buffers, none) in [("mlx", 2.0, 13.4), ("brcm", 1.0, 34.6)] {
             let strict = charged(&format!("{nic}: strict")) - none;

@@ -48,7 +48,8 @@ pub struct Figure {
     pub series: Vec<Series>,
 }
 
-/// Fewer points of the same shape: of each of `wanted` parts the largest, where it stands. Spikes stay.
+/// Fewer points of the same shape: of each of `wanted` parts the largest, where it stands. Spikes
+/// stay.
 pub(super) fn thinned(points: &[(f64, f64)], wanted: usize) -> Vec<(f64, f64)> {
     let part = points.len().div_ceil(wanted.max(1)).max(1);
     let largest = |part: &[(f64, f64)]| part.iter().copied().max_by(|a, b| a.1.total_cmp(&b.1));

@@ -1,4 +1,5 @@
-//! What an experiment found, beside what the document prints; and the verdict, which follows from the rows alone.
+//! What an experiment found, beside what the document prints; and the verdict, which follows from
+//! the rows alone.
 
 use serde::Serialize;
 
@@ -25,7 +26,8 @@ pub struct Measured {
     pub median: f64,
     /// Largest less smallest repetition, as a share of the median; 0 where it is counted.
     pub spread: f64,
-    /// Of the median, what this processor executed, in the row's unit. `None` where the number is no cost.
+    /// Of the median, what this processor executed, in the row's unit. `None` where the number is
+    /// no cost.
     pub executed: Option<f64>,
     /// Of the median, what the profile charged.
     pub charged: Option<f64>,
@@ -194,10 +196,12 @@ impl Verdict {
         }
     }
 
-    /// The verdict on `rows`: nothing but their numbers counts. Rows without a demand and groups of fitted or unmeasured rows say
-    /// nothing; where no row says anything the experiment has not run.
+    /// The verdict on `rows`: nothing but their numbers counts. Rows without a demand and groups of
+    /// fitted or unmeasured rows say nothing; where no row says anything the experiment has not
+    /// run.
     ///
-    /// An experiment whose numbers are off and that orders nothing has nothing left to be called reproduced for: it differs.
+    /// An experiment whose numbers are off and that orders nothing has nothing left to be called
+    /// reproduced for: it differs.
     pub fn of(rows: &[FindingRow]) -> Self {
         let judged = rows.iter().filter_map(|row| Some((row, row.holds?)));
         let orders = orders(rows);
@@ -223,7 +227,8 @@ impl Verdict {
     }
 }
 
-/// For each pair of rows of a group whose printed numbers differ, whether the measured ones differ in the same sense.
+/// For each pair of rows of a group whose printed numbers differ, whether the measured ones differ
+/// in the same sense.
 fn orders(rows: &[FindingRow]) -> Vec<bool> {
     let mut out = Vec::new();
     let usable = |row: &FindingRow| {
@@ -272,7 +277,8 @@ pub struct Finding {
     pub seconds: f64,
 }
 
-/// What an experiment returns; [`Experiment::run`](super::Experiment::run) makes a [`Finding`] of it.
+/// What an experiment returns; [`Experiment::run`](super::Experiment::run) makes a [`Finding`] of
+/// it.
 #[derive(Debug, Clone, Default)]
 pub struct Findings {
     /// What was run.
@@ -375,7 +381,8 @@ mod tests {
                 vec![grouped(1.0, 2.0, Shown), grouped(2.0, 1.9, Shown)],
                 Verdict::Differs,
             ),
-            // A tie in the document asks for nothing; a tie here where it has none is another order.
+            // A tie in the document asks for nothing; a tie here where it has none is another
+            // order.
             (
                 vec![grouped(1.0, 1.0, Near), grouped(1.0, 0.9, Near)],
                 Verdict::Reproduced,

@@ -47,7 +47,8 @@ impl Configuration {
         }
     }
 
-    /// Whether it has a defect of the document's, by which accesses are stopped that a driver meant.
+    /// Whether it has a defect of the document's, by which accesses are stopped that a driver
+    /// meant.
     pub const fn is_as_published(self) -> bool {
         matches!(self, Self::RtcLiteral)
     }
@@ -66,8 +67,8 @@ pub enum Kind {
     Assigned,
     /// A device in the process that has the guest's memory, behind the software IOMMU.
     Emulated,
-    /// A device in a process of its own that has nothing of the guest's memory but what is mapped for it; in the baseline, which has no such process, one in the
-    /// process that has all of it.
+    /// A device in a process of its own that has nothing of the guest's memory but what is mapped
+    /// for it; in the baseline, which has no such process, one in the process that has all of it.
     Simulated,
     /// A network device with four pairs of queues.
     ManyQueue,
@@ -131,11 +132,13 @@ pub struct GuestCounts {
     pub instructions: Option<f64>,
     /// Guest instructions of a map and its unmap, the page being one that was mapped before.
     pub map_unmap: f64,
-    /// Accesses that the IOMMU stopped since the guest began, of whichever device. None of them makes any that its driver did not mean.
+    /// Accesses that the IOMMU stopped since the guest began, of whichever device. None of them
+    /// makes any that its driver did not mean.
     pub stopped: f64,
     /// Requests of the device since the guest began whose status could not be written.
     pub unanswered: f64,
-    /// What the host did for a device whose pages have frames: behind the para-virtual IOMMU, or translated by the model of the hardware.
+    /// What the host did for a device whose pages have frames: behind the para-virtual IOMMU, or
+    /// translated by the model of the hardware.
     pub host: Option<HostCounts>,
 }
 
@@ -163,7 +166,8 @@ pub struct HostCounts {
     pub frames_awaited: f64,
 }
 
-/// A guest whose device did not do all that it was asked to, since accesses were stopped that its driver meant. All are counted since the guest began.
+/// A guest whose device did not do all that it was asked to, since accesses were stopped that its
+/// driver meant. All are counted since the guest began.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct FalseFaults {
     /// Requests that the device was given.

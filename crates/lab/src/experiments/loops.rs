@@ -1,5 +1,6 @@
-//! A driver's calls as the loops that make them. What is performed as loops costs what the calls cost; read back step by step, as a replay has
-//! to that knows no driver, they cost as much again for finding out what comes next.
+//! A driver's calls as the loops that make them. What is performed as loops costs what the calls
+//! cost; read back step by step, as a replay has to that knows no driver, they cost as much again
+//! for finding out what comes next.
 
 use std::collections::VecDeque;
 
@@ -11,9 +12,11 @@ use crate::plan::{Plan, Step};
 /// What a loop does each time round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LoopBody {
-    /// Maps another buffer, and unmaps the oldest mapping behind it: the documents' drivers' receive loop (decision 0011).
+    /// Maps another buffer, and unmaps the oldest mapping behind it: the documents' drivers'
+    /// receive loop (decision 0011).
     Renew,
-    /// Unmaps the oldest mapping, and at once maps another buffer: a receive loop as EIOVAR section 4 words it.
+    /// Unmaps the oldest mapping, and at once maps another buffer: a receive loop as EIOVAR section
+    /// 4 words it.
     Replace,
     /// Maps a buffer and rings the doorbell: a frame is sent.
     Send,
@@ -227,7 +230,8 @@ mod tests {
                 }
             }
             assert!(steps.next().is_none() && buffers.next().is_none());
-            // A receive loop is one, not a chain of steps. The first run also fills the rings, in turns.
+            // A receive loop is one, not a chain of steps. The first run also fills the rings, in
+            // turns.
             assert!(number == 0 || loops.loops.len() * 20 < plan.steps.len());
             assert!(
                 loops

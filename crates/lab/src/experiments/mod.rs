@@ -1,4 +1,5 @@
-//! The documents' experiments, each as a function that returns what it measured; [`Experiment`] runs one by its id and judges it.
+//! The documents' experiments, each as a function that returns what it measured; [`Experiment`]
+//! runs one by its id and judges it.
 
 mod allocators;
 mod benchmarks;

@@ -1,11 +1,14 @@
-//! RI20: throughput from the cycles of a packet, and what the document's own tables say by it (rIOMMU section 3.3).
+//! RI20: throughput from the cycles of a packet, and what the document's own tables say by it
+//! (rIOMMU section 3.3).
 //!
-//! The core is the bottleneck, so a packet of 1500 bytes that takes C cycles gives `Gbps(C) = 1500 x 8 x S / C` at a clock of S GHz. The
-//! document validates this by lengthening C with a busy-wait loop and by the throughput of each mode (Fig. 8): [`busy_wait_line`]
-//! executes the first, [`deviation`] says how far measured points lie from the line.
+//! The core is the bottleneck, so a packet of 1500 bytes that takes C cycles gives `Gbps(C) = 1500
+//! x 8 x S / C` at a clock of S GHz. The document validates this by lengthening C with a busy-wait
+//! loop and by the throughput of each mode (Fig. 8): [`busy_wait_line`] executes the first,
+//! [`deviation`] says how far measured points lie from the line.
 //!
-//! The other half derives C from Table 2 and compares it with Table 1. The two disagree by more than rounding ([`residuals`], erratum
-//! 2), and the document disagrees with EIOVAR on the same machine ([`against_eiovar`], erratum 4).
+//! The other half derives C from Table 2 and compares it with Table 1. The two disagree by more
+//! than rounding ([`residuals`], erratum 2), and the document disagrees with EIOVAR on the same
+//! machine ([`against_eiovar`], erratum 4).
 
 use serde::Serialize;
 
@@ -18,7 +21,8 @@ use super::published::{
 /// Bytes of an Ethernet packet.
 pub const PACKET_BYTES: f64 = 1500.0;
 
-/// The model: throughput in Gbit/s of a core of `clock_ghz` that spends `cycles` on each packet. Infinite for no cycles.
+/// The model: throughput in Gbit/s of a core of `clock_ghz` that spends `cycles` on each packet.
+/// Infinite for no cycles.
 pub fn gbps(clock_ghz: f64, cycles: f64) -> f64 {
     PACKET_BYTES * 8.0 * clock_ghz / cycles
 }
@@ -46,12 +50,12 @@ pub fn model_line(clock_ghz: f64, cycles: &[f64]) -> Vec<Point> {
     points.collect()
 }
 
-/// The thin line of Fig. 8, executed: for each of `cycles`, `packets` packets that each wait until that many cycles are over, and the
-/// throughput by the time that all of them took. `now` counts cycles of `clock_ghz` and never stops; without packets nothing is
-/// measured.
+/// The thin line of Fig. 8, executed: for each of `cycles`, `packets` packets that each wait until
+/// that many cycles are over, and the throughput by the time that all of them took. `now` counts
+/// cycles of `clock_ghz` and never stops; without packets nothing is measured.
 ///
-/// The points' cycles are those asked for. The loop's own work and what else runs on the processor is in the
-/// time, and so in the distance from the model.
+/// The points' cycles are those asked for. The loop's own work and what else runs on the processor
+/// is in the time, and so in the distance from the model.
 pub fn busy_wait_line(
     clock_ghz: f64,
     cycles: &[u64],
@@ -131,8 +135,8 @@ fn printed(variant: Variant, baseline: Baseline) -> Rounded {
     Rounded::hundredths(MLX_STREAM.ratio(Metric::Throughput, variant, baseline))
 }
 
-/// C of `mode` by the ratios of `via`: throughput is proportional to 1 / C, so `C / C_none` is the variant over `mode`, divided
-/// by the variant over `none`.
+/// C of `mode` by the ratios of `via`: throughput is proportional to 1 / C, so `C / C_none` is the
+/// variant over `mode`, divided by the variant over `none`.
 pub fn derived(mode: Baseline, via: Variant) -> Derived {
     Derived::of(match mode {
         Baseline::None => Rounded::exact(1.0),
@@ -145,7 +149,8 @@ pub fn derived_variant(variant: Variant) -> Derived {
     Derived::of(Rounded::exact(1.0) / printed(variant, Baseline::None))
 }
 
-/// Cycles that one IOVA costs in a variant of rIOMMU: map, unmap, and its share of the invalidation.
+/// Cycles that one IOVA costs in a variant of rIOMMU: map, unmap, and its share of the
+/// invalidation.
 pub fn cycles_per_iova(variant: Variant) -> Rounded {
     let extra = derived_variant(variant).cycles - Rounded::exact(BASELINE_CYCLES);
     extra / Rounded::exact(IOVAS_PER_PACKET)
@@ -206,7 +211,8 @@ pub struct Disagreement {
     pub eiovar: Rounded,
     /// Whether rounding could explain the difference.
     pub within_rounding: bool,
-    /// The gain that rIOMMU's cycles would give with EIOVAR's cost of an allocation, where that is printed.
+    /// The gain that rIOMMU's cycles would give with EIOVAR's cost of an allocation, where that is
+    /// printed.
     pub with_eiovar_alloc: Option<Rounded>,
 }
 
@@ -246,7 +252,8 @@ pub fn against_eiovar() -> [Disagreement; 2] {
     ]
 }
 
-/// The crosses of Fig. 8 as the document's tables give them: every mode of Table 1, `none`, and the two variants.
+/// The crosses of Fig. 8 as the document's tables give them: every mode of Table 1, `none`, and the
+/// two variants.
 pub fn printed_crosses() -> Vec<(&'static str, Derived)> {
     let modes = BASELINES
         .iter()

@@ -1,10 +1,12 @@
-//! The calls of a run on rings that a port's driver owns: what map and unmap cost without a lock, a layer or a token between.
+//! The calls of a run on rings that a port's driver owns: what map and unmap cost without a lock, a
+//! layer or a token between.
 //!
-//! They are made by the driver's loops, and the same loops are performed without protection beside them: what those cost, `none` pays too, and
-//! is in the cycles of a packet already.
+//! They are made by the driver's loops, and the same loops are performed without protection beside
+//! them: what those cost, `none` pays too, and is in the cycles of a packet already.
 //!
-//! Invalidations are counted and charged, or waited for: the document simulated its hardware by running `none` under the real driver code and
-//! spinning for 2150 cycles at each invalidation of a ring (RI19, rIOMMU section 5.1). Both ways are here, so that they can be compared.
+//! Invalidations are counted and charged, or waited for: the document simulated its hardware by
+//! running `none` under the real driver code and spinning for 2150 cycles at each invalidation of a
+//! ring (RI19, rIOMMU section 5.1). Both ways are here, so that they can be compared.
 
 use std::collections::VecDeque;
 use std::hint::black_box;
@@ -31,7 +33,8 @@ use crate::plan::{Plan, Step};
 /// Memory of one port's tables.
 const ARENA: u64 = 64 << 20;
 
-/// Slots of a ring's table: two buffers for each of 1024 descriptors are live at most, and the longest burst waits.
+/// Slots of a ring's table: two buffers for each of 1024 descriptors are live at most, and the
+/// longest burst waits.
 const SLOTS: u32 = 4096;
 
 /// Calls that are timed together, at least.
@@ -79,7 +82,8 @@ trait Protection {
     /// What the driver keeps of a mapping, beside its descriptor.
     type Token;
 
-    /// The device may reach `piece`; what the driver keeps, and the address that it tells the device.
+    /// The device may reach `piece`; what the driver keeps, and the address that it tells the
+    /// device.
     fn map(
         &mut self,
         memory: &Arena,
@@ -167,7 +171,8 @@ impl Protection for NoProtection {
     }
 }
 
-/// A ring, and what its driver holds in the order of the ring: a driver keeps it beside its descriptors.
+/// A ring, and what its driver holds in the order of the ring: a driver keeps it beside its
+/// descriptors.
 struct DriverRing<P: Protection> {
     protection: P,
     outstanding: VecDeque<P::Token>,
@@ -323,8 +328,9 @@ impl<'m, P: Protection> Port<'m, P> {
     }
 }
 
-/// What each of `runs`, which follow each other on one interface, costs on rings that their driver owns, over what the same loops cost
-/// without protection. Repetitions of both are interleaved, run by run; each block counts with its median.
+/// What each of `runs`, which follow each other on one interface, costs on rings that their driver
+/// owns, over what the same loops cost without protection. Repetitions of both are interleaved, run
+/// by run; each block counts with its median.
 ///
 /// # Errors
 /// No memory, or a call was refused.
@@ -373,8 +379,8 @@ fn cost(ports: &mut [Ports<'_>], plan: &Plan, loops: &Loops) -> Result<Cost, Lab
     ))
 }
 
-/// Share of the maps of `run`, from empty rings on, that the driver is told to wait for when each ring has `slots` slots. Such a map is left
-/// out, and so is its unmap.
+/// Share of the maps of `run`, from empty rings on, that the driver is told to wait for when each
+/// ring has `slots` slots. Such a map is left out, and so is its unmap.
 ///
 /// # Errors
 /// No memory, or a call was refused for another reason.

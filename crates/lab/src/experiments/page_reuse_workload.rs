@@ -1,4 +1,5 @@
-//! A device that maps few pages again and again, as the document's TCP_STREAM does (PVIOMMU Table 5).
+//! A device that maps few pages again and again, as the document's TCP_STREAM does (PVIOMMU Table
+//! 5).
 
 use ringfence_trace::{Chunk, DeviceIndex, MapClass, MapFlags, MappingId, Op, OpKind, SegmentSpan};
 use ringfence_types::{Direction, Nanos, PhysAddr, PhysRange};
@@ -11,7 +12,8 @@ pub(super) const DURATION: u64 = 10_000_000_000;
 const FIRST: u64 = 512;
 const PAGE: u64 = 4096;
 
-/// `creates` mappings, one after the other, of `pages` pages in turns, from the moment `begin` for [`DURATION`].
+/// `creates` mappings, one after the other, of `pages` pages in turns, from the moment `begin` for
+/// [`DURATION`].
 pub(super) fn stream(creates: u64, pages: u64, begin: u64) -> Result<Chunk, LabError> {
     let mut chunk = Chunk::default();
     for number in 0..creates {

@@ -1,4 +1,5 @@
-//! How often the pages of recorded buffers are mapped again, as the PVIOMMU document's Table 5 counts it, and what a reverse translation cache makes of it.
+//! How often the pages of recorded buffers are mapped again, as the PVIOMMU document's Table 5
+//! counts it, and what a reverse translation cache makes of it.
 
 use std::collections::{HashMap, HashSet};
 
@@ -212,7 +213,8 @@ mod tests {
         assert!(row.source.starts_with("t ") && row.source.contains("03:00.0"));
     }
 
-    /// Cycles end at 11, 21, 31, 41 s: what was released at 2 s is gone at 41 s and there just before, and so it is after any longer rest.
+    /// Cycles end at 11, 21, 31, 41 s: what was released at 2 s is gone at 41 s and there just
+    /// before, and so it is after any longer rest.
     #[test]
     fn what_rests_for_longer_than_c_cycles_is_asked_for_again() {
         for (again, hits) in [("40.900000", 1), ("41.100000", 0), ("4000.000000", 0)] {

@@ -1,4 +1,5 @@
-//! What the experiments about allocators have in common: mlx, stream, many runs on one interface, and throughput by the model.
+//! What the experiments about allocators have in common: mlx, stream, many runs on one interface,
+//! and throughput by the model.
 
 use ringfence_devices::nic::Profile as Adapter;
 use ringfence_devices::workload::{BURST, NetperfStream};

@@ -1,18 +1,21 @@
-//! The document's component costs in place of ours, with our counts: what the model yields then, and which component explains how much.
+//! The document's component costs in place of ours, with our counts: what the model yields then,
+//! and which component explains how much.
 
 use super::model::{cycles_per_packet, derived_variant, residuals};
 use super::published::{BASELINE_CYCLES, IOVAS_PER_PACKET, TABLE_1, Table1Column, Variant};
 use crate::Profile;
 use crate::meter::Cycles;
 
-/// C of a mode of Table 1: the document's components, but for the invalidation, of which there are `per_unmap` at `profile`'s price.
+/// C of a mode of Table 1: the document's components, but for the invalidation, of which there are
+/// `per_unmap` at `profile`'s price.
 pub(super) fn paged(column: &Table1Column, per_unmap: f64, profile: &Profile) -> f64 {
     let executed = column.map() + column.unmap() - column.invalidation;
     let charged = per_unmap * profile.invalidation_cycles as f64;
     cycles_per_packet(BASELINE_CYCLES, IOVAS_PER_PACKET, executed, charged)
 }
 
-/// C of a variant of rIOMMU: what Table 2 implies for an IOVA (section 3.3), with `per_unmap` invalidations in place of one for 200.
+/// C of a variant of rIOMMU: what Table 2 implies for an IOVA (section 3.3), with `per_unmap`
+/// invalidations in place of one for 200.
 pub(super) fn ring(variant: Variant, per_unmap: f64, profile: &Profile) -> f64 {
     let invalidation = profile.invalidation_cycles as f64;
     let rest = super::model::cycles_per_iova(variant).value - invalidation / 200.0;
@@ -35,8 +38,9 @@ pub(super) struct Stage {
     pub riommu: f64,
 }
 
-/// From what was executed here to what the document prints, one component after the other. `strict` is the meter's, charged cycles
-/// included; `riommu` is a map and an unmap with their share of the invalidation.
+/// From what was executed here to what the document prints, one component after the other. `strict`
+/// is the meter's, charged cycles included; `riommu` is a map and an unmap with their share of the
+/// invalidation.
 pub(super) fn stages(strict: &Cycles, riommu: f64) -> Vec<Stage> {
     let document = &TABLE_1[0];
     let c = |pair| cycles_per_packet(BASELINE_CYCLES, IOVAS_PER_PACKET, pair, 0.0);

@@ -1,4 +1,5 @@
-//! What a mode executes and is charged for under a workload: the layer alone, driven by plans, its invalidations counted.
+//! What a mode executes and is charged for under a workload: the layer alone, driven by plans, its
+//! invalidations counted.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -120,11 +121,12 @@ impl ModeVisitor for MakeReplica {
     }
 }
 
-/// Slots of the table of a ring's buffers: two buffers for each of 1024 descriptors are live at most, and a burst of 200 packets waits.
+/// Slots of the table of a ring's buffers: two buffers for each of 1024 descriptors are live at
+/// most, and a burst of 200 packets waits.
 const SLOTS: u32 = 4096;
 
-/// The rings of a port, each a device with one table, driven by `D`. Lines of a table that the hardware does not snoop are
-/// written back when a doorbell is rung and at the end of a burst.
+/// The rings of a port, each a device with one table, driven by `D`. Lines of a table that the
+/// hardware does not snoop are written back when a doorbell is rung and at the end of a burst.
 fn rings<D, F>(
     coherency: Coherency,
     write_back: WriteBack,
@@ -162,7 +164,8 @@ pub(super) enum TimedSubject {
     Rings,
     /// Rings that it does not (`riommu-`).
     RingsNonCoherent,
-    /// The same as Fig. 11 prints it (`riommu--literal`): a barrier and a write-back at each map and each unmap.
+    /// The same as Fig. 11 prints it (`riommu--literal`): a barrier and a write-back at each map
+    /// and each unmap.
     RingsLiteralNonCoherent,
 }
 
@@ -184,8 +187,8 @@ impl TimedSubject {
 /// What a run cost.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Cost {
-    /// Cycles that were executed, without the replay's own loop: each block of steps by its median over the repetitions, so that what
-    /// else happens on the processor hardly counts.
+    /// Cycles that were executed, without the replay's own loop: each block of steps by its median
+    /// over the repetitions, so that what else happens on the processor hardly counts.
     pub(super) measured: f64,
     /// The same of each repetition by itself, in the order in which they ran.
     pub(super) repetitions: Vec<f64>,
@@ -198,7 +201,8 @@ pub(super) struct Cost {
 }
 
 impl Cost {
-    /// Of `repetitions` of `plan`, each by the cycles of its blocks; `own` is what the replay's own loop takes of them.
+    /// Of `repetitions` of `plan`, each by the cycles of its blocks; `own` is what the replay's own
+    /// loop takes of them.
     pub(super) fn of(repetitions: &[Vec<u64>], plan: &Plan, own: f64, invalidations: u64) -> Self {
         let each: Vec<f64> = repetitions
             .iter()
@@ -310,8 +314,8 @@ impl TimedReplays {
     }
 }
 
-/// Goes through a run with each of `subjects`, repetition by repetition, another one first each time: what else happens on the processor
-/// happens to all of them.
+/// Goes through a run with each of `subjects`, repetition by repetition, another one first each
+/// time: what else happens on the processor happens to all of them.
 ///
 /// # Errors
 /// A map was refused.
@@ -358,7 +362,8 @@ pub(super) fn sum_of_medians(repetitions: &[Vec<u64>]) -> f64 {
     (0..count).map(block).sum()
 }
 
-/// Cycles of the replay's own loop: of each block the least of a few tries, since nothing but disturbance makes it longer.
+/// Cycles of the replay's own loop: of each block the least of a few tries, since nothing but
+/// disturbance makes it longer.
 fn loop_overhead(plan: &Plan) -> f64 {
     const TRIES: usize = 3;
     let tries: Vec<Vec<u64>> = (0..TRIES)

@@ -204,7 +204,8 @@ fn by_stages(
     Ok(())
 }
 
-/// Why each component costs what it costs here: its smallest and largest ratio over the modes, and the reason.
+/// Why each component costs what it costs here: its smallest and largest ratio over the modes, and
+/// the reason.
 fn reasons(runs: &[Run], found: &mut Findings) -> Result<(), LabError> {
     let steps = |batch| -> Result<f64, LabError> {
         let counts = counted(runs, None, batch)?;

@@ -1,4 +1,5 @@
-//! X02: cycles of a packet in each mode, and throughput by the model (rIOMMU Figs. 7 and 8, Table 2 for mlx stream).
+//! X02: cycles of a packet in each mode, and throughput by the model (rIOMMU Figs. 7 and 8, Table 2
+//! for mlx stream).
 
 use std::collections::HashMap;
 
@@ -245,7 +246,8 @@ fn literal(
     Ok(())
 }
 
-/// The document's processor had CLFLUSH only, which drops the line: what that makes of it, where this processor has a choice.
+/// The document's processor had CLFLUSH only, which drops the line: what that makes of it, where
+/// this processor has a choice.
 fn with_clflush(setting: &Setting, runs: &[Run], found: &mut Findings) -> Result<(), LabError> {
     if !WriteBack::Clflush.is_available() {
         return Ok(());
@@ -290,7 +292,8 @@ fn with_clflush(setting: &Setting, runs: &[Run], found: &mut Findings) -> Result
     Ok(())
 }
 
-/// The busy-wait line, point by point the median of short runs: what interrupts a run is no part of the line.
+/// The busy-wait line, point by point the median of short runs: what interrupts a run is no part of
+/// the line.
 fn busy_wait(lengths: &[u64]) -> Vec<Point> {
     const RUNS: usize = 31;
     const PACKETS: u64 = 20;

@@ -1,4 +1,5 @@
-//! X03: throughput and processor use of five benchmarks on two adapters in seven modes (rIOMMU Fig. 12 and Table 2).
+//! X03: throughput and processor use of five benchmarks on two adapters in seven modes (rIOMMU Fig.
+//! 12 and Table 2).
 
 use super::benchmarks::extra;
 use super::catalogue::{Experiment, Setting, built};
@@ -34,7 +35,8 @@ const GROUPS: [&str; 10] = [
 /// A cell of the document's table that a row was fitted to: metric and baseline, of `riommu`.
 type Cell = (Metric, Baseline);
 
-/// What a frame costs without protection, and how few cycles the wire or the far end leaves for one.
+/// What a frame costs without protection, and how few cycles the wire or the far end leaves for
+/// one.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Frame {
     c_none: f64,
@@ -75,8 +77,9 @@ fn overhead(costs: &[(&'static str, Measured)], mode: &str) -> f64 {
     found.map_or(0.0, |(_, cost)| cost.median)
 }
 
-/// The cost of a frame without protection at which `riommu` over a mode is the printed `ratio`, where what they cost beyond that is
-/// `riommu` and `mode`: (c + mode) / (c + riommu) for throughput, the inverse for processor use. NaN where there is none.
+/// The cost of a frame without protection at which `riommu` over a mode is the printed `ratio`,
+/// where what they cost beyond that is `riommu` and `mode`: (c + mode) / (c + riommu) for
+/// throughput, the inverse for processor use. NaN where there is none.
 fn fit(metric: Metric, ratio: f64, riommu: f64, mode: f64) -> f64 {
     let (ratio, above, below) = match metric {
         Metric::Throughput => (ratio, mode, riommu),
@@ -86,9 +89,10 @@ fn fit(metric: Metric, ratio: f64, riommu: f64, mode: f64) -> f64 {
     if c_none > 0.0 { c_none } else { f64::NAN }
 }
 
-/// Where the number comes from is fixed by the row alone (decision 0011). mlx stream: printed (Fig. 7). Request-response: the round trip
-/// without protection (Table 3), for two frames. Where brcm fills its wire: fitted to the processor use of riommu over defer.
-/// Elsewhere: fitted to the throughput of riommu over strict+.
+/// Where the number comes from is fixed by the row alone (decision 0011). mlx stream: printed (Fig.
+/// 7). Request-response: the round trip without protection (Table 3), for two frames. Where brcm
+/// fills its wire: fitted to the processor use of riommu over defer. Elsewhere: fitted to the
+/// throughput of riommu over strict+.
 fn frame(row: &Table2Row, cost: impl Fn(&str) -> f64) -> Frame {
     let wire = CLOCK_GHZ * PACKET_BYTES * 8.0 / 10.0;
     let fitted = |(metric, baseline): Cell, floor| {
@@ -178,7 +182,8 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
                     let cell =
                         variant == Variant::Coherent && frame.fitted == Some((*metric, baseline));
                     let row = if cell { row.fitted() } else { row };
-                    // A column of ties in the document is no order; a single tenth's difference is its rounding's.
+                    // A column of ties in the document is no order; a single tenth's difference is
+                    // its rounding's.
                     let ordered = *metric == Metric::Throughput && variant == Variant::Coherent;
                     found.push(if ordered { row.ordered_in(group) } else { row });
                 }

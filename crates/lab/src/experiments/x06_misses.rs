@@ -1,4 +1,5 @@
-//! X06: when an IOTLB miss matters: a random one of many mapped buffers against always the same one (rIOMMU section 5.3).
+//! X06: when an IOTLB miss matters: a random one of many mapped buffers against always the same one
+//! (rIOMMU section 5.3).
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -76,7 +77,8 @@ fn sent<S: Space, F: Flush<S, Buffer>>(
     let mut choices = [BufferChoice::Random(Seed::new(1)), BufferChoice::Same];
     let mut times = [Vec::new(), Vec::new()];
     let mut counted = [IommuStats::default(); 2];
-    // Interleaved, so that what else the processor does falls on both; the first round of each warms the caches and does not count.
+    // Interleaved, so that what else the processor does falls on both; the first round of each
+    // warms the caches and does not count.
     for round in 0..=amount.repetitions {
         for (place, choice) in choices.iter_mut().enumerate() {
             // What the other choice has left in the IOTLB is not counted against this one.

@@ -124,8 +124,8 @@ impl Claim {
 
 const SOURCE: &str = "rIOMMU section 5.4, in words (claims.csv R54)";
 
-/// What was found of each recorded device, and of how many each claim holds: of every device that the claim speaks of, it has to (decision
-/// 0013).
+/// What was found of each recorded device, and of how many each claim holds: of every device that
+/// the claim speaks of, it has to (decision 0013).
 fn recorded(setting: &Setting, found: &mut Findings) {
     let all = summarise(&setting.recorded);
     let used: Vec<&PrefetchSummary> = all.iter().filter(|one| one.first_misses >= USES).collect();
@@ -304,7 +304,8 @@ mod tests {
         setting.recorded.extend(device("small", 64));
         let mut found = Findings::default();
         recorded(&setting, &mut found);
-        // All claims of the one ring, a count of each kind, and the device itself with its six measures.
+        // All claims of the one ring, a count of each kind, and the device itself with its six
+        // measures.
         assert_eq!(found.rows.len(), 2 * CLAIMS.len() + Kind::ALL.len() + 6);
         let of = |what: &str| {
             found
@@ -331,8 +332,8 @@ mod tests {
         assert!(found.rows.iter().all(|row| !row.what.starts_with("small")));
     }
 
-    /// A device whose addresses never come again is counted, and the claims about histories are not held to it; that about two
-    /// entries is.
+    /// A device whose addresses never come again is counted, and the claims about histories are not
+    /// held to it; that about two entries is.
     #[test]
     fn a_claim_is_not_held_to_a_device_it_does_not_speak_of() {
         let ring = Synthetic {

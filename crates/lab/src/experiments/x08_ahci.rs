@@ -23,18 +23,21 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     measure: built(measure),
 };
 
-/// Bytes of a sequential request: what Linux merges neighbouring pages into by default (`max_sectors_kb` of a disk is above it).
+/// Bytes of a sequential request: what Linux merges neighbouring pages into by default
+/// (`max_sectors_kb` of a disk is above it).
 const REQUEST: u32 = 128 << 10;
 /// Commands that the file system keeps outstanding: all slots of the port.
 const DEPTH: usize = 32;
-/// Megabytes a second: a disk with plates, one of flash, and the link itself (SATA 3: 6 Gbit/s of which 8b/10b coding leaves 80%).
+/// Megabytes a second: a disk with plates, one of flash, and the link itself (SATA 3: 6 Gbit/s of
+/// which 8b/10b coding leaves 80%).
 const DISKS: [(&str, f64); 3] = [
     ("hard disk, 150 MB/s", 150.0),
     ("flash, 550 MB/s", 550.0),
     ("the link, 600 MB/s", 600.0),
 ];
 
-/// The driver's calls for `requests` sequential requests, half of them writes; they are executed out of order, as a drive pleases.
+/// The driver's calls for `requests` sequential requests, half of them writes; they are executed
+/// out of order, as a drive pleases.
 fn calls(requests: u64) -> Result<Run, LabError> {
     let failed = |_| LabError::Internal("the AHCI driver");
     let mut world = UnprotectedPlatform::new()?;
@@ -216,7 +219,8 @@ fn found(setting: &Setting, requests: u64) -> Result<Findings, LabError> {
     Ok(found)
 }
 
-/// How far out of order recorded ports are: the same share, of what Linux's driver did under a real load on an emulated drive.
+/// How far out of order recorded ports are: the same share, of what Linux's driver did under a real
+/// load on an emulated drive.
 fn recorded(setting: &Setting, found: &mut Findings) {
     let all = summarise(&setting.recorded);
     // A trace says what a device is by nothing but its file's name and its place on the bus.

@@ -280,7 +280,8 @@ fn overflow(found: &mut Findings) -> Result<(), LabError> {
     Ok(())
 }
 
-/// Share of maps that find a ring of `slots` full, by a count that knows nothing of the driver. Such a map is left out, and so is its unmap.
+/// Share of maps that find a ring of `slots` full, by a count that knows nothing of the driver.
+/// Such a map is left out, and so is its unmap.
 fn without_room(run: &Run, slots: u32) -> f64 {
     let mut busy: HashMap<u16, (u32, u32)> = HashMap::new();
     let mut out = std::collections::HashSet::new();

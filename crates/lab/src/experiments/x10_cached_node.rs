@@ -134,7 +134,8 @@ mod tests {
     fn every_cell_of_the_table_comes_out_exactly() {
         let found = EXPERIMENT.run(&Setting::smoke()).unwrap();
         assert_eq!(found.verdict, Verdict::Reproduced, "{:#?}", found.rows);
-        // C before and after four and five calls; a result and a search for each of two allocations.
+        // C before and after four and five calls; a result and a search for each of two
+        // allocations.
         assert_eq!(found.rows.len(), 2 * (4 + 5) + 2 * 2 * 2);
     }
 }

@@ -152,11 +152,12 @@ fn cell(protection: &str, column: &str) -> Result<Published, LabError> {
     Sheet::named("eiovar_table2")?.printed(&wanted, column)
 }
 
-/// Allocations of the first window of [`windows`]; each window ends at twice as many as the one before.
+/// Allocations of the first window of [`windows`]; each window ends at twice as many as the one
+/// before.
 const FIRST: u64 = 256;
 
-/// The loops whose histories are told apart (decision 0011): name, adapter, longest burst. The first is EIOVAR section 4's, the last but one
-/// the drivers'.
+/// The loops whose histories are told apart (decision 0011): name, adapter, longest burst. The
+/// first is EIOVAR section 4's, the last but one the drivers'.
 fn loops() -> [(&'static str, Adapter, u32); 5] {
     let adapter = |replace, fill| Adapter {
         replace,
@@ -190,7 +191,8 @@ fn loops() -> [(&'static str, Adapter, u32); 5] {
 fn history(setting: &Setting, found: &mut Findings) -> Result<(), LabError> {
     let mut series = Vec::new();
     for (name, adapter, burst) in loops() {
-        // What mlx is, is held to what the document prints, in both protections; the other loops are told apart in strict.
+        // What mlx is, is held to what the document prints, in both protections; the other loops
+        // are told apart in strict.
         let ours = adapter == Adapter::MLX && burst == BURST;
         let protections: &[_] = match ours {
             true => &[("strict", 1), ("defer", W)],
@@ -261,8 +263,8 @@ const GROWN: f64 = 2.0;
 /// A protection, and its mean searches by the allocation at which their window ends.
 type Means = (&'static str, Vec<(f64, f64)>);
 
-/// By protection, the mean searches of one interface from its first replaced buffer on: over windows that end at [`FIRST`] allocations, at
-/// twice as many, and so on.
+/// By protection, the mean searches of one interface from its first replaced buffer on: over
+/// windows that end at [`FIRST`] allocations, at twice as many, and so on.
 fn windows(
     setting: &Setting,
     adapter: Adapter,
@@ -352,7 +354,8 @@ mod tests {
             .iter()
             .find(|row| row.what.starts_with("strict: that over"));
         assert_eq!(grown.unwrap().holds, Some(true), "{grown:?}");
-        // By the order of E 4 no address changes its ring: a turn's search is all there is. By the drivers' order they do.
+        // By the order of E 4 no address changes its ring: a turn's search is all there is. By the
+        // drivers' order they do.
         let last = |name: &str| {
             let row = found.rows.iter().rfind(|row| {
                 row.what

@@ -194,8 +194,8 @@ mod tests {
             let row = found.rows.iter().find(|row| row.what == what);
             row.and_then(|row| row.measured).unwrap().median
         };
-        // One range goes to and fro, there after each free and gone after each allocation; what a burst of transmissions gives back
-        // comes to that.
+        // One range goes to and fro, there after each free and gone after each allocation; what a
+        // burst of transmissions gives back comes to that.
         let held = |burst| {
             of(&format!(
                 "bursts of {burst} at most, eiovar_inf: freed ranges in the lists, mean"

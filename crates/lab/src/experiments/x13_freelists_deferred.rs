@@ -286,7 +286,8 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     Ok(found)
 }
 
-/// Most addresses that were allocated before and are free at once: lists that hold these leave nothing to the tree.
+/// Most addresses that were allocated before and are free at once: lists that hold these leave
+/// nothing to the tree.
 fn most_free(runs: &[Run]) -> Result<f64, LabError> {
     let mut driven = DrivenAllocator::new(Some(Capacity::Unbounded), W)?;
     for run in runs {
@@ -341,7 +342,8 @@ mod tests {
             ))
         };
         assert!(with(200) > W as f64 && with(1) <= with(50) && with(1) <= W as f64 + 4.0);
-        // What the model says: no lists need to hold more than is ever free, and the receive rings' need that exactly.
+        // What the model says: no lists need to hold more than is ever free, and the receive rings'
+        // need that exactly.
         let free = "receive rings alone: most addresses that are free at once";
         assert_eq!(of(free), W as f64);
         for burst in BURSTS {

@@ -1,4 +1,5 @@
-//! X14: five benchmarks on two adapters, with the freelists and without (EIOVAR Fig. 10 and Table 2).
+//! X14: five benchmarks on two adapters, with the freelists and without (EIOVAR Fig. 10 and Table
+//! 2).
 
 use ringfence_devices::nic::Profile as Adapter;
 use ringfence_devices::workload::{

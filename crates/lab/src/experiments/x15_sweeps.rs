@@ -104,7 +104,8 @@ fn found(setting: &Setting, packets: u64) -> Result<Findings, LabError> {
     Ok(found)
 }
 
-/// Gbit/s of data in packets of `bytes`, each of which takes `cycles`; and whether the core is what bounds it.
+/// Gbit/s of data in packets of `bytes`, each of which takes `cycles`; and whether the core is what
+/// bounds it.
 fn throughput(bytes: u32, cycles: f64) -> (f64, bool) {
     let bits = f64::from(bytes.min(SEGMENT)) * 8.0;
     let core = bits * CLOCK_GHZ / cycles;
@@ -152,7 +153,8 @@ fn messages(setting: &Setting, packets: u64, found: &mut Findings) -> Result<(),
             let spread = cost.spread * cost.executed.unwrap_or(0.0) / cycles;
             let row = FindingRow::new(what, "Gbit/s", Measured::timed(gbps, spread));
             found.push(match (*message, place) {
-                // At 64 bytes all four are bounded by packets a second: the document's E15, which prints no number.
+                // At 64 bytes all four are bounded by packets a second: the document's E15, which
+                // prints no number.
                 (64, _) => {
                     let bits = f64::from(*message) * 8.0;
                     let limit = Published::derived(
@@ -261,7 +263,8 @@ const LONG: [u32; 4] = [1, 4, 16, 32];
 /// Completions that an interrupt announces at most: as everywhere, and one.
 const INTERRUPTS: [u32; 2] = [BURST, 1];
 
-/// The search of a long history, counted only (decision 0011): concurrency amplifies the interference of rings.
+/// The search of a long history, counted only (decision 0011): concurrency amplifies the
+/// interference of rings.
 fn long_histories(setting: &Setting, packets: u64, found: &mut Findings) -> Result<(), LabError> {
     let wanted = [
         ("nic", "mlx"),

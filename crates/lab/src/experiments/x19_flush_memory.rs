@@ -1,4 +1,5 @@
-//! X19: how often the batched and the bitmap policy flush, and what each keeps in memory (Fujita and Moriai section 3.3).
+//! X19: how often the batched and the bitmap policy flush, and what each keeps in memory (Fujita
+//! and Moriai section 3.3).
 
 use std::cell::RefCell;
 

@@ -1,7 +1,9 @@
-//! X21: what the para-virtual IOMMU's configurations take of a guest, counted (PVIOMMU section 5, Table 1).
+//! X21: what the para-virtual IOMMU's configurations take of a guest, counted (PVIOMMU section 5,
+//! Table 1).
 //!
-//! The document measures time on three network cards; here nothing is assigned to a guest but by a model, so what is counted is what causes that time:
-//! requests, exits and instructions of the guest. Whoever has booted the guests passes the counts in.
+//! The document measures time on three network cards; here nothing is assigned to a guest but by a
+//! model, so what is counted is what causes that time: requests, exits and instructions of the
+//! guest. Whoever has booted the guests passes the counts in.
 
 mod as_published;
 
@@ -18,7 +20,8 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     measure: built(measure),
 };
 
-/// What the document prints of the cards and has no count for: shown, so that nobody has to look it up.
+/// What the document prints of the cards and has no count for: shown, so that nobody has to look it
+/// up.
 fn table_1(found: &mut Findings) -> Result<(), LabError> {
     let sheet = Sheet::named("pviommu_table1a")?;
     for nic in ["Intel I210", "Simulated E1000"] {
@@ -153,7 +156,8 @@ fn counts(cells: &[GuestCell], kind: Kind, configuration: Configuration) -> Opti
     cells.iter().find(same)?.counts.as_ref().ok()
 }
 
-/// Names of the groups of rows of a kind whose order counts: of requests and exits, and of instructions.
+/// Names of the groups of rows of a kind whose order counts: of requests and exits, and of
+/// instructions.
 const fn groups(kind: Kind) -> [&'static str; 2] {
     match kind {
         Kind::Assigned => ["assigned, exits", "assigned, instructions"],
@@ -163,7 +167,8 @@ const fn groups(kind: Kind) -> [&'static str; 2] {
     }
 }
 
-/// What the document says of the order of its configurations, for one kind: by the one-way latency that they add to TCP_RR.
+/// What the document says of the order of its configurations, for one kind: by the one-way latency
+/// that they add to TCP_RR.
 fn claims(kind: Kind, cells: &[GuestCell], found: &mut Findings) -> Result<(), LabError> {
     let of = |configuration| counts(cells, kind, configuration);
     let (Some(plain), Some(cached)) = (of(Configuration::Pviommu), of(Configuration::PviommuRtc))
@@ -194,7 +199,8 @@ fn claims(kind: Kind, cells: &[GuestCell], found: &mut Findings) -> Result<(), L
     ];
     for (configuration, counts, printed) in ordered {
         let Some(counts) = counts else { continue };
-        // Neither the baseline nor a cache that answers everything asks for anything: a tie that the document does not have.
+        // Neither the baseline nor a cache that answers everything asks for anything: a tie that
+        // the document does not have.
         if configuration != "pviommu+rtc" {
             let what = format!("added latency, by requests and exits with {configuration}");
             let both = row(what, counts.requests + counts.exits);

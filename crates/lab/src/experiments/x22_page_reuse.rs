@@ -1,4 +1,5 @@
-//! X22: how often the pages of DMA buffers are mapped again (PVIOMMU Table 5), which is what the reverse translation cache lives on.
+//! X22: how often the pages of DMA buffers are mapped again (PVIOMMU Table 5), which is what the
+//! reverse translation cache lives on.
 
 use super::catalogue::{Experiment, Setting, built};
 use super::finding::{FindingRow, Findings, Measured, Published, Requirement, median};

@@ -1,4 +1,5 @@
-//! X23: comparisons and bytes of the reverse translation cache's tree, derived again (PVIOMMU section 4.5, Tables 6 to 8).
+//! X23: comparisons and bytes of the reverse translation cache's tree, derived again (PVIOMMU
+//! section 4.5, Tables 6 to 8).
 
 use ringfence_pviommu::rtc::tables::{Comparisons, HEADER_AS_PUBLISHED, HEADER_LISTED, space};
 use ringfence_pviommu::rtc::tree::{NodeKind, Tree};
@@ -38,7 +39,8 @@ fn found_in_leaf(kind: NodeKind) -> u64 {
         .unwrap_or(0)
 }
 
-/// The most comparisons with which a key is sorted into a leaf that is of `kind` afterwards, without those of the search before.
+/// The most comparisons with which a key is sorted into a leaf that is of `kind` afterwards,
+/// without those of the search before.
 fn sorted_into_leaf(kind: NodeKind) -> u64 {
     let full = kind.pointers() as u64;
     (kind.least_keys() as u64..=full)

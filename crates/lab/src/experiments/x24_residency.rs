@@ -119,8 +119,9 @@ fn rows(
     Ok(())
 }
 
-/// The first and the last cycle at whose end something expires under T and C: releases come in the units from 1 to `releases`, and every seventh mapping is
-/// released three and a half cycles later for the last time.
+/// The first and the last cycle at whose end something expires under T and C: releases come in the
+/// units from 1 to `releases`, and every seventh mapping is released three and a half cycles later
+/// for the last time.
 fn cycles_with_expiry(releases: u64) -> (u64, u64) {
     let c = u64::from(Cycles::PAPER.get());
     let cycle_of = |unit: u64| unit.div_ceil(CYCLE);
@@ -252,7 +253,8 @@ mod tests {
         assert!((of("tree, repaired: median stay") - 35.0).abs() < 0.5);
     }
 
-    /// The oracle's numbers: what follows reuse exposes a small part of what is kept for a fixed time, and nothing stays for as long as the bound.
+    /// The oracle's numbers: what follows reuse exposes a small part of what is kept for a fixed
+    /// time, and nothing stays for as long as the bound.
     #[test]
     fn what_follows_reuse_exposes_less_than_what_is_kept_for_a_fixed_time() {
         let mut found = Findings::default();

@@ -1,5 +1,5 @@
-//! X25: what the host's pool of pages and its pointer to the last table do, overcommitted memory, and a migration's round trip (PVIOMMU sections
-//! 4.3, 4.4 and 4.6).
+//! X25: what the host's pool of pages and its pointer to the last table do, overcommitted memory,
+//! and a migration's round trip (PVIOMMU sections 4.3, 4.4 and 4.6).
 
 mod fixture;
 mod modes;
@@ -33,7 +33,8 @@ const STREAM: (&str, &str) = ("test", "TCP_STREAM");
 /// Requests of a timed block.
 const BLOCK: u64 = 512;
 
-/// What translating the pages of as many requests as memory has pages took, once all of memory has frames.
+/// What translating the pages of as many requests as memory has pages took, once all of memory has
+/// frames.
 struct TranslationCost {
     walks: f64,
     wrong: f64,
@@ -206,7 +207,8 @@ fn pool(found: &mut Findings) -> Result<(), LabError> {
     Ok(())
 }
 
-/// Cycles that this processor executed, medians and spreads: a map request without the pointer, with it, and a hit in the cache with its release.
+/// Cycles that this processor executed, medians and spreads: a map request without the pointer,
+/// with it, and a hit in the cache with its release.
 struct MapRequestCost([(f64, f64); 3]);
 
 fn timed(setting: &Setting) -> Result<MapRequestCost, LabError> {
@@ -255,7 +257,8 @@ fn timed(setting: &Setting) -> Result<MapRequestCost, LabError> {
     Ok(MapRequestCost(times.map(|times| median(&times))))
 }
 
-/// What a buffer's map costs with the reuse of the document's TCP_STREAM, in its four configurations: P03 and P12.
+/// What a buffer's map costs with the reuse of the document's TCP_STREAM, in its four
+/// configurations: P03 and P12.
 fn together(found: &mut Findings, setting: &Setting, missed: f64) -> Result<(), LabError> {
     let MapRequestCost([(walked, first), (pointed, second), (hit, third)]) = timed(setting)?;
     let spread = first.max(second).max(third);
@@ -392,7 +395,8 @@ mod tests {
 
     #[test]
     fn the_printed_tree_loses_pages_and_maps_them_again() {
-        // A node's 33rd key is stored outside its array. Each after it takes two places, for Insert does not find the newest: the 48th is outside, too (errata 11).
+        // A node's 33rd key is stored outside its array. Each after it takes two places, for Insert
+        // does not find the newest: the 48th is outside, too (errata 11).
         for (pages, again) in [(32, 0), (33, 1), (47, 1), (48, 2), (95, 2)] {
             let mut found = Findings::default();
             in_modes(&mut found, 4096, pages).unwrap();

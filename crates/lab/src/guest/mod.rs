@@ -1,11 +1,14 @@
 //! Tables that a host keeps for a guest (question 4: a virtqueue).
 //!
-//! The mapping layer is the guest's. Its table is a [`IoPageTable`](ringfence_dma::space::IoPageTable) whose maps and unmaps are
-//! requests; they wait in a queue until the guest kicks, and are answered before the kick returns. The host's side of the
-//! queue changes the table that the unit walks and has the unit forget what was unmapped, before it answers. So the layer's
-//! [`Invalidator`] submits nothing of its own: it kicks, and its ticket is a request's place in the queue (decisions 0002, 0019).
+//! The mapping layer is the guest's. Its table is a
+//! [`IoPageTable`](ringfence_dma::space::IoPageTable) whose maps and unmaps are requests; they wait
+//! in a queue until the guest kicks, and are answered before the kick returns. The host's side of
+//! the queue changes the table that the unit walks and has the unit forget what was unmapped,
+//! before it answers. So the layer's [`Invalidator`] submits nothing of its own: it kicks, and its
+//! ticket is a request's place in the queue (decisions 0002, 0019).
 //!
-//! Guest and host are one thread. What that leaves out, an exit from the guest and the way to the host's thread, is charged for each kick.
+//! Guest and host are one thread. What that leaves out, an exit from the guest and the way to the
+//! host's thread, is charged for each kick.
 
 mod pviommu;
 mod queue;
@@ -59,7 +62,8 @@ pub trait HostBackend: fmt::Debug + Sized + 'static {
     /// Does something with the unit.
     fn with_unit<R>(&mut self, act: impl FnOnce(&mut HostUnit) -> R) -> R;
 
-    /// Sees to it that everything is answered that was asked so far, `request` or not; the place in the queue of the last request.
+    /// Sees to it that everything is answered that was asked so far, `request` or not; the place in
+    /// the queue of the last request.
     ///
     /// # Errors
     /// The host did not unmap what it was asked to.

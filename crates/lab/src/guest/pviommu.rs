@@ -1,7 +1,8 @@
-//! The para-virtual IOMMU of Tang et al., frontend and backend (`docs/PVIOMMU.md`): a map waits for its answer, a list
-//! kicks once, an unmap is answered before its buffer comes back.
+//! The para-virtual IOMMU of Tang et al., frontend and backend (`docs/PVIOMMU.md`): a map waits for
+//! its answer, a list kicks once, an unmap is answered before its buffer comes back.
 //!
-//! A guest has one queue. Each device has an I/O page table of its own, which the host makes when the device is attached.
+//! A guest has one queue. Each device has an I/O page table of its own, which the host makes when
+//! the device is attached.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -231,8 +232,8 @@ impl HostBackend for PviommuHost {
 }
 
 impl PviommuHost {
-    /// Makes the table of the device of `domain`; where its walks begin. All devices of a guest find its memory by one `side`, which the first
-    /// decides, before anything is mapped.
+    /// Makes the table of the device of `domain`; where its walks begin. All devices of a guest
+    /// find its memory by one `side`, which the first decides, before anything is mapped.
     fn attach(&mut self, domain: DomainId, side: FrameLookup) -> Result<PhysAddr, LabError> {
         if self.side != side {
             let memory = guest_memory(side, &self.occupants)?;
@@ -326,7 +327,8 @@ fn table<const OPTIMISED: bool>(
     PviommuTable::new(host, domain, side)
 }
 
-/// How the table of a domain is made, which a host of the kind of `who` keeps. A value and no type: replicas are compiled for both at once.
+/// How the table of a domain is made, which a host of the kind of `who` keeps. A value and no type:
+/// replicas are compiled for both at once.
 pub(crate) fn pviommu(who: Owner) -> MakeTable<PviommuTable> {
     match who {
         Owner::PviommuHopt => table::<true>,

@@ -1,6 +1,8 @@
-//! The reverse translation cache in front of a para-virtual IOMMU, as a mode's answer to question 3 asks for it (decision 0021).
+//! The reverse translation cache in front of a para-virtual IOMMU, as a mode's answer to question 3
+//! asks for it (decision 0021).
 //!
-//! There is one type for all of these modes: which cache it is, is decided at run time. What that costs is a branch an operation.
+//! There is one type for all of these modes: which cache it is, is decided at run time. What that
+//! costs is a branch an operation.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -160,7 +162,8 @@ impl ReverseCache for DynCache {
     }
 }
 
-/// An address space behind a cache, with any allocator and table: those of a mode, or the meter's stubs.
+/// An address space behind a cache, with any allocator and table: those of a mode, or the meter's
+/// stubs.
 pub type DynRtcSpace<A = RcacheAlloc, T = PviommuTable> =
     RtcSpace<A, T, DynCache, RefCell<DeviceCache<DynCache>>>;
 

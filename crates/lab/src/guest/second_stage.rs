@@ -1,8 +1,10 @@
-//! A guest's memory as the para-virtual IOMMU's host keeps it: frames on demand behind a second stage, which is walked in memory for each page
-//! that is mapped (PVIOMMU sections 4.1 and 4.6; decision 0019).
+//! A guest's memory as the para-virtual IOMMU's host keeps it: frames on demand behind a second
+//! stage, which is walked in memory for each page that is mapped (PVIOMMU sections 4.1 and 4.6;
+//! decision 0019).
 //!
-//! The second stage is its processors', so no device's walk reads it, and its tables are not among those of a mode. Frames hold nothing, for no byte
-//! moves in a replay: they are addresses that no page of the guest has.
+//! The second stage is its processors', so no device's walk reads it, and its tables are not among
+//! those of a mode. Frames hold nothing, for no byte moves in a replay: they are addresses that no
+//! page of the guest has.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -24,7 +26,8 @@ use crate::platform::MEMORY_BYTES;
 const FIRST_FRAME: u64 = 1 << 40;
 /// Addresses for the second stage's own tables: enough to map all of a guest's memory.
 const TABLE_BYTES: u64 = 2 << 30;
-/// Frames of it touched beforehand, so that no page fault of this process is taken for the host's work.
+/// Frames of it touched beforehand, so that no page fault of this process is taken for the host's
+/// work.
 const WARM_FRAMES: u64 = 16;
 /// Set in the address of what devices reach and no page of the guest holds.
 const NO_PAGE: u64 = 1 << 63;
@@ -77,8 +80,8 @@ impl FrameSource for HostFrames {
     }
 }
 
-/// Which page of the guest is in which frame, noted when the page gets it: what a judge believes, whatever the second stage or a pointer into it
-/// say.
+/// Which page of the guest is in which frame, noted when the page gets it: what a judge believes,
+/// whatever the second stage or a pointer into it say.
 #[derive(Debug, Default)]
 pub struct FrameRmap {
     /// By number of the frame; addresses of pages.
@@ -88,7 +91,8 @@ pub struct FrameRmap {
 }
 
 impl FrameRmap {
-    /// The guest's address of the byte at `at`; what is in no page of its memory is beyond all of it.
+    /// The guest's address of the byte at `at`; what is in no page of its memory is beyond all of
+    /// it.
     fn guest_address(&self, at: PhysAddr) -> PhysAddr {
         let number = at.get().checked_sub(FIRST_FRAME).map(|at| at / PAGE_BYTES);
         let pages = self.pages.borrow();

@@ -11,7 +11,8 @@ use ringfence_virtio_iommu::{
 
 use super::HostUnit;
 
-/// A second-stage table for each domain. The guest's physical addresses are the machine's: it has one guest.
+/// A second-stage table for each domain. The guest's physical addresses are the machine's: it has
+/// one guest.
 #[derive(Debug)]
 pub(super) struct DomainTables {
     memory: Rc<Arena>,
@@ -100,7 +101,8 @@ impl Sink for DomainTables {
         Ok(())
     }
 
-    /// No endpoint is attached to it any more; its frames stay where they are until the replay ends.
+    /// No endpoint is attached to it any more; its frames stay where they are until the replay
+    /// ends.
     fn destroy(&mut self, domain: VirtioDomain) {
         if let Some(table) = self.tables.get_mut(domain.get() as usize) {
             *table = None;
@@ -147,7 +149,8 @@ impl Sink for DomainTables {
         let (_, levels) = table
             .unmap_nosync(&*self.memory, range, &mut self.dirty)
             .map_err(|_| SinkError::Failed)?;
-        // The pieces of a list are mapped one by one and unmapped together: they are one range to the unit.
+        // The pieces of a list are mapped one by one and unmapped together: they are one range to
+        // the unit.
         match self.unmapped.last_mut() {
             Some((last, run, of)) if *last == id && run.hi().get() + 1 == range.lo().get() => {
                 if let Some(joined) = PfnRange::inclusive(run.lo(), range.hi()) {

@@ -1,8 +1,10 @@
 //! The stock virtio-iommu, driver and device (virtio 1.3, section 5.13).
 //!
-//! The driver is Linux's (`drivers/iommu/virtio-iommu.c`, 6.12): a map adds a MAP and kicks, a list adds one for each piece and kicks once
-//! (`iotlb_sync_map`); an unmap adds an UNMAP, which a strict flush kicks (`iotlb_sync`) and a lazy one leaves to the next map's kick, or
-//! to the queue's flush (`flush_iotlb_all`). Linux kicks at such a flush even if nothing waits; here it does not.
+//! The driver is Linux's (`drivers/iommu/virtio-iommu.c`, 6.12): a map adds a MAP and kicks, a list
+//! adds one for each piece and kicks once (`iotlb_sync_map`); an unmap adds an UNMAP, which a
+//! strict flush kicks (`iotlb_sync`) and a lazy one leaves to the next map's kick, or to the
+//! queue's flush (`flush_iotlb_all`). Linux kicks at such a flush even if nothing waits; here it
+//! does not.
 
 use std::rc::Rc;
 
@@ -63,7 +65,8 @@ pub struct VirtioHost {
     answered: u64,
     /// The status of the first MAP that was refused and that nobody has asked for yet.
     refused: Option<u8>,
-    /// An UNMAP was refused, or the device does not answer: nothing can be said of what it still translates.
+    /// An UNMAP was refused, or the device does not answer: nothing can be said of what it still
+    /// translates.
     broken: bool,
     traffic: QueueStats,
 }
@@ -130,7 +133,8 @@ impl HostBackend for VirtioHost {
 }
 
 impl VirtioHost {
-    /// The guest attaches an endpoint of its own to a domain: where the host directs it. Part of no replay's traffic.
+    /// The guest attaches an endpoint of its own to a domain: where the host directs it. Part of no
+    /// replay's traffic.
     fn attach(&mut self, domain: VirtioDomain) -> Result<PhysAddr, LabError> {
         let endpoint = EndpointId::new(domain.get());
         self.device
@@ -315,7 +319,8 @@ impl IoPageTable for VirtioTable {
         }
     }
 
-    /// Cleared when the host has answered: before the layer's invalidation completes, which is what frees the range.
+    /// Cleared when the host has answered: before the layer's invalidation completes, which is what
+    /// frees the range.
     #[inline]
     fn unmap<P: Platform>(
         &self,

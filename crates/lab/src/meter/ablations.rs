@@ -32,8 +32,8 @@ pub trait Meter {
     fn finish(&self) -> Components;
     /// Maps refused by the layer in any replica: their number where it is greatest, and the first.
     fn refusals(&self) -> Option<(u64, MapError)>;
-    /// Replays one chunk in one replica, the `config`th of [`CONFIG_NAMES`], inside `measured`: for counting instructions from
-    /// outside. `false` if the mode has no such replica.
+    /// Replays one chunk in one replica, the `config`th of [`CONFIG_NAMES`], inside `measured`: for
+    /// counting instructions from outside. `false` if the mode has no such replica.
     fn replay_one(
         &mut self,
         config: usize,
@@ -42,7 +42,8 @@ pub trait Meter {
     ) -> Result<bool, LabError>;
 }
 
-/// Replays that have tables, for each repetition: four configurations, once for blocks and once for runs.
+/// Replays that have tables, for each repetition: four configurations, once for blocks and once for
+/// runs.
 pub(crate) const TIMED_REPLAYS: u64 = 8;
 
 /// The replicas of a meter, in the order of their sums.
@@ -129,8 +130,9 @@ impl Ablations {
         };
         let flush = recipe.flush;
         let scout = replica(flush, alloc, site, mode_invalidator::<T>)?;
-        // A host invalidates what it unmaps before it answers: the layer's own invalidation is nothing that could be taken away. Asked
-        // where it decides, so that what there is not is not compiled.
+        // A host invalidates what it unmaps before it answers: the layer's own invalidation is
+        // nothing that could be taken away. Asked where it decides, so that what there is not is
+        // not compiled.
         Self::new(repetitions, Rc::clone(&tape), scout, &mut || {
             let tape = || recorded.clone();
             Ok(AblationSet {
@@ -307,7 +309,8 @@ impl Meter for Ablations {
         self.recorder
             .run_plan(plan, &mut Clock::blocks(), Some(&self.trace));
         let turns = |repetition: usize, chunk: usize| {
-            // Another one comes first each time, so that no configuration always finds the caches as its neighbour left them.
+            // Another one comes first each time, so that no configuration always finds the caches
+            // as its neighbour left them.
             (0..CONFIGS).map(move |turn| (turn + repetition * 3 + chunk) % CONFIGS)
         };
         let mut times = [const { Vec::new() }; CONFIGS];
@@ -351,7 +354,8 @@ impl Meter for Ablations {
     fn refusals(&self) -> Option<(u64, MapError)> {
         let sets = self.timed.iter().chain(&self.split_timed);
         let replicas = sets.flat_map(|set| set.replicas.iter().flatten());
-        // The scout first: what it refuses the recorded allocators refuse as well, in their own words.
+        // The scout first: what it refuses the recorded allocators refuse as well, in their own
+        // words.
         let all = std::iter::once(&self.recorder).chain(replicas);
         let refusals = all.filter_map(|replica| replica.refusals());
         refusals.reduce(|one, other| if other.0 > one.0 { other } else { one })

@@ -2,8 +2,8 @@
 
 use super::cycles;
 
-/// Reads the cycle counter: at both ends of each block, and where runs of maps and runs of unmaps meet if it is told to. One type for
-/// both, since every replica is compiled for it.
+/// Reads the cycle counter: at both ends of each block, and where runs of maps and runs of unmaps
+/// meet if it is told to. One type for both, since every replica is compiled for it.
 #[derive(Debug, Default)]
 pub struct Clock {
     /// Cycles of each block.
@@ -26,7 +26,8 @@ impl Clock {
         Self::default()
     }
 
-    /// Times runs of maps and of unmaps within blocks; `overhead` is what reading the counter twice costs.
+    /// Times runs of maps and of unmaps within blocks; `overhead` is what reading the counter twice
+    /// costs.
     pub fn runs(overhead: u64) -> Self {
         Self {
             overhead: Some(overhead),

@@ -55,9 +55,11 @@ pub struct Components {
     pub cycles: Cycles,
     /// Unprobed cycles of a map and an unmap together, executed, less the replay's own loop.
     pub executed: f64,
-    /// Difference between the two orders of ablation, as a share of `executed`: how far the components can be trusted.
+    /// Difference between the two orders of ablation, as a share of `executed`: how far the
+    /// components can be trusted.
     pub order_spread: f64,
-    /// Difference between the slowest and the fastest repetition of the whole, as a share of the median.
+    /// Difference between the slowest and the fastest repetition of the whole, as a share of the
+    /// median.
     pub repetition_spread: f64,
 }
 
@@ -67,8 +69,8 @@ pub(super) const CONFIGS: usize = 8;
 /// Summed cycles of the replicas, in the order of [`CONFIG_NAMES`](super::CONFIG_NAMES).
 pub(super) type Sums = [f64; CONFIGS];
 
-/// What each component costs in the two orders of ablation, from the sums of the replicas in the order of
-/// [`CONFIG_NAMES`](super::CONFIG_NAMES).
+/// What each component costs in the two orders of ablation, from the sums of the replicas in the
+/// order of [`CONFIG_NAMES`](super::CONFIG_NAMES).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AblationOrders {
     /// Allocator, table, invalidation: the allocator is taken away first.
@@ -128,7 +130,8 @@ fn share(part: f64, rest: f64) -> f64 {
     }
 }
 
-/// Components from the totals of unprobed replicas and the shares of probed ones (`maps`, `unmaps`: cycles in runs of either).
+/// Components from the totals of unprobed replicas and the shares of probed ones (`maps`, `unmaps`:
+/// cycles in runs of either).
 pub(super) fn components(
     whole: &Sums,
     maps: &Sums,
@@ -188,7 +191,8 @@ mod tests {
 
     #[test]
     fn components_of_a_ring_add_up_to_the_whole() {
-        // The whole 1000; without slots 600; without entries 300; without invalidation 150, and the same from the other end.
+        // The whole 1000; without slots 600; without entries 300; without invalidation 150, and the
+        // same from the other end.
         let whole = [1000.0, 1000.0, 600.0, 300.0, 150.0, 870.0, 450.0, 50.0];
         let orders = AblationOrders::new(whole, SecondAblation::Allocator);
         assert_eq!(orders.forward, [400.0, 300.0, 150.0]);

@@ -77,7 +77,8 @@ pub(crate) fn host_platform() -> Result<TimedPlatform<InvalidationQueue>, LabErr
     timed_platform(invalidation_queue)
 }
 
-/// How a replica with a table waits for invalidations, and who keeps the table if it is not the layer.
+/// How a replica with a table waits for invalidations, and who keeps the table if it is not the
+/// layer.
 pub(super) type MakeInvalidator<T, I> =
     fn(&Memory, Coherency) -> Result<(Option<HostOf<T>>, I), LabError>;
 

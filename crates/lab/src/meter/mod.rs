@@ -1,9 +1,10 @@
 //! The meter: cycles by component, by telescoping ablation.
 //!
-//! A map and an unmap together take less time than reading the clock twice, so probes around components would measure
-//! themselves. Instead the whole trace is replayed with one component after the other replaced by a stub that answers what the real
-//! one answered, in two orders; what a component costs is the difference between two neighbours, so the components add up
-//! to the whole by construction. The mean of the two orders is reported, and their spread.
+//! A map and an unmap together take less time than reading the clock twice, so probes around
+//! components would measure themselves. Instead the whole trace is replayed with one component
+//! after the other replaced by a stub that answers what the real one answered, in two orders; what
+//! a component costs is the difference between two neighbours, so the components add up to the
+//! whole by construction. The mean of the two orders is reported, and their spread.
 //!
 //! | replica | IOVA allocator | table | invalidation |
 //! |---|---|---|---|
@@ -16,16 +17,17 @@
 //! | `it` | real | none | none |
 //! | `idle` | the replay's own loop | | |
 //!
-//! A ring is allocator and table in one, and there is no way to have its slots without its entries: whether a slot is free is what its
-//! entry says. There the allocator is what goes when slots come from a recording while entries are filled and cleared as ever; the
-//! table is what goes with them after that. `it` is such a ring without invalidation: in both orders the allocator is taken away before
-//! the table. A ring is asked for no find.
+//! A ring is allocator and table in one, and there is no way to have its slots without its entries:
+//! whether a slot is free is what its entry says. There the allocator is what goes when slots come
+//! from a recording while entries are filled and cleared as ever; the table is what goes with them
+//! after that. `it` is such a ring without invalidation: in both orders the allocator is taken away
+//! before the table. A ring is asked for no find.
 //!
-//! Where a host keeps the table, what it does for a request is part of the table, its invalidations included: the layer has none of its
-//! own, so that `at` is `ati` and `i` is `full`.
+//! Where a host keeps the table, what it does for a request is part of the table, its invalidations
+//! included: the layer has none of its own, so that `at` is `ati` and `i` is `full`.
 //!
-//! The split of a component between map and unmap comes from a second set of replicas that reads the clock where runs of maps and runs of unmaps
-//! meet; only the ratio is taken from there.
+//! The split of a component between map and unmap comes from a second set of replicas that reads
+//! the clock where runs of maps and runs of unmaps meet; only the ratio is taken from there.
 
 mod ablations;
 mod clock;

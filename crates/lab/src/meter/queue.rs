@@ -1,5 +1,5 @@
-//! The executed part of an invalidation: the descriptors that a driver writes (VT-d specification, section 6.5.2). What the hardware then
-//! takes to answer is charged by the profile.
+//! The executed part of an invalidation: the descriptors that a driver writes (VT-d specification,
+//! section 6.5.2). What the hardware then takes to answer is charged by the profile.
 
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -74,7 +74,8 @@ fn encode(request: &Invalidation) -> [u64; 2] {
     const IOTLB: u64 = 0x2;
     const CONTEXT: u64 = 0x1;
     const DRAIN: u64 = 0b11 << 6;
-    // No specification has a descriptor for a ring. Ours names device and ring, under a type that VT-d does not use.
+    // No specification has a descriptor for a ring. Ours names device and ring, under a type that
+    // VT-d does not use.
     const RING: u64 = 0xf;
     match request {
         Invalidation::Pages {

@@ -1,4 +1,5 @@
-//! Stubs for rings, where slot and entry are one object's work: what is left of it without the slots' bookkeeping, and without the entries.
+//! Stubs for rings, where slot and entry are one object's work: what is left of it without the
+//! slots' bookkeeping, and without the entries.
 
 use std::cell::RefCell;
 use std::marker::PhantomData;
@@ -53,8 +54,8 @@ impl ReplayRing for RingAsPublished {
     const WRITES_ENTRIES_BACK: bool = true;
 }
 
-/// The rings of a device whose slots come from a [`AllocTrace`]. With `ENTRIES` their entries are filled, cleared and written back; without,
-/// nothing is left but addresses.
+/// The rings of a device whose slots come from a [`AllocTrace`]. With `ENTRIES` their entries are
+/// filled, cleared and written back; without, nothing is left but addresses.
 pub struct ReplayedRings<D, const ENTRIES: bool> {
     domain: DomainId,
     device: RequesterId,

@@ -1,7 +1,7 @@
 //! The meter of modes with a reverse translation cache.
 //!
-//! Allocator and table are taken away behind the cache, and are asked by what it misses and by what leaves it; the cache itself is in every
-//! replica but the idle one, and so part of `other`.
+//! Allocator and table are taken away behind the cache, and are asked by what it misses and by what
+//! leaves it; the cache itself is in every replica but the idle one, and so part of `other`.
 
 use std::rc::Rc;
 
@@ -27,7 +27,8 @@ use crate::mode_dispatch::RcacheAlloc;
 use crate::plan::Plan;
 use crate::replay::AttachInfo;
 
-/// An allocator that may note its answers: a map that the cache knows asks for none, so that they cannot be noted map by map.
+/// An allocator that may note its answers: a map that the cache knows asks for none, so that they
+/// cannot be noted map by map.
 #[derive(Debug)]
 struct RecordingAlloc<A> {
     inner: A,

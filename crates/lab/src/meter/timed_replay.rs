@@ -59,8 +59,8 @@ impl<I: Invalidator> Platform for TimedPlatform<I> {
     }
 }
 
-/// Steps that are timed together: long enough that reading the clock does not count, short enough that most are undisturbed by
-/// other processes.
+/// Steps that are timed together: long enough that reading the clock does not count, short enough
+/// that most are undisturbed by other processes.
 const BLOCK: usize = 1024;
 
 /// A mapping layer on a platform of its own, driven by plans.
@@ -129,7 +129,8 @@ impl<S: Space, F: Flush<S, u64>, I: Invalidator> TimedReplay<S, F, I> {
     fn attach(&mut self, device: DeviceIndex) -> Result<Attachments, LabError> {
         let (platform, make) = (&self.platform, &mut self.make);
         let id = RequesterId::new(device.0);
-        // Behind a pointer: replicas of equal spaces on different platforms share one copy of what calls it.
+        // Behind a pointer: replicas of equal spaces on different platforms share one copy of what
+        // calls it.
         let make: &mut dyn FnMut(DomainId) -> Result<S, LabError> = &mut |domain| {
             let newcomer = AttachInfo {
                 domain,
@@ -151,7 +152,8 @@ impl<S: Space, F: Flush<S, u64>, I: Invalidator> TimedReplay<S, F, I> {
         self.first_refusal.map(|first| (self.refused, first))
     }
 
-    /// Performs the steps of `plan` and tells `clock` of each. With a tape, notes the ranges that the maps got.
+    /// Performs the steps of `plan` and tells `clock` of each. With a tape, notes the ranges that
+    /// the maps got.
     pub fn run(&mut self, plan: &Plan, clock: &mut Clock, tape: Option<&AllocTrace>) {
         for block in plan.steps.chunks(BLOCK) {
             clock.begin();
@@ -365,7 +367,8 @@ impl<S: Space, F: Flush<S, u64>, I: Invalidator> TimedReplay<S, F, I> {
         }
     }
 
-    /// Maps that the trace asks for and that never got a slot, or wait for one still; those among them whose unmap was passed over.
+    /// Maps that the trace asks for and that never got a slot, or wait for one still; those among
+    /// them whose unmap was passed over.
     pub fn stalled_out(&self) -> (u64, u64) {
         let waiting = self.stalled.len() as u64;
         (self.stalled_out + waiting, self.stalled_out)
@@ -439,7 +442,8 @@ fn make_room(
     Ok(())
 }
 
-/// Takes a buffer that comes back. A function, which all replicas have in common, and no closure, which each would have of its own.
+/// Takes a buffer that comes back. A function, which all replicas have in common, and no closure,
+/// which each would have of its own.
 #[inline]
 fn discard_buffer(buffer: u64) {
     black_box(buffer);

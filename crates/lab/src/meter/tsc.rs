@@ -1,11 +1,13 @@
 //! The processor's cycle counter.
 
-/// Cycles since some moment; not serialised, so that reading it disturbs little. Nanoseconds on processors without such a counter.
+/// Cycles since some moment; not serialised, so that reading it disturbs little. Nanoseconds on
+/// processors without such a counter.
 #[inline]
 pub fn cycles() -> u64 {
     #[cfg(target_arch = "x86_64")]
     {
-        // SAFETY: every x86-64 processor has RDTSC, and Linux leaves it enabled for user programs; it reads no memory.
+        // SAFETY: every x86-64 processor has RDTSC, and Linux leaves it enabled for user programs;
+        // it reads no memory.
         unsafe { core::arch::x86_64::_rdtsc() }
     }
     #[cfg(not(target_arch = "x86_64"))]

@@ -134,8 +134,8 @@ impl Grant {
         }
     }
 
-    /// Whether the address is on a page of this grant, outside its bytes, and leads where the grant's bytes lead if they went on: to
-    /// what lies beside them in memory.
+    /// Whether the address is on a page of this grant, outside its bytes, and leads where the
+    /// grant's bytes lead if they went on: to what lies beside them in memory.
     fn is_colocated(&self, iova: Iova, reached: PhysAddr) -> bool {
         self.ranges.as_slice().iter().any(|piece| {
             let (first, last) = (piece.iova.start(), piece.iova.last());

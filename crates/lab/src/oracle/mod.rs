@@ -1,8 +1,9 @@
 //! The oracle: ghost state outside every model, which judges what devices reach.
 //!
-//! It knows, for every I/O virtual page of every device, who owns it: the grant that lives there, or the last one that did. A grant begins
-//! when map returns and ends when the layer hands the buffer back. Each access that the hardware lets through is judged by the
-//! present owner of the address it used, and by whether the byte reached is the one that owner was granted.
+//! It knows, for every I/O virtual page of every device, who owns it: the grant that lives there,
+//! or the last one that did. A grant begins when map returns and ends when the layer hands the
+//! buffer back. Each access that the hardware lets through is judged by the present owner of the
+//! address it used, and by whether the byte reached is the one that owner was granted.
 
 mod grants;
 mod owners;
@@ -25,7 +26,8 @@ use crate::limits::ReplayLimits;
 pub enum Ownership {
     /// Pages are given out: a new mapping takes the page from whoever had it last.
     Page,
-    /// Pages stay with the memory they lead to, and live mappings of it share them: a new mapping takes the page from those that are dead.
+    /// Pages stay with the memory they lead to, and live mappings of it share them: a new mapping
+    /// takes the page from those that are dead.
     Shared,
     /// The address is the physical address: buffers share pages.
     Byte,
@@ -104,7 +106,8 @@ impl Oracle {
         }
     }
 
-    /// The same where each piece has addresses of its own, on pages that no other mapping has: `iovas`, as many as there are pieces.
+    /// The same where each piece has addresses of its own, on pages that no other mapping has:
+    /// `iovas`, as many as there are pieces.
     pub fn grant_per_segment(
         &mut self,
         device: usize,
@@ -162,7 +165,8 @@ impl Oracle {
         self.grants.named(id)
     }
 
-    /// Unmap has returned without the buffer: the device has no business there any more, but the owner does not use it yet.
+    /// Unmap has returned without the buffer: the device has no business there any more, but the
+    /// owner does not use it yet.
     pub fn withhold(&mut self, id: GrantId) {
         self.grants.set(id, GrantState::Withheld);
     }
@@ -222,7 +226,8 @@ impl Oracle {
         let page = iova.get() >> 12;
         let mut worst = None;
         if let Some(owners) = self.owners.get(device) {
-            // Where mappings share a page, it is theirs who live: what somebody had there before is beside what they have.
+            // Where mappings share a page, it is theirs who live: what somebody had there before is
+            // beside what they have.
             let lives = |id| {
                 self.grants
                     .get(id)

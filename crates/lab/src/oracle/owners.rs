@@ -1,4 +1,5 @@
-//! Who owns an I/O virtual page: two levels of arrays where all memory of a replay lies, and a map above.
+//! Who owns an I/O virtual page: two levels of arrays where all memory of a replay lies, and a map
+//! above.
 
 use std::collections::HashMap;
 

@@ -16,7 +16,8 @@ use Access::{Read, Write};
 #[test]
 fn verdicts_on_a_page_granular_space() {
     let mut oracle = Oracle::new(Ownership::Page);
-    // Device 0 has 0x100 bytes at 0x5100 and a list of two pieces at 0x8f00; device 1 a page at 0x7000.
+    // Device 0 has 0x100 bytes at 0x5100 and a list of two pieces at 0x8f00; device 1 a page at
+    // 0x7000.
     oracle.grant(0, iova(0x5100, 0x100), &[pa(0x20100, 0x100)], RX);
     oracle.grant(
         0,
@@ -180,7 +181,8 @@ fn windows_that_nothing_closes_last_until_the_end_and_take_no_memory() {
     assert_eq!(added_up.byte_ns, before);
 }
 
-/// Buffers in one page, at one address: what a released one had is stale when nobody is left, and beside the others until then.
+/// Buffers in one page, at one address: what a released one had is stale when nobody is left, and
+/// beside the others until then.
 #[test]
 fn a_shared_page_is_theirs_who_live() {
     let mut oracle = Oracle::new(Ownership::Shared);

@@ -7,7 +7,8 @@ use serde::Serialize;
 pub enum Verdict {
     /// Inside a live grant of this device and direction.
     Granted,
-    /// Let through although the mapping of the address was released, or to memory that its present owner was not given.
+    /// Let through although the mapping of the address was released, or to memory that its present
+    /// owner was not given.
     Stale,
     /// Let through although there never was a mapping at this address.
     Never,
@@ -15,7 +16,8 @@ pub enum Verdict {
     Direction,
     /// Let through by a mapping of another device.
     Foreign,
-    /// The address belongs to a live mapping of this device, the byte lies outside its buffer: what page granularity leaks.
+    /// The address belongs to a live mapping of this device, the byte lies outside its buffer: what
+    /// page granularity leaks.
     Colocated,
     /// Stopped, and rightly.
     Stopped,
@@ -32,8 +34,8 @@ impl Verdict {
         )
     }
 
-    /// Of two owners' verdicts on one address that lies in neither's grant, the one by the closer owner: the exact mapping
-    /// before the page's.
+    /// Of two owners' verdicts on one address that lies in neither's grant, the one by the closer
+    /// owner: the exact mapping before the page's.
     pub(super) fn closer(self, other: Self) -> Self {
         let rank = |verdict| match verdict {
             Self::Direction => 0,

@@ -66,7 +66,8 @@ impl Windows {
         }
     }
 
-    /// A mapping that begins at the first page of `range` is in use again: the device may reach what it reaches.
+    /// A mapping that begins at the first page of `range` is in use again: the device may reach
+    /// what it reaches.
     pub fn reuse(&mut self, domain: DomainId, range: PfnRange, now: Nanos) {
         if let Some(window) = self.kept.remove(&(domain, range.lo().get())) {
             self.closed(&window, now);
@@ -114,7 +115,8 @@ impl Windows {
         }
     }
 
-    /// The same where no invalidation will ever end it: the window stays open until [`finish`](Self::finish).
+    /// The same where no invalidation will ever end it: the window stays open until
+    /// [`finish`](Self::finish).
     pub fn open_for_good(&mut self, bytes: u64, now: Nanos) {
         self.count += 1;
         let all = self.for_good.get_or_insert(PermanentWindows {

@@ -1,10 +1,12 @@
-//! A chunk of a trace as the replay performs it: what every mode does alike is decided here once, before any mode runs.
+//! A chunk of a trace as the replay performs it: what every mode does alike is decided here once,
+//! before any mode runs.
 //!
-//! Beside maps and unmaps a plan says where bursts end. A burst is a run of unmaps of one (device, direction, CPU); it ends at any other
-//! event of that key, 50 us after its first unmap, or before a map of a page that it still withholds (decision 0005).
+//! Beside maps and unmaps a plan says where bursts end. A burst is a run of unmaps of one (device,
+//! direction, CPU); it ends at any other event of that key, 50 us after its first unmap, or before
+//! a map of a page that it still withholds (decision 0005).
 //!
-//! If asked, it says too where doorbells are: after each run of maps of one (device, direction, CPU), which any other operation or tick ends
-//! (decision 0012).
+//! If asked, it says too where doorbells are: after each run of maps of one (device, direction,
+//! CPU), which any other operation or tick ends (decision 0012).
 
 mod pass;
 mod withheld;
@@ -236,7 +238,8 @@ impl Planner {
         self
     }
 
-    /// Looks at timers, from now on, at each end of these cycles too, until a cache that has them is empty.
+    /// Looks at timers, from now on, at each end of these cycles too, until a cache that has them
+    /// is empty.
     pub fn with_cycles(mut self, cycles: impl IntoIterator<Item = RtcParams>) -> Self {
         let cycles = cycles.into_iter().filter(|cycling| cycling.cycle_ns > 0);
         self.cycles.extend(cycles);
@@ -467,7 +470,8 @@ impl Planner {
         ends.min().map(Nanos)
     }
 
-    /// The row of a processor. A trace that names more processors than there are rows shares the last one.
+    /// The row of a processor. A trace that names more processors than there are rows shares the
+    /// last one.
     fn cpu_index(&mut self, cpu: u16) -> u16 {
         const ROWS: usize = 512;
         let found = self.cpus.iter().position(|known| *known == cpu);

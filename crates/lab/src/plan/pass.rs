@@ -7,8 +7,9 @@ use ringfence_trace::{Chunk, Devices, Operations};
 use super::{MAX_STEPS, Plan, Planner};
 use crate::error::LabError;
 
-/// Reads a trace to its end and gives `each` the plan of one chunk after the other, with the planner and the devices named so far. Only
-/// operations of the devices called one of `only` are planned, or all.
+/// Reads a trace to its end and gives `each` the plan of one chunk after the other, with the
+/// planner and the devices named so far. Only operations of the devices called one of `only` are
+/// planned, or all.
 ///
 /// # Errors
 /// The trace is malformed, or what `each` says.

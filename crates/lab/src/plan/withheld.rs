@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use ringfence_types::{PageSize, PhysRange};
 
-/// Pages, from the first to one behind the last. A physical address has 64 bits, so there are at most 2^52.
+/// Pages, from the first to one behind the last. A physical address has 64 bits, so there are at
+/// most 2^52.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct PageRun {
     first: u64,
@@ -22,11 +23,12 @@ impl PageRun {
     }
 }
 
-/// How many times each page is withheld. Two edges a run at most, so its size is bounded by the buffers of open bursts.
+/// How many times each page is withheld. Two edges a run at most, so its size is bounded by the
+/// buffers of open bursts.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Withheld {
-    /// From this page up to the next edge every page is withheld so many times. No two neighbours have the same number, and the first
-    /// one is not 0: nothing is withheld below it.
+    /// From this page up to the next edge every page is withheld so many times. No two neighbours
+    /// have the same number, and the first one is not 0: nothing is withheld below it.
     edges: BTreeMap<u64, u32>,
 }
 
@@ -59,7 +61,8 @@ impl Withheld {
         for (_, times) in self.edges.range_mut(run.first..run.end) {
             *times = change(*times);
         }
-        // All numbers in between changed alike: only the two ends can have become equal to what is below them.
+        // All numbers in between changed alike: only the two ends can have become equal to what is
+        // below them.
         for edge in [run.first, run.end] {
             let below = self.edges.range(..edge).next_back();
             let below = below.map_or(0, |(_, &times)| times);

@@ -58,7 +58,8 @@ impl Observer for OracleObserver<'_> {
     #[inline]
     fn faulted(&mut self, request: &DmaRequest, fault: &Fault) {
         let row = self.rows.get(request.device);
-        // The whole access was stopped; what matters is whether the byte it was stopped at was granted.
+        // The whole access was stopped; what matters is whether the byte it was stopped at was
+        // granted.
         let bytes = if fault.iova == request.iova {
             request.bytes.min(4096 - request.iova.offset_in(4096))
         } else {

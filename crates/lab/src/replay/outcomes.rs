@@ -28,7 +28,8 @@ pub struct Outcomes {
     pub stalls: u64,
     /// Maps that never got one: their mapping ended, or the trace, while they waited.
     pub stalled_out: u64,
-    /// The same by ring, with the maps refused: by device, then by place of the direction. Rings without any may be missing at the end.
+    /// The same by ring, with the maps refused: by device, then by place of the direction. Rings
+    /// without any may be missing at the end.
     pub rings: Vec<RingOutcomes>,
     /// Maps that the layer refused.
     pub refused_maps: u64,
@@ -72,7 +73,8 @@ pub struct Outcomes {
     pub alive_at_end: u64,
 }
 
-/// What buffers that came back were exposed to until the last mapping that a space kept was gone: a caching mode's replay runs on after its trace.
+/// What buffers that came back were exposed to until the last mapping that a space kept was gone: a
+/// caching mode's replay runs on after its trace.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Exposure {
     /// Longest stale window, in nanoseconds.

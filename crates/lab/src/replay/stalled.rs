@@ -1,4 +1,5 @@
-//! Maps that wait for a slot of their ring (rIOMMU section 4: overflow is legal, "the driver should slow down").
+//! Maps that wait for a slot of their ring (rIOMMU section 4: overflow is legal, "the driver should
+//! slow down").
 
 use std::collections::{BTreeMap, HashMap};
 

@@ -1,6 +1,7 @@
 //! What only ring modes need: how large a replay's rings are, and how one makes them.
 //!
-//! In a replay a ring is a (device, direction): ring number and direction are one ([`ring_of`]). Decision 0012 says why.
+//! In a replay a ring is a (device, direction): ring number and direction are one ([`ring_of`]).
+//! Decision 0012 says why.
 
 mod parts;
 mod ring_usage;

@@ -15,7 +15,8 @@ use crate::error::LabError;
 use crate::mode_dispatch::ThreadCell;
 use crate::replay::AttachInfo;
 
-/// How one makes a ring mode's parts: `D` drives its rings, `L` is the logic of its unit, `F` its flush policy.
+/// How one makes a ring mode's parts: `D` drives its rings, `L` is the logic of its unit, `F` its
+/// flush policy.
 pub struct RingParts<D, L, F> {
     /// Which slot a map takes, and whether walks snoop.
     pub setup: RingSetup,

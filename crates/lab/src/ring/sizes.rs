@@ -14,7 +14,8 @@ pub enum RingSizes {
 }
 
 impl RingSizes {
-    /// The most slots that a replay gives a ring of its own accord: half of what an address can name.
+    /// The most slots that a replay gives a ring of its own accord: half of what an address can
+    /// name.
     pub const MAX_SLOTS: u32 = 1 << 17;
 
     /// The power of two that is at least twice `live`, within [`MAX_SLOTS`](Self::MAX_SLOTS).
@@ -33,7 +34,8 @@ impl RingSizes {
 }
 
 impl Default for RingSizes {
-    /// For a replay of a trace that nobody has counted: enough for what a queue of a network card keeps mapped.
+    /// For a replay of a trace that nobody has counted: enough for what a queue of a network card
+    /// keeps mapped.
     fn default() -> Self {
         Self::Every(4096)
     }

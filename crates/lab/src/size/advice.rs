@@ -1,4 +1,5 @@
-//! What follows from the counts and the sweeps: sizes, whether a ring fits, and a recommendation in two sentences.
+//! What follows from the counts and the sweeps: sizes, whether a ring fits, and a recommendation in
+//! two sentences.
 
 use serde::Serialize;
 
@@ -97,8 +98,8 @@ pub struct RingAdvice {
     pub overtaken_max: u64,
     /// On average; none without unmaps.
     pub overtaken_mean: Option<f64>,
-    /// Share of unmaps of the slot after the one unmapped before: there a prefetched next entry is right.
-    /// None without unmaps.
+    /// Share of unmaps of the slot after the one unmapped before: there a prefetched next entry is
+    /// right. None without unmaps.
     pub next_in_turn: Option<f64>,
     /// Mappings alive at the end of the trace.
     pub live_at_end: u64,
@@ -242,7 +243,8 @@ pub struct IotlbAdvice {
     pub lookups: u64,
     /// The best hit rate of all geometries; none without lookups.
     pub attainable: Option<f64>,
-    /// Fewest entries with which 90% of that is reached, whatever the ways; none where nothing ever hits.
+    /// Fewest entries with which 90% of that is reached, whatever the ways; none where nothing ever
+    /// hits.
     pub entries_90: Option<u32>,
     /// The same for 99%.
     pub entries_99: Option<u32>,

@@ -1,6 +1,7 @@
 //! What open bursts withhold: unmapped, and not to be given out again before an invalidation.
 
-/// Unmaps that one invalidation covers at most: a longer burst is invalidated in parts (`Burst::default()` of the mapping layer).
+/// Unmaps that one invalidation covers at most: a longer burst is invalidated in parts
+/// (`Burst::default()` of the mapping layer).
 const PART: usize = 256;
 
 /// The open bursts of one ring, by processor.
@@ -16,7 +17,8 @@ impl<T> Default for Bursts<T> {
 }
 
 impl<T> Bursts<T> {
-    /// Withholds `item` until the burst of `cpu` ends. If the burst is as long as a part may be, what it withheld so far comes back.
+    /// Withholds `item` until the burst of `cpu` ends. If the burst is as long as a part may be,
+    /// what it withheld so far comes back.
     pub(super) fn withhold(&mut self, cpu: u16, item: T) -> Vec<T> {
         let place = self.open.iter().position(|(of, _)| *of == cpu);
         let place = place.unwrap_or_else(|| {

@@ -1,8 +1,10 @@
-//! The IOTLB in several shapes under modes that map pages: the modelled unit of `compare`, once for each.
+//! The IOTLB in several shapes under modes that map pages: the modelled unit of `compare`, once for
+//! each.
 //!
-//! A trace has no accesses. A device that touched a page only once would miss whatever the IOTLB; here it touches each page twice, when its
-//! buffer is mapped and before it is unmapped. How many other pages it touches meanwhile is the trace's, and the question is whether an
-//! IOTLB still holds the first translation: half of the lookups can hit at most.
+//! A trace has no accesses. A device that touched a page only once would miss whatever the IOTLB;
+//! here it touches each page twice, when its buffer is mapped and before it is unmapped. How many
+//! other pages it touches meanwhile is the trace's, and the question is whether an IOTLB still
+//! holds the first translation: half of the lookups can hit at most.
 
 use ringfence_hw::IommuStats;
 

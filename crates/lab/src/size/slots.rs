@@ -1,4 +1,5 @@
-//! Which maps would wait in a ring of N slots: a model of slots and nothing else, to stand beside what the driver does.
+//! Which maps would wait in a ring of N slots: a model of slots and nothing else, to stand beside
+//! what the driver does.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -9,7 +10,8 @@ use super::advice::Stalls;
 use super::bursts::Bursts;
 use crate::plan::Step;
 
-/// A ring of N slots, free, live or withheld, and the maps that wait for it in line (decision 0012).
+/// A ring of N slots, free, live or withheld, and the maps that wait for it in line (decision
+/// 0012).
 #[derive(Debug, Clone)]
 pub struct RingSlots {
     choice: SlotChoice,

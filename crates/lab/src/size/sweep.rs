@@ -1,4 +1,5 @@
-//! The second pass: the trace replayed with rings of several sizes, and with IOTLBs of several shapes.
+//! The second pass: the trace replayed with rings of several sizes, and with IOTLBs of several
+//! shapes.
 
 use std::io::Read;
 
@@ -60,8 +61,8 @@ struct RingTrial {
     any_order: Runner,
 }
 
-/// Sizes around what a ring needs: below it, where maps wait, the need itself, and above it until a ring that takes only its tail's slot
-/// is served as well.
+/// Sizes around what a ring needs: below it, where maps wait, the need itself, and above it until a
+/// ring that takes only its tail's slot is served as well.
 fn sizes(ring: &RingDemand) -> [u32; SIZES] {
     let most = u64::from(RingSizes::MAX_SLOTS);
     let need = ring.any_order_need.clamp(1, most);
@@ -96,8 +97,8 @@ fn columns(options: &SizeOptions) -> usize {
 }
 
 /// Replays a trace whose use of its rings is `usage`. `open` opens it anew for each of the
-/// [`readings`], which bound the memory of replays side by side. `progress` is told the lines replayed so
-/// far, in all readings.
+/// [`readings`], which bound the memory of replays side by side. `progress` is told the lines
+/// replayed so far, in all readings.
 ///
 /// # Errors
 /// The trace is malformed or cannot be opened, or a mode cannot be built.

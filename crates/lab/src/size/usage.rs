@@ -1,4 +1,5 @@
-//! What a trace asks of each ring, counted in one pass: the numbers from which a ring's size follows.
+//! What a trace asks of each ring, counted in one pass: the numbers from which a ring's size
+//! follows.
 
 use std::collections::VecDeque;
 use std::io::Read;
@@ -34,7 +35,8 @@ pub struct RingDemand {
     pub withheld_max: u64,
     /// Most slots mapped or withheld at a map: what a ring needs that takes any free slot.
     pub any_order_need: u64,
-    /// Most slots from the oldest one that is mapped or withheld to the youngest: what a ring needs that takes only the slot at its tail.
+    /// Most slots from the oldest one that is mapped or withheld to the youngest: what a ring needs
+    /// that takes only the slot at its tail.
     pub in_order_need: u64,
     /// Unmaps of another mapping than the oldest.
     pub out_of_order: u64,
@@ -42,7 +44,8 @@ pub struct RingDemand {
     pub overtaken_max: u64,
     /// Their sum over all unmaps.
     pub overtaken_sum: u64,
-    /// Unmaps of the slot after the one unmapped before: those for which a prefetched next entry would have been right.
+    /// Unmaps of the slot after the one unmapped before: those for which a prefetched next entry
+    /// would have been right.
     pub next_in_turn: u64,
     /// Mappings alive at the end of the trace.
     pub live_at_end: u64,
@@ -126,7 +129,8 @@ impl RingDemand {
         self.out_of_order as f64 / self.unmaps.max(1) as f64
     }
 
-    /// N that suffices whatever the order, L and what bursts withhold: the document's N >= L with the term that safety adds.
+    /// N that suffices whatever the order, L and what bursts withhold: the document's N >= L with
+    /// the term that safety adds.
     pub fn rule(&self) -> u64 {
         self.live_max + self.withheld_max
     }
@@ -234,7 +238,8 @@ impl TraceDemand {
     }
 }
 
-/// Reads a trace to its end and counts the operations of `devices`, or all. `progress` is told the lines so far.
+/// Reads a trace to its end and counts the operations of `devices`, or all. `progress` is told the
+/// lines so far.
 ///
 /// # Errors
 /// The trace is malformed.

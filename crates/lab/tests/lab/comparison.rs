@@ -19,7 +19,8 @@ fn run(lines: &[String], options: &CompareOptions) -> Result<Comparison, LabErro
     compare("script", trace(lines), options, |_| {})
 }
 
-/// Two devices in turn: `eth` has `pairs` mappings, `disk` half as many, and one of `disk` lives at the end.
+/// Two devices in turn: `eth` has `pairs` mappings, `disk` half as many, and one of `disk` lives at
+/// the end.
 fn two_devices(pairs: u64) -> Vec<String> {
     let mut lines = Vec::new();
     for pair in 0..pairs {
@@ -89,7 +90,8 @@ fn charges_follow_the_invalidations() {
     let [none, strict, fence, hosted] = &comparison.rows[..] else {
         panic!("{comparison:?}");
     };
-    // The meter is left out: cycles are not 0 but unknown, and what was charged is known all the same.
+    // The meter is left out: cycles are not 0 but unknown, and what was charged is known all the
+    // same.
     for row in &comparison.rows {
         assert_eq!((row.map_cycles, row.unmap_cycles), (None, None));
         assert_eq!((row.charged_share, row.relative_throughput), (None, None));
@@ -153,7 +155,8 @@ fn the_meter_reports_components_that_add_up() {
     for row in run(&lines, &options).unwrap().rows {
         assert_eq!((row.attempts, row.violations), (None, None), "{}", row.mode);
         assert!(row.maps > 0 && row.unmaps > 0, "{}", row.mode);
-        // The whole is by pair; a trace in which all but one mapping end has nearly as many unmaps as maps.
+        // The whole is by pair; a trace in which all but one mapping end has nearly as many unmaps
+        // as maps.
         let (maps, unmaps) = (row.maps as f64, row.unmaps as f64);
         let sum = row.map_cycles.unwrap() + row.unmap_cycles.unwrap() * unmaps / maps;
         let components = row.components.unwrap();

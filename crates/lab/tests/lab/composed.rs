@@ -135,7 +135,8 @@ fn the_meter_takes_the_table_away_from_an_allocator_that_lives_in_it() {
         .rows
         .remove(0);
     assert_eq!(row.status.to_string(), "ok");
-    // Cycles of one repetition may be anything on a busy machine; that no replica refused a step is in the status.
+    // Cycles of one repetition may be anything on a busy machine; that no replica refused a step is
+    // in the status.
     assert!(row.unmap_cycles.unwrap().is_finite());
     assert!(row.components.unwrap().executed != 0.0);
 }

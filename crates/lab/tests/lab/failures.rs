@@ -173,7 +173,8 @@ fn a_buffer_whose_invalidation_failed_is_withheld_until_it_succeeds() {
     let fine = run((0, 0));
     assert_eq!((fine.not_flushed, fine.release_delay_max_ns), (0, 0));
 
-    // Two fail at their unmaps; at the first tick one of them fails again, and is settled at the second.
+    // Two fail at their unmaps; at the first tick one of them fails again, and is settled at the
+    // second.
     let settled = run((1, 3));
     assert_eq!((settled.unmaps, settled.refused_unmaps), (3, 0));
     assert_eq!(settled.not_flushed, 0);

@@ -1,4 +1,5 @@
-//! The laboratory on hand-made traces whose counts can be worked out on paper. One binary: building the layers of every mode takes long.
+//! The laboratory on hand-made traces whose counts can be worked out on paper. One binary: building
+//! the layers of every mode takes long.
 
 mod comparison;
 mod composed;

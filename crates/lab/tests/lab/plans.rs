@@ -12,7 +12,8 @@ use crate::script::*;
 const US: u64 = 1_000;
 const MS: u64 = 1_000_000;
 
-/// Steps in short, without ticks: `12 map 0`, `14 unmap 0`, `64 end 0:0:to-device`; times in microseconds.
+/// Steps in short, without ticks: `12 map 0`, `14 unmap 0`, `64 end 0:0:to-device`; times in
+/// microseconds.
 fn shown(plan: &Plan) -> Vec<String> {
     let at = |time: u64| (time - START) as f64 / US as f64;
     plan.steps
@@ -52,7 +53,8 @@ fn bursts_end_as_the_decision_says() {
     script.unmap(15 * US, (0, 0), 1);
     // A map of its key does.
     script.map(16 * US, rx, 7, &page(21));
-    // 50 us after the first unmap the others end, in the order in which they began, before what happens then.
+    // 50 us after the first unmap the others end, in the order in which they began, before what
+    // happens then.
     script.unmap(61 * US, (0, 0), 2);
     let (plan, planner) = planned(&script.chunk);
     assert_eq!(
@@ -182,7 +184,8 @@ fn timers_run_through_quiet_time_and_the_clock_jumps_over_the_rest() {
         .filter(|timed| timed.step == Step::Tick)
         .map(|timed| (timed.time.0 - START) / MS)
         .collect();
-    // Every millisecond, through 12 ms after the last operation before the quiet time, and again after the last of all.
+    // Every millisecond, through 12 ms after the last operation before the quiet time, and again
+    // after the last of all.
     let expected: Vec<u64> = (1..=12).chain(10_001..=10_012).collect();
     assert_eq!(ticks, expected);
 }
@@ -226,7 +229,8 @@ fn only_the_chosen_devices_are_planned() {
     assert_eq!(maps(Some(&["none such"])), (0, 0, 0, BTreeSet::new()));
 }
 
-/// One operation of a generated trace: what is there to unmap is only known when it is put in its place.
+/// One operation of a generated trace: what is there to unmap is only known when it is put in its
+/// place.
 #[derive(Debug, Clone)]
 struct Draft {
     pause: u64,
@@ -311,7 +315,8 @@ struct Found {
     key: (u16, u16, &'static str),
 }
 
-/// Looks at the whole trace from the first unmap of each burst on: no state but who is a member already.
+/// Looks at the whole trace from the first unmap of each burst on: no state but who is a member
+/// already.
 fn reference(chunk: &Chunk) -> (Vec<Found>, u64) {
     // Processors in order of appearance are rows.
     let mut rows: Vec<u16> = Vec::new();

@@ -11,7 +11,8 @@ use crate::script::*;
 
 const US: u64 = 1_000;
 
-/// 600 buffers of 100 bytes, each on a page of its own, mapped and unmapped one after the other, an operation a microsecond.
+/// 600 buffers of 100 bytes, each on a page of its own, mapped and unmapped one after the other, an
+/// operation a microsecond.
 const PAIRS: u64 = 600;
 const BYTES: u64 = 100;
 
@@ -67,7 +68,8 @@ fn every_mode_counts_what_can_be_counted_by_hand() {
         ("swpt", 0, end - US),
         ("strict", 600, 0),
         ("strict+", 600, 0),
-        // At the 250th and the 500th entry; the rest by the timer, at the first tick 10 ms after the 501st.
+        // At the 250th and the 500th entry; the rest by the timer, at the first tick 10 ms after
+        // the 501st.
         ("defer", 3, 12_000 * US - 1001 * US),
         ("defer+", 3, 12_000 * US - 1001 * US),
         // No wrap of 2^20 pages in 600.
@@ -76,7 +78,8 @@ fn every_mode_counts_what_can_be_counted_by_hand() {
         ("freebsd", 600, 0),
         ("freebsd-fixed", 600, 0),
         ("linux-strict", 600, 0),
-        // With the 257th and the 513th unmap, whose entries are cleared by then; the rest by the timer, 10 ms after the 513th.
+        // With the 257th and the 513th unmap, whose entries are cleared by then; the rest by the
+        // timer, 10 ms after the 513th.
         ("linux-lazy", 3, 12_000 * US - 1027 * US),
         ("fence", 600, 0),
         // Each unmap is followed by a map of its key.
@@ -88,7 +91,8 @@ fn every_mode_counts_what_can_be_counted_by_hand() {
         // No cycle ends.
         ("pviommu+rtc", 0, end - US),
         ("pviommu+rtc+hopt", 0, end - US),
-        // Each goes with the map that follows, a microsecond later; the last one by the timer, 10 ms after the 513th.
+        // Each goes with the map that follows, a microsecond later; the last one by the timer, 10
+        // ms after the 513th.
         ("virtio-lazy", 600, 12_000 * US - 1199 * US),
     ];
     for (name, invalidations, window) in cases {
@@ -173,7 +177,8 @@ fn one_invalidation_ends_a_burst_and_gives_its_buffers_back() {
     for outcomes in [&metered, &hostile] {
         assert_eq!(outcomes.invalidations, 10);
         assert_eq!(outcomes.live_max, 32);
-        // Nine bursts last until the next map, 32 us after their first unmap; the last one its 50 us.
+        // Nine bursts last until the next map, 32 us after their first unmap; the last one its 50
+        // us.
         assert_eq!(outcomes.release_delay_max_ns, 50 * US);
         assert_eq!(outcomes.stale_max_ns, 0);
         assert_eq!(outcomes.tally.violations(), 0);
@@ -205,7 +210,8 @@ fn addresses_are_flushed_once_a_wrap() {
     runner.metered.run(&plan, &Devices::new()).unwrap();
     let outcomes = runner.metered.finish(&planner.live_mappings());
     assert_eq!((outcomes.maps, outcomes.invalidations), (3, 1));
-    // The first window lasts from its unmap to the third map; the last one is open at the end, 12 ms later.
+    // The first window lasts from its unmap to the third map; the last one is open at the end, 12
+    // ms later.
     assert_eq!(outcomes.stale_max_ns, 12_000 * US - 5 * US);
 }
 
@@ -245,7 +251,8 @@ fn what_lives_at_the_end_is_taken_down_without_being_counted() {
 
 #[test]
 fn devices_have_domains_of_their_own_and_share_the_old_queue() {
-    // 250 unmaps of two devices in turn: the queue of the unit fills once, those of the domains do not.
+    // 250 unmaps of two devices in turn: the queue of the unit fills once, those of the domains do
+    // not.
     let mut script = Script::default();
     for pair in 0..250_u64 {
         let device = (pair % 2) as u16;
@@ -282,7 +289,8 @@ fn swpt_is_looked_up_in_a_table_and_hwpt_is_not() {
     }
 }
 
-/// As seen with real guests (Linux 6.12 and 7.2): about one notification a request in strict mode, and one for two in lazy mode.
+/// As seen with real guests (Linux 6.12 and 7.2): about one notification a request in strict mode,
+/// and one for two in lazy mode.
 #[test]
 fn a_guest_asks_its_host_as_often_as_linux_does() {
     let (plan, planner) = planned(&pairs().chunk);
@@ -295,7 +303,8 @@ fn a_guest_asks_its_host_as_often_as_linux_does() {
         // Nothing is used again, and nothing leaves.
         ("pviommu+rtc", PAIRS, PAIRS, 0),
         ("pviommu+rtc+hopt", PAIRS, PAIRS, 0),
-        // Every unmap but the last goes with the next map. The queue fills at the 257th and 513th unmap, and takes that one along; by the timer the last.
+        // Every unmap but the last goes with the next map. The queue fills at the 257th and 513th
+        // unmap, and takes that one along; by the timer the last.
         ("virtio-lazy", 2 * PAIRS, PAIRS, 3),
     ];
     for (name, requests, in_maps, in_unmaps) in cases {
@@ -309,7 +318,8 @@ fn a_guest_asks_its_host_as_often_as_linux_does() {
     }
 }
 
-/// The host finds each page by a walk, or through its pointer if that knows the table; a page gets a frame once, from the pool if there is one.
+/// The host finds each page by a walk, or through its pointer if that knows the table; a page gets
+/// a frame once, from the pool if there is one.
 #[test]
 fn a_host_looks_its_guests_pages_up() {
     // Pages again and again, in two tables in turns: 600 buffers on 150 pages of either.
@@ -330,7 +340,8 @@ fn a_host_looks_its_guests_pages_up() {
     };
     assert_eq!(lookups("linux-strict"), LookupStats::default());
     assert_eq!(lookups("virtio-strict"), LookupStats::default());
-    // Each of the two tables is missing once, and looked for again when it is there. No table is needed twice in a row.
+    // Each of the two tables is missing once, and looked for again when it is there. No table is
+    // needed twice in a row.
     let plain = LookupStats {
         walks: 600 + 2,
         through_pointer: 0,
@@ -386,8 +397,9 @@ fn a_list_is_mapped_with_one_notification() {
     }
 }
 
-/// One buffer, again and again: a request in all. The window closes with each reuse, and the last one with the batch that takes it: 40 ms in
-/// cycles of 10, after an unmap in the first. What is kept at the end is said.
+/// One buffer, again and again: a request in all. The window closes with each reuse, and the last
+/// one with the batch that takes it: 40 ms in cycles of 10, after an unmap in the first. What is
+/// kept at the end is said.
 #[test]
 fn a_cache_asks_once_and_lets_go_in_time() {
     const MS: u64 = 1_000 * US;
@@ -418,7 +430,8 @@ fn a_cache_asks_once_and_lets_go_in_time() {
     let all = metered.stale_byte_seconds * 1e9 / BYTES as f64;
     let closed = (99 * US + 40 * MS - 199 * US) as f64;
     assert!((all - kept - closed).abs() < 1e-3, "{all} {kept} {closed}");
-    // It goes in the fourth cycle after its own, 39,999 us after its release, and nothing is left then.
+    // It goes in the fourth cycle after its own, 39,999 us after its release, and nothing is left
+    // then.
     let exposure = metered.exposure;
     assert_eq!(exposure.max_ns, 40 * MS - US);
     let exposed = exposure.byte_seconds * 1e9 / BYTES as f64;
@@ -429,8 +442,10 @@ fn a_cache_asks_once_and_lets_go_in_time() {
     assert_eq!(metered.tally.violations() + metered.tally.false_faults, 0);
 }
 
-/// What a cache exposes after a trace, which is most of it: 600 buffers that never come again and one that always does. Attackers reach the dead ones until
-/// they go; the adaptive cache lets go of them as soon as it knows the one's rhythm; the tree keeps each for less than T x (C + 1); modes without a cache have nothing left.
+/// What a cache exposes after a trace, which is most of it: 600 buffers that never come again and
+/// one that always does. Attackers reach the dead ones until they go; the adaptive cache lets go of
+/// them as soon as it knows the one's rhythm; the tree keeps each for less than T x (C + 1); modes
+/// without a cache have nothing left.
 #[test]
 fn the_oracle_measures_what_caches_expose_after_the_trace() {
     const MS: u64 = 1_000 * US;
@@ -455,7 +470,8 @@ fn the_oracle_measures_what_caches_expose_after_the_trace() {
         both[0].clone()
     };
     let fixed = exposed("pviommu+rtc");
-    // All in the first cycle, the trace's end in the second at most: 40 ms less what was over of the cycle.
+    // All in the first cycle, the trace's end in the second at most: 40 ms less what was over of
+    // the cycle.
     assert!(fixed.exposure.max_ns < 40 * MS && fixed.exposure.max_ns > 38 * MS);
     assert!(fixed.exposure.byte_seconds > 2.5 * fixed.stale_byte_seconds);
     assert!(fixed.exposure.reached_after_end > 0);
@@ -471,7 +487,8 @@ fn the_oracle_measures_what_caches_expose_after_the_trace() {
         assert_eq!(exposure.max_ns, outcomes.stale_max_ns, "{name}");
         assert_eq!((exposure.after_end_ns, exposure.reached_after_end), (0, 0));
     }
-    // Sections of the queue leave with their cycle in the literal one, too, as long as its tree loses nothing.
+    // Sections of the queue leave with their cycle in the literal one, too, as long as its tree
+    // loses nothing.
     let literal = exposed("rtc-literal");
     assert_eq!(literal.exposure.max_ns, fixed.exposure.max_ns);
 }

@@ -51,11 +51,13 @@ fn a_literal_burst_leaves_every_buffer_that_it_hands_back_within_reach() {
     for name in ["riommu-literal", "riommu--literal"] {
         let (_, hostile) = replay(name, &plan, &planner, 512);
         assert_eq!((hostile.unmaps, hostile.invalidations), (200, 1), "{name}");
-        // The replayer touches the first and the last byte of each as soon as it is back, and its entry is still there. With the figure's
-        // driver, which knows that an unmap is its burst's last, the last one is not: 199. In a trace a burst's end shows later: 200.
+        // The replayer touches the first and the last byte of each as soon as it is back, and its
+        // entry is still there. With the figure's driver, which knows that an unmap is its burst's
+        // last, the last one is not: 199. In a trace a burst's end shows later: 200.
         assert_eq!(hostile.tally.stale, 2 * 200, "{name}: {:?}", hostile.tally);
         assert_eq!(hostile.tally.violations(), 2 * 200, "{name}");
-        // Erratum 6: an access of two bytes that begins at a buffer's last one goes through, to what lies behind it.
+        // Erratum 6: an access of two bytes that begins at a buffer's last one goes through, to
+        // what lies behind it.
         assert_eq!(hostile.tally.colocated, 200, "{name}: {:?}", hostile.tally);
         assert_eq!(hostile.stale_max_ns, 50 * US, "{name}");
     }
@@ -70,7 +72,8 @@ fn a_literal_burst_leaves_every_buffer_that_it_hands_back_within_reach() {
     }
 }
 
-/// Four buffers in a ring of four; the second one goes, a fifth one comes, whose slot the tail says is the first one's.
+/// Four buffers in a ring of four; the second one goes, a fifth one comes, whose slot the tail says
+/// is the first one's.
 fn out_of_order() -> Script {
     let mut script = Script::default();
     for id in 0..4 {
@@ -88,8 +91,9 @@ fn out_of_order() -> Script {
 fn a_literal_tail_overwrites_what_is_live() {
     let (plan, planner) = planned(&out_of_order().chunk);
     let (literal, _) = replay("riommu-literal", &plan, &planner, 4);
-    // The first buffer's device writes through the fifth one's entry, to memory that it was given and not by this address; the fifth
-    // one's entry goes with the first one's unmap, and its device is stopped.
+    // The first buffer's device writes through the fifth one's entry, to memory that it was given
+    // and not by this address; the fifth one's entry goes with the first one's unmap, and its
+    // device is stopped.
     assert_eq!((literal.maps, literal.unmaps, literal.stalls), (5, 5, 0));
     assert_eq!(literal.tally.false_faults, 1, "{:?}", literal.tally);
 
@@ -227,7 +231,8 @@ fn doorbells_follow_runs_of_maps() {
 
 #[test]
 fn a_row_in_which_many_maps_wait_in_vain_is_not_taken_at_its_word() {
-    // One buffer stays at the head of a ring of four; `more` maps come and go behind it. Three find a slot, the others wait in vain.
+    // One buffer stays at the head of a ring of four; `more` maps come and go behind it. Three find
+    // a slot, the others wait in vain.
     let row = |more: u32, name: &str| {
         let mut script = Script::default();
         script.map(0, (0, 0, RX), 0, &buffer(0));

@@ -96,8 +96,8 @@ fn both(choice: SlotChoice, plan: &Plan, planner: &Planner, slots: u32) -> Vec<(
         .collect()
 }
 
-/// One operation of a random trace: how long after the one before, on which processor, towards which direction, with how many pieces,
-/// or the unmap of which mapping.
+/// One operation of a random trace: how long after the one before, on which processor, towards
+/// which direction, with how many pieces, or the unmap of which mapping.
 type Drawn = (u64, u16, bool, u64, bool, prop::sample::Index);
 
 fn drawn(operations: &[Drawn]) -> Script {
@@ -129,8 +129,8 @@ proptest! {
         ..ProptestConfig::default()
     })]
 
-    /// The model of slots shares no code with the driver: it says how many maps wait, and for how many in vain. And it is no use to
-    /// count what is needed if one slot less would do.
+    /// The model of slots shares no code with the driver: it says how many maps wait, and for how
+    /// many in vain. And it is no use to count what is needed if one slot less would do.
     #[test]
     fn the_driver_stalls_as_predicted_and_where_the_counts_say(
         operations in prop::collection::vec(
@@ -199,7 +199,8 @@ fn order_is_counted() {
     assert_eq!(ring.next_in_turn, 0);
 }
 
-/// One buffer that stays while others come and go: a tail that must not pass it needs a slot for each of them.
+/// One buffer that stays while others come and go: a tail that must not pass it needs a slot for
+/// each of them.
 #[test]
 fn a_buffer_that_stays_makes_a_ring_in_order_long() {
     let mut script = Script::default();
@@ -337,7 +338,8 @@ fn a_trace_is_advised_on_and_the_advice_holds() {
             .find(|p| (p.sets, p.ways) == (sets, ways));
         point.unwrap().hit_rate.unwrap()
     };
-    // Half of the touches are a page's first. What an IOTLB of all live pages would keep, one of 4096 entries keeps.
+    // Half of the touches are a page's first. What an IOTLB of all live pages would keep, one of
+    // 4096 entries keeps.
     assert!((0.3..=0.5).contains(&of(256, 16)), "{iotlb:?}");
     // LRU: a set that is larger holds all that a smaller one holds.
     assert!(of(16, 1) <= of(16, 4) && of(16, 4) <= of(16, 16));

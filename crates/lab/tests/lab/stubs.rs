@@ -1,4 +1,5 @@
-//! The meter's stubs answer what the real components answered: no replica refuses what the full one did, or does what it refused.
+//! The meter's stubs answer what the real components answered: no replica refuses what the full one
+//! did, or does what it refused.
 
 use std::rc::Rc;
 
@@ -215,7 +216,8 @@ where
     answers(flush, bench(queued), plan, Some(tape), make).0
 }
 
-/// Sizes, devices, processors and lives in a fixed disorder, and one map that no 32-bit space has room for.
+/// Sizes, devices, processors and lives in a fixed disorder, and one map that no 32-bit space has
+/// room for.
 fn disorder() -> Plan {
     let mut script = Script::default();
     let mut seed = 11_u64;

@@ -1,7 +1,7 @@
 //! Directories whose content no stranger changes: of sockets, and of files that are run.
 //!
-//! A directory is looked at by its path without links, and so are those above it: whoever may rename
-//! there puts another directory in its place after the look.
+//! A directory is looked at by its path without links, and so are those above it: whoever may
+//! rename there puts another directory in its place after the look.
 
 use std::fs::{self, DirBuilder, Metadata};
 use std::io;
@@ -81,8 +81,8 @@ impl Trusted {
         }
     }
 
-    /// This user and group, root, and under sudo the user who called it: root trusts that user's files
-    /// already. Many systems give each user a group, and let it write.
+    /// This user and group, root, and under sudo the user who called it: root trusts that user's
+    /// files already. Many systems give each user a group, and let it write.
     fn with_files() -> Self {
         let mut trusted = Self {
             users: vec![geteuid().as_raw(), ROOT],
@@ -174,7 +174,8 @@ fn refused(why: NotPrivate) -> io::Error {
 }
 
 impl SocketAccess {
-    /// Makes the directory of the sockets, if it is not there, and checks it; its path, without links.
+    /// Makes the directory of the sockets, if it is not there, and checks it; its path, without
+    /// links.
     ///
     /// # Errors
     /// What making it meets; [`NotPrivate`].
@@ -184,8 +185,8 @@ impl SocketAccess {
         Trusted::with_sockets(self).make(path, &Trusted::with_files(), made)
     }
 
-    /// Checks that the sockets in the directory stay what they are: its path, without links. It belongs
-    /// to this user, and nobody else can write to it but the group that may connect.
+    /// Checks that the sockets in the directory stay what they are: its path, without links. It
+    /// belongs to this user, and nobody else can write to it but the group that may connect.
     ///
     /// # Errors
     /// What looking at it meets; [`NotPrivate`].
@@ -194,8 +195,8 @@ impl SocketAccess {
     }
 }
 
-/// Makes a directory of files that are run, if it is not there, and checks it; its path, without links.
-/// It may be root's, or under sudo the caller's.
+/// Makes a directory of files that are run, if it is not there, and checks it; its path, without
+/// links. It may be root's, or under sudo the caller's.
 ///
 /// # Errors
 /// What making it meets; [`NotPrivate`].

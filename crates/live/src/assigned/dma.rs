@@ -20,7 +20,8 @@ use crate::iommu::{GuestIommu, reason};
 enum TableOwner {
     /// The IOMMU that the guest has, which is told of stopped accesses.
     Iommu(GuestIommu),
-    /// The host has mapped all of the guest, at its own addresses: there is no IOMMU for the guest (kvm-baseline, PV01).
+    /// The host has mapped all of the guest, at its own addresses: there is no IOMMU for the guest
+    /// (kvm-baseline, PV01).
     HostIdentity {
         mapped: Box<AssignedTable>,
         ranges: Vec<IovaRange>,
@@ -52,7 +53,8 @@ impl AssignedDma {
         }
     }
 
-    /// For `device` of a guest without an IOMMU: all memory of the guest is mapped for it, at the guest's own addresses, as soon as there is some.
+    /// For `device` of a guest without an IOMMU: all memory of the guest is mapped for it, at the
+    /// guest's own addresses, as soon as there is some.
     ///
     /// # Errors
     /// The host has no memory for its tables.

@@ -11,7 +11,8 @@ use vm_memory::GuestMemoryMmap;
 use crate::counters::DeviceCounters;
 use crate::host::Host;
 
-/// Sets and ways of the IOTLB, and entries of the walk caches and of the context cache: those of the profile `r210-2015`.
+/// Sets and ways of the IOTLB, and entries of the walk caches and of the context cache: those of
+/// the profile `r210-2015`.
 const IOTLB: (u32, u32) = (16, 4);
 const WALK_CACHES: [u32; 3] = [32, 16, 4];
 const CONTEXTS: u32 = 64;
@@ -29,7 +30,8 @@ pub(super) struct IommuModel {
 #[derive(Debug)]
 pub(crate) struct Hardware {
     host: Arc<Host>,
-    /// One piece of hardware: an access holds it while it lasts, so that an invalidation has waited for all accesses before it when it has the unit.
+    /// One piece of hardware: an access holds it while it lasts, so that an invalidation has waited
+    /// for all accesses before it when it has the unit.
     model: Mutex<IommuModel>,
 }
 
@@ -59,7 +61,8 @@ impl Hardware {
         &self.host
     }
 
-    /// The unit. Whoever panicked while he held it has left it whole: it is changed by invalidations only, and filled with what the tables say.
+    /// The unit. Whoever panicked while he held it has left it whole: it is changed by
+    /// invalidations only, and filled with what the tables say.
     pub(super) fn model(&self) -> MutexGuard<'_, IommuModel> {
         self.model.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -69,8 +72,9 @@ impl Hardware {
         self.model().guest = memory.clone();
     }
 
-    /// The accesses of `device` are translated by `context`; without one it reaches nothing. When it returns, none that began before is under way. If there is no
-    /// frame for a table of contexts, it reaches nothing either.
+    /// The accesses of `device` are translated by `context`; without one it reaches nothing. When
+    /// it returns, none that began before is under way. If there is no frame for a table of
+    /// contexts, it reaches nothing either.
     pub(super) fn set_context(&self, device: RequesterId, context: Option<&Context>) {
         let mut silicon = self.model();
         let IommuModel { unit, contexts, .. } = &mut *silicon;

@@ -1,4 +1,5 @@
-//! What one assigned device reaches, by ranges: for an IOMMU whose requests are ranges, and for the host that maps all of a guest.
+//! What one assigned device reaches, by ranges: for an IOMMU whose requests are ranges, and for the
+//! host that maps all of a guest.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -117,7 +118,8 @@ impl AssignedTable {
         })
     }
 
-    /// The range that begins at `start` leads nowhere from the next [`commit`](Self::commit) on at the latest.
+    /// The range that begins at `start` leads nowhere from the next [`commit`](Self::commit) on at
+    /// the latest.
     pub(crate) fn unmap(&mut self, start: Iova) {
         if let Some((range, to)) = self.ranges.remove(&start) {
             self.clear(range, to);
@@ -131,7 +133,8 @@ impl AssignedTable {
         }
     }
 
-    /// Maps what `memory` has beside `before`, each address to the page of the same number, and unmaps what it no longer has. What is mapped then.
+    /// Maps what `memory` has beside `before`, each address to the page of the same number, and
+    /// unmaps what it no longer has. What is mapped then.
     pub(super) fn follow(
         &mut self,
         before: &[IovaRange],
@@ -163,7 +166,8 @@ impl AssignedTable {
         self.leaving.push((range, to));
     }
 
-    /// When it returns `Ok`, the device does not reach what was unmapped, and no access through it is under way.
+    /// When it returns `Ok`, the device does not reach what was unmapped, and no access through it
+    /// is under way.
     ///
     /// # Errors
     /// It may, and its frames stay.

@@ -13,7 +13,8 @@ use super::Hardware;
 use super::hardware::InvalidationPort;
 use crate::host::HostFrames;
 
-/// A table of the hardware's for each device, with a domain of its own. A [`DeviceSlot`] is a device's place among these.
+/// A table of the hardware's for each device, with a domain of its own. A [`DeviceSlot`] is a
+/// device's place among these.
 #[derive(Debug)]
 pub(crate) struct AssignedTables {
     hardware: Arc<Hardware>,

@@ -1,7 +1,7 @@
 //! Guest memory as an assigned device sees it, for one access: every address goes through the unit.
 //!
-//! The unit is held from the first translation to the last byte. So no translation is used after an invalidation of it has completed, and none of the slices
-//! that are lent here outlives the access.
+//! The unit is held from the first translation to the last byte. So no translation is used after an
+//! invalidation of it has completed, and none of the slices that are lent here outlives the access.
 
 use std::cell::{Cell, RefCell};
 use std::iter::FusedIterator;

@@ -1,4 +1,5 @@
-//! What stands behind a device that was handed over: its place, what its accesses go through, and the process that works for it.
+//! What stands behind a device that was handed over: its place, what its accesses go through, and
+//! the process that works for it.
 
 use std::fs::File;
 use std::io;

@@ -19,13 +19,16 @@ pub struct LocalConfig<'a> {
     pub dir: &'a Path,
     /// Who may connect to them.
     pub access: SocketAccess,
-    /// What the guest can make this process keep. Devices that keep more, or whose queues are larger, are not taken over.
+    /// What the guest can make this process keep. Devices that keep more, or whose queues are
+    /// larger, are not taken over.
     pub limits: &'a GuestLimits,
     /// What this host does in advance for devices behind the para-virtual IOMMU.
     pub host_page_pool: HostPagePool,
-    /// What the guest's memory has to be like, and what of it stays. A file goes with the devices, from now on with these.
+    /// What the guest's memory has to be like, and what of it stays. A file goes with the devices,
+    /// from now on with these.
     pub memory: &'a MemoryRules,
-    /// What runs as the process of a disk that is one. It lives as long as the thread that takes the devices over.
+    /// What runs as the process of a disk that is one. It lives as long as the thread that takes
+    /// the devices over.
     pub sandbox: Option<&'a SandboxProgram>,
     /// Hears of them.
     pub log: &'a Log,

@@ -31,7 +31,8 @@ pub struct DeviceOptions {
     pub sandbox: Option<SandboxProgram>,
     /// The model of the hardware translates the disk's accesses, by tables in memory.
     pub assigned: bool,
-    /// Whether the para-virtual IOMMU's host takes frames in advance and keeps a pointer to the last table.
+    /// Whether the para-virtual IOMMU's host takes frames in advance and keeps a pointer to the
+    /// last table.
     pub host_page_pool: HostPagePool,
     /// The disk begins to work so long after the driver has rung.
     pub delay: Option<Duration>,
@@ -49,7 +50,8 @@ pub struct DeviceOptions {
     pub inject_reply: Option<InjectedReply>,
     /// What the guest can make this process keep.
     pub limits: GuestLimits,
-    /// What the guest's memory has to be like, and what of it stays. A file of its own is made anew, and goes with the devices.
+    /// What the guest's memory has to be like, and what of it stays. A file of its own is made
+    /// anew, and goes with the devices.
     pub memory: MemoryRules,
     /// Whether there is an entropy device.
     pub entropy: bool,

@@ -1,4 +1,5 @@
-//! The conversation with the process that has the devices: they are copied, and rebuilt, while they work, then stopped, rebuilt once more, and let go of there.
+//! The conversation with the process that has the devices: they are copied, and rebuilt, while they
+//! work, then stopped, rebuilt once more, and let go of there.
 
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -18,8 +19,10 @@ const COPY_INTERVAL: Duration = Duration::from_millis(20);
 const COPY_TIMEOUT: Duration = Duration::from_secs(120);
 
 impl Daemon {
-    /// Takes the devices over that another process serves in the directory, from its guest's view without an interruption: it has them until they stand rebuilt
-    /// here. They are copied, and rebuilt, while they work, at least once, and until `meanwhile` requests were completed; then they are stopped.
+    /// Takes the devices over that another process serves in the directory, from its guest's view
+    /// without an interruption: it has them until they stand rebuilt here. They are copied, and
+    /// rebuilt, while they work, at least once, and until `meanwhile` requests were completed; then
+    /// they are stopped.
     ///
     /// # Errors
     /// [`TakeOverError`]: the other process goes on with them.
@@ -34,8 +37,8 @@ impl Daemon {
         complete_take_over(here, &path, meanwhile).map_err(|error| (path, error))
     }
 
-    /// Holds all of a take-over's conversation with the process at the other end of `first`, which lets go of its devices at the end of it, and serves
-    /// none of them.
+    /// Holds all of a take-over's conversation with the process at the other end of `first`, which
+    /// lets go of its devices at the end of it, and serves none of them.
     ///
     /// # Errors
     /// [`TakeOverError`]: the other process goes on with them.

@@ -44,7 +44,8 @@ pub(super) struct Comparison {
     random: Random,
     cases_wanted: u32,
     doorbells: u32,
-    /// How many bytes before its message's end says QEMU has the data; found out before anything is judged.
+    /// How many bytes before its message's end says QEMU has the data; found out before anything is
+    /// judged.
     reply_padding: Option<usize>,
     /// What came while the guest was being stopped, and rings.
     deferred: Vec<Message>,
@@ -182,7 +183,8 @@ impl Comparison {
         Ok(None)
     }
 
-    /// Gives the monitor an order and waits until it is carried out; answers the client meanwhile, for which QEMU may be waiting.
+    /// Gives the monitor an order and waits until it is carried out; answers the client meanwhile,
+    /// for which QEMU may be waiting.
     fn order(&mut self, command: &str) -> io::Result<()> {
         let mut monitor = match self.monitor.take() {
             Some(monitor) => monitor,
@@ -263,7 +265,8 @@ impl Comparison {
         })
     }
 
-    /// Whether each page of what ours reads and QEMU does not is granted for reading or for writing by QEMU.
+    /// Whether each page of what ours reads and QEMU does not is granted for reading or for writing
+    /// by QEMU.
     fn is_write_only_read(&mut self, range: IovaRange) -> io::Result<bool> {
         for page in pages(range) {
             let Some(bytes) = self.read(page) else {
@@ -276,8 +279,9 @@ impl Comparison {
         Ok(true)
     }
 
-    /// What is written is put back: ours writes a pattern, QEMU writes over it what was there. Where only a part can be reached, QEMU may
-    /// write that part before it rejects the rest, so that part is what is there already.
+    /// What is written is put back: ours writes a pattern, QEMU writes over it what was there.
+    /// Where only a part can be reached, QEMU may write that part before it rejects the rest, so
+    /// that part is what is there already.
     fn try_write(&mut self, range: IovaRange) -> io::Result<CaseResult> {
         let before = self.read_pieces(range);
         let pattern: Vec<u8> = before.iter().map(|byte| !byte).collect();

@@ -15,7 +15,8 @@ const TYPE_MASK: u32 = 0xf;
 const TYPE_REPLY: u32 = 1;
 const ERROR: u32 = 1 << 5;
 
-/// Bytes of `DMA_READ` and `DMA_WRITE` behind the header and before the data, as they count for the message's size.
+/// Bytes of `DMA_READ` and `DMA_WRITE` behind the header and before the data, as they count for the
+/// message's size.
 pub(super) const FIXED_BYTES: usize = 16;
 
 /// What came.
@@ -68,8 +69,9 @@ impl QemuLink {
         self.stream.write_all(bytes)
     }
 
-    /// Asks the client for an access to memory on the device's behalf; the number of the request. `data` is what is written, or as long as
-    /// what is read, and lies `gap` bytes before where the message's size says.
+    /// Asks the client for an access to memory on the device's behalf; the number of the request.
+    /// `data` is what is written, or as long as what is read, and lies `gap` bytes before where the
+    /// message's size says.
     pub(super) fn ask(
         &mut self,
         access: Access,

@@ -1,13 +1,16 @@
 //! The software IOMMU judged by QEMU's own.
 //!
-//! QEMU's `intel-iommu` stands in front of a disk that lives here, and a stock Linux maps for that disk. Each mapping that QEMU tells of
-//! (`DMA_MAP`) is put into the virtio-iommu device and the software IOMMU of this crate, through which the disk then works. While the guest
-//! waits for the disk, its processor is stopped, so that nothing changes, and random accesses are tried twice: through the software
-//! IOMMU, and as `DMA_READ` or `DMA_WRITE`, which QEMU lets through its own IOMMU by the tables that Linux wrote. Both have to
-//! reject it, or both let it through to the same bytes.
+//! QEMU's `intel-iommu` stands in front of a disk that lives here, and a stock Linux maps for that
+//! disk. Each mapping that QEMU tells of (`DMA_MAP`) is put into the virtio-iommu device and the
+//! software IOMMU of this crate, through which the disk then works. While the guest waits for the
+//! disk, its processor is stopped, so that nothing changes, and random accesses are tried twice:
+//! through the software IOMMU, and as `DMA_READ` or `DMA_WRITE`, which QEMU lets through its own
+//! IOMMU by the tables that Linux wrote. Both have to reject it, or both let it through to the same
+//! bytes.
 //!
-//! QEMU tells of a mapping that Linux made for writing only as one for reading and writing. A read that only QEMU rejects is put down to
-//! that, and counted apart, if QEMU grants each page of it, to a read or to a write of the bytes that are there.
+//! QEMU tells of a mapping that Linux made for writing only as one for reading and writing. A read
+//! that only QEMU rejects is put down to that, and counted apart, if QEMU grants each page of it,
+//! to a read or to a write of the bytes that are there.
 
 mod cases;
 mod comparison;

@@ -117,7 +117,8 @@ impl ShadowIommu {
         }
     }
 
-    /// Whether the file is the guest's memory, which is the first that comes. Offsets in it are guest-physical addresses.
+    /// Whether the file is the guest's memory, which is the first that comes. Offsets in it are
+    /// guest-physical addresses.
     fn is_memory(&mut self, file: File) -> Result<bool, u32> {
         let about = fstat(&file).map_err(|_| errno::EINVAL)?;
         let this = (about.st_dev, about.st_ino);

@@ -17,7 +17,8 @@ pub(super) struct Apt {
 }
 
 impl Apt {
-    /// Reads the lists of `suites`; works in `cache`/apt and writes what apt says to `cache`/apt.log.
+    /// Reads the lists of `suites`; works in `cache`/apt and writes what apt says to
+    /// `cache`/apt.log.
     pub(super) fn new(cache: &Path, suites: &[&str]) -> Result<Self, GuestError> {
         let dir = cache.join("apt");
         let log = cache.join("apt.log");

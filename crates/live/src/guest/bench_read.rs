@@ -1,9 +1,10 @@
 //! Inside a guest: what a read costs there.
 //!
-//! Under QEMU's `-icount` with one nanosecond an instruction, time is the number of instructions. When the disk's interrupt comes is up to the
-//! host, so how long a read takes is as well; what the processor works for it is not, once it has begun to wait. So the processor never rests
-//! ([`IdleSpinner`]), what it does while the read waits is taken off, and reads that did not wait, whose interrupt came in the middle of
-//! asking, stand apart.
+//! Under QEMU's `-icount` with one nanosecond an instruction, time is the number of instructions.
+//! When the disk's interrupt comes is up to the host, so how long a read takes is as well; what the
+//! processor works for it is not, once it has begun to wait. So the processor never rests
+//! ([`IdleSpinner`]), what it does while the read waits is taken off, and reads that did not wait,
+//! whose interrupt came in the middle of asking, stand apart.
 
 use std::fs::File;
 use std::io;
@@ -40,7 +41,8 @@ impl ReadTimes {
     }
 }
 
-/// Reads the first blocks of `path` past all caches, one after the other, `count` of them, on one processor.
+/// Reads the first blocks of `path` past all caches, one after the other, `count` of them, on one
+/// processor.
 ///
 /// # Errors
 /// What opening and reading meet, and what keeps the processor from its other thread.

@@ -29,8 +29,8 @@ const OUT_OF_TIME: i32 = 124;
 /// And when that had to be by SIGKILL.
 const KILLED: i32 = 137;
 
-/// Boots, runs the command with this process's input and output, and returns its exit code. The console is `console.log` in the machine's
-/// directory.
+/// Boots, runs the command with this process's input and output, and returns its exit code. The
+/// console is `console.log` in the machine's directory.
 ///
 /// # Errors
 /// [`GuestError`], among them that the guest did not say what became of the command.

@@ -1,4 +1,5 @@
-//! An archive in the format that the kernel unpacks at boot ("newc", Documentation/driver-api/early-userspace/buffer-format.rst).
+//! An archive in the format that the kernel unpacks at boot ("newc",
+//! Documentation/driver-api/early-userspace/buffer-format.rst).
 
 use std::fmt::Write as _;
 
@@ -33,7 +34,8 @@ impl Archive {
         let length = u32::try_from(content.len()).unwrap_or(u32::MAX);
         let name_length = u32::try_from(name.len() + 1).unwrap_or(u32::MAX);
         let mut header = String::from("070701");
-        // Inode, mode, owner, group, links, time, length, device, its number, name's length, checksum.
+        // Inode, mode, owner, group, links, time, length, device, its number, name's length,
+        // checksum.
         for field in [
             self.entries,
             mode,

@@ -1,7 +1,9 @@
-//! What a processor does while nobody else wants it: turns of a loop, counted, in place of its rest.
+//! What a processor does while nobody else wants it: turns of a loop, counted, in place of its
+//! rest.
 //!
-//! A processor that rests is woken when the host gets round to it, and its clock may have jumped meanwhile. One that turns is interrupted in a
-//! loop whose every turn takes the same time, so that what it did beside the turns can be told: time less turns.
+//! A processor that rests is woken when the host gets round to it, and its clock may have jumped
+//! meanwhile. One that turns is interrupted in a loop whose every turn takes the same time, so that
+//! what it did beside the turns can be told: time less turns.
 
 #![allow(unsafe_code)]
 
@@ -13,10 +15,12 @@ use std::time::{Duration, Instant};
 
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-/// How long the thread that measures a turn stays away; a tick of the kernel's meanwhile is lost in the rounding.
+/// How long the thread that measures a turn stays away; a tick of the kernel's meanwhile is lost in
+/// the rounding.
 const MEASURED: Duration = Duration::from_millis(20);
 
-/// A thread that runs on this thread's processor while that has nothing else to do; it ends with this value.
+/// A thread that runs on this thread's processor while that has nothing else to do; it ends with
+/// this value.
 #[derive(Debug)]
 pub(super) struct IdleSpinner {
     shared: Arc<Shared>,
@@ -32,7 +36,8 @@ struct Shared {
 }
 
 impl IdleSpinner {
-    /// Binds this thread to one processor, starts the other there, and measures how long its turn is.
+    /// Binds this thread to one processor, starts the other there, and measures how long its turn
+    /// is.
     ///
     /// # Errors
     /// What the kernel refuses.
@@ -94,7 +99,8 @@ pub(super) fn nanoseconds(time: Duration) -> u64 {
 /// From now on this thread runs only while no other wants to, and gives way at once.
 fn become_idle() -> io::Result<()> {
     let parameters = libc::sched_param { sched_priority: 0 };
-    // SAFETY: the kernel reads the parameters, which live until the call is over; nothing else is touched.
+    // SAFETY: the kernel reads the parameters, which live until the call is over; nothing else is
+    // touched.
     let code = unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &parameters) };
     if code == 0 {
         Ok(())

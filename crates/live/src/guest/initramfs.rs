@@ -31,8 +31,8 @@ pub struct OwnModule {
     pub parameters: String,
 }
 
-/// The first process. The kernel's messages go to the first serial line, the command's input and output to the second, and what
-/// became of it to the third.
+/// The first process. The kernel's messages go to the first serial line, the command's input and
+/// output to the second, and what became of it to the third.
 const INIT: &str = r#"#!/bin/busybox sh
 /bin/busybox --install -s /bin
 export PATH=/bin HOME=/ TERM=linux

@@ -29,8 +29,9 @@ pub const LATEST: &str = "latest";
 pub(super) const SUITES: [&[&str]; 2] = [&["trixie", "trixie-backports"], &["sid"]];
 
 impl Kernel {
-    /// The newest kernel whose version begins with `version` (6.12), or the newest of all ([`LATEST`]), fetched into `cache` if it is not
-    /// there. With a slash in it, `version` is a directory that somebody has unpacked kernel packages into.
+    /// The newest kernel whose version begins with `version` (6.12), or the newest of all
+    /// ([`LATEST`]), fetched into `cache` if it is not there. With a slash in it, `version` is a
+    /// directory that somebody has unpacked kernel packages into.
     ///
     /// # Errors
     /// [`GuestError`] with what is missing.
@@ -124,7 +125,8 @@ fn fetch(version: &str, cache: &Path, root: &Path) -> Result<(), GuestError> {
     })
 }
 
-/// Whether the package `name` is a kernel whose version begins with `version`, or any if that is [`LATEST`].
+/// Whether the package `name` is a kernel whose version begins with `version`, or any if that is
+/// [`LATEST`].
 fn is(name: &str, version: &str) -> bool {
     version == LATEST
         || super::error::kernel_version(name)

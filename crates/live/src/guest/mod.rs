@@ -1,7 +1,9 @@
-//! A stock Debian guest whose devices live in this process: what it takes is found or fetched, then booted.
+//! A stock Debian guest whose devices live in this process: what it takes is found or fetched, then
+//! booted.
 //!
-//! Everything that is fetched comes from Debian's archive through an apt of its own, signatures checked, and stays in a cache: the
-//! host's packages and sources are not touched, and no root is needed.
+//! Everything that is fetched comes from Debian's archive through an apt of its own, signatures
+//! checked, and stays in a cache: the host's packages and sources are not touched, and no root is
+//! needed.
 
 mod apt;
 mod bench_read;

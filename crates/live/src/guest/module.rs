@@ -1,7 +1,9 @@
-//! A kernel module of ours, built for a Debian kernel: its headers and the compiler that it asks for lie in a root below the cache.
+//! A kernel module of ours, built for a Debian kernel: its headers and the compiler that it asks
+//! for lie in a root below the cache.
 //!
-//! The headers' makefiles and tools are those of the kernel's own suite: they want its C library and absolute paths. So make runs in
-//! that root, in a namespace of its own; nothing is installed, and no root is needed.
+//! The headers' makefiles and tools are those of the kernel's own suite: they want its C library
+//! and absolute paths. So make runs in that root, in a namespace of its own; nothing is installed,
+//! and no root is needed.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -30,13 +32,15 @@ const TOOLS: &[&str] = &[
     "zlib1g",
 ];
 
-/// In the root: $0 is the root, $1 the kernel's release, $2 where the sources are. What a debugger would read is left out.
+/// In the root: $0 is the root, $1 the kernel's release, $2 where the sources are. What a debugger
+/// would read is left out.
 const MAKE: &str = r#"mkdir -p "$0/dev" "$0/proc" && mount --rbind /dev "$0/dev" && mount --rbind /proc "$0/proc" &&
 exec chroot "$0" /usr/bin/env -i PATH=/usr/bin LC_ALL=C sh -c '
     make -C "/usr/src/linux-headers-$0" M="$1" AWK=mawk CONFIG_DEBUG_INFO_BTF_MODULES= modules && strip --strip-debug "$1"/*.ko
 ' "$1" "$2""#;
 
-/// Builds the module `name` from the sources in `from` for `kernel`, unless `cache` has it of the same sources. Its bytes.
+/// Builds the module `name` from the sources in `from` for `kernel`, unless `cache` has it of the
+/// same sources. Its bytes.
 ///
 /// # Errors
 /// [`GuestError`] with what is missing; [`GuestError::Build`] if the compiler has something to say.
@@ -133,7 +137,8 @@ fn prepare(
     if complete.is_file() {
         return Ok(());
     }
-    // Whoever unpacked the packages of a kernel that the archive has dropped brings its headers along.
+    // Whoever unpacked the packages of a kernel that the archive has dropped brings its headers
+    // along.
     let by_hand = headers.is_dir();
     say(&format!(
         "fetching what modules for {release} are built with (90 MB)"

@@ -1,4 +1,5 @@
-//! QEMU with `vfio-user-pci`: the host's if it is new enough, otherwise Debian's, run by its own loader.
+//! QEMU with `vfio-user-pci`: the host's if it is new enough, otherwise Debian's, run by its own
+//! loader.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

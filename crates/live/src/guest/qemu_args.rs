@@ -36,7 +36,8 @@ pub struct QemuArgs {
     pub memory_file: Option<PathBuf>,
     /// Processors.
     pub processors: u32,
-    /// Time is the number of instructions, and doorbells are answered before the guest goes on: two runs ask for the same.
+    /// Time is the number of instructions, and doorbells are answered before the guest goes on: two
+    /// runs ask for the same.
     pub icount: bool,
     /// More arguments, before the devices.
     pub extra: Vec<String>,
@@ -79,7 +80,8 @@ impl QemuArgs {
         self.dir.join(format!("{name}.sock"))
     }
 
-    /// Arguments that attach the devices and their memory. The table that names the IOMMU is written into `dir`.
+    /// Arguments that attach the devices and their memory. The table that names the IOMMU is
+    /// written into `dir`.
     ///
     /// # Errors
     /// [`GuestError`] if the table cannot be written.
@@ -169,9 +171,12 @@ impl QemuArgs {
         ]
     }
 
-    /// The kernel's command line. With `strict`, an unmapped page is out of reach when unmapping returns; otherwise unmaps gather.
+    /// The kernel's command line. With `strict`, an unmapped page is out of reach when unmapping
+    /// returns; otherwise unmaps gather.
     pub fn kernel_line(strict: bool) -> String {
-        // On a busy host the kernel's look at its timer takes too long, and fails. A device that is probed without its IOMMU would be given the memory as it is: its driver waits for the IOMMU instead.
+        // On a busy host the kernel's look at its timer takes too long, and fails. A device that is
+        // probed without its IOMMU would be given the memory as it is: its driver waits for the
+        // IOMMU instead.
         format!(
             "console=ttyS0 quiet panic=-1 no_timer_check deferred_probe_timeout=-1 iommu.strict={}",
             u8::from(strict)
@@ -179,7 +184,8 @@ impl QemuArgs {
     }
 }
 
-/// One nanosecond an instruction, the clock's beginning, and no processor instruction that differs from run to run.
+/// One nanosecond an instruction, the clock's beginning, and no processor instruction that differs
+/// from run to run.
 const COUNTED: [&str; 8] = [
     "-icount",
     "shift=0,sleep=off",

@@ -1,11 +1,12 @@
-//! The ACPI table that tells a guest which devices stand behind the virtio-iommu (VIOT, ACPI 6.5, section 5.2.34).
+//! The ACPI table that tells a guest which devices stand behind the virtio-iommu (VIOT, ACPI 6.5,
+//! section 5.2.34).
 
 const HEADER_BYTES: u16 = 48;
 const NODE_PCI_RANGE: u8 = 1;
 const NODE_VIRTIO_IOMMU_PCI: u8 = 3;
 
-/// The table: one virtio-iommu at `iommu`, and each of `endpoints` behind it under its own number. All are bus, device, function on
-/// segment 0; an endpoint's number is its address.
+/// The table: one virtio-iommu at `iommu`, and each of `endpoints` behind it under its own number.
+/// All are bus, device, function on segment 0; an endpoint's number is its address.
 pub(super) fn table(iommu: u16, endpoints: &[u16]) -> Vec<u8> {
     let nodes = u16::try_from(endpoints.len().saturating_add(1)).unwrap_or(u16::MAX);
     let length = u32::from(HEADER_BYTES)

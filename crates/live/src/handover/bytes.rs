@@ -1,4 +1,5 @@
-//! Values to bytes and descriptors, and back. Little-endian, without padding; numbers of things come before the things.
+//! Values to bytes and descriptors, and back. Little-endian, without padding; numbers of things
+//! come before the things.
 
 use std::os::fd::OwnedFd;
 

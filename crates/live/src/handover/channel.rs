@@ -1,6 +1,8 @@
-//! Messages between the two processes: a header of 16 bytes (kind, bytes, descriptors, 0), the descriptors, the bytes.
+//! Messages between the two processes: a header of 16 bytes (kind, bytes, descriptors, 0), the
+//! descriptors, the bytes.
 //!
-//! The kernel passes few descriptors with a byte, and only with a byte: so each few of them travel with one of their own.
+//! The kernel passes few descriptors with a byte, and only with a byte: so each few of them travel
+//! with one of their own.
 
 use std::io;
 use std::mem::MaybeUninit;

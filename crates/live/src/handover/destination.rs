@@ -17,7 +17,8 @@ pub struct TakeOverStats {
     pub copying: Duration,
     /// Requests that the devices completed in that time, the IOMMU's aside.
     pub requests_completed: u64,
-    /// How long no process had the devices at work: from asking for the stop until they are served here.
+    /// How long no process had the devices at work: from asking for the stop until they are served
+    /// here.
     pub pause: Duration,
     /// Of that: until they stood still and their state was here,
     pub stopping: Duration,

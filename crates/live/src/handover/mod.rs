@@ -1,7 +1,8 @@
 //! A guest's devices handed over from one process to another, while the guest runs.
 //!
-//! [`SavedDevices`] is all that has to cross, as values, and its stream of bytes and descriptors; `source` is the process that has the devices,
-//! `destination` the one that takes them over. Decision 0020 says what this shows of a live migration and what it does not.
+//! [`SavedDevices`] is all that has to cross, as values, and its stream of bytes and descriptors;
+//! `source` is the process that has the devices, `destination` the one that takes them over.
+//! Decision 0020 says what this shows of a live migration and what it does not.
 //!
 //! | from | message | |
 //! |---|---|---|
@@ -12,8 +13,10 @@
 //! | the second | rebuilt | the confirmation |
 //! | the first | gone | it has let go of all of the guest's memory and of every socket |
 //!
-//! A stream is checked whole before anything of it is used. Until the confirmation has come the devices are the first one's: whatever happens to the
-//! second, or takes it too long, the first goes on with them, and says `kept` to whoever is still there. From the confirmation on they are the second one's.
+//! A stream is checked whole before anything of it is used. Until the confirmation has come the
+//! devices are the first one's: whatever happens to the second, or takes it too long, the first
+//! goes on with them, and says `kept` to whoever is still there. From the confirmation on they are
+//! the second one's.
 
 mod bytes;
 mod channel;

@@ -22,7 +22,8 @@ pub struct NetState {
     pub offered: u16,
     /// and that the driver uses.
     pub active: u16,
-    /// For each class of flows the pair on which the driver last sent; [`NO_PAIR`](crate::virtio::net::NO_PAIR): it has not.
+    /// For each class of flows the pair on which the driver last sent;
+    /// [`NO_PAIR`](crate::virtio::net::NO_PAIR): it has not.
     pub flows: [u8; FLOWS],
     /// The frame that came and waits for a buffer.
     pub pending_frame: Option<PendingFrameState>,
@@ -70,7 +71,8 @@ pub enum LinkState {
 pub struct PeerState {
     /// Its socket.
     pub stream: OwnedFd,
-    /// The frame that has come in part: as much as is known of its length, and its bytes unless they are dropped.
+    /// The frame that has come in part: as much as is known of its length, and its bytes unless
+    /// they are dropped.
     pub begun: Vec<u8>,
     /// Bytes of it that are to come.
     pub missing: u32,

@@ -1,4 +1,5 @@
-//! How a device's thread is asked to stand still at the end of a turn, and what it is told to do then.
+//! How a device's thread is asked to stand still at the end of a turn, and what it is told to do
+//! then.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::mpsc::{Receiver, Sender, channel};

@@ -1,4 +1,5 @@
-//! What an IOMMU's driver asks for, written down by one process after the other: values and their place in the stream.
+//! What an IOMMU's driver asks for, written down by one process after the other: values and their
+//! place in the stream.
 
 use std::os::fd::OwnedFd;
 

@@ -176,7 +176,8 @@ impl HandOverSource {
         self.saved_devices(devices)
     }
 
-    /// Stops them all, and lets go of them when the other side has confirmed. With an error they go on.
+    /// Stops them all, and lets go of them when the other side has confirmed. With an error they go
+    /// on.
     fn hand_over(&self, channel: &Channel<'_>) -> Result<DeviceOwner, Reason> {
         let until = Instant::now() + self.limits.stop;
         let devices = self.devices.iter();
@@ -308,7 +309,8 @@ mod tests {
         }
     }
 
-    /// What the other process of the conversation is told at its end, and what becomes of the offer.
+    /// What the other process of the conversation is told at its end, and what becomes of the
+    /// offer.
     fn confirmed(last: PauseReply) -> (u32, io::Result<SourceOutcome>) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("control");
@@ -346,7 +348,8 @@ mod tests {
         let (said, offered) = confirmed(PauseReply::Released);
         assert_eq!(said, MessageKind::Released as u32);
         assert_eq!(offered.unwrap(), SourceOutcome::Gone);
-        // A process that does not die may still have the guest's memory: the other one must not begin.
+        // A process that does not die may still have the guest's memory: the other one must not
+        // begin.
         let (said, offered) = confirmed(PauseReply::Stuck);
         assert_eq!(said, MessageKind::Kept as u32);
         let why = offered.unwrap_err().to_string();

@@ -6,8 +6,9 @@
 //! | | the devices in the order of [`DeviceState`]'s variants, each at most once |
 //! | 4 | the CRC-32C of all bytes before |
 //!
-//! Of a device: what kind it is and what only it has; its listening socket; the registers of the PCI function and of virtio; the client's
-//! conversation, if there is one; how many requests it has completed.
+//! Of a device: what kind it is and what only it has; its listening socket; the registers of the
+//! PCI function and of virtio; the client's conversation, if there is one; how many requests it has
+//! completed.
 
 use std::os::fd::OwnedFd;
 
@@ -100,9 +101,11 @@ pub enum DeviceState {
 pub enum DiskKind {
     /// Software translates for it, or nothing does.
     Plain,
-    /// The model of the hardware translates its accesses. Tables, frames and what the hardware remembers are the host's, and made anew.
+    /// The model of the hardware translates its accesses. Tables, frames and what the hardware
+    /// remembers are the host's, and made anew.
     Assigned,
-    /// It is a process of its own, which has what is mapped for it. The process, and its confinement, are the host's, and made anew.
+    /// It is a process of its own, which has what is mapped for it. The process, and its
+    /// confinement, are the host's, and made anew.
     Sandboxed,
 }
 
@@ -170,7 +173,8 @@ impl SavedDevices {
     /// Reads a stream.
     ///
     /// # Errors
-    /// [`StateError`]; nothing of it may be used. What the devices it tells of can be is for them to say.
+    /// [`StateError`]; nothing of it may be used. What the devices it tells of can be is for them
+    /// to say.
     pub fn decode(bytes: &[u8], fds: Vec<OwnedFd>) -> Result<Self, StateError> {
         if !bytes.starts_with(&MAGIC) {
             return Err(StateError::NoStream);

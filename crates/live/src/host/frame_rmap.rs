@@ -1,7 +1,9 @@
 //! The host's frames, and which page of the guest stands behind each.
 //!
-//! All of a guest's memory is in this process already, as its client shares it. So a frame is a number, handed out when a page first needs one, and a reverse
-//! array leads from the number to the page: what a table entry, the IOTLB and an invalidation speak of is as real as on a host, and no byte is kept twice.
+//! All of a guest's memory is in this process already, as its client shares it. So a frame is a
+//! number, handed out when a page first needs one, and a reverse array leads from the number to the
+//! page: what a table entry, the IOTLB and an invalidation speak of is as real as on a host, and no
+//! byte is kept twice.
 
 use std::sync::{Arc, PoisonError, RwLock};
 

@@ -1,10 +1,12 @@
-//! What the host holds of one guest, whichever kind its devices are of: memory for tables, and which page of the guest stands behind each frame.
+//! What the host holds of one guest, whichever kind its devices are of: memory for tables, and
+//! which page of the guest stands behind each frame.
 //!
 //! ```text
 //! driver maps a page -> a frame of the host for it (second stage) -> what its device is translated by
 //! ```
-//! The second stage is the guest's; what a device is translated by is the device's: tables in this memory for one that is assigned ([`assigned`](crate::assigned)),
-//! the software IOMMU for one that the host simulates.
+//! The second stage is the guest's; what a device is translated by is the device's: tables in this
+//! memory for one that is assigned ([`assigned`](crate::assigned)), the software IOMMU for one that
+//! the host simulates.
 
 mod frame_rmap;
 mod pages;
@@ -21,7 +23,8 @@ pub use self::second_stage::HostPagePool;
 pub(crate) use self::second_stage::Memory;
 use crate::counters::DeviceCounters;
 
-/// The host's memory for tables, sparse: as much as a guest can make of the second stage, then of I/O page tables.
+/// The host's memory for tables, sparse: as much as a guest can make of the second stage, then of
+/// I/O page tables.
 const MEMORY: u64 = 512 << 20;
 /// Where the second stage's tables begin; below is what leads from a device to its table.
 const SECOND_STAGE: u64 = 4 << 20;

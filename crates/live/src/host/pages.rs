@@ -1,6 +1,8 @@
-//! The guest's memory as its client shares it: which pages there are, and which of them are locked into the host's memory, if that was asked for.
+//! The guest's memory as its client shares it: which pages there are, and which of them are locked
+//! into the host's memory, if that was asked for.
 //!
-//! The host takes back what it likes of the rest, while the guest runs; it is refused a page that a device reaches (PV10, attack A32).
+//! The host takes back what it likes of the rest, while the guest runs; it is refused a page that a
+//! device reaches (PV10, attack A32).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -57,7 +59,8 @@ impl GuestPages {
         if let Some(locked) = &mut self.locked {
             locked.memory = memory.clone();
             for page in locked.pins.keys() {
-                // A page that is not there is reached by nobody; one that the host has no room for is only slower.
+                // A page that is not there is reached by nobody; one that the host has no room for
+                // is only slower.
                 let _ = lock(memory, *page, PAGE_BYTES);
             }
         }

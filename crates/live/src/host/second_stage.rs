@@ -1,4 +1,5 @@
-//! The guest's memory behind a second stage: a page gets its frame when a device first needs it (PVIOMMU section 4.3, step 5).
+//! The guest's memory behind a second stage: a page gets its frame when a device first needs it
+//! (PVIOMMU section 4.3, step 5).
 
 use std::io;
 use std::sync::Arc;
@@ -17,9 +18,11 @@ use super::frame_rmap::{HostFrames, RmapRecorder};
 use super::pages::GuestPages;
 use crate::counters::DeviceCounters;
 
-/// Guest-physical addresses that a second stage can have frames for: 64 GiB. Its counts of pins are sparse.
+/// Guest-physical addresses that a second stage can have frames for: 64 GiB. Its counts of pins are
+/// sparse.
 const GUEST_BYTES: u64 = 1 << 36;
-/// Tags what the guest's processors would cache of the second stage. Here they cache nothing: QEMU reaches the memory by itself.
+/// Tags what the guest's processors would cache of the second stage. Here they cache nothing: QEMU
+/// reaches the memory by itself.
 const GUEST: DomainId = DomainId::new(u16::MAX);
 
 /// Whether the host takes frames in advance and keeps a pointer to the last table (PV17, PV18).
@@ -75,12 +78,14 @@ impl Memory {
         })
     }
 
-    /// There is this memory now. A page that is gone keeps its frame, behind which is nothing; one that comes back is found by it.
+    /// There is this memory now. A page that is gone keeps its frame, behind which is nothing; one
+    /// that comes back is found by it.
     pub(crate) fn set_memory(&mut self, memory: &GuestMemoryMmap) {
         self.resident.set_memory(memory);
     }
 
-    /// From now on what is pinned is locked into the host's memory, and counted. Nothing is pinned yet.
+    /// From now on what is pinned is locked into the host's memory, and counted. Nothing is pinned
+    /// yet.
     pub(crate) fn lock(&mut self, counters: Arc<DeviceCounters>) {
         self.resident.lock(counters);
     }

@@ -1,4 +1,5 @@
-//! Endpoints that the model of the hardware translates: each has a table of its own, into which its domain's mappings go.
+//! Endpoints that the model of the hardware translates: each has a table of its own, into which its
+//! domain's mappings go.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +23,8 @@ impl AssignedEndpoints {
         self.endpoints.contains_key(&endpoint)
     }
 
-    /// The endpoint reaches these mappings and no others. What has no room is not there, and faults.
+    /// The endpoint reaches these mappings and no others. What has no room is not there, and
+    /// faults.
     ///
     /// # Errors
     /// There was no room for one.

@@ -34,7 +34,8 @@ impl EndpointMemory {
         }
     }
 
-    /// Whether the driver has mapped the first byte of `range` for such an access, by the IOMMU's own record. Nobody is told.
+    /// Whether the driver has mapped the first byte of `range` for such an access, by the IOMMU's
+    /// own record. Nobody is told.
     pub fn reaches(&self, range: IovaRange, access: Access) -> bool {
         match &self.iommu {
             GuestIommu::Virtio(iommu) => {

@@ -22,7 +22,8 @@ pub enum GuestIommu {
 }
 
 impl GuestIommu {
-    /// Adds an endpoint under its requester id; the para-virtual IOMMU was told of it before. What its accesses go through.
+    /// Adds an endpoint under its requester id; the para-virtual IOMMU was told of it before. What
+    /// its accesses go through.
     ///
     /// # Errors
     /// If it is there already, or one too many.
@@ -33,7 +34,8 @@ impl GuestIommu {
         }
     }
 
-    /// Adds an endpoint that the model of the hardware translates; the para-virtual IOMMU was told of it as an assigned one before. What its accesses go through.
+    /// Adds an endpoint that the model of the hardware translates; the para-virtual IOMMU was told
+    /// of it as an assigned one before. What its accesses go through.
     ///
     /// # Errors
     /// If it is there already, one too many, or was told of as another kind of device.

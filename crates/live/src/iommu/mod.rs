@@ -1,7 +1,7 @@
 //! The guest's IOMMU, shared by the thread that serves it and the threads of the devices behind it.
 //!
-//! There is one guest, so there is one memory: what the IOMMU's own client shares. What an endpoint's client shares besides is known to
-//! its session and not used.
+//! There is one guest, so there is one memory: what the IOMMU's own client shares. What an
+//! endpoint's client shares besides is known to its session and not used.
 
 mod assigned;
 mod endpoint_memory;
@@ -36,7 +36,8 @@ use crate::host::Host;
 use crate::limits::GuestLimits;
 use crate::sandbox::Grants;
 
-/// First and last address at which writes are interrupts on a PC (Intel SDM volume 3, section 12.11.1).
+/// First and last address at which writes are interrupts on a PC (Intel SDM volume 3, section
+/// 12.11.1).
 const DOORBELLS: (u64, u64) = (0xfee0_0000, 0xfeef_ffff);
 /// What the software IOMMU's tables can map.
 const LAST_IOVA: u64 = (1 << 48) - 1;
@@ -87,7 +88,8 @@ impl std::fmt::Debug for VirtioIommu {
 }
 
 impl VirtioIommu {
-    /// An IOMMU whose endpoints reach nothing until they are attached, within the default [`GuestLimits`].
+    /// An IOMMU whose endpoints reach nothing until they are attached, within the default
+    /// [`GuestLimits`].
     ///
     /// # Errors
     /// If the host has no descriptors left.
@@ -155,7 +157,8 @@ impl VirtioIommu {
         self.unit().sink_mut().sandboxed.add(endpoint, grants);
     }
 
-    /// Adds an endpoint whose accesses the model of the hardware translates, by a table of its own into which every mapping of its domain goes.
+    /// Adds an endpoint whose accesses the model of the hardware translates, by a table of its own
+    /// into which every mapping of its domain goes.
     ///
     /// # Errors
     /// If it is there already, or one too many, or the host has no memory for its tables.
@@ -199,7 +202,8 @@ impl VirtioIommu {
         ))
     }
 
-    /// Takes over what another process's IOMMU held. All endpoints have been added, and the guest's memory is here.
+    /// Takes over what another process's IOMMU held. All endpoints have been added, and the guest's
+    /// memory is here.
     ///
     /// # Errors
     /// It is not to be used.
@@ -219,7 +223,8 @@ impl VirtioIommu {
         unit.accepted() == features & unit.features()
     }
 
-    /// What the IOMMU itself reaches memory through: directly. The memory that its client shares is the guest's.
+    /// What the IOMMU itself reaches memory through: directly. The memory that its client shares is
+    /// the guest's.
     pub fn memory(&self) -> GuestDma {
         GuestDma {
             iommu: self.clone(),
@@ -227,7 +232,8 @@ impl VirtioIommu {
         }
     }
 
-    /// The device. A thread that panicked while it held it has left it whole: it changes nothing before it has checked everything.
+    /// The device. A thread that panicked while it held it has left it whole: it changes nothing
+    /// before it has checked everything.
     pub(crate) fn unit(&self) -> MutexGuard<'_, Unit> {
         let unit = self.shared.unit.lock();
         unit.unwrap_or_else(PoisonError::into_inner)
@@ -282,7 +288,8 @@ impl Dma for GuestDma {
         let sink = unit.sink_mut();
         // This thread is no reader, so it is not refused.
         let _ = sink.inner.set_memory(memory.clone());
-        // A process that hangs in the kernel keeps the memory's pages, which are nobody else's by that.
+        // A process that hangs in the kernel keeps the memory's pages, which are nobody else's by
+        // that.
         let _ = sink.sandboxed.set_memory(memory);
         sink.assigned.set_memory(memory);
     }

@@ -1,7 +1,8 @@
-//! What the guest's IOMMU driver asked for, written down as text: one request a line, in the order in which the device took them.
+//! What the guest's IOMMU driver asked for, written down as text: one request a line, in the order
+//! in which the device took them.
 //!
-//! The guest decides how many there are, so the file has a limit. At the limit a line `full` ends the
-//! requests, and the last line says how many are not in it: `lost 17`.
+//! The guest decides how many there are, so the file has a limit. At the limit a line `full` ends
+//! the requests, and the last line says how many are not in it: `lost 17`.
 
 use std::fs::File;
 use std::io::{self, Write};

@@ -1,7 +1,7 @@
 //! Endpoints whose device is a process of its own: each is granted what its domain maps.
 //!
-//! Whether a process keeps the rules is no business of the guest's driver: its requests succeed, and a process that breaks one is dead, reaches nothing, and
-//! its device asks to be reset.
+//! Whether a process keeps the rules is no business of the guest's driver: its requests succeed,
+//! and a process that breaks one is dead, reaches nothing, and its device asks to be reset.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! The software IOMMU, and what was unmapped last: so that an access that is stopped can be told a stale one from one that never had a
-//! mapping.
+//! The software IOMMU, and what was unmapped last: so that an access that is stopped can be told a
+//! stale one from one that never had a mapping.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -13,8 +13,8 @@ use ringfence_virtio_iommu::{
 use super::assigned::AssignedEndpoints;
 use super::sandboxed_endpoints::SandboxedEndpoints;
 
-/// Mappings that are remembered after they are gone, of all domains. An access that comes later than so many unmaps counts as one that never
-/// had a mapping.
+/// Mappings that are remembered after they are gone, of all domains. An access that comes later
+/// than so many unmaps counts as one that never had a mapping.
 const UNMAPS_KEPT: usize = 4096;
 
 /// The sink of the guest's IOMMU.
@@ -49,7 +49,8 @@ impl<M> GuestIommuSink<M> {
 
     /// Whether an access was stopped at an address whose mapping was taken away.
     pub(super) fn is_stale(&self, denied: &TranslationFault) -> bool {
-        // What is not mapped now and was once, was unmapped since, however often it was mapped in between.
+        // What is not mapped now and was once, was unmapped since, however often it was mapped in
+        // between.
         denied.reason == TranslationFaultReason::NotMapped
             && self.attached.get(&denied.endpoint).is_some_and(|domain| {
                 let mut gone = self.recently_unmapped.iter();
@@ -101,7 +102,8 @@ impl<M> Sink for GuestIommuSink<M> {
     }
 
     fn bypass(&mut self, endpoint: EndpointId) -> Result<(), SinkError> {
-        // All of memory at once is what a process of its own is there to prevent; and what the hardware translates is mapped by somebody.
+        // All of memory at once is what a process of its own is there to prevent; and what the
+        // hardware translates is mapped by somebody.
         if self.sandboxed.has(endpoint) || self.assigned.has(endpoint) {
             return Err(SinkError::Unsupported);
         }

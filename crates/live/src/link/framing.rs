@@ -1,4 +1,5 @@
-//! Frames in a stream of bytes: each behind its length, four bytes, the highest first (QEMU's `-netdev stream`).
+//! Frames in a stream of bytes: each behind its length, four bytes, the highest first (QEMU's
+//! `-netdev stream`).
 
 use std::io::IoSlice;
 
@@ -6,8 +7,8 @@ use super::{MAX_FRAME_BYTES, MIN_FRAME_BYTES};
 
 /// Bytes of a length.
 pub const FRAME_PREFIX_BYTES: usize = 4;
-/// Longest frame that an honest peer sends, whatever its offloads: QEMU's own limit, 64 KiB and a page. A greater length says that the
-/// stream is no such stream.
+/// Longest frame that an honest peer sends, whatever its offloads: QEMU's own limit, 64 KiB and a
+/// page. A greater length says that the stream is no such stream.
 pub const MAX_FRAMED_BYTES: usize = (1 << 16) + 4096;
 
 /// The stream cannot be followed any further.
@@ -48,7 +49,8 @@ pub struct Deframer {
 }
 
 impl Deframer {
-    /// The frame that has come in part: as much as is known of its length, and its bytes unless they are dropped; how many bytes are to come.
+    /// The frame that has come in part: as much as is known of its length, and its bytes unless
+    /// they are dropped; how many bytes are to come.
     pub(super) fn part(&self) -> (Vec<u8>, usize) {
         let known = self.prefix.get(..self.known).unwrap_or(&[]);
         ([known, &self.frame].concat(), self.missing)
@@ -71,7 +73,8 @@ impl Deframer {
         (deframer.missing == missing).then_some(deframer)
     }
 
-    /// Takes bytes off the front of `piece` up to the end of a frame, which is copied to `to`, as far as there is room.
+    /// Takes bytes off the front of `piece` up to the end of a frame, which is copied to `to`, as
+    /// far as there is room.
     ///
     /// # Errors
     /// [`FramesLost`]; then it is of no further use.
@@ -139,8 +142,8 @@ impl Framer {
         (rest.len() < FRAME_PREFIX_BYTES + MAX_FRAME_BYTES).then_some(Self { rest })
     }
 
-    /// Sends a frame by `write`, which says how many bytes it took, perhaps none. Whether the frame was taken: sent, or begun and its rest kept;
-    /// else nothing of it was sent.
+    /// Sends a frame by `write`, which says how many bytes it took, perhaps none. Whether the frame
+    /// was taken: sent, or begun and its rest kept; else nothing of it was sent.
     ///
     /// # Errors
     /// What `write` says.
@@ -251,7 +254,8 @@ mod tests {
             prop_assert!(whole == expected);
         }
 
-        /// However little is taken at a time, frames leave whole and in order, and one that was not taken leaves nothing.
+        /// However little is taken at a time, frames leave whole and in order, and one that was not
+        /// taken leaves nothing.
         #[test]
         fn frames_leave_whole(
             frames in prop::collection::vec((14usize..200, any::<u8>()), 1..10),

@@ -1,7 +1,7 @@
 //! The far side of a network device: whoever takes its frames and gives it others.
 //!
-//! A link never waits. It holds at most one frame that was half sent; what does not fit stays where it is, in the guest's ring or in the
-//! host's kernel.
+//! A link never waits. It holds at most one frame that was half sent; what does not fit stays where
+//! it is, in the guest's ring or in the host's kernel.
 
 mod address;
 mod datagram;
@@ -28,7 +28,8 @@ use crate::virtio::PollSource;
 
 /// Shortest frame: an Ethernet header.
 pub const MIN_FRAME_BYTES: usize = 14;
-/// Longest frame: 1500 bytes of payload behind a header with one VLAN tag. Anything longer is dropped, from either side.
+/// Longest frame: 1500 bytes of payload behind a header with one VLAN tag. Anything longer is
+/// dropped, from either side.
 pub const MAX_FRAME_BYTES: usize = 1518;
 
 /// The longest name of a socket (Linux, unix(7)), without the zero at its end.
@@ -64,13 +65,15 @@ pub trait NetLink: Send {
     /// Receives a frame into `buffer`, which has room for more than [`MAX_FRAME_BYTES`].
     fn receive(&mut self, buffer: &mut [u8]) -> ReceiveOutcome;
 
-    /// What to wait for until something comes (`input`), or until a frame can be sent that was not taken (`output`).
+    /// What to wait for until something comes (`input`), or until a frame can be sent that was not
+    /// taken (`output`).
     fn waits_for(&self, input: bool, output: bool) -> Option<PollSource<'_>>;
 
     /// What it waits for has come: it goes on with what it has begun.
     fn on_ready(&mut self) {}
 
-    /// The file by which the other side finds this one. It is to be removed when the link has ended, and not when another process has it.
+    /// The file by which the other side finds this one. It is to be removed when the link has
+    /// ended, and not when another process has it.
     fn name(&self) -> Option<PathBuf> {
         None
     }
@@ -134,7 +137,8 @@ pub fn restore(state: LinkState) -> Result<Box<dyn NetLink>, StateError> {
     })
 }
 
-/// The same path from the root, where another process finds it too. A socket's name may have no room for that: then it is as it was.
+/// The same path from the root, where another process finds it too. A socket's name may have no
+/// room for that: then it is as it was.
 fn from_the_root(path: &Path) -> PathBuf {
     let whole = std::path::absolute(path).ok();
     let fits = whole.filter(|whole| whole.as_os_str().len() <= MAX_PATH_BYTES);

@@ -20,8 +20,8 @@ use crate::virtio::PollSource;
 /// Bytes that are read at once: some frames.
 pub const CHUNK_BYTES: usize = 16 * 1024;
 
-/// A socket. Whoever opens a path first listens there; the other connects. The listener takes another peer when one has gone; whoever connected and lost
-/// its peer has none any more.
+/// A socket. Whoever opens a path first listens there; the other connects. The listener takes
+/// another peer when one has gone; whoever connected and lost its peer has none any more.
 #[derive(Debug)]
 pub struct StreamLink {
     listener: Option<UnixListener>,

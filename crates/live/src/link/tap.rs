@@ -16,7 +16,8 @@ use crate::virtio::PollSource;
 /// Bytes of an interface's name, without the zero at its end.
 pub(super) const MAX_NAME_BYTES: usize = 15;
 
-/// `struct ifreq` as the request takes it: a name, flags, and what this request does not use (Linux, include/uapi/linux/if.h).
+/// `struct ifreq` as the request takes it: a name, flags, and what this request does not use
+/// (Linux, include/uapi/linux/if.h).
 #[repr(C)]
 struct IfReq {
     name: [u8; MAX_NAME_BYTES + 1],
@@ -24,7 +25,8 @@ struct IfReq {
     unused: [u8; 22],
 }
 
-/// `TUNSETIFF`, whose number says `int` though it takes a `struct ifreq` (Linux, include/uapi/linux/if_tun.h).
+/// `TUNSETIFF`, whose number says `int` though it takes a `struct ifreq` (Linux,
+/// include/uapi/linux/if_tun.h).
 const SET_INTERFACE: Opcode = opcode::write::<i32>(b'T', 202);
 /// `TUNGETIFF`, whose number says `unsigned int` though it fills a `struct ifreq`.
 const GET_INTERFACE: Opcode = opcode::read::<u32>(b'T', 210);
@@ -46,8 +48,8 @@ pub struct TapLink {
 }
 
 impl TapLink {
-    /// Opens the interface `name`, or makes one that goes away with this. It takes the right to do so (`CAP_NET_ADMIN`) unless the interface
-    /// belongs to this user.
+    /// Opens the interface `name`, or makes one that goes away with this. It takes the right to do
+    /// so (`CAP_NET_ADMIN`) unless the interface belongs to this user.
     ///
     /// # Errors
     /// What the host says, or that the name is too long.
@@ -68,9 +70,10 @@ impl TapLink {
             .write(true)
             .custom_flags(nonblocking)
             .open("/dev/net/tun")?;
-        // SAFETY: TUNSETIFF reads and writes one `struct ifreq` where its argument points and keeps no pointer. `IfReq` has its size and
-        // layout (40 bytes: a name of 16, then a union that begins with 16 bits of flags), and lives longer than the call. Any bytes are a
-        // valid `IfReq`, so what the kernel writes is one.
+        // SAFETY: TUNSETIFF reads and writes one `struct ifreq` where its argument points and keeps
+        // no pointer. `IfReq` has its size and layout (40 bytes: a name of 16, then a union that
+        // begins with 16 bits of flags), and lives longer than the call. Any bytes are a valid
+        // `IfReq`, so what the kernel writes is one.
         unsafe { ioctl(&file, Updater::<SET_INTERFACE, IfReq>::new(&mut request)) }?;
         Ok(Self {
             file,
@@ -93,8 +96,8 @@ impl TapLink {
             flags: 0,
             unused: [0; 22],
         };
-        // SAFETY: the descriptor is one of /dev/net/tun, where TUNGETIFF writes one `struct ifreq` where its argument points and keeps no
-        // pointer. `IfReq` is as above.
+        // SAFETY: the descriptor is one of /dev/net/tun, where TUNGETIFF writes one `struct ifreq`
+        // where its argument points and keeps no pointer. `IfReq` is as above.
         let got = unsafe { ioctl(&fd, Updater::<GET_INTERFACE, IfReq>::new(&mut request)) };
         let kind = request.flags & (TUN | TAP | NO_INFORMATION | OFFLOADS);
         if got.is_err() || kind != TAP | NO_INFORMATION {
@@ -153,7 +156,8 @@ impl NetLink for TapLink {
 mod tests {
     use super::*;
 
-    /// What stands for an interface that was taken away: it is always ready, and there is nothing to read but an error.
+    /// What stands for an interface that was taken away: it is always ready, and there is nothing
+    /// to read but an error.
     #[test]
     fn an_interface_that_has_gone_is_not_waited_for() {
         let file = File::open("/").unwrap();

@@ -7,14 +7,16 @@ use rustix::mm::{mlock, munlock};
 use rustix::param::page_size;
 use vm_memory::{Address, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
-/// Reads a range in, if the host has taken it back, and keeps it. A range may be locked more than once, and is kept until it is unlocked once, or until
-/// its mapping goes.
+/// Reads a range in, if the host has taken it back, and keeps it. A range may be locked more than
+/// once, and is kept until it is unlocked once, or until its mapping goes.
 ///
 /// # Errors
-/// If the range is not mapped as one piece, from the beginning of a page of the host's, or the host has no room for it, as for locked memory.
+/// If the range is not mapped as one piece, from the beginning of a page of the host's, or the host
+/// has no room for it, as for locked memory.
 pub(crate) fn lock(memory: &GuestMemoryMmap, start: u64, bytes: u64) -> io::Result<()> {
     let (at, bytes) = piece(memory, start, bytes)?;
-    // SAFETY: the piece is mapped for as long as `memory` is borrowed, and locking changes nothing that a program can see.
+    // SAFETY: the piece is mapped for as long as `memory` is borrowed, and locking changes nothing
+    // that a program can see.
     unsafe { mlock(at.cast(), bytes) }?;
     Ok(())
 }

@@ -10,8 +10,9 @@ use rustix::fs::fstat;
 /// What is taken for a guest's memory, and whether all of it is kept in the host's.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MemoryRules {
-    /// This file is taken although it could be cut off: the host takes pages of it back when it needs room, which it cannot do with a sealed file unless
-    /// it has swap. Whoever may write the file can end this process by cutting it off.
+    /// This file is taken although it could be cut off: the host takes pages of it back when it
+    /// needs room, which it cannot do with a sealed file unless it has swap. Whoever may write the
+    /// file can end this process by cutting it off.
     pub file: Option<PathBuf>,
     /// What is locked into the host's memory.
     pub locked: Locked,
@@ -19,15 +20,18 @@ pub struct MemoryRules {
 
 /// What the host must not take back.
 ///
-/// A device that a host cannot interrupt, as one assigned to a guest, reaches its memory without asking: the page has to be there.
+/// A device that a host cannot interrupt, as one assigned to a guest, reaches its memory without
+/// asking: the page has to be there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Locked {
     /// Nothing: devices that are programs wait for a page as processors do.
     #[default]
     Nothing,
-    /// What the para-virtual IOMMU's driver has mapped, for as long as it has (PVIOMMU sections 4.1 to 4.3).
+    /// What the para-virtual IOMMU's driver has mapped, for as long as it has (PVIOMMU sections 4.1
+    /// to 4.3).
     Mapped,
-    /// All, from the beginning: what a host without an IOMMU for its guest has to do (the document's baseline).
+    /// All, from the beginning: what a host without an IOMMU for its guest has to do (the
+    /// document's baseline).
     All,
 }
 

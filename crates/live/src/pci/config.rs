@@ -1,4 +1,5 @@
-//! Configuration space: a header of type 0, MSI-X, and virtio's five capabilities (virtio 1.2, section 4.1.4).
+//! Configuration space: a header of type 0, MSI-X, and virtio's five capabilities (virtio 1.2,
+//! section 4.1.4).
 
 use super::layout;
 use crate::handover::StateError;

@@ -1,8 +1,10 @@
 //! Who may master the bus: a function whose Bus Master Enable bit is set, and no other.
 //!
-//! A function whose bit is clear issues no requests to memory, and so no MSI-X interrupts, which are writes to memory (PCI Express Base Specification,
-//! "Command Register"; PCI Local Bus Specification 3.0, section 6.2.2). Kernels count on it when they take a device from its driver or start another
-//! kernel. Here nothing reaches memory or a vector without a [`BusMasterGuard`], and only the configuration space makes one.
+//! A function whose bit is clear issues no requests to memory, and so no MSI-X interrupts, which
+//! are writes to memory (PCI Express Base Specification, "Command Register"; PCI Local Bus
+//! Specification 3.0, section 6.2.2). Kernels count on it when they take a device from its driver
+//! or start another kernel. Here nothing reaches memory or a vector without a [`BusMasterGuard`],
+//! and only the configuration space makes one.
 
 use std::marker::PhantomData;
 

@@ -1,7 +1,9 @@
-//! The para-virtual IOMMU of a guest, shared by the thread that serves its queues and the threads of the devices behind it.
+//! The para-virtual IOMMU of a guest, shared by the thread that serves its queues and the threads
+//! of the devices behind it.
 //!
-//! As with [`VirtioIommu`](crate::iommu::VirtioIommu), the memory is what the IOMMU's own client shares, and a device behind it translates by a
-//! software IOMMU. Until a driver has begun, devices reach nothing.
+//! As with [`VirtioIommu`](crate::iommu::VirtioIommu), the memory is what the IOMMU's own client
+//! shares, and a device behind it translates by a software IOMMU. Until a driver has begun, devices
+//! reach nothing.
 
 mod unit;
 
@@ -53,7 +55,8 @@ impl PvIommu {
         Self::with_assigned(devices, &[], HostPagePool::Off, counters)
     }
 
-    /// The same, where the model of the hardware translates the accesses of those of `devices` that are also `assigned`.
+    /// The same, where the model of the hardware translates the accesses of those of `devices` that
+    /// are also `assigned`.
     ///
     /// # Errors
     /// The same, or if the host has no memory for tables.
@@ -75,7 +78,8 @@ impl PvIommu {
         })
     }
 
-    /// What its driver maps from now on is locked into the host's memory for as long as it is mapped. To be called before there is a driver.
+    /// What its driver maps from now on is locked into the host's memory for as long as it is
+    /// mapped. To be called before there is a driver.
     pub fn lock_mapped(&self) {
         self.unit().lock(Arc::clone(&self.shared.counters));
     }
@@ -93,7 +97,8 @@ impl PvIommu {
         ))
     }
 
-    /// What the accesses of an assigned device go through. What the hardware does for it is counted by `counters`.
+    /// What the accesses of an assigned device go through. What the hardware does for it is counted
+    /// by `counters`.
     ///
     /// # Errors
     /// If it is none.
@@ -108,7 +113,8 @@ impl PvIommu {
         Ok(AssignedDma::with_iommu(behind, &hardware, device, counters))
     }
 
-    /// One of its devices, which nothing is mapped for yet, is the process that has these grants. False if it is none of them, or was set apart before.
+    /// One of its devices, which nothing is mapped for yet, is the process that has these grants.
+    /// False if it is none of them, or was set apart before.
     #[must_use = "the process may reach what its device does not"]
     pub fn set_sandboxed(&self, device: RequesterId, grants: Grants) -> bool {
         self.unit().set_apart(device, grants)
@@ -123,7 +129,8 @@ impl PvIommu {
         self.unit().with_grants(device, with)
     }
 
-    /// What the IOMMU itself reaches memory through: directly. The memory that its client shares is the guest's.
+    /// What the IOMMU itself reaches memory through: directly. The memory that its client shares is
+    /// the guest's.
     pub fn memory(&self) -> PvDma {
         PvDma {
             iommu: self.clone(),
@@ -136,7 +143,8 @@ impl PvIommu {
         self.unit().reaches(device, range.start(), access)
     }
 
-    /// Whoever panicked while he held it has left it whole: it changes nothing before it has checked everything.
+    /// Whoever panicked while he held it has left it whole: it changes nothing before it has
+    /// checked everything.
     pub(crate) fn unit(&self) -> MutexGuard<'_, Unit> {
         let unit = self.shared.unit.lock();
         unit.unwrap_or_else(PoisonError::into_inner)

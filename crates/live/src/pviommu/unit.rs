@@ -1,5 +1,5 @@
-//! The backend over the software IOMMU, a domain for each device, and over the model of the hardware, a table for each assigned one; and the guest's memory as
-//! its client shares it.
+//! The backend over the software IOMMU, a domain for each device, and over the model of the
+//! hardware, a table for each assigned one; and the guest's memory as its client shares it.
 
 mod records;
 mod tables;
@@ -20,7 +20,8 @@ use crate::counters::DeviceCounters;
 use crate::host::{Host, HostPagePool, Memory};
 use crate::sandbox::Grants;
 
-/// The page at 0 is never mapped: drivers take its address for none. What the software IOMMU's tables can map ends the window.
+/// The page at 0 is never mapped: drivers take its address for none. What the software IOMMU's
+/// tables can map ends the window.
 const WINDOW: (u64, u64) = (PAGE_BYTES, (1 << 48) - 1);
 /// Most pages of one request: 64 KiB of a map.
 const PAGES_MAX: u32 = 4096;
@@ -85,7 +86,8 @@ fn page(iova: Iova) -> Iova {
 }
 
 impl Unit {
-    /// One for `devices`, which reach nothing yet; the hardware translates those of them that are `assigned`. What the host does for them goes to `counters`.
+    /// One for `devices`, which reach nothing yet; the hardware translates those of them that are
+    /// `assigned`. What the host does for them goes to `counters`.
     pub(super) fn new(
         devices: &[RequesterId],
         assigned: &[RequesterId],
@@ -135,7 +137,8 @@ impl Unit {
         self.domains().reader(device)
     }
 
-    /// What this device reaches is a process of its own, which has these grants. False if there is no such device.
+    /// What this device reaches is a process of its own, which has these grants. False if there is
+    /// no such device.
     pub(super) fn set_apart(&mut self, device: RequesterId, grants: Grants) -> bool {
         let slot = self.slot(device);
         slot.is_some_and(|slot| self.domains().set_apart(slot, grants))
@@ -157,7 +160,8 @@ impl Unit {
         u32::try_from(index).ok().map(DeviceSlot::new)
     }
 
-    /// What the driver maps from now on is locked into the host's memory, and counted. It has mapped nothing yet.
+    /// What the driver maps from now on is locked into the host's memory, and counted. It has
+    /// mapped nothing yet.
     pub(super) fn lock(&mut self, counters: Arc<DeviceCounters>) {
         self.backend.backing().lock(counters);
     }
@@ -191,7 +195,8 @@ impl Unit {
         } = self;
         backend.tables().simulated().detach(simulated);
         backend.tables().assigned().detach();
-        // Nobody is attached any more. What is left due is a process that hangs in the kernel: nothing is done for its device until it is gone.
+        // Nobody is attached any more. What is left due is a process that hangs in the kernel:
+        // nothing is done for its device until it is gone.
         let _ = self.backend.reset();
         self.domains().clear();
         self.recently_unmapped.clear();
@@ -223,7 +228,8 @@ impl Unit {
         mapping.is_some_and(|(_, direction)| direction.permissions().allows(access))
     }
 
-    /// Keeps for the driver that an access was stopped; whether its page is among those that were unmapped last.
+    /// Keeps for the driver that an access was stopped; whether its page is among those that were
+    /// unmapped last.
     pub(super) fn report(&mut self, device: RequesterId, access: Access, iova: Iova) -> bool {
         // Nobody is there to be told.
         if self.running {

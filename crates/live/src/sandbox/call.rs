@@ -19,9 +19,11 @@ pub struct Call {
 }
 
 impl Call {
-    /// The bytes of the file `number` from `offset` on appear in `window`, with these rights and no others. A place that is taken is an error.
+    /// The bytes of the file `number` from `offset` on appear in `window`, with these rights and no
+    /// others. A place that is taken is an error.
     ///
-    /// A page of this architecture that can be written can be read: whoever may only write is held to that by the table alone.
+    /// A page of this architecture that can be written can be read: whoever may only write is held
+    /// to that by the table alone.
     pub(super) fn grant(
         window: Window,
         number: RawFd,
@@ -31,7 +33,8 @@ impl Call {
         let write = permissions.allows(ringfence_types::Access::Write);
         let rights = libc::PROT_READ | if write { libc::PROT_WRITE } else { 0 };
         let mut flags = libc::MAP_SHARED | libc::MAP_FIXED_NOREPLACE;
-        // A fault at each first access is dearer; but who maps gigabytes will not touch them all, and it must not take long.
+        // A fault at each first access is dearer; but who maps gigabytes will not touch them all,
+        // and it must not take long.
         if window.bytes <= POPULATED_BYTES {
             flags |= libc::MAP_POPULATE;
         }
@@ -56,7 +59,8 @@ impl Call {
         }
     }
 
-    /// The window of this grant, if one call could do for it and for another of so many bytes of the file right behind it.
+    /// The window of this grant, if one call could do for it and for another of so many bytes of
+    /// the file right behind it.
     pub(super) fn goes_on(
         &self,
         bytes: u64,

@@ -105,8 +105,8 @@ impl ChildProcess {
         let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
     }
 
-    /// Ends it and waits until it is gone, all its memory with it. False if it hangs in the kernel: then it runs no instruction of its own any more, and
-    /// still has its memory.
+    /// Ends it and waits until it is gone, all its memory with it. False if it hangs in the kernel:
+    /// then it runs no instruction of its own any more, and still has its memory.
     #[must_use = "it may still have its memory"]
     pub(super) fn kill_and_wait(&self) -> bool {
         self.kill();

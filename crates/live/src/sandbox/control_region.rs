@@ -1,5 +1,5 @@
-//! The memory that the daemon writes and the process reads: the calls that the mapping thread is to make, whether the device may work, and the I/O page
-//! table.
+//! The memory that the daemon writes and the process reads: the calls that the mapping thread is to
+//! make, whether the device may work, and the I/O page table.
 //!
 //! The process has it for reading only, and without its descriptor.
 #![allow(unsafe_code)]
@@ -24,7 +24,8 @@ pub(super) const ROOT: PhysAddr = PhysAddr::new(8192);
 const TABLES: u64 = 4096;
 const BYTES: u64 = ROOT.get() + TABLES * PAGE;
 
-/// The word before the tables: the device's terms as master of the bus, each of which has an odd number.
+/// The word before the tables: the device's terms as master of the bus, each of which has an odd
+/// number.
 const TERM: usize = (ROOT.get() / 8) as usize - 1;
 
 const _: () = assert!(BATCH * CALL_WORDS <= TERM);
@@ -122,8 +123,9 @@ impl ControlRegion {
     }
 
     fn all(&self) -> &[AtomicU64] {
-        // SAFETY: the region is `BYTES` bytes of a sealed file, mapped for as long as `self` lives and aligned to a page. Both processes reach
-        // it by atomics only; where it is mapped for reading, nothing is stored.
+        // SAFETY: the region is `BYTES` bytes of a sealed file, mapped for as long as `self` lives
+        // and aligned to a page. Both processes reach it by atomics only; where it is mapped for
+        // reading, nothing is stored.
         unsafe {
             std::slice::from_raw_parts(self.region.as_ptr().cast::<AtomicU64>(), BYTES as usize / 8)
         }
@@ -181,7 +183,8 @@ impl FrameSource for ControlRegion {
         Ok(PhysAddr::new(at))
     }
 
-    /// Only what was given out last, when a map fails half-way; everything else comes back when all tables go.
+    /// Only what was given out last, when a map fails half-way; everything else comes back when all
+    /// tables go.
     fn free(&self, frame: PhysAddr) {
         if let Ok(words) = self.table(frame) {
             words

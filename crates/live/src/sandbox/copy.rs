@@ -1,7 +1,8 @@
 //! Copies to and from windows, which may be taken away at any moment: also in the middle of a copy.
 //!
-//! All of it goes through one routine. A page that is not there, or not for writing, raises a signal at one of the routine's instructions; the
-//! handler knows it by its address and goes on at the routine's end, which says how many bytes are left. So kernels copy from user space.
+//! All of it goes through one routine. A page that is not there, or not for writing, raises a
+//! signal at one of the routine's instructions; the handler knows it by its address and goes on at
+//! the routine's end, which says how many bytes are left. So kernels copy from user space.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -67,8 +68,9 @@ pub struct CopyFault;
 /// [`CopyFault`].
 pub fn read(from: u64, to: &mut [u8]) -> Result<(), CopyFault> {
     let place = checked_pointer(from, to.len())?;
-    // SAFETY: the source lies among the windows, where nothing but guest memory ever is, and may be unmapped: then the handler ends the copy.
-    // The destination is `to`. Guest memory changes under the copy; bytes have no invalid values.
+    // SAFETY: the source lies among the windows, where nothing but guest memory ever is, and may be
+    // unmapped: then the handler ends the copy. The destination is `to`. Guest memory changes under
+    // the copy; bytes have no invalid values.
     check_complete(unsafe { ringfence_copy(to.as_mut_ptr(), place, to.len()) })
 }
 
@@ -78,7 +80,8 @@ pub fn read(from: u64, to: &mut [u8]) -> Result<(), CopyFault> {
 /// [`CopyFault`].
 pub fn write(to: u64, from: &[u8]) -> Result<(), CopyFault> {
     let place = checked_pointer(to, from.len())?;
-    // SAFETY: as above, with the window as the destination: nothing of Rust's is there to be overwritten.
+    // SAFETY: as above, with the window as the destination: nothing of Rust's is there to be
+    // overwritten.
     check_complete(unsafe { ringfence_copy(place.cast_mut(), from.as_ptr(), from.len()) })
 }
 
@@ -122,7 +125,8 @@ extern "C" fn on_fault(_signal: i32, _info: *mut libc::siginfo_t, context: *mut 
         (&raw const ringfence_copy_out).addr(),
         (&raw const ringfence_copy_end).addr(),
     );
-    // SAFETY: with `SA_SIGINFO` the third argument is the interrupted thread's context, which the handler may change.
+    // SAFETY: with `SA_SIGINFO` the third argument is the interrupted thread's context, which the
+    // handler may change.
     let registers = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
     let Some(at) = registers.get_mut(libc::REG_RIP as usize) else {
         super::sys::end(1);

@@ -1,7 +1,9 @@
 //! The disk as the guest's registers know it, while a process does its work.
 //!
-//! Nothing here waits for the process, but a reset: a doorbell is passed on, and what became of the turn is heard when the process says so. What it says is
-//! not trusted: a turn that nobody asked for, or what is no message, ends it. A device whose process has ended asks to be reset, and stays so.
+//! Nothing here waits for the process, but a reset: a doorbell is passed on, and what became of the
+//! turn is heard when the process says so. What it says is not trusted: a turn that nobody asked
+//! for, or what is no message, ends it. A device whose process has ended asks to be reset, and
+//! stays so.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -28,12 +30,14 @@ use crate::virtio::{BusMasterStuck, Device, PollSource, QuantumResult, QueueBrok
 
 /// A process that has not forgotten its rings by then is ended.
 const RESET_TIMEOUT: Duration = Duration::from_secs(5);
-/// One that has not left its work by then has it taken away. QEMU waits five seconds for the answer to a write.
+/// One that has not left its work by then has it taken away. QEMU waits five seconds for the answer
+/// to a write.
 const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 /// Most messages that are heard at a time.
 const RECEIVE_BATCH: usize = 64;
-/// Most accesses that were stopped, or requests that were too long, in one turn, for each descriptor of
-/// the queue. Every one takes the IOMMU's lock: a process that says more speaks for no device.
+/// Most accesses that were stopped, or requests that were too long, in one turn, for each
+/// descriptor of the queue. Every one takes the IOMMU's lock: a process that says more speaks for
+/// no device.
 const REPORTS_PER_DESCRIPTOR: u32 = 16;
 
 /// What a front tells the log.
@@ -89,7 +93,8 @@ impl std::fmt::Debug for DiskProxy {
 }
 
 impl DiskProxy {
-    /// The front of the process at `link`, whose `disk` is like this one. What it says of stopped accesses is told as `device`'s.
+    /// The front of the process at `link`, whose `disk` is like this one. What it says of stopped
+    /// accesses is told as `device`'s.
     pub fn new(
         disk: Blk,
         link: SandboxLink,
@@ -123,7 +128,8 @@ impl DiskProxy {
         if self.ended {
             return;
         }
-        // There is room for all that can be unanswered; a process for which there is not does not listen.
+        // There is room for all that can be unanswered; a process for which there is not does not
+        // listen.
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         if send(&self.link.socket, &order.encode(), flags).is_err() {
             self.end(&ProtocolViolation::Exited);
@@ -179,8 +185,8 @@ impl DiskProxy {
         true
     }
 
-    /// Hears it until it has said enough, has ended, or has had the device wait for long enough. False
-    /// if it has not by then.
+    /// Hears it until it has said enough, has ended, or has had the device wait for long enough.
+    /// False if it has not by then.
     fn wait_for_reply(&mut self, most: Duration, enough: impl Fn(&Self) -> bool) -> bool {
         let begun = Instant::now();
         let patience = most.min(self.link.child.patience(Waiter::Device));
@@ -309,8 +315,9 @@ impl Device for DiskProxy {
         self.send_command(&DeviceCommand::Begin { features });
     }
 
-    /// What the process knows beside the rings stands in the registers: its requests are done, and its grants are the IOMMU's state. One that was ended
-    /// goes as well: its driver is asked to begin again, elsewhere with another process.
+    /// What the process knows beside the rings stands in the registers: its requests are done, and
+    /// its grants are the IOMMU's state. One that was ended goes as well: its driver is asked to
+    /// begin again, elsewhere with another process.
     fn save(&self) -> Result<DeviceState, HandOverBlocker> {
         if self.injects_faults {
             return Err(HandOverBlocker::Keeps("a disk that misbehaves"));
@@ -359,7 +366,8 @@ impl Device for DiskProxy {
         self.iommu.with_grants(self.device, Grants::release);
     }
 
-    /// Asks first, so that no access is made in part; then what is mapped is gone, whoever the process listens to.
+    /// Asks first, so that no access is made in part; then what is mapped is gone, whoever the
+    /// process listens to.
     fn clear_bus_master(&mut self) -> Result<(), BusMasterStuck> {
         self.iommu
             .with_grants(self.device, |grants| grants.call_off());

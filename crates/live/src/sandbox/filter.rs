@@ -5,8 +5,8 @@
 //! | the device's | read and write its socket, read, write and flush its image, ask the time, end |
 //! | the mapping one | ask for work; map and unmap, each of which the supervisor sees first; end |
 //!
-//! Everything else ends the process. Arguments are compared where they are registers; nothing here depends on memory that the process could
-//! change meanwhile.
+//! Everything else ends the process. Arguments are compared where they are registers; nothing here
+//! depends on memory that the process could change meanwhile.
 
 use std::os::fd::RawFd;
 

@@ -1,7 +1,9 @@
-//! What a device's process has of the guest's memory, and the I/O page table that says so (the fifth document, section 4.2).
+//! What a device's process has of the guest's memory, and the I/O page table that says so (the
+//! fifth document, section 4.2).
 //!
-//! Mappings come from whichever IOMMU device the guest has. Changes gather until [`commit`](Grants::commit): when it returns, what was mapped is there and
-//! what was unmapped is out of the process's reach, or the process is dead.
+//! Mappings come from whichever IOMMU device the guest has. Changes gather until
+//! [`commit`](Grants::commit): when it returns, what was mapped is there and what was unmapped is
+//! out of the process's reach, or the process is dead.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -22,8 +24,9 @@ use super::sandbox_memory::FORMAT;
 use super::supervisor::{ProtocolViolation, Supervisor};
 use super::windows::{Window, Windows};
 
-/// Most windows at a time. The kernel lets a process have 65530 mappings, and refuses to take one away, or a part of one, from whoever has more. However it joins
-/// and splits them, there is one for each window at most.
+/// Most windows at a time. The kernel lets a process have 65530 mappings, and refuses to take one
+/// away, or a part of one, from whoever has more. However it joins and splits them, there is one
+/// for each window at most.
 const MAX_WINDOWS: usize = 16 * 1024;
 /// Most files that a guest's memory lies in.
 pub(super) const MAX_FILES: usize = 16;
@@ -296,7 +299,8 @@ impl Grants {
     }
 
     fn clear(&self, range: &IovaRange) {
-        // The table is not walked by hardware, and its addresses come from the guest: there is nothing to invalidate and nothing to free.
+        // The table is not walked by hardware, and its addresses come from the guest: there is
+        // nothing to invalidate and nothing to free.
         let _ = self.table.unmap(&*self.control, PfnRange::covering(range));
     }
 
@@ -320,13 +324,14 @@ impl Grants {
         }
     }
 
-    /// Has the device leave what it has in hand as if it had not begun, and begin nothing else. It does so soon, if it keeps the rules.
+    /// Has the device leave what it has in hand as if it had not begun, and begin nothing else. It
+    /// does so soon, if it keeps the rules.
     pub fn call_off(&self) {
         self.control.set_master(false);
     }
 
-    /// Takes all of it out of the process's reach until [`release`](Self::release), whatever the device does. Mappings come and go meanwhile as before. So
-    /// it begins.
+    /// Takes all of it out of the process's reach until [`release`](Self::release), whatever the
+    /// device does. Mappings come and go meanwhile as before. So it begins.
     ///
     /// # Errors
     /// [`StuckProcess`]. To be called again.
@@ -351,7 +356,8 @@ impl Grants {
         self.control.set_master(true);
     }
 
-    /// The guest's memory is another one now: what was granted of the old one goes, and comes anew from this one.
+    /// The guest's memory is another one now: what was granted of the old one goes, and comes anew
+    /// from this one.
     ///
     /// # Errors
     /// [`StuckProcess`].

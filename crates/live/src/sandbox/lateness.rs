@@ -1,7 +1,7 @@
 //! The account of how long others waited for a device's process.
 //!
-//! A process answers within a second each time, and all it is late within a minute is five seconds: a
-//! limit for each answer alone would let it hold up the IOMMU of all devices again and again.
+//! A process answers within a second each time, and all it is late within a minute is five seconds:
+//! a limit for each answer alone would let it hold up the IOMMU of all devices again and again.
 //!
 //! The clock is the caller's: tests have one of their own.
 

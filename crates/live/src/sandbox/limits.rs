@@ -1,4 +1,5 @@
-//! Resource limits of a device's process: setrlimit(2). The filter bounds what it asks for, these bound how much.
+//! Resource limits of a device's process: setrlimit(2). The filter bounds what it asks for, these
+//! bound how much.
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
@@ -19,7 +20,8 @@ const STACK_BYTES: u64 = 8 << 20;
 /// them from programs (core(5)).
 const CORE_BYTES: u64 = 1;
 
-/// Bounds the calling process to a disk over `image`: none of its files grows beyond that one's end.
+/// Bounds the calling process to a disk over `image`: none of its files grows beyond that one's
+/// end.
 ///
 /// Its threads have to be there already: no other can begin.
 ///

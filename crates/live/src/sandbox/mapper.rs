@@ -1,7 +1,9 @@
-//! The mapping thread: it makes the calls that the daemon has written on the board, each of which the supervisor sees and lets through.
+//! The mapping thread: it makes the calls that the daemon has written on the board, each of which
+//! the supervisor sees and lets through.
 //!
-//! It is a thread of its own so that a device that waits for its disk holds up no unmap. It shares the device's memory, so it is not trusted: whoever
-//! takes it over can ask for calls that are refused, or for none, and either ends the process.
+//! It is a thread of its own so that a device that waits for its disk holds up no unmap. It shares
+//! the device's memory, so it is not trusted: whoever takes it over can ask for calls that are
+//! refused, or for none, and either ends the process.
 
 #![allow(unsafe_code)]
 
@@ -52,7 +54,8 @@ pub fn follow(board: &ControlRegion) -> ! {
             let Some(call) = board.call(at) else {
                 end(1);
             };
-            // SAFETY: the daemon writes down windows only, and the kernel refuses one that is taken.
+            // SAFETY: the daemon writes down windows only, and the kernel refuses one that is
+            // taken.
             failed = unsafe { make(&call) };
             if failed != 0 {
                 break;

@@ -1,4 +1,5 @@
-//! A device in a process of its own, which has no memory of the guest's but what is mapped for it, while it is (the fifth document, section 4.2).
+//! A device in a process of its own, which has no memory of the guest's but what is mapped for it,
+//! while it is (the fifth document, section 4.2).
 //!
 //! ```text
 //! daemon, trusted                                         the process, not trusted

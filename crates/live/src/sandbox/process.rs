@@ -29,7 +29,8 @@ use crate::privileges::NO_PRIVILEGES;
 /// A process that is not ready and confined by then is ended: one time for all of its steps.
 const READY_WITHIN: Duration = Duration::from_secs(20);
 
-/// What to run in the process: a program that calls [`run_sandboxed_device`](super::run_sandboxed_device).
+/// What to run in the process: a program that calls
+/// [`run_sandboxed_device`](super::run_sandboxed_device).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SandboxProgram {
     /// Its file.
@@ -60,7 +61,8 @@ pub struct SandboxLink {
     pub(super) injected: usize,
 }
 
-/// Starts a process for `image`, whose round trips are counted in `counters`. It is confined when this returns, and reaches nothing.
+/// Starts a process for `image`, whose round trips are counted in `counters`. It is confined when
+/// this returns, and reaches nothing.
 ///
 /// The process dies with the thread that calls this.
 ///
@@ -144,8 +146,8 @@ fn next(
     Ok((report, fds))
 }
 
-/// Asks the kernel: two threads, each without privileges and under a filter that it can never leave,
-/// and two descriptors.
+/// Asks the kernel: two threads, each without privileges and under a filter that it can never
+/// leave, and two descriptors.
 ///
 /// Up to here the process has run code of ours only, on nothing of the guest's.
 fn verify(number: u32) -> Result<(), ProtocolViolation> {

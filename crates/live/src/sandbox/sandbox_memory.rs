@@ -1,9 +1,10 @@
 //! The process's way to guest memory: a software IOMMU whose table the daemon writes, and windows.
 //!
-//! Crates of the rust-vmm family want memory that can be pointed to, and a window may go while they do. So they are given copies: bytes are read into a
-//! slice when it is made, and written out when vm-memory says that they changed, which it does after every write, by what elsewhere is a bitmap of dirty
-//! pages. A read that faults is an error, and so is a write to what has gone before
-//! the slice was made. A write to what goes later is dropped and told, as a write on a PCI bus is.
+//! Crates of the rust-vmm family want memory that can be pointed to, and a window may go while they
+//! do. So they are given copies: bytes are read into a slice when it is made, and written out when
+//! vm-memory says that they changed, which it does after every write, by what elsewhere is a bitmap
+//! of dirty pages. A read that faults is an error, and so is a write to what has gone before the
+//! slice was made. A write to what goes later is dropped and told, as a write on a PCI bus is.
 #![allow(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
@@ -75,7 +76,8 @@ impl fmt::Debug for SandboxMemory {
 }
 
 impl SandboxMemory {
-    /// By the table on `board`; `tell` hears of every access that is stopped. With `keep`, windows are remembered for [`Dma::use_stale`].
+    /// By the table on `board`; `tell` hears of every access that is stopped. With `keep`, windows
+    /// are remembered for [`Dma::use_stale`].
     pub(super) fn new(
         board: &'static ControlRegion,
         keep: bool,
@@ -223,7 +225,8 @@ impl Inner {
 
     /// Fills bytes that were lent from a window.
     fn read_window(&self, at: usize, bytes: usize, window: u64) -> Result<(), copy::CopyFault> {
-        // SAFETY: `lend` has just given these bytes out and checked their bounds; nobody else has them yet.
+        // SAFETY: `lend` has just given these bytes out and checked their bounds; nobody else has
+        // them yet.
         let lent = unsafe { std::slice::from_raw_parts_mut(self.bounce.as_ptr().add(at), bytes) };
         copy::read(window, lent)
     }
@@ -233,8 +236,8 @@ impl Inner {
         if at.checked_add(bytes).is_none_or(|end| end > BOUNCE_BYTES) {
             return Err(copy::CopyFault);
         }
-        // SAFETY: inside the mapping, by the line above. The slice that has these bytes is in this thread, and it is its method that calls this: nobody
-        // writes to them meanwhile.
+        // SAFETY: inside the mapping, by the line above. The slice that has these bytes is in this
+        // thread, and it is its method that calls this: nobody writes to them meanwhile.
         let lent = unsafe { std::slice::from_raw_parts(self.bounce.as_ptr().add(at), bytes) };
         copy::write(window, lent)
     }
@@ -439,8 +442,8 @@ impl<'a> Slices<'a> {
         let posted = BounceSlice {
             to: Some((self.inner, piece)),
         };
-        // SAFETY: the bytes were lent to this slice alone, lie in a mapping that lives as long as `inner`, and are lent anew only after the view, and
-        // with it every slice, has gone.
+        // SAFETY: the bytes were lent to this slice alone, lie in a mapping that lives as long as
+        // `inner`, and are lent anew only after the view, and with it every slice, has gone.
         Ok(unsafe {
             let at = self.inner.bounce.as_ptr().add(bounce);
             VolatileSlice::with_bitmap(at, bytes, posted, None)

@@ -42,7 +42,8 @@ fn send(report: &DeviceResponse) {
     }
 }
 
-/// Serves a disk to the daemon whose socket is standard input, and ends with it. For a process that does nothing else.
+/// Serves a disk to the daemon whose socket is standard input, and ends with it. For a process that
+/// does nothing else.
 ///
 /// # Errors
 /// What confining it meets. Afterwards it only ends.

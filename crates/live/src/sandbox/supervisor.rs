@@ -1,11 +1,12 @@
 //! The kernel's questions, answered: which calls the mapping thread may make.
 //!
-//! The thread waits in a call that asks for work. The supervisor writes the work down, lets that call return, and then expects exactly these calls, in their
-//! order and with these registers; each is let through, and nothing else ever is. When the thread asks again, all of them have been made: one thread makes
-//! one call at a time.
+//! The thread waits in a call that asks for work. The supervisor writes the work down, lets that
+//! call return, and then expects exactly these calls, in their order and with these registers; each
+//! is let through, and nothing else ever is. When the thread asks again, all of them have been
+//! made: one thread makes one call at a time.
 //!
-//! Every wait has an end, and so has their sum (`lateness.rs`). Neither counts the time in which the
-//! thread could run and the host had no processor for it.
+//! Every wait has an end, and so has their sum (`lateness.rs`). Neither counts the time in which
+//! the thread could run and the host had no processor for it.
 
 use std::fs::File;
 use std::io;
@@ -177,8 +178,8 @@ impl Supervisor {
         charged.map_err(|_| ProtocolViolation::AllowanceExceeded)
     }
 
-    /// How long the mapping thread has waited for a processor so far: the second number of proc(5)'s
-    /// `schedstat`, in nanoseconds.
+    /// How long the mapping thread has waited for a processor so far: the second number of
+    /// proc(5)'s `schedstat`, in nanoseconds.
     fn queued(&self) -> Option<Duration> {
         let mut text = [0; 64];
         let read = self.scheduled.as_ref()?.read_at(&mut text, 0).ok()?;

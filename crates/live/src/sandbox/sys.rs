@@ -1,5 +1,5 @@
-//! The system calls of confinement that no safe crate here offers: filters that notify, the supervisor's side of them, and what the mapping
-//! thread does.
+//! The system calls of confinement that no safe crate here offers: filters that notify, the
+//! supervisor's side of them, and what the mapping thread does.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -14,7 +14,8 @@ use libc::{
 
 use super::call::Call;
 
-/// A system call that no kernel has: by it the mapping thread says what became of its last work, and asks for more.
+/// A system call that no kernel has: by it the mapping thread says what became of its last work,
+/// and asks for more.
 pub(super) const ASK: libc::c_long = 0x3000_0001;
 
 /// A system call that waits for the supervisor.
@@ -28,7 +29,8 @@ pub(super) struct SeccompNotification {
     pub(super) call: Call,
 }
 
-/// Puts the calling thread under `filter`, for good. With `listen`, the supervisor's end comes back.
+/// Puts the calling thread under `filter`, for good. With `listen`, the supervisor's end comes
+/// back.
 pub(crate) fn confine(filter: &[sock_filter], listen: bool) -> io::Result<Option<OwnedFd>> {
     let program = sock_fprog {
         len: u16::try_from(filter.len()).map_err(io::Error::other)?,
@@ -39,7 +41,8 @@ pub(crate) fn confine(filter: &[sock_filter], listen: bool) -> io::Result<Option
     } else {
         0
     };
-    // SAFETY: `program` and the filter that it points to live through the call, which only reads them.
+    // SAFETY: `program` and the filter that it points to live through the call, which only reads
+    // them.
     let got = unsafe { libc::syscall(libc::SYS_seccomp, SECCOMP_SET_MODE_FILTER, flags, &program) };
     if got < 0 {
         return Err(io::Error::last_os_error());
@@ -142,8 +145,8 @@ fn check(result: libc::c_int) -> io::Result<()> {
     Ok(())
 }
 
-/// Says that `done` calls of the last work were made, and that the next one failed with `errno` unless that is 0; how many are to be made
-/// now. Negative where nobody listens any more.
+/// Says that `done` calls of the last work were made, and that the next one failed with `errno`
+/// unless that is 0; how many are to be made now. Negative where nobody listens any more.
 pub fn request_calls(done: u64, errno: u64) -> i64 {
     // SAFETY: no kernel has this call; its answer is the supervisor's, or an error.
     unsafe { libc::syscall(ASK, done, errno) }
@@ -198,7 +201,8 @@ fn close_range(first: u32, last: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes the heap at least `bytes` larger and keeps it so: allocations within that ask nothing of the kernel.
+/// Makes the heap at least `bytes` larger and keeps it so: allocations within that ask nothing of
+/// the kernel.
 pub(super) fn keep_heap(bytes: usize) {
     let top = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
     for (what, value) in [

@@ -1,10 +1,12 @@
 //! Where granted pages appear in the process.
 
-/// First address of the first window. Position-independent programs, their heaps, libraries and stacks lie above the last one, others below.
+/// First address of the first window. Position-independent programs, their heaps, libraries and
+/// stacks lie above the last one, others below.
 pub const FIRST: u64 = 1 << 44;
 /// Windows end here.
 pub const END: u64 = 5 << 44;
-/// Between windows, but for those that are asked for with one call. What a device reads past the end of its buffer is nobody's.
+/// Between windows, but for those that are asked for with one call. What a device reads past the
+/// end of its buffer is nobody's.
 const GAP_BYTES: u64 = 4096;
 
 /// A run of addresses.
@@ -18,8 +20,9 @@ pub struct Window {
 
 /// Gives out windows.
 ///
-/// An address comes again only after all others had their turn, 2^34 pages later. A device that looked an address up and then lost its
-/// processor would otherwise find another grant's pages there; so it finds none, and faults.
+/// An address comes again only after all others had their turn, 2^34 pages later. A device that
+/// looked an address up and then lost its processor would otherwise find another grant's pages
+/// there; so it finds none, and faults.
 #[derive(Debug)]
 pub(super) struct Windows {
     next: u64,
@@ -48,8 +51,8 @@ impl Windows {
         self.alloc(bytes, is_taken)
     }
 
-    /// The next window of `bytes` bytes, whole pages, that `is_taken` does not say is taken. None if all of them are, or there is no room for such a
-    /// one at all.
+    /// The next window of `bytes` bytes, whole pages, that `is_taken` does not say is taken. None
+    /// if all of them are, or there is no room for such a one at all.
     pub(super) fn alloc(
         &mut self,
         bytes: u64,

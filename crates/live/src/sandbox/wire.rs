@@ -1,5 +1,6 @@
-//! What the daemon and the process say to each other. A message is one packet of 64-bit words, the first of which is its kind; either side takes what it
-//! does not know, or what is not as long as it has to be, for a breach.
+//! What the daemon and the process say to each other. A message is one packet of 64-bit words, the
+//! first of which is its kind; either side takes what it does not know, or what is not as long as
+//! it has to be, for a breach.
 
 use ringfence_types::{Access, Iova};
 use virtio_queue::QueueState;

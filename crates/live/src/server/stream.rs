@@ -13,7 +13,8 @@ use super::{StopSignal, wait};
 use crate::virtio::PollSource;
 use crate::wire::{FramingError, Inbox, MAX_FDS, Message};
 
-/// Sends a reply, unless the stop comes first (false): a client that does not read may make its device wait, and not the daemon's end.
+/// Sends a reply, unless the stop comes first (false): a client that does not read may make its
+/// device wait, and not the daemon's end.
 pub(crate) fn answer(stream: &UnixStream, mut reply: &[u8], stop: &StopSignal) -> io::Result<bool> {
     while !reply.is_empty() {
         match send(stream, reply, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {

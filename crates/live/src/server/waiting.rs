@@ -1,4 +1,5 @@
-//! Waiting for a client, for something of the host's, for a bell and for the end, whichever comes first.
+//! Waiting for a client, for something of the host's, for a bell and for the end, whichever comes
+//! first.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -55,7 +56,8 @@ impl StopSignal {
         }
     }
 
-    /// The client that has come. None if it may not, if it has gone again, or if the host has no room for it: that is another one's doing, and passes.
+    /// The client that has come. None if it may not, if it has gone again, or if the host has no
+    /// room for it: that is another one's doing, and passes.
     pub(super) fn take(
         &self,
         listener: &UnixListener,
@@ -143,7 +145,8 @@ pub(super) fn wait_or_pause(
         let mut flags = PollFlags::empty();
         flags.set(PollFlags::IN, input);
         flags.set(PollFlags::OUT, output);
-        // Of a descriptor that nothing is wanted from, poll would still say that its other side has gone.
+        // Of a descriptor that nothing is wanted from, poll would still say that its other side has
+        // gone.
         if !flags.is_empty() {
             fds.push(PollFd::from_borrowed_fd(fd, flags));
         }

@@ -5,7 +5,8 @@ use ringfence_softiommu::iotlb::{FrameError, IotlbError, MessageError, RegionErr
 use super::request::{RequestError, VringAddress};
 use crate::memory::MemoryError;
 
-/// Why a request was refused. Where the front-end asks, it is told that it was; the log has the reason.
+/// Why a request was refused. Where the front-end asks, it is told that it was; the log has the
+/// reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Refusal {
@@ -31,8 +32,9 @@ pub enum Refusal {
         /// Those.
         features: u64,
     },
-    /// Of the features that it takes to be behind an IOMMU some are missing: `VIRTIO_F_ACCESS_PLATFORM`, `VIRTIO_F_VERSION_1`, or of the protocol
-    /// `REPLY_ACK` and `BACKEND_REQ`.
+    /// Of the features that it takes to be behind an IOMMU some are missing:
+    /// `VIRTIO_F_ACCESS_PLATFORM`, `VIRTIO_F_VERSION_1`, or of the protocol `REPLY_ACK` and
+    /// `BACKEND_REQ`.
     Untranslated {
         /// The device's.
         features: u64,

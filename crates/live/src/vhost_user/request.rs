@@ -1,4 +1,5 @@
-//! What a front-end asks: a message as a value, or why it is none. Everything here is written for a front-end that lies.
+//! What a front-end asks: a message as a value, or why it is none. Everything here is written for a
+//! front-end that lies.
 
 use std::os::fd::OwnedFd;
 
@@ -393,7 +394,8 @@ impl Parts<'_> {
         Ok((self.half(0)?, self.half(4)?))
     }
 
-    /// `struct vhost_vring_addr`. Its flags and its last field are about a log of what was written, which is not offered.
+    /// `struct vhost_vring_addr`. Its flags and its last field are about a log of what was written,
+    /// which is not offered.
     fn address(&self) -> Result<VhostUserRequest, RequestError> {
         self.of_length(40)?;
         Ok(VhostUserRequest::SetVringAddr {

@@ -88,7 +88,8 @@ impl<D: Device + Send + 'static> RunningVring<D> {
         quiet && self.events.idle.load(Ordering::Acquire) || self.thread.is_finished()
     }
 
-    /// Waits until it has stopped. Whoever calls this has cut short what the device waits for. None: its thread panicked.
+    /// Waits until it has stopped. Whoever calls this has cut short what the device waits for.
+    /// None: its thread panicked.
     pub(super) fn stop(self) -> Option<StoppedVring<D>> {
         self.stop.stop();
         self.thread.join().ok()

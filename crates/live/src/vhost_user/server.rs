@@ -28,8 +28,8 @@ pub struct Clients<'a> {
 /// Serves front-ends one after another until told to stop.
 ///
 /// # Errors
-/// What listening meets; that the limits leave no room for an IOTLB; or a panic of the device. What a front-end does wrong is no error: it is reported and at
-/// worst ends its connection.
+/// What listening meets; that the limits leave no room for an IOTLB; or a panic of the device. What
+/// a front-end does wrong is no error: it is reported and at worst ends its connection.
 pub fn serve<D: Device + Send + 'static>(
     clients: &Clients<'_>,
     mut device: D,

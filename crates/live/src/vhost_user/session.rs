@@ -50,7 +50,8 @@ pub struct Outcome {
     pub reply: Option<Vec<u8>>,
     /// What was refused.
     pub refusal: Option<Refusal>,
-    /// Whether the front-end waits for something that it cannot be given, or would take the reply for: there is nothing left but to close.
+    /// Whether the front-end waits for something that it cannot be given, or would take the reply
+    /// for: there is nothing left but to close.
     pub close: bool,
 }
 
@@ -134,8 +135,8 @@ impl<D: Device + Send + 'static> Session<D> {
         self.channel.as_ref()
     }
 
-    /// Whether the device has nothing to do but wait: for a kick, or for a translation. For whoever drives it step by step, as tests do; true if it is
-    /// not at work.
+    /// Whether the device has nothing to do but wait: for a kick, or for a translation. For whoever
+    /// drives it step by step, as tests do; true if it is not at work.
     pub fn rests(&self) -> bool {
         self.running
             .as_ref()
@@ -360,8 +361,8 @@ impl<D: Device + Send + 'static> Session<D> {
         Ok(queue)
     }
 
-    /// Stops the ring. A request in hand is left for when it goes on. From here on the front-end need not tell what the guest takes away, so nothing is
-    /// believed any more.
+    /// Stops the ring. A request in hand is left for when it goes on. From here on the front-end
+    /// need not tell what the guest takes away, so nothing is believed any more.
     fn stop(&mut self) {
         if let Some(running) = self.running.take() {
             self.translations.cut_short();

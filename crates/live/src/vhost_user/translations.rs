@@ -1,7 +1,8 @@
 //! What the device's thread and the conversation share: the IOTLB, and the misses under way.
 //!
-//! The device's thread asks and waits, offline; the conversation's thread hears the answers. Neither waits for the other with the lock held: an
-//! invalidation waits for readers that are online, and those never take it.
+//! The device's thread asks and waits, offline; the conversation's thread hears the answers.
+//! Neither waits for the other with the lock held: an invalidation waits for readers that are
+//! online, and those never take it.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
@@ -22,8 +23,9 @@ use crate::dma::Dma;
 /// Times that a translation is asked for which is gone each time before it could be used.
 const ATTEMPTS: usize = 16;
 
-/// Translations that one access may ask for. The longest access is that of a disk's piece, 256 KiB in at most 256 runs, and takes fewer pages; whoever
-/// needs more has them taken away as fast as they come, for want of room or by the front-end, and would ask for ever.
+/// Translations that one access may ask for. The longest access is that of a disk's piece, 256 KiB
+/// in at most 256 runs, and takes fewer pages; whoever needs more has them taken away as fast as
+/// they come, for want of room or by the front-end, and would ask for ever.
 const MAX_MISSES_PER_ACCESS: usize = 2048;
 
 /// What came of asking.
@@ -128,7 +130,8 @@ impl Translations {
         done.map_err(Refusal::Iotlb)
     }
 
-    /// Nothing that was said holds any more: the front-end no longer tells what the guest takes away.
+    /// Nothing that was said holds any more: the front-end no longer tells what the guest takes
+    /// away.
     pub(super) fn clear(&self) {
         // Nobody who calls this is a reader.
         let _ = self.state().iotlb.receive(&Message::Invalidate(None));
@@ -151,7 +154,8 @@ impl Translations {
         Ok(())
     }
 
-    /// Whoever waits for a translation is sent away, and so is whoever comes, until [`go_on`](Self::go_on).
+    /// Whoever waits for a translation is sent away, and so is whoever comes, until
+    /// [`go_on`](Self::go_on).
     pub(super) fn cut_short(&self) {
         self.state().cut_short = true;
         self.changed.notify_all();
@@ -227,7 +231,8 @@ impl Translations {
 }
 
 impl State {
-    /// Whether the message is on its way. A front-end that does not read gets no more than its socket holds.
+    /// Whether the message is on its way. A front-end that does not read gets no more than its
+    /// socket holds.
     fn send(&self, message: &Message) -> bool {
         let bytes = request(message);
         self.channel.as_ref().is_some_and(|channel| {

@@ -1,8 +1,9 @@
 //! Block device over a raw file (virtio 1.2, section 5.2).
 //!
-//! A request's data crosses through a buffer of the device's own: reading or writing the file may wait, and no lookup of guest
-//! memory outlives a wait. What a request that has been acknowledged wrote is on the disk after the next acknowledged flush, or at
-//! once if the driver did not take `VIRTIO_BLK_F_FLUSH`.
+//! A request's data crosses through a buffer of the device's own: reading or writing the file may
+//! wait, and no lookup of guest memory outlives a wait. What a request that has been acknowledged
+//! wrote is on the disk after the next acknowledged flush, or at once if the driver did not take
+//! `VIRTIO_BLK_F_FLUSH`.
 
 use std::fs::File;
 use std::io;
@@ -84,8 +85,8 @@ impl Blk {
     /// A disk over `file`: as many whole sectors as it has now.
     ///
     /// # Errors
-    /// The file is neither a regular file nor a block device, or shorter than a sector; or what asking
-    /// for its size meets.
+    /// The file is neither a regular file nor a block device, or shorter than a sector; or what
+    /// asking for its size meets.
     pub fn new(file: File, read_only: bool, counters: Arc<DeviceCounters>) -> io::Result<Self> {
         let kind = file.metadata()?.file_type();
         if !kind.is_file() && !kind.is_block_device() {

@@ -29,7 +29,8 @@ pub struct Chain {
     pub readable: Segments,
     /// What it writes, in order.
     pub writable: Segments,
-    /// It has more than [`MAX_SEGMENTS`] descriptors, or readable ones after writable ones: nothing of it is to be used.
+    /// It has more than [`MAX_SEGMENTS`] descriptors, or readable ones after writable ones: nothing
+    /// of it is to be used.
     pub malformed: bool,
 }
 
@@ -37,15 +38,16 @@ impl Chain {
     /// The next chain that the driver has made available.
     ///
     /// # Errors
-    /// [`QueueBroken`] if the ring, or a part of it, is out of reach, or claims more than it can hold.
+    /// [`QueueBroken`] if the ring, or a part of it, is out of reach, or claims more than it can
+    /// hold.
     pub fn next<M: GuestMemory>(
         queue: &mut Queue,
         memory: &M,
     ) -> Result<Option<Self>, QueueBroken> {
         let announced = queue.avail_idx(memory, Ordering::Acquire)?.0 != queue.next_avail();
         let next = queue.iter(memory)?.next().map(Self::collect);
-        // The iterator ends without a word at an entry that it cannot read. A device that looks again for what is announced would
-        // look for ever.
+        // The iterator ends without a word at an entry that it cannot read. A device that looks
+        // again for what is announced would look for ever.
         if next.is_none() && announced {
             return Err(QueueBroken(virtio_queue::Error::InvalidAvailRingIndex));
         }

@@ -1,4 +1,5 @@
-//! The registers of the common configuration (virtio 1.2, section 4.1.4.3) and the rules of the status byte (section 2.1).
+//! The registers of the common configuration (virtio 1.2, section 4.1.4.3) and the rules of the
+//! status byte (section 2.1).
 
 use virtio_queue::{Queue, QueueT};
 
@@ -55,7 +56,8 @@ pub(crate) struct Common {
 }
 
 impl Common {
-    /// `offered` are all features; `sizes` the queues' largest sizes. A size that is no power of two gives no queue.
+    /// `offered` are all features; `sizes` the queues' largest sizes. A size that is no power of
+    /// two gives no queue.
     pub(crate) fn new(offered: u64, sizes: &[u16]) -> Self {
         let slots = sizes.iter().filter_map(|size| {
             Some(Slot {
@@ -101,7 +103,8 @@ impl Common {
         }
     }
 
-    /// Goes on where another device of the same kind was, if a driver could have brought it there. `has` says which vectors there are.
+    /// Goes on where another device of the same kind was, if a driver could have brought it there.
+    /// `has` says which vectors there are.
     ///
     /// # Errors
     /// Nothing has changed.
@@ -228,7 +231,8 @@ impl Common {
         copy_part(&bytes, offset, data);
     }
 
-    /// A register is written as a whole, or half of a 64-bit one; anything else does nothing. `has` says which vectors there are.
+    /// A register is written as a whole, or half of a 64-bit one; anything else does nothing. `has`
+    /// says which vectors there are.
     pub(crate) fn write(
         &mut self,
         offset: usize,
@@ -275,7 +279,8 @@ impl Common {
         self.accepted = (self.accepted & keep) | (new & self.offered);
     }
 
-    /// A queue that is enabled, and a device whose features are not agreed on, take no configuration.
+    /// A queue that is enabled, and a device whose features are not agreed on, take no
+    /// configuration.
     fn configure(&mut self, offset: usize, value: u32) {
         let settled = self.status & FEATURES_OK != 0;
         let event_idx = self.accepted & super::F_EVENT_IDX != 0;

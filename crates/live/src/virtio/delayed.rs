@@ -1,6 +1,8 @@
-//! A device that takes its time: it begins to work on a queue only a while after the driver has rung.
+//! A device that takes its time: it begins to work on a queue only a while after the driver has
+//! rung.
 //!
-//! On a host that answers at once it is a matter of luck whether a driver is still busy when its answer comes. Here it has gone to wait.
+//! On a host that answers at once it is a matter of luck whether a driver is still busy when its
+//! answer comes. Here it has gone to wait.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};

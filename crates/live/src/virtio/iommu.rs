@@ -1,4 +1,5 @@
-//! virtio-iommu on this transport (virtio 1.3, section 5.13). What it does is the crate `virtio-iommu`'s; here are its two queues.
+//! virtio-iommu on this transport (virtio 1.3, section 5.13). What it does is the crate
+//! `virtio-iommu`'s; here are its two queues.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -95,7 +96,8 @@ impl Device for IommuDevice {
         }
     }
 
-    /// What was agreed on stands in the snapshot. Whether a fault waits for the driver is seen by looking.
+    /// What was agreed on stands in the snapshot. Whether a fault waits for the driver is seen by
+    /// looking.
     fn resume(&mut self, _features: u64) {
         self.iommu.poll_faults();
     }

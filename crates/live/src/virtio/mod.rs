@@ -31,7 +31,8 @@ pub const F_VERSION_1: u64 = 1 << 32;
 /// `VIRTIO_F_ACCESS_PLATFORM`: all addresses go through the IOMMU.
 pub const F_ACCESS_PLATFORM: u64 = 1 << 33;
 
-/// A queue cannot be used any further: its rings are out of reach or hold nonsense. The device asks to be reset.
+/// A queue cannot be used any further: its rings are out of reach or hold nonsense. The device asks
+/// to be reset.
 #[derive(Debug)]
 pub struct QueueBroken(pub virtio_queue::Error);
 
@@ -94,7 +95,8 @@ pub trait Device {
         Err(HandOverBlocker::Keeps("a device of this kind"))
     }
 
-    /// Another process's device had been [`activate`](Self::activate)d on these features; this one goes on.
+    /// Another process's device had been [`activate`](Self::activate)d on these features; this one
+    /// goes on.
     fn resume(&mut self, features: u64) {
         self.activate(features);
     }
@@ -105,8 +107,9 @@ pub trait Device {
     /// Its function may master the bus from now on. It begins without.
     fn set_bus_master(&mut self) {}
 
-    /// Its function may not master the bus any more. While it may not, [`process`](Self::process) is not called, and when this returns `Ok` nobody else
-    /// that works for the device reaches memory. To be repeated does no harm.
+    /// Its function may not master the bus any more. While it may not, [`process`](Self::process)
+    /// is not called, and when this returns `Ok` nobody else that works for the device reaches
+    /// memory. To be repeated does no harm.
     ///
     /// # Errors
     /// [`BusMasterStuck`]: somebody does.
@@ -117,12 +120,14 @@ pub trait Device {
     /// It will serve no more, here or in another process.
     fn end(&mut self) {}
 
-    /// Comes to the end of its turn if others work for it, by then; the next is not begun. False if it has not.
+    /// Comes to the end of its turn if others work for it, by then; the next is not begun. False if
+    /// it has not.
     fn pause(&mut self, _until: Instant) -> bool {
         true
     }
 
-    /// Another process has the device from now on. When this returns true, nothing that works for it is left, or reaches anything.
+    /// Another process has the device from now on. When this returns true, nothing that works for
+    /// it is left, or reaches anything.
     fn release(&mut self) -> bool {
         true
     }
@@ -135,19 +140,20 @@ pub trait Device {
     /// It has come, or the other side has gone.
     fn on_ready(&mut self) {}
 
-    /// Whether it has something to do without waiting. Then it is soon asked what is [`due`](Self::due).
+    /// Whether it has something to do without waiting. Then it is soon asked what is
+    /// [`due`](Self::due).
     fn busy(&self) -> bool {
         false
     }
 
-    /// A queue that is to be worked on though nobody rang: because of what has come, or because of what was done on another queue. Asked
-    /// again after each, a bounded number of times.
+    /// A queue that is to be worked on though nobody rang: because of what has come, or because of
+    /// what was done on another queue. Asked again after each, a bounded number of times.
     fn due(&mut self) -> Option<usize> {
         None
     }
 
-    /// Works on queue `index`: the driver has rung its doorbell, it was [`due`](Self::due), or the last turn left
-    /// something to do. A turn is bounded ([`serve_chains`]).
+    /// Works on queue `index`: the driver has rung its doorbell, it was [`due`](Self::due), or the
+    /// last turn left something to do. A turn is bounded ([`serve_chains`]).
     ///
     /// # Errors
     /// [`QueueBroken`]: the device stops until it is reset.

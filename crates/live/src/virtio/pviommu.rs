@@ -1,4 +1,5 @@
-//! The para-virtual IOMMU on this transport (`docs/PVIOMMU.md`). What requests do is [`crate::pviommu`]'s matter; here are its two queues.
+//! The para-virtual IOMMU on this transport (`docs/PVIOMMU.md`). What requests do is
+//! [`crate::pviommu`]'s matter; here are its two queues.
 
 use std::sync::Arc;
 use std::thread;
@@ -209,7 +210,8 @@ impl Device for PvIommuDevice {
         self.iommu.unit().save().map(DeviceState::PvIommu)
     }
 
-    /// What the driver has mapped stands in the records. Whether an event waits for the driver is seen by looking.
+    /// What the driver has mapped stands in the records. Whether an event waits for the driver is
+    /// seen by looking.
     fn resume(&mut self, _features: u64) {
         self.iommu.poll_events();
     }

@@ -1,7 +1,8 @@
 //! One turn of a device at a queue.
 //!
-//! A driver that lets the device write over the ring's own index never runs out of chains. So a device serves at most as many chains a turn
-//! as the queue is long, or until it has had [`QUANTUM_BYTES`] in hand, and the next turn comes after whoever else waits for this thread.
+//! A driver that lets the device write over the ring's own index never runs out of chains. So a
+//! device serves at most as many chains a turn as the queue is long, or until it has had
+//! [`QUANTUM_BYTES`] in hand, and the next turn comes after whoever else waits for this thread.
 
 use std::time::Instant;
 
@@ -12,7 +13,8 @@ use super::chain::{Chain, Segments};
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
 
-/// Bytes of chains after which a turn ends: what is asked of the device meanwhile waits for so many, and for one request more.
+/// Bytes of chains after which a turn ends: what is asked of the device meanwhile waits for so
+/// many, and for one request more.
 pub const QUANTUM_BYTES: u64 = 1 << 20;
 
 /// What became of a turn.
@@ -33,7 +35,8 @@ pub enum ChainOutcome {
     Later,
 }
 
-/// Serves the chains that are available, at most as many as the queue is long, and counts them and their times.
+/// Serves the chains that are available, at most as many as the queue is long, and counts them and
+/// their times.
 ///
 /// # Errors
 /// [`QueueBroken`]: the rings are out of reach or hold nonsense.

@@ -39,7 +39,8 @@ pub struct VirtioPci<D, A> {
 }
 
 impl<D: Device, A: Dma> VirtioPci<D, A> {
-    /// The device as after power-on. With `translated`, it insists on `VIRTIO_F_ACCESS_PLATFORM`: it stands behind an IOMMU.
+    /// The device as after power-on. With `translated`, it insists on `VIRTIO_F_ACCESS_PLATFORM`:
+    /// it stands behind an IOMMU.
     pub fn new(
         device: D,
         dma: A,
@@ -131,7 +132,8 @@ impl<D: Device, A: Dma> VirtioPci<D, A> {
                     self.vectors.signal(slot.vector, mastery);
                 }
             }
-            // Nothing more can be done with the rings; the driver is told to begin again (virtio 1.2, section 2.1.2).
+            // Nothing more can be done with the rings; the driver is told to begin again (virtio
+            // 1.2, section 2.1.2).
             Err(broken) => {
                 self.broken = Some(broken);
                 self.counters.broken_queues.add(1);
@@ -156,7 +158,8 @@ impl<D: Device, A: Dma> VirtioPci<D, A> {
         }
     }
 
-    /// Writes registers of the configuration space. When it returns `Ok` a function that is no master of the bus any more reaches nothing.
+    /// Writes registers of the configuration space. When it returns `Ok` a function that is no
+    /// master of the bus any more reaches nothing.
     fn configure(&mut self, offset: usize, data: &[u8]) -> Result<(), FunctionError> {
         let mut after = self.config.clone();
         after.write(offset, data);

@@ -20,7 +20,8 @@ pub(crate) fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     array_at(bytes, at).map(u64::from_le_bytes)
 }
 
-/// Copies `from`, which lies at offset 0 of something, into `to`, which is its part at `offset`. What lies beyond is zero.
+/// Copies `from`, which lies at offset 0 of something, into `to`, which is its part at `offset`.
+/// What lies beyond is zero.
 pub(crate) fn copy_part(from: &[u8], offset: usize, to: &mut [u8]) {
     to.fill(0);
     if let Some(from) = from.get(offset..) {

@@ -5,8 +5,8 @@ use super::fields::{u16_at, u32_at};
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 16;
 
-/// Longest message that is read, header included. The longest that a client has to send is `VERSION` with its capabilities;
-/// `REGION_WRITE` carries at most [`MAX_DATA_BYTES`].
+/// Longest message that is read, header included. The longest that a client has to send is
+/// `VERSION` with its capabilities; `REGION_WRITE` carries at most [`MAX_DATA_BYTES`].
 pub const MAX_MESSAGE_BYTES: usize = 8192;
 
 /// Longest payload of a region access. Announced as `max_data_xfer_size`.
@@ -88,7 +88,8 @@ pub struct Header {
     pub no_reply: bool,
 }
 
-/// Why the stream cannot be followed any further: where the next message begins is not known, or not worth reading up to.
+/// Why the stream cannot be followed any further: where the next message begins is not known, or
+/// not worth reading up to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FramingError {
     /// The size does not even cover the header.

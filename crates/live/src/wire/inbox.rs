@@ -1,7 +1,8 @@
 //! Messages out of a byte stream.
 //!
-//! Descriptors that travel with a message arrive with its first bytes. So the reader never asks for more than belongs to the
-//! message in hand: then it is certain which message a descriptor came with.
+//! Descriptors that travel with a message arrive with its first bytes. So the reader never asks for
+//! more than belongs to the message in hand: then it is certain which message a descriptor came
+//! with.
 
 use std::os::fd::OwnedFd;
 
@@ -83,7 +84,8 @@ impl<H: Framed> MessageAssembler<H> {
         end.saturating_sub(self.bytes.len()).max(1)
     }
 
-    /// Takes bytes, at most [`bytes_wanted`](Self::bytes_wanted) of them, and what came with them. The message, if that was its end.
+    /// Takes bytes, at most [`bytes_wanted`](Self::bytes_wanted) of them, and what came with them.
+    /// The message, if that was its end.
     ///
     /// # Errors
     /// The stream has to be closed.
@@ -126,12 +128,14 @@ impl<H: Framed> MessageAssembler<H> {
 }
 
 impl Inbox {
-    /// The part of a message that has come: its bytes, its descriptors, and whether there were too many of these.
+    /// The part of a message that has come: its bytes, its descriptors, and whether there were too
+    /// many of these.
     pub(crate) fn part(&self) -> (&[u8], &[OwnedFd], bool) {
         (&self.bytes, &self.fds, self.too_many_fds)
     }
 
-    /// Goes on with a part that another has read. None: it is no part of a message, but a whole one, or none.
+    /// Goes on with a part that another has read. None: it is no part of a message, but a whole
+    /// one, or none.
     pub(crate) fn with_part(bytes: &[u8], fds: Vec<OwnedFd>, too_many_fds: bool) -> Option<Self> {
         let mut inbox = Self::default();
         if bytes.is_empty() && (!fds.is_empty() || too_many_fds) {

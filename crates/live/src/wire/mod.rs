@@ -1,4 +1,5 @@
-//! The vfio-user protocol as bytes: no socket, no device, no memory. Everything here is written for a client that lies.
+//! The vfio-user protocol as bytes: no socket, no device, no memory. Everything here is written for
+//! a client that lies.
 
 pub(crate) mod fields;
 mod header;

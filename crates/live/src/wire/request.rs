@@ -20,7 +20,8 @@ pub enum VfioUserRequest {
     },
     /// `DMA_MAP`.
     DmaMap {
-        /// The addresses that the range gets in the device's view: guest-physical where the guest has no IOMMU of QEMU's.
+        /// The addresses that the range gets in the device's view: guest-physical where the guest
+        /// has no IOMMU of QEMU's.
         range: IovaRange,
         /// Whether the device may read there.
         readable: bool,
@@ -316,7 +317,8 @@ impl Parts {
         IovaRange::new(start, size).ok_or(RequestError::Range { start, size })
     }
 
-    /// The capabilities behind the versions are a string of JSON. This server wants nothing of a client, so it reads none.
+    /// The capabilities behind the versions are a string of JSON. This server wants nothing of a
+    /// client, so it reads none.
     fn version(&self) -> Result<VfioUserRequest, RequestError> {
         let field = |at| u16_at(&self.body, at).ok_or_else(|| self.length());
         Ok(VfioUserRequest::Version {

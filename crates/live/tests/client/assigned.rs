@@ -1,5 +1,5 @@
-//! A disk that the model of the hardware translates, behind each IOMMU and without one: it reaches what is mapped, where the frames lead, and an IOTLB that
-//! remembers is told what to forget.
+//! A disk that the model of the hardware translates, behind each IOMMU and without one: it reaches
+//! what is mapped, where the frames lead, and an IOTLB that remembers is told what to forget.
 
 use std::sync::Arc;
 
@@ -99,7 +99,8 @@ fn what_the_hardware_and_the_host_do_is_counted() {
     }
 }
 
-/// Frames are handed out as pages come: neighbours in the device's addresses, and in the guest's, are none in the host's.
+/// Frames are handed out as pages come: neighbours in the device's addresses, and in the guest's,
+/// are none in the host's.
 #[test]
 fn an_access_over_several_frames_lands_in_order() {
     let mut guest = para(HostPagePool::On);
@@ -134,7 +135,8 @@ fn an_access_over_several_frames_lands_in_order() {
     assert_eq!(guest.disk.peek(0xd000, 4096), vec![0; 4096]);
 }
 
-/// A device beside it that software translates reaches the same pages, not those whose addresses the frames have.
+/// A device beside it that software translates reaches the same pages, not those whose addresses
+/// the frames have.
 #[test]
 fn beside_it_another_device_reaches_the_same_memory() {
     const RNG: u16 = DISK + 8;
@@ -231,7 +233,8 @@ fn behind_the_virtio_iommu_it_reaches_what_its_domain_maps() {
     assert_eq!(read(&mut guest, 3, data), Some(1), "not in this direction");
     assert_eq!(guest.disk.peek(0xb000, 512), vec![0; 512], "not a byte");
     assert_eq!(guest.unmap(data, PAGE), 0);
-    // To what is no memory of the guest nothing is mapped, and the software IOMMU's part of it is taken back.
+    // To what is no memory of the guest nothing is mapped, and the software IOMMU's part of it is
+    // taken back.
     assert_eq!(guest.map(data, PAGE, RAM_BYTES, READ_WRITE), 7);
     assert_eq!(guest.map(data, 2 * PAGE, RAM_BYTES - PAGE, READ_WRITE), 7);
     assert_eq!(guest.map(data, PAGE, 0xc000, READ_WRITE), 0);
@@ -240,7 +243,8 @@ fn behind_the_virtio_iommu_it_reaches_what_its_domain_maps() {
     guest.disk.poke(0xc000, &[0; 512]);
     assert_eq!(read(&mut guest, 5, data), None);
     assert_eq!(guest.disk.peek(0xc000, 512), vec![0; 512], "not a byte");
-    // As before, for a driver that comes again: what the domain maps is the endpoint's when it is attached.
+    // As before, for a driver that comes again: what the domain maps is the endpoint's when it is
+    // attached.
     let mut guest = virtio();
     assert_eq!(guest.attach(), 0);
     assert_eq!(guest.map(data, PAGE, 0xb000, READ_WRITE), 0);
@@ -320,7 +324,8 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Against a list of what is mapped: each access goes through if it is in there, to the byte where it leads, and nowhere else.
+    /// Against a list of what is mapped: each access goes through if it is in there, to the byte
+    /// where it leads, and nowhere else.
     #[test]
     fn accesses_go_where_the_list_says(on in any::<bool>(), steps in vec(step(), 1..60)) {
         let mut guest = para(if on { HostPagePool::On } else { HostPagePool::Off });

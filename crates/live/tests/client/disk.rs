@@ -123,7 +123,8 @@ fn a_turn_is_bounded_by_bytes() {
     assert!(!client.session.function().unfinished());
 }
 
-/// A late disk does nothing at a doorbell, and all there is when its time has come; a reset forgets the doorbell.
+/// A late disk does nothing at a doorbell, and all there is when its time has come; a reset forgets
+/// the doorbell.
 #[test]
 fn a_late_disk_waits() {
     let counters: std::sync::Arc<ringfence_live::counters::DeviceCounters> =

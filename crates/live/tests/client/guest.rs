@@ -45,7 +45,8 @@ impl Idle for ringfence_live::sandbox::DiskProxy {
 /// The virtio-iommu's client.
 pub(crate) type Virtio = Client<IommuDevice, GuestDma>;
 
-/// A guest and its client for the IOMMU: this one's, or the para-virtual one's. The disk's accesses are translated by software, or by the model of the hardware.
+/// A guest and its client for the IOMMU: this one's, or the para-virtual one's. The disk's accesses
+/// are translated by software, or by the model of the hardware.
 pub(crate) struct Guest<D: Device, I = Virtio, A: Dma = EndpointMemory> {
     pub(crate) iommu: I,
     pub(crate) disk: Client<D, A>,
@@ -210,7 +211,8 @@ impl<D: Device, I, A: Dma> Guest<D, I, A> {
         while !self.disk.session.function().device().idle() && self.wait() {}
     }
 
-    /// Waits until the device has heard something from elsewhere. False if there is nothing to wait for, or nothing comes.
+    /// Waits until the device has heard something from elsewhere. False if there is nothing to wait
+    /// for, or nothing comes.
     pub(crate) fn wait(&mut self) -> bool {
         let function = self.disk.session.function();
         let Some(awaited) = function.waits_for() else {

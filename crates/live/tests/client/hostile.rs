@@ -1,4 +1,5 @@
-//! Messages that no good client sends. Each is answered with its error or closes the stream, and the next good one is served.
+//! Messages that no good client sends. Each is answered with its error or closes the stream, and
+//! the next good one is served.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -321,7 +322,8 @@ fn too_many_descriptors_are_closed_and_refused() {
 }
 
 proptest! {
-    /// However a stream of messages is cut, the same messages come out, each with the descriptors that came with its first byte.
+    /// However a stream of messages is cut, the same messages come out, each with the descriptors
+    /// that came with its first byte.
     #[test]
     fn messages_come_out_however_they_are_cut(
         bodies in prop::collection::vec((0usize..300, 0usize..3), 1..8),
@@ -363,7 +365,8 @@ proptest! {
         prop_assert_eq!(client.send(GET_INFO, &[0; 16]).errno, 0);
     }
 
-    /// Any access to any register, with a running disk: no panic, and its registers can still be read.
+    /// Any access to any register, with a running disk: no panic, and its registers can still be
+    /// read.
     #[test]
     fn any_register_takes_anything(
         accesses in prop::collection::vec((any::<bool>(), 0u64..0x40, prop::collection::vec(any::<u8>(), 1..9)), 1..100),

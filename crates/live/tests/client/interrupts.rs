@@ -103,7 +103,8 @@ fn a_full_event_does_not_hold_the_device_up() {
     assert!(signals(&event) >= u64::MAX - 1);
 }
 
-/// The client fills the counter between any two instructions of the device's: whether there is room is no promise. Whoever waits for room sleeps.
+/// The client fills the counter between any two instructions of the device's: whether there is room
+/// is no promise. Whoever waits for room sleeps.
 #[test]
 fn an_event_that_fills_up_while_it_is_signalled_does_not_hold_the_device_up() {
     const ROUNDS: u32 = 20_000;

@@ -1,4 +1,5 @@
-//! A scripted client against the protocol, the devices and the sockets, without QEMU; most of it lies.
+//! A scripted client against the protocol, the devices and the sockets, without QEMU; most of it
+//! lies.
 #![allow(missing_docs)]
 
 mod assigned;

@@ -81,7 +81,8 @@ fn a_file_that_was_vouched_for_is_taken_and_no_other() {
     fs::remove_dir_all(&dir).unwrap();
 }
 
-/// A page of such a file is had when it is touched, or not: then whoever touches it is killed, sealed or not.
+/// A page of such a file is had when it is touched, or not: then whoever touches it is killed,
+/// sealed or not.
 #[test]
 fn huge_pages_that_may_run_out_are_refused() {
     const BYTES: u64 = 2 << 20;

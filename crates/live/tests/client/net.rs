@@ -1,4 +1,5 @@
-//! The network device: a scripted driver in front of it, a scripted peer behind it, both of whom lie when they like.
+//! The network device: a scripted driver in front of it, a scripted peer behind it, both of whom
+//! lie when they like.
 
 use std::collections::VecDeque;
 use std::num::NonZeroU16;
@@ -89,7 +90,8 @@ fn link(card: &mut Card) -> &mut Script {
     card.session.function().device().link()
 }
 
-/// Makes a chain of descriptors (address, bytes, flags without NEXT) the `count`th of a queue, at its descriptor `head`.
+/// Makes a chain of descriptors (address, bytes, flags without NEXT) the `count`th of a queue, at
+/// its descriptor `head`.
 fn offer(card: &mut Card, queue: u16, count: u16, head: u16, chain: &[(u64, u32, u16)]) {
     let at = rings(queue);
     for (place, (address, bytes, flags)) in (0u16..).zip(chain) {
@@ -208,7 +210,8 @@ fn what_is_no_frame_is_dropped_and_its_buffer_returned() {
         assert_eq!(used(&card, 1), (count, 0), "{header:?} {bytes}");
     }
     for chain in [
-        // Less than a header; much; 4 GiB in one piece and in many; outside memory; writable; readable after writable.
+        // Less than a header; much; 4 GiB in one piece and in many; outside memory; writable;
+        // readable after writable.
         &[(BUFFERS, 11, 0)][..],
         &[(BUFFERS, 0x1_0000, 0)],
         &[(BUFFERS, u32::MAX, 0)],
@@ -354,7 +357,8 @@ fn the_control_queue_sets_the_pairs_and_nothing_else() {
         &[(0xf_0000, 4, 0), (RAM_BYTES, 1, WRITE)],
     );
     assert_eq!(used(&card, 8), (11, 0));
-    // Without the feature for it, the control queue is where the second pair would begin, and sets nothing.
+    // Without the feature for it, the control queue is where the second pair would begin, and sets
+    // nothing.
     let mut card = self::card(4, 1 << 17);
     assert_eq!(use_pairs(&mut card, 2, 1, &[4, 0, 2, 0]), (1, 1));
 }
@@ -404,7 +408,8 @@ fn answers_come_to_the_pair_that_asked() {
 }
 
 proptest! {
-    /// Any chains, on any queue, and any frames: the process lives, memory stays bounded by what is held, and after a reset all works.
+    /// Any chains, on any queue, and any frames: the process lives, memory stays bounded by what is
+    /// held, and after a reset all works.
     #[test]
     fn anything(
         steps in prop::collection::vec((0u16..5, prop_oneof![0u64..RAM_BYTES, any::<u64>()], prop_oneof![0u32..2000, any::<u32>()], 0u16..8, 0u16..20, any::<u16>(), prop::collection::vec(any::<u8>(), 0..80), 0usize..3), 1..60),

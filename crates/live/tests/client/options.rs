@@ -1,4 +1,5 @@
-//! Which devices go together: every pair of options is served, or refused with the sentence that stands here.
+//! Which devices go together: every pair of options is served, or refused with the sentence that
+//! stands here.
 
 use std::fs;
 use std::num::NonZeroU16;

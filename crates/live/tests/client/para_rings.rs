@@ -1,5 +1,6 @@
-//! Chains and rings that no driver of the para-virtual IOMMU makes: each ends with its request, or with the queue, never with the process. What stands
-//! behind the IOMMU is served all the while, and the next driver finds it as new.
+//! Chains and rings that no driver of the para-virtual IOMMU makes: each ends with its request, or
+//! with the queue, never with the process. What stands behind the IOMMU is served all the while,
+//! and the next driver finds it as new.
 
 use proptest::prelude::*;
 use ringfence_live::server::PolledFunction;
@@ -274,8 +275,8 @@ fn chains_that_no_driver_makes() {
     }
 }
 
-/// A request whose status has no place is carried out before the device breaks, and so is the one that was made available behind it. The first
-/// unmaps what the second maps.
+/// A request whose status has no place is carried out before the device breaks, and so is the one
+/// that was made available behind it. The first unmaps what the second maps.
 #[test]
 fn a_status_that_cannot_be_written_undoes_nothing() {
     let mut guest = ready();
@@ -344,7 +345,8 @@ fn rings_outside_memory_break_the_device() {
     }
 }
 
-/// Places for events that hold none, lie nowhere, or are no chains: the event waits or is lost, the requests' queue goes on.
+/// Places for events that hold none, lie nowhere, or are no chains: the event waits or is lost, the
+/// requests' queue goes on.
 #[test]
 fn buffers_for_events_that_hold_none() {
     for (name, at, bytes, flags) in [
@@ -367,7 +369,8 @@ fn buffers_for_events_that_hold_none() {
 }
 
 proptest! {
-    /// Any descriptors, any ring: the process lives, the disk keeps what was mapped and gets nothing from a request that nobody made.
+    /// Any descriptors, any ring: the process lives, the disk keeps what was mapped and gets
+    /// nothing from a request that nobody made.
     #[test]
     fn any_descriptors(
         descriptors in prop::collection::vec((prop_oneof![AT..AT + 64, 0u64..RAM_BYTES, any::<u64>()], prop_oneof![Just(40u32), 0u32..5000, any::<u32>()], 0u16..8, 0u16..20), 16),

@@ -1,4 +1,5 @@
-//! A disk behind the para-virtual IOMMU: it reaches what the driver's requests have mapped for it, and nothing else.
+//! A disk behind the para-virtual IOMMU: it reaches what the driver's requests have mapped for it,
+//! and nothing else.
 
 use ringfence_live::assigned::AssignedDma;
 use ringfence_live::dma::Dma;
@@ -44,7 +45,8 @@ fn what_is_mapped_is_reached_until_it_is_unmapped() {
     }
 }
 
-/// A device that software translates for is behind the same second stage: what finds a page, and when it gets a frame, is the host's affair.
+/// A device that software translates for is behind the same second stage: what finds a page, and
+/// when it gets a frame, is the host's affair.
 #[test]
 fn a_page_gets_a_frame_whoever_translates() {
     for (host, hits) in HOSTS.into_iter().zip([0, 1]) {
@@ -54,7 +56,8 @@ fn a_page_gets_a_frame_whoever_translates() {
     }
 }
 
-/// Walks and finds through the pointer, frames and those that were waited for; `hits` of a map are the pointer's.
+/// Walks and finds through the pointer, frames and those that were waited for; `hits` of a map are
+/// the pointer's.
 fn frame_for_a_page<A: Dma>(mut guest: Guest<Blk, Para, A>, hits: u64) {
     let now = |guest: &Guest<Blk, Para, A>| {
         let host = &guest.iommu.counters;
@@ -196,8 +199,9 @@ fn resident() -> u64 {
     pages * PAGE
 }
 
-/// Ten million requests are made available, sixteen at a time over the same ring, and the doorbell is not rung: no request is read, no memory is kept, and
-/// the disk is served. When it rings, more is available than the queue has descriptors, which virtio forbids: the device asks to be reset.
+/// Ten million requests are made available, sixteen at a time over the same ring, and the doorbell
+/// is not rung: no request is read, no memory is kept, and the disk is served. When it rings, more
+/// is available than the queue has descriptors, which virtio forbids: the device asks to be reset.
 #[test]
 fn ten_million_requests_without_a_doorbell_cost_nothing() {
     crate::alone("pviommu::ten_million_requests");

@@ -1,4 +1,5 @@
-//! Rings and descriptors that no driver makes: each ends with its request, or with the queue, never with the process.
+//! Rings and descriptors that no driver makes: each ends with its request, or with the queue, never
+//! with the process.
 
 use std::sync::Arc;
 
@@ -46,7 +47,8 @@ fn queues_outside_memory_break() {
     }
 }
 
-/// Its index is in memory, its entries are not: nothing to wait for will come, and nothing is looked for twice.
+/// Its index is in memory, its entries are not: nothing to wait for will come, and nothing is
+/// looked for twice.
 #[test]
 fn a_ring_that_memory_ends_in_breaks_the_queue() {
     fn ends<D: Device, A: Dma>(mut client: Client<D, A>) {
@@ -153,7 +155,8 @@ fn an_available_index_that_runs_away_breaks_the_queue() {
     assert_eq!(client.register(0x14, 1) & 64, 64);
 }
 
-/// The flags that the device writes into the used ring fall on the index that says how much there is to do.
+/// The flags that the device writes into the used ring fall on the index that says how much there
+/// is to do.
 #[test]
 fn rings_that_feed_themselves_break() {
     let mut client = ready();

@@ -111,7 +111,8 @@ fn descriptors_stay_with_their_messages() {
     agree(&mut stream);
     let ram = sealed(4096);
     let fd = ram.as_fd();
-    // Sent together, the first without and the second with a descriptor: only the second may have it.
+    // Sent together, the first without and the second with a descriptor: only the second may have
+    // it.
     stream.write_all(&encode(7, GET_INFO, 0, &[0; 16])).unwrap();
     send_with(&stream, &encode(7, DMA_MAP, 0, &map_body(0)), &[fd]);
     stream.write_all(&encode(7, GET_INFO, 0, &[0; 16])).unwrap();

@@ -1,4 +1,5 @@
-//! A disk behind the IOMMU: it reaches what the guest maps for it, while it is mapped, and nothing else.
+//! A disk behind the IOMMU: it reaches what the guest maps for it, while it is mapped, and nothing
+//! else.
 
 use ringfence_live::limits::{GuestLimits, RateLimitedLog};
 use ringfence_live::virtio::blk::Blk;
@@ -108,7 +109,8 @@ fn an_unmapped_page_is_out_of_reach_when_the_answer_is_there() {
     assert_eq!(guest.disk.peek(0xb000, 512), vec![0; 512]);
 }
 
-/// What was mapped once is told from what never was, and from what another domain of the same number had.
+/// What was mapped once is told from what never was, and from what another domain of the same
+/// number had.
 #[test]
 fn stale_accesses_are_counted_as_such() {
     let mut guest = mapped();

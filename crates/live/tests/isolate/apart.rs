@@ -1,4 +1,5 @@
-//! A disk in a process: it works, it reaches what is mapped, while it is, and what it does not reach the guest is told.
+//! A disk in a process: it works, it reaches what is mapped, while it is, and what it does not
+//! reach the guest is told.
 
 use ringfence_live::dma_fault_injection::InjectedDma;
 use ringfence_live::limits::GuestLimits;
@@ -232,7 +233,8 @@ fn round_trips_behind<I: Boundary>() {
     assert_eq!((after.0 - before.0, after.1 - before.1), (2, 2));
 }
 
-/// The process keeps within the same limits as a disk of the daemon's own, and its daemon says what it refused.
+/// The process keeps within the same limits as a disk of the daemon's own, and its daemon says what
+/// it refused.
 #[test]
 fn what_one_request_may_ask_for() {
     let caps = GuestLimits {

@@ -1,11 +1,13 @@
-//! Processes that break the rules: each is ended, its device asks to be reset, and the guest's driver gets its answers.
+//! Processes that break the rules: each is ended, its device asks to be reset, and the guest's
+//! driver gets its answers.
 
 use crate::guest::*;
 use crate::para::Para;
 use crate::rig::*;
 use crate::{Boundary, apart};
 
-/// The guest maps, the disk begins, a request is made, pages are unmapped; in the end the process is dead and all else works.
+/// The guest maps, the disk begins, a request is made, pages are unmapped; in the end the process
+/// is dead and all else works.
 fn breaks(behaviour: &str, why: &str) {
     breaks_behind::<Virtio>(behaviour, why);
     breaks_behind::<Para>(behaviour, why);

@@ -1,4 +1,5 @@
-//! A process whose function is no master of the bus has nothing of the guest's, whatever it does; one that keeps the rules goes on where it was.
+//! A process whose function is no master of the bus has nothing of the guest's, whatever it does;
+//! one that keeps the rules goes on where it was.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -57,7 +58,8 @@ fn nothing_is_granted_behind<I: Boundary>() {
     assert_eq!(calls.calls.get(), 6, "a reset clears it");
 }
 
-/// Requests are made while the bit is clear; they are served when it is set, and what it maps meanwhile is there.
+/// Requests are made while the bit is clear; they are served when it is set, and what it maps
+/// meanwhile is there.
 #[test]
 fn it_waits_and_goes_on() {
     it_waits_and_goes_on_behind::<Virtio>();
@@ -133,7 +135,8 @@ pub(crate) fn tally() -> File {
     image
 }
 
-/// The pages that a process that goes on has written to in a round that was begun after this was called.
+/// The pages that a process that goes on has written to in a round that was begun after this was
+/// called.
 pub(crate) fn writes(image: &File) -> u64 {
     let told = || {
         let mut bytes = [0; 16];
@@ -177,7 +180,8 @@ fn has_nothing<I: Boundary>(guest: &mut Guest<DiskProxy, I>, image: &File) {
     guest.disk.master(true);
 }
 
-/// One that is in the middle of its work for ever is waited for, and not for ever. Nor does it hear that it is reset, so it is ended.
+/// One that is in the middle of its work for ever is waited for, and not for ever. Nor does it hear
+/// that it is reset, so it is ended.
 #[test]
 fn one_that_never_ends_its_work_has_nothing() {
     let image = tally();
@@ -195,7 +199,8 @@ fn one_that_never_ends_its_work_has_nothing() {
     );
 }
 
-/// The bit is cleared in the middle of a turn. What was done stays done, the rest is done afterwards, and nothing is done twice.
+/// The bit is cleared in the middle of a turn. What was done stays done, the rest is done
+/// afterwards, and nothing is done twice.
 #[test]
 fn a_turn_is_cut_short_and_made_up_for() {
     cut_short_behind::<Virtio>();
@@ -262,7 +267,8 @@ fn cut_short_behind<I: Boundary>() {
     assert_eq!(I::fault(guest), None, "nothing was a fault");
 }
 
-/// A turn that ended before the bit was cleared, of which nobody has heard yet: its interrupt comes before the answer.
+/// A turn that ended before the bit was cleared, of which nobody has heard yet: its interrupt comes
+/// before the answer.
 #[test]
 fn what_came_before_is_told_before() {
     let mut apart: Apart<Virtio> = apart("", &[], &disk_file()).mapped();

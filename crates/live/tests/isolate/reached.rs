@@ -1,4 +1,5 @@
-//! Attack A31: an emulated device looks at all of the guest's memory. As a thread of the process that has it mapped, and as a process of its own.
+//! Attack A31: an emulated device looks at all of the guest's memory. As a thread of the process
+//! that has it mapped, and as a process of its own.
 
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -24,7 +25,8 @@ fn mark(ram: &std::fs::File) {
     }
 }
 
-/// A device that, when its doorbell rings, looks at whatever it can, as the process `reads-all` does.
+/// A device that, when its doorbell rings, looks at whatever it can, as the process `reads-all`
+/// does.
 #[derive(Default)]
 struct ReadsAll {
     /// The numbers that the pages it has read begin with.
@@ -101,7 +103,8 @@ fn looks_around<I: Boundary>(behind: &str, everything: u64) {
     assert_eq!(I::map(guest, 0xe000 + AWAY, 0x1000, 0xe000, READ), 0);
     assert_eq!(I::map(guest, 0xf000 + AWAY, 0x1000, 0xf000, READ_WRITE), 0);
     assert_eq!(I::unmap(guest, 0xf000 + AWAY, 0x1000), 0);
-    // Nine pages of rings and headers, which begin has written to since; the buffer; the page for reading.
+    // Nine pages of rings and headers, which begin has written to since; the buffer; the page for
+    // reading.
     let granted: Vec<u64> = (QUEUE / 4096..0xc)
         .filter(|page| *page != 0xa)
         .chain([0xe])

@@ -16,7 +16,8 @@ const LOOKED_AT: u64 = 64 * 1024;
 /// The same in which it is written again and again.
 const WRITTEN_TO: u64 = 64;
 const PAGE: u64 = 4096;
-/// While the byte of its disk is zero that lies there, the last one of the tests' disks, a process that waits does nothing.
+/// While the byte of its disk is zero that lies there, the last one of the tests' disks, a process
+/// that waits does nothing.
 const GATE: u64 = 256 * 512 - 1;
 
 fn main() -> io::Result<()> {
@@ -98,7 +99,8 @@ fn wait() {
     let _ = rustix::io::read(rustix::stdio::stdin(), &mut [0; 8]);
 }
 
-/// Looks at whatever it can, and writes to its disk what it found: each page of guest memory begins with its own number.
+/// Looks at whatever it can, and writes to its disk what it found: each page of guest memory begins
+/// with its own number.
 fn reads_all(simulator: &SandboxedDevice) -> io::Result<()> {
     // Once the rings are there, and the doorbell rings.
     (0..3).for_each(|_| wait());
@@ -126,8 +128,9 @@ fn reads_all(simulator: &SandboxedDevice) -> io::Result<()> {
     end(0)
 }
 
-/// Writes to every window that it finds, again and again, and listens to nobody. Its disk says how often it has gone round, and how many pages it has
-/// written to in the last one. `says` that its turn is over.
+/// Writes to every window that it finds, again and again, and listens to nobody. Its disk says how
+/// often it has gone round, and how many pages it has written to in the last one. `says` that its
+/// turn is over.
 fn goes_on(simulator: &SandboxedDevice, says: bool) -> io::Result<()> {
     (0..3).for_each(|_| wait());
     if says {

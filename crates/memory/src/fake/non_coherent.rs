@@ -11,9 +11,10 @@ use crate::line::LINE;
 
 const LINE_WORDS: usize = (LINE / 8) as usize;
 
-/// Two memories: what processors see, and what devices see. A line goes from the first to the second in two steps, as it
-/// does in a processor: [`write_back`](PhysMemory::write_back) copies it as it is then, [`drain`](PhysMemory::drain) publishes
-/// the copies. Who skips one of them finds the device reading the old bytes.
+/// Two memories: what processors see, and what devices see. A line goes from the first to the
+/// second in two steps, as it does in a processor: [`write_back`](PhysMemory::write_back) copies it
+/// as it is then, [`drain`](PhysMemory::drain) publishes the copies. Who skips one of them finds
+/// the device reading the old bytes.
 #[derive(Debug)]
 pub struct NonCoherent<M> {
     processors: M,
@@ -29,8 +30,8 @@ struct State {
 }
 
 impl<M: PhysMemory> NonCoherent<M> {
-    /// `processors` and `devices` have the same size and, at first, whatever the caller put there: `devices` may start
-    /// with rubbish, as memory does.
+    /// `processors` and `devices` have the same size and, at first, whatever the caller put there:
+    /// `devices` may start with rubbish, as memory does.
     pub fn new(processors: M, devices: M) -> Self {
         Self {
             processors,
@@ -59,7 +60,8 @@ impl<M: PhysMemory> NonCoherent<M> {
         self.lock().drains
     }
 
-    /// Publishes the line that holds `at` as it is now: a cache may write a modified line to memory whenever it likes.
+    /// Publishes the line that holds `at` as it is now: a cache may write a modified line to memory
+    /// whenever it likes.
     pub fn evict(&self, at: PhysAddr) {
         let line = at.align_down(LINE);
         if let Some(words) = self.copy(line) {

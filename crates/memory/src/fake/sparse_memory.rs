@@ -18,7 +18,8 @@ impl SparseMemory {
         Self::default()
     }
 
-    /// Sets the word at `at`, rounded down to a multiple of 8; its page comes into being if need be.
+    /// Sets the word at `at`, rounded down to a multiple of 8; its page comes into being if need
+    /// be.
     pub fn set(&mut self, at: PhysAddr, word: u64) {
         let page = self
             .0

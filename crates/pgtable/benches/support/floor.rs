@@ -1,8 +1,10 @@
-//! The yardsticks: what the same entries cost to write with every check left out that the table makes.
+//! The yardsticks: what the same entries cost to write with every check left out that the table
+//! makes.
 //!
-//! A neighbour slows loops of loads and stores and leaves waits for memory alone, so a yardstick is of the same class as what it measures:
-//! the same words of the same table, reached by the same dependent loads. Nothing is checked but that an entry is absent
-//! before it is made and present before it is cleared: no width, no alignment, no bounds, no reserved bits, no errors.
+//! A neighbour slows loops of loads and stores and leaves waits for memory alone, so a yardstick is
+//! of the same class as what it measures: the same words of the same table, reached by the same
+//! dependent loads. Nothing is checked but that an entry is absent before it is made and present
+//! before it is cleared: no width, no alignment, no bounds, no reserved bits, no errors.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,9 +1,10 @@
 //! The flat table of IBM's Calgary and CalIOC2: HW05, CG01, CG02.
 //!
-//! One table, indexed by the I/O page number; an entry is {real page number, access control} (Calgary slides, "TCE format").
-//! The slides do not print the bits; they are those of the Linux driver (`arch/x86/include/asm/tce.h`, 2.6.18 to 5.3):
-//! bit 0 read, bit 1 write, bits 12..=47 real page number, the others unused or reserved; words are **big-endian**, and
-//! tables have 2^13 to 2^20 entries (32 MiB to 4 GiB).
+//! One table, indexed by the I/O page number; an entry is {real page number, access control}
+//! (Calgary slides, "TCE format"). The slides do not print the bits; they are those of the Linux
+//! driver (`arch/x86/include/asm/tce.h`, 2.6.18 to 5.3): bit 0 read, bit 1 write, bits 12..=47 real
+//! page number, the others unused or reserved; words are **big-endian**, and tables have 2^13 to
+//! 2^20 entries (32 MiB to 4 GiB).
 
 use ringfence_types::{PageSize, Permissions, PhysAddr};
 
@@ -99,7 +100,8 @@ impl Format for CalgaryTce {
         None
     }
 
-    // A flat table has no table entries: what stands below is never reached, and is absent if it ever were.
+    // A flat table has no table entries: what stands below is never reached, and is absent if it
+    // ever were.
     #[inline]
     fn table(&self, _at: PhysAddr) -> u64 {
         0

@@ -1,8 +1,10 @@
-//! The tables of a ring IOMMU, bit by bit (rIOMMU Fig. 9a to 9c): rDEVICE, rRING and rPTE, each two little-endian 64-bit words.
+//! The tables of a ring IOMMU, bit by bit (rIOMMU Fig. 9a to 9c): rDEVICE, rRING and rPTE, each two
+//! little-endian 64-bit words.
 //!
-//! The figure fixes the fields of an rPTE and their order, and of the other two only what they hold. Here all three have the same
-//! shape: an address, then a word with what makes it count, so that the one rule for changing them is: second word last, and first
-//! when it goes. `tail` and `nmapped`, which Fig. 9b marks as the software's, are in the driver and not in memory.
+//! The figure fixes the fields of an rPTE and their order, and of the other two only what they
+//! hold. Here all three have the same shape: an address, then a word with what makes it count, so
+//! that the one rule for changing them is: second word last, and first when it goes. `tail` and
+//! `nmapped`, which Fig. 9b marks as the software's, are in the driver and not in memory.
 
 use core::fmt;
 
@@ -10,15 +12,16 @@ use ringfence_types::{Access, Permissions, PhysAddr, PhysRange, RingId, RingSlot
 
 /// Bytes of an rDEVICE, an rRING or an rPTE; all are aligned to it.
 pub const RING_ENTRY_BYTES: u64 = 16;
-/// The most slots a ring can have: its size has 18 bits, which cannot say 2^18 (Fig. 9b), so the last slot that an address can name
-/// is in no ring.
+/// The most slots a ring can have: its size has 18 bits, which cannot say 2^18 (Fig. 9b), so the
+/// last slot that an address can name is in no ring.
 pub const MAX_RING_SLOTS: u32 = (1 << 18) - 1;
 /// The longest buffer of one slot: its size has 30 bits (Fig. 9c).
 pub const MAX_RING_BUFFER: u64 = (1 << 30) - 1;
 
 /// rPTE, second word, bits 0..=29: `size`.
 const SIZE: u64 = MAX_RING_BUFFER;
-/// rPTE, second word, bits 30..=31: `dir`, bit 30 reads and bit 31 writes. Bits 33..=63 are `unused`.
+/// rPTE, second word, bits 30..=31: `dir`, bit 30 reads and bit 31 writes. Bits 33..=63 are
+/// `unused`.
 pub(crate) const DIR_SHIFT: u32 = 30;
 pub(crate) const DIR: u64 = 0b11;
 /// rPTE, second word, bit 32: `valid`.
@@ -72,7 +75,8 @@ impl fmt::Display for RingFormatError {
 
 impl core::error::Error for RingFormatError {}
 
-/// rPTE (Fig. 9c): one buffer of any alignment and length. Whatever two words hold is one; what is [made](Self::new) here is sane.
+/// rPTE (Fig. 9c): one buffer of any alignment and length. Whatever two words hold is one; what is
+/// [made](Self::new) here is sane.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RingPte([u64; 2]);
 
@@ -89,7 +93,8 @@ impl RingPte {
         buffer: &PhysRange,
         permissions: Permissions,
     ) -> Result<Self, RingFormatError> {
-        // Bytes after the first: of 2^64, the number itself would not fit, and would have to be looked at.
+        // Bytes after the first: of 2^64, the number itself would not fit, and would have to be
+        // looked at.
         let extra = buffer.last().get().wrapping_sub(buffer.start().get());
         if extra >= MAX_RING_BUFFER {
             return Err(RingFormatError::BufferTooLong {
@@ -152,7 +157,8 @@ impl RingPte {
         Permissions::from_bits(control >> DIR_SHIFT)
     }
 
-    /// The second word between the stores of Fig. 11, which sets one field after the other and leaves the rest as `control` has it.
+    /// The second word between the stores of Fig. 11, which sets one field after the other and
+    /// leaves the rest as `control` has it.
     #[inline]
     pub(crate) const fn field_by_field(self, control: u64) -> [u64; 3] {
         let [_, new] = self.0;
@@ -176,7 +182,8 @@ impl fmt::Debug for RingPte {
     }
 }
 
-/// rRING (Fig. 9b) as the hardware sees it: where the flat table of one ring is and how many slots it has.
+/// rRING (Fig. 9b) as the hardware sees it: where the flat table of one ring is and how many slots
+/// it has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RingTable {
     base: PhysAddr,
@@ -210,7 +217,8 @@ impl RingTable {
         [self.base.get(), self.slots as u64]
     }
 
-    /// As the hardware reads it: a size of 0 is a ring without slots, higher bits of the size's word are ignored.
+    /// As the hardware reads it: a size of 0 is a ring without slots, higher bits of the size's
+    /// word are ignored.
     ///
     /// # Errors
     /// The table is misaligned.
@@ -238,8 +246,8 @@ impl RingTable {
         self.slots
     }
 
-    /// Where the entry of `slot` is; `None` if the ring has no such slot. In a table that a hostile system wrote, the address may
-    /// have wrapped.
+    /// Where the entry of `slot` is; `None` if the ring has no such slot. In a table that a hostile
+    /// system wrote, the address may have wrapped.
     #[inline]
     pub const fn entry(&self, slot: RingSlot) -> Option<PhysAddr> {
         if slot.get() >= self.slots {
@@ -252,8 +260,9 @@ impl RingTable {
     }
 }
 
-/// rDEVICE (Fig. 9a, section 4 "Data Structures"): "a physical pointer to an array of rRING structures and a matching size". A
-/// context entry leads to it ([`TranslationType::Rings`](crate::TranslationType::Rings)).
+/// rDEVICE (Fig. 9a, section 4 "Data Structures"): "a physical pointer to an array of rRING
+/// structures and a matching size". A context entry leads to it
+/// ([`TranslationType::Rings`](crate::TranslationType::Rings)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RingDevice {
     rings: PhysAddr,
@@ -261,7 +270,8 @@ pub struct RingDevice {
 }
 
 impl RingDevice {
-    /// A device with `count` rings, whose rRINGs of 16 bytes are at `rings`. Its size has 16 bits, so ring 65535 is in no device.
+    /// A device with `count` rings, whose rRINGs of 16 bytes are at `rings`. Its size has 16 bits,
+    /// so ring 65535 is in no device.
     ///
     /// # Errors
     /// [`RingFormatError`]: the alignment or end of the array.

@@ -101,7 +101,8 @@ pub struct SecondStage {
 }
 
 impl SecondStage {
-    /// A table of the given depth with 4 KiB leaves only, as Linux's DMA API builds for small buffers.
+    /// A table of the given depth with 4 KiB leaves only, as Linux's DMA API builds for small
+    /// buffers.
     #[inline]
     pub const fn new(levels: Levels) -> Self {
         Self {
@@ -185,7 +186,8 @@ impl Format for SecondStage {
         let Some(permissions) = Permissions::from_bits(raw) else {
             return Entry::Absent;
         };
-        // At level 1 bit 7 is ignored; above, it makes a leaf where one can stand and is reserved elsewhere.
+        // At level 1 bit 7 is ignored; above, it makes a leaf where one can stand and is reserved
+        // elsewhere.
         if level == Level::LEAF || raw & SP != 0 {
             let Some(size) = self.leaf_size(level) else {
                 return Entry::Reserved;

@@ -22,7 +22,8 @@ pub struct AnyTables<A, B> {
 }
 
 impl<A: IoTables, B: IoTables> AnyTables<A, B> {
-    /// `is_assigned` says of each device, in the order of slots, whether it is among those of `assigned`; each side counts its own.
+    /// `is_assigned` says of each device, in the order of slots, whether it is among those of
+    /// `assigned`; each side counts its own.
     pub fn new(assigned: A, simulated: B, is_assigned: impl IntoIterator<Item = bool>) -> Self {
         let (mut of_assigned, mut of_simulated) = (0, 0);
         let next = |count: &mut u32| {

@@ -13,7 +13,8 @@ pub(super) struct BackendDevice {
     pub(super) id: Devid,
     pub(super) slot: DeviceSlot,
     pub(super) mappings: DeviceMappings,
-    /// Pages that were unmapped and may still be reached, as the tables did not settle. They stay pinned.
+    /// Pages that were unmapped and may still be reached, as the tables did not settle. They stay
+    /// pinned.
     uncommitted: Vec<Gpa>,
     /// A table refused to give up or to take back what it had: nothing more is asked of it.
     broken: bool,
@@ -179,7 +180,8 @@ impl BackendDevice {
         }
     }
 
-    /// Takes down what a failed request, a reset or a refused stream leaves. The frames stay pinned until the tables have settled.
+    /// Takes down what a failed request, a reset or a refused stream leaves. The frames stay pinned
+    /// until the tables have settled.
     #[cold]
     pub(super) fn unmap_all<B: GuestBacking, T: IoTables>(
         &mut self,

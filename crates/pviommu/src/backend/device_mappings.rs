@@ -1,7 +1,7 @@
 //! The guest's view of one device's mappings: GIOVA to GPA.
 //!
-//! The I/O page table holds host addresses. What a request may do, what an unmap unpins and what migrates is a matter of guest addresses, and
-//! is kept here, by the page.
+//! The I/O page table holds host addresses. What a request may do, what an unmap unpins and what
+//! migrates is a matter of guest addresses, and is kept here, by the page.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
@@ -34,14 +34,16 @@ struct Leaf {
     live: u16,
 }
 
-/// 1 GiB of addresses of which a page is mapped: one more than the place of each leaf in the view's `leaves`, 0 for none.
+/// 1 GiB of addresses of which a page is mapped: one more than the place of each leaf in the view's
+/// `leaves`, 0 for none.
 #[derive(Debug)]
 struct Branch {
     places: Box<[u32; BRANCH_LEAVES]>,
     live: u16,
 }
 
-/// Mappings of one device: a tree of few branches, so that finding a page takes the same time in many as in few.
+/// Mappings of one device: a tree of few branches, so that finding a page takes the same time in
+/// many as in few.
 #[derive(Debug)]
 pub(super) struct DeviceMappings {
     leaves: Vec<Leaf>,

@@ -8,13 +8,14 @@ use crate::wire::Gpa;
 
 /// Host frames behind GPAs.
 ///
-/// A page that a device reaches is pinned: its frame neither moves nor goes away (attack A32). Pins are counted, for several GIOVAs may lead to one
-/// GPA.
+/// A page that a device reaches is pinned: its frame neither moves nor goes away (attack A32). Pins
+/// are counted, for several GIOVAs may lead to one GPA.
 pub trait GuestBacking {
     /// Whether the page at `page`, a multiple of 4096, is memory of this machine.
     fn contains(&self, page: Gpa) -> bool;
 
-    /// The frame behind the page, which stays until as many [`unpin`](Self::unpin) as there were pins. A page that has no frame yet gets one.
+    /// The frame behind the page, which stays until as many [`unpin`](Self::unpin) as there were
+    /// pins. A page that has no frame yet gets one.
     ///
     /// # Errors
     /// The page is pinned as often as before.

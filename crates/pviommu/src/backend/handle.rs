@@ -17,7 +17,8 @@ use crate::wire::{
 pub struct BackendLimits {
     /// Mapped pages of each device.
     pub mappings: u64,
-    /// Stretches of 2 MiB of a device's addresses in which it has mappings: 4 to 6 KiB of the host's memory each.
+    /// Stretches of 2 MiB of a device's addresses in which it has mappings: 4 to 6 KiB of the
+    /// host's memory each.
     pub leaves: u64,
 }
 
@@ -70,7 +71,8 @@ pub struct Backend<B, T> {
 }
 
 impl<B: GuestBacking, T: IoTables> Backend<B, T> {
-    /// A backend without mappings for the devices of `config`: [`DeviceSlot`]s count them in their order.
+    /// A backend without mappings for the devices of `config`: [`DeviceSlot`]s count them in their
+    /// order.
     pub fn new(config: Config, limits: BackendLimits, backing: B, tables: T) -> Self {
         let ids = config.devices().zip(0..);
         let devices =
@@ -88,7 +90,8 @@ impl<B: GuestBacking, T: IoTables> Backend<B, T> {
         }
     }
 
-    /// Carries a request out, as a whole or not at all, and says how it went. Everything that its status promises holds when this returns.
+    /// Carries a request out, as a whole or not at all, and says how it went. Everything that its
+    /// status promises holds when this returns.
     #[inline]
     pub fn handle(&mut self, request: &[u8]) -> Status {
         let outcome = match Request::decode(request, self.config.pages_max()) {
@@ -167,8 +170,8 @@ impl<B: GuestBacking, T: IoTables> Backend<B, T> {
     /// Removes every mapping, and the events that wait: a driver has reset the device.
     ///
     /// # Errors
-    /// The first device that could not be settled. Its frames stay pinned, and requests for it are tried again and answered `FAILED` until it
-    /// settles.
+    /// The first device that could not be settled. Its frames stay pinned, and requests for it are
+    /// tried again and answered `FAILED` until it settles.
     pub fn reset(&mut self) -> Result<(), CommitFailed> {
         self.events.clear();
         for device in &mut self.devices {
@@ -180,14 +183,15 @@ impl<B: GuestBacking, T: IoTables> Backend<B, T> {
         }
     }
 
-    /// Work that need not delay an answer: to be called when one has been given, or when the queue is empty.
+    /// Work that need not delay an answer: to be called when one has been given, or when the queue
+    /// is empty.
     #[inline]
     pub fn maintain(&mut self) {
         self.backing.maintain();
     }
 
-    /// Notes that an access of `device`, whose first stopped byte is at `giova`, was stopped; the reason is found here. Of other devices nothing is
-    /// noted.
+    /// Notes that an access of `device`, whose first stopped byte is at `giova`, was stopped; the
+    /// reason is found here. Of other devices nothing is noted.
     pub fn report(&mut self, device: Devid, access: Access, giova: Iova) {
         let page = giova.align_down(PAGE_BYTES);
         let Some(found) = find(&mut self.devices, device) else {
@@ -266,7 +270,8 @@ pub(super) fn find(devices: &mut [BackendDevice], id: Devid) -> Option<&mut Back
     devices.get_mut(at)
 }
 
-/// Whether an address stands in `giovas` twice. Ascending ones, which is how drivers write them, need no sorting.
+/// Whether an address stands in `giovas` twice. Ascending ones, which is how drivers write them,
+/// need no sorting.
 #[inline]
 fn repeats(scratch: &mut Vec<u64>, giovas: Giovas<'_>) -> bool {
     let mut last = None;

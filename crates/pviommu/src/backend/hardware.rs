@@ -1,4 +1,5 @@
-//! I/O page tables of assigned devices: GIOVA to host memory, in the format that the hardware walks.
+//! I/O page tables of assigned devices: GIOVA to host memory, in the format that the hardware
+//! walks.
 
 use alloc::vec::Vec;
 
@@ -15,18 +16,22 @@ use super::invalidate::invalidate;
 use super::{DeviceSlot, IoError, IoTables};
 use crate::wire::PAGE_BYTES;
 
-/// Runs of pages that are invalidated one by one. More at a time cost more than what else the domain has cached.
+/// Runs of pages that are invalidated one by one. More at a time cost more than what else the
+/// domain has cached.
 const RUNS: usize = 8;
 
-/// Table pages that a device keeps although they are empty: 16 MiB, which lead to 8 GiB of addresses that are near each other.
+/// Table pages that a device keeps although they are empty: 16 MiB, which lead to 8 GiB of
+/// addresses that are near each other.
 pub const KEPT_TABLES: u64 = 4096;
 
 /// A VT-d second-stage table for each device, with a domain of its own.
 ///
-/// Linux frees a table page only when one unmap covers all that it leads to, so pages of 4 KiB never do, and a guest that maps one page in each of many
-/// regions has its host's frames for as long as its device is there. Here a table page that an unmap leaves empty goes back as soon as the device
-/// has more than [`KEPT_TABLES`]; up to these they stay, for a driver that maps and unmaps one page would otherwise build and free a table each time. So a device
-/// holds at most the kept ones and those that lead to what is mapped, one a level below the root for each of the
+/// Linux frees a table page only when one unmap covers all that it leads to, so pages of 4 KiB
+/// never do, and a guest that maps one page in each of many regions has its host's frames for as
+/// long as its device is there. Here a table page that an unmap leaves empty goes back as soon as
+/// the device has more than [`KEPT_TABLES`]; up to these they stay, for a driver that maps and
+/// unmaps one page would otherwise build and free a table each time. So a device holds at most the
+/// kept ones and those that lead to what is mapped, one a level below the root for each of the
 /// [`leaves`](super::BackendLimits::leaves) that the backend allows.
 #[derive(Debug)]
 pub struct HardwareTables<M, S, I> {
@@ -137,7 +142,8 @@ impl ClearedRuns {
 }
 
 impl<M: PhysMemory, S: FrameSource, I: Invalidator> HardwareTables<M, S, I> {
-    /// An empty table of `format` for each of `domains`, one a device in the order of [`DeviceSlot`]s.
+    /// An empty table of `format` for each of `domains`, one a device in the order of
+    /// [`DeviceSlot`]s.
     ///
     /// # Errors
     /// No frame, or none in `memory`.
@@ -169,12 +175,14 @@ impl<M: PhysMemory, S: FrameSource, I: Invalidator> HardwareTables<M, S, I> {
         })
     }
 
-    /// Each device keeps this many table pages, the root among them, before empty ones go back: [`KEPT_TABLES`] unless this is called.
+    /// Each device keeps this many table pages, the root among them, before empty ones go back:
+    /// [`KEPT_TABLES`] unless this is called.
     pub const fn set_kept_tables(&mut self, tables: u64) {
         self.kept = tables.saturating_mul(PAGE_BYTES);
     }
 
-    /// What the context entry of a device holds once its driver has set DRIVER_OK; before, it holds nothing.
+    /// What the context entry of a device holds once its driver has set DRIVER_OK; before, it holds
+    /// nothing.
     pub fn context(&self, device: DeviceSlot) -> Option<Context> {
         let table = &self.tables.get(device.index())?.table;
         Some(Context {
@@ -213,7 +221,8 @@ impl<M: PhysMemory, S: FrameSource, I: Invalidator> IoTables for HardwareTables<
             pages: 1,
             permissions: direction.permissions(),
         };
-        // A walk cache that leads to a page unlinked before would hide what is mapped below a new one.
+        // A walk cache that leads to a page unlinked before would hide what is mapped below a new
+        // one.
         if of.not_invalidated.is_some() && !of.leads_to(&self.memory, giova) {
             of.free_unlinked(&self.frames, &mut self.invalidator)?;
         }
@@ -230,7 +239,8 @@ impl<M: PhysMemory, S: FrameSource, I: Invalidator> IoTables for HardwareTables<
     fn unmap(&mut self, device: DeviceSlot, giova: Iova) -> Result<(), IoError> {
         let of = self.tables.get_mut(device.index()).ok_or(IoError::Failed)?;
         let page = PfnRange::new(Pfn::containing(giova), 1).ok_or(IoError::Failed)?;
-        // Tables stay linked until the entries are known to be gone: what is put back needs no frame.
+        // Tables stay linked until the entries are known to be gone: what is put back needs no
+        // frame.
         let cleared = of.table.clear(&self.memory, page);
         of.cleared.add(cleared.map_err(|_| IoError::Failed)?);
         Ok(())

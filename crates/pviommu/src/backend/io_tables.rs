@@ -24,8 +24,8 @@ impl DeviceSlot {
 
 /// Where mappings take effect: an I/O page table for each device (section 4.1).
 ///
-/// The backend calls in order of requests, page by page, and [`commit`](Self::commit) before it answers. It never maps what is mapped and never
-/// unmaps what is not.
+/// The backend calls in order of requests, page by page, and [`commit`](Self::commit) before it
+/// answers. It never maps what is mapped and never unmaps what is not.
 pub trait IoTables {
     /// `giova` leads to `frame` from the next [`commit`](Self::commit) on at the latest.
     ///
@@ -45,8 +45,8 @@ pub trait IoTables {
     /// Nothing has changed.
     fn unmap(&mut self, device: DeviceSlot, giova: Iova) -> Result<(), IoError>;
 
-    /// Returns when every map and unmap so far has taken effect for `device`: no access through what was unmapped is under way, and none
-    /// begins.
+    /// Returns when every map and unmap so far has taken effect for `device`: no access through
+    /// what was unmapped is under way, and none begins.
     ///
     /// # Errors
     /// What was unmapped may still be reached. It stays due: the next call waits for it too.

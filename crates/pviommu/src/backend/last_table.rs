@@ -1,4 +1,5 @@
-//! The pointer to the second-stage table that was used last (section 4.6, "Cache of the pointer to the last referenced page table").
+//! The pointer to the second-stage table that was used last (section 4.6, "Cache of the pointer to
+//! the last referenced page table").
 
 use ringfence_types::PhysAddr;
 
@@ -6,7 +7,8 @@ use crate::wire::Gpa;
 
 /// Finds the entry of a page without a walk, if its table is the one of the last walk.
 pub trait LastTable {
-    /// Whether an absent entry that is found here is filled where it stands, as the document does, or by a map of the table, which counts it.
+    /// Whether an absent entry that is found here is filled where it stands, as the document does,
+    /// or by a map of the table, which counts it.
     const FILLS_IN_PLACE: bool;
 
     /// Where the entry of `page` is, if this knows.
@@ -81,10 +83,12 @@ impl Last {
     }
 }
 
-/// As the document has it: bits 20 to 63 are the prefix, 12 to 19 the index, and the pointer outlives its table (errata 13 and 17).
+/// As the document has it: bits 20 to 63 are the prefix, 12 to 19 the index, and the pointer
+/// outlives its table (errata 13 and 17).
 ///
-/// A last-level table has 512 entries, selected by bits 12 to 20. Of a page in the upper half of a table this finds the entry of the page 1 MiB
-/// below. What it finds in a table that was freed is whatever the frame holds now.
+/// A last-level table has 512 entries, selected by bits 12 to 20. Of a page in the upper half of a
+/// table this finds the entry of the page 1 MiB below. What it finds in a table that was freed is
+/// whatever the frame holds now.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LastTableAsPublished(Last);
 
@@ -105,7 +109,8 @@ impl LastTable for LastTableAsPublished {
     fn freed(&mut self) {}
 }
 
-/// The repaired one: bits 21 to 63 and 12 to 20, and the pointer is forgotten when a table is freed.
+/// The repaired one: bits 21 to 63 and 12 to 20, and the pointer is forgotten when a table is
+/// freed.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct FixedLastTable(Last);
 

@@ -59,7 +59,8 @@ impl core::error::Error for RestoreError {
 }
 
 impl<B: GuestBacking, T: IoTables> Backend<B, T> {
-    /// The guest's view of all mappings, as a stream of records. No request may be handled between this and the guest's stop at the source.
+    /// The guest's view of all mappings, as a stream of records. No request may be handled between
+    /// this and the guest's stop at the source.
     ///
     /// # Errors
     /// None: devices and views are in order, and no configuration maps the last page of all.
@@ -117,7 +118,8 @@ impl<B: GuestBacking, T: IoTables> Backend<B, T> {
         Ok(())
     }
 
-    /// Whether a record's mappings would be taken as requests, `pages` being those of its device with it.
+    /// Whether a record's mappings would be taken as requests, `pages` being those of its device
+    /// with it.
     fn check(&mut self, record: &Record<'_>, pages: u64) -> Result<(), Status> {
         find(&mut self.devices, record.device).ok_or(Status::NoDevice)?;
         let last = Iova::new(record.end().get().wrapping_sub(PAGE_BYTES));

@@ -1,4 +1,5 @@
-//! Guest memory that gets its frames when it is used: the second stage, walked in memory (sections 4.1 to 4.3 and 4.6; PV10).
+//! Guest memory that gets its frames when it is used: the second stage, walked in memory (sections
+//! 4.1 to 4.3 and 4.6; PV10).
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -36,7 +37,8 @@ pub struct OnDemandStats {
     pub last_table_hits: u64,
     /// Walks of the second stage.
     pub walks: u64,
-    /// Words of the second stage that finding entries has read; what entering a frame reads is not in it.
+    /// Words of the second stage that finding entries has read; what entering a frame reads is not
+    /// in it.
     pub reads: u64,
     /// Frames given to pages that had none.
     pub allocated: u64,
@@ -102,7 +104,8 @@ struct Region {
     pins: Vec<u32>,
 }
 
-/// Guest memory over a second-stage table, with the pool of section 4.6 and a pointer `K` to the last table.
+/// Guest memory over a second-stage table, with the pool of section 4.6 and a pointer `K` to the
+/// last table.
 #[derive(Debug)]
 pub struct OnDemand<M, S: FrameSource, K, P = ()> {
     memory: M,
@@ -120,8 +123,9 @@ pub struct OnDemand<M, S: FrameSource, K, P = ()> {
 }
 
 impl<M: PhysMemory, S: FrameSource, K: LastTable, P: Pager> OnDemand<M, S, K, P> {
-    /// Guest memory at `ranges`, whole pages each, without a frame. Tables come from `tables`, the guest's frames from `frames`; `domain` tags what the
-    /// guest's processors cache of the second stage.
+    /// Guest memory at `ranges`, whole pages each, without a frame. Tables come from `tables`, the
+    /// guest's frames from `frames`; `domain` tags what the guest's processors cache of the second
+    /// stage.
     ///
     /// # Errors
     /// [`SetupError`].
@@ -181,7 +185,8 @@ impl<M: PhysMemory, S: FrameSource, K: LastTable, P: Pager> OnDemand<M, S, K, P>
         self
     }
 
-    /// The frame behind the page that `page` lies in, which gets one if it has none: what a guest's processor asks for that met an absent entry. It is not pinned.
+    /// The frame behind the page that `page` lies in, which gets one if it has none: what a guest's
+    /// processor asks for that met an absent entry. It is not pinned.
     ///
     /// # Errors
     /// [`PinError`].
@@ -193,8 +198,8 @@ impl<M: PhysMemory, S: FrameSource, K: LastTable, P: Pager> OnDemand<M, S, K, P>
         self.frame(page)
     }
 
-    /// Takes the frame of the page that `page` lies in away, while the guest runs. It is the caller's now: to be saved, for [`Pager::load`], and to be freed into
-    /// the source of frames.
+    /// Takes the frame of the page that `page` lies in away, while the guest runs. It is the
+    /// caller's now: to be saved, for [`Pager::load`], and to be freed into the source of frames.
     ///
     /// # Errors
     /// [`ReclaimError`]. A page that a device reaches keeps its frame (attack A32).
@@ -226,7 +231,8 @@ impl<M: PhysMemory, S: FrameSource, K: LastTable, P: Pager> OnDemand<M, S, K, P>
             levels,
         };
         if let Err(_cleared) = invalidate(processors, pages(CachedLevels::Leaves), cleared) {
-            // The processors may still use the frame: it stays behind the page. The tables that lead there are linked, so none is needed.
+            // The processors may still use the frame: it stays behind the page. The tables that
+            // lead there are linked, so none is needed.
             let request = MapRequest {
                 iova: address,
                 pa: frame,
@@ -239,7 +245,8 @@ impl<M: PhysMemory, S: FrameSource, K: LastTable, P: Pager> OnDemand<M, S, K, P>
         if self.second_stage.unlink(&self.memory, range) == CachedLevels::All {
             self.last.freed();
             self.not_invalidated = Some(self.second_stage.take_unlinked());
-            // The frame is out of reach, whatever becomes of these: the next reclaim tries again first.
+            // The frame is out of reach, whatever becomes of these: the next reclaim tries again
+            // first.
             let _ = self.free_unlinked(processors, pages(CachedLevels::All));
         }
         self.stats.reclaimed += 1;

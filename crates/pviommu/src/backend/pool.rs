@@ -47,7 +47,8 @@ impl<S: FrameSource> PagePool<S> {
         pool
     }
 
-    /// Gives the ring's pages back: from here on each page is asked of the host when it is needed, as without the optimisation.
+    /// Gives the ring's pages back: from here on each page is asked of the host when it is needed,
+    /// as without the optimisation.
     pub fn close(&mut self) {
         self.in_advance = false;
         self.empty();
@@ -81,7 +82,8 @@ impl<S: FrameSource> PagePool<S> {
         Ok(page)
     }
 
-    /// Gives a page back to the host: it may hold a guest's data, which no pool hands to the next one.
+    /// Gives a page back to the host: it may hold a guest's data, which no pool hands to the next
+    /// one.
     pub fn free(&mut self, page: PhysAddr) {
         self.host.free(page);
     }

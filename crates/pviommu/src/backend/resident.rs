@@ -7,8 +7,8 @@ use ringfence_types::{AddressRange, PhysAddr};
 use super::{GuestBacking, PinError};
 use crate::wire::{Gpa, GuestPhysical, PAGE_BYTES};
 
-/// Ranges of guest memory that stay where they are: nothing is allocated or pinned, and a "frame" is the GPA itself. For embedders that keep all of a
-/// guest's memory mapped and reach it by GPA.
+/// Ranges of guest memory that stay where they are: nothing is allocated or pinned, and a "frame"
+/// is the GPA itself. For embedders that keep all of a guest's memory mapped and reach it by GPA.
 #[derive(Debug, Clone)]
 pub struct Resident {
     ranges: Vec<AddressRange<GuestPhysical>>,

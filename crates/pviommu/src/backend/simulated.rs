@@ -1,6 +1,8 @@
-//! I/O page tables of simulated devices: GIOVA to addresses in the simulator's own address space (section 4.2).
+//! I/O page tables of simulated devices: GIOVA to addresses in the simulator's own address space
+//! (section 4.2).
 //!
-//! A simulator reaches what it was granted and nothing else of the guest. Its table lies where it reads it; a walk is its software IOMMU.
+//! A simulator reaches what it was granted and nothing else of the guest. Its table lies where it
+//! reads it; a walk is its software IOMMU.
 
 use alloc::vec::Vec;
 use core::fmt;
@@ -24,7 +26,8 @@ pub type Hva = Address<HostVirtual>;
 
 /// Gives a simulator pages, one at a time, and takes them back.
 pub trait Grants {
-    /// From now on the simulator of `device` reaches the page at `frame`, in `direction`, at the address returned, a multiple of 4096.
+    /// From now on the simulator of `device` reaches the page at `frame`, in `direction`, at the
+    /// address returned, a multiple of 4096.
     ///
     /// # Errors
     /// Nothing has changed.
@@ -87,8 +90,8 @@ pub struct SimulatedTables<M, S, G> {
 }
 
 impl<M: PhysMemory, S: FrameSource, G: Grants> SimulatedTables<M, S, G> {
-    /// An empty table for each of `devices` devices. The bits are those of a second-stage table, and the simulator's addresses stand in them for host
-    /// memory.
+    /// An empty table for each of `devices` devices. The bits are those of a second-stage table,
+    /// and the simulator's addresses stand in them for host memory.
     ///
     /// # Errors
     /// No frame, or none in `memory`.
@@ -181,7 +184,8 @@ impl<M: PhysMemory, S: FrameSource, G: Grants> IoTables for SimulatedTables<M, S
         let at = self.grants.grant(device, frame, direction)?;
         let installed = self.install(device, giova, at, direction);
         if installed.is_err() && self.grants.revoke(device, at).is_err() {
-            // Granted and unknown to the table. Nothing leads there, but the simulator, were it to guess.
+            // Granted and unknown to the table. Nothing leads there, but the simulator, were it to
+            // guess.
             return Err(IoError::Failed);
         }
         installed

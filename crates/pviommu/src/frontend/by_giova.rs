@@ -1,4 +1,5 @@
-//! Which mapping an address belongs to: what a driver gives back is an address, and the cache wants the key.
+//! Which mapping an address belongs to: what a driver gives back is an address, and the cache wants
+//! the key.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
@@ -11,11 +12,12 @@ use crate::rtc::MappingKey;
 /// Pages of one leaf.
 const LEAF: usize = 512;
 
-/// Pages that leaves are kept for: those of 32-bit addresses, which every allocator gives out first.
+/// Pages that leaves are kept for: those of 32-bit addresses, which every allocator gives out
+/// first.
 const LOW: u64 = 1 << 20;
 
-/// The keys of mappings, by the first page of their addresses. Leaves stay: 8 bytes for each page below 4 GiB that was ever used, and its
-/// neighbours.
+/// The keys of mappings, by the first page of their addresses. Leaves stay: 8 bytes for each page
+/// below 4 GiB that was ever used, and its neighbours.
 #[derive(Debug, Default)]
 pub(super) struct ByGiova {
     /// Words of keys; 0 is none.

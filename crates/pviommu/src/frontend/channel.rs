@@ -14,7 +14,8 @@ use crate::wire::{Devid, Gpa, PAGES_LIMIT, Status, encode_map, encode_unmap};
 pub struct ChannelOptions {
     /// Most pages in one request: the device's `pages_max`.
     pub pages_max: u32,
-    /// Polls in a row that may find nothing while a request waits: as many as ten seconds of polling are.
+    /// Polls in a row that may find nothing while a request waits: as many as ten seconds of
+    /// polling are.
     pub patience: u64,
 }
 
@@ -23,7 +24,8 @@ pub struct ChannelOptions {
 pub enum ChannelFailure {
     /// A request waited through more polls than there is patience.
     Silent,
-    /// An answer to a request that was not made, that was answered before, or before an earlier one's.
+    /// An answer to a request that was not made, that was answered before, or before an earlier
+    /// one's.
     UnknownReply(RequestId),
     /// The queue takes no request although none waits.
     Full,
@@ -241,7 +243,8 @@ impl<Q: Queue> Channel<Q> {
                 (_, Status::Ok) => {}
                 (Kind::Map, status) => self.refused.push((self.answered, status)),
                 (Kind::Unmap, status) => {
-                    // Before it counts as answered: nothing that waits for it comes to believe that it was done.
+                    // Before it counts as answered: nothing that waits for it comes to believe that
+                    // it was done.
                     self.fail(ChannelFailure::UnmapRefused(status));
                     return;
                 }

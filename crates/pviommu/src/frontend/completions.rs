@@ -7,8 +7,8 @@ use ringfence_types::{Invalidation, InvalidationError, Invalidator, Lock, Ticket
 
 use super::{Channel, Queue, SharedChannel};
 
-/// The host invalidates before it answers an unmap. So nothing new is submitted: the ticket is a place in the queue, and it completes when every
-/// request before it was answered.
+/// The host invalidates before it answers an unmap. So nothing new is submitted: the ticket is a
+/// place in the queue, and it completes when every request before it was answered.
 #[derive(Debug)]
 pub struct UnmapCompletions<R, Q, L> {
     link: R,

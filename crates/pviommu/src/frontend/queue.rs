@@ -29,7 +29,8 @@ impl core::error::Error for QueueFull {}
 
 /// A virtqueue as its driver uses it: requests and their status bytes, interrupts suppressed.
 pub trait Queue {
-    /// Makes a request available, with a status byte of 0xff behind it; the device is not told. The bytes are copied.
+    /// Makes a request available, with a status byte of 0xff behind it; the device is not told. The
+    /// bytes are copied.
     ///
     /// # Errors
     /// No chain is free until an answer is polled.

@@ -67,9 +67,10 @@ pub struct RemoteCpu(Vec<QueuedMap>);
 /// The translations of one device, kept by the host. Physical addresses are the guest's.
 ///
 /// # Errors
-/// A host's statuses are told as what a table of one's own would say: no room as out of frames, an address outside the window as beyond the table's width,
-/// a GPA that is none as beyond an entry's. What it could not do, and everything once the channel is [broken](Channel::failure), is a corrupt
-/// table.
+/// A host's statuses are told as what a table of one's own would say: no room as out of frames, an
+/// address outside the window as beyond the table's width, a GPA that is none as beyond an entry's.
+/// What it could not do, and everything once the channel is [broken](Channel::failure), is a
+/// corrupt table.
 #[derive(Debug)]
 pub struct RemoteTable<R, Q, L> {
     link: R,
@@ -331,7 +332,8 @@ where
 
     fn sync<P: Platform>(&self, cpu: &mut RemoteCpu, _platform: &mut P) {
         self.link.with(Channel::kick);
-        // Refusals are noted: `iotlb_sync_map` finds them before the device is told of the addresses.
+        // Refusals are noted: `iotlb_sync_map` finds them before the device is told of the
+        // addresses.
         let _ = self.wait_for_maps(cpu);
     }
 }

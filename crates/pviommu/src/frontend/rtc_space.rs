@@ -5,8 +5,9 @@
 //! unmap  -> ByGiova::get: the key of the address -> ReverseCache::release      (the host is not asked)
 //! expire -> ReverseCache::tick -> Paged::unmap_many: one request for all -> their invalidation, by the flush policy
 //! ```
-//! Each piece of a list is mapped for itself, so that it is found again in another list; what the cache does not know of it is asked for with one
-//! kick. Memory that is shared for long ([`Space::map_bypass_cache`]) and buffers without a key do not go through the cache.
+//! Each piece of a list is mapped for itself, so that it is found again in another list; what the
+//! cache does not know of it is asked for with one kick. Memory that is shared for long
+//! ([`Space::map_bypass_cache`]) and buffers without a key do not go through the cache.
 
 use alloc::vec::Vec;
 use core::marker::PhantomData;
@@ -31,8 +32,8 @@ use crate::rtc::{MappingKey, NotCached, NotInUse, ReverseCache};
 pub enum UnknownUnmap {
     /// Its unmap is refused, as by any space.
     Refused,
-    /// Nothing: the document's frontend looks for the page in the cache, and what is not found there is as good as unmapped. For the literal
-    /// cache, whose mappings leave under their users.
+    /// Nothing: the document's frontend looks for the page in the cache, and what is not found
+    /// there is as good as unmapped. For the literal cache, whose mappings leave under their users.
     Ignored,
 }
 
@@ -80,8 +81,8 @@ impl<C: ReverseCache> DeviceCache<C> {
     #[inline]
     fn release(&mut self, range: &IovaRange) -> Option<Result<(), NotInUse>> {
         let known = self.keys.get(range.start())?;
-        // As many pages as the buffer has: a key of another length is another mapping's, and the cache
-        // holds no mapping whose length no key has.
+        // As many pages as the buffer has: a key of another length is another mapping's, and the
+        // cache holds no mapping whose length no key has.
         let pages = PfnRange::covering(range).pages();
         let Some(key) = MappingKey::new(known.first(), pages, known.direction()) else {
             return Some(Err(NotInUse(known)));
@@ -140,14 +141,16 @@ impl<C: ReverseCache> DeviceCache<C> {
     }
 }
 
-/// A mapping has left the cache. One that the frontend knows nothing of, which a literal tree may name, is left alone.
+/// A mapping has left the cache. One that the frontend knows nothing of, which a literal tree may
+/// name, is left alone.
 fn evicted(keys: &mut ByGiova, key: MappingKey, giova: Iova, gone: &mut Vec<PfnRange>) {
     if keys.take(giova).is_some() {
         gone.extend(PfnRange::new(Pfn::containing(giova), key.pages()));
     }
 }
 
-/// The end of the cycle in which `now` lies. Cycles end at multiples of their length on the platform's clock.
+/// The end of the cycle in which `now` lies. Cycles end at multiples of their length on the
+/// platform's clock.
 fn cycle_end(now: Nanos, cycle_ns: u64) -> Nanos {
     let cycles = now.0.checked_div(cycle_ns).unwrap_or(0).saturating_add(1);
     Nanos(cycles.saturating_mul(cycle_ns))
@@ -155,8 +158,9 @@ fn cycle_end(now: Nanos, cycle_ns: u64) -> Nanos {
 
 /// An allocator and a table behind a reverse translation cache.
 ///
-/// A buffer that is unmapped stays reachable until its mapping leaves the cache: with the C + 1th end of a cycle after it, or before. So
-/// protection is bounded by T x (C + 1), and what the [flush policy](ringfence_dma::flush::PerCycle) hands back is stale.
+/// A buffer that is unmapped stays reachable until its mapping leaves the cache: with the C + 1th
+/// end of a cycle after it, or before. So protection is bounded by T x (C + 1), and what the [flush
+/// policy](ringfence_dma::flush::PerCycle) hands back is stale.
 #[derive(Debug)]
 pub struct RtcSpace<A, T, C, L> {
     paged: Paged<A, T>,
@@ -167,7 +171,8 @@ pub struct RtcSpace<A, T, C, L> {
 }
 
 impl<A, T, C: ReverseCache, L: Lock<DeviceCache<C>>> RtcSpace<A, T, C, L> {
-    /// `cache`, whose cycles last `cycle_ns` nanoseconds (T), in front of `paged`; `lock` is the embedder's.
+    /// `cache`, whose cycles last `cycle_ns` nanoseconds (T), in front of `paged`; `lock` is the
+    /// embedder's.
     pub fn new(
         paged: Paged<A, T>,
         cache: C,

@@ -1,12 +1,16 @@
-//! The reverse translation cache as printed: the tree of Figures 7 to 9 and a queue with separators (section 4.5, Fig. 6).
+//! The reverse translation cache as printed: the tree of Figures 7 to 9 and a queue with separators
+//! (section 4.5, Fig. 6).
 //!
-//! Its defects, beside the tree's (errata 11, 16): the key is the guest page alone, so that direction and length of what was mapped are not
-//! asked for; whether a mapping is in use is one bit, so that the first of two users releases it; a mapping that is reused and released
-//! stands in the queue a second time, so that its first place decides when it expires, and the queue grows with every release.
+//! Its defects, beside the tree's (errata 11, 16): the key is the guest page alone, so that
+//! direction and length of what was mapped are not asked for; whether a mapping is in use is one
+//! bit, so that the first of two users releases it; a mapping that is reused and released stands in
+//! the queue a second time, so that its first place decides when it expires, and the queue grows
+//! with every release.
 //!
-//! What no figure says is read in its favour. A mapping stands in the tree from its map on, with its bit set. (By step 3 it would be put in when it
-//! is released; then two buffers of one page are mapped twice, and Insert, which finds the first at the second's release, marks it as in use
-//! for good.) Release clears the bit. The limit is the embedder's; the document has none.
+//! What no figure says is read in its favour. A mapping stands in the tree from its map on, with
+//! its bit set. (By step 3 it would be put in when it is released; then two buffers of one page are
+//! mapped twice, and Insert, which finds the first at the second's release, marks it as in use for
+//! good.) Release clears the bit. The limit is the embedder's; the document has none.
 
 use alloc::collections::VecDeque;
 
@@ -18,7 +22,8 @@ use super::{Cycles, MappingKey, NotCached, NotInUse, ReverseCache, RtcStats};
 /// An element of the queue (Fig. 6).
 #[derive(Debug, Clone, Copy)]
 enum Element {
-    /// A released mapping: its leaf and its guest address. The direction is there for reports alone.
+    /// A released mapping: its leaf and its guest address. The direction is there for reports
+    /// alone.
     Mapping(NodeId, u64, Direction),
     Separator,
 }
@@ -64,7 +69,8 @@ impl RtcAsPublished {
         Some((leaf, giova))
     }
 
-    /// Takes elements off the queue's head until `enough` says so of the number taken, or a separator ends them. Those in use only leave the queue.
+    /// Takes elements off the queue's head until `enough` says so of the number taken, or a
+    /// separator ends them. Those in use only leave the queue.
     fn pop(
         &mut self,
         mut enough: impl FnMut(u64) -> bool,
@@ -174,7 +180,8 @@ impl ReverseCache for RtcAsPublished {
 
     fn stats(&self) -> RtcStats {
         RtcStats {
-            // The document's cache does not know: what stands in the queue may be in use, or there twice.
+            // The document's cache does not know: what stands in the queue may be in use, or there
+            // twice.
             released: self.queue.len().saturating_sub(self.separators),
             bytes: self
                 .tree

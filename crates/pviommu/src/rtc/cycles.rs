@@ -1,11 +1,13 @@
 //! How long a released mapping stays.
 
-/// The number C of whole cycles that a released mapping stays at most, 1 to [`Cycles::MAX`] (section 4.5).
+/// The number C of whole cycles that a released mapping stays at most, 1 to [`Cycles::MAX`]
+/// (section 4.5).
 ///
-/// The cycle in which it was released comes on top: with cycles of T it stays at least T x C and less than T x (C + 1), with the
-/// document's 10 s and 3 from 30 s to less than 40 s. So says its last sentence on the matter; the one before, that "a new cycle numbered N+C starts, and
-/// mappings added in cycle N are removed", would give 20 s to less than 30 s. T is the caller's: it is how often it calls
-/// [`tick`](super::ReverseCache::tick).
+/// The cycle in which it was released comes on top: with cycles of T it stays at least T x C and
+/// less than T x (C + 1), with the document's 10 s and 3 from 30 s to less than 40 s. So says its
+/// last sentence on the matter; the one before, that "a new cycle numbered N+C starts, and mappings
+/// added in cycle N are removed", would give 20 s to less than 30 s. T is the caller's: it is how
+/// often it calls [`tick`](super::ReverseCache::tick).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Cycles(u8);
 

@@ -1,5 +1,6 @@
-//! The document's reverse translation cache, repaired (errata 11, 16): its radix tree and its queue with separators, with direction and
-//! length in the key, a count of users for the REUSING bit, and one place in the queue for each mapping.
+//! The document's reverse translation cache, repaired (errata 11, 16): its radix tree and its queue
+//! with separators, with direction and length in the key, a count of users for the REUSING bit, and
+//! one place in the queue for each mapping.
 
 use alloc::vec::Vec;
 
@@ -9,7 +10,8 @@ use super::reverse_cache::EvictionBudget;
 use super::tree::{NodeId, Tree, TreeError};
 use super::{Cycles, MappingKey, NotCached, NotInUse, ReverseCache, RtcStats};
 
-/// A mapping. What the document keeps in a leaf is behind the leaf's value here: a leaf has one value a page, and a page can be the first of mappings of several lengths.
+/// A mapping. What the document keeps in a leaf is behind the leaf's value here: a leaf has one
+/// value a page, and a page can be the first of mappings of several lengths.
 #[derive(Debug, Clone, Copy)]
 struct Record {
     key: MappingKey,
@@ -25,7 +27,8 @@ struct Record {
     leaf: NodeId,
 }
 
-/// What stands between two separators of the queue and is not empty: its first and its last mapping.
+/// What stands between two separators of the queue and is not empty: its first and its last
+/// mapping.
 #[derive(Debug, Clone, Copy)]
 struct Section {
     first: u32,
@@ -34,9 +37,10 @@ struct Section {
 
 /// The repaired cache: mode `rtc`.
 ///
-/// The queue is cut at its separators: a list of mappings for each of the last C + 1 cycles, first in first out. A mapping that is reused keeps its
-/// place, and moves to the end of the section of its last release when its place comes up: so it stands in the queue once, and the queue
-/// is as long as there are mappings.
+/// The queue is cut at its separators: a list of mappings for each of the last C + 1 cycles, first
+/// in first out. A mapping that is reused keeps its place, and moves to the end of the section of
+/// its last release when its place comes up: so it stands in the queue once, and the queue is as
+/// long as there are mappings.
 #[derive(Debug)]
 pub struct Rtc {
     /// By direction.
@@ -76,7 +80,8 @@ impl Rtc {
         }
     }
 
-    /// The trees, one for each direction, in the order of [`Direction::ALL`](ringfence_types::Direction::ALL).
+    /// The trees, one for each direction, in the order of
+    /// [`Direction::ALL`](ringfence_types::Direction::ALL).
     pub fn trees(&self) -> &[Tree; 3] {
         &self.trees
     }

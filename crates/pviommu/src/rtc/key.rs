@@ -6,16 +6,19 @@ use ringfence_types::{Direction, PageSize, PhysAddr, PhysRange};
 
 const PAGE: u64 = PageSize::Size4K.bytes();
 
-/// First guest page, number of pages and direction of a mapping: what has to be equal for a mapping to serve a buffer. The pages are consecutive
-/// in guest memory. A scatterlist of other pages has no key: two lists may begin with the same page and go on differently.
+/// First guest page, number of pages and direction of a mapping: what has to be equal for a mapping
+/// to serve a buffer. The pages are consecutive in guest memory. A scatterlist of other pages has
+/// no key: two lists may begin with the same page and go on differently.
 ///
-/// The document's key is the guest page alone (errata 16). It then serves a buffer that the device shall read with a mapping through which
-/// it can write, and a buffer of several pages with a mapping of one. A mapping in both directions serves nothing but buffers in both: it
-/// could stand in for either, but then a device could write a buffer that it was to read for as long as the buffer is in use, which no
-/// cycle bounds.
+/// The document's key is the guest page alone (errata 16). It then serves a buffer that the device
+/// shall read with a mapping through which it can write, and a buffer of several pages with a
+/// mapping of one. A mapping in both directions serves nothing but buffers in both: it could stand
+/// in for either, but then a device could write a buffer that it was to read for as long as the
+/// buffer is in use, which no cycle bounds.
 ///
-/// One word: the page in the 52 high bits, where an address has it, and in the 12 bits that say nothing about a page the number of pages
-/// less one (10 bits) and what the device may do (2 bits, never 0).
+/// One word: the page in the 52 high bits, where an address has it, and in the 12 bits that say
+/// nothing about a page the number of pages less one (10 bits) and what the device may do (2 bits,
+/// never 0).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct MappingKey(u64);
@@ -24,8 +27,8 @@ impl MappingKey {
     /// Most pages of one key: 4 MiB. A longer buffer is mapped and unmapped without the cache.
     pub const PAGES_MAX: u64 = 1 << 10;
 
-    /// The key of `pages` pages from the one that holds `first`; `None` without pages, with more than [`PAGES_MAX`](Self::PAGES_MAX), or
-    /// past 2^64.
+    /// The key of `pages` pages from the one that holds `first`; `None` without pages, with more
+    /// than [`PAGES_MAX`](Self::PAGES_MAX), or past 2^64.
     #[inline]
     pub const fn new(first: PhysAddr, pages: u64, direction: Direction) -> Option<Self> {
         let page = first.align_down(PAGE);
@@ -37,7 +40,8 @@ impl MappingKey {
         ))
     }
 
-    /// The key of the pages that `buffer` touches; `None` if they are more than [`PAGES_MAX`](Self::PAGES_MAX).
+    /// The key of the pages that `buffer` touches; `None` if they are more than
+    /// [`PAGES_MAX`](Self::PAGES_MAX).
     #[inline]
     pub const fn covering(buffer: &PhysRange, direction: Direction) -> Option<Self> {
         Self::new(buffer.start(), buffer.pages(PageSize::Size4K), direction)

@@ -6,7 +6,8 @@ use ringfence_types::{Direction, Iova, PhysAddr};
 
 use super::{MappingKey, ReverseCache};
 
-/// When mappings are released, in units of time: one in each unit. Every seventh one is used again, and released for the last time.
+/// When mappings are released, in units of time: one in each unit. Every seventh one is used again,
+/// and released for the last time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Uses {
     /// Mappings, and the units in which they are released.
@@ -35,7 +36,8 @@ impl Uses {
 /// What was seen of a cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Residency {
-    /// For each mapping that left, as often as it did, the time from its last release to its expiry; sorted.
+    /// For each mapping that left, as often as it did, the time from its last release to its
+    /// expiry; sorted.
     pub stays: Vec<u64>,
     /// Ends of cycles at which mappings left: the requests that were needed.
     pub batches: u64,
@@ -47,7 +49,8 @@ pub struct Residency {
 
 /// Uses a cache whose cycles have `cycle` units of time, and lets all expire.
 ///
-/// At one instant releases come before the end of a cycle, so that one released at a cycle's last instant belongs to it.
+/// At one instant releases come before the end of a cycle, so that one released at a cycle's last
+/// instant belongs to it.
 pub fn residency(cache: &mut impl ReverseCache, cycle: u64, uses: Uses) -> Residency {
     let Uses {
         releases,

@@ -9,10 +9,12 @@ pub enum ResidencyPolicy {
     Fixed,
     /// As long as reuse has been taking, and never longer than C cycles.
     ///
-    /// The cache counts after how many cycles mappings were used again, late ones included: of a mapping that left before C cycles were over
-    /// it remembers the key until they are. A released mapping stays for the power of two of cycles within which all but `late` in a
-    /// thousand of those reuses came; the three directions are judged apart, because receive rings and transmit buffers come back after
-    /// different times. Until 32 reuses of a direction are known, it stays for 7 cycles. The counts fade, so that what changed is noticed.
+    /// The cache counts after how many cycles mappings were used again, late ones included: of a
+    /// mapping that left before C cycles were over it remembers the key until they are. A released
+    /// mapping stays for the power of two of cycles within which all but `late` in a thousand of
+    /// those reuses came; the three directions are judged apart, because receive rings and transmit
+    /// buffers come back after different times. Until 32 reuses of a direction are known, it stays
+    /// for 7 cycles. The counts fade, so that what changed is noticed.
     Adaptive {
         /// How many reuses in a thousand may come too late.
         late: u16,
@@ -25,7 +27,8 @@ const BUCKETS: usize = 9;
 /// Reuses of one direction after which its counts are believed.
 const ENOUGH: u32 = 32;
 
-/// Whole cycles that mappings stay until then: too short a time shows, because late reuses are counted, too long a one does not.
+/// Whole cycles that mappings stay until then: too short a time shows, because late reuses are
+/// counted, too long a one does not.
 const AT_FIRST: u8 = 7;
 
 /// Reuses of one direction after which its counts are halved.

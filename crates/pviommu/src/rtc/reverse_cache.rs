@@ -6,31 +6,36 @@ use ringfence_types::Iova;
 
 use super::MappingKey;
 
-/// A cache of one device's mappings, in use and released (section 4.5, steps 1 to 5 of its last paragraph).
+/// A cache of one device's mappings, in use and released (section 4.5, steps 1 to 5 of its last
+/// paragraph).
 ///
-/// A mapping has users: buffers of a driver that lie in the same pages in the same direction. Whoever calls keeps the [`MappingKey`] of each of its
-/// buffers until it releases it. What expires leaves the cache first; the caller then has the host unmap it, all in one request, and must not
+/// A mapping has users: buffers of a driver that lie in the same pages in the same direction.
+/// Whoever calls keeps the [`MappingKey`] of each of its buffers until it releases it. What expires
+/// leaves the cache first; the caller then has the host unmap it, all in one request, and must not
 /// give its addresses out before the host has confirmed.
 pub trait ReverseCache {
-    /// Step 1 and 5: a buffer takes the mapping of `key`, which counts one user more. `None`: there is none, or none that can take another
-    /// user; then the caller maps, and [`insert`](Self::insert)s.
+    /// Step 1 and 5: a buffer takes the mapping of `key`, which counts one user more. `None`: there
+    /// is none, or none that can take another user; then the caller maps, and
+    /// [`insert`](Self::insert)s.
     fn acquire(&mut self, key: MappingKey) -> Option<Iova>;
 
-    /// The host has mapped `key` at `giova`; the mapping has one user, and its release is one of the cache's.
+    /// The host has mapped `key` at `giova`; the mapping has one user, and its release is one of
+    /// the cache's.
     ///
     /// # Errors
     /// [`NotCached`]: the mapping stays the caller's, who unmaps it at its release. After [`NotCached::Full`], a [`evict`](Self::evict) makes room
     /// if anything is released.
     fn insert(&mut self, key: MappingKey, giova: Iova) -> Result<(), NotCached>;
 
-    /// Step 3: a user of `key` is done. The last one leaves the mapping to the cache, for C cycles and the rest of this one.
+    /// Step 3: a user of `key` is done. The last one leaves the mapping to the cache, for C cycles
+    /// and the rest of this one.
     ///
     /// # Errors
     /// [`NotInUse`]: no mapping of that key has a user.
     fn release(&mut self, key: MappingKey) -> Result<(), NotInUse>;
 
-    /// Step 4: a cycle ends. Forgets the mappings that nobody has used for C cycles, and gives each to `expired`: the batch to be unmapped
-    /// with one request.
+    /// Step 4: a cycle ends. Forgets the mappings that nobody has used for C cycles, and gives each
+    /// to `expired`: the batch to be unmapped with one request.
     fn tick(&mut self, expired: impl FnMut(MappingKey, Iova));
 
     /// The limit is reached: forgets those released mappings that would expire next, and gives each

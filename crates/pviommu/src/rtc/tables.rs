@@ -1,4 +1,5 @@
-//! Tables 7 and 8 of the document, derived anew (PV20, X23): comparisons by building the worst trees and counting, bytes from the node types.
+//! Tables 7 and 8 of the document, derived anew (PV20, X23): comparisons by building the worst
+//! trees and counting, bytes from the node types.
 
 use alloc::vec::Vec;
 
@@ -41,24 +42,28 @@ pub fn space(header: usize) -> [SpaceRow; 6] {
     })
 }
 
-/// Comparisons of key bytes at the worst, each reached by one operation on a tree that was built for it, but for those named sums.
+/// Comparisons of key bytes at the worst, each reached by one operation on a tree that was built
+/// for it, but for those named sums.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Comparisons {
-    /// SearchART: 16 keys in the root, which has 4 bits, and 32 in every node below. The document prints 42, with a root of 32 keys.
+    /// SearchART: 16 keys in the root, which has 4 bits, and 32 in every node below. The document
+    /// prints 42, with a root of 32 keys.
     pub search: u64,
-    /// InsertART: the worst single insertion. Where a key is missing all below is new, so that only one node sorts.
+    /// InsertART: the worst single insertion. Where a key is missing all below is new, so that only
+    /// one node sorts.
     pub insert: u64,
-    /// The document's sum for InsertART, 259 = 42 + 7 x 31, with its root of 16 keys: a search that finds a key in every node and a sort into every
-    /// node. No single insertion does both.
+    /// The document's sum for InsertART, 259 = 42 + 7 x 31, with its root of 16 keys: a search that
+    /// finds a key in every node and a sort into every node. No single insertion does both.
     pub insert_sum: u64,
     /// Delete at a leaf of 32 keys, the document's worst case: it prints 6.
     pub delete_in_leaf: u64,
     /// Delete where nodes with one key vanish on the way up, which the document does not count.
     pub delete: u64,
-    /// The best search: nodes of more than 32 keys everywhere below a root of one. The document prints none, but a root never has more than
-    /// 16 keys, and those are compared.
+    /// The best search: nodes of more than 32 keys everywhere below a root of one. The document
+    /// prints none, but a root never has more than 16 keys, and those are compared.
     pub best: u64,
-    /// The best insertion, as the document has it: the same nodes, and the leaf lacks the key. It searches the root, too.
+    /// The best insertion, as the document has it: the same nodes, and the leaf lacks the key. It
+    /// searches the root, too.
     pub best_insert: u64,
     /// The best deletion: from a leaf of more than 32 keys.
     pub best_delete: u64,
@@ -67,8 +72,8 @@ pub struct Comparisons {
 /// Levels of keys of 8 bits below the root.
 const BELOW_ROOT: u32 = 6;
 
-/// The tree that has, along the path of page 0, `keys[level]` keys in the node at each level, the root first; the path's own key is the smallest.
-/// With `path` false page 0 itself is left out.
+/// The tree that has, along the path of page 0, `keys[level]` keys in the node at each level, the
+/// root first; the path's own key is the smallest. With `path` false page 0 itself is left out.
 fn along_path(keys: &[u64], path: bool) -> Tree {
     let mut tree = Tree::new();
     for (level, keys) in keys.iter().enumerate() {
@@ -112,7 +117,8 @@ impl Comparisons {
     pub fn count() -> Self {
         let full = [16, 32, 32, 32, 32, 32, 32];
         let found = search(&mut along_path(&full, true));
-        // The first level that lacks the key, and how many keys it has beside: everything above is full.
+        // The first level that lacks the key, and how many keys it has beside: everything above is
+        // full.
         let mut insert = 0;
         for level in 0..full.len() {
             let most = full.get(level).copied().unwrap_or(0);
@@ -120,7 +126,8 @@ impl Comparisons {
                 let mut keys: Vec<u64> = full.iter().copied().take(level).collect();
                 keys.push(beside + 1);
                 let mut tree = along_path(&keys, false);
-                // The nodes above have the path's key, because a neighbour of page 0 at this level has it.
+                // The nodes above have the path's key, because a neighbour of page 0 at this level
+                // has it.
                 insert = insert.max(counted(&mut tree, |tree| {
                     let _ = tree.insert(0, 1);
                 }));

@@ -8,11 +8,12 @@ use ringfence_types::Address;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum GuestPhysical {}
 
-/// Guest-physical address: what the guest takes for physical, and what a second stage leads on to host memory.
+/// Guest-physical address: what the guest takes for physical, and what a second stage leads on to
+/// host memory.
 pub type Gpa = Address<GuestPhysical>;
 
-/// A device as requests name it: a PCI requester id, with the segment in bits 16 to 31 (`docs/PVIOMMU.md`, "The device"). The field has 64 bits
-/// and a guest may write any of them.
+/// A device as requests name it: a PCI requester id, with the segment in bits 16 to 31
+/// (`docs/PVIOMMU.md`, "The device"). The field has 64 bits and a guest may write any of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct Devid(u64);

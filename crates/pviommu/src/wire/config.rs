@@ -30,7 +30,8 @@ pub struct Config {
 /// Why there is no such configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ConfigError {
-    /// The window holds no whole page, begins inside one, or reaches into the last page of all, whose end no migration record could name.
+    /// The window holds no whole page, begins inside one, or reaches into the last page of all,
+    /// whose end no migration record could name.
     Window,
     /// `pages_max` is 0 or above [`PAGES_LIMIT`].
     PagesMax(u32),
@@ -119,7 +120,8 @@ impl Config {
         let window = &self.window;
         giova.is_aligned(PAGE_BYTES)
             && window.start() <= giova
-            // The window's last byte is not among the last 4096 of all, and it holds a page: nothing wraps.
+            // The window's last byte is not among the last 4096 of all, and it holds a page:
+            // nothing wraps.
             && giova.get() <= window.last().get().wrapping_sub(PAGE_BYTES - 1)
     }
 

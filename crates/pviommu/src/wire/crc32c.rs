@@ -1,4 +1,5 @@
-//! CRC-32C (Castagnoli; RFC 3720, appendix B.4): polynomial 0x1edc6f41, reflected. A table of 1 KiB weighs less than a dependency.
+//! CRC-32C (Castagnoli; RFC 3720, appendix B.4): polynomial 0x1edc6f41, reflected. A table of 1 KiB
+//! weighs less than a dependency.
 
 const TABLE: [u32; 256] = {
     let mut table = [0; 256];

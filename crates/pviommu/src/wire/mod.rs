@@ -1,7 +1,9 @@
-//! What crosses the border between guest and host, as bytes: `docs/PVIOMMU.md` is the source of every layout here.
+//! What crosses the border between guest and host, as bytes: `docs/PVIOMMU.md` is the source of
+//! every layout here.
 //!
-//! Decoding borrows: a [`Request`] is a view over the bytes that the guest wrote, and its arrays are read where they lie. Nothing here looks at
-//! values beyond what the layout needs; what they may be is the backend's matter.
+//! Decoding borrows: a [`Request`] is a view over the bytes that the guest wrote, and its arrays
+//! are read where they lie. Nothing here looks at values beyond what the layout needs; what they
+//! may be is the backend's matter.
 
 mod address;
 mod config;

@@ -16,7 +16,8 @@ pub const UNMAP_HEADER_BYTES: usize = 16;
 const TYPE_MAP: u32 = 0;
 const TYPE_UNMAP: u32 = 1;
 
-/// A request whose bytes are all there, neither more nor fewer. Nothing has been said of its addresses.
+/// A request whose bytes are all there, neither more nor fewer. Nothing has been said of its
+/// addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Request<'a> {
     /// Type 0.

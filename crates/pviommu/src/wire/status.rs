@@ -2,7 +2,8 @@
 
 use core::fmt;
 
-/// What became of a request ("Requests"). In the order of the values: where several apply, the lowest is reported.
+/// What became of a request ("Requests"). In the order of the values: where several apply, the
+/// lowest is reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Status {

@@ -75,7 +75,8 @@ impl fmt::Display for StreamError {
 
 impl core::error::Error for StreamError {}
 
-/// A stream whose checksum, layout and order are right. Nothing has been said of its devices and addresses.
+/// A stream whose checksum, layout and order are right. Nothing has been said of its devices and
+/// addresses.
 #[derive(Debug, Clone, Copy)]
 pub struct MigrationStream<'a> {
     records: &'a [u8],
@@ -198,7 +199,8 @@ impl StreamWriter {
     /// Adds a mapping.
     ///
     /// # Errors
-    /// It does not come behind the last one, or its page is the last of all; the stream is as before.
+    /// It does not come behind the last one, or its page is the last of all; the stream is as
+    /// before.
     pub fn page(
         &mut self,
         device: Devid,

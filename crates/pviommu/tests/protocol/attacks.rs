@@ -1,4 +1,5 @@
-//! A30: requests that a guest forges. What they may cost is their own device's mappings, and nothing outside the guest is reached.
+//! A30: requests that a guest forges. What they may cost is their own device's mappings, and
+//! nothing outside the guest is reached.
 
 use proptest::prelude::*;
 use ringfence_pviommu::backend::{BackendLimits, FixedLastTable};
@@ -103,7 +104,8 @@ fn forged_requests_are_answered_and_do_nothing() {
     }
 }
 
-/// A simulated device's frames are the pages that the guest names: only those of its memory are granted.
+/// A simulated device's frames are the pages that the guest names: only those of its memory are
+/// granted.
 #[test]
 fn memory_of_the_host_is_not_granted() {
     let outside = [

@@ -51,7 +51,8 @@ struct Live {
     direction: Direction,
 }
 
-/// Buffers lead where they should, in their directions alone; and what was released is out of reach after T x (C + 1), unless it is in use again.
+/// Buffers lead where they should, in their directions alone; and what was released is out of reach
+/// after T x (C + 1), unless it is in use again.
 fn holds<C: ReverseCache>(mut guest: Guest<C>, steps: Vec<Step>) {
     let mut live: Vec<Live> = Vec::new();
     // By page of the device's address: when the last buffer there was released.

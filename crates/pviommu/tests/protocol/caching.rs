@@ -1,4 +1,5 @@
-//! The cache in front of the frontend: what the host is asked, what a device reaches, and for how long.
+//! The cache in front of the frontend: what the host is asked, what a device reaches, and for how
+//! long.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -351,7 +352,8 @@ fn the_pieces_of_a_list_are_cached_one_by_one() {
     assert_eq!(guest.live(), 0);
 }
 
-/// What finds no place in the cache is unmapped at once, and a full cache makes room at the next look at the clock.
+/// What finds no place in the cache is unmapped at once, and a full cache makes room at the next
+/// look at the clock.
 #[test]
 fn a_full_cache_sheds() {
     let mut guest = guest(Rtc::new(c(), 8), UnknownUnmap::Refused);
@@ -408,7 +410,8 @@ fn an_unmap_of_another_length_is_refused() {
     assert!(guest.unmap(mapping));
 }
 
-/// A mapping serves whoever reaches all of it: of a domain one device may reach further than another.
+/// A mapping serves whoever reaches all of it: of a domain one device may reach further than
+/// another.
 #[test]
 fn a_mapping_beyond_the_mask_is_no_hit() {
     let mut guest = tree();

@@ -1,4 +1,5 @@
-//! A host that runs out of frames, or whose IOMMU does not answer: requests are refused as a whole, and nothing leaks.
+//! A host that runs out of frames, or whose IOMMU does not answer: requests are refused as a whole,
+//! and nothing leaks.
 
 use std::collections::BTreeMap;
 
@@ -56,7 +57,8 @@ fn a_map_that_finds_no_table_leaves_nothing_behind() {
     assert!(refused > 6, "{refused} refused");
 }
 
-/// Frames for the guest run out in the middle of a request: the pool is empty, and the host has none.
+/// Frames for the guest run out in the middle of a request: the pool is empty, and the host has
+/// none.
 #[test]
 fn a_map_that_finds_no_frame_leaves_nothing_behind() {
     let mut rig = Rig::new();
@@ -96,7 +98,8 @@ fn an_unmap_that_cannot_be_invalidated_did_not_happen() {
     assert_eq!(pinned(&mut rig), 0);
 }
 
-/// The device has used what a map installed before the map failed, and the invalidation fails as well: the frames stay pinned until it works.
+/// The device has used what a map installed before the map failed, and the invalidation fails as
+/// well: the frames stay pinned until it works.
 #[test]
 fn what_a_failed_map_leaves_cached_stays_pinned() {
     let mut rig = Rig::new();
@@ -139,7 +142,8 @@ impl GuestBacking for Pinned {
     }
 }
 
-/// Grants whose entries find no room, and of which nobody can say when they are gone, until it is well.
+/// Grants whose entries find no room, and of which nobody can say when they are gone, until it is
+/// well.
 #[derive(Default)]
 struct Unwell {
     well: bool,
@@ -159,7 +163,8 @@ impl IoTables for Unwell {
     }
 }
 
-/// A page whose entry found no room may have been granted for a moment: it stays pinned until the grant is known to be gone.
+/// A page whose entry found no room may have been granted for a moment: it stays pinned until the
+/// grant is known to be gone.
 #[test]
 fn a_page_that_was_granted_in_vain_stays_pinned_until_that_is_over() {
     let (memory, tables) = (Pinned::default(), Unwell::default());
@@ -203,7 +208,8 @@ impl IoTables for Tired {
     }
 }
 
-/// An unmap that fails half way and cannot be undone: what the device reaches is not what the view says, so nothing is done for it until a reset.
+/// An unmap that fails half way and cannot be undone: what the device reaches is not what the view
+/// says, so nothing is done for it until a reset.
 #[test]
 fn a_device_that_cannot_be_put_back_waits_for_a_reset() {
     let (memory, tables) = (Pinned::default(), Tired { maps: 2, unmaps: 1 });

@@ -237,7 +237,8 @@ fn kicks_are_merged() {
     assert_eq!(guest.live(), 0);
 }
 
-/// A list of which the host refuses one piece, for the page is no memory: none of it stays, and its addresses are free.
+/// A list of which the host refuses one piece, for the page is no memory: none of it stays, and its
+/// addresses are free.
 #[test]
 fn a_list_is_mapped_whole_or_not_at_all() {
     for bad in 0..5 {
@@ -295,7 +296,8 @@ fn a_buffer_of_several_requests_is_mapped_whole_or_not_at_all() {
 proptest! {
     #![proptest_config(cases(48, 20_251_125))]
 
-    /// Any buffers, mapped and unmapped in any order: reached while mapped, and everything is free in the end.
+    /// Any buffers, mapped and unmapped in any order: reached while mapped, and everything is free
+    /// in the end.
     #[test]
     fn buffers_come_and_go(steps in prop::collection::vec((0..1000_u64, 1..9000_u64, any::<bool>(), 0..8_usize), 1..60)) {
         let mut guest = guest(None);

@@ -106,7 +106,8 @@ impl<Q: Queue> Queue for Host<Q> {
     }
 }
 
-/// Maps a buffer and unmaps it, with a host that plays a trick with the first answer (the map's) or the second.
+/// Maps a buffer and unmaps it, with a host that plays a trick with the first answer (the map's) or
+/// the second.
 #[test]
 fn a_host_that_breaks_the_rules_is_found_out() {
     let first = RequestId(0);
@@ -259,7 +260,8 @@ fn request(page: u64, pa: u64) -> MapRequest {
     }
 }
 
-/// Devices share a channel and use the same addresses: what is refused to one, when it has gone on, is the other's no less.
+/// Devices share a channel and use the same addresses: what is refused to one, when it has gone on,
+/// is the other's no less.
 #[test]
 fn a_late_refusal_is_one_devices() {
     let guest = guest(None);

@@ -1,4 +1,5 @@
-//! The wire format, the frontend with its cache, and the backend, on a machine whose IOMMU is the modelled one.
+//! The wire format, the frontend with its cache, and the backend, on a machine whose IOMMU is the
+//! modelled one.
 
 #[path = "../rtc/cases.rs"]
 mod cases;

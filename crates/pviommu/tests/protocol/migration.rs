@@ -1,4 +1,5 @@
-//! Leaving and arriving (PV11): the guest's view survives, host addresses do not, and hostile streams are refused whole.
+//! Leaving and arriving (PV11): the guest's view survives, host addresses do not, and hostile
+//! streams are refused whole.
 
 use std::collections::BTreeSet;
 
@@ -93,7 +94,8 @@ fn nothing_is_mapped(rig: &mut Rig) {
     }
 }
 
-/// Sound streams with something in them that the guest could not have mapped, behind mappings that it could (A30).
+/// Sound streams with something in them that the guest could not have mapped, behind mappings that
+/// it could (A30).
 #[test]
 fn streams_that_no_guest_made_are_refused_whole() {
     let good = (0x10, WINDOW, MEMORY);
@@ -136,7 +138,8 @@ fn streams_that_no_guest_made_are_refused_whole() {
     }
 }
 
-/// Every vector comes to a host: what is taken is mapped and written again, what is refused leaves nothing.
+/// Every vector comes to a host: what is taken is mapped and written again, what is refused leaves
+/// nothing.
 #[test]
 fn every_stream_of_the_vectors_is_taken_whole_or_refused_whole() {
     let (mut taken, mut refused) = (0, BTreeSet::new());

@@ -93,7 +93,8 @@ impl Model {
         !gpa.is_multiple_of(PAGE) || !inside
     }
 
-    /// The status by the table of the document; `fails` if the host's invalidations do. A map needs none.
+    /// The status by the table of the document; `fails` if the host's invalidations do. A map needs
+    /// none.
     fn map(&mut self, device: u64, direction: Direction, pages: &[(u64, u64)]) -> Status {
         let giovas: Vec<u64> = pages.iter().map(|(giova, _)| *giova).collect();
         let live = self.0.keys().filter(|(of, _)| *of == device).count();
@@ -197,7 +198,8 @@ proptest! {
     fn devices_reach_what_the_guest_has_mapped(steps in prop::collection::vec(step(), 1..60)) {
         let mut rig = rig();
         let mut model = Model::default();
-        // A failed unmap leaves an invalidation due, which the next request of that device waits for: so do maps.
+        // A failed unmap leaves an invalidation due, which the next request of that device waits
+        // for: so do maps.
         let mut due: Vec<u64> = Vec::new();
         // The frame of each page that was mapped, until it is reclaimed.
         let mut frames: BTreeMap<u64, u64> = BTreeMap::new();
@@ -273,7 +275,8 @@ proptest! {
                     prop_assert_eq!(rig.backend.export().unwrap(), stream);
                 }
             }
-            // While invalidations fail, a device may reach what a refused map installed for a moment.
+            // While invalidations fail, a device may reach what a refused map installed for a
+            // moment.
             if !rig.fails.get() && !rig.keeps_tables.get() {
                 for device in [NIC, DISK] {
                     // Anything due is settled by any request that gets that far.

@@ -1,4 +1,5 @@
-//! Frames on demand, the pool, the last table, and the host taking frames back (PV10, PV17, PV18; attacks A32 and A33).
+//! Frames on demand, the pool, the last table, and the host taking frames back (PV10, PV17, PV18;
+//! attacks A32 and A33).
 
 use ringfence_memory::fake::FaultyFrames;
 use ringfence_pviommu::backend::{
@@ -89,7 +90,8 @@ fn a_frame_is_not_reclaimed_while_processors_may_use_it() {
     assert_eq!(rig.tables.0.wrong_frees(), 0);
 }
 
-/// Section 4.6 and Fig. 10: head to tail, refilled below 64, the host's allocator when there is none.
+/// Section 4.6 and Fig. 10: head to tail, refilled below 64, the host's allocator when there is
+/// none.
 #[test]
 fn the_pool_is_a_ring_of_256_refilled_below_64() {
     let rig = Rig::new();
@@ -152,7 +154,8 @@ fn a_pointer_that_is_not_there_finds_nothing() {
     }
 }
 
-/// Errata 13: the page 1 MiB above another one, in the same table. A device that is to read the upper page reads the lower one.
+/// Errata 13: the page 1 MiB above another one, in the same table. A device that is to read the
+/// upper page reads the lower one.
 #[test]
 fn the_literal_pointer_mistakes_the_upper_half_of_a_table() {
     let upper = MEMORY + (1 << 20);
@@ -173,8 +176,8 @@ fn the_literal_pointer_mistakes_the_upper_half_of_a_table() {
     assert_ne!(repaired.frame(upper), low);
 }
 
-/// A33 on one kind of pointer: a table is freed, its frame gets another owner, and the guest maps a page with the same prefix. What does the
-/// device reach?
+/// A33 on one kind of pointer: a table is freed, its frame gets another owner, and the guest maps a
+/// page with the same prefix. What does the device reach?
 pub(crate) fn stale_pointer<K: ringfence_pviommu::backend::LastTable>(
     last: K,
 ) -> (PhysAddr, PhysAddr, PhysAddr) {
@@ -192,7 +195,8 @@ pub(crate) fn stale_pointer<K: ringfence_pviommu::backend::LastTable>(
         rig.tables.0.outstanding() > before,
         "the device's table stays"
     );
-    // The host uses the freed tables for something else: every word looks like an entry that leads to a secret.
+    // The host uses the freed tables for something else: every word looks like an entry that leads
+    // to a secret.
     let secret = PhysAddr::new(0x1234_5000);
     for _ in 0..3 {
         let reused = rig.tables.alloc_zeroed().unwrap();
@@ -230,7 +234,8 @@ fn a_freed_table_is_not_read_through_its_old_pointer() {
     }
 }
 
-/// Four words are read for each walk of four levels, fewer where a table is absent, and one through the pointer: never more with it than without.
+/// Four words are read for each walk of four levels, fewer where a table is absent, and one through
+/// the pointer: never more with it than without.
 #[test]
 fn the_pointer_reads_one_word_in_place_of_four() {
     for last in [None, Some(FixedLastTable::default())] {
@@ -243,7 +248,8 @@ fn the_pointer_reads_one_word_in_place_of_four() {
             let now = *rig.backend.backing().stats();
             seen.push((now.walks - before.walks, now.reads - before.reads));
         }
-        // No table yet but the root, and a walk that learns of the last one; an absent entry in it twice; a present one.
+        // No table yet but the root, and a walk that learns of the last one; an absent entry in it
+        // twice; a present one.
         let rest = if with { (0, 1) } else { (1, 4) };
         assert_eq!(seen, [(2, 5), rest, rest, rest]);
         assert_eq!(rig.backend.backing().stats().allocated, 3);

@@ -1,4 +1,5 @@
-//! A host: memory, frames, a backend over it, and the unit that translates the guest's assigned devices.
+//! A host: memory, frames, a backend over it, and the unit that translates the guest's assigned
+//! devices.
 
 use std::cell::Cell;
 use std::rc::Rc;

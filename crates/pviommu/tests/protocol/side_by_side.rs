@@ -1,7 +1,8 @@
-//! Attacks A28 to A35, what the document says beside what is built: one table, which is printed and stands in `docs/PVIOMMU.md`.
+//! Attacks A28 to A35, what the document says beside what is built: one table, which is printed and
+//! stands in `docs/PVIOMMU.md`.
 //!
-//! What the literal side is: where the document has code, that code (its cache, its pointer); where it says nothing of a check, the same step
-//! without the check.
+//! What the literal side is: where the document has code, that code (its cache, its pointer); where
+//! it says nothing of a check, the same step without the check.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -68,8 +69,9 @@ fn a30() -> Outcome {
     (reached(&mut literal), reached(&mut repaired))
 }
 
-/// Pages that the simulator of a device reads and its device was not granted: as a thread of the process that has all memory, and as a process that is
-/// granted what is mapped. Both try the same addresses. A real thread and a real process: `crates/live/tests/isolate/reached.rs`.
+/// Pages that the simulator of a device reads and its device was not granted: as a thread of the
+/// process that has all memory, and as a process that is granted what is mapped. Both try the same
+/// addresses. A real thread and a real process: `crates/live/tests/isolate/reached.rs`.
 fn a31() -> Outcome {
     let stolen = |process: Process| {
         let mut host = host_of(process);
@@ -112,7 +114,8 @@ fn a33() -> Outcome {
     (u64::from(literal == secret), u64::from(repaired == secret))
 }
 
-/// Bytes of an earlier user's that a device finds in a bounce slot beside its buffer, in the slot as it was and as the layer hands it on.
+/// Bytes of an earlier user's that a device finds in a bounce slot beside its buffer, in the slot
+/// as it was and as the layer hands it on.
 fn a34() -> Outcome {
     const SLOT: u64 = 2048;
     const LOW: u64 = MEMORY + (64 << 10);
@@ -210,8 +213,8 @@ impl Invalidator for Asked {
     }
 }
 
-/// Pages of an expired batch that the device still reaches when their addresses can be had again: where the guest gives them home when the host was
-/// asked, and when it has answered.
+/// Pages of an expired batch that the device still reaches when their addresses can be had again:
+/// where the guest gives them home when the host was asked, and when it has answered.
 fn a35() -> Outcome {
     fn reached<I: Invalidator>(waits: impl FnOnce(Line<Looped>) -> I) -> u64 {
         let pages = LIMIT as u64;

@@ -1,4 +1,5 @@
-//! Simulated devices (section 4.2): GIOVA to addresses of a simulator that reaches what it was granted.
+//! Simulated devices (section 4.2): GIOVA to addresses of a simulator that reaches what it was
+//! granted.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -38,7 +39,8 @@ impl Process {
         }
     }
 
-    /// One that has all of the guest's memory, as the simulator of a device is a thread of the process that the guest runs in.
+    /// One that has all of the guest's memory, as the simulator of a device is a thread of the
+    /// process that the guest runs in.
     pub(crate) fn whole() -> Self {
         let mut process = Self::with_room();
         for page in pages_of_memory() {
@@ -157,8 +159,8 @@ impl Host {
         self.backend.tables().grants().reached.len()
     }
 
-    /// The simulator of a device tries, without asking where its addresses lead, every address at which a page of the guest can be: the pages
-    /// of the guest that it reads.
+    /// The simulator of a device tries, without asking where its addresses lead, every address at
+    /// which a page of the guest can be: the pages of the guest that it reads.
     pub(crate) fn read_all(&mut self) -> BTreeSet<u64> {
         let process = self.backend.tables().grants();
         let all = pages_of_memory().count() as u64;

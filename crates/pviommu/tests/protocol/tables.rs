@@ -25,7 +25,8 @@ fn map(rig: &mut Rig, giova: u64) -> Status {
     rig.map(NIC, Direction::Bidirectional, &[(giova, MEMORY)])
 }
 
-/// A hostile guest maps one page in each of many regions, one after the other. Returns how many table pages the host holds at most.
+/// A hostile guest maps one page in each of many regions, one after the other. Returns how many
+/// table pages the host holds at most.
 fn held(kept: Option<u64>, regions: u64) -> usize {
     let mut rig = wide();
     if let Some(kept) = kept {
@@ -78,7 +79,8 @@ fn tables_that_are_used_again_stay() {
     assert_eq!(told, 10, "one invalidation for each unmap");
 }
 
-/// The unmap is done when the entry is gone. The table waits, and nothing is mapped where it would not be seen.
+/// The unmap is done when the entry is gone. The table waits, and nothing is mapped where it would
+/// not be seen.
 #[test]
 fn a_table_that_walk_caches_lead_to_is_not_freed() {
     let mut rig = wide();

@@ -100,7 +100,8 @@ fn lines(text: &'static str) -> impl Iterator<Item = &'static str> {
     text.lines().filter(says)
 }
 
-/// What stands behind its `config` line, setting by setting; `vector` makes it of name, bytes and the rest of the line.
+/// What stands behind its `config` line, setting by setting; `vector` makes it of name, bytes and
+/// the rest of the line.
 fn under_settings<V>(
     text: &'static str,
     vector: impl Fn(&'static str, Vec<u8>, &'static str) -> V,

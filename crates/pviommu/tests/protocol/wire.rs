@@ -1,4 +1,5 @@
-//! The wire format: what is encoded is decoded again, what is not a message is refused, and the vectors say the same.
+//! The wire format: what is encoded is decoded again, what is not a message is refused, and the
+//! vectors say the same.
 
 use std::collections::{BTreeSet, HashSet};
 use std::mem::discriminant;

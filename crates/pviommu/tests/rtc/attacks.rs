@@ -1,4 +1,5 @@
-//! Attacks A28 and A29 at the cache, the literal one beside the repaired ones, and how long a mapping stays.
+//! Attacks A28 and A29 at the cache, the literal one beside the repaired ones, and how long a
+//! mapping stays.
 
 use ringfence_pviommu::rtc::residency::{Uses, residency};
 use ringfence_pviommu::rtc::{Cycles, FlatRtc, ResidencyPolicy, ReverseCache, Rtc, RtcAsPublished};
@@ -28,7 +29,8 @@ fn the_literal_cache_falls_to_them_and_the_others_do_not() {
     assert_eq!(outcomes(|| FlatRtc::new(c, 100, adaptive)), [false; 3]);
 }
 
-/// In the literal queue the first place of a mapping decides: one that was used again leaves with it.
+/// In the literal queue the first place of a mapping decides: one that was used again leaves with
+/// it.
 #[test]
 fn reuse_cuts_the_literal_residency_short() {
     fn cycles_after_last_release(cache: &mut impl ReverseCache) -> u32 {
@@ -74,7 +76,8 @@ fn the_literal_queue_grows_with_every_reuse() {
     assert_eq!(literal.queued(), 5762);
 }
 
-/// More than 32 pages of one MiB in use: the literal cache forgets one, and its mapping is never unmapped.
+/// More than 32 pages of one MiB in use: the literal cache forgets one, and its mapping is never
+/// unmapped.
 #[test]
 fn the_literal_cache_loses_mappings() {
     fn left_after_all_expired(cache: &mut impl ReverseCache) -> u64 {
@@ -143,7 +146,8 @@ fn residency_follows_reuse() {
     assert!(hits > 50, "{hits}");
 }
 
-/// X24: 30 s to less than 40 s with T = 10 s and C = 3, at a resolution of 10 ms, evenly spread; one batch a cycle; what is in use survives.
+/// X24: 30 s to less than 40 s with T = 10 s and C = 3, at a resolution of 10 ms, evenly spread;
+/// one batch a cycle; what is in use survives.
 #[test]
 fn mappings_stay_from_30_to_less_than_40_seconds() {
     const SECOND: u64 = 100;
@@ -168,7 +172,8 @@ fn mappings_stay_from_30_to_less_than_40_seconds() {
     check("flat", &mut FlatRtc::new(c, 10_000, ResidencyPolicy::Fixed));
 }
 
-/// The literal cache's mappings that were used again leave with their first release, and those that are held do not survive if two users share them.
+/// The literal cache's mappings that were used again leave with their first release, and those that
+/// are held do not survive if two users share them.
 #[test]
 fn literal_mappings_leave_early() {
     let mut literal = RtcAsPublished::new(Cycles::PAPER, 10_000);
@@ -177,8 +182,8 @@ fn literal_mappings_leave_early() {
     assert!(seen.stays.first() < Some(&300), "{seen:?}");
 }
 
-/// PV15: the repaired queue is one. Where room is made within a cycle, who came first goes first; also where a section was only begun on before, and behind
-/// what has moved into it.
+/// PV15: the repaired queue is one. Where room is made within a cycle, who came first goes first;
+/// also where a section was only begun on before, and behind what has moved into it.
 #[test]
 fn the_repaired_queue_is_first_in_first_out() {
     let of = |page| key(page, 1, Direction::ToDevice);

@@ -18,7 +18,8 @@ pub(crate) fn direction_is_confused(cache: &mut impl ReverseCache) -> bool {
     cache.acquire(key(9, 1, Direction::ToDevice)) == Some(GIOVA)
 }
 
-/// A28: a page is mapped alone and released; then a buffer of four pages that begins there shall be mapped.
+/// A28: a page is mapped alone and released; then a buffer of four pages that begins there shall be
+/// mapped.
 pub(crate) fn range_is_confused(cache: &mut impl ReverseCache) -> bool {
     let alone = key(9, 1, Direction::ToDevice);
     cache.insert(alone, GIOVA).unwrap();

@@ -47,8 +47,9 @@ fn cycles(count: u8) -> Cycles {
     Cycles::new(count).unwrap()
 }
 
-/// Walks `steps` with the model beside it. `exact`: the cache has the document's residency, so that it holds at each moment what the model holds.
-/// Else what it has may leave earlier, but nothing else differs.
+/// Walks `steps` with the model beside it. `exact`: the cache has the document's residency, so that
+/// it holds at each moment what the model holds. Else what it has may leave earlier, but nothing
+/// else differs.
 fn walk(mut cache: impl ReverseCache, c: u8, exact: bool, steps: &[Step]) {
     let mut model = Model::new(cycles(c));
     let mut next = 0;
@@ -217,7 +218,8 @@ fn nothing_serves_another_direction_or_length(cache: &mut impl ReverseCache) {
     }
 }
 
-/// Mappings of one page and direction and of several lengths: those in `gone`, bit by bit, leave, and the others are found.
+/// Mappings of one page and direction and of several lengths: those in `gone`, bit by bit, leave,
+/// and the others are found.
 fn lengths_of_a_page_leave_one_by_one(mut cache: impl ReverseCache, gone: u64) {
     let lengths = 1..=4_u64;
     let key = |pages| page(pages, Direction::ToDevice);

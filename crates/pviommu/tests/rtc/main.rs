@@ -1,4 +1,5 @@
-//! The reverse translation cache: every implementor against a brute-force model, and what each part promises.
+//! The reverse translation cache: every implementor against a brute-force model, and what each part
+//! promises.
 
 mod attacks;
 mod cases;

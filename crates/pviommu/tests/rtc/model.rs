@@ -1,4 +1,5 @@
-//! What a cache of the document's residency does, without any structure: every step looks at every mapping.
+//! What a cache of the document's residency does, without any structure: every step looks at every
+//! mapping.
 
 use std::collections::BTreeMap;
 

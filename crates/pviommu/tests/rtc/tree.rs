@@ -6,7 +6,8 @@ use std::collections::btree_map::Entry;
 use proptest::prelude::*;
 use ringfence_pviommu::rtc::tree::{Inserted, NodeKind, Tree, TreeAsPublished, TreeError};
 
-/// Pages that meet in nodes of every size: neighbours, strides of a byte at every level, and anything.
+/// Pages that meet in nodes of every size: neighbours, strides of a byte at every level, and
+/// anything.
 fn page() -> impl Strategy<Value = u64> {
     prop_oneof![
         4 => 0..300_u64,
@@ -146,7 +147,8 @@ fn the_newest_key_is_inserted_twice() {
     assert_eq!(tree.insert(19 << 12, 0xdead_0000), Inserted::AlreadyExist);
 }
 
-/// Errata 11: after Delete the key's mark is an index for Search, and the pointer there is another page's.
+/// Errata 11: after Delete the key's mark is an index for Search, and the pointer there is another
+/// page's.
 #[test]
 fn a_deleted_page_finds_another_ones_mapping() {
     let mut tree = literal(40);
@@ -168,7 +170,8 @@ fn a_deleted_page_finds_another_ones_mapping() {
 #[test]
 fn a_node_that_shrinks_keeps_the_deleted_key() {
     let mut tree = literal(34);
-    // Pages 0 to 31 and 33. The newest one cannot be deleted: its leaf goes, the pointer to it stays.
+    // Pages 0 to 31 and 33. The newest one cannot be deleted: its leaf goes, the pointer to it
+    // stays.
     let newest = tree.search(33 << 12).unwrap();
     assert!(!tree.delete(newest, 33 << 12));
     assert_eq!(tree.search(33 << 12), Some(newest));

@@ -17,7 +17,8 @@ pub(super) struct Group<'a> {
     pub(super) rows: Vec<(&'a str, &'a FindingRow)>,
 }
 
-/// Rows whose names begin alike, up to a colon, one after the other, under a heading; rows that begin like none of their neighbours, without.
+/// Rows whose names begin alike, up to a colon, one after the other, under a heading; rows that
+/// begin like none of their neighbours, without.
 pub(super) fn groups(rows: &[FindingRow]) -> Vec<Group<'_>> {
     let beginning = |row: &FindingRow| row.what.find(": ");
     let alike = |one: &FindingRow, other: &FindingRow| {

@@ -15,7 +15,8 @@ use super::data::ExecutedOn;
 use ringfence_lab::Profile;
 use ringfence_lab::experiments::{Experiment, Finding, TOLERANCE, Verdict};
 
-/// Version of the JSON form: under one version fields may be added, and none is removed or given another meaning.
+/// Version of the JSON form: under one version fields may be added, and none is removed or given
+/// another meaning.
 const SCHEMA: u32 = 1;
 
 /// The findings of one call.

@@ -1,4 +1,5 @@
-//! Findings as one page of HTML that needs nothing else: no script, no font, no picture from elsewhere.
+//! Findings as one page of HTML that needs nothing else: no script, no font, no picture from
+//! elsewhere.
 
 use std::fmt::Write;
 
@@ -7,8 +8,9 @@ use super::cells::{COLUMNS, Group, cells, groups};
 use crate::plot::lines;
 use ringfence_lab::experiments::{Finding, Verdict};
 
-/// On a phone a row of numbers becomes a card, its cells named by the columns, so that nothing has to be scrolled sideways; colours follow
-/// the reader's ground, and none says anything that words do not.
+/// On a phone a row of numbers becomes a card, its cells named by the columns, so that nothing has
+/// to be scrolled sideways; colours follow the reader's ground, and none says anything that words
+/// do not.
 const STYLE: &str = "\
 :root{color-scheme:light dark;--ground:#fff;--ink:#1f2328;--faint:#59636e;--rule:#d1d9e0;--band:#f6f8fa;--good:#1a7f37;--fair:#8a5a00;--bad:#c1121f;--link:#0a58ca}\
 @media(prefers-color-scheme:dark){:root{--ground:#0d1117;--ink:#e6edf3;--faint:#9198a1;--rule:#2b323b;--band:#151b23;--good:#4cc267;--fair:#e0a63a;--bad:#ff7b72;--link:#79b8ff}}\

@@ -41,7 +41,8 @@ pub fn finding(found: &Finding, look: TableStyle) -> String {
     out
 }
 
-/// Columns that stand beside the names; the parts of a cost follow in a table of their own where both do not fit.
+/// Columns that stand beside the names; the parts of a cost follow in a table of their own where
+/// both do not fit.
 const PARTS: usize = 6;
 
 /// The rows, under headings where their names begin alike.
@@ -176,7 +177,8 @@ pub fn summary(reproduction: &Reproduction, look: TableStyle) -> String {
     out
 }
 
-/// Puts `title` and `source` behind `cells`: in one cell, or under one another where that does not fit.
+/// Puts `title` and `source` behind `cells`: in one cell, or under one another where that does not
+/// fit.
 fn titled(grid: &mut Grid, mut cells: Vec<Cell>, title: &str, source: &str, look: TableStyle) {
     // Beside id, verdict and seconds.
     const OTHER_COLUMNS_WIDTH: usize = 32;

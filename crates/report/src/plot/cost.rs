@@ -1,6 +1,8 @@
-//! What the modes cost: on the left the cycles that were executed, by component; on the right the same with what was charged.
+//! What the modes cost: on the left the cycles that were executed, by component; on the right the
+//! same with what was charged.
 //!
-//! Two scales, because a charged invalidation is fifty times what a good layer executes: on one scale either would hide the other.
+//! Two scales, because a charged invalidation is fifty times what a good layer executes: on one
+//! scale either would hide the other.
 
 use super::scale::{Linear, drawable, end_of_bars};
 use super::svg::{Anchor, Svg, text_width};
@@ -29,8 +31,9 @@ const PARTS: [&str; 7] = [
     "other",
 ];
 
-/// What was executed, in parts that can be stacked: noise can make a part negative, and then the others are larger than the whole.
-/// They are drawn in their proportions, and as long as the whole, which is what the number beside them says.
+/// What was executed, in parts that can be stacked: noise can make a part negative, and then the
+/// others are larger than the whole. They are drawn in their proportions, and as long as the whole,
+/// which is what the number beside them says.
 fn parts(row: &Row) -> [f64; 7] {
     let Some(components) = &row.components else {
         return [0.0; 7];

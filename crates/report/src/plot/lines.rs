@@ -77,9 +77,11 @@ impl XAxis {
     }
 }
 
-/// The figure as a drawing, without its title: the page has that above it, where it can break. Values that cannot be drawn are left out.
+/// The figure as a drawing, without its title: the page has that above it, where it can break.
+/// Values that cannot be drawn are left out.
 pub(crate) fn lines(figure: &Figure) -> String {
-    // Names and their places in the legend first: how many lines it takes decides where the plot begins.
+    // Names and their places in the legend first: how many lines it takes decides where the plot
+    // begins.
     let mut places = Vec::new();
     let (mut x, mut line) = (LEFT, 0.0);
     for series in &figure.series {

@@ -1,4 +1,5 @@
-//! Plots as SVG: one a question. Plain files without scripts or foreign fonts, readable on light and dark ground.
+//! Plots as SVG: one a question. Plain files without scripts or foreign fonts, readable on light
+//! and dark ground.
 
 mod cost;
 mod lines;
@@ -19,7 +20,8 @@ pub struct Plot {
     pub svg: String,
 }
 
-/// The plots of a report, trace by trace: what the modes cost (where that was measured), what that buys, and how far allocators searched.
+/// The plots of a report, trace by trace: what the modes cost (where that was measured), what that
+/// buys, and how far allocators searched.
 pub fn plots(report: &Report) -> Vec<Plot> {
     let mut out = Vec::new();
     for notes in &report.traces {

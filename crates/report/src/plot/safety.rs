@@ -1,4 +1,5 @@
-//! What a mode's price buys: relative throughput against how much stays within a device's reach, for how long.
+//! What a mode's price buys: relative throughput against how much stays within a device's reach,
+//! for how long.
 
 use super::scale::drawable;
 use super::svg::{Anchor, Svg, text_width};
@@ -165,7 +166,8 @@ struct Cluster<'a> {
 /// Markers that would cover each other.
 const NEAR: f64 = 8.0;
 
-/// Markers, then their names beside them where there is room, with a thin line to those that had to move.
+/// Markers, then their names beside them where there is room, with a thin line to those that had to
+/// move.
 fn points(svg: &mut Svg, rows: &[&Row], x_of: impl Fn(f64) -> f64, y_of: impl Fn(&Row) -> f64) {
     let mut placed: Vec<(f64, f64, &Row)> = rows
         .iter()

@@ -50,8 +50,8 @@ impl Linear {
     }
 }
 
-/// Where a scale of bars should end: at the largest value, unless a few are so long that they would flatten all others. Those are then
-/// drawn broken.
+/// Where a scale of bars should end: at the largest value, unless a few are so long that they would
+/// flatten all others. Those are then drawn broken.
 pub(super) fn end_of_bars(values: &[f64]) -> f64 {
     let mut sorted: Vec<f64> = values.iter().map(|value| drawable(*value)).collect();
     sorted.sort_by(f64::total_cmp);

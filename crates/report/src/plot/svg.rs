@@ -17,8 +17,8 @@ pub(super) struct Svg {
     body: String,
 }
 
-/// Colours are named here once. Middle tones, told apart by eyes that confuse red and green (after Paul Tol's "bright" scheme); lines and
-/// letters follow the reader's ground.
+/// Colours are named here once. Middle tones, told apart by eyes that confuse red and green (after
+/// Paul Tol's "bright" scheme); lines and letters follow the reader's ground.
 const STYLE: &str = "\
 text{font:12px system-ui,'Segoe UI','DejaVu Sans',sans-serif;fill:#24292f}\
 .title{font-size:15px;font-weight:600}.faint{fill:#59636e}.strong{font-weight:600}\

@@ -13,8 +13,8 @@ use serde::Serialize;
 use ringfence_lab::Profile;
 use ringfence_lab::size::TraceSizing;
 
-/// Version of the JSON form: under one version fields may be added, and none is removed or given another
-/// meaning. Version 2 writes null for a share of nothing.
+/// Version of the JSON form: under one version fields may be added, and none is removed or given
+/// another meaning. Version 2 writes null for a share of nothing.
 const SCHEMA: u32 = 2;
 
 /// The advice of one call.

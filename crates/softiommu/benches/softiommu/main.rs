@@ -1,10 +1,11 @@
-//! What a translation, a pin, a burst, a protected read and an unmap cost; against vm-memory's `Iotlb`, the same behind a lock, plain
-//! `GuestMemoryMmap`, and a bare table without readers.
+//! What a translation, a pin, a burst, a protected read and an unmap cost; against vm-memory's
+//! `Iotlb`, the same behind a lock, plain `GuestMemoryMmap`, and a bare table without readers.
 //!
 //! `hits`, `reads`, `changes`, `waking`, `busy` after `--` run that part only.
 //!
-//! Sides are interleaved, so a neighbour on the machine slows all of them; the medians' ratios are what counts. Addresses are live pages
-//! in random order. In a dependent side the next address needs the translation before.
+//! Sides are interleaved, so a neighbour on the machine slows all of them; the medians' ratios are
+//! what counts. Addresses are live pages in random order. In a dependent side the next address
+//! needs the translation before.
 
 mod changes;
 mod hits;

@@ -1,4 +1,5 @@
-//! Processors for threads that are to run at the same time. Left to the scheduler, two of them may share one, and then they take turns.
+//! Processors for threads that are to run at the same time. Left to the scheduler, two of them may
+//! share one, and then they take turns.
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 

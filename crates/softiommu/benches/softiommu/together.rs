@@ -1,4 +1,5 @@
-//! What two threads cost each other: a reader and a reader, a reader and unmap. Each has a processor of its own.
+//! What two threads cost each other: a reader and a reader, a reader and unmap. Each has a
+//! processor of its own.
 
 use std::cell::RefCell;
 use std::hint::black_box;

@@ -13,7 +13,8 @@ const REQUESTS: u64 = 0x20_0000;
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 
-/// Two requests in a new queue: attach endpoint 0x20 to domain 1, map a page of the domain, writable (virtio 1.3, section 5.13.6).
+/// Two requests in a new queue: attach endpoint 0x20 to domain 1, map a page of the domain,
+/// writable (virtio 1.3, section 5.13.6).
 pub(crate) fn attach_and_map(memory: &GuestMemoryMmap) -> Result<Queue, Box<dyn Error>> {
     let words = |words: &[u32]| words.iter().flat_map(|w| w.to_le_bytes()).collect();
     let longs = |longs: &[u64]| longs.iter().flat_map(|l| l.to_le_bytes()).collect();

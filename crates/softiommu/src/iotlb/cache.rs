@@ -1,4 +1,5 @@
-//! The IOTLB itself: which pages are there, which go when there is no room, what messages do to them.
+//! The IOTLB itself: which pages are there, which go when there is no room, what messages do to
+//! them.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -61,9 +62,11 @@ struct CachedPage {
     number: u64,
 }
 
-/// The IOTLB of one device, over the memory `M` that its front-end has shared. See the [module](super).
+/// The IOTLB of one device, over the memory `M` that its front-end has shared. See the
+/// [module](super).
 ///
-/// Whoever changes it is no reader meanwhile, as with [`SoftIommu`]; keep it behind a lock that no reader takes while it is online.
+/// Whoever changes it is no reader meanwhile, as with [`SoftIommu`]; keep it behind a lock that no
+/// reader takes while it is online.
 pub struct Iotlb<M> {
     unit: SoftIommu<M>,
     device: RequesterId,
@@ -77,7 +80,8 @@ pub struct Iotlb<M> {
 }
 
 impl<M> Iotlb<M> {
-    /// An IOTLB in which nothing is there, over `memory`, of which the front-end has shared `regions`.
+    /// An IOTLB in which nothing is there, over `memory`, of which the front-end has shared
+    /// `regions`.
     pub fn new(
         limits: IotlbLimits,
         device: RequesterId,
@@ -130,8 +134,9 @@ impl<M> Iotlb<M> {
         self.limits.misses
     }
 
-    /// The front-end shares other memory (`VHOST_USER_SET_MEM_TABLE`, `ADD_MEM_REG`, `REM_MEM_REG`): when this returns, no reader holds anything of the
-    /// memory before, and nothing is there. Answers to misses under way do not count.
+    /// The front-end shares other memory (`VHOST_USER_SET_MEM_TABLE`, `ADD_MEM_REG`,
+    /// `REM_MEM_REG`): when this returns, no reader holds anything of the memory before, and
+    /// nothing is there. Answers to misses under way do not count.
     pub fn set_memory(&mut self, memory: M, regions: Regions) -> Result<(), IotlbError> {
         may_wait()?;
         self.invalidate(None)?;
@@ -140,12 +145,12 @@ impl<M> Iotlb<M> {
         Ok(())
     }
 
-    /// Does what a message of the front-end's says. When this returns `Ok`, it is done, and can be acknowledged: after an invalidation no reader
-    /// holds anything of the range.
+    /// Does what a message of the front-end's says. When this returns `Ok`, it is done, and can be
+    /// acknowledged: after an invalidation no reader holds anything of the range.
     ///
     /// # Errors
-    /// The message is to be acknowledged as failed. Nothing has changed, but for pages that had to go: for others, or because a refused
-    /// update says something else of them.
+    /// The message is to be acknowledged as failed. Nothing has changed, but for pages that had to
+    /// go: for others, or because a refused update says something else of them.
     pub fn receive(&mut self, message: &Message) -> Result<(), IotlbError> {
         may_wait()?;
         match *message {
@@ -183,7 +188,8 @@ impl<M> Iotlb<M> {
         Ok(MissAction::Send(id, Message::Miss { iova, wanted }))
     }
 
-    /// Whether what the miss asked for is there already, before there is a reply to it. It stays under way until there is.
+    /// Whether what the miss asked for is there already, before there is a reply to it. It stays
+    /// under way until there is.
     pub fn has_arrived(&self, miss: MissId) -> bool {
         self.misses
             .get(miss)
@@ -221,16 +227,16 @@ impl<M> Iotlb<M> {
                 self.resident.remove(&page);
             }
         }
-        // The range as it is, whatever is thought to be there: what is out of reach does not depend on any account. It cannot be refused:
-        // whole pages, and no pin is held.
+        // The range as it is, whatever is thought to be there: what is out of reach does not depend
+        // on any account. It cannot be refused: whole pages, and no pin is held.
         self.domain()?
             .unmap(range)
             .map_err(|_| read_section_open())?;
         Ok(())
     }
 
-    /// Whether it is followed or refused, an update leaves nothing older of the pages that it touches: neither where they were, nor a right
-    /// that it does not give.
+    /// Whether it is followed or refused, an update leaves nothing older of the pages that it
+    /// touches: neither where they were, nor a right that it does not give.
     fn update(
         &mut self,
         range: IovaRange,
@@ -269,8 +275,9 @@ impl<M> Iotlb<M> {
         Ok(())
     }
 
-    /// The pages that an update of `range` touches and contradicts, in part or as a whole. They are looked for among the pages that are
-    /// there, however many it has. All of them where it does not say what memory they have.
+    /// The pages that an update of `range` touches and contradicts, in part or as a whole. They are
+    /// looked for among the pages that are there, however many it has. All of them where it does
+    /// not say what memory they have.
     fn outdated(&self, range: IovaRange, memory: Option<PhysAddr>, said: Permissions) -> Vec<u64> {
         let touched = page_of(range.start())..=page_of(range.last());
         let contradicted = |page: u64, resident: &CachedPage| {
@@ -320,8 +327,9 @@ impl<M> Iotlb<M> {
         Ok((memory, first, last))
     }
 
-    /// What is believed of an update that says `said`: no more than was asked, now or since the page came. QEMU looks up whether it may be read, or
-    /// written, as it was asked, and then says that it may be both.
+    /// What is believed of an update that says `said`: no more than was asked, now or since the
+    /// page came. QEMU looks up whether it may be read, or written, as it was asked, and then says
+    /// that it may be both.
     fn granted(
         &self,
         page: u64,
@@ -339,8 +347,8 @@ impl<M> Iotlb<M> {
         Permissions::from_bits(said.bits() & asked.bits()).unwrap_or(said)
     }
 
-    /// Which pages of an update are kept: those that are missed, and some from the first of those on. None that may have been looked up before an
-    /// invalidation. In order, without repetition.
+    /// Which pages of an update are kept: those that are missed, and some from the first of those
+    /// on. None that may have been looked up before an invalidation. In order, without repetition.
     fn kept(&self, first: u64, last: u64) -> Vec<u64> {
         let from = self.misses.pages(first, last).min().unwrap_or(first);
         let ahead = u64::try_from(self.limits.extra_pages).unwrap_or(u64::MAX);
@@ -353,8 +361,8 @@ impl<M> Iotlb<M> {
         pages
     }
 
-    /// Takes away what is `outdated`, and what stands in the way of `pages`: what they were before, and what came first if there is no
-    /// room. Waits once.
+    /// Takes away what is `outdated`, and what stands in the way of `pages`: what they were before,
+    /// and what came first if there is no room. Waits once.
     fn make_room(
         &mut self,
         pages: &BTreeMap<u64, (PhysAddr, Permissions)>,
@@ -415,7 +423,8 @@ impl<M> Iotlb<M> {
         Ok(())
     }
 
-    /// Puts a page there that is not, and has been looked at: it is within the width, and no pin is held.
+    /// Puts a page there that is not, and has been looked at: it is within the width, and no pin is
+    /// held.
     fn install(
         &mut self,
         page: u64,

@@ -1,5 +1,5 @@
-//! A thin layer over the two sockets, for back-ends that do not read them themselves: one thread at a time asks, and does what the front-end says while it
-//! waits for the answer.
+//! A thin layer over the two sockets, for back-ends that do not read them themselves: one thread at
+//! a time asks, and does what the front-end says while it waits for the answer.
 
 use std::collections::VecDeque;
 use std::error::Error;
@@ -23,17 +23,19 @@ use super::misses::{MissAction, MissId, MissOutcome};
 /// Times that a miss is asked again because its answer was gone before it could be used.
 const ATTEMPTS: usize = 8;
 
-/// Replies that are left in their socket until they are taken all at once. A miss goes on with its translation, which comes first.
+/// Replies that are left in their socket until they are taken all at once. A miss goes on with its
+/// translation, which comes first.
 const UNREPLIED: usize = 8;
 
-/// How long the main socket is silent before the other one is looked at. Only a refusal comes there alone: this is what it takes
-/// longer, and an answer takes a system call less.
+/// How long the main socket is silent before the other one is looked at. Only a refusal comes there
+/// alone: this is what it takes longer, and an answer takes a system call less.
 const MAIN_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// An [`Iotlb`] and its sockets: the main one, at which nothing but IOTLB messages is expected while this is used, and the one for the back-end's requests
-/// (`VHOST_USER_SET_BACKEND_REQ_FD`).
+/// An [`Iotlb`] and its sockets: the main one, at which nothing but IOTLB messages is expected
+/// while this is used, and the one for the back-end's requests (`VHOST_USER_SET_BACKEND_REQ_FD`).
 ///
-/// After an error of a socket or of a frame nothing that follows can be understood: drop it, and close both sockets.
+/// After an error of a socket or of a frame nothing that follows can be understood: drop it, and
+/// close both sockets.
 pub struct IotlbClient<M> {
     iotlb: Iotlb<M>,
     main: UnixStream,
@@ -100,7 +102,8 @@ impl From<IotlbError> for IotlbClientError {
 }
 
 impl<M> IotlbClient<M> {
-    /// `patience`: how long the front-end may take for an answer, and for the rest of a frame that it has begun.
+    /// `patience`: how long the front-end may take for an answer, and for the rest of a frame that
+    /// it has begun.
     ///
     /// # Errors
     /// If a socket does not take it.
@@ -125,8 +128,8 @@ impl<M> IotlbClient<M> {
         })
     }
 
-    /// The IOTLB, for its readers. Only this conversation changes it: the IOTLBs of two conversations that changed places would miss each
-    /// other's invalidations.
+    /// The IOTLB, for its readers. Only this conversation changes it: the IOTLBs of two
+    /// conversations that changed places would miss each other's invalidations.
     pub fn iotlb(&self) -> &Iotlb<M> {
         &self.iotlb
     }
@@ -161,10 +164,12 @@ impl<M> IotlbClient<M> {
         Err(IotlbClientError::RetriesExhausted(*fault))
     }
 
-    /// Does what the front-end has to say: returns when it has said, and had acknowledged, one thing.
+    /// Does what the front-end has to say: returns when it has said, and had acknowledged, one
+    /// thing.
     ///
     /// # Errors
-    /// The front-end cannot be understood. A message that is not followed is no error: it is acknowledged as failed.
+    /// The front-end cannot be understood. A message that is not followed is no error: it is
+    /// acknowledged as failed.
     pub fn serve(&mut self) -> Result<(), IotlbClientError> {
         while !self.serve_main()? {
             self.check_patience()?;
@@ -183,8 +188,8 @@ impl<M> IotlbClient<M> {
         }
     }
 
-    /// Does what the front-end has to say or, where it says nothing for a glance, takes its replies: the outcome of `miss` if its
-    /// reply is among them.
+    /// Does what the front-end has to say or, where it says nothing for a glance, takes its
+    /// replies: the outcome of `miss` if its reply is among them.
     ///
     /// The main socket first: what it says came before the reply that it leads to.
     fn poll_sockets(
@@ -200,7 +205,8 @@ impl<M> IotlbClient<M> {
 
     /// Does what the front-end says on the main socket. `false` if it says nothing for a glance.
     fn serve_main(&mut self) -> Result<bool, IotlbClientError> {
-        // All of it at once, as it nearly always comes. Every frame that is expected here has this length.
+        // All of it at once, as it nearly always comes. Every frame that is expected here has this
+        // length.
         let mut frame = [0; Header::BYTES + IOTLB_BYTES];
         let (mut filled, mut need_reply) = (0, false);
         while filled < frame.len() {
@@ -233,7 +239,8 @@ impl<M> IotlbClient<M> {
         Message::decode(bytes).is_ok_and(|message| self.iotlb.receive(&message).is_ok())
     }
 
-    /// Takes the replies that are there, and does not wait for any: the outcome of `miss` if its reply is among them.
+    /// Takes the replies that are there, and does not wait for any: the outcome of `miss` if its
+    /// reply is among them.
     fn take_replies(
         &mut self,
         miss: Option<MissId>,
@@ -273,7 +280,8 @@ impl<M> IotlbClient<M> {
     }
 }
 
-/// Whether the IOTLB message behind this header is to be acknowledged. An error if there is none behind it.
+/// Whether the IOTLB message behind this header is to be acknowledged. An error if there is none
+/// behind it.
 fn awaited(header: &[u8; Header::BYTES]) -> Result<bool, IotlbClientError> {
     let header = Header::decode(header)?;
     if header.reply || header.request != FRONTEND_IOTLB {

@@ -1,4 +1,5 @@
-//! Frames of the vhost-user protocol, as far as IOTLB messages need them: a header of 12 bytes, then the payload.
+//! Frames of the vhost-user protocol, as far as IOTLB messages need them: a header of 12 bytes,
+//! then the payload.
 
 use super::error::FrameError;
 use super::message::Message;

@@ -1,4 +1,5 @@
-//! IOTLB messages: `struct vhost_iotlb_msg`, in the host's byte order, as its 32 bytes with padding.
+//! IOTLB messages: `struct vhost_iotlb_msg`, in the host's byte order, as its 32 bytes with
+//! padding.
 
 use ringfence_types::{Iova, IovaRange, Permissions};
 
@@ -24,7 +25,8 @@ pub enum Message {
     Update {
         /// Addresses of the device.
         range: IovaRange,
-        /// Where they begin in the front-end's own address space, of which [`Regions`](super::Regions) tells.
+        /// Where they begin in the front-end's own address space, of which
+        /// [`Regions`](super::Regions) tells.
         user: u64,
         /// What the device may do.
         permissions: Permissions,
@@ -41,8 +43,9 @@ pub enum Message {
 }
 
 impl Message {
-    /// Reads a message. An invalidation whose range is none (empty, or past 2^64 - 1) is one of everything: what is invalidated too much is asked for
-    /// again, and what is invalidated too little is reached by a device that may not.
+    /// Reads a message. An invalidation whose range is none (empty, or past 2^64 - 1) is one of
+    /// everything: what is invalidated too much is asked for again, and what is invalidated too
+    /// little is reached by a device that may not.
     pub fn decode(bytes: &[u8; IOTLB_BYTES]) -> Result<Self, MessageError> {
         let [iova, size, user] = [0, 8, 16].map(|at| {
             let mut word = [0; 8];

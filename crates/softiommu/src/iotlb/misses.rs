@@ -1,7 +1,8 @@
 //! Misses under way, and invalidations that arrived meanwhile.
 //!
-//! Everything has a number in the order in which it happened. An invalidation matters to updates for as long as a miss is under way that was sent before it:
-//! its answer may have been looked up before the invalidation, and arrive after it.
+//! Everything has a number in the order in which it happened. An invalidation matters to updates
+//! for as long as a miss is under way that was sent before it: its answer may have been looked up
+//! before the invalidation, and arrive after it.
 
 use ringfence_types::{Iova, IovaRange, PageSize, Permissions};
 
@@ -14,7 +15,8 @@ const REMEMBERED: usize = 32;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MissId(u64);
 
-/// What [`Iotlb::miss`](super::Iotlb::miss) asks its caller to do. Whoever is told to wait holds no pin meanwhile.
+/// What [`Iotlb::miss`](super::Iotlb::miss) asks its caller to do. Whoever is told to wait holds no
+/// pin meanwhile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MissAction {
     /// Send this to the front-end, with a request for a reply; then wait.
@@ -30,7 +32,8 @@ pub enum MissAction {
 pub enum MissOutcome {
     /// The translation is there: try again.
     Present,
-    /// There was an answer, and it is gone, or came too late to be believed: try again, and expect another miss.
+    /// There was an answer, and it is gone, or came too late to be believed: try again, and expect
+    /// another miss.
     Invalidated,
     /// The device may not access the address.
     Refused,
@@ -58,7 +61,8 @@ pub(super) struct Misses {
 }
 
 impl Misses {
-    /// The miss of `page` that asks for all of `wanted`, if one is under way that no invalidation has overtaken.
+    /// The miss of `page` that asks for all of `wanted`, if one is under way that no invalidation
+    /// has overtaken.
     pub(super) fn find(&self, page: u64, wanted: Permissions) -> Option<MissId> {
         let miss = self.misses.iter().find(|miss| {
             miss.page == page
@@ -94,8 +98,9 @@ impl Misses {
         Some((miss.page, miss.wanted))
     }
 
-    /// What the oldest miss in `first..=last` wants that no invalidation has overtaken and that `has` does not say is there: the one that an update of these
-    /// pages answers, if the front-end takes misses in their order.
+    /// What the oldest miss in `first..=last` wants that no invalidation has overtaken and that
+    /// `has` does not say is there: the one that an update of these pages answers, if the front-end
+    /// takes misses in their order.
     pub(super) fn answered(
         &self,
         first: u64,

@@ -4,7 +4,8 @@ use ringfence_types::{PhysAddr, PhysRange};
 
 use super::error::RegionError;
 
-/// Regions that a front-end may share. The protocol's message for a whole table has room for 8; QEMU adds up to 509 one by one.
+/// Regions that a front-end may share. The protocol's message for a whole table has room for 8;
+/// QEMU adds up to 509 one by one.
 const MOST: usize = 512;
 
 /// One region of a memory table (`VHOST_USER_SET_MEM_TABLE`).

@@ -1,4 +1,5 @@
-//! The vhost-user IOTLB against a front-end that does everything at the worst time, and against one that means harm.
+//! The vhost-user IOTLB against a front-end that does everything at the worst time, and against one
+//! that means harm.
 
 mod model;
 mod updates;
@@ -75,7 +76,8 @@ fn a_page_that_is_told_of_again_is_what_was_said_last() {
     }
 }
 
-/// QEMU says of every page that it may be read and written. What the device may do is what the front-end let pass when it was asked.
+/// QEMU says of every page that it may be read and written. What the device may do is what the
+/// front-end let pass when it was asked.
 #[test]
 fn a_front_end_that_always_says_both_grants_what_was_asked() {
     let mut iotlb = Iotlb::new(IotlbLimits::default(), DISK, (), regions()).unwrap();
@@ -121,7 +123,8 @@ fn a_front_end_that_always_says_both_grants_what_was_asked() {
     check(0, false, false);
 }
 
-/// Replies may be left unread for long. A miss whose translation has come, or that an invalidation has overtaken, is not what the next update answers.
+/// Replies may be left unread for long. A miss whose translation has come, or that an invalidation
+/// has overtaken, is not what the next update answers.
 #[test]
 fn an_update_answers_the_oldest_open_miss() {
     let mut iotlb = Iotlb::new(IotlbLimits::default(), DISK, (), regions()).unwrap();
@@ -186,7 +189,8 @@ fn many_invalidations_stay_remembered() {
     assert!(burst.guard().translate(range(0, 1), Access::Read).is_ok());
 }
 
-/// What a hostile front-end says is confined to what it has shared, and costs no more than the limits say.
+/// What a hostile front-end says is confined to what it has shared, and costs no more than the
+/// limits say.
 #[test]
 fn a_hostile_front_end_stays_in_its_memory() {
     let limits = IotlbLimits {
@@ -208,7 +212,8 @@ fn a_hostile_front_end_stays_in_its_memory() {
             [1, 1 << 12, 1 << 13, 1 << 30, u64::MAX, random.next()],
             [USER, user(31), USER * 2, u64::MAX, user(63), random.next()],
         ];
-        // Most are nearly sound: an update that is refused takes away what it touches, and nonsense touches everything.
+        // Most are nearly sound: an update that is refused takes away what it touches, and nonsense
+        // touches everything.
         let wild = random.below(8) == 0;
         for (to, choices) in bytes.chunks_mut(8).zip(&words) {
             let near = random.below(6) * random.below(2) * PAGE;
@@ -322,7 +327,8 @@ fn what_cannot_be_is_refused() {
     other.reason = FaultReason::AddressBeyondWidth;
     assert_eq!(iotlb.miss(&other), Err(IotlbError::NotAMiss(other)));
 
-    // A range that is no whole number of pages is taken inward by an update and outward by an invalidation.
+    // A range that is no whole number of pages is taken inward by an update and outward by an
+    // invalidation.
     let inner = IovaRange::new(Iova::new(PAGE - 1), 2 * PAGE).unwrap();
     iotlb.receive(&at(USER + PAGE - 1, inner)).unwrap();
     assert_eq!(iotlb.pages(), 1);
@@ -351,7 +357,8 @@ fn what_cannot_be_is_refused() {
     assert_eq!(made(&[region(5, 1); 513]), Err(many));
 }
 
-/// An invalidation is not acknowledged while a reader may hold the page, and a thread that holds one does not wait for itself.
+/// An invalidation is not acknowledged while a reader may hold the page, and a thread that holds
+/// one does not wait for itself.
 #[test]
 fn a_thread_that_holds_a_pin_changes_nothing() {
     let mut iotlb = Iotlb::new(IotlbLimits::default(), DISK, (), regions()).unwrap();

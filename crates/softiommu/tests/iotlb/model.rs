@@ -1,4 +1,5 @@
-//! What the front-end has granted, every way in which it may say so, and the check that nothing else is to be had.
+//! What the front-end has granted, every way in which it may say so, and the check that nothing
+//! else is to be had.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -94,7 +95,8 @@ pub(crate) struct Front {
     /// Grants that were taken away by an invalidation that is not acknowledged yet: its number.
     going: Vec<(u64, Grant, u64)>,
     handling: Vec<Handling>,
-    /// To the back-end, in order; the number of an invalidation, or the miss that an update answers.
+    /// To the back-end, in order; the number of an invalidation, or the miss that an update
+    /// answers.
     pub(crate) main: VecDeque<(Message, u64, Option<MissId>)>,
     requests: VecDeque<(MissId, Message)>,
     number: u64,
@@ -281,7 +283,8 @@ impl Both {
         burst.guard().translate(range(page, 1), Access::Read).err()
     }
 
-    /// Every translation is one that the guest has granted, or whose invalidation has not been acknowledged.
+    /// Every translation is one that the guest has granted, or whose invalidation has not been
+    /// acknowledged.
     pub(crate) fn check(&mut self) {
         assert!(self.iotlb.pages() <= 12);
         let mut burst = self.reader.online();

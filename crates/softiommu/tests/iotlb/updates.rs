@@ -1,5 +1,5 @@
-//! Updates of any size and alignment against a model: what the front-end said last of each page is the
-//! most that a reader reaches there.
+//! Updates of any size and alignment against a model: what the front-end said last of each page is
+//! the most that a reader reaches there.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,8 @@ use super::model::{DISK, FRAMES, PAGE, PAGES, Random, fault, range, regions, upd
 /// Less than most updates have pages.
 const AHEAD: usize = 4;
 
-/// `a_page_that_is_told_of_again_is_what_was_said_last` for an update of more pages than `extra_pages`.
+/// `a_page_that_is_told_of_again_is_what_was_said_last` for an update of more pages than
+/// `extra_pages`.
 #[test]
 fn every_page_of_a_large_update_is_what_was_said_last() {
     let limits = IotlbLimits {

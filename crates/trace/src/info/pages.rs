@@ -6,8 +6,8 @@ use rustc_hash::FxHashSet;
 use super::Pages;
 use crate::runs::Runs;
 
-/// Longest range whose pages are remembered one by one; longer ones are remembered by their ends. So a line costs no
-/// more memory than this many pages, whatever size it claims.
+/// Longest range whose pages are remembered one by one; longer ones are remembered by their ends.
+/// So a line costs no more memory than this many pages, whatever size it claims.
 const ONE_BY_ONE: u64 = 512;
 
 /// A set of pages and how often they were named.

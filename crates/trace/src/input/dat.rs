@@ -1,5 +1,5 @@
-//! trace-cmd's binary recordings, read through `trace-cmd report`: the format depends on the recording
-//! kernel's own format descriptions, and trace-cmd is the tool that keeps up with them.
+//! trace-cmd's binary recordings, read through `trace-cmd report`: the format depends on the
+//! recording kernel's own format descriptions, and trace-cmd is the tool that keeps up with them.
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -82,8 +82,8 @@ impl Read for Report {
             TraceError::TraceCmdFailed {
                 file: self.file.clone(),
                 message: message.unwrap_or_else(|| match status.success() {
-                    // A report begins with the number of processors even if there are no events; of a file
-                    // that is cut off, trace-cmd 3.1 prints nothing and calls it success.
+                    // A report begins with the number of processors even if there are no events; of
+                    // a file that is cut off, trace-cmd 3.1 prints nothing and calls it success.
                     true => "nothing was printed: the file is cut off or damaged".to_owned(),
                     false => status.to_string(),
                 }),

@@ -28,7 +28,8 @@ const ARCHIVES: [(&[u8], &str); 4] = [
     (b"\x04\x22\x4d\x18", "lz4cat"),
 ];
 
-/// The text of a trace, wherever it comes from. Compressed text is bounded by [`TraceLimits::text`].
+/// The text of a trace, wherever it comes from. Compressed text is bounded by
+/// [`TraceLimits::text`].
 #[derive(Debug)]
 pub struct TraceSource {
     kind: Kind,
@@ -111,11 +112,12 @@ pub(crate) fn read_error(file: &str, line: u64, source: io::Error) -> TraceError
 }
 
 impl TraceSource {
-    /// Opens a file: text, zstd, or a trace-cmd recording, which is read through `trace-cmd report`.
+    /// Opens a file: text, zstd, or a trace-cmd recording, which is read through `trace-cmd
+    /// report`.
     ///
     /// # Errors
-    /// [`TraceError::Io`], [`TraceError::Compression`], [`TraceError::TraceCmdMissing`]; [`TraceError::Parquet`], for
-    /// Parquet holds no text.
+    /// [`TraceError::Io`], [`TraceError::Compression`], [`TraceError::TraceCmdMissing`];
+    /// [`TraceError::Parquet`], for Parquet holds no text.
     pub fn open(path: &Path) -> Result<Self, TraceError> {
         let name = path.display().to_string();
         let mut file = File::open(path).map_err(|source| read_error(&name, 0, source))?;
@@ -153,8 +155,8 @@ impl TraceSource {
         Ok(head.starts_with(PARQUET_MAGIC))
     }
 
-    /// Takes text or zstd from any reader, such as standard input; `name` stands in errors. A trace-cmd
-    /// recording has to be a file.
+    /// Takes text or zstd from any reader, such as standard input; `name` stands in errors. A
+    /// trace-cmd recording has to be a file.
     ///
     /// # Errors
     /// As [`TraceSource::open`].

@@ -23,9 +23,9 @@ pub(super) enum Key {
     Sg { device: DeviceIndex, list: u64 },
 }
 
-/// Hash of a scatterlist for [`Key::Sg`]: direction, number of segments in all, and the first 128 starts.
-/// 64 bits well mixed: lists that differ share one by accident once in 2^64, and then an unmap of the same
-/// device ends the older of two mappings instead of the newer.
+/// Hash of a scatterlist for [`Key::Sg`]: direction, number of segments in all, and the first 128
+/// starts. 64 bits well mixed: lists that differ share one by accident once in 2^64, and then an
+/// unmap of the same device ends the older of two mappings instead of the newer.
 pub(super) fn hash_list(direction: Direction, total: u32, starts: &[u64]) -> u64 {
     const MIX: u64 = 0x9e37_79b9_7f4a_7c15;
     let mut hash = u64::from(total) << 2 | direction as u64;
@@ -233,8 +233,8 @@ impl LiveMappings {
         Ok(MappingId(id))
     }
 
-    /// Ends the mappings of `iommu:map` lines that an unmap of `first..=last` meets: the oldest that is
-    /// exactly this range, else all that overlap it.
+    /// Ends the mappings of `iommu:map` lines that an unmap of `first..=last` meets: the oldest
+    /// that is exactly this range, else all that overlap it.
     pub(super) fn end_iommu_only(&mut self, first: u64, last: u64) -> Vec<IommuOnlyMapping> {
         let exact = self
             .iommu_only

@@ -1,8 +1,8 @@
 //! Raw events to operations.
 //!
-//! [`window`] puts the lines of one call together, [`live_mappings`] finds an unmap's map, [`scatter`] finds the
-//! segments of a list, [`physical`] brings addresses into the arena, [`resolve`] applies the rules. The rules
-//! stand in `docs/TRACES.md`.
+//! [`window`] puts the lines of one call together, [`live_mappings`] finds an unmap's map,
+//! [`scatter`] finds the segments of a list, [`physical`] brings addresses into the arena,
+//! [`resolve`] applies the rules. The rules stand in `docs/TRACES.md`.
 
 mod fifo;
 mod live_mappings;

@@ -24,7 +24,8 @@ pub(crate) struct Pairing {
     /// Events of `raw` already taken.
     taken: usize,
     attribution: Attribution,
-    /// The file, if it can be read once more to find out whether the first device stays the only one.
+    /// The file, if it can be read once more to find out whether the first device stays the only
+    /// one.
     reread: Option<PathBuf>,
     /// Marks in the window's queue: kept here, for their texts die with the raw chunk.
     marks: std::collections::VecDeque<String>,
@@ -75,8 +76,8 @@ impl Pairing {
         self
     }
 
-    /// As [`Operations::next_chunk`](crate::Operations::next_chunk), showing each raw event as it is taken, which is
-    /// before its operation is.
+    /// As [`Operations::next_chunk`](crate::Operations::next_chunk), showing each raw event as it
+    /// is taken, which is before its operation is.
     pub(crate) fn next_chunk_with(
         &mut self,
         source: &mut dyn Read,
@@ -204,8 +205,8 @@ impl Pairing {
         Ok(())
     }
 
-    /// Whose an unexplained mapping is, and whether that is the row without a device; `None` before the first
-    /// event of a device.
+    /// Whose an unexplained mapping is, and whether that is the row without a device; `None` before
+    /// the first event of a device.
     fn attribute(&mut self, event: &RawEvent) -> Result<Option<(DeviceIndex, bool)>, TraceError> {
         if !self.resolver.any_named() {
             return Ok(None);

@@ -1,16 +1,19 @@
-//! Physical addresses of a trace, brought into a replay's arena: low ones stay, high ones are renamed.
+//! Physical addresses of a trace, brought into a replay's arena: low ones stay, high ones are
+//! renamed.
 
 use std::collections::HashMap;
 
 use ringfence_types::{PhysAddr, PhysRange};
 
-/// Bytes of memory that a replay has to provide, from address 0 on; it may be sparse. All segments lie in it.
+/// Bytes of memory that a replay has to provide, from address 0 on; it may be sparse. All segments
+/// lie in it.
 pub const ARENA_BYTES: u64 = 512 << 30;
 /// What is renamed at a time: 1 GiB.
 const GRANULE_SHIFT: u32 = 30;
 const GRANULE: u64 = 1 << GRANULE_SHIFT;
 const GRANULES: u64 = ARENA_BYTES >> GRANULE_SHIFT;
-/// Granules below this one keep their place: 64 GiB. Those above are room for renamed ones and fresh frames.
+/// Granules below this one keep their place: 64 GiB. Those above are room for renamed ones and
+/// fresh frames.
 const LOW_GRANULES: u64 = 64;
 const PAGE: u64 = 4096;
 
@@ -27,7 +30,8 @@ pub(super) enum NoFrames {
     TooLarge { bytes: u64 },
 }
 
-/// Renames granules above 64 GiB to unused ones between there and the arena's end, for good. A granule below keeps its place.
+/// Renames granules above 64 GiB to unused ones between there and the arena's end, for good. A
+/// granule below keeps its place.
 #[derive(Debug, Default)]
 pub(super) struct ReplayArena {
     /// Bit n: granule n of the arena is taken. Those that keep their place are not noted.
@@ -41,8 +45,8 @@ pub(super) struct ReplayArena {
 }
 
 impl ReplayArena {
-    /// Brings `range` into the arena: appends it to `out`, in parts if a granule boundary tears it; true if
-    /// it was renamed.
+    /// Brings `range` into the arena: appends it to `out`, in parts if a granule boundary tears it;
+    /// true if it was renamed.
     #[inline]
     pub(super) fn rename_into_arena(
         &mut self,
@@ -112,7 +116,8 @@ impl ReplayArena {
         if let Some(&new) = self.renamed.get(&recorded) {
             return Ok(new);
         }
-        // Beside its neighbour if possible, so that a buffer across the boundary stays in one piece.
+        // Beside its neighbour if possible, so that a buffer across the boundary stays in one
+        // piece.
         let neighbour = |offset: i64| {
             let beside = recorded.checked_add_signed(offset)?;
             let at = match beside < LOW_GRANULES {
@@ -145,8 +150,9 @@ impl ReplayArena {
         }
     }
 
-    /// The lowest free granule with three free ones above it, where its recorded successors can follow it, and a free one
-    /// below for its predecessor: the first granule of all belongs to the successor of memory that kept its place.
+    /// The lowest free granule with three free ones above it, where its recorded successors can
+    /// follow it, and a free one below for its predecessor: the first granule of all belongs to the
+    /// successor of memory that kept its place.
     fn roomy(&self) -> Option<u64> {
         (LOW_GRANULES + 1..GRANULES)
             .find(|&granule| (granule - 1..granule + 4).all(|near| self.is_free(near)))
@@ -220,7 +226,8 @@ mod tests {
         let high = place(&mut arena, 1000 * GIB + 7, 100);
         assert_eq!(high, Ok((vec![(65 * GIB + 7, 100)], true)));
         assert_eq!(place(&mut arena, 1000 * GIB + 7, 100), high);
-        // Its neighbours stay beside it, above as well as below, so buffers across a boundary stay whole.
+        // Its neighbours stay beside it, above as well as below, so buffers across a boundary stay
+        // whole.
         assert_eq!(
             place(&mut arena, 1001 * GIB - 10, 20),
             Ok((vec![(66 * GIB - 10, 20)], true))
@@ -253,7 +260,8 @@ mod tests {
     #[test]
     fn a_torn_buffer_becomes_two_segments() {
         let mut arena = ReplayArena::default();
-        // 1000 to 1003 lie at 65 to 68, 2000 at 70 and its predecessor before it, so 1004 cannot lie behind 1003.
+        // 1000 to 1003 lie at 65 to 68, 2000 at 70 and its predecessor before it, so 1004 cannot
+        // lie behind 1003.
         for granule in [1000, 1001, 1002, 1003, 2000, 1999] {
             place(&mut arena, granule * GIB, 1).unwrap();
         }

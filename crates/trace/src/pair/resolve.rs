@@ -89,7 +89,8 @@ pub(super) struct Resolver {
     live: LiveMappings,
     arena: ReplayArena,
     addressing: Vec<Addressing>,
-    /// By device: whether an event of it was resolved. What the reader has read ahead does not count.
+    /// By device: whether an event of it was resolved. What the reader has read ahead does not
+    /// count.
     seen: Vec<bool>,
     named: usize,
     only_named: Option<DeviceIndex>,
@@ -263,8 +264,9 @@ impl Resolver {
         }
     }
 
-    /// Where a coherent buffer lies: as its `iommu:map` lines say; else as its printed starts say; else, if
-    /// the device's addresses are physical, at its DMA address; else nobody knows, and it gets fresh frames.
+    /// Where a coherent buffer lies: as its `iommu:map` lines say; else as its printed starts say;
+    /// else, if the device's addresses are physical, at its DMA address; else nobody knows, and it
+    /// gets fresh frames.
     fn coherent_segments(
         &mut self,
         device: DeviceIndex,

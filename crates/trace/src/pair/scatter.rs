@@ -1,5 +1,5 @@
-//! The segments of a scatterlist. Linux prints where the caller's segments begin and how long the DMA
-//! segments are after merging, but not how long the caller's are.
+//! The segments of a scatterlist. Linux prints where the caller's segments begin and how long the
+//! DMA segments are after merging, but not how long the caller's are.
 
 use super::window::Piece;
 
@@ -19,14 +19,14 @@ pub(super) enum Lengths {
 
 /// Appends the caller's segments to `out`.
 ///
-/// With `iommu:map` lines, each DMA segment is followed through them: they say where each of its bytes lies,
-/// so that the result is exact to the byte at the ends of DMA segments and, since Linux merges only at page
-/// boundaries, exact between them. Where the caller's list names a start inside a piece, the piece is split
-/// there; pieces behind a cut list stand for themselves.
+/// With `iommu:map` lines, each DMA segment is followed through them: they say where each of its
+/// bytes lies, so that the result is exact to the byte at the ends of DMA segments and, since Linux
+/// merges only at page boundaries, exact between them. Where the caller's list names a start inside
+/// a piece, the piece is split there; pieces behind a cut list stand for themselves.
 ///
-/// Without them but with as many DMA segments as segments, the lengths are printed. Otherwise merging has
-/// hidden them: each segment is taken to end at its page's end, where Linux may merge, and the last one of a
-/// DMA segment takes what is left.
+/// Without them but with as many DMA segments as segments, the lengths are printed. Otherwise
+/// merging has hidden them: each segment is taken to end at its page's end, where Linux may merge,
+/// and the last one of a DMA segment takes what is left.
 pub(super) fn segments(
     dma: (&[u64], &[u64]),
     phys_addrs: &[u64],
@@ -81,7 +81,8 @@ fn follow(
     Some(())
 }
 
-/// Appends contiguous bytes, split where the caller's list says, joined to what is before where it does not.
+/// Appends contiguous bytes, split where the caller's list says, joined to what is before where it
+/// does not.
 fn push_run(
     mut phys: u64,
     mut bytes: u64,

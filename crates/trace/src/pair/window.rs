@@ -1,14 +1,14 @@
 //! Puts `iommu:*` lines and `dma:*` lines of one call together.
 //!
-//! Linux prints `iommu:map` lines just before the `dma:*` line of the same call, `iommu:unmap` before
-//! `dma_unmap_phys` but after `dma_unmap_sg` and `dma_free` (those trace on entry). All lines of a call come
-//! from one context of one processor, and interrupts nest. So a line waits until its context shows what it
-//! belongs to: the next line of the same context takes it or proves that none will; a line of an outer
-//! context proves that the inner one has ended.
+//! Linux prints `iommu:map` lines just before the `dma:*` line of the same call, `iommu:unmap`
+//! before `dma_unmap_phys` but after `dma_unmap_sg` and `dma_free` (those trace on entry). All
+//! lines of a call come from one context of one processor, and interrupts nest. So a line waits
+//! until its context shows what it belongs to: the next line of the same context takes it or proves
+//! that none will; a line of an outer context proves that the inner one has ended.
 //!
 //! Lines leave in the order they came. What waits too long (512 lines of its processor, or
-//! [`TraceOptions::look_ahead`](crate::TraceOptions) lines of the trace) is decided as unexplained, so memory is
-//! bounded by the look-ahead.
+//! [`TraceOptions::look_ahead`](crate::TraceOptions) lines of the trace) is decided as unexplained,
+//! so memory is bounded by the look-ahead.
 
 mod calls;
 mod close;
@@ -21,7 +21,8 @@ use crate::text::{Context, ListSpan, RawChunk, RawEvent, RawKind};
 /// Lines of its own processor that a line waits, at most. A nested network poll is about 300.
 const MAX_WAIT_LINES: u64 = 512;
 
-/// One `iommu:map` line: IOVAs from `iova` on lead to addresses from `phys` on. Raw, for arithmetic.
+/// One `iommu:map` line: IOVAs from `iova` on lead to addresses from `phys` on. Raw, for
+/// arithmetic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Piece {
     pub(super) iova: u64,
@@ -57,8 +58,8 @@ pub(super) enum WindowOutput {
     /// `iommu:map` lines that no `dma:*` event explains; one mapping. The pieces are in
     /// [`Window::group`] until the next call of [`Window::pop`].
     Map { event: RawEvent },
-    /// An `iommu:unmap` line that no `dma:*` event explains. `cut`: none that the trace shows; it ended before
-    /// one was ruled out.
+    /// An `iommu:unmap` line that no `dma:*` event explains. `cut`: none that the trace shows; it
+    /// ended before one was ruled out.
     Unmap { event: RawEvent, cut: bool },
 }
 
@@ -107,8 +108,8 @@ struct Waiting {
 
 #[derive(Debug, Clone, Copy)]
 enum WaitingFor {
-    /// `iommu:map`, for the `dma:*` line behind it; `head` is the slot of the first piece that, to all
-    /// appearances, belongs to the same call, and `start` its IOVA.
+    /// `iommu:map`, for the `dma:*` line behind it; `head` is the slot of the first piece that, to
+    /// all appearances, belongs to the same call, and `start` its IOVA.
     Map { piece: Piece, head: u64, start: u64 },
     /// `iommu:unmap`, for the `dma_unmap_phys` line behind it.
     Unmap { iova: u64, size: u64 },
@@ -374,8 +375,8 @@ impl Window {
         }
     }
 
-    /// Decides everything: the trace has ended. Drops `iommu:map` lines that still wait, for whether a `dma:*`
-    /// line would have followed is cut off, and says how many.
+    /// Decides everything: the trace has ended. Drops `iommu:map` lines that still wait, for
+    /// whether a `dma:*` line would have followed is cut off, and says how many.
     pub(super) fn finish(&mut self) -> u64 {
         let mut cut = 0;
         for cpu in 0..self.cpus.len() {

@@ -1,5 +1,6 @@
-//! Whether rows say what operations can say. A replay indexes arrays with ids and addresses an arena with segments:
-//! what [`Operations`](crate::Operations) promises of text has to hold of a file that anyone may have written.
+//! Whether rows say what operations can say. A replay indexes arrays with ids and addresses an
+//! arena with segments: what [`Operations`](crate::Operations) promises of text has to hold of a
+//! file that anyone may have written.
 
 use ringfence_types::{PhysAddr, PhysRange};
 

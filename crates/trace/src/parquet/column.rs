@@ -247,7 +247,8 @@ impl<T: DataType> Column<T> {
         }
         self.level += 1;
         while self.repetition.get(self.level) == Some(&1) {
-            // A list that goes on has a value; one that says otherwise comes out too short for its partner.
+            // A list that goes on has a value; one that says otherwise comes out too short for its
+            // partner.
             self.value += usize::from(self.definition.get(self.level) == Some(&1));
             self.level += 1;
         }

@@ -39,7 +39,8 @@ pub(super) fn devices_to_json(devices: &Devices) -> Result<String, serde_json::E
     serde_json::to_string(&rows)
 }
 
-/// The devices of JSON; `None` if it is something else, there are too many, or two share a requester ID.
+/// The devices of JSON; `None` if it is something else, there are too many, or two share a
+/// requester ID.
 pub(super) fn devices_from_json(json: &str) -> Option<Devices> {
     let rows: Vec<Row> = serde_json::from_str(json).ok()?;
     let devices = rows.into_iter().map(|row| TraceDevice {

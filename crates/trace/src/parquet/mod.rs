@@ -1,9 +1,9 @@
 //! Operations as Parquet, for tools that read tables, and back.
 //!
-//! One row an operation or mark, in trace order, so that the file holds all that a replay needs. What no row can
-//! hold, the devices and the [`Summary`](crate::Summary), stands in the footer's key-value metadata ([`meta`]).
-//! Columns: [`schema`]. Pages are encoded (deltas, dictionaries), not compressed: then a page never takes more
-//! memory than the file has bytes, whoever wrote it.
+//! One row an operation or mark, in trace order, so that the file holds all that a replay needs.
+//! What no row can hold, the devices and the [`Summary`](crate::Summary), stands in the footer's
+//! key-value metadata ([`meta`]). Columns: [`schema`]. Pages are encoded (deltas, dictionaries),
+//! not compressed: then a page never takes more memory than the file has bytes, whoever wrote it.
 
 mod check;
 mod column;

@@ -69,8 +69,8 @@ struct Group {
     text: Column<ByteArrayType>,
 }
 
-/// The decoder is someone else's and reads what anyone may have written: should it panic, that is one more way
-/// for a file to be damaged. What it was working on is not used again.
+/// The decoder is someone else's and reads what anyone may have written: should it panic, that is
+/// one more way for a file to be damaged. What it was working on is not used again.
 fn guarded<T>(work: impl FnOnce() -> Result<T, ParquetProblem>) -> Result<T, ParquetProblem> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
         Err(ParquetProblem::Damaged {

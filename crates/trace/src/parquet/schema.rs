@@ -111,7 +111,8 @@ pub(super) const ELEMENTS: usize = COLUMNS + 4;
 /// How many leaf columns there are.
 pub(super) const COLUMNS: usize = 12;
 
-/// The leaf columns in the order of the file. `Data` of the writer and of the reader keep this order.
+/// The leaf columns in the order of the file. `Data` of the writer and of the reader keep this
+/// order.
 pub(super) const LEAVES: [Column; COLUMNS] = {
     use ConvertedType::{UINT_8, UINT_16, UINT_32, UINT_64, UTF8};
     use Physical::{BYTE_ARRAY, INT32, INT64};

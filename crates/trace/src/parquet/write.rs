@@ -82,7 +82,8 @@ pub struct Written {
     pub groups: u64,
 }
 
-/// Writes all operations, marks, devices and the summary of a trace as Parquet. Memory: a row group.
+/// Writes all operations, marks, devices and the summary of a trace as Parquet. Memory: a row
+/// group.
 ///
 /// # Errors
 /// [`ConvertError`].

@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Instances below `tracefs` that are named after a process that does not exist any more. They are only
-/// named, not removed: a process of another PID namespace looks the same.
+/// Instances below `tracefs` that are named after a process that does not exist any more. They are
+/// only named, not removed: a process of another PID namespace looks the same.
 pub fn stale_instances(tracefs: &Path) -> Vec<PathBuf> {
     below(&tracefs.join("instances"), Path::new("/proc"))
 }

@@ -60,7 +60,8 @@ impl<'a> Cursor<'a> {
         word
     }
 
-    /// A hexadecimal number without prefix, at most 64 bits; `None` if there is none or it is longer.
+    /// A hexadecimal number without prefix, at most 64 bits; `None` if there is none or it is
+    /// longer.
     #[inline]
     pub(super) fn hex(&mut self) -> Option<u64> {
         let mut value = 0u64;

@@ -4,14 +4,14 @@ use ringfence_types::{Direction, Iova, Nanos, PhysAddr};
 
 use crate::op::DeviceIndex;
 
-/// What a processor was doing when it printed a line. A line and the lines that belong to it come from the
-/// same context of the same processor; an interrupt between them is another context.
+/// What a processor was doing when it printed a line. A line and the lines that belong to it come
+/// from the same context of the same processor; an interrupt between them is another context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Context {
     /// Process.
     pub pid: u32,
-    /// Third character of the flags: `h` and `H` in a hard interrupt, `s` in a soft one, `.` in a task;
-    /// 0 where the format (`perf script`) does not print it.
+    /// Third character of the flags: `h` and `H` in a hard interrupt, `s` in a soft one, `.` in a
+    /// task; 0 where the format (`perf script`) does not print it.
     pub level: u8,
 }
 

@@ -36,8 +36,8 @@ pub(super) fn parse(line: &[u8]) -> Result<Option<NonEvent>, Malformed> {
     }
 }
 
-/// `1 [LOST 123 EVENTS]` (tracefs), `1 [123 EVENTS DROPPED]`, `1 [EVENTS DROPPED]` (trace-cmd); `None` if
-/// the line is none of these (a task can be called `CPU:`).
+/// `1 [LOST 123 EVENTS]` (tracefs), `1 [123 EVENTS DROPPED]`, `1 [EVENTS DROPPED]` (trace-cmd);
+/// `None` if the line is none of these (a task can be called `CPU:`).
 fn lost(rest: &[u8]) -> Option<Result<NonEvent, Malformed>> {
     let mut text = Cursor::new(rest);
     text.decimal()?;

@@ -28,7 +28,8 @@ pub(super) enum Line<'a> {
     CutShort,
 }
 
-/// The lines of a reader that is lent for each. Memory: one block, or one line if that is longer, which the limit bounds.
+/// The lines of a reader that is lent for each. Memory: one block, or one line if that is longer,
+/// which the limit bounds.
 #[derive(Debug)]
 pub(super) struct Lines {
     buffer: Vec<u8>,
@@ -37,7 +38,8 @@ pub(super) struct Lines {
     /// Not yet delivered: `buffer[start..end]`.
     start: usize,
     end: usize,
-    /// Whether a NUL byte was seen in what `buffer` holds. Looked for block by block, which costs nothing.
+    /// Whether a NUL byte was seen in what `buffer` holds. Looked for block by block, which costs
+    /// nothing.
     nul: bool,
     at_end: bool,
     limit: usize,

@@ -1,7 +1,7 @@
 //! What an event says, by the formats of `include/trace/events/dma.h` and `iommu.h`.
 //!
-//! Fields are expected in the order the kernel prints them, which is fast; a field that does not stand where
-//! expected is searched further on, so that a kernel that adds a field stays readable.
+//! Fields are expected in the order the kernel prints them, which is fast; a field that does not
+//! stand where expected is searched further on, so that a kernel that adds a field stays readable.
 
 mod fields;
 
@@ -57,8 +57,8 @@ impl Interner {
     }
 }
 
-/// Where an event goes, and what its line's prefix said. Events are built in their place: handing them up
-/// through return values costs a fifth of the parse.
+/// Where an event goes, and what its line's prefix said. Events are built in their place: handing
+/// them up through return values costs a fifth of the parse.
 struct Output<'a> {
     chunk: &'a mut RawChunk,
     prefix: &'a Prefix<'a>,
@@ -78,7 +78,8 @@ impl Output<'_> {
     }
 }
 
-/// Reads the event behind `prefix` into `chunk`; false for an event that says nothing about DMA mappings.
+/// Reads the event behind `prefix` into `chunk`; false for an event that says nothing about DMA
+/// mappings.
 ///
 /// After an error, lists and marks of the line may be in `chunk`, the event is not.
 #[inline]
@@ -140,7 +141,8 @@ pub(super) fn parse(
     Ok(true)
 }
 
-/// `event:`, `system:event:`, or a function-tracer entry, which has no colon; the latter gives empty names.
+/// `event:`, `system:event:`, or a function-tracer entry, which has no colon; the latter gives
+/// empty names.
 #[inline]
 fn names<'a>(text: &mut Cursor<'a>) -> Result<(&'a [u8], &'a [u8]), Malformed> {
     let word = text.word();
@@ -290,8 +292,8 @@ fn unmap_sg(
     Ok(())
 }
 
-/// `%s dir=%s dma_addr=%llx size=%zu virt_addr=%p flags=%s attrs=%s`; `dma_alloc_sgt` has `phys_addrs=%s`
-/// for `virt_addr`, and the first kernels with these events print no `dir`.
+/// `%s dir=%s dma_addr=%llx size=%zu virt_addr=%p flags=%s attrs=%s`; `dma_alloc_sgt` has
+/// `phys_addrs=%s` for `virt_addr`, and the first kernels with these events print no `dir`.
 fn alloc(
     text: &mut Cursor<'_>,
     interner: &mut Interner,
@@ -320,7 +322,8 @@ fn alloc(
     Ok(())
 }
 
-/// `%s dir=%s dma_addr=%llx size=%zu virt_addr=%p attrs=%s`; `dma_free_sgt` ends in `phys_addrs=%s`.
+/// `%s dir=%s dma_addr=%llx size=%zu virt_addr=%p attrs=%s`; `dma_free_sgt` ends in
+/// `phys_addrs=%s`.
 fn free(
     text: &mut Cursor<'_>,
     interner: &mut Interner,
@@ -346,8 +349,8 @@ fn free(
     Ok(())
 }
 
-/// ` iova=0x%016llx - 0x%016llx paddr=0x%016llx size=%zu` for a map,
-/// ` iova=0x%016llx - 0x%016llx size=%zu unmapped_size=%zu` for an unmap; kernels before 5.9 print no end.
+/// ` iova=0x%016llx - 0x%016llx paddr=0x%016llx size=%zu` for a map, ` iova=0x%016llx - 0x%016llx
+/// size=%zu unmapped_size=%zu` for an unmap; kernels before 5.9 print no end.
 #[inline]
 fn iommu(text: &mut Cursor<'_>, is_map: bool, out: &mut Output<'_>) -> Result<(), Malformed> {
     let iova = prefixed_hex(text, b" iova=", Field::Iova)?;

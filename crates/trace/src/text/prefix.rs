@@ -1,8 +1,9 @@
 //! What stands before the event in a line: task, processor, flags, time.
 //!
-//! tracefs and trace-cmd: `COMM-PID [(TGID)] [CPU] FLAGS SECONDS.FRACTION: `, perf: `COMM PID[/TID] [CPU]
-//! SECONDS.FRACTION: `. A task name can hold spaces, dashes, brackets and colons, so the processor is
-//! searched: the first bracketed number that stands behind a process number and is followed by a time.
+//! tracefs and trace-cmd: `COMM-PID [(TGID)] [CPU] FLAGS SECONDS.FRACTION: `, perf: `COMM PID[/TID]
+//! [CPU] SECONDS.FRACTION: `. A task name can hold spaces, dashes, brackets and colons, so the
+//! processor is searched: the first bracketed number that stands behind a process number and is
+//! followed by a time.
 
 use memchr::memchr;
 use ringfence_types::Nanos;

@@ -58,7 +58,8 @@ impl<R: Read> TraceReader<R> {
         self.text.name()
     }
 
-    /// Fills `chunk` with the next events, about [`RawChunk::EVENTS`]; false at the end, with `chunk` empty.
+    /// Fills `chunk` with the next events, about [`RawChunk::EVENTS`]; false at the end, with
+    /// `chunk` empty.
     ///
     /// # Errors
     /// See [`TraceError`]. Events before the error are in `chunk`; further calls return false.
@@ -67,8 +68,8 @@ impl<R: Read> TraceReader<R> {
     }
 }
 
-/// What reads a trace's text, but for where it comes from: that is lent for each chunk, so this is compiled once and not for every kind of
-/// source, in whichever crate has it.
+/// What reads a trace's text, but for where it comes from: that is lent for each chunk, so this is
+/// compiled once and not for every kind of source, in whichever crate has it.
 #[derive(Debug)]
 pub(crate) struct Text {
     name: String,
@@ -208,8 +209,8 @@ fn parse_line(
     interner: &mut Interner,
     counts: &mut Counts,
 ) -> Result<(), PayloadError> {
-    // Most lines are events and begin with the padding of the task's name; what may not be an event is judged
-    // first only where the line does not.
+    // Most lines are events and begin with the padding of the task's name; what may not be an event
+    // is judged first only where the line does not.
     let padded = matches!(text, [b' ', ..]);
     if !padded && counted_aside(text, counts)? {
         return Ok(());

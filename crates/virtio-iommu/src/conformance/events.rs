@@ -28,7 +28,8 @@ pub(super) fn report(make: Make<'_>) -> Result<(), Failure> {
     ];
     let all = VIRTIO_IOMMU_FAULT_F_READ | VIRTIO_IOMMU_FAULT_F_WRITE | VIRTIO_IOMMU_FAULT_F_ADDRESS;
     for (endpoint, iova, reason) in faults {
-        // Access that the driver forbids may be stopped elsewhere in a device under test; what is looked at is the report.
+        // Access that the driver forbids may be stopped elsewhere in a device under test; what is
+        // looked at is the report.
         driver.write(endpoint, iova);
         let mut small = [0x77; FAULT_BYTES - 1];
         let split = driver.subject.next_event(&mut small);

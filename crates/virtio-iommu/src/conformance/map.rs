@@ -169,7 +169,8 @@ pub(super) fn reserved_region(make: Make<'_>) -> Result<(), Failure> {
     )
 }
 
-/// Section 5.13.6.5.2. (Reads through a write-only mapping are allowed there to devices that cannot tell; not here.)
+/// Section 5.13.6.5.2. (Reads through a write-only mapping are allowed there to devices that cannot
+/// tell; not here.)
 pub(super) fn permissions(make: Make<'_>) -> Result<(), Failure> {
     let mut driver = Driver::attached(make, &usual())?;
     for (page, flags) in [(1, 0), (2, READ), (3, WRITE), (4, BOTH)] {

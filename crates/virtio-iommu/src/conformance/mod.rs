@@ -1,8 +1,9 @@
-//! What the specification asks of any virtio-iommu, as 40 statements that can be run against one: this crate's, or any other behind
-//! the role [`Subject`].
+//! What the specification asks of any virtio-iommu, as 40 statements that can be run against one:
+//! this crate's, or any other behind the role [`Subject`].
 //!
-//! The statements are those of `docs/VIRTIO-IOMMU.md`, by number. Each makes the devices it needs by itself ([`Make`]), so none depends on another, and
-//! returns what it found wrong rather than stopping. A statement that needs a device that cannot be made, such as one without PROBE, says
+//! The statements are those of `docs/VIRTIO-IOMMU.md`, by number. Each makes the devices it needs
+//! by itself ([`Make`]), so none depends on another, and returns what it found wrong rather than
+//! stopping. A statement that needs a device that cannot be made, such as one without PROBE, says
 //! [`Verdict::NotApplicable`].
 
 mod attach;
@@ -35,8 +36,9 @@ pub trait Subject {
     /// The driver writes the configuration.
     fn write_config(&mut self, offset: usize, bytes: &[u8]);
 
-    /// One chain of the request queue: what is device-readable, and room for what is device-writable. Returns the used length as soon as the used
-    /// index says that the chain was returned.
+    /// One chain of the request queue: what is device-readable, and room for what is
+    /// device-writable. Returns the used length as soon as the used index says that the chain was
+    /// returned.
     fn request(&mut self, readable: &[u8], writable: &mut [u8]) -> usize;
 
     /// Lets the device finish whatever it still does behind the driver's back.
@@ -48,16 +50,19 @@ pub trait Subject {
     /// The machine is reset.
     fn reset_system(&mut self);
 
-    /// `endpoint` accesses the byte at `iova`: the guest-physical address that it reaches. An access that is stopped is reported to the driver.
+    /// `endpoint` accesses the byte at `iova`: the guest-physical address that it reaches. An
+    /// access that is stopped is reported to the driver.
     fn access(&mut self, endpoint: u32, iova: u64, access: Access) -> Option<u64>;
 
-    /// `endpoint` begins to access the byte at `iova` and takes its time: whether it can. It lets go when the device asks for that, or waits for it.
+    /// `endpoint` begins to access the byte at `iova` and takes its time: whether it can. It lets
+    /// go when the device asks for that, or waits for it.
     fn hold(&mut self, endpoint: u32, iova: u64, access: Access) -> bool;
 
     /// Whether that access can still reach the byte.
     fn holds(&self) -> bool;
 
-    /// The driver gives one buffer to the event queue: the used length, `None` if the device keeps it for later.
+    /// The driver gives one buffer to the event queue: the used length, `None` if the device keeps
+    /// it for later.
     fn next_event(&mut self, buffer: &mut [u8]) -> Option<usize>;
 
     /// How many reports were dropped.

@@ -63,7 +63,8 @@ pub(super) fn unparsable(make: Make<'_>) -> Result<(), Failure> {
     )
 }
 
-/// Section 5.13.6.1: a used length of 0 is a failure to the driver, and Linux overwrites the status then.
+/// Section 5.13.6.1: a used length of 0 is a failure to the driver, and Linux overwrites the status
+/// then.
 pub(super) fn failures_are_written(make: Make<'_>) -> Result<(), Failure> {
     let mut driver = Driver::attached(make, &usual())?;
     driver.map_page(PAGE, 0)?;

@@ -8,8 +8,10 @@ use crate::store::{Entry, MappingStore};
 use crate::{DomainId, EndpointId, LimitReached, RequestError, Sink};
 
 impl<S: Sink> Device<S> {
-    /// An endpoint that is attached is detached first, as if the driver had asked for both. If the sink then refuses to attach it, it stays where it was;
-    /// only where the domain that it leaves and the one that it enters are one and the same, and it was alone there, is it left detached.
+    /// An endpoint that is attached is detached first, as if the driver had asked for both. If the
+    /// sink then refuses to attach it, it stays where it was; only where the domain that it leaves
+    /// and the one that it enters are one and the same, and it was alone there, is it left
+    /// detached.
     pub(super) fn attach(
         &mut self,
         domain: DomainId,

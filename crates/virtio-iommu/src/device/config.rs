@@ -12,7 +12,8 @@ use crate::spec::{
 };
 use crate::{EndpointError, EndpointId, LimitReached, Sink, SinkError};
 
-/// Feature bits that belong to the device type; those above are the transport's (virtio 1.3, section 2.2).
+/// Feature bits that belong to the device type; those above are the transport's (virtio 1.3,
+/// section 2.2).
 const DEVICE_FEATURES: u64 = (1 << 24) - 1;
 
 impl Options {
@@ -47,7 +48,8 @@ impl<S: Sink> Device<S> {
         self.options.features()
     }
 
-    /// The driver accepts `features`; bits of the transport and bits that were not offered are ignored.
+    /// The driver accepts `features`; bits of the transport and bits that were not offered are
+    /// ignored.
     pub fn accept_features(&mut self, features: u64) {
         self.accepted = features & DEVICE_FEATURES & self.features();
     }
@@ -66,11 +68,13 @@ impl<S: Sink> Device<S> {
         rest.fill(0);
     }
 
-    /// The driver writes `bytes` at `offset`. Only `bypass` can be written, only with 0 or 1, and only by a driver that has accepted
-    /// `VIRTIO_IOMMU_F_BYPASS_CONFIG`; everything else is ignored.
+    /// The driver writes `bytes` at `offset`. Only `bypass` can be written, only with 0 or 1, and
+    /// only by a driver that has accepted `VIRTIO_IOMMU_F_BYPASS_CONFIG`; everything else is
+    /// ignored.
     ///
     /// # Errors
-    /// The sink cannot begin: nothing was written. With [`SinkError::CommitFailed`] it was, as with [`handle`](Self::handle).
+    /// The sink cannot begin: nothing was written. With [`SinkError::CommitFailed`] it was, as with
+    /// [`handle`](Self::handle).
     pub fn write_config(&mut self, offset: usize, bytes: &[u8]) -> Result<(), SinkError> {
         let value = CONFIG_BYPASS
             .checked_sub(offset)
@@ -124,7 +128,8 @@ impl<S: Sink> Device<S> {
         bytes
     }
 
-    /// An endpoint appears, attached to nothing. `reserved` is what a PROBE says of it and no MAP may cover.
+    /// An endpoint appears, attached to nothing. `reserved` is what a PROBE says of it and no MAP
+    /// may cover.
     ///
     /// # Errors
     /// Nothing was added.
@@ -154,11 +159,12 @@ impl<S: Sink> Device<S> {
         Ok(self.commit()?)
     }
 
-    /// An endpoint disappears. If it was the last of its domain, the domain does too. Its faults are dropped: reports
-    /// carry valid endpoints.
+    /// An endpoint disappears. If it was the last of its domain, the domain does too. Its faults
+    /// are dropped: reports carry valid endpoints.
     ///
     /// # Errors
-    /// There is none, or the sink cannot begin; nothing has changed. With [`SinkError::CommitFailed`] it is gone, and what it reached may still be in reach.
+    /// There is none, or the sink cannot begin; nothing has changed. With
+    /// [`SinkError::CommitFailed`] it is gone, and what it reached may still be in reach.
     pub fn remove_endpoint(&mut self, id: EndpointId) -> Result<(), EndpointError> {
         let Ok(at) = self.find_endpoint(id) else {
             return Err(EndpointError::NoEndpoint(id));
@@ -173,10 +179,12 @@ impl<S: Sink> Device<S> {
         Ok(self.commit()?)
     }
 
-    /// The driver resets the device: no endpoint is attached, no feature accepted. Field `bypass` stays.
+    /// The driver resets the device: no endpoint is attached, no feature accepted. Field `bypass`
+    /// stays.
     ///
     /// # Errors
-    /// The sink cannot begin: nothing has changed. With [`SinkError::CommitFailed`] all has, and what endpoints reached may still be in reach.
+    /// The sink cannot begin: nothing has changed. With [`SinkError::CommitFailed`] all has, and
+    /// what endpoints reached may still be in reach.
     pub fn reset(&mut self) -> Result<(), SinkError> {
         self.reset_to(self.bypass)
     }
@@ -184,7 +192,8 @@ impl<S: Sink> Device<S> {
     /// The machine is reset: as [`reset`](Self::reset), and `bypass` is what it was at first.
     ///
     /// # Errors
-    /// The sink cannot begin: nothing has changed. With [`SinkError::CommitFailed`] all has, and what endpoints reached may still be in reach.
+    /// The sink cannot begin: nothing has changed. With [`SinkError::CommitFailed`] all has, and
+    /// what endpoints reached may still be in reach.
     pub fn reset_system(&mut self) -> Result<(), SinkError> {
         self.reset_to(self.options.bypass_at_first())
     }

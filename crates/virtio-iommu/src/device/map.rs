@@ -73,8 +73,9 @@ impl<S: Sink> Device<S> {
         Ok(())
     }
 
-    /// After an error nothing has changed, unless it is [`RequestError::Blocked`]: then the endpoints of the domain reach nothing.
-    /// What must not be is an endpoint that still reaches what the driver gives to somebody else: Linux does not look at the status.
+    /// After an error nothing has changed, unless it is [`RequestError::Blocked`]: then the
+    /// endpoints of the domain reach nothing. What must not be is an endpoint that still reaches
+    /// what the driver gives to somebody else: Linux does not look at the status.
     #[inline]
     pub(super) fn unmap(
         &mut self,
@@ -112,7 +113,8 @@ impl<S: Sink> Device<S> {
         Ok(())
     }
 
-    /// Takes everything from the endpoints of a domain, because the sink no longer vouches for what they reach.
+    /// Takes everything from the endpoints of a domain, because the sink no longer vouches for what
+    /// they reach.
     #[cold]
     fn block_domain(&mut self, index: usize) {
         let Some(domain) = self.domains.get_mut(index) else {
@@ -143,7 +145,8 @@ pub(super) const fn map_flags(features: u64) -> u32 {
 }
 
 impl Options {
-    /// Whether `start..=last` can be mapped to `physical` and what follows it, in any domain: the range.
+    /// Whether `start..=last` can be mapped to `physical` and what follows it, in any domain: the
+    /// range.
     #[inline]
     pub(super) fn check_mapping(
         &self,
@@ -153,7 +156,8 @@ impl Options {
     ) -> Result<IovaRange, RequestError> {
         let range = request_range(start, last)?;
         let below = self.granule().wrapping_sub(1);
-        // The end is inclusive, so the byte behind it is aligned if all its lower bits are set: 2^64 - 1 needs no special case.
+        // The end is inclusive, so the byte behind it is aligned if all its lower bits are set:
+        // 2^64 - 1 needs no special case.
         if (start | physical | !last) & below != 0 {
             return Err(RequestError::Misaligned(range));
         }

@@ -9,8 +9,8 @@ use crate::spec::{
 use crate::{EndpointId, RequestError, RequestOutcome, Sink};
 
 impl<S: Sink> Device<S> {
-    /// Fills `reply`: the properties of `endpoint`, zeroes up to `probe_bytes`, the tail. If it is shorter than that, the tail is its end, because that
-    /// is where the driver looks for it.
+    /// Fills `reply`: the properties of `endpoint`, zeroes up to `probe_bytes`, the tail. If it is
+    /// shorter than that, the tail is its end, because that is where the driver looks for it.
     pub(super) fn probe(&self, endpoint: EndpointId, reply: &mut [u8]) -> RequestOutcome {
         let wanted = self.options.probe_bytes as usize;
         let given = reply.len().saturating_sub(TAIL_BYTES);

@@ -1,5 +1,5 @@
-//! A device into a snapshot, and back: nothing of a snapshot takes effect before all of it was found to be what requests could
-//! have made here.
+//! A device into a snapshot, and back: nothing of a snapshot takes effect before all of it was
+//! found to be what requests could have made here.
 
 use alloc::vec::Vec;
 
@@ -25,8 +25,8 @@ struct Parsed {
 }
 
 impl<S: Sink> Device<S> {
-    /// What the device holds, its sink aside: features, `bypass`, attachments, domains with their mappings, waiting events. The embedder carries options and
-    /// endpoints over itself.
+    /// What the device holds, its sink aside: features, `bypass`, attachments, domains with their
+    /// mappings, waiting events. The embedder carries options and endpoints over itself.
     pub fn snapshot(&self) -> Vec<u8> {
         let mut out = Writer::new();
         out.u64(self.accepted);
@@ -66,7 +66,8 @@ impl<S: Sink> Device<S> {
         out.0
     }
 
-    /// Takes over what a snapshot holds, and tells the sink all of it. The device has the endpoints that the snapshot's had, and was reset.
+    /// Takes over what a snapshot holds, and tells the sink all of it. The device has the endpoints
+    /// that the snapshot's had, and was reset.
     ///
     /// # Errors
     /// The device and what endpoints reach are as before.
@@ -108,7 +109,8 @@ impl<S: Sink> Device<S> {
         told.and(settled).map_err(SnapshotError::Sink)
     }
 
-    /// Tells the sink. Domains that it was not told of have no endpoints when this returns an error.
+    /// Tells the sink. Domains that it was not told of have no endpoints when this returns an
+    /// error.
     fn replay_to_sink(&mut self, parsed: &mut Parsed) -> Result<(), SinkError> {
         let mut told = 0;
         let result = parsed.domains.iter().try_for_each(|domain| {
@@ -322,7 +324,8 @@ impl<S: Sink> Device<S> {
         if count > self.options.limits.events {
             return Err(SnapshotError::Events(count));
         }
-        // As a device would keep them, so that taking them over cannot fail for want of memory half-way.
+        // As a device would keep them, so that taking them over cannot fail for want of memory
+        // half-way.
         let mut events = Vec::new();
         for _ in 0..count {
             let event = input.event()?;

@@ -9,8 +9,8 @@ use crate::fault::{BufferTooSmall, TranslationFault, TranslationFaultReason};
 use crate::{AccessTarget, EndpointId, MemoryKind, Sink};
 
 impl<S: Sink> Device<S> {
-    /// Where the first bytes of an access go: as far as one mapping, or one reserved region, goes. An access is allowed if every piece of it is: look at
-    /// all before the first byte is moved.
+    /// Where the first bytes of an access go: as far as one mapping, or one reserved region, goes.
+    /// An access is allowed if every piece of it is: look at all before the first byte is moved.
     ///
     /// # Errors
     /// Why it was stopped. Nobody is told: see [`Device::report`].
@@ -74,8 +74,9 @@ impl<S: Sink> Device<S> {
         })
     }
 
-    /// Tells the driver of an access that was stopped, by [`translate`](Device::translate) or by whatever the sink feeds. A fault of
-    /// an endpoint that does not exist is not told, only counted as dropped: reports carry valid endpoints.
+    /// Tells the driver of an access that was stopped, by [`translate`](Device::translate) or by
+    /// whatever the sink feeds. A fault of an endpoint that does not exist is not told, only
+    /// counted as dropped: reports carry valid endpoints.
     pub fn report(&mut self, denied: TranslationFault) {
         if self.find_endpoint(denied.endpoint).is_ok() {
             self.events.push(denied);
@@ -84,11 +85,12 @@ impl<S: Sink> Device<S> {
         }
     }
 
-    /// Writes the oldest report into `buffer`, the device-writable part of one chain of the event queue: the used length, or `None` if
-    /// there is nothing to report.
+    /// Writes the oldest report into `buffer`, the device-writable part of one chain of the event
+    /// queue: the used length, or `None` if there is nothing to report.
     ///
     /// # Errors
-    /// The buffer has no room for it. The report stays for the next one; this one goes back to the driver with used length 0.
+    /// The buffer has no room for it. The report stays for the next one; this one goes back to the
+    /// driver with used length 0.
     pub fn next_event(&mut self, buffer: &mut [u8]) -> Result<Option<usize>, BufferTooSmall> {
         self.events.next(buffer)
     }

@@ -1,7 +1,8 @@
 //! Guest memory in which the region that was found last is looked at first.
 //!
-//! A request asks eight times where an address lies: the driver's index, the ring's slot, two descriptors, the request, the status, the used
-//! element, the device's index. They nearly always lie in one region, and finding it each time is most of what a queue costs.
+//! A request asks eight times where an address lies: the driver's index, the ring's slot, two
+//! descriptors, the request, the status, the used element, the device's index. They nearly always
+//! lie in one region, and finding it each time is most of what a queue costs.
 
 use core::cell::Cell;
 use core::iter::FusedIterator;
@@ -98,7 +99,8 @@ impl<'a, M: GuestMemoryBackend + ?Sized> Iterator for Slices<'a, '_, M> {
         let here = self.left.min(usize::try_from(room).unwrap_or(usize::MAX));
         let slice = region.get_slice(start, here);
         self.left = if slice.is_ok() { self.left - here } else { 0 };
-        // A region ends at 2^64 - 1 at the latest, so at most this is 0, and there is what there is.
+        // A region ends at 2^64 - 1 at the latest, so at most this is 0, and there is what there
+        // is.
         self.at = GuestAddress(self.at.raw_value().wrapping_add(here as u64));
         Some(slice)
     }
@@ -109,7 +111,8 @@ impl<M: GuestMemoryBackend + ?Sized> FusedIterator for Slices<'_, '_, M> {}
 impl<'a, M: GuestMemoryBackend + ?Sized> GuestMemorySliceIterator<'a, MS<'a, M>>
     for Slices<'a, '_, M>
 {
-    /// As the trait has it. Its own version peeks, and what it moves through memory for that costs more than all else.
+    /// As the trait has it. Its own version peeks, and what it moves through memory for that costs
+    /// more than all else.
     #[inline]
     fn stop_on_error(
         mut self,
@@ -142,7 +145,8 @@ impl<'a, M: GuestMemoryBackend + ?Sized> Iterator for Found<'a, '_, M> {
 }
 
 impl<'a, M: GuestMemoryBackend + ?Sized> Slices<'a, '_, M> {
-    /// The next slice, if there is one, and what is behind it. By value and out of line: nearly every access ends with its first slice.
+    /// The next slice, if there is one, and what is behind it. By value and out of line: nearly
+    /// every access ends with its first slice.
     #[inline(never)]
     fn more(&self) -> (Option<VolatileSlice<'a, MS<'a, M>>>, GuestAddress, usize) {
         let mut next = Slices { ..*self };

@@ -7,18 +7,21 @@ use super::{Entry, InsertError};
 /// Mappings in a leaf at most.
 pub(super) const LEAF: usize = 32;
 
-/// Leaves have a position in the order of their addresses, which moves when leaves come and go before them, and a number, which does not.
+/// Leaves have a position in the order of their addresses, which moves when leaves come and go
+/// before them, and a number, which does not.
 #[derive(Debug, Default)]
 pub(super) struct Leaves {
     /// The first address of each leaf, by position.
     firsts: Vec<u64>,
     /// The number of each leaf, by position.
     numbers: Vec<u32>,
-    /// The mappings of each leaf, by number; none where no leaf has it. Every leaf has some, and room for `LEAF`.
+    /// The mappings of each leaf, by number; none where no leaf has it. Every leaf has some, and
+    /// room for `LEAF`.
     runs: Vec<Vec<Entry>>,
     /// Numbers that no leaf has.
     free: Vec<u32>,
-    /// An empty leaf kept for the next one, so that a mapping that comes and goes allocates nothing.
+    /// An empty leaf kept for the next one, so that a mapping that comes and goes allocates
+    /// nothing.
     spare: Vec<Entry>,
 }
 
@@ -96,7 +99,8 @@ impl Leaves {
         }
     }
 
-    /// Removes up to `count` mappings from slot `at` on of a leaf that keeps some: how many it were.
+    /// Removes up to `count` mappings from slot `at` on of a leaf that keeps some: how many it
+    /// were.
     pub(super) fn drain(&mut self, position: usize, at: usize, count: usize) -> usize {
         let number = self.number(position);
         let Some(run) = number.and_then(|number| self.runs.get_mut(number)) else {

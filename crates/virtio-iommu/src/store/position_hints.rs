@@ -1,8 +1,9 @@
 //! Where a mapping stood when it was last seen, by its first address.
 //!
-//! A table of guesses, not an index: mappings move within leaves and between them, and nobody tells it. Who takes a guess looks whether it is right,
-//! in the one line of memory that is needed anyway; a wrong one costs a search. So there is no upkeep, and addresses that a hostile
-//! driver chooses to collide make it useless and nothing worse.
+//! A table of guesses, not an index: mappings move within leaves and between them, and nobody tells
+//! it. Who takes a guess looks whether it is right, in the one line of memory that is needed
+//! anyway; a wrong one costs a search. So there is no upkeep, and addresses that a hostile driver
+//! chooses to collide make it useless and nothing worse.
 
 use alloc::vec::Vec;
 
@@ -79,7 +80,8 @@ impl PositionHints {
         mappings > self.buckets.len().saturating_mul(WAYS / 2)
     }
 
-    /// Two to four guesses for each of `mappings`, if the host has the memory; `known` says where they stand.
+    /// Two to four guesses for each of `mappings`, if the host has the memory; `known` says where
+    /// they stand.
     #[cold]
     pub(super) fn rebuild(
         &mut self,
@@ -99,7 +101,8 @@ impl PositionHints {
         }
     }
 
-    /// The bucket for `start`, and what tells it from others there: the ends of a product in which every bit of `start` counts.
+    /// The bucket for `start`, and what tells it from others there: the ends of a product in which
+    /// every bit of `start` counts.
     #[inline]
     fn hash(&self, start: u64) -> (usize, u32) {
         const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;

@@ -1,4 +1,5 @@
-//! What the bytes of a session stand for: options, endpoints, domains, addresses. Chosen so that requests meet.
+//! What the bytes of a session stand for: options, endpoints, domains, addresses. Chosen so that
+//! requests meet.
 
 use ringfence_types::{Iova, IovaRange, PhysAddr, PhysRange};
 use ringfence_virtio_iommu::{
@@ -77,7 +78,8 @@ pub(crate) fn options(byte: u8) -> Options {
     options
 }
 
-/// An address: low pages, reserved ones and the end of the space, now and then not at the beginning of a page.
+/// An address: low pages, reserved ones and the end of the space, now and then not at the beginning
+/// of a page.
 pub(crate) fn address(byte: u8, granule: u64) -> u64 {
     let low = u64::from(byte & 63);
     match byte >> 6 {

@@ -1,4 +1,5 @@
-//! What the specification asks for, by brute force: lists that are searched from one end to the other, numbers of 128 bits.
+//! What the specification asks for, by brute force: lists that are searched from one end to the
+//! other, numbers of 128 bits.
 
 use std::collections::BTreeMap;
 
@@ -161,7 +162,8 @@ impl Model {
         {
             return Err(VIRTIO_IOMMU_S_NOMEM);
         }
-        // A failure to let an endpoint bypass on its way out of a domain is no failure of the request.
+        // A failure to let an endpoint bypass on its way out of a domain is no failure of the
+        // request.
         let on_leaving = again
             && self.bypass
             && failure.is_some_and(|failure| failure.call == Call::Bypass && failure.earlier == 0);

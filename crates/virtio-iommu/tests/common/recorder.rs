@@ -1,4 +1,5 @@
-//! A sink that holds what endpoints reach, refuses to be used wrongly, and fails when it is told to.
+//! A sink that holds what endpoints reach, refuses to be used wrongly, and fails when it is told
+//! to.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,5 @@
-//! A session of a driver, endpoints and an embedder, made of bytes: the device and its sink against the reference, after every step.
+//! A session of a driver, endpoints and an embedder, made of bytes: the device and its sink against
+//! the reference, after every step.
 //!
 //! | bytes | meaning |
 //! |---|---|
@@ -190,7 +191,8 @@ impl Session<'_> {
         assert_eq!(self.config(), expected);
     }
 
-    /// Every endpoint that is attached to nothing is told what it reaches; the sink refuses number `refused` to bypass.
+    /// Every endpoint that is attached to nothing is told what it reaches; the sink refuses number
+    /// `refused` to bypass.
     fn unattached_again(&mut self, refused: Option<usize>) {
         let free = self
             .model
@@ -320,7 +322,8 @@ impl Session<'_> {
         }
     }
 
-    /// A snapshot, whole or spoiled, into another device. What is accepted says the same when asked again.
+    /// A snapshot, whole or spoiled, into another device. What is accepted says the same when asked
+    /// again.
     fn snapshot(&mut self, bytes: &mut Bytes<'_>) {
         let mut snapshot = self.device.snapshot();
         let how = bytes.next();
@@ -358,7 +361,8 @@ impl Session<'_> {
                 (self.reached)("restored");
                 assert_eq!(other.snapshot(), snapshot);
                 if how & 7 == 0 {
-                    // Go on with the copy: from here on it is judged as the original would have been.
+                    // Go on with the copy: from here on it is judged as the original would have
+                    // been.
                     let fail_in = self.device.sink().fail_in;
                     self.device = other;
                     self.device.sink_mut().fail_in = fail_in;
@@ -440,7 +444,8 @@ impl Session<'_> {
         assert_eq!(before, None);
     }
 
-    /// The device, the reference and the sink agree, at every address where something begins or ends.
+    /// The device, the reference and the sink agree, at every address where something begins or
+    /// ends.
     fn check(&self) {
         assert_eq!(self.device.mappings(), self.model.mappings());
         assert_eq!(self.device.domains(), self.model.domains.len());

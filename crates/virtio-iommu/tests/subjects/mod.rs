@@ -1,4 +1,5 @@
-//! The devices that the statements are run against: this crate's, over bytes and over queues, and those that are broken.
+//! The devices that the statements are run against: this crate's, over bytes and over queues, and
+//! those that are broken.
 
 pub(crate) mod broken;
 pub(crate) mod direct;

@@ -45,7 +45,8 @@ fn before(line: &str, unit: &str) -> Option<f64> {
     head.rsplit(' ').next()?.parse().ok()
 }
 
-/// Reads what a guest wrote since its last moment, `out`, and its devices' counters, for the device `name` at `place`.
+/// Reads what a guest wrote since its last moment, `out`, and its devices' counters, for the device
+/// `name` at `place`.
 pub(super) fn parse(
     out: &str,
     metrics: &str,
@@ -239,7 +240,8 @@ at once: 4 of them, 9000 ns of work the median, 9000 the cheapest, 9001 the dear
                 let now = host(500, 80, tables, translated);
                 let then = host(300, 60, tables, translated);
                 let counts = now.since(&then, 200, Configuration::Pviommu);
-                // In a process or behind software no table of the hardware's is walked, and behind the para-virtual IOMMU only it has frames.
+                // In a process or behind software no table of the hardware's is walked, and behind
+                // the para-virtual IOMMU only it has frames.
                 let wanted = HostCounts {
                     table: translated.then_some(TableWalks {
                         walks: 1.0,

@@ -1,4 +1,5 @@
-//! One guest of X21: booted by this program's own `guest run`, and its devices' counters read at two moments of it.
+//! One guest of X21: booted by this program's own `guest run`, and its devices' counters read at
+//! two moments of it.
 
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -14,15 +15,18 @@ use super::guest_counters::{GuestCounters, parse};
 use super::interrupt::Interrupt;
 use crate::args::ReproduceGuestArgs;
 
-/// Operations before the first moment, and between the two. The first ones fill caches of the kernel's and of the module's.
+/// Operations before the first moment, and between the two. The first ones fill caches of the
+/// kernel's and of the module's.
 const OPERATIONS: [u32; 2] = [32, 256];
 /// As many processors and pairs of queues has the guest with many queues.
 const PAIRS: u32 = 4;
 /// What a guest writes when its counters are to be read; it goes on when it is sent a line.
 const MOMENT: &str = "ringfence: moment";
 
-/// Maps and unmaps in a row, which the device's other counts must not have in them; then twice operations, what the module says, and a moment. The
-/// guest turns until it may go on: one that rested would have its clock put forward by the seconds after which the cache gives up what it keeps.
+/// Maps and unmaps in a row, which the device's other counts must not have in them; then twice
+/// operations, what the module says, and a moment. The guest turns until it may go on: one that
+/// rested would have its clock put forward by the seconds after which the cache gives up what it
+/// keeps.
 const COUNTED: &str =
     "for once in 1 2; do insmod /modules/dma_count.ko device=$PLACE; rmmod dma_count; done
 dmesg | grep dma_count:
@@ -37,7 +41,8 @@ done";
 const READS: &str = "PLACE=0000:00:04.0
 operate() { ringfence guest reads /dev/vda --count $1; }";
 
-/// A frame a round trip's time to a neighbour that does not answer, on each processor and so on each queue.
+/// A frame a round trip's time to a neighbour that does not answer, on each processor and so on
+/// each queue.
 const FRAMES: &str = "PLACE=0000:00:05.0
 echo 1 2>/dev/null >/proc/sys/net/ipv6/conf/eth0/disable_ipv6
 ip addr add 10.9.0.1/24 dev eth0; ip link set eth0 up
@@ -72,7 +77,8 @@ fn words(kind: Kind, configuration: Configuration, dir: &Path) -> Vec<String> {
     match kind {
         Kind::Emulated => {}
         Kind::Assigned => words.push("--assigned".into()),
-        // The document's baseline of a simulated device has no process for it: its simulator is where all of the guest's memory is (section 4.2).
+        // The document's baseline of a simulated device has no process for it: its simulator is
+        // where all of the guest's memory is (section 4.2).
         Kind::Simulated if configuration == Configuration::KvmBaseline => {}
         Kind::Simulated => words.push("--isolate".into()),
         Kind::ManyQueue => {
@@ -186,7 +192,8 @@ impl GuestRunner<'_> {
         Ok(moments)
     }
 
-    /// Runs a command, has what it writes read, and waits for its end. If it does not end well, the last thing that it said is the error.
+    /// Runs a command, has what it writes read, and waits for its end. If it does not end well, the
+    /// last thing that it said is the error.
     fn run(
         &self,
         command: &mut Command,

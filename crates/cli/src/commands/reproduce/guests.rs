@@ -1,4 +1,5 @@
-//! Guests for X21: each configuration with each kind of device, and what comes of each as soon as it is known.
+//! Guests for X21: each configuration with each kind of device, and what comes of each as soon as
+//! it is known.
 
 use std::io::{self, IsTerminal};
 use std::sync::{Arc, Mutex};
@@ -16,8 +17,9 @@ use crate::directory::PrivateDir;
 use crate::failure::Failure;
 use crate::output::print_line;
 
-/// Boots a guest for every cell that is asked for, as many at a time as there are processors. With `fetch` false nothing is fetched: if no guest has
-/// been booted before, that is why there are none. Whether Ctrl-C came in between is the second of the two.
+/// Boots a guest for every cell that is asked for, as many at a time as there are processors. With
+/// `fetch` false nothing is fetched: if no guest has been booted before, that is why there are
+/// none. Whether Ctrl-C came in between is the second of the two.
 pub(super) fn count(args: &ReproduceGuestArgs, fetch: bool) -> Result<(Guests, bool), Failure> {
     if !fetch && !args.guest_cache.join("kernels").is_dir() {
         let none = format!(

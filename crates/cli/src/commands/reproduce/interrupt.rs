@@ -32,7 +32,8 @@ impl Interrupt {
         }
     }
 
-    /// Has Ctrl-C ask for it; once a process. After [`finish`](Self::finish) it ends this process, as without.
+    /// Has Ctrl-C ask for it; once a process. After [`finish`](Self::finish) it ends this process,
+    /// as without.
     pub(super) fn install_handler(self: &Arc<Self>) -> io::Result<()> {
         let stop = Arc::clone(self);
         let handler = move || {

@@ -195,7 +195,8 @@ impl<H> AhciDriver<H> {
         Ok(())
     }
 
-    /// Makes what was submitted visible to the hardware; what to write into PxSACT and PxCI, of which the port takes the new bits.
+    /// Makes what was submitted visible to the hardware; what to write into PxSACT and PxCI, of
+    /// which the port takes the new bits.
     pub fn sync_map<A: DmaApi<Handle = H>>(&self, api: &mut A) -> u32 {
         for operation in [Operation::Read, Operation::Write] {
             api.sync_map(ring(operation.direction()));
@@ -203,10 +204,12 @@ impl<H> AhciDriver<H> {
         self.outstanding()
     }
 
-    /// Handles the slots that the port's registers say are done as one burst, lowest first; `each` receives them. How many.
+    /// Handles the slots that the port's registers say are done as one burst, lowest first; `each`
+    /// receives them. How many.
     ///
     /// # Errors
-    /// The first error. Slots that the registers name without being outstanding are a lie, told after those that are true.
+    /// The first error. Slots that the registers name without being outstanding are a lie, told
+    /// after those that are true.
     pub fn complete<A: DmaApi<Handle = H>>(
         &mut self,
         api: &mut A,
@@ -267,7 +270,8 @@ impl<H> AhciDriver<H> {
         Ok(fis)
     }
 
-    /// Frees a port that has been stopped; `each` receives the buffers of slots that were never done. Goes on after errors.
+    /// Frees a port that has been stopped; `each` receives the buffers of slots that were never
+    /// done. Goes on after errors.
     ///
     /// # Errors
     /// The first one.

@@ -9,8 +9,8 @@ use crate::ring::CompletionWriter;
 use crate::seed::Seed;
 use crate::{DmaError, Transfer};
 
-/// A controller with one queue pair in front of a disk. It fetches commands in order and executes those it holds in an order drawn from a
-/// seed, as flash behind several channels does.
+/// A controller with one queue pair in front of a disk. It fetches commands in order and executes
+/// those it holds in an order drawn from a seed, as flash behind several channels does.
 #[derive(Debug)]
 pub struct NvmeController {
     id: RequesterId,
@@ -38,7 +38,8 @@ impl NvmeController {
         }
     }
 
-    /// The submission queue's tail doorbell. A value beyond the queue is ignored (base specification: Invalid Doorbell Write Value).
+    /// The submission queue's tail doorbell. A value beyond the queue is ignored (base
+    /// specification: Invalid Doorbell Write Value).
     pub fn submission_doorbell(&mut self, tail: u32) {
         if tail < self.at.submissions.size.entries() {
             self.tail = tail;
@@ -52,7 +53,8 @@ impl NvmeController {
         }
     }
 
-    /// Fetches every command offered and executes all it holds; how many. It stops early when the completion queue is full.
+    /// Fetches every command offered and executes all it holds; how many. It stops early when the
+    /// completion queue is full.
     ///
     /// # Errors
     /// A command could not be fetched or a completion not be written: the controller is dead.

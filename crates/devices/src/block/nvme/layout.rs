@@ -7,7 +7,8 @@ use crate::ring::RawCompletion;
 /// Bytes of a submission queue entry.
 pub const COMMAND_BYTES: usize = 64;
 
-/// Pages that a command can name: one in PRP1, and a list of one page in PRP2. Lists could be chained; drivers keep below that.
+/// Pages that a command can name: one in PRP1, and a list of one page in PRP2. Lists could be
+/// chained; drivers keep below that.
 pub const MAX_PAGES: usize = 1 + LIST_ENTRIES;
 
 /// Entries of a PRP list of one page.

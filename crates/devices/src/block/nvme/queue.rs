@@ -34,8 +34,8 @@ struct Outstanding<H> {
 
 /// A queue pair as its driver keeps it. `H` is the API's handle of a mapping.
 ///
-/// Submissions go round the ring; the controller fetches them in order and completes them in any. A ring IOMMU sees two rings a queue: what
-/// is read and what is written.
+/// Submissions go round the ring; the controller fetches them in order and completes them in any. A
+/// ring IOMMU sees two rings a queue: what is read and what is written.
 #[derive(Debug)]
 pub struct NvmeQueue<H> {
     queue: u16,
@@ -51,7 +51,8 @@ pub struct NvmeQueue<H> {
 }
 
 impl<H> NvmeQueue<H> {
-    /// Creates queue pair `queue` of `size` entries. One entry stays empty, so there are `size - 1` commands at a time.
+    /// Creates queue pair `queue` of `size` entries. One entry stays empty, so there are `size - 1`
+    /// commands at a time.
     ///
     /// # Errors
     /// The allocation's; nothing stays allocated.
@@ -107,7 +108,8 @@ impl<H> NvmeQueue<H> {
         self.commands.len() - self.free.len()
     }
 
-    /// Maps the buffers of a request and writes its command; the command's identifier. Ring the doorbell afterwards.
+    /// Maps the buffers of a request and writes its command; the command's identifier. Ring the
+    /// doorbell afterwards.
     ///
     /// # Errors
     /// Nothing was submitted; the buffers come back with the reason.
@@ -201,7 +203,8 @@ impl<H> NvmeQueue<H> {
         Ok(())
     }
 
-    /// Makes what was submitted visible to the hardware; what to write into the submission queue's tail doorbell.
+    /// Makes what was submitted visible to the hardware; what to write into the submission queue's
+    /// tail doorbell.
     pub fn sync_map<A: DmaApi<Handle = H>>(&self, api: &mut A) -> u32 {
         for operation in [Operation::Read, Operation::Write] {
             api.sync_map(DeviceRing {
@@ -257,7 +260,8 @@ impl<H> NvmeQueue<H> {
         if claim.queue != self.queue {
             return lie(CompletionFault::Queue(claim.queue));
         }
-        // Whether the head is true does not matter: no entry is written before the command that was in it has completed.
+        // Whether the head is true does not matter: no entry is written before the command that was
+        // in it has completed.
         let command = self.commands.get_mut(usize::from(claim.id));
         let Some(Outstanding { operation, pages }) = command.and_then(Option::take) else {
             return lie(CompletionFault::Index {
@@ -276,8 +280,8 @@ impl<H> NvmeQueue<H> {
         Ok(true)
     }
 
-    /// Deletes the queue, whose controller has been told: unmaps everything and frees the memory. `each` receives the buffers of commands
-    /// that were never completed. Goes on after errors.
+    /// Deletes the queue, whose controller has been told: unmaps everything and frees the memory.
+    /// `each` receives the buffers of commands that were never completed. Goes on after errors.
     ///
     /// # Errors
     /// The first one.
@@ -314,7 +318,8 @@ impl<H> NvmeQueue<H> {
     }
 }
 
-/// The ring whose table of descriptors holds the queue pair: that of its commands, which the controller reads.
+/// The ring whose table of descriptors holds the queue pair: that of its commands, which the
+/// controller reads.
 const fn static_ring(queue: u16) -> DeviceRing {
     DeviceRing {
         queue,

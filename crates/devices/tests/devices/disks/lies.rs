@@ -281,8 +281,8 @@ fn a_controller_does_not_overrun_its_completions() {
     assert_eq!((pool.in_use(), world.judge().live()), (0, 0));
 }
 
-/// One that does overwrites what its driver has not read: completions are lost, and nothing else. No command is taken for another, and
-/// closing gives every buffer back.
+/// One that does overwrites what its driver has not read: completions are lost, and nothing else.
+/// No command is taken for another, and closing gives every buffer back.
 #[test]
 fn a_controller_that_overruns_loses_its_own_completions() {
     let mut world = rig::strict();

@@ -1,4 +1,5 @@
-//! Addresses run out: the map that finds none changes nothing, and what a flush frees is found again.
+//! Addresses run out: the map that finds none changes nothing, and what a flush frees is found
+//! again.
 
 use ringfence_dma::MapReason;
 use ringfence_dma::flush::{Burst, Deferred};

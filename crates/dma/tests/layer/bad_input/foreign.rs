@@ -1,4 +1,5 @@
-//! What is another layer's, another device's or another domain's, and devices attached for a second time.
+//! What is another layer's, another device's or another domain's, and devices attached for a second
+//! time.
 
 use ringfence_dma::flush::Strict;
 use ringfence_dma::{AttachError, FreeCoherentError, MapReason, Mapping, UnmapReason};

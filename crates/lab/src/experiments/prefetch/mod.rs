@@ -1,19 +1,24 @@
 //! X07: TLB prefetchers against the rIOTLB's two entries (rIOMMU section 5.4).
 //!
-//! The document states, without numbers: the prefetchers as published are ineffective on DMA, because addresses are invalidated
-//! right after use; Recency and Markov, if they keep invalidated addresses and walk the table before they propose, predict most
-//! accesses, but only with a history larger than the ring; Distance stays ineffective; two entries for a ring are always right.
+//! The document states, without numbers: the prefetchers as published are ineffective on DMA,
+//! because addresses are invalidated right after use; Recency and Markov, if they keep invalidated
+//! addresses and walk the table before they propose, predict most accesses, but only with a history
+//! larger than the ring; Distance stays ineffective; two entries for a ring are always right.
 //!
-//! [`measure`] feeds one [`DeviceStream`] to every prefetcher at several sizes of history, and to a pair of entries for each ring.
-//! Streams come from [`Synthetic`] rings and from [`recorded`] traces.
+//! [`measure`] feeds one [`DeviceStream`] to every prefetcher at several sizes of history, and to a
+//! pair of entries for each ring. Streams come from [`Synthetic`] rings and from [`recorded`]
+//! traces.
 //!
-//! What comes out agrees with the document on rings whose addresses recur: Markov and Recency predict nothing with a history smaller than
-//! the ring and everything after the first lap with a larger one, and two entries predict everything at once. It departs in three
-//! points, and each is a row here rather than a remark. Distance is effective wherever neighbours of a ring, or pages of a buffer,
-//! lie side by side, even as published if a burst is used before it is unmapped; rows count the first pages of buffers apart, because a
-//! ring's entry spans its buffer. Addresses that do not come again, or late because frees are deferred, leave Markov and
-//! Recency nothing, or ask for a longer history. And the two entries are right but not free: the invalidation that ends a burst takes
-//! them, so each burst begins with a walk, and a ring with a single buffer in flight has no next entry to fetch.
+//! What comes out agrees with the document on rings whose addresses recur: Markov and Recency
+//! predict nothing with a history smaller than the ring and everything after the first lap with a
+//! larger one, and two entries predict everything at once. It departs in three points, and each is
+//! a row here rather than a remark. Distance is effective wherever neighbours of a ring, or pages
+//! of a buffer, lie side by side, even as published if a burst is used before it is unmapped; rows
+//! count the first pages of buffers apart, because a ring's entry spans its buffer. Addresses that
+//! do not come again, or late because frees are deferred, leave Markov and Recency nothing, or ask
+//! for a longer history. And the two entries are right but not free: the invalidation that ends a
+//! burst takes them, so each burst begins with a walk, and a ring with a single buffer in flight
+//! has no next entry to fetch.
 
 pub mod recorded;
 mod shape;
@@ -36,13 +41,15 @@ pub use synthetic::{Addresses, Synthetic};
 
 use crate::error::LabError;
 
-/// Sizes of history that are tried, in quarters of the most pages that the device has mapped at once.
+/// Sizes of history that are tried, in quarters of the most pages that the device has mapped at
+/// once.
 pub const QUARTERS: [u64; 7] = [1, 2, 3, 4, 5, 8, 32];
 
 /// Buffers that a recorded device has to use to be counted: of fewer, no share says anything.
 pub const USES: u64 = 1000;
 
-/// Entries of the IOTLB beside a prefetcher. Pages used once are in it for a moment only, so it hardly matters.
+/// Entries of the IOTLB beside a prefetcher. Pages used once are in it for a moment only, so it
+/// hardly matters.
 pub const IOTLB_ENTRIES: u32 = 64;
 
 /// Entries of the buffer for what was prefetched.
@@ -66,7 +73,8 @@ pub enum Predictor {
     DistanceModified,
     /// [`RingPair`]s, each invalidated at the end of a burst of its ring: what rIOMMU does.
     Riotlb,
-    /// [`RingPair`]s that nothing invalidates: their predictions alone, as the prefetchers are judged, and no safe IOMMU.
+    /// [`RingPair`]s that nothing invalidates: their predictions alone, as the prefetchers are
+    /// judged, and no safe IOMMU.
     RiotlbUninvalidated,
 }
 
@@ -115,7 +123,8 @@ pub struct PrefetchRow {
     pub hit_rate: f64,
     /// Of the misses, those of a buffer's first page. The others follow it at a distance of one.
     pub first_misses: u64,
-    /// Of these, predicted: what a prefetcher knows of the order of buffers, as two entries a ring do.
+    /// Of these, predicted: what a prefetcher knows of the order of buffers, as two entries a ring
+    /// do.
     pub first_predicted: u64,
     /// `first_predicted / first_misses`; 0 without any.
     pub first_hit_rate: f64,
@@ -204,7 +213,8 @@ fn prefetcher(predictor: Predictor, history: u32) -> Option<Box<dyn DynPrefetche
     })
 }
 
-/// Feeds `stream` to every prefetcher at each of `histories`, and to the pairs of its rings: a row for each.
+/// Feeds `stream` to every prefetcher at each of `histories`, and to the pairs of its rings: a row
+/// for each.
 pub fn measure(stream: &DeviceStream, histories: &[u32]) -> Vec<PrefetchRow> {
     let mut prefetchers = Vec::new();
     for predictor in Predictor::PREFETCHERS {
@@ -335,8 +345,9 @@ pub fn histories(stream: &DeviceStream) -> Vec<u32> {
     sizes
 }
 
-/// The synthetic devices of X07, as rings and longest burst: single rings of three sizes whose buffers are unmapped one by one,
-/// the largest again with the document's bursts of 200, and a receive with a transmit ring.
+/// The synthetic devices of X07, as rings and longest burst: single rings of three sizes whose
+/// buffers are unmapped one by one, the largest again with the document's bursts of 200, and a
+/// receive with a transmit ring.
 pub const DEVICES: [(&[u32], u32); 5] = [
     (&[64], 1),
     (&[256], 1),
@@ -379,7 +390,8 @@ pub fn of_trace<R: Read>(name: &str, reader: R) -> Result<Vec<PrefetchRow>, LabE
         .collect())
 }
 
-/// The rows of one stream at a glance: shares of buffers whose first page was predicted, with the best history of the range.
+/// The rows of one stream at a glance: shares of buffers whose first page was predicted, with the
+/// best history of the range.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PrefetchSummary {
     /// The stream.

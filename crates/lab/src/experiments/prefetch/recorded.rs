@@ -1,8 +1,8 @@
 //! Streams of recorded traces, with the IOVAs that the kernel gave out (PF07).
 //!
-//! A trace shows no access of a device, so each page of a buffer is taken to be accessed once just before its unmap, as everywhere
-//! in the laboratory. Streaming mappings count; coherent buffers are mapped for good and the IOTLB's, and ranges that only
-//! `iommu:*` lines show have no device.
+//! A trace shows no access of a device, so each page of a buffer is taken to be accessed once just
+//! before its unmap, as everywhere in the laboratory. Streaming mappings count; coherent buffers
+//! are mapped for good and the IOTLB's, and ranges that only `iommu:*` lines show have no device.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::Read;
@@ -75,8 +75,8 @@ impl Device {
     }
 }
 
-/// Reads a trace: a stream for each device with streaming mappings, in order of their appearance. `name` stands in errors
-/// and in the names of the streams.
+/// Reads a trace: a stream for each device with streaming mappings, in order of their appearance.
+/// `name` stands in errors and in the names of the streams.
 ///
 /// # Errors
 /// [`LabError::Trace`].

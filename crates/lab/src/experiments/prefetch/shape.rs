@@ -1,4 +1,5 @@
-//! What a device is like, measured on its stream without any predictor, and what it is called for it (decision 0013).
+//! What a device is like, measured on its stream without any predictor, and what it is called for
+//! it (decision 0013).
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -20,7 +21,8 @@ pub struct Shape {
     pub same_next: f64,
     /// The same among the uses of a ring.
     pub same_next_in_ring: f64,
-    /// Uses between two uses of a page, the median, over the buffers that are mapped at once at most; 0 without any.
+    /// Uses between two uses of a page, the median, over the buffers that are mapped at once at
+    /// most; 0 without any.
     pub reuse: f64,
 }
 
@@ -90,7 +92,8 @@ impl Kind {
         }
     }
 
-    /// Whether two entries a ring have something to predict: the next buffer is there, and is the next one used.
+    /// Whether two entries a ring have something to predict: the next buffer is there, and is the
+    /// next one used.
     pub const fn in_order_and_ahead(self) -> bool {
         !matches!(self, Self::OutOfOrder | Self::OneAtATime)
     }
@@ -221,8 +224,8 @@ mod tests {
 
     use super::*;
 
-    /// A ring of `depth` buffers, whose buffer `n` has the page that `page` says; the oldest is used and unmapped before the next is mapped, or
-    /// the youngest.
+    /// A ring of `depth` buffers, whose buffer `n` has the page that `page` says; the oldest is
+    /// used and unmapped before the next is mapped, or the youngest.
     fn ring(depth: u32, uses: u32, youngest: bool, page: impl Fn(u32) -> u64) -> DeviceStream {
         let mut stream = DeviceStream::new("ring".into());
         let ring = stream.add_ring();

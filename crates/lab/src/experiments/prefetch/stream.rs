@@ -2,7 +2,8 @@
 
 use ringfence_types::{Iova, IovaRange, PfnRange};
 
-/// Most pages of a buffer that count; what lies behind them is left out, so that a damaged trace costs no more than a sound one.
+/// Most pages of a buffer that count; what lies behind them is left out, so that a damaged trace
+/// costs no more than a sound one.
 const MAX_PAGES: u64 = 4096;
 
 /// Something happens to a buffer, named by its number in [`DeviceStream`].
@@ -121,7 +122,8 @@ impl DeviceStream {
         &self.events
     }
 
-    /// The pages of a buffer, a range for each of its pieces; none for a number that no event names.
+    /// The pages of a buffer, a range for each of its pieces; none for a number that no event
+    /// names.
     pub fn pages(&self, number: u32) -> &[PfnRange] {
         let buffer = self.buffers.get(number as usize);
         let pages = buffer.and_then(|buffer| {

@@ -23,11 +23,13 @@ const TOP: u64 = 0xf_ffff;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Addresses {
-    /// An entry of a ring has the same address in every lap, and neighbours lie side by side, from the top down.
+    /// An entry of a ring has the same address in every lap, and neighbours lie side by side, from
+    /// the top down.
     Tidy,
     /// The same address in every lap, in an order without pattern.
     Scattered,
-    /// An address never comes again, and the next one lies beside it: the bitmap's, between two flushes.
+    /// An address never comes again, and the next one lies beside it: the bitmap's, between two
+    /// flushes.
     Fresh,
     /// Linux 3.4's allocator, addresses freed at the unmap (`strict`).
     Tree,
@@ -46,14 +48,14 @@ impl Addresses {
     ];
 }
 
-/// A device with full rings of one-page buffers. It uses the oldest buffers of a ring, a burst of them; the driver unmaps these and
-/// maps as many new ones.
+/// A device with full rings of one-page buffers. It uses the oldest buffers of a ring, a burst of
+/// them; the driver unmaps these and maps as many new ones.
 #[derive(Debug, Clone)]
 pub struct Synthetic {
     /// Entries of each ring.
     pub rings: Vec<u32>,
-    /// Longest burst. With one ring every burst is as long; with several each burst is of a ring and of a length drawn from `seed`,
-    /// in proportion to the rings' sizes.
+    /// Longest burst. With one ring every burst is as long; with several each burst is of a ring
+    /// and of a length drawn from `seed`, in proportion to the rings' sizes.
     pub burst: u32,
     /// How often each ring is gone around, on average.
     pub laps: u32,

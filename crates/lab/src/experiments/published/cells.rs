@@ -61,8 +61,8 @@ fn cells(line: &str) -> Vec<String> {
     out
 }
 
-/// A printed number: digits, perhaps behind a sign, one of `~><=` or a word's worth of quotes, perhaps with a K; the first number of a
-/// range. `None` for words.
+/// A printed number: digits, perhaps behind a sign, one of `~><=` or a word's worth of quotes,
+/// perhaps with a K; the first number of a range. `None` for words.
 fn number(text: &str) -> Option<f64> {
     let rest = text.trim_start_matches(|c: char| !c.is_ascii_digit() && c != '-');
     let end = rest
@@ -94,7 +94,8 @@ impl Sheet {
         self.header.iter().position(|other| other == name)
     }
 
-    /// The text of a cell: of the first row whose cells are `wanted` in the columns named there, the one in `column`.
+    /// The text of a cell: of the first row whose cells are `wanted` in the columns named there,
+    /// the one in `column`.
     ///
     /// # Errors
     /// There is none: a defect of Ringfence.

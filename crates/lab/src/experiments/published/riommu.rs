@@ -1,4 +1,5 @@
-//! The rIOMMU document's tables, and the few numbers of the EIOVAR document that speak of the same machine.
+//! The rIOMMU document's tables, and the few numbers of the EIOVAR document that speak of the same
+//! machine.
 
 use serde::Serialize;
 
@@ -232,7 +233,8 @@ pub static TABLE_1: [Table1Column; 4] = [
     },
 ];
 
-/// A row of Table 2: ratios, each variant divided by each of [`BASELINES`]; two decimals are printed.
+/// A row of Table 2: ratios, each variant divided by each of [`BASELINES`]; two decimals are
+/// printed.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Table2Row {
     /// The adapter.
@@ -256,7 +258,8 @@ impl Table2Row {
     }
 }
 
-/// Table 2. The extra 1.00 at the end of its first row is left out: five ratios to a variant are all that there can be.
+/// Table 2. The extra 1.00 at the end of its first row is left out: five ratios to a variant are
+/// all that there can be.
 pub static TABLE_2: [Table2Row; 10] = [
     Table2Row {
         nic: Nic::Mlx,

@@ -1,4 +1,5 @@
-//! What caches expose, by the oracle: the modes of `compare` on TCP_STREAM's reuse of pages, and then an idle machine.
+//! What caches expose, by the oracle: the modes of `compare` on TCP_STREAM's reuse of pages, and
+//! then an idle machine.
 
 use ringfence_trace::Devices;
 
@@ -37,7 +38,8 @@ fn passes(name: &str, creates: u64, pages: u64) -> Result<[Outcomes; 2], LabErro
     Ok([pass(Some(runner.metered))?, pass(runner.attack)?])
 }
 
-/// Exposure of `creates` mappings of `pages` pages. The longest stay of the document's cache is `stay` at most.
+/// Exposure of `creates` mappings of `pages` pages. The longest stay of the document's cache is
+/// `stay` at most.
 pub(super) fn exposed(
     found: &mut Findings,
     creates: u64,

@@ -11,7 +11,8 @@ use super::{counted, in_words};
 use crate::error::LabError;
 use crate::experiments::finding::{Findings, Requirement};
 
-/// The host takes back all frames that it may, while `mapped` pages are mapped and once they are not (PV10; attack A32).
+/// The host takes back all frames that it may, while `mapped` pages are mapped and once they are
+/// not (PV10; attack A32).
 pub(super) fn overcommit(found: &mut Findings, mapped: u64) -> Result<(), LabError> {
     let (mut host, frames) = host(FixedLastTable::default())?;
     let mut processors = VtdUnit::vtd(&UnitConfig::UNCACHED);
@@ -64,7 +65,8 @@ pub(super) fn overcommit(found: &mut Findings, mapped: u64) -> Result<(), LabErr
     Ok(())
 }
 
-/// The guest's view of `mapped` mappings goes to another host, whose frames are in another order, and is read there again (PV11).
+/// The guest's view of `mapped` mappings goes to another host, whose frames are in another order,
+/// and is read there again (PV11).
 pub(super) fn migration(found: &mut Findings, mapped: u64) -> Result<(), LabError> {
     let failed = |what: &'static str| move |_| LabError::Internal(what);
     let (mut here, _) = host(FixedLastTable::default())?;

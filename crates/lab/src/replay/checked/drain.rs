@@ -11,10 +11,12 @@ use crate::oracle::Windows;
 use crate::replay::Exposure;
 
 impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> CheckedReplay<H, S, F, X> {
-    /// Runs on from the end of the trace until every mapping that the space keeps is gone, at the latest until the mode's bound is over. No driver maps or
-    /// unmaps; cycles end, and attackers go on at each end. `windows` are those that were open at the trace's end.
+    /// Runs on from the end of the trace until every mapping that the space keeps is gone, at the
+    /// latest until the mode's bound is over. No driver maps or unmaps; cycles end, and attackers
+    /// go on at each end. `windows` are those that were open at the trace's end.
     ///
-    /// What is counted of the trace is not changed, but for the attackers' accesses, which the caller counts apart.
+    /// What is counted of the trace is not changed, but for the attackers' accesses, which the
+    /// caller counts apart.
     pub(super) fn drain(&mut self, windows: Windows) -> Exposure {
         self.windows = windows;
         let ended = self.machine.now;

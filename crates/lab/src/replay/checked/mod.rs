@@ -67,7 +67,8 @@ pub struct CheckedReplay<H, S: Space, F: Flush<S, u64>, X> {
     /// T and C of a space that keeps what is unmapped.
     cycling: Option<RtcParams>,
     scratch: Vec<IovaRange>,
-    /// What devices are told of the mapping at hand: one range, or one a piece where pieces lie apart.
+    /// What devices are told of the mapping at hand: one range, or one a piece where pieces lie
+    /// apart.
     device_ranges: Vec<IovaRange>,
     outcomes: Outcomes,
     limits: ReplayLimits,
@@ -109,8 +110,8 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> CheckedReplay<H, S, F
         }
     }
 
-    /// Has the device touch each page of a buffer as soon as it is mapped, beside the touch before its unmap. Not for walkers that see
-    /// a map only after its doorbell.
+    /// Has the device touch each page of a buffer as soon as it is mapped, beside the touch before
+    /// its unmap. Not for walkers that see a map only after its doorbell.
     #[must_use]
     pub fn with_early_touches(mut self, early: bool) -> Self {
         self.early = early;
@@ -125,7 +126,8 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> CheckedReplay<H, S, F
         self
     }
 
-    /// Has the replay run on after its trace until everything is gone that a space with these cycles has kept.
+    /// Has the replay run on after its trace until everything is gone that a space with these
+    /// cycles has kept.
     #[must_use]
     pub fn with_cycling(mut self, cycling: Option<RtcParams>) -> Self {
         self.cycling = cycling;
@@ -340,8 +342,8 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> CheckedReplay<H, S, F
         }
     }
 
-    /// Ends the replay: counts windows that are open until now, runs on until what the space has kept is gone, and takes down what is alive,
-    /// unmetered.
+    /// Ends the replay: counts windows that are open until now, runs on until what the space has
+    /// kept is gone, and takes down what is alive, unmetered.
     pub fn finish(&mut self, alive: &[(MappingId, DeviceIndex)]) -> Outcomes {
         for (place, waiting) in self.stalled.clear().into_iter().enumerate() {
             self.outcomes.stalled_out += waiting;

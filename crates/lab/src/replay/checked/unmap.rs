@@ -77,7 +77,8 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> CheckedReplay<H, S, F
                         let pages = PfnRange::covering(&range);
                         let now = self.machine.now;
                         if self.installs {
-                            // A flush that this unmap triggered came after its entry was cleared: it closes this window too.
+                            // A flush that this unmap triggered came after its entry was cleared:
+                            // it closes this window too.
                             self.windows.open(at.domain(), pages, bytes, now);
                             self.close_windows();
                         } else {
@@ -102,7 +103,8 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> CheckedReplay<H, S, F
         }
     }
 
-    /// The space has kept the mapping at hand. As long as another buffer is in use on its pages, what the device reaches there lies beside that.
+    /// The space has kept the mapping at hand. As long as another buffer is in use on its pages,
+    /// what the device reaches there lies beside that.
     fn keep_windows(&mut self, device: usize, domain: DomainId) {
         let now = self.machine.now;
         for range in &self.device_ranges {

@@ -1,5 +1,6 @@
-//! What the unit holds, for another process: its mappings as records in the guest's view (`docs/PVIOMMU.md`, "Migration records"). Where they
-//! lead is found anew there, from the guest's memory as it is mapped then.
+//! What the unit holds, for another process: its mappings as records in the guest's view
+//! (`docs/PVIOMMU.md`, "Migration records"). Where they lead is found anew there, from the guest's
+//! memory as it is mapped then.
 
 use ringfence_pviommu::backend::EVENTS as MOST_EVENTS;
 use ringfence_pviommu::wire::{EVENT_BYTES, Event};

@@ -1,7 +1,8 @@
-//! Where a request takes effect: a domain of the software IOMMU for each device, and the grants of a device that is a process of its own.
+//! Where a request takes effect: a domain of the software IOMMU for each device, and the grants of
+//! a device that is a process of its own.
 //!
-//! Whether a process keeps the rules is no business of the guest's driver: its requests succeed, and a process that breaks one is dead, reaches nothing, and
-//! its device asks to be reset.
+//! Whether a process keeps the rules is no business of the guest's driver: its requests succeed,
+//! and a process that breaks one is dead, reaches nothing, and its device asks to be reset.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,7 +16,8 @@ use vm_memory::GuestMemoryMmap;
 use crate::host::FrameRmap;
 use crate::sandbox::{GrantError, Grants};
 
-/// Each device's domain. What is unmapped stays until it is settled, so that one wait does for all of a request.
+/// Each device's domain. What is unmapped stays until it is settled, so that one wait does for all
+/// of a request.
 pub(super) struct Domains {
     iommu: SoftIommu<GuestMemoryMmap>,
     /// Of devices that are processes.
@@ -30,7 +32,8 @@ fn domain_of(device: DeviceSlot) -> DomainId {
 }
 
 impl Domains {
-    /// Those of `devices`, in the order of their ids; nobody is attached. What is mapped are frames whose pages `places` knows.
+    /// Those of `devices`, in the order of their ids; nobody is attached. What is mapped are frames
+    /// whose pages `places` knows.
     pub(super) fn new(devices: &[RequesterId], places: Arc<FrameRmap>) -> Result<Self, IommuError> {
         let mut iommu = SoftIommu::new(SoftIommuLimits::default(), GuestMemoryMmap::default());
         for (device, number) in devices.iter().zip(0..) {
@@ -65,8 +68,8 @@ impl Domains {
         self.sandboxed.get_mut(&device)
     }
 
-    /// When it returns, no device holds anything of the memory before; a process that hangs in the kernel keeps the memory's pages, which are
-    /// nobody else's by that.
+    /// When it returns, no device holds anything of the memory before; a process that hangs in the
+    /// kernel keeps the memory's pages, which are nobody else's by that.
     pub(super) fn set_memory(&mut self, memory: &GuestMemoryMmap) {
         // Whoever calls is no reader, so it is not refused.
         let _ = self.iommu.set_memory(memory.clone());
@@ -98,8 +101,9 @@ impl Domains {
         }
     }
 
-    /// Where the bytes of a frame are in the memory that the domains translate to: GPA to HPA was the second stage's, HPA to HVA is the reverse array's and the
-    /// mapping's (PVIOMMU section 4.2).
+    /// Where the bytes of a frame are in the memory that the domains translate to: GPA to HPA was
+    /// the second stage's, HPA to HVA is the reverse array's and the mapping's (PVIOMMU section
+    /// 4.2).
     fn address_of(&self, frame: PhysAddr) -> Result<PhysAddr, IoError> {
         let page = self.places.page(frame).ok_or(IoError::Failed)?;
         Ok(PhysAddr::new(page.get()))
@@ -170,7 +174,8 @@ impl IoTables for Domains {
             }
             !left
         });
-        // A page is answered for when it is gone from the process, or the process is. One that hangs in the kernel holds the answer back.
+        // A page is answered for when it is gone from the process, or the process is. One that
+        // hangs in the kernel holds the answer back.
         apart
             .map_or(Ok(()), Grants::commit)
             .map_err(|_| IoError::Failed)

@@ -1,4 +1,5 @@
-//! What the driver asks for on the control queue (virtio 1.2, section 5.1.6.5): how many queue pairs it uses, and nothing else is offered.
+//! What the driver asks for on the control queue (virtio 1.2, section 5.1.6.5): how many queue
+//! pairs it uses, and nothing else is offered.
 
 use std::num::NonZeroU16;
 

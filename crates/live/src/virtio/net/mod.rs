@@ -1,9 +1,12 @@
-//! Network device (virtio 1.2, section 5.1): pairs of queues, a control queue to choose how many of them are used, no offloads.
+//! Network device (virtio 1.2, section 5.1): pairs of queues, a control queue to choose how many of
+//! them are used, no offloads.
 //!
-//! A frame crosses through a buffer of the device's own, as sending and receiving are calls to the host. What the link does not take stays
-//! in the driver's ring, and its queue is gone on with when the link has room; a frame that the driver has no buffer for is kept, one of
-//! them, and no other is received until there is one: so neither side can make the device hold more than a frame, and neither loses
-//! frames to the other's pace. What is no frame within the limits is dropped and counted.
+//! A frame crosses through a buffer of the device's own, as sending and receiving are calls to the
+//! host. What the link does not take stays in the driver's ring, and its queue is gone on with when
+//! the link has room; a frame that the driver has no buffer for is kept, one of them, and no other
+//! is received until there is one: so neither side can make the device hold more than a frame, and
+//! neither loses frames to the other's pace. What is no frame within the limits is dropped and
+//! counted.
 
 mod control;
 mod net_state;
@@ -168,7 +171,8 @@ impl<L: NetLink> Net<L> {
         }
         let packet = incoming.get(..bytes).unwrap_or(&[]);
         let interrupt = dma.with(|memory| {
-            // Looked for once more after the driver was asked to ring: what came in between is found here.
+            // Looked for once more after the driver was asked to ring: what came in between is
+            // found here.
             let mut found = Chain::next(queue, memory)?;
             if found.is_none() && queue.enable_notification(memory)? {
                 found = Chain::next(queue, memory)?;
@@ -292,7 +296,8 @@ impl<L: NetLink> Net<L> {
     }
 }
 
-/// The frame of a chain, copied to `buffer`. None if it has no frame within the limits, or its header asks for what is not offered.
+/// The frame of a chain, copied to `buffer`. None if it has no frame within the limits, or its
+/// header asks for what is not offered.
 fn take_frame<'b, A: Dma>(
     chain: &mut Chain,
     buffer: &'b mut [u8],

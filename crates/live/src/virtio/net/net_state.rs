@@ -1,7 +1,8 @@
 //! A network device that goes from one process to another.
 //!
-//! Between two turns all that is under way of frames is: the one that came and waits for a buffer, those that the link did not take, which are in the
-//! driver's rings, and what is in part in the link. So none is lost and none is there twice.
+//! Between two turns all that is under way of frames is: the one that came and waits for a buffer,
+//! those that the link did not take, which are in the driver's rings, and what is in part in the
+//! link. So none is lost and none is there twice.
 
 use std::collections::BTreeSet;
 use std::num::NonZeroU16;
@@ -42,7 +43,8 @@ fn bit(queue: usize) -> u16 {
 }
 
 impl Net<Box<dyn NetLink>> {
-    /// Goes on where another process's device was, whose driver has agreed on `begun`, if it has begun.
+    /// Goes on where another process's device was, whose driver has agreed on `begun`, if it has
+    /// begun.
     ///
     /// # Errors
     /// [`StateError`]: no driver, or no link, could have brought it there. Nothing was sent or received.

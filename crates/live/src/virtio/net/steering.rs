@@ -1,4 +1,5 @@
-//! Which queue pair a frame belongs to: that on which the driver last sent for the same flow (virtio 1.2, section 5.1.6.5.5).
+//! Which queue pair a frame belongs to: that on which the driver last sent for the same flow
+//! (virtio 1.2, section 5.1.6.5.5).
 
 use std::hash::{Hash, Hasher};
 use std::num::NonZeroU16;

@@ -1,4 +1,5 @@
-//! A disk that the hardware translates: what was mapped for it is mapped in the second process, for hardware that knows nothing yet.
+//! A disk that the hardware translates: what was mapped for it is mapped in the second process, for
+//! hardware that knows nothing yet.
 
 use std::os::fd::OwnedFd;
 
@@ -144,7 +145,8 @@ fn what_the_host_does_in_advance_is_for_devices_of_the_para_virtual_iommu() {
     }
 }
 
-/// A domain that software has room for, and the hardware's tables have not: a device would lack what it had.
+/// A domain that software has room for, and the hardware's tables have not: a device would lack
+/// what it had.
 #[test]
 fn more_than_the_hardwares_tables_hold_is_refused() {
     // Of 4 KiB each, in 352 MiB.
@@ -158,7 +160,8 @@ fn more_than_the_hardwares_tables_hold_is_refused() {
     let mut guest = Guest::boot(&dir);
     let (log, mut caps) = (log(), GuestLimits::default());
     (caps.tables, caps.mappings) = (1 << 18, 1 << 18);
-    // A page in each 2 MiB from the middle of the addresses on; the only domain comes last but for the events.
+    // A page in each 2 MiB from the middle of the addresses on; the only domain comes last but for
+    // the events.
     let with = |mappings: u64, wanted: DiskKind| {
         let mut handed = copy(&dir);
         for device in &mut handed.devices {

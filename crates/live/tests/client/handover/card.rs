@@ -168,7 +168,8 @@ impl Card {
         self.given[usize::from(queue)] - self.used(queue)
     }
 
-    /// Sends a frame if there is room in the ring. Chains of sending come back in order, so slots do.
+    /// Sends a frame if there is room in the ring. Chains of sending come back in order, so slots
+    /// do.
     pub(super) fn send(&mut self, pair: u16, number: u32, bytes: usize) -> bool {
         let queue = 2 * pair + 1;
         if self.outstanding(queue) == SIZE {
@@ -306,7 +307,8 @@ impl Peer {
     }
 }
 
-/// A device that has all at once: a frame without a buffer and more behind it, one that has come in part, and frames that the link did not take.
+/// A device that has all at once: a frame without a buffer and more behind it, one that has come in
+/// part, and frames that the link did not take.
 pub(super) fn busy(dir: &Dir) -> (Daemon, Card, Peer) {
     let daemon = serve(dir, Address::Stream(dir.0.join("wire")));
     let mut card = Card::boot(dir);

@@ -1,4 +1,5 @@
-//! First processes that say something else than they should: the second takes nothing and serves nothing.
+//! First processes that say something else than they should: the second takes nothing and serves
+//! nothing.
 
 use std::io::{IoSlice, Read};
 use std::mem::MaybeUninit;

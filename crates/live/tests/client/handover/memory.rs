@@ -1,4 +1,5 @@
-//! Memory that the host may not take back, and memory in a file: the second process has what it was told itself, before the first lets go.
+//! Memory that the host may not take back, and memory in a file: the second process has what it was
+//! told itself, before the first lets go.
 
 use std::fs::{self, File};
 use std::process::Command;
@@ -166,7 +167,8 @@ fn a_second_that_may_not_lock_as_much_is_refused_in_the_rehearsal() {
     }
 }
 
-/// A file that could be cut off is taken by whoever vouches for it, and no other; and it goes with the devices.
+/// A file that could be cut off is taken by whoever vouches for it, and no other; and it goes with
+/// the devices.
 #[test]
 fn memory_in_a_file_is_taken_by_a_second_that_was_told_of_it() {
     let dir = Dir::new("memory-file");

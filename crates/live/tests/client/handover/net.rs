@@ -52,7 +52,8 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// However often the device goes over, and wherever frames are then: each is there once, whole, and in the order of its pair.
+    /// However often the device goes over, and wherever frames are then: each is there once, whole,
+    /// and in the order of its pair.
     #[test]
     fn every_frame_is_there_once(steps in prop::collection::vec(step(), 1..40)) {
         let dir = Dir::new("net");
@@ -307,7 +308,8 @@ fn a_state_that_no_driver_and_no_link_could_have_left_is_refused() {
     end(daemon);
 }
 
-/// The stream with a byte changed at every place, and a sum that fits: refused, or it is another state that can be and goes on as it is.
+/// The stream with a byte changed at every place, and a sum that fits: refused, or it is another
+/// state that can be and goes on as it is.
 #[test]
 fn a_stream_that_lies_of_frames_is_refused_or_says_what_is_taken() {
     let dir = Dir::new("net-bytes");

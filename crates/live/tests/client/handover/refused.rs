@@ -119,7 +119,8 @@ fn a_second_that_says_nothing_or_nonsense_is_not_waited_for() {
     };
     let first = daemon(&dir, limits);
     let mut guest = Guest::boot(&dir);
-    // Nothing; a copy instead of the confirmation; what is no message; one that carries what it may not.
+    // Nothing; a copy instead of the confirmation; what is no message; one that carries what it may
+    // not.
     for nonsense in [
         vec![],
         words(&[COPY, 0, 0, 0]),
@@ -188,7 +189,8 @@ fn a_device_that_does_not_come_to_its_turns_end_stays_and_so_do_all() {
     end(first);
 }
 
-/// Devices that keep what cannot be handed over: whoever asks is told which and why, and they go on.
+/// Devices that keep what cannot be handed over: whoever asks is told which and why, and they go
+/// on.
 #[test]
 fn a_device_that_cannot_be_handed_over_says_why() {
     let dir = Dir::new("keeps");
@@ -244,7 +246,8 @@ fn a_device_that_cannot_be_handed_over_says_why() {
     }
 }
 
-/// Between the stop and the confirmation no device does anything: what it did would be done again elsewhere.
+/// Between the stop and the confirmation no device does anything: what it did would be done again
+/// elsewhere.
 #[test]
 fn devices_stand_still_until_they_are_confirmed() {
     let dir = Dir::new("still");
@@ -279,7 +282,8 @@ fn only_the_owner_may_ask() {
     end(first);
 }
 
-/// Every piece of a stream, and every stream with one bit changed, is refused whole; meanwhile the first process serves.
+/// Every piece of a stream, and every stream with one bit changed, is refused whole; meanwhile the
+/// first process serves.
 #[test]
 fn a_stream_that_was_cut_or_changed_is_refused_whole() {
     let dir = Dir::new("changed");
@@ -336,7 +340,8 @@ fn a_second_that_copies_on_and_on_is_hung_up_on() {
         let mut asked = asked;
         while asked.write_all(&words(&[COPY, 0, 0, 0])).is_ok() {}
     });
-    // The answers are read, so that nothing but the limit ends it. No host makes so many copies in it.
+    // The answers are read, so that nothing but the limit ends it. No host makes so many copies in
+    // it.
     let mut bytes = [0; 65536];
     let mut reads = 0;
     while std::io::Read::read(&mut second.0, &mut bytes).is_ok_and(|read| read > 0) {

@@ -1,4 +1,5 @@
-//! A disk in a process of its own: another process goes on where it was, with what was mapped, when it is dead.
+//! A disk in a process of its own: another process goes on where it was, with what was mapped, when
+//! it is dead.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -134,7 +135,8 @@ fn another_process_has_what_was_mapped_and_the_first_one_is_dead() {
             assert_eq!(guest.mapped_in(other).len(), mapped);
             drop(rebuilt);
             assert_eq!(processes(&dir), before);
-            // Offered and not rung for; and requests that were served before, so that the rings are not at their beginning.
+            // Offered and not rung for; and requests that were served before, so that the rings are
+            // not at their beginning.
             guest.offer(10 + round);
             let second = take_over(&dir, first);
             let after = processes(&dir);
@@ -159,7 +161,8 @@ fn another_process_has_what_was_mapped_and_the_first_one_is_dead() {
     }
 }
 
-/// A page's frame is the host's: the second one's pages get frames of its own, out of its pool if it has one.
+/// A page's frame is the host's: the second one's pages get frames of its own, out of its pool if
+/// it has one.
 #[test]
 fn what_was_mapped_has_frames_of_the_second_ones_host() {
     let dir = Dir::new("apart-hopt");
@@ -223,7 +226,8 @@ fn are_done(dir: &Dir, guest: &mut Guest) {
     guest.read(6);
 }
 
-/// The process is at work, and the driver has rung again: it comes to the end of its turn, and what was rung for is done by whoever goes on.
+/// The process is at work, and the driver has rung again: it comes to the end of its turn, and what
+/// was rung for is done by whoever goes on.
 #[test]
 fn a_turn_comes_to_its_end_and_the_next_is_begun_by_whoever_goes_on() {
     let dir = Dir::new("apart-turn");

@@ -215,7 +215,8 @@ proptest! {
     }
 }
 
-/// A real stream with a byte changed at every place, and a sum that fits: rebuilt or refused, while the first process serves on.
+/// A real stream with a byte changed at every place, and a sum that fits: rebuilt or refused, while
+/// the first process serves on.
 #[test]
 fn a_stream_that_lies_is_refused_or_harmless() {
     let dir = Dir::new("lies");

@@ -55,7 +55,8 @@ fn devices_go_on_elsewhere_without_the_client_seeing_it() {
     }
 }
 
-/// Whoever is no master of the bus is none in the next process, and has everything to do when its driver sets the bit there.
+/// Whoever is no master of the bus is none in the next process, and has everything to do when its
+/// driver sets the bit there.
 #[test]
 fn a_function_that_may_not_master_the_bus_may_not_elsewhere() {
     let dir = Dir::new("master");

@@ -8,7 +8,8 @@ use crate::guest::{AWAY, DOMAIN, ENDPOINT, EVENT_QUEUE, Guest, IOMMU_QUEUE, read
 use crate::para::{self, DISK, PAGE, Para};
 use crate::rig::*;
 
-/// The queues are the IOMMU's own accesses; translating is none. So its endpoints go on, and its driver is told later.
+/// The queues are the IOMMU's own accesses; translating is none. So its endpoints go on, and its
+/// driver is told later.
 #[test]
 fn a_virtio_iommu() {
     let mut guest = Guest::with(|_, counters| blk(counters)).mapped();

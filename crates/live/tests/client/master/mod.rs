@@ -1,5 +1,6 @@
-//! Bus mastering. A function whose Bus Master Enable is clear reads and writes nothing of the guest's and signals no vector, whatever its driver, its
-//! clock, the network or the IOMMU has for it. What came meanwhile is done when the bit is set.
+//! Bus mastering. A function whose Bus Master Enable is clear reads and writes nothing of the
+//! guest's and signals no vector, whatever its driver, its clock, the network or the IOMMU has for
+//! it. What came meanwhile is done when the bit is set.
 
 mod disks;
 mod iommus;
@@ -58,8 +59,8 @@ fn turns<D: Device, A: Dma>(client: &mut Client<D, A>) {
     panic!("it never comes to an end");
 }
 
-/// While the bit is clear, the available ring of `queue`, which lies at `rings`, says what breaks it if it is looked at. The doorbell rings, and
-/// `tempt` adds to it.
+/// While the bit is clear, the available ring of `queue`, which lies at `rings`, says what breaks
+/// it if it is looked at. The doorbell rings, and `tempt` adds to it.
 fn in_vain<D: Device, A: Dma>(
     client: &mut Client<D, A>,
     (queue, rings): (u16, u64),

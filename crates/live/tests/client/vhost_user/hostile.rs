@@ -10,7 +10,8 @@ use ringfence_types::{Iova, IovaRange};
 
 use super::front::*;
 
-/// Each translation is taken back when the next one is told, so an access to two pages never finds both. It is given up.
+/// Each translation is taken back when the next one is told, so an access to two pages never finds
+/// both. It is given up.
 #[test]
 fn a_translation_that_never_stays_ends_the_request_and_not_the_device() {
     let mut front = Front::new("never-stays", &[]);

@@ -1,4 +1,5 @@
-//! The disk as a vhost-user back-end, by a front-end that keeps the protocol and by one that does not.
+//! The disk as a vhost-user back-end, by a front-end that keeps the protocol and by one that does
+//! not.
 
 mod front;
 mod hostile;

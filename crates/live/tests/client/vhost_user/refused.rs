@@ -280,7 +280,8 @@ fn descriptor(kind: u8) -> OwnedFd {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Whatever comes, in whatever order: an answer or a reason, and at the end the device is given back.
+    /// Whatever comes, in whatever order: an answer or a reason, and at the end the device is given
+    /// back.
     #[test]
     fn no_message_harms(messages in prop::collection::vec(
         (0..44_u32, prop_oneof![Just(0_usize), Just(8), Just(12), Just(32), Just(40), 0..300_usize],

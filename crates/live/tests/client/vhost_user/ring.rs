@@ -1,4 +1,5 @@
-//! A front-end that keeps the protocol: what the device asks, is told, and leaves when the ring stops.
+//! A front-end that keeps the protocol: what the device asks, is told, and leaves when the ring
+//! stops.
 
 use ringfence_live::dma_fault_injection::InjectedDma;
 use ringfence_types::{Iova, Permissions};
@@ -38,7 +39,8 @@ fn every_address_is_asked_for_once_and_again_after_an_invalidation() {
     front.grant(elsewhere, Permissions::READ_WRITE);
     front.offer(7, 4096);
     front.serve();
-    // More than once if the replies to older misses were not read before: then an answer may be late, and is not believed.
+    // More than once if the replies to older misses were not read before: then an answer may be
+    // late, and is not believed.
     front.asked.dedup();
     assert_eq!(front.asked, [(DATA.0 / PAGE, Permissions::WRITE)]);
     assert_eq!(front.peek(elsewhere, 0, 4096), content(7, 4096));
@@ -87,7 +89,8 @@ fn what_the_device_does_on_its_own_is_refused_and_it_goes_on() {
     assert_eq!(front.counters.faults.get(), 2);
 }
 
-/// The front-end stops the ring while the device waits for it: neither waits for the other, and the request is served when it goes on.
+/// The front-end stops the ring while the device waits for it: neither waits for the other, and the
+/// request is served when it goes on.
 #[test]
 fn a_ring_stops_while_it_waits_for_a_translation() {
     for after in 0..7 {
@@ -104,7 +107,8 @@ fn a_ring_stops_while_it_waits_for_a_translation() {
         let base = front.ask(GET_VRING_BASE, &halves(&[0, 0]));
         assert_eq!(base, halves(&[0, 0]), "the request is left, {after}");
         assert_eq!(front.used(), 0);
-        // The answer comes late, and is not believed: nobody tells a device that was stopped what no longer holds.
+        // The answer comes late, and is not believed: nobody tells a device that was stopped what
+        // no longer holds.
         front.answer(unanswered);
         front.asked.clear();
         front.set_ring(0);

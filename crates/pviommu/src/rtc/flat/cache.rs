@@ -75,8 +75,9 @@ impl FlatRtc {
         }
     }
 
-    /// Walks the table: of each released mapping and each ghost, `leaves` says by its key's word, age, and whether it is a ghost, if it leaves. Of a
-    /// mapping that leaves before C cycles are over the key stays where gaps are counted.
+    /// Walks the table: of each released mapping and each ghost, `leaves` says by its key's word,
+    /// age, and whether it is a ghost, if it leaves. Of a mapping that leaves before C cycles are
+    /// over the key stays where gaps are counted.
     fn evict_matching(
         &mut self,
         mut leaves: impl FnMut(u64, u8, bool) -> bool,

@@ -2,8 +2,8 @@
 
 use ringfence_types::{Iova, PageSize};
 
-/// Bits of a [`CacheEntry`]'s second word, from the lowest: the cycle of the release (8), whether only the key is remembered (1), users (10), page
-/// number of the address (45).
+/// Bits of a [`CacheEntry`]'s second word, from the lowest: the cycle of the release (8), whether
+/// only the key is remembered (1), users (10), page number of the address (45).
 const GHOST: u64 = 1 << 8;
 const USER_SHIFT: u32 = 9;
 const USER: u64 = 1 << USER_SHIFT;

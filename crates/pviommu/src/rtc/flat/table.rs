@@ -1,7 +1,9 @@
-//! Open addressing by cache lines: four entries to a line, and the next line when one is full. There are no tombstones.
+//! Open addressing by cache lines: four entries to a line, and the next line when one is full.
+//! There are no tombstones.
 //!
-//! An entry lies in its home line or in the first one after it that had room; every line between is full. So a search ends at the first
-//! line with room, and only [`retain`](Table::retain) has to restore that, because nothing else removes.
+//! An entry lies in its home line or in the first one after it that had room; every line between is
+//! full. So a search ends at the first line with room, and only [`retain`](Table::retain) has to
+//! restore that, because nothing else removes.
 
 use alloc::vec::Vec;
 use core::mem;
@@ -11,13 +13,15 @@ use super::slot::CacheEntry;
 /// Entries of a line.
 const WAYS: usize = 4;
 
-/// At most this share of the entries is occupied. More, and entries away from home make hits hard to foretell for a processor.
+/// At most this share of the entries is occupied. More, and entries away from home make hits hard
+/// to foretell for a processor.
 const FULL: (usize, usize) = (5, 8);
 
 /// Lines of the smallest table.
 const SMALLEST: usize = 4;
 
-/// A table that has been too large for so many cycles gives memory back: what came once comes again.
+/// A table that has been too large for so many cycles gives memory back: what came once comes
+/// again.
 const PATIENCE: u8 = 16;
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -86,7 +90,8 @@ impl Table {
         self.lines.capacity().saturating_mul(size_of::<Line>())
     }
 
-    /// The home of `key`: the high bits of a product with 2^64 over the golden ratio, scaled to the table, which may have any size.
+    /// The home of `key`: the high bits of a product with 2^64 over the golden ratio, scaled to the
+    /// table, which may have any size.
     #[inline]
     fn home_line(key: u64, lines: usize) -> usize {
         let hash = key.wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -136,7 +141,8 @@ impl Table {
         self.lines.get(at)?.0.get(way)
     }
 
-    /// Puts `slot` at `entry`, which was found for its key and since which nothing was changed; false without memory.
+    /// Puts `slot` at `entry`, which was found for its key and since which nothing was changed;
+    /// false without memory.
     #[inline]
     pub(super) fn put(&mut self, Entry(mut place): Entry, slot: CacheEntry) -> bool {
         if place.is_err() && self.occupied >= self.lines.len() * WAYS / FULL.1 * FULL.0 {
@@ -183,7 +189,8 @@ impl Table {
         true
     }
 
-    /// Gives memory back if less than an eighth of the table has been occupied for some cycles. Without memory for a smaller one it stays.
+    /// Gives memory back if less than an eighth of the table has been occupied for some cycles.
+    /// Without memory for a smaller one it stays.
     ///
     /// Says whether more calls would change nothing as long as no entry leaves.
     pub(super) fn shrink(&mut self) -> bool {
@@ -199,9 +206,11 @@ impl Table {
         has_its_size
     }
 
-    /// Shows each entry to `keep`, which may change anything but the key; those for which it says false are removed.
+    /// Shows each entry to `keep`, which may change anything but the key; those for which it says
+    /// false are removed.
     pub(super) fn retain(&mut self, mut keep: impl FnMut(&mut CacheEntry) -> bool) {
-        // No entry has gone past a line with room: from there on, what comes before a line is settled when the line's turn comes.
+        // No entry has gone past a line with room: from there on, what comes before a line is
+        // settled when the line's turn comes.
         let Some(start) = self.lines.iter().position(|line| line.find(0).is_some()) else {
             return;
         };
@@ -232,7 +241,8 @@ impl Table {
         }
     }
 
-    /// Moves entries of the line that are not at home back to the first line with room, if that comes before it.
+    /// Moves entries of the line that are not at home back to the first line with room, if that
+    /// comes before it.
     fn shift_back(&mut self, at: usize) {
         let lines = self.lines.len();
         for way in 0..WAYS {

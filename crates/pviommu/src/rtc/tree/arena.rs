@@ -1,5 +1,6 @@
-//! Where nodes live: they keep their number when they change their type, so that no pointer to them goes stale by that. (Printed as it is, the
-//! document's queue points to leaves that Grow and Shrink have replaced.)
+//! Where nodes live: they keep their number when they change their type, so that no pointer to them
+//! goes stale by that. (Printed as it is, the document's queue points to leaves that Grow and
+//! Shrink have replaced.)
 
 use alloc::vec::Vec;
 
@@ -104,8 +105,9 @@ impl Arena {
         node.filter(|node| node.kind.is_some())
     }
 
-    /// Grow and Shrink: the node becomes one of `kind`, with those of its entries for which `is_there` says so of a Node64's index and the
-    /// node's length. False without memory; then it is as before.
+    /// Grow and Shrink: the node becomes one of `kind`, with those of its entries for which
+    /// `is_there` says so of a Node64's index and the node's length. False without memory; then it
+    /// is as before.
     pub(super) fn change(
         &mut self,
         id: NodeId,
@@ -169,7 +171,8 @@ impl Arena {
         self.census
     }
 
-    /// Bytes that the nodes occupy here, which are not the document's: a `Vec` has a word more than a pointer.
+    /// Bytes that the nodes occupy here, which are not the document's: a `Vec` has a word more than
+    /// a pointer.
     pub(super) fn bytes(&self) -> usize {
         let arrays = self.census.bytes(0);
         self.nodes

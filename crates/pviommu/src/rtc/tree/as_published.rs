@@ -1,9 +1,11 @@
 //! The tree exactly as Figures 7 to 9 print it, defects included (errata 11, 16).
 //!
-//! Where the figures leave something out, the least is added that lets them run, and no more: InsertSort and Movel count the node's length, and so do
-//! the lines that give a Node64 or a Node256 a key (else the second key would take the first one's place); a key that a Node64 does not have is
-//! [`ABSENT`] in its key array; Grow and Shrink, which are only named, take over what Insert's own test of line 50 finds. What would be an access outside an array or
-//! through NULL in C does nothing here, and is counted as [`wild`](TreeAsPublished::wild).
+//! Where the figures leave something out, the least is added that lets them run, and no more:
+//! InsertSort and Movel count the node's length, and so do the lines that give a Node64 or a
+//! Node256 a key (else the second key would take the first one's place); a key that a Node64 does
+//! not have is [`ABSENT`] in its key array; Grow and Shrink, which are only named, take over what
+//! Insert's own test of line 50 finds. What would be an access outside an array or through NULL in
+//! C does nothing here, and is counted as [`wild`](TreeAsPublished::wild).
 //!
 //! | defect | what it does |
 //! |---|---|
@@ -26,7 +28,8 @@ pub enum Inserted {
     Success,
     /// ALREAD_EXIST: the REUSING bit is set.
     AlreadyExist,
-    /// The printed code would have written outside an array or gone on at NULL, or there was no memory. Nothing is stored.
+    /// The printed code would have written outside an array or gone on at NULL, or there was no
+    /// memory. Nothing is stored.
     Wild,
 }
 
@@ -39,7 +42,8 @@ pub struct TreeAsPublished {
     wild: u64,
 }
 
-/// Lines 02 to 07 of Insert and 06 to 11 of Search: the key that begins at `bit` and goes down, and the bit after it.
+/// Lines 02 to 07 of Insert and 06 to 11 of Search: the key that begins at `bit` and goes down, and
+/// the bit after it.
 fn key_down(gpa: u64, bit: i32) -> (u8, i32) {
     match bit {
         63 => ((gpa >> 60) as u8, 59),
@@ -94,7 +98,8 @@ impl TreeAsPublished {
         self.wild_access()
     }
 
-    /// One call of Insert (Fig. 7 b), `bit` already past the key: what it returns, or the pointer that it recurses into.
+    /// One call of Insert (Fig. 7 b), `bit` already past the key: what it returns, or the pointer
+    /// that it recurses into.
     fn step(&mut self, id: NodeId, key: u8, bit: i32, giova: u64) -> Result<Inserted, u64> {
         let leaf = bit <= 4;
         let Some(node) = self.arena.get_mut(id) else {
@@ -193,7 +198,8 @@ impl TreeAsPublished {
             self.set_bit(id, index, false);
             giova
         } else {
-            // Whether the new node is a leaf, which only its size depends on: the next key is the last one.
+            // Whether the new node is a leaf, which only its size depends on: the next key is the
+            // last one.
             let last = bit - 8 <= 4;
             match self.arena.add(last, Some(id)) {
                 Some(new) => new.pointer(),
@@ -226,7 +232,8 @@ impl TreeAsPublished {
         Inserted::AlreadyExist
     }
 
-    /// SearchART (Fig. 8): the pointer at which 52 bits end. Insert has put a leaf there, not an address.
+    /// SearchART (Fig. 8): the pointer at which 52 bits end. Insert has put a leaf there, not an
+    /// address.
     pub fn search(&mut self, gpa: u64) -> Option<NodeId> {
         let (mut pointer, mut bit) = (self.root?.pointer(), 63);
         // 02
@@ -250,7 +257,8 @@ impl TreeAsPublished {
         NodeId::of(pointer)
     }
 
-    /// What a caller of Search has to do to come from the leaf to the address: look for the eighth key, bits 11 to 4 of the guest address.
+    /// What a caller of Search has to do to come from the leaf to the address: look for the eighth
+    /// key, bits 11 to 4 of the guest address.
     pub fn in_leaf(&mut self, leaf: NodeId, gpa: u64) -> Option<u64> {
         let index = self.index_in(leaf, gpa)?;
         let giova = self.arena.get(leaf)?.pointer(index);
@@ -294,7 +302,8 @@ impl TreeAsPublished {
         }
     }
 
-    /// Delete (Fig. 9), called with the leaf and bit 4, where Insert has put the last key. False: NOT_EXIST.
+    /// Delete (Fig. 9), called with the leaf and bit 4, where Insert has put the last key. False:
+    /// NOT_EXIST.
     pub fn delete(&mut self, leaf: NodeId, gpa: u64) -> bool {
         let (mut at, mut bit) = (Some(leaf), 4);
         // 02, 04

@@ -1,5 +1,6 @@
-//! The tree with the defects of Figures 7 to 9 repaired (errata 11): 52-bit keys on both ways, so that seven levels end at a value; a Node64's
-//! pointers without gaps, so that an index is there or not; deletion that moves what it must.
+//! The tree with the defects of Figures 7 to 9 repaired (errata 11): 52-bit keys on both ways, so
+//! that seven levels end at a value; a Node64's pointers without gaps, so that an index is there or
+//! not; deletion that moves what it must.
 
 use core::fmt;
 
@@ -229,8 +230,8 @@ impl Tree {
         node.set_pointer(index, pointer);
     }
 
-    /// Delete (Fig. 9), from the leaf upwards: takes the value of `page` out of `leaf`, and every node that becomes empty out of its parent.
-    /// `None`: it was not there, and nothing changes.
+    /// Delete (Fig. 9), from the leaf upwards: takes the value of `page` out of `leaf`, and every
+    /// node that becomes empty out of its parent. `None`: it was not there, and nothing changes.
     pub fn remove(&mut self, leaf: NodeId, page: u64) -> Option<u64> {
         let (mut id, mut shift) = (leaf, LEAF);
         let mut value = None;
@@ -252,7 +253,8 @@ impl Tree {
         }
     }
 
-    /// Shrink, if the node has no more keys than the next smaller type has room for. Without memory it stays as it is.
+    /// Shrink, if the node has no more keys than the next smaller type has room for. Without memory
+    /// it stays as it is.
     fn shrink(&mut self, id: NodeId) {
         if let Some((kind, length)) = self.shape(id)
             && let Some(smaller) = kind.smaller()
@@ -280,7 +282,8 @@ impl Tree {
                 if index > last {
                     return None;
                 }
-                // The figure clears the pointer and leaves a hole below the length: the last one moves into it.
+                // The figure clears the pointer and leaves a hole below the length: the last one
+                // moves into it.
                 let (taken, moved) = (node.pointer(index), node.pointer(last));
                 node.set_pointer(index, moved);
                 node.set_pointer(last, NULL);

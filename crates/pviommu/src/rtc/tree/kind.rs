@@ -14,7 +14,8 @@ pub enum NodeKind {
     Node32,
     /// Up to 64 pointers, and for each of 256 keys the index of its pointer.
     Node64,
-    /// A pointer for each of 256 keys, and no keys. (Table 6 prints a key array of 256, its text says that there is none, and so do Table 8's sizes.)
+    /// A pointer for each of 256 keys, and no keys. (Table 6 prints a key array of 256, its text
+    /// says that there is none, and so do Table 8's sizes.)
     Node256,
 }
 
@@ -107,7 +108,8 @@ impl NodeKind {
         self.key_bytes() + 8 * self.pointers() + header
     }
 
-    /// Bytes of a leaf with `header` bytes beside the arrays: an inner node's and a REUSING bit for each pointer, in whole bytes (Table 8).
+    /// Bytes of a leaf with `header` bytes beside the arrays: an inner node's and a REUSING bit for
+    /// each pointer, in whole bytes (Table 8).
     pub const fn leaf_bytes(self, header: usize) -> usize {
         self.inner_bytes(header) + self.pointers().div_ceil(8)
     }

@@ -41,7 +41,8 @@ impl Node {
         self.keys.get(..self.length).unwrap_or(&[])
     }
 
-    /// BinarySearch: where `key` is among the sorted keys. One comparison a step tells below, equal and above: floor(log2 n) + 1 at most.
+    /// BinarySearch: where `key` is among the sorted keys. One comparison a step tells below, equal
+    /// and above: floor(log2 n) + 1 at most.
     #[inline]
     pub(super) fn binary_search(&self, key: u8, comparisons: &mut u64) -> Option<usize> {
         let keys = self.sorted();
@@ -58,7 +59,8 @@ impl Node {
         None
     }
 
-    /// InsertSort: moves larger keys and their pointers up from the tail, one comparison each, and puts `key` in; where. The node has room.
+    /// InsertSort: moves larger keys and their pointers up from the tail, one comparison each, and
+    /// puts `key` in; where. The node has room.
     pub(super) fn insert_sort(&mut self, key: u8, comparisons: &mut u64) -> usize {
         let mut at = self.length.min(self.keys.len().saturating_sub(1));
         while let Some(before) = at.checked_sub(1) {
@@ -124,7 +126,8 @@ impl Node {
         }
     }
 
-    /// Takes the arrays of `kind` and the keys and pointers of `entries`, in ascending order of the keys.
+    /// Takes the arrays of `kind` and the keys and pointers of `entries`, in ascending order of the
+    /// keys.
     pub(super) fn refill(
         &mut self,
         kind: NodeKind,

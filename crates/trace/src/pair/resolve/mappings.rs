@@ -97,7 +97,8 @@ impl Resolver {
         let mut renamed = false;
         for &(start, bytes) in &self.segments {
             let Some(range) = PhysRange::new(PhysAddr::new(start), bytes) else {
-                // A guessed length can wrap on a hostile list; nothing can be said about such a segment.
+                // A guessed length can wrap on a hostile list; nothing can be said about such a
+                // segment.
                 chunk.segments.truncate(before);
                 return Err(ResolveError::SegmentWraps {
                     start: PhysAddr::new(start),

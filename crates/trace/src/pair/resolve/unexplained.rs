@@ -8,7 +8,8 @@ use crate::pair::window::Piece;
 use crate::text::{RawEvent, RawKind};
 
 impl Resolver {
-    /// Takes `iommu:map` lines that no `dma:*` event explains. `device` is `None` before the first device.
+    /// Takes `iommu:map` lines that no `dma:*` event explains. `device` is `None` before the first
+    /// device.
     pub(in crate::pair) fn iommu_map(
         &mut self,
         event: &RawEvent,
@@ -74,7 +75,8 @@ impl Resolver {
         Ok(())
     }
 
-    /// Takes an `iommu:unmap` line that no `dma:*` event explains; with `cut`, one may have been cut off.
+    /// Takes an `iommu:unmap` line that no `dma:*` event explains; with `cut`, one may have been
+    /// cut off.
     pub(in crate::pair) fn iommu_unmap(
         &mut self,
         event: &RawEvent,

@@ -5,8 +5,8 @@ use crate::pair::fifo::FifoSpan;
 use crate::text::Context;
 
 impl Window {
-    /// The call (first slot and IOVA) whose last piece, waiting in the same context, ends where this one
-    /// begins.
+    /// The call (first slot and IOVA) whose last piece, waiting in the same context, ends where
+    /// this one begins.
     pub(super) fn touched(
         &self,
         cpu: usize,
@@ -24,9 +24,9 @@ impl Window {
         }
     }
 
-    /// Whether a piece that touches a call's last one can be of that call, or is of another that happens to
-    /// lie behind it. A call allocates its IOVAs before its first piece, so none of them was unmapped since;
-    /// and Linux aligns an allocation to its size.
+    /// Whether a piece that touches a call's last one can be of that call, or is of another that
+    /// happens to lie behind it. A call allocates its IOVAs before its first piece, so none of them
+    /// was unmapped since; and Linux aligns an allocation to its size.
     pub(super) fn can_extend(&self, head: u64, start: u64, piece: &Piece) -> bool {
         let mut since = self.unmaps.iter().rev().take_while(|unmap| unmap.0 > head);
         fits_alignment(start, piece.end())
@@ -35,8 +35,8 @@ impl Window {
             })
     }
 
-    /// An unmap of a call's first piece shows where that call ended: waiting pieces behind it that were taken
-    /// for its own are of another call, which happens to lie there.
+    /// An unmap of a call's first piece shows where that call ended: waiting pieces behind it that
+    /// were taken for its own are of another call, which happens to lie there.
     pub(super) fn split_groups(&mut self, iova: u64, size: u64) {
         let within = |address: u64| address.wrapping_sub(iova) < size;
         self.prune();
@@ -65,9 +65,10 @@ impl Window {
 
     /// Moves the waiting pieces that cover the DMA segments to the piece arena, in their order.
     ///
-    /// Searched on the event's own processor, and, if a task was moved between the lines, among the lines of
-    /// the same task elsewhere. `phys` is where the first segment leads, if known. With `rest`, the list of
-    /// segments was cut and pieces that go on behind the last one belong to it too.
+    /// Searched on the event's own processor, and, if a task was moved between the lines, among the
+    /// lines of the same task elsewhere. `phys` is where the first segment leads, if known. With
+    /// `rest`, the list of segments was cut and pieces that go on behind the last one belong to it
+    /// too.
     pub(super) fn take_pieces(
         &mut self,
         cpu: usize,
@@ -124,7 +125,8 @@ impl Window {
             if waiting.context != context {
                 return true;
             }
-            // Pieces and segments ascend together, so the next segment is nearly always the right one.
+            // Pieces and segments ascend together, so the next segment is nearly always the right
+            // one.
             let mut taken = rest && end == Some(piece.iova);
             for _ in 0..=starts.len() {
                 let Some((&start, &size)) = segment else {
@@ -170,8 +172,9 @@ impl Window {
     }
 }
 
-/// Whether one IOVA allocation can span `start..end`: Linux aligns each to its size rounded up to a power of
-/// two (`iova_size_aligned` in `alloc_iova_fast`). What does not fit is two requests that happen to touch.
+/// Whether one IOVA allocation can span `start..end`: Linux aligns each to its size rounded up to a
+/// power of two (`iova_size_aligned` in `alloc_iova_fast`). What does not fit is two requests that
+/// happen to touch.
 fn fits_alignment(start: u64, end: u64) -> bool {
     let size = end.wrapping_sub(start);
     size.checked_next_power_of_two()

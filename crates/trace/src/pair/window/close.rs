@@ -48,9 +48,9 @@ impl Window {
         Some(waiting.remove(index).slot)
     }
 
-    /// Decides what a line of `context` shows to have ended: the rest of this context, and contexts inside
-    /// it or beside it that cannot be alive. Where the trace does not print the level, nothing is shown.
-    /// With `keep`, this context goes on.
+    /// Decides what a line of `context` shows to have ended: the rest of this context, and contexts
+    /// inside it or beside it that cannot be alive. Where the trace does not print the level,
+    /// nothing is shown. With `keep`, this context goes on.
     pub(super) fn close_ended(&mut self, cpu: usize, context: Context, keep: bool) {
         let level = rank(context);
         self.close(cpu, |waiting| {
@@ -76,7 +76,8 @@ impl Window {
         }
     }
 
-    /// Decides the waiting lines that `ended` picks, as unexplained. The pieces of one call become one mapping.
+    /// Decides the waiting lines that `ended` picks, as unexplained. The pieces of one call become
+    /// one mapping.
     pub(super) fn close(&mut self, cpu: usize, ended: impl Fn(&Waiting) -> bool) {
         let Some(this) = self.cpus.get_mut(cpu) else {
             return;
@@ -115,7 +116,8 @@ impl Window {
         });
     }
 
-    /// Collects the pieces of the unexplained mapping that begins with `head`, slot `number`, into `group`.
+    /// Collects the pieces of the unexplained mapping that begins with `head`, slot `number`, into
+    /// `group`.
     pub(super) fn gather(&mut self, head: &Slot, number: u64) {
         self.group.clear();
         let mut next = Some((*head, number));

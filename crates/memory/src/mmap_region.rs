@@ -37,8 +37,8 @@ impl MmapRegion {
         };
         let mapping = Self { base, bytes };
         // Devices touch single bytes all over the arena: a huge page for each would fill the host's
-        // memory. Advice only. SAFETY: the range is the mapping made above; this advice changes no
-        // contents.
+        // memory. Advice only.
+        // SAFETY: the range is the mapping made above; this advice changes no contents.
         let _ =
             unsafe { rustix::mm::madvise(base.as_ptr().cast(), bytes, Advice::LinuxNoHugepage) };
         Ok(mapping)

@@ -144,7 +144,7 @@ pub struct DmaInjector {
 
 impl std::fmt::Debug for DmaInjector {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Misbehaviour({:?})", self.pending)
+        write!(f, "DmaInjector({:?})", self.pending)
     }
 }
 

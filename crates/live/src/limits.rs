@@ -102,6 +102,6 @@ impl Default for RateLimitedLog {
 
 impl std::fmt::Debug for RateLimitedLog {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Complaints({} left)", self.lines_left)
+        write!(f, "RateLimitedLog({} left)", self.lines_left)
     }
 }

@@ -53,7 +53,7 @@ impl std::fmt::Debug for LocalConfig<'_> {
         } = self;
         let dir = dir.display();
         let told = (access, optimisations, memory, isolate);
-        write!(f, "Here({dir}, {caps:?}, {told:?})")
+        write!(f, "LocalConfig({dir}, {caps:?}, {told:?})")
     }
 }
 

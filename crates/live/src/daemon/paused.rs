@@ -13,7 +13,7 @@ pub(super) struct PausedDevice(Box<dyn DynPausedDevice>);
 
 impl std::fmt::Debug for PausedDevice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Ready")
+        f.write_str("PausedDevice")
     }
 }
 

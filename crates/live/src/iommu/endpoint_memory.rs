@@ -17,7 +17,7 @@ pub struct EndpointMemory {
 
 impl std::fmt::Debug for EndpointMemory {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Translated({})", self.device)
+        write!(f, "EndpointMemory({})", self.device)
     }
 }
 

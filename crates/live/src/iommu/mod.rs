@@ -83,7 +83,7 @@ impl std::error::Error for AddError {}
 
 impl std::fmt::Debug for VirtioIommu {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Iommu")
+        f.write_str("VirtioIommu")
     }
 }
 

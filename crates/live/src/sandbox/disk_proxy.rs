@@ -88,7 +88,7 @@ pub struct DiskProxy {
 
 impl std::fmt::Debug for DiskProxy {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Front({}, {:?})", self.device, self.link)
+        write!(f, "DiskProxy({}, {:?})", self.device, self.link)
     }
 }
 

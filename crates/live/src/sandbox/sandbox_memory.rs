@@ -71,7 +71,7 @@ struct Inner {
 
 impl fmt::Debug for SandboxMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Reach")
+        f.write_str("SandboxMemory")
     }
 }
 
@@ -268,7 +268,7 @@ struct BounceRange {
 
 impl fmt::Debug for BounceSlice<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Posted({:?})", self.to.map(|(_, piece)| piece))
+        write!(f, "BounceSlice({:?})", self.to.map(|(_, piece)| piece))
     }
 }
 

@@ -3,9 +3,8 @@ mod driver;
 
 use ringfence_softiommu::{IommuSink, SoftIommuLimits};
 use ringfence_types::{Fault, RequesterId};
-use ringfence_virtio_iommu::{
-    Device, EndpointId, Options, Queues, Sink, TranslationFault, TranslationFaultReason,
-};
+use ringfence_virtio_iommu::{Device, EndpointId, Options, Queues, Sink};
+use ringfence_virtio_iommu::{TranslationFault, TranslationFaultReason};
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
@@ -36,14 +35,13 @@ fn main() -> Outcome<()> {
     drop(burst); // before anything that waits
     println!("memory: {:?}", driver::text(&memory, 0x5000)?);
 
-    // What was stopped is told to the guest when it next gives a buffer for that.
+    // The guest hears of the fault with its next event buffer.
     if let (Err(_), Some(fault)) = (refused, fault) {
         iommu.report(denied(&fault));
         println!("stopped: {fault}; reports: {}", iommu.events_waiting());
     }
     Ok(())
 }
-
 /// The doorbell: what was unmapped is out of reach when it returns. Whether to ring it again.
 fn ring<S: Sink>(unit: &mut Device<S>, queue: &mut Queue, ram: &GuestMemoryMmap) -> Outcome<bool> {
     let served = Queues::default().serve_requests(unit, queue, ram, |_, _| ())?;

@@ -37,11 +37,6 @@ pub(super) struct Shape<'a> {
     ways: u32,
 }
 
-/// Number of [`shapes`] of so many modes.
-pub(super) fn trials(modes: usize) -> usize {
-    modes * TRIALS
-}
-
 /// `modes` at all geometries, in order of the modes.
 pub(super) fn shapes(modes: &[Mode]) -> impl Iterator<Item = Shape<'_>> {
     let shape = |mode, (sets, ways)| Shape { mode, sets, ways };

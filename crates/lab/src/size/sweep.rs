@@ -85,7 +85,9 @@ fn sizes(ring: &RingDemand) -> [u32; SIZES] {
 /// Times that [`size`] reads the trace.
 pub fn readings(usage: &TraceDemand, options: &SizeOptions) -> u64 {
     let rings = columns(options).div_ceil(at_once(usage) / 2);
-    let iotlbs = iotlb::trials(options.modes.len()).div_ceil(at_once(usage));
+    let iotlbs = iotlb::shapes(&options.modes)
+        .count()
+        .div_ceil(at_once(usage));
     (rings + iotlbs) as u64
 }
 
@@ -145,9 +147,10 @@ pub fn size<R: Read, E: From<LabError>>(
         }
     }
     for subject in &mut subjects {
-        for (point, [tail, free]) in subject.advice.sweep.iter_mut().zip(&subject.predicted) {
-            point.in_order_predicted = tail.clone().finish();
-            point.any_order_predicted = free.clone().finish();
+        let predicted = std::mem::take(&mut subject.predicted);
+        for (point, [tail, free]) in subject.advice.sweep.iter_mut().zip(predicted) {
+            point.in_order_predicted = tail.finish();
+            point.any_order_predicted = free.finish();
         }
     }
     let mut points = Vec::new();

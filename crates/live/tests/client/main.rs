@@ -26,13 +26,16 @@ mod vhost_user;
 /// Says to a process that it was started by [`alone`].
 const ALONE: &str = "RF_ALONE";
 
-/// Runs the ignored test `name` in a process of its own.
+/// A process that runs the ignored test `name` alone.
+fn process_of(name: &str) -> std::process::Command {
+    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", name, "--ignored", "--nocapture"]);
+    command
+}
+
+/// Runs the ignored test `name` in a process of its own, which must pass it.
 fn alone(name: &str) {
-    let output = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", name, "--ignored", "--nocapture"])
-        .env(ALONE, "1")
-        .output()
-        .unwrap();
+    let output = process_of(name).env(ALONE, "1").output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(
         output.status.success() && said.contains("1 passed"),
@@ -41,7 +44,7 @@ fn alone(name: &str) {
     );
 }
 
-/// Whether this process was started by [`alone`].
+/// True in a process that [`alone`] started.
 fn is_alone() -> bool {
     std::env::var_os(ALONE).is_some()
 }

@@ -2,7 +2,6 @@
 //! told itself, before the first lets go.
 
 use std::fs::{self, File};
-use std::process::Command;
 
 use ringfence_live::daemon::{Daemon, DeviceOptions, EndReason, LocalConfig};
 use ringfence_live::handover::{HandOverTimeouts, SavedDevices, StateError};
@@ -144,9 +143,7 @@ fn a_second_that_may_not_lock_as_much_is_refused_in_the_rehearsal() {
         let mut guest = Guest::boot_with(&dir, true);
         assert_eq!(guest.locked(), enough);
         let second = |kib: u64| {
-            let second = Command::new(std::env::current_exe().unwrap())
-                .args(["--exact", "handover::memory::second_process"])
-                .args(["--ignored", "--nocapture"])
+            let second = crate::process_of("handover::memory::second_process")
                 .env("RF_HAND_OVER_DIR", &dir.0)
                 .env("RF_LOCKED_KIB", kib.to_string())
                 .env("RF_LOCK", name)

@@ -1,6 +1,6 @@
 //! Hand-overs that succeed.
 
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use ringfence_live::daemon::{Daemon, EndReason};
 use ringfence_live::handover::HandOverTimeouts;
@@ -150,9 +150,7 @@ fn the_first_process_has_nothing_of_the_guests_memory_mapped_when_the_second_beg
     let mut guest = Guest::boot(&dir);
     guest.read(3);
     assert_eq!(guest.mapped_in("self").len(), 2);
-    let mut second = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "handover::taken::second_process"])
-        .args(["--ignored", "--nocapture"])
+    let mut second = crate::process_of("handover::taken::second_process")
         .env("RF_HAND_OVER_DIR", &dir.0)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

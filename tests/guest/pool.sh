@@ -40,6 +40,7 @@ judge() {
         if [[ $verdict == ok ]]; then
             [[ ! -s $case/note ]] || text+=": $(<"$case/note")"
         else
+            [[ ! -s $case/note ]] || text+=": $(<"$case/note")"
             text+=$'; what was said:\n'$(tail -n 25 "$log" | sed 's/^/    /')
         fi
         echo "$verdict" >"$case/verdict"

@@ -3,10 +3,11 @@
  * Accesses that the host stopped: each is told in a buffer that was left for it, and goes into the
  * kernel's log.
  *
- * A device can be stopped as often as it likes. The interrupt only starts a work item and asks for
- * no other one. The work looks at no more events than there are buffers, and runs again after
- * PVI_EVENTS_PAUSE_MS; interrupts are wanted again once it finds nothing. The host drops what finds
- * no buffer meanwhile, and counts it.
+ * A device can be stopped as often as it likes. The interrupt only queues a work item and disables
+ * the next interrupt. The work handles at most as many events as there are buffers, and runs again
+ * after PVI_EVENTS_PAUSE_MS; it enables interrupts once it finds no event. The host may interrupt
+ * all the same, also while the work runs: that does not shorten the pause. The host drops and counts
+ * the events for which there is no buffer.
  */
 #include <linux/scatterlist.h>
 #include <linux/slab.h>
@@ -39,13 +40,25 @@ static void pvi_tell(struct pvi *pvi, const struct pvi_event *event)
 							    "nothing is mapped there");
 }
 
+static long pvi_events_pause(void)
+{
+	return msecs_to_jiffies(PVI_EVENTS_PAUSE_MS);
+}
+
+/* Queues the work for the end of the pause, at once if that has passed. */
+static void pvi_queue_events_work(struct pvi *pvi)
+{
+	long left = READ_ONCE(pvi->events_due) - jiffies;
+
+	/* At most the pause: where a long has 32 bits, it overflows in weeks without an event. */
+	queue_delayed_work(pvi_workqueue, &pvi->events, clamp(left, 0L, pvi_events_pause()));
+}
+
 /* The interrupt. */
 void pvi_events_come(struct virtqueue *vq)
 {
-	struct pvi *pvi = vq->vdev->priv;
-
 	virtqueue_disable_cb(vq);
-	queue_delayed_work(pvi_workqueue, &pvi->events, 0);
+	pvi_queue_events_work(vq->vdev->priv);
 }
 
 void pvi_events_work(struct work_struct *work)
@@ -55,6 +68,7 @@ void pvi_events_work(struct work_struct *work)
 	unsigned int bytes, count;
 	struct pvi_event *event;
 
+	WRITE_ONCE(pvi->events_due, jiffies + pvi_events_pause());
 	for (count = 0; count < PVI_EVENT_BUFFERS; count++) {
 		struct pvi_event copy;
 
@@ -73,8 +87,7 @@ void pvi_events_work(struct work_struct *work)
 		virtqueue_kick(vq);
 	/* What comes between the last look and this has no interrupt. */
 	if (count || !virtqueue_enable_cb(vq))
-		queue_delayed_work(pvi_workqueue, &pvi->events,
-				   msecs_to_jiffies(PVI_EVENTS_PAUSE_MS));
+		pvi_queue_events_work(pvi);
 }
 
 /* Before the device is ready, and may interrupt. */

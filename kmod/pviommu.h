@@ -75,6 +75,8 @@ struct pvi {
 	struct virtqueue *events_vq;
 	struct pvi_event *event_buffers;
 	struct delayed_work events;
+	/* In jiffies: the work does not run before. */
+	unsigned long events_due;
 	u64 events_seen;
 
 	u64 giova_first;

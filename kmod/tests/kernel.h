@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * As much of a kernel as queue.c, cache.c, leave.c and ops.c ask for, in a program: the headers that they
- * include are empty, and this stands before them. One processor; time passes when someone waits;
- * memory is what malloc() gives, and a physical address is an address.
+ * As much of a kernel as queue.c, cache.c, leave.c, ops.c and events.c ask for, in a program: the
+ * headers that they include are empty, and this stands before them. One processor; time passes when
+ * someone waits; memory is what malloc() gives, and a physical address is an address.
  */
 #ifndef TEST_KERNEL_H
 #define TEST_KERNEL_H
@@ -59,6 +59,7 @@ typedef u64 phys_addr_t;
 #define container_of(at, type, member) ((type *)((char *)(at) - offsetof(type, member)))
 #define min(a, b) ((a) < (b) ? (a) : (b))
 #define max(a, b) ((a) > (b) ? (a) : (b))
+#define clamp(x, least, most) min(max(x, least), most)
 #define min_t(type, a, b) min((type)(a), (type)(b))
 #define min3(a, b, c) min(min(a, b), c)
 #define ilog2(x) (31 - __builtin_clz(x))
@@ -261,6 +262,8 @@ void test_sleeps(unsigned int us);
 #define ktime_to_ns(time) (time)
 #define touch_nmi_watchdog() ((void)0)
 #define ktime_get() ((ktime_t)test_now_us * 1000)
+#define jiffies ((unsigned long)(test_now_us / 1000))
+#define msecs_to_jiffies(ms) ((unsigned long)(ms))
 
 /* Devices. */
 struct dma_map_ops;
@@ -279,12 +282,21 @@ struct pci_dev {
 
 struct virtio_device {
 	struct device dev;
+	void *priv;
 };
 
 extern unsigned int test_complaints;
-#define dev_err(dev, ...) ((void)(dev), test_complaints++)
-#define dev_err_ratelimited(dev, ...) ((void)(dev), test_complaints++)
-#define dev_warn(dev, ...) ((void)(dev), test_complaints++)
+
+static inline void test_complains(struct device *dev, const char *format, ...)
+{
+	(void)dev;
+	(void)format;
+	test_complaints++;
+}
+
+#define dev_err test_complains
+#define dev_err_ratelimited test_complains
+#define dev_warn test_complains
 
 struct mutex {
 	int none;
@@ -302,11 +314,19 @@ struct work_struct {
 
 struct delayed_work {
 	struct work_struct work;
+	/* In jiffies, once it is queued. */
+	unsigned long due;
 };
+
+#define to_delayed_work(one) container_of(one, struct delayed_work, work)
 
 struct workqueue_struct;
 #define INIT_WORK(one, with) ((one)->does = (with))
 #define queue_work(on, one) ((void)(on), (one)->queued = true)
+/* What is queued stays as it is. */
+#define queue_delayed_work(on, one, delay)                                                         \
+	((void)(on),                                                                               \
+	 (one)->work.queued ? 0 : ((one)->due = jiffies + (delay), (one)->work.queued = true))
 
 struct dentry;
 struct iova_domain {
@@ -340,7 +360,15 @@ static inline void sg_init_one(struct scatterlist *entry, void *memory, unsigned
 }
 
 /* The queue: its other end is the test. */
-struct virtqueue;
+struct virtqueue {
+	struct virtio_device *vdev;
+};
+
+int virtqueue_add_inbuf(struct virtqueue *vq, struct scatterlist *list, unsigned int count,
+			void *data, gfp_t gfp);
+bool virtqueue_kick(struct virtqueue *vq);
+void virtqueue_disable_cb(struct virtqueue *vq);
+bool virtqueue_enable_cb(struct virtqueue *vq);
 unsigned int virtqueue_get_vring_size(struct virtqueue *vq);
 int virtqueue_add_sgs(struct virtqueue *vq, struct scatterlist *sgs[], unsigned int out,
 		      unsigned int in, void *data, gfp_t gfp);

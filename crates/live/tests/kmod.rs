@@ -1,6 +1,7 @@
 //! The kernel module in user space: its idea of the wire format (`kmod/tests/vectors.c`), its queue
 //! and operations against a host that answers late, never or with a refusal
-//! (`kmod/tests/frontend.c` and `host.c`), and its cache (`kmod/tests/cache.c`).
+//! (`kmod/tests/frontend.c` and `host.c`), its cache (`kmod/tests/cache.c`), and its event queue
+//! (`kmod/tests/events.c`).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -108,6 +109,11 @@ fn with_a_host(name: &str) {
         },
     );
     assert_eq!(said(&output), "all as it should be\n");
+}
+
+#[test]
+fn the_modules_pause_between_events_holds_whatever_the_host_does() {
+    with_a_host("events");
 }
 
 #[test]

@@ -23,12 +23,12 @@ use crate::ring::{RINGS, RingSizes, ring_index};
 /// Sizes of a ring that are tried unless the caller names some.
 const SIZES: usize = 8;
 
-/// Memory for replays side by side; two are always possible.
-const REPLAYS_BYTES: u64 = 128 << 20;
+/// Memory for the replays of one reading.
+const REPLAYS_BYTES: u64 = 96 << 20;
 
-/// Replays side by side: all for most traces, two for a trace that takes much memory.
+/// Replays of one reading: all of them for most traces, one for a trace that takes much memory.
 fn at_once(usage: &TraceDemand) -> usize {
-    (REPLAYS_BYTES / usage.replay_bytes()).clamp(2, 64) as usize
+    (REPLAYS_BYTES / usage.replay_bytes()).clamp(1, 64) as usize
 }
 
 /// What to try.
@@ -55,10 +55,11 @@ struct SweptRing {
     predicted: Vec<[RingSlots; 2]>,
 }
 
-/// The rings of one size each, on the driver.
+/// One replay of the sweep: the size of every ring, by its column, and the choice of slots.
+#[derive(Clone, Copy)]
 struct RingTrial {
-    in_order: Runner,
-    any_order: Runner,
+    column: usize,
+    choice: SlotChoice,
 }
 
 /// Sizes around what a ring needs: below it, where maps wait, the need itself, and above it until a
@@ -84,18 +85,22 @@ fn sizes(ring: &RingDemand) -> [u32; SIZES] {
 
 /// Times that [`size`] reads the trace.
 pub fn readings(usage: &TraceDemand, options: &SizeOptions) -> u64 {
-    let rings = columns(options).div_ceil(at_once(usage) / 2);
+    let rings = ring_trials(options).len().div_ceil(at_once(usage));
     let iotlbs = iotlb::shapes(&options.modes)
         .count()
         .div_ceil(at_once(usage));
     (rings + iotlbs) as u64
 }
 
-fn columns(options: &SizeOptions) -> usize {
-    match options.entries.len() {
+fn ring_trials(options: &SizeOptions) -> Vec<RingTrial> {
+    let columns = match options.entries.len() {
         0 => SIZES,
         given => given,
-    }
+    };
+    let both = |column| {
+        [SlotChoice::Tail, SlotChoice::NextFree].map(|choice| RingTrial { column, choice })
+    };
+    (0..columns).flat_map(both).collect()
 }
 
 /// Replays a trace whose use of its rings is `usage`. `open` opens it anew for each of the
@@ -121,28 +126,26 @@ pub fn size<R: Read, E: From<LabError>>(
         progress: &mut progress,
         status: None,
     };
-    let columns: Vec<usize> = (0..columns(options)).collect();
-    for (group, columns) in columns.chunks(at_once(usage) / 2).enumerate() {
-        let mut trials = columns
+    let trials = ring_trials(options);
+    for (group, trials) in trials.chunks(at_once(usage)).enumerate() {
+        let mut runners = trials
             .iter()
-            .map(|column| trial(*column, &subjects, options))
+            .map(|trial| trial.runner(&subjects, options))
             .collect::<Result<Vec<_>, _>>()?;
-        let runners = trials
-            .iter_mut()
-            .flat_map(|trial| [&mut trial.in_order, &mut trial.any_order]);
-        let live_mappings = reading.replay(open()?, runners.collect(), |plan| {
+        let live_mappings = reading.replay(open()?, runners.iter_mut().collect(), |plan| {
             if group == 0 {
                 predict(&mut subjects, plan);
             }
         })?;
-        for (column, trial) in columns.iter().zip(&mut trials) {
-            let in_order = trial.in_order.metered.finish(&live_mappings);
-            let any_order = trial.any_order.metered.finish(&live_mappings);
+        for (trial, runner) in trials.iter().zip(&mut runners) {
+            let outcomes = runner.metered.finish(&live_mappings);
             for subject in &mut subjects {
                 let place = subject.device.index() * RINGS + ring_index(subject.direction);
-                let point = &mut subject.advice.sweep[*column];
-                point.in_order = stalls(&in_order, place);
-                point.any_order = stalls(&any_order, place);
+                let point = &mut subject.advice.sweep[trial.column];
+                match trial.choice {
+                    SlotChoice::Tail => point.in_order = stalls(&outcomes, place),
+                    SlotChoice::NextFree => point.any_order = stalls(&outcomes, place),
+                }
             }
         }
     }
@@ -251,35 +254,32 @@ fn stalls(outcomes: &Outcomes, place: usize) -> Stalls {
     }
 }
 
-fn trial(
-    column: usize,
-    subjects: &[SweptRing],
-    options: &SizeOptions,
-) -> Result<RingTrial, LabError> {
-    let mut counted: Vec<[u32; RINGS]> = Vec::new();
-    for subject in subjects {
-        let row = subject.device.index();
-        if counted.len() <= row {
-            counted.resize(row + 1, [1; RINGS]);
+impl RingTrial {
+    fn runner(self, subjects: &[SweptRing], options: &SizeOptions) -> Result<Runner, LabError> {
+        let mut counted: Vec<[u32; RINGS]> = Vec::new();
+        for subject in subjects {
+            let row = subject.device.index();
+            if counted.len() <= row {
+                counted.resize(row + 1, [1; RINGS]);
+            }
+            let entries = subject.advice.sweep[self.column].entries;
+            counted[row][ring_index(subject.direction)] = entries;
         }
-        counted[row][ring_index(subject.direction)] = subject.advice.sweep[column].entries;
-    }
-    let options = compare::CompareOptions {
-        limits: options.limits,
-        profile: options.profile.clone(),
-        repetitions: 0,
-        attack: false,
-        rings: RingSizes::Counted(counted),
-        ..compare::CompareOptions::new()
-    };
-    let of = |name: &str| {
+        let options = compare::CompareOptions {
+            limits: options.limits,
+            profile: options.profile.clone(),
+            repetitions: 0,
+            attack: false,
+            rings: RingSizes::Counted(counted),
+            ..compare::CompareOptions::new()
+        };
+        let name = match self.choice {
+            SlotChoice::Tail => "riommu",
+            SlotChoice::NextFree => "riommu-ooo",
+        };
         let mode = Mode::find(name).ok_or_else(|| LabError::NoSuchMode(name.to_owned()))?;
         runner(&mode, &options)
-    };
-    Ok(RingTrial {
-        in_order: of("riommu")?,
-        any_order: of("riommu-ooo")?,
-    })
+    }
 }
 
 fn predict(subjects: &mut [SweptRing], plan: &Plan) {

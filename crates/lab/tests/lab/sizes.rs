@@ -253,8 +253,8 @@ fn sample() -> Operations<TraceSource> {
     Operations::new("sample", source, TraceOptions::default())
 }
 
-/// Many devices on many processors take memory in each replay: few run at once, and the trace is
-/// read again for the others, with the same results.
+/// Many devices on many CPUs take memory in each replay: one runs at a time, and the trace is read
+/// again for each of the others, with the same results.
 #[test]
 fn a_trace_that_takes_much_memory_is_read_more_often() {
     let mut text = String::new();
@@ -285,8 +285,8 @@ fn a_trace_that_takes_much_memory_is_read_more_often() {
     let advice = size("t", open, &usage, &options, |line| lines = line).unwrap();
     assert_eq!(readings(&usage, &options), opened);
     assert_eq!(lines, 4000 * opened);
-    // Two at a time: eight sizes of rings, and fifteen shapes of the IOTLB.
-    assert_eq!(opened, 8 + 8);
+    // Eight sizes of rings with two choices of slots, and fifteen shapes of the IOTLB.
+    assert_eq!(opened, 16 + 15);
     assert_eq!(advice.rings.len(), 80);
     for point in advice.rings.iter().flat_map(|ring| &ring.sweep) {
         assert_eq!(point.in_order, point.in_order_predicted, "{point:?}");

@@ -11,32 +11,7 @@ use ringfence_lab::experiments::{Finding, Verdict};
 /// On a phone a row of numbers becomes a card, its cells named by the columns, so that nothing has
 /// to be scrolled sideways; colours follow the reader's ground, and none says anything that words
 /// do not.
-const STYLE: &str = "\
-:root{color-scheme:light dark;--ground:#fff;--ink:#1f2328;--faint:#59636e;--rule:#d1d9e0;--band:#f6f8fa;--good:#1a7f37;--fair:#8a5a00;--bad:#c1121f;--link:#0a58ca}\
-@media(prefers-color-scheme:dark){:root{--ground:#0d1117;--ink:#e6edf3;--faint:#9198a1;--rule:#2b323b;--band:#151b23;--good:#4cc267;--fair:#e0a63a;--bad:#ff7b72;--link:#79b8ff}}\
-*{box-sizing:border-box}html{-webkit-text-size-adjust:100%}\
-body{margin:0 auto;max-width:64rem;padding:1rem;background:var(--ground);color:var(--ink);font:16px/1.5 system-ui,'Segoe UI',sans-serif;overflow-wrap:break-word}\
-h1{font-size:1.6rem;line-height:1.25;margin:.5rem 0}h2{font-size:1.25rem;line-height:1.3;margin:3rem 0 .25rem;padding-top:1rem;border-top:1px solid var(--rule)}\
-p{margin:.5rem 0}.faint{color:var(--faint)}a{color:var(--link)}\
-table{border-collapse:collapse;font-size:.875rem;font-variant-numeric:tabular-nums;width:100%;margin:.75rem 0}\
-th,td{padding:.3rem .5rem;text-align:right;border-bottom:1px solid var(--rule);vertical-align:bottom}\
-thead th{border-bottom:2px solid var(--rule);color:var(--faint);font-weight:600}\
-th:first-child,td:first-child,.words th,.words td{text-align:left}tbody th{font-weight:400}\
-tr.head th{background:var(--band);font-weight:600;padding-top:.5rem}tr.under th{padding-left:1.25rem}\
-.number td{white-space:nowrap}.words td,.words th{vertical-align:top}\
-.verdict{font-weight:600;white-space:nowrap}.verdict::before{content:'\\25CF\\00A0'}\
-.reproduced{color:var(--good)}.ordering-only{color:var(--fair)}.differs{color:var(--bad)}.not-run{color:var(--faint)}\
-td.no{color:var(--bad);font-weight:600}td.yes{color:var(--good)}\
-dl{margin:.75rem 0}dt{font-weight:600;margin-top:.5rem}dd{margin:0}\
-figure{margin:1.25rem 0}figcaption{font-weight:600}figure svg{width:100%;max-width:34rem;height:auto;display:block}\
-details{margin:.75rem 0}summary{cursor:pointer;color:var(--link)}\
-@media(max-width:44rem){\
-.number,.number tbody,.number tr,.number th,.number td{display:block}.number thead{display:none}\
-.number tr{border-bottom:1px solid var(--rule);padding:.45rem 0}.number th,.number td{border:0;padding:0;text-align:left}\
-.number tr.under{padding-left:.75rem}.number tr.under th{padding-left:0}.number tr.head{border:0;padding:.9rem 0 .1rem}.number tr.head th{background:none}\
-.number td{display:inline-block;margin-right:.9rem;white-space:normal}.number td:empty{display:none}\
-.number td::before{content:attr(data-c) ' ';color:var(--faint);font-weight:400}\
-.words,.words tbody,.words tr,.words td,.words th{display:block}.words thead{display:none}.words tr{border-bottom:1px solid var(--rule);padding:.45rem 0}.words td,.words th{border:0;padding:0}}";
+const STYLE: &str = include_str!("page.css");
 
 fn escape(text: &str) -> String {
     let text = text

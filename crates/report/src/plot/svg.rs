@@ -22,15 +22,20 @@ pub(super) struct Svg {
 const STYLE: &str = "\
 text{font:12px system-ui,'Segoe UI','DejaVu Sans',sans-serif;fill:#24292f}\
 .title{font-size:15px;font-weight:600}.faint{fill:#59636e}.strong{font-weight:600}\
-.ground{fill:#fff}.grid{stroke:#d1d9e0;stroke-width:1}.axis{stroke:#59636e;stroke-width:1}.thin{stroke:#818b98;stroke-width:.8;fill:none}\
+.ground{fill:#fff}.grid{stroke:#d1d9e0;stroke-width:1}.axis{stroke:#59636e;stroke-width:1}\
+.thin{stroke:#818b98;stroke-width:.8;fill:none}\
 .band{fill:#818b98;fill-opacity:.12}.gap{stroke:#fff;stroke-width:3;fill:none}\
-.c0{fill:#4477aa}.c1{fill:#66ccee}.c2{fill:#ee6677}.c3{fill:#aa3377}.c4{fill:#228833}.c5{fill:#ccbb44}.c6{fill:#a0a4ab}\
+.c0{fill:#4477aa}.c1{fill:#66ccee}.c2{fill:#ee6677}.c3{fill:#aa3377}\
+.c4{fill:#228833}.c5{fill:#ccbb44}.c6{fill:#a0a4ab}\
 .charged{fill:#e08a2e}.executed{fill:#4477aa}\
 .strict{fill:#228833}.bounded{fill:#e08a2e}.none{fill:#cc3311}\
 .s0,.s1,.s2,.s3,.s4,.s5,.s6{fill:none;stroke-width:1.8;stroke-linejoin:round}\
-.s0{stroke:#4477aa}.s1{stroke:#ee6677}.s2{stroke:#228833}.s3{stroke:#ccbb44}.s4{stroke:#66ccee}.s5{stroke:#aa3377}.s6{stroke:#818b98}\
+.s0{stroke:#4477aa}.s1{stroke:#ee6677}.s2{stroke:#228833}\
+.s3{stroke:#ccbb44}.s4{stroke:#66ccee}.s5{stroke:#aa3377}.s6{stroke:#818b98}\
 .hollow{fill:none;stroke:#4477aa;stroke-width:2}.join{stroke:#4477aa;stroke-width:2}\
-@media(prefers-color-scheme:dark){text{fill:#e6edf3}.faint{fill:#9198a1}.ground{fill:#0d1117}.grid{stroke:#2b323b}.axis{stroke:#9198a1}.gap{stroke:#0d1117}}";
+@media(prefers-color-scheme:dark){\
+text{fill:#e6edf3}.faint{fill:#9198a1}.ground{fill:#0d1117}.grid{stroke:#2b323b}\
+.axis{stroke:#9198a1}.gap{stroke:#0d1117}}";
 
 impl Svg {
     pub(super) fn new(width: f64, height: f64) -> Self {

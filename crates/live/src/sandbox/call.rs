@@ -1,4 +1,4 @@
-//! The calls that the supervisor lets through, as registers.
+//! System calls that the supervisor lets the mapping thread make, as register values.
 
 use std::os::fd::RawFd;
 
@@ -6,24 +6,25 @@ use ringfence_types::Permissions;
 
 use super::windows::Window;
 
-/// Largest window whose pages are all mapped at once.
+/// Largest window, in bytes, that `mmap` populates at once.
 const POPULATED_BYTES: u64 = 256 * 1024;
 
-/// A system call.
+/// A system call as the kernel sees it: number and argument registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Call {
-    /// Its number.
+    /// System call number.
     pub number: libc::c_long,
-    /// Its arguments.
+    /// Argument registers, in order.
     pub arguments: [u64; 6],
 }
 
 impl Call {
-    /// The bytes of the file `number` from `offset` on appear in `window`, with these rights and no
-    /// others. A place that is taken is an error.
+    /// Returns the `mmap` call that maps the bytes from `offset` of descriptor `number` at
+    /// `window`, with `permissions` only. The call fails if the window overlaps an existing
+    /// mapping.
     ///
-    /// A page of this architecture that can be written can be read: whoever may only write is held
-    /// to that by the table alone.
+    /// x86-64 has no write-only pages: a writable page is also readable. Only the I/O page table
+    /// enforces write-only permissions.
     pub(super) fn grant(
         window: Window,
         number: RawFd,
@@ -33,8 +34,8 @@ impl Call {
         let write = permissions.allows(ringfence_types::Access::Write);
         let rights = libc::PROT_READ | if write { libc::PROT_WRITE } else { 0 };
         let mut flags = libc::MAP_SHARED | libc::MAP_FIXED_NOREPLACE;
-        // A fault at each first access is dearer; but who maps gigabytes will not touch them all,
-        // and it must not take long.
+        // Large windows are not populated: a device rarely touches gigabytes, and `mmap` must
+        // return soon. They cost a page fault at each first access instead.
         if window.bytes <= POPULATED_BYTES {
             flags |= libc::MAP_POPULATE;
         }
@@ -51,7 +52,7 @@ impl Call {
         }
     }
 
-    /// Nothing is in `window` any more.
+    /// Returns the `munmap` call that removes all mappings in `window`.
     pub(super) fn revoke(window: Window) -> Self {
         Self {
             number: libc::SYS_munmap,
@@ -59,8 +60,8 @@ impl Call {
         }
     }
 
-    /// The window of this grant, if one call could do for it and for another of so many bytes of
-    /// the file right behind it.
+    /// Returns this grant's window if one `mmap` call could cover it together with `bytes` more
+    /// bytes of descriptor `number` from `offset`, mapped directly behind it. `None` otherwise.
     pub(super) fn goes_on(
         &self,
         bytes: u64,
@@ -81,7 +82,7 @@ impl Call {
         self.joined(&next).map(|_| window)
     }
 
-    /// One call that does what this one and then `next` do, if there is one.
+    /// Returns one call equivalent to this call followed by `next`, or `None`.
     fn joined(&self, next: &Self) -> Option<Self> {
         let [start, bytes, rights, flags, file, offset] = self.arguments;
         let [next_start, next_bytes, ..] = next.arguments;
@@ -103,7 +104,7 @@ impl Call {
         joins.then_some(all)
     }
 
-    /// As few calls as do what `calls` do one after the other.
+    /// Merges adjacent calls. The result has the same effect as `calls` in order.
     pub(super) fn join(calls: &[Self]) -> Vec<Self> {
         let mut fewer: Vec<Self> = Vec::new();
         for call in calls {
@@ -118,7 +119,8 @@ impl Call {
         fewer
     }
 
-    /// Whether the registers that the kernel looks at are the same.
+    /// Returns true if both calls have the same number and the same registers that the kernel
+    /// reads.
     pub(super) fn is(&self, other: &Self) -> bool {
         let used = if self.number == libc::SYS_munmap {
             2
@@ -174,7 +176,7 @@ mod tests {
             grant(102, 1, 64, 6, both),
             grant(102, 1, 65, 9, both),
             grant(102, 1, 64, 9, Permissions::READ),
-            // Too large for all of its pages to be mapped at once.
+            // Together they exceed `POPULATED_BYTES`.
             grant(102, 63, 64, 9, both),
             Call::revoke(window(102, 1)),
             Call::revoke(window(100, 2)),
@@ -184,10 +186,10 @@ mod tests {
         let last = grant(u64::MAX / PAGE, 1, 64, 7, both);
         let wrapped = grant(0, 1, 64, 8, both);
         assert_eq!(Call::join(&[last, wrapped]), [last, wrapped]);
-        // Nothing goes on across one of the other kind.
+        // Calls of another kind between them prevent a merge.
         let (gone, next) = (Call::revoke(window(5, 1)), grant(102, 1, 64, 9, both));
         assert_eq!(Call::join(&[first, gone, next]), [first, gone, next]);
-        // Gaps between windows stay.
+        // Windows with a gap between them are not merged.
         let gone = [window(5, 1), window(7, 1)].map(Call::revoke);
         assert_eq!(Call::join(&gone), gone);
     }

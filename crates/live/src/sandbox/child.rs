@@ -1,4 +1,4 @@
-//! The life of a device's process, as its several keepers in the daemon have it.
+//! A sandbox process and the time that the daemon spends waiting for it. Several threads share it.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -12,34 +12,34 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::lateness::{ALLOWANCE, AllowanceExceeded, Lateness};
 
-/// After a kill the process is gone in this time, or hangs in the kernel. It is waited for once.
+/// Time for a killed process to exit. After it the process counts as stuck in the kernel.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
-/// Most time within a minute that the device's own thread waits for its process: to reset, and to
-/// leave its work. The guest decides how often, so the sum is larger than one wait.
+/// Most time within a minute that the device's own thread waits for its process, for resets and for
+/// changes of Bus Master Enable. The guest decides how often it waits, so the sum exceeds one wait.
 const DEVICE_ALLOWANCE: Duration = Duration::from_secs(20);
 
-/// A process that can be ended from any thread.
+/// A process that any thread can kill.
 #[derive(Debug)]
 pub(super) struct ChildProcess {
-    /// Also readable once it is dead.
+    /// Becomes readable when the process exits.
     pidfd: OwnedFd,
     child: Mutex<Child>,
-    /// It was killed, waited for, and not gone.
+    /// True if the process did not exit within [`KILL_TIMEOUT`] of a kill.
     stuck: AtomicBool,
-    /// What the accounts count from.
+    /// Origin of the times in both accounts.
     started: Instant,
-    /// How long the IOMMU waited.
+    /// Account of waits by the IOMMU.
     for_iommu: Mutex<Lateness>,
-    /// How long its own device did.
+    /// Account of waits by the process's own device.
     for_device: Mutex<Lateness>,
 }
 
-/// Who waits for a process.
+/// Waiter whose account is charged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Waiter {
-    /// The IOMMU, and with it all devices.
+    /// The IOMMU, which blocks all devices.
     Iommu,
-    /// The device alone.
+    /// The process's own device alone.
     Device,
 }
 
@@ -56,7 +56,7 @@ impl ChildProcess {
         })
     }
 
-    /// How long `who` may still wait for it.
+    /// Returns the time that `who` may still wait for this process within the current minute.
     pub(super) fn patience(&self, who: Waiter) -> Duration {
         let now = self.started.elapsed();
         let mut account = self
@@ -66,10 +66,10 @@ impl ChildProcess {
         account.remaining(now)
     }
 
-    /// `who` waited so long for it.
+    /// Charges `late` to the account of `who`.
     ///
     /// # Errors
-    /// [`AllowanceExceeded`]: longer than it may.
+    /// [`AllowanceExceeded`] if the account is exhausted.
     pub(super) fn charge(&self, who: Waiter, late: Duration) -> Result<(), AllowanceExceeded> {
         let now = self.started.elapsed();
         let mut account = self
@@ -79,7 +79,7 @@ impl ChildProcess {
         account.charge(now, late)
     }
 
-    /// Begins the account of `who` anew, with another allowance.
+    /// Restarts the account of `who` with another allowance.
     #[cfg(test)]
     pub(super) fn allow(&self, who: Waiter, allowance: Duration) {
         *self.account(who).lock().unwrap() = Lateness::new(allowance);
@@ -92,7 +92,7 @@ impl ChildProcess {
         }
     }
 
-    /// Its number.
+    /// Returns the process ID.
     pub(super) fn pid(&self) -> u32 {
         self.child
             .lock()
@@ -100,17 +100,18 @@ impl ChildProcess {
             .id()
     }
 
-    /// Ends it; nothing of it runs any more soon.
+    /// Sends SIGKILL and does not wait for the process to exit.
     pub(super) fn kill(&self) {
         let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
     }
 
-    /// Ends it and waits until it is gone, all its memory with it. False if it hangs in the kernel:
-    /// then it runs no instruction of its own any more, and still has its memory.
+    /// Kills the process and waits until it has exited and released its memory. Returns false if it
+    /// is stuck in the kernel: it executes no more of its own instructions but still has its
+    /// memory.
     #[must_use = "it may still have its memory"]
     pub(super) fn kill_and_wait(&self) -> bool {
         self.kill();
-        // Whoever comes after the first one only looks.
+        // Only the first caller waits; later callers poll.
         let limit = if self.stuck.load(Ordering::Acquire) {
             Duration::ZERO
         } else {

@@ -1,7 +1,7 @@
-//! The memory that the daemon writes and the process reads: the calls that the mapping thread is to
-//! make, whether the device may work, and the I/O page table.
+//! Control region: shared memory that the daemon writes and the process reads. It holds the calls
+//! for the mapping thread, the bus-master term and the I/O page table.
 //!
-//! The process has it for reading only, and without its descriptor.
+//! The process maps it read-only and has no descriptor for it.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -14,33 +14,33 @@ use vm_memory::{FileOffset, MmapRegion};
 
 use super::call::Call;
 
-/// Most calls at a time.
+/// Most calls in one batch.
 pub const BATCH: usize = 128;
 const CALL_WORDS: usize = 7;
 const PAGE: u64 = 4096;
-/// Where the tables begin, the root first: behind the calls.
+/// Offset of the root table. Tables follow the calls.
 pub(super) const ROOT: PhysAddr = PhysAddr::new(8192);
-/// Most tables, 4 KiB each; one of the last level maps 2 MiB.
+/// Most tables, 4 KiB each. One last-level table maps 2 MiB.
 const TABLES: u64 = 4096;
 const BYTES: u64 = ROOT.get() + TABLES * PAGE;
 
-/// The word before the tables: the device's terms as master of the bus, each of which has an odd
-/// number.
+/// Index of the word before the tables. It holds the bus-master term: odd while the device is bus
+/// master, and incremented at each change.
 const TERM: usize = (ROOT.get() / 8) as usize - 1;
 
 const _: () = assert!(BATCH * CALL_WORDS <= TERM);
 
-/// The memory, in one process or the other.
+/// The control region as one of the two processes maps it.
 #[derive(Debug)]
 pub struct ControlRegion {
     region: MmapRegion,
     file: Option<File>,
-    /// Offset of the next table.
+    /// Offset of the next free table.
     next: AtomicU64,
 }
 
 impl ControlRegion {
-    /// A new one, all zero.
+    /// Creates a zeroed region, mapped for writing.
     pub(super) fn create() -> io::Result<Self> {
         let flags = MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC;
         let file = File::from(rustix::fs::memfd_create("ringfence-board", flags)?);
@@ -55,7 +55,7 @@ impl ControlRegion {
         })
     }
 
-    /// The process's view.
+    /// Maps the region read-only, for the process.
     pub(super) fn open(file: File) -> io::Result<Self> {
         Ok(Self {
             region: map(file, libc::PROT_READ)?,
@@ -64,12 +64,12 @@ impl ControlRegion {
         })
     }
 
-    /// The file, in the daemon.
+    /// Returns the backing file; `None` in the process.
     pub(super) fn file(&self) -> Option<&File> {
         self.file.as_ref()
     }
 
-    /// Writes down what is to be done; at most [`BATCH`] calls.
+    /// Writes at most [`BATCH`] calls to the region; ignores the others.
     pub(super) fn write_calls(&self, calls: &[Call]) {
         for (at, call) in calls.iter().enumerate().take(BATCH) {
             let number = [call.number.cast_unsigned()];
@@ -81,7 +81,7 @@ impl ControlRegion {
         }
     }
 
-    /// What the process finds written at `at`.
+    /// Reads call number `at` of the batch. `None` if `at` is outside the region.
     pub fn call(&self, at: usize) -> Option<Call> {
         let first = at.checked_mul(CALL_WORDS)?;
         let words = self.all().get(first..first.checked_add(CALL_WORDS)?)?;
@@ -96,7 +96,8 @@ impl ControlRegion {
         })
     }
 
-    /// The device may work, or is to leave what it has in hand as if it had not begun.
+    /// Sets whether the device is bus master. If it is not, it must abandon its current request
+    /// without side effects.
     pub(super) fn set_master(&self, master: bool) {
         if let Some(term) = self.all().get(TERM) {
             let number = term.load(Ordering::Relaxed);
@@ -105,13 +106,13 @@ impl ControlRegion {
         }
     }
 
-    /// The number of the device's term, if it has one.
+    /// Returns the number of the current bus-master term; `None` if the device is not bus master.
     pub(super) fn term(&self) -> Option<u64> {
         let number = self.all().get(TERM)?.load(Ordering::Acquire);
         (number % 2 == 1).then_some(number)
     }
 
-    /// Forgets all tables; their memory is zero and not there.
+    /// Frees all tables. Their pages are punched out of the file and read as zero afterwards.
     pub(super) fn clear_tables(&self) -> io::Result<()> {
         self.next.store(ROOT.get(), Ordering::Relaxed);
         let Some(file) = &self.file else {
@@ -123,9 +124,9 @@ impl ControlRegion {
     }
 
     fn all(&self) -> &[AtomicU64] {
-        // SAFETY: the region is `BYTES` bytes of a sealed file, mapped for as long as `self` lives
-        // and aligned to a page. Both processes reach it by atomics only; where it is mapped for
-        // reading, nothing is stored.
+        // SAFETY: the region is `BYTES` bytes of a sealed file, page-aligned and mapped for as long
+        // as `self` lives. Both processes access it only through atomics. The process has a
+        // read-only mapping and stores nothing.
         unsafe {
             std::slice::from_raw_parts(self.region.as_ptr().cast::<AtomicU64>(), BYTES as usize / 8)
         }
@@ -169,7 +170,7 @@ impl PhysMemory for ControlRegion {
         self.all().get(first..end).ok_or(outside)
     }
 
-    /// Walkers here are processors: they see what is stored.
+    /// No write-back is needed: only CPUs walk these tables, and they are cache-coherent.
     fn write_back(&self, _at: PhysAddr, _bytes: u64) {}
 
     fn drain(&self) {}
@@ -183,8 +184,8 @@ impl FrameSource for ControlRegion {
         Ok(PhysAddr::new(at))
     }
 
-    /// Only what was given out last, when a map fails half-way; everything else comes back when all
-    /// tables go.
+    /// Frees `frame` only if it was allocated last, which happens when a map fails half-way.
+    /// `clear_tables` frees all other frames together.
     fn free(&self, frame: PhysAddr) {
         if let Ok(words) = self.table(frame) {
             words

@@ -1,8 +1,9 @@
-//! Copies to and from windows, which may be taken away at any moment: also in the middle of a copy.
+//! Copies to and from windows. The daemon may unmap a window at any moment, even during a copy.
 //!
-//! All of it goes through one routine. A page that is not there, or not for writing, raises a
-//! signal at one of the routine's instructions; the handler knows it by its address and goes on at
-//! the routine's end, which says how many bytes are left. So kernels copy from user space.
+//! One assembly routine makes all copies. A page that is unmapped or not writable raises a signal
+//! at one of its instructions. The handler recognises the instruction's address and resumes at the
+//! routine's exit, which returns the number of bytes not copied. Kernels copy from user space the
+//! same way.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -22,7 +23,7 @@ core::arch::global_asm!(
     // rdi: to, rsi: from, rdx: bytes. rcx: bytes left, at every instruction that can fault.
     "ringfence_copy:",
     "mov rcx, rdx",
-    // What rings consist of is read and written whole.
+    // Copy ring fields of 2, 4 or 8 bytes with one load and one store.
     "cmp rdx, 8",
     "je 8f",
     "cmp rdx, 4",
@@ -58,30 +59,29 @@ unsafe extern "C" {
     static ringfence_copy_end: u8;
 }
 
-/// The page is not there, or not for this.
+/// The page is unmapped or lacks the permission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopyFault;
 
-/// Copies out of a window. On an error some bytes of `to` may have been overwritten.
+/// Copies from the window address `from`. On an error some bytes of `to` may have been overwritten.
 ///
 /// # Errors
-/// [`CopyFault`].
+/// [`CopyFault`] if part of the source is outside the windows, or unmapped.
 pub fn read(from: u64, to: &mut [u8]) -> Result<(), CopyFault> {
     let place = checked_pointer(from, to.len())?;
-    // SAFETY: the source lies among the windows, where nothing but guest memory ever is, and may be
-    // unmapped: then the handler ends the copy. The destination is `to`. Guest memory changes under
-    // the copy; bytes have no invalid values.
+    // SAFETY: the source lies within the window addresses, where only guest memory is ever mapped.
+    // If it is unmapped, the handler ends the copy. The destination is `to`. Guest memory may
+    // change during the copy; bytes have no invalid values.
     check_complete(unsafe { ringfence_copy(to.as_mut_ptr(), place, to.len()) })
 }
 
-/// Copies into a window. On an error some bytes may have been written.
+/// Copies to the window address `to`. On an error some bytes may have been written.
 ///
 /// # Errors
-/// [`CopyFault`].
+/// [`CopyFault`] if part of the destination is outside the windows, unmapped or not writable.
 pub fn write(to: u64, from: &[u8]) -> Result<(), CopyFault> {
     let place = checked_pointer(to, from.len())?;
-    // SAFETY: as above, with the window as the destination: nothing of Rust's is there to be
-    // overwritten.
+    // SAFETY: as in `read`, with the window as the destination. No Rust object lies there.
     check_complete(unsafe { ringfence_copy(place.cast_mut(), from.as_ptr(), from.len()) })
 }
 
@@ -99,19 +99,20 @@ fn check_complete(left: usize) -> Result<(), CopyFault> {
     if left == 0 { Ok(()) } else { Err(CopyFault) }
 }
 
-/// Has faults of copies caught, in all threads. Other ones end the process.
+/// Installs the handler that turns faults of copies into [`CopyFault`], for all threads. Any other
+/// fault ends the process.
 ///
 /// # Errors
-/// What the kernel says.
+/// The error of sigaction(2).
 pub fn catch_faults() -> io::Result<()> {
     let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) = on_fault;
-    // SAFETY: it consists of integers and a null pointer, for all of which zero is a value.
+    // SAFETY: the structure consists of integers and a null pointer; zero is valid for all of them.
     let mut action: libc::sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
     action.sa_sigaction = handler as usize;
     action.sa_flags = libc::SA_SIGINFO;
-    // A page beyond the end of its file is another signal.
+    // An access beyond the end of the mapped file raises SIGBUS.
     for signal in [libc::SIGSEGV, libc::SIGBUS] {
-        // SAFETY: the handler touches its own arguments only, so it may run at any instruction.
+        // SAFETY: the handler accesses only its own arguments, so it may run at any instruction.
         if unsafe { libc::sigaction(signal, &raw const action, std::ptr::null_mut()) } != 0 {
             return Err(io::Error::last_os_error());
         }
@@ -147,7 +148,7 @@ mod tests {
     use crate::sandbox::sys::make;
     use crate::sandbox::windows::Window;
 
-    /// Two pages in a window of which the second goes; all sizes over the edge, and up to it.
+    /// Unmaps the second of two pages and copies all sizes up to the boundary and across it.
     #[test]
     fn a_copy_ends_where_the_page_does() {
         catch_faults().unwrap();
@@ -159,7 +160,7 @@ mod tests {
             bytes: 8192,
         };
         let both = ringfence_types::Permissions::READ_WRITE;
-        // SAFETY: a window that no other test uses.
+        // SAFETY: no other test uses this window.
         let made = unsafe { make(&Call::grant(window, file.as_raw_fd(), 0, both)) };
         assert_eq!(made, 0);
         let edge = window.start + 4096;

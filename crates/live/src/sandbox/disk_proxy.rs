@@ -1,9 +1,9 @@
-//! The disk as the guest's registers know it, while a process does its work.
+//! The guest-visible disk, whose requests a sandbox process executes.
 //!
-//! Nothing here waits for the process, but a reset: a doorbell is passed on, and what became of the
-//! turn is heard when the process says so. What it says is not trusted: a turn that nobody asked
-//! for, or what is no message, ends it. A device whose process has ended asks to be reset, and
-//! stays so.
+//! The proxy blocks on the process only to reset the device and to clear Bus Master Enable. It
+//! forwards a doorbell and learns the result when the process reports it. Reports are not trusted:
+//! a malformed message, or the end of a turn that the proxy did not start, kills the process. A
+//! device without a process sets `DEVICE_NEEDS_RESET`, also after resets.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -28,59 +28,59 @@ use crate::iommu::GuestIommu;
 use crate::virtio::blk::{Blk, RequestTooLong};
 use crate::virtio::{BusMasterStuck, Device, PollSource, QuantumResult, QueueBroken};
 
-/// A process that has not forgotten its rings by then is ended.
+/// The proxy kills a process that has not reset its queues within this time.
 const RESET_TIMEOUT: Duration = Duration::from_secs(5);
-/// One that has not left its work by then has it taken away. QEMU waits five seconds for the answer
-/// to a write.
+/// The daemon revokes the windows of a device that has not become idle within this time after Bus
+/// Master Enable is cleared. QEMU waits five seconds for the reply to a write.
 const STOP_TIMEOUT: Duration = Duration::from_secs(2);
-/// Most messages that are heard at a time.
+/// Most messages handled per readiness event.
 const RECEIVE_BATCH: usize = 64;
-/// Most accesses that were stopped, or requests that were too long, in one turn, for each
-/// descriptor of the queue. Every one takes the IOMMU's lock: a process that says more speaks for
-/// no device.
+/// Most faults and over-long requests that a process may report in one turn, for each descriptor of
+/// the queues. Each report takes the IOMMU's lock, so the proxy kills a process that exceeds the
+/// limit.
 const REPORTS_PER_DESCRIPTOR: u32 = 16;
 
-/// What a front tells the log.
+/// An event that the proxy reports to the log.
 #[derive(Debug)]
 pub enum ProxyEvent<'a> {
-    /// The process was ended.
+    /// The proxy killed the process.
     Ended(&'a ProtocolViolation),
-    /// It misbehaved, as it was told to.
+    /// The process made a DMA access that a test injected.
     InjectedDma(&'a InjectionResult),
 }
 
-/// Takes what a front says.
+/// Receives the events of a proxy.
 pub type ProxyEventHandler = Box<dyn Fn(&ProxyEvent<'_>) + Send>;
 
-/// A queue, and the process's work on it.
+/// A queue and the process's work on it.
 #[derive(Clone, Copy, Debug, Default)]
 struct QueueState {
-    /// The process has its registers.
+    /// True if the process has the queue's registers.
     configured: bool,
-    /// A turn was asked for and is not over.
+    /// True if a turn was started and its result is outstanding.
     busy: bool,
-    /// Its number.
+    /// Number of the latest turn.
     turn: u64,
-    /// The driver rang meanwhile.
+    /// True if the driver rang the doorbell during the turn.
     kicked: bool,
-    /// What became of the last turn, and where it has ended.
+    /// Result of the last turn and the ring position after it, until the queue's worker takes it.
     completed: Option<(QuantumResult, RingPosition)>,
     broken: bool,
 }
 
-/// A disk in a process of its own.
+/// A disk that a sandbox process serves.
 pub struct DiskProxy {
-    /// Answers for what does not change: features and configuration.
+    /// Local device; answers reads of features and configuration, which are constant.
     disk: Blk,
     link: SandboxLink,
     iommu: GuestIommu,
     device: RequesterId,
     queues: Vec<QueueState>,
     resetting: bool,
-    /// Such reports since the last turn began.
+    /// Unsolicited reports since the last turn began.
     reports: u32,
     ended: bool,
-    /// It was told to, for tests.
+    /// True if a test injects DMA accesses.
     injects_faults: bool,
     on_event: ProxyEventHandler,
     counters: Arc<DeviceCounters>,
@@ -93,8 +93,9 @@ impl std::fmt::Debug for DiskProxy {
 }
 
 impl DiskProxy {
-    /// The front of the process at `link`, whose `disk` is like this one. What it says of stopped
-    /// accesses is told as `device`'s.
+    /// Creates the proxy of the process at `link`. `disk` must have the same configuration as the
+    /// process's disk. The proxy reports the process's faults to `iommu` under the requester ID
+    /// `device`.
     pub fn new(
         disk: Blk,
         link: SandboxLink,
@@ -119,7 +120,7 @@ impl DiskProxy {
         }
     }
 
-    /// Whether no turn is under way.
+    /// Returns true if no turn is in progress.
     pub fn is_idle(&self) -> bool {
         !self.queues.iter().any(|lane| lane.busy)
     }
@@ -128,8 +129,8 @@ impl DiskProxy {
         if self.ended {
             return;
         }
-        // There is room for all that can be unanswered; a process for which there is not does not
-        // listen.
+        // The socket buffer holds all messages that can be outstanding. If it is full, the process
+        // has stopped reading.
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         if send(&self.link.socket, &order.encode(), flags).is_err() {
             self.end(&ProtocolViolation::Exited);
@@ -148,7 +149,8 @@ impl DiskProxy {
         (self.on_event)(&ProxyEvent::Ended(breach));
     }
 
-    /// Hears one message, if there is one.
+    /// Receives and handles one message. Returns false if none was available or the process has
+    /// ended.
     fn receive(&mut self) -> bool {
         if self.ended {
             return false;
@@ -170,13 +172,13 @@ impl DiskProxy {
         true
     }
 
-    /// Hears it until it has said enough, or has ended. False if it has not by then.
+    /// Handles messages until `enough` holds or the process has ended. Returns false at `deadline`.
     fn receive_until(&mut self, deadline: Instant, enough: impl Fn(&Self) -> bool) -> bool {
         while !enough(self) && !self.ended {
             let left = deadline.saturating_duration_since(Instant::now());
             let limit = Timespec::try_from(left).ok();
             let mut ready = [PollFd::new(&self.link.socket, PollFlags::IN)];
-            // Whoever never stops talking is not listened to for ever.
+            // A process that keeps sending must not extend the deadline.
             if left.is_zero() || poll(&mut ready, limit.as_ref()) == Ok(0) {
                 return false;
             }
@@ -185,8 +187,9 @@ impl DiskProxy {
         true
     }
 
-    /// Hears it until it has said enough, has ended, or has had the device wait for long enough.
-    /// False if it has not by then.
+    /// Like [`receive_until`](Self::receive_until) with a limit of `most`, or of the device's
+    /// remaining allowance if that is shorter. Charges the wait; ends the process if the allowance
+    /// is exhausted.
     fn wait_for_reply(&mut self, most: Duration, enough: impl Fn(&Self) -> bool) -> bool {
         let begun = Instant::now();
         let patience = most.min(self.link.child.patience(Waiter::Device));
@@ -202,14 +205,15 @@ impl DiskProxy {
         heard
     }
 
-    /// Waits for turns that are under way. False if one is not over by then.
+    /// Waits for turns in progress. Returns false if one is still in progress at `until`.
     fn wait_idle(&mut self, until: Instant) -> bool {
         let ended = self.receive_until(until, Self::is_idle);
         self.requeue_kicks();
         ended
     }
 
-    /// Whoever rang during a turn that is over does not ring again.
+    /// Marks completed turns as having more work if the driver rang the doorbell during them: the
+    /// driver will not ring again.
     fn requeue_kicks(&mut self) {
         for lane in &mut self.queues {
             if let Some((turn, _)) = &mut lane.completed {
@@ -218,7 +222,7 @@ impl DiskProxy {
         }
     }
 
-    /// Takes what the process says. None if it may not say that now.
+    /// Handles one report. `None` if the protocol does not permit it in the current state.
     fn handle(&mut self, report: DeviceResponse) -> Option<()> {
         match report {
             DeviceResponse::Turn {
@@ -253,7 +257,7 @@ impl DiskProxy {
                 iova,
                 stopped,
             } => {
-                // Each is tried once; the log is not the process's to fill.
+                // Each class is tried once, so the process cannot flood the log.
                 self.link.injected = self.link.injected.checked_sub(1)?;
                 (self.on_event)(&ProxyEvent::InjectedDma(&InjectionResult {
                     injected: errant,
@@ -262,7 +266,7 @@ impl DiskProxy {
                     stopped,
                 }));
             }
-            // It is said as often as the log bears it.
+            // The disk's log is rate-limited.
             DeviceResponse::TooLong { bytes, most } => {
                 self.count_response()?;
                 self.disk.complain(RequestTooLong { bytes, limit: most });
@@ -274,7 +278,7 @@ impl DiskProxy {
         Some(())
     }
 
-    /// One more report that nobody asked for. None if it is one too many.
+    /// Counts an unsolicited report. `None` if the limit for one turn is exceeded.
     fn count_response(&mut self) -> Option<()> {
         let descriptors = self.disk.queue_sizes().iter().copied().map(u32::from);
         let most = descriptors
@@ -287,7 +291,8 @@ impl DiskProxy {
         Some(())
     }
 
-    /// The lane whose turn is over.
+    /// Ends the turn of queue `index` and returns the queue. `None` if turn `round` is not in
+    /// progress.
     fn busy_queue(&mut self, index: u16, round: u64) -> Option<&mut QueueState> {
         let lane = self.queues.get_mut(usize::from(index))?;
         let asked = std::mem::take(&mut lane.busy) && lane.turn == round;
@@ -315,14 +320,15 @@ impl Device for DiskProxy {
         self.send_command(&DeviceCommand::Begin { features });
     }
 
-    /// What the process knows beside the rings stands in the registers: its requests are done, and
-    /// its grants are the IOMMU's state. One that was ended goes as well: its driver is asked to
-    /// begin again, elsewhere with another process.
+    /// Saves the disk as [`DiskKind::Sandboxed`]. The process's remaining state needs no saving:
+    /// its requests are complete, and its grants derive from the IOMMU's state. A disk whose
+    /// process was ended can be saved as well: the destination starts another process and the
+    /// driver resets the device.
     fn save(&self) -> Result<DeviceState, HandOverBlocker> {
         if self.injects_faults {
             return Err(HandOverBlocker::Keeps("a disk that misbehaves"));
         }
-        // Nor is one over that its queue does not know of.
+        // A completed turn whose result the queue has not received also prevents a save.
         if !self.is_idle() || self.queues.iter().any(|lane| lane.completed.is_some()) {
             return Err(HandOverBlocker::Keeps("a disk in the middle of a turn"));
         }
@@ -337,19 +343,19 @@ impl Device for DiskProxy {
         self.wait_idle(until)
     }
 
-    /// The process is dead when this returns true, and reaches nothing.
+    /// Kills the process. Returns true if it has exited and released its memory.
     fn release(&mut self) -> bool {
         self.link.child.kill_and_wait()
     }
 
-    /// When it returns the process has let go of its rings, or is to be dead.
+    /// Resets the process's queues. On return it has released its rings or was killed.
     fn reset(&mut self) {
         let used = self.queues.iter().any(|lane| lane.configured);
         self.resetting = used && !self.ended;
         if self.resetting {
             self.send_command(&DeviceCommand::Reset);
         }
-        // A turn that is under way ends first, and is of no interest any more.
+        // A turn in progress ends first; its result is discarded.
         if !self.wait_for_reply(RESET_TIMEOUT, |front| !front.resetting) {
             self.end(&ProtocolViolation::Late);
         }
@@ -366,8 +372,8 @@ impl Device for DiskProxy {
         self.iommu.with_grants(self.device, Grants::release);
     }
 
-    /// Asks first, so that no access is made in part; then what is mapped is gone, whoever the
-    /// process listens to.
+    /// First asks the process to stop, so that it makes no access in part. Then revokes all
+    /// windows, even if the process ignored the request.
     fn clear_bus_master(&mut self) -> Result<(), BusMasterStuck> {
         self.iommu
             .with_grants(self.device, |grants| grants.call_off());
@@ -411,12 +417,12 @@ impl Device for DiskProxy {
         let number = u16::try_from(index).map_err(|_| broken())?;
         let lane = self.queues.get_mut(index).ok_or_else(broken)?;
         if lane.broken {
-            // Said once.
+            // Report the broken queue only once.
             lane.configured = false;
             return Err(broken());
         }
         let over = lane.completed.take().map(|(turn, at)| {
-            // For another process, if one is to go on.
+            // The destination process continues from these positions after a hand-over.
             queue.set_next_avail(at.next_available);
             queue.set_next_used(at.next_used);
             turn

@@ -1,12 +1,12 @@
-//! What each of the process's two threads may ask of the kernel, as programs for seccomp.
+//! System calls that each of the process's two threads may make, as seccomp programs.
 //!
-//! | thread | may |
+//! | thread | permitted |
 //! |---|---|
-//! | the device's | read and write its socket, read, write and flush its image, ask the time, end |
-//! | the mapping one | ask for work; map and unmap, each of which the supervisor sees first; end |
+//! | device | read and write its socket; read, write and flush its image; read the clock; exit |
+//! | mapping | ask for work; map and unmap, each checked by the supervisor first; exit |
 //!
-//! Everything else ends the process. Arguments are compared where they are registers; nothing here
-//! depends on memory that the process could change meanwhile.
+//! Any other call kills the process. The filters compare register arguments only, so nothing that
+//! they check lies in memory that the process could change after the check.
 
 use std::os::fd::RawFd;
 
@@ -23,7 +23,7 @@ const fn show(number: libc::c_long) -> Rule {
     Rule::act(number, SECCOMP_RET_USER_NOTIF)
 }
 
-/// The device's thread, with these descriptors.
+/// Filter of the device's thread, which may use these two descriptors.
 pub(super) fn for_the_device(socket: RawFd, image: RawFd) -> Vec<sock_filter> {
     let rules = [
         allow_on(libc::SYS_read, socket),
@@ -31,12 +31,12 @@ pub(super) fn for_the_device(socket: RawFd, image: RawFd) -> Vec<sock_filter> {
         allow_on(libc::SYS_pread64, image),
         allow_on(libc::SYS_pwrite64, image),
         allow_on(libc::SYS_fdatasync, image),
-        // Where the clock cannot be read without the kernel.
+        // Needed on hosts whose vDSO cannot read the clock.
         Rule::allow(libc::SYS_clock_gettime),
-        // The end of the handler of faults.
+        // Return from the fault handler.
         Rule::allow(libc::SYS_rt_sigreturn),
         Rule::allow(libc::SYS_exit_group),
-        // The heap is as large as it gets: an allocation that asks for more fails.
+        // The heap cannot grow: larger allocations fail.
         Rule::act(
             libc::SYS_brk,
             SECCOMP_RET_ERRNO | libc::ENOMEM.cast_unsigned(),
@@ -45,7 +45,7 @@ pub(super) fn for_the_device(socket: RawFd, image: RawFd) -> Vec<sock_filter> {
     program(&rules, SECCOMP_RET_KILL_PROCESS)
 }
 
-/// The mapping thread.
+/// Filter of the mapping thread.
 pub(super) fn for_the_mapper() -> Vec<sock_filter> {
     let rules = [
         show(ASK),

@@ -1,9 +1,9 @@
-//! What a device's process has of the guest's memory, and the I/O page table that says so (the
-//! fifth document, section 4.2).
+//! Grants of guest memory to a sandbox process, and the I/O page table that describes them (the
+//! PVIOMMU paper, section 4.2).
 //!
-//! Mappings come from whichever IOMMU device the guest has. Changes gather until
-//! [`commit`](Grants::commit): when it returns, what was mapped is there and what was unmapped is
-//! out of the process's reach, or the process is dead.
+//! Either IOMMU device of the guest makes the mappings. [`commit`](Grants::commit) executes the
+//! queued changes: when it returns `Ok`, mapped pages are accessible and unmapped pages are not, or
+//! the process is dead.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -24,21 +24,21 @@ use super::sandbox_memory::FORMAT;
 use super::supervisor::{ProtocolViolation, Supervisor};
 use super::windows::{Window, Windows};
 
-/// Most windows at a time. The kernel lets a process have 65530 mappings, and refuses to take one
-/// away, or a part of one, from whoever has more. However it joins and splits them, there is one
-/// for each window at most.
+/// Most windows at a time. Linux limits a process to 65530 mappings; above the limit `munmap`
+/// fails, even for part of a mapping. The kernel may merge or split mappings but needs at most one
+/// a window.
 const MAX_WINDOWS: usize = 16 * 1024;
-/// Most files that a guest's memory lies in.
+/// Most files that can back a guest's memory.
 pub(super) const MAX_FILES: usize = 16;
-/// Number of the first of them in the process.
+/// Descriptor number of the first of them in the process.
 pub(super) const FIRST_FILE: RawFd = 64;
 
-/// Why a page was not granted. Nothing has changed.
+/// Error of a failed grant, which changes nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GrantError {
-    /// A limit: windows, tables, files.
+    /// The limit of windows, tables or files is reached.
     NoRoom,
-    /// Not whole pages, or mapped already.
+    /// The range does not consist of whole pages, or its start is already mapped.
     Unfit,
 }
 
@@ -53,21 +53,21 @@ impl std::fmt::Display for GrantError {
 
 impl std::error::Error for GrantError {}
 
-/// The process hangs in the kernel after it was killed, with its memory.
+/// The killed process is stuck in the kernel and still has its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StuckProcess;
 
-/// One mapping of the guest's.
+/// One mapping that the guest made.
 #[derive(Debug)]
 struct Grant {
     physical: PhysAddr,
     permissions: Permissions,
     range: IovaRange,
-    /// Those of its pages that are memory.
+    /// The pieces of the range that guest memory backs.
     parts: Vec<WindowMapping>,
 }
 
-/// Where pages appear, and the call that has them do so.
+/// A piece of a mapping, its window and the call that maps it.
 #[derive(Debug)]
 struct WindowMapping {
     range: IovaRange,
@@ -75,36 +75,36 @@ struct WindowMapping {
     call: Call,
 }
 
-/// Memory of the guest in a file.
+/// A range of guest memory in its backing file.
 struct FileRange {
     physical: PhysRange,
     file: RawFd,
     offset: u64,
 }
 
-/// The grants of one process.
+/// The grants of one sandbox process.
 #[derive(Debug)]
 pub struct Grants {
     control: Arc<ControlRegion>,
     table: Table<SecondStage>,
     windows: Windows,
-    /// By first address.
+    /// Live windows, by start address.
     windows_in_use: BTreeMap<u64, Window>,
     granted: BTreeMap<Iova, Grant>,
     pending: Vec<Call>,
-    /// What was granted last, if nothing has changed or taken effect since.
+    /// Last grant. `None` after any other change, and after a commit.
     latest: Option<Call>,
-    /// The device's function is no master of the bus: the process has none of it.
+    /// True while the function is not bus master: the process then has no windows.
     revoked: bool,
     memory: GuestMemoryMmap,
-    /// Which files the process has, by device and inode.
+    /// Device and inode of each file that the process has, by descriptor.
     files: Vec<(u64, u64)>,
-    /// `/dev/null`, which takes their places.
+    /// `/dev/null`, which replaces revoked files in the process.
     dev_null: File,
-    /// None once it is dead.
+    /// `None` after the process was ended.
     supervisor: Option<Supervisor>,
     child: Arc<ChildProcess>,
-    /// Why it is.
+    /// Reason for which the process was ended.
     violation: Option<ProtocolViolation>,
 }
 
@@ -128,15 +128,16 @@ impl Grants {
         })
     }
 
-    /// Why the process was ended, if it was; once.
+    /// Returns the reason for which the process was ended, once; `None` if it was not.
     pub fn take_violation(&mut self) -> Option<ProtocolViolation> {
         self.violation.take()
     }
 
-    /// Grants the memory at `physical` under `iova`. What of it is no memory is not reached.
+    /// Grants the memory at `physical` under `range`. Parts that guest memory does not back stay
+    /// inaccessible. Returns `Ok` without effect if the process is dead.
     ///
     /// # Errors
-    /// [`GrantError`]; nothing has changed. None if the process is dead: it reaches nothing.
+    /// [`GrantError`]; nothing has changed.
     pub fn map(
         &mut self,
         range: IovaRange,
@@ -164,7 +165,7 @@ impl Grants {
         let before = self.pending.len();
         for part in found {
             if let Err(error) = self.map_part(&mut grant, &part) {
-                // Nothing of it was asked of the process yet.
+                // None of these calls was made yet.
                 self.pending.truncate(before);
                 self.latest = None;
                 for part in &grant.parts {
@@ -190,7 +191,7 @@ impl Grants {
             let last = taken.range(..end).next_back().map(|(_, last)| *last)?;
             (last.start.saturating_add(last.bytes) > window.start).then_some(last)
         };
-        // What is consecutive in memory and asked for together is granted with one call.
+        // One call covers grants that are consecutive in memory and requested together.
         let before = self
             .latest
             .and_then(|last| last.goes_on(bytes, part.file, part.offset, grant.permissions));
@@ -219,14 +220,14 @@ impl Grants {
         Ok(())
     }
 
-    /// Has a call made with the next ones, unless none of it is in the process anyway.
+    /// Queues a call for the next commit, unless the process has no windows at present.
     fn queue_call(&mut self, call: Call) {
         if !self.revoked {
             self.pending.push(call);
         }
     }
 
-    /// The files behind a guest-physical range, where it is memory.
+    /// Returns the backing files of the parts of `range` that guest memory backs.
     fn parts(
         &mut self,
         range: &IovaRange,
@@ -250,7 +251,7 @@ impl Grants {
             else {
                 continue;
             };
-            // A region ends with a page, or its last bytes are out of reach.
+            // Drop the last, partial page of a region.
             let bytes = physical.bytes() - physical.bytes() % PageSize::Size4K.bytes();
             let Some(physical) = PhysRange::new(first, bytes) else {
                 continue;
@@ -265,7 +266,8 @@ impl Grants {
         Ok(parts)
     }
 
-    /// The number under which the process has this file; it is given it if need be.
+    /// Returns the descriptor number of `file` in the process; installs the file there if
+    /// necessary.
     fn file(&mut self, file: std::os::fd::BorrowedFd<'_>) -> Result<RawFd, GrantError> {
         let about = rustix::fs::fstat(file).map_err(|_| GrantError::NoRoom)?;
         let identity = (about.st_dev, about.st_ino);
@@ -284,14 +286,15 @@ impl Grants {
         Ok(number)
     }
 
-    /// Takes away what was granted at `iova`, as it was granted.
+    /// Revokes the grant that starts at `iova`; does nothing if there is no such grant.
     pub fn unmap(&mut self, iova: Iova) {
         let Some(grant) = self.granted.remove(&iova) else {
             return;
         };
         self.latest = None;
         for WindowMapping { range, window, .. } in grant.parts {
-            // First the table: a device that looks from now on finds nothing, and does not fault.
+            // Clear the table first: a device that walks it from now on finds no entry and does not
+            // fault.
             self.clear(&range);
             self.windows_in_use.remove(&window.start);
             self.queue_call(Call::revoke(window));
@@ -299,12 +302,12 @@ impl Grants {
     }
 
     fn clear(&self, range: &IovaRange) {
-        // The table is not walked by hardware, and its addresses come from the guest: there is
-        // nothing to invalidate and nothing to free.
+        // No hardware walks this table, so nothing needs an invalidation. The guest allocates the
+        // IOVAs, so nothing needs to be freed.
         let _ = self.table.unmap(&*self.control, PfnRange::covering(range));
     }
 
-    /// Takes everything away.
+    /// Revokes all grants.
     pub fn unmap_all(&mut self) {
         self.latest = None;
         for grant in std::mem::take(&mut self.granted).into_values() {
@@ -319,22 +322,23 @@ impl Grants {
             .and_then(|()| empty_table(&self.control));
         match anew {
             Ok(table) => self.table = table,
-            // Without a table it can go no further.
+            // Without a table the process cannot continue.
             Err(error) => self.ended(ProtocolViolation::Io(error)),
         }
     }
 
-    /// Has the device leave what it has in hand as if it had not begun, and begin nothing else. It
-    /// does so soon, if it keeps the rules.
+    /// Asks the device to abandon its current request without side effects and to start no other. A
+    /// device that follows the protocol stops soon.
     pub fn call_off(&self) {
         self.control.set_master(false);
     }
 
-    /// Takes all of it out of the process's reach until [`release`](Self::release), whatever the
-    /// device does. Mappings come and go meanwhile as before. So it begins.
+    /// Revokes all windows until [`release`](Self::release), even if the device ignores
+    /// [`call_off`](Self::call_off). Mappings may change in the meantime. A new `Grants` begins in
+    /// this state.
     ///
     /// # Errors
-    /// [`StuckProcess`]. To be called again.
+    /// [`StuckProcess`]. The caller must call it again.
     pub fn hold(&mut self) -> Result<(), StuckProcess> {
         self.call_off();
         if !std::mem::replace(&mut self.revoked, true) {
@@ -345,19 +349,19 @@ impl Grants {
         self.commit()
     }
 
-    /// The process has what is mapped, and the device may work.
+    /// Maps all grants in the process and lets the device work.
     pub fn release(&mut self) {
         if std::mem::replace(&mut self.revoked, false) {
             let parts = self.granted.values().flat_map(|grant| &grant.parts);
             self.pending.extend(parts.map(|part| part.call));
-            // Whoever does not obey is dead or dying, and has nothing that it did not have before.
+            // A process that refuses is dead or dying and gains no access.
             let _ = self.commit();
         }
         self.control.set_master(true);
     }
 
-    /// The guest's memory is another one now: what was granted of the old one goes, and comes anew
-    /// from this one.
+    /// Replaces the guest's memory: revokes all grants of the old memory and grants them from the
+    /// new one.
     ///
     /// # Errors
     /// [`StuckProcess`].
@@ -372,13 +376,13 @@ impl Grants {
         self.memory = memory.clone();
         self.revoke_files();
         for (range, physical, permissions) in again {
-            // What has no room is not there, and faults.
+            // A grant that fails for lack of room stays absent, so accesses to it fault.
             let _ = self.map(range, physical, permissions);
         }
         self.commit()
     }
 
-    /// In the place of each file that the process has it gets one in which there is nothing.
+    /// Replaces each memory file of the process by `/dev/null`.
     fn revoke_files(&mut self) {
         let count = self.files.len();
         self.files.clear();
@@ -394,10 +398,11 @@ impl Grants {
         }
     }
 
-    /// Has all changes made since the last time take effect. When it returns `Ok`, they have.
+    /// Executes all changes since the last commit. They have taken effect when it returns `Ok`.
     ///
     /// # Errors
-    /// [`StuckProcess`]: the process broke a rule or was late, was killed, and still has its memory. To be called again until it has not.
+    /// [`StuckProcess`]: the process violated the protocol or was late, was killed, and still has
+    /// its memory. The caller must call it again until it succeeds.
     pub fn commit(&mut self) -> Result<(), StuckProcess> {
         if let Some(supervisor) = &mut self.supervisor
             && !self.pending.is_empty()

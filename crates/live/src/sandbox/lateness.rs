@@ -1,9 +1,10 @@
-//! The account of how long others waited for a device's process.
+//! Accounts of the time that others wait for a sandbox process.
 //!
-//! A process answers within a second each time, and all it is late within a minute is five seconds:
-//! a limit for each answer alone would let it hold up the IOMMU of all devices again and again.
+//! A process must answer within a second each time, and may be late for five seconds within a
+//! minute. A limit for each answer alone would let the process delay the IOMMU of all devices again
+//! and again.
 //!
-//! The clock is the caller's: tests have one of their own.
+//! The caller supplies the clock, so tests can simulate it.
 
 use std::time::Duration;
 
@@ -11,17 +12,17 @@ use std::time::Duration;
 pub(super) const LONGEST: Duration = Duration::from_secs(1);
 /// Most lateness within [`WINDOW_SECONDS`].
 pub(super) const ALLOWANCE: Duration = Duration::from_secs(5);
-/// Seconds that the account looks back.
+/// Seconds that the account covers.
 const WINDOW_SECONDS: u64 = 60;
 const SLOTS: usize = WINDOW_SECONDS as usize;
 
-/// How late a process has been, for each second of the last minute.
+/// Lateness of a process in each second of the last minute.
 #[derive(Debug)]
 pub(super) struct Lateness {
     allowance: Duration,
-    /// By the second, modulo their number.
+    /// Ring buffer, indexed by the second modulo [`SLOTS`].
     late: [Duration; SLOTS],
-    /// The latest second that was looked at.
+    /// Latest second that a call has seen.
     latest: u64,
 }
 
@@ -38,17 +39,17 @@ impl Lateness {
         }
     }
 
-    /// What is left of the allowance at `now`, a time since any fixed one.
+    /// Returns the remaining allowance at `now`, measured from any fixed origin.
     pub(super) fn remaining(&mut self, now: Duration) -> Duration {
         self.expire(now);
         let late: Duration = self.late.iter().sum();
         self.allowance.saturating_sub(late)
     }
 
-    /// Adds `late`, which ended at `now`.
+    /// Adds `late`, a wait that ended at `now`.
     ///
     /// # Errors
-    /// [`AllowanceExceeded`]: nothing is left.
+    /// [`AllowanceExceeded`] if the allowance is exhausted.
     pub(super) fn charge(
         &mut self,
         now: Duration,
@@ -64,7 +65,7 @@ impl Lateness {
         Ok(())
     }
 
-    /// Empties the seconds that have passed since the last look.
+    /// Clears the slots of the seconds that have passed since the last call.
     fn expire(&mut self, now: Duration) {
         let second = now.as_secs();
         let passed = second.saturating_sub(self.latest).min(WINDOW_SECONDS);
@@ -113,7 +114,7 @@ mod tests {
 
     #[test]
     fn no_minute_holds_more_than_the_allowance() {
-        // Pieces at random times; a brute-force sum over each minute is the reference.
+        // The reference is a brute-force sum over each minute, with waits at random times.
         let mut random = 0x9e37_79b9_u64;
         let mut next = |below: u64| {
             random ^= random << 13;

@@ -1,5 +1,5 @@
-//! Resource limits of a device's process: setrlimit(2). The filter bounds what it asks for, these
-//! bound how much.
+//! Resource limits of a sandbox process (setrlimit(2)). The seccomp filter restricts the calls;
+//! these limits restrict amounts.
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
@@ -10,27 +10,28 @@ use super::grants::{FIRST_FILE, MAX_FILES};
 use super::sys;
 use super::windows::{END, FIRST};
 
-/// Addresses of the process beside the windows: program, libraries, heap, stacks, the board.
+/// Address space outside the windows: program, libraries, heap, stacks and control region.
 const PROCESS_BYTES: u64 = 1 << 30;
-/// Bytes of memory that is the process's alone: heap and the threads' stacks.
+/// Bytes of private memory: heap and thread stacks.
 const DATA_BYTES: u64 = 256 << 20;
 /// Bytes of the first thread's stack.
 const STACK_BYTES: u64 = 8 << 20;
-/// A limit of 1 byte keeps core dumps from files and from programs that take them; 0 does not keep
-/// them from programs (core(5)).
+/// A limit of 1 byte disables core dumps to files and to pipe handlers. A limit of 0 does not
+/// disable pipe handlers (core(5)).
 const CORE_BYTES: u64 = 1;
 
-/// Bounds the calling process to a disk over `image`: none of its files grows beyond that one's
-/// end.
+/// Applies the limits to the calling process, whose disk is `image`. No file may grow beyond the
+/// current end of the image.
 ///
-/// Its threads have to be there already: no other can begin.
+/// All threads must exist already: the limits forbid new ones.
 ///
 /// # Errors
-/// The kernel refuses a limit, or the size of the image cannot be found.
+/// The kernel refuses a limit, or the size of the image cannot be determined.
 pub(super) fn apply(mut image: &File) -> io::Result<()> {
-    // Seeking finds the size of a block device as well, whose end the kernel knows itself.
+    // Seeking also finds the size of a block device. The kernel itself enforces a block device's
+    // end.
     let image_bytes = image.seek(SeekFrom::End(0))?;
-    // A write beyond the limit then fails with EFBIG, which the driver sees as an I/O error.
+    // A write beyond the limit then fails with EFBIG; the driver sees an I/O error.
     sys::ignore_file_size_signal()?;
     let descriptors = FIRST_FILE.unsigned_abs() as u64 + MAX_FILES as u64;
     let windows = END.saturating_sub(FIRST);

@@ -1,9 +1,9 @@
-//! The mapping thread: it makes the calls that the daemon has written on the board, each of which
-//! the supervisor sees and lets through.
+//! The mapping thread. It makes the calls that the daemon has written to the control region; the
+//! supervisor checks each before the kernel executes it.
 //!
-//! It is a thread of its own so that a device that waits for its disk holds up no unmap. It shares
-//! the device's memory, so it is not trusted: whoever takes it over can ask for calls that are
-//! refused, or for none, and either ends the process.
+//! A separate thread lets unmaps proceed while the device waits for its disk. It shares the
+//! device's memory, so it is not trusted: an attacker in control of it can request calls that the
+//! supervisor rejects, or make none, and either ends the process.
 
 #![allow(unsafe_code)]
 
@@ -16,12 +16,13 @@ use super::control_region::{BATCH, ControlRegion};
 use super::filter;
 use super::sys::{confine, end, make, request_calls};
 
-/// Starts the thread, confined, as `work`; the supervisor's end. Once in a process.
+/// Starts the thread, confined, with `work` as its body. Returns the supervisor's seccomp listener.
+/// May be called once per process.
 pub(super) fn start(
     board: &'static ControlRegion,
     work: fn(&ControlRegion) -> !,
 ) -> io::Result<OwnedFd> {
-    // Once it is confined the thread may not even wake another one.
+    // A confined thread cannot make futex calls, so the caller polls this atomic.
     static LISTENER: AtomicI32 = AtomicI32::new(NONE);
     const NONE: i32 = -1;
     const FAILED: i32 = -2;
@@ -36,13 +37,14 @@ pub(super) fn start(
         match LISTENER.load(Ordering::Acquire) {
             NONE => thread::yield_now(),
             FAILED => return Err(io::ErrorKind::PermissionDenied.into()),
-            // SAFETY: the thread has given it up, and to nobody else.
+            // SAFETY: the thread gave up the descriptor and passed it to no other code.
             number => return Ok(unsafe { OwnedFd::from_raw_fd(number) }),
         }
     }
 }
 
-/// Does as the board says until nobody listens.
+/// Executes batches from the control region. Exits the process when the supervisor has closed its
+/// listener.
 pub fn follow(board: &ControlRegion) -> ! {
     let (mut done, mut failed) = (0, 0);
     loop {
@@ -54,8 +56,8 @@ pub fn follow(board: &ControlRegion) -> ! {
             let Some(call) = board.call(at) else {
                 end(1);
             };
-            // SAFETY: the daemon writes down windows only, and the kernel refuses one that is
-            // taken.
+            // SAFETY: the daemon writes calls for windows only, and the kernel rejects an `mmap`
+            // over an existing mapping.
             failed = unsafe { make(&call) };
             if failed != 0 {
                 break;

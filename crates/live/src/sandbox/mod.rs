@@ -1,13 +1,15 @@
-//! A device in a process of its own, which has no memory of the guest's but what is mapped for it,
-//! while it is (the fifth document, section 4.2).
+//! A device in a sandbox: a confined process that maps only the guest pages that the IOMMU grants
+//! to the device (the PVIOMMU paper, section 4.2).
 //!
 //! ```text
-//! daemon, trusted                                         the process, not trusted
-//!   disk_proxy.rs: registers, interrupts   -- orders, wire.rs -->   sandboxed_device.rs: the device and its rings
-//!   grants.rs: windows, the table     -- control_region.rs -------->    sandbox_memory.rs: translation; copy.rs: accesses, and their faults
-//!   supervisor.rs: every mmap, munmap <-- the kernel -----     mapper.rs: a thread that maps and unmaps
+//! daemon (trusted)                                             sandbox process (not trusted)
+//!   disk_proxy.rs: registers, interrupts   -- wire.rs ----------->  sandboxed_device.rs: device
+//!   grants.rs: windows, I/O page table     -- control_region.rs ->  sandbox_memory.rs: translation
+//!                                                                   copy.rs: accesses and faults
+//!   supervisor.rs: every mmap and munmap  <-- the kernel ---------  mapper.rs: maps and unmaps
 //! ```
-//! What is guaranteed, by whom, and what is not: decision 0018.
+//!
+//! Decision 0018 lists the guarantees, the component that gives each, and the limits.
 
 mod call;
 mod child;

@@ -1,4 +1,4 @@
-//! How a device's process comes into being, and how it is told from one that is not confined.
+//! Starts a sandbox process and verifies that it is confined.
 
 use std::ffi::OsString;
 use std::fs;
@@ -26,48 +26,48 @@ use crate::dma_fault_injection::InjectedDma;
 use crate::limits::GuestLimits;
 use crate::privileges::NO_PRIVILEGES;
 
-/// A process that is not ready and confined by then is ended: one time for all of its steps.
+/// Time limit for all startup steps together. The daemon kills a process that exceeds it.
 const READY_WITHIN: Duration = Duration::from_secs(20);
 
-/// What to run in the process: a program that calls
+/// The program to run in the process. It must call
 /// [`run_sandboxed_device`](super::run_sandboxed_device).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SandboxProgram {
-    /// Its file.
+    /// Path of the executable.
     pub path: PathBuf,
     /// Its arguments.
     pub arguments: Vec<OsString>,
 }
 
-/// A disk for a process.
+/// The disk that a process serves.
 #[derive(Debug)]
 pub struct SandboxDisk<'a> {
-    /// Its file, which the process gets.
+    /// The image; the process receives the descriptor.
     pub file: BorrowedFd<'a>,
-    /// Nothing is written to it.
+    /// True if the device must not write the image.
     pub read_only: bool,
-    /// Of these, what the disk keeps within itself: the sizes of its queue and of a request.
+    /// Limits of the guest. The disk uses the queue size and the request size.
     pub limits: GuestLimits,
-    /// For tests: how it misbehaves.
+    /// DMA accesses to inject, for tests.
     pub injected: &'a [InjectedDma],
 }
 
-/// The socket of a process that runs, and its life.
+/// The socket and the handle of a running process.
 #[derive(Debug)]
 pub struct SandboxLink {
     pub(super) socket: OwnedFd,
     pub(super) child: Arc<ChildProcess>,
-    /// Misbehaviours that it was told to, and has not spoken of yet.
+    /// Number of injected DMA accesses that the process has not reported yet.
     pub(super) injected: usize,
 }
 
-/// Starts a process for `image`, whose round trips are counted in `counters`. It is confined when
-/// this returns, and reaches nothing.
+/// Starts a process that serves `image`. `counters` counts its mapping round trips. On return the
+/// process is confined and has no guest memory.
 ///
-/// The process dies with the thread that calls this.
+/// The process dies with the thread that calls this function.
 ///
 /// # Errors
-/// [`ProtocolViolation`]: it could not be started, or did not confine itself.
+/// [`ProtocolViolation`]: the process could not be started or did not confine itself.
 pub fn start(
     program: &SandboxProgram,
     image: &SandboxDisk<'_>,
@@ -146,10 +146,10 @@ fn next(
     Ok((report, fds))
 }
 
-/// Asks the kernel: two threads, each without privileges and under a filter that it can never
-/// leave, and two descriptors.
+/// Checks in `/proc` that the process has exactly two threads and two descriptors, and that each
+/// thread is unprivileged and under a seccomp filter, which it cannot remove.
 ///
-/// Up to here the process has run code of ours only, on nothing of the guest's.
+/// Until this check the process has run only trusted code and has seen no guest data.
 fn verify(number: u32) -> Result<(), ProtocolViolation> {
     let mut threads = 0;
     for thread in fs::read_dir(format!("/proc/{number}/task"))? {
@@ -167,7 +167,7 @@ fn verify(number: u32) -> Result<(), ProtocolViolation> {
     Ok(())
 }
 
-/// Sends one packet and descriptors.
+/// Sends one packet with descriptors.
 pub(super) fn send_with(socket: &OwnedFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -179,7 +179,7 @@ pub(super) fn send_with(socket: &OwnedFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) 
     Ok(())
 }
 
-/// Receives one packet and descriptors; empty at the end.
+/// Receives one packet with descriptors; the packet is empty at the end of the stream.
 pub(super) fn receive_with(socket: impl AsFd) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     let mut bytes = vec![0; MAX_BYTES + 1];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];

@@ -1,10 +1,13 @@
-//! The process's way to guest memory: a software IOMMU whose table the daemon writes, and windows.
+//! Guest memory as the process accesses it: a software IOMMU over the daemon's I/O page table, and
+//! windows.
 //!
-//! Crates of the rust-vmm family want memory that can be pointed to, and a window may go while they
-//! do. So they are given copies: bytes are read into a slice when it is made, and written out when
-//! vm-memory says that they changed, which it does after every write, by what elsewhere is a bitmap
-//! of dirty pages. A read that faults is an error, and so is a write to what has gone before the
-//! slice was made. A write to what goes later is dropped and told, as a write on a PCI bus is.
+//! rust-vmm crates need stable pointers, but the daemon may unmap a window at any time. They
+//! therefore get copies. A slice reads its bytes when it is made. It writes them back when
+//! vm-memory marks them dirty, which it does after every write.
+//!
+//! A read that faults is an error. So is a write to a page that was unmapped before the slice was
+//! made. A write to a page that is unmapped later is dropped and reported, as a posted write on a
+//! PCI bus is.
 #![allow(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
@@ -28,27 +31,27 @@ use super::wire::DeviceResponse;
 use crate::dma::Dma;
 
 const PAGE: u64 = PageSize::Size4K.bytes();
-/// What one closure can have in its hands.
+/// Bytes that the slices of one closure can hold together.
 const BOUNCE_BYTES: usize = 1 << 20;
-/// Most pages whose windows are remembered, for tests.
+/// Most pages whose windows a test device remembers.
 const MAX_STALE_WINDOWS: usize = 1 << 16;
 
-/// The format of the table.
+/// Format of the I/O page table.
 pub(super) const FORMAT: SecondStage =
     SecondStage::new(Levels::Four).with_pages_up_to(PageSize::Size4K);
 
-/// An access that was stopped.
+/// A blocked access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SandboxFault {
-    /// The first address that was.
+    /// First address that was blocked.
     pub iova: Iova,
-    /// What was tried.
+    /// Kind of access.
     pub access: Access,
-    /// The page is mapped, and not for that.
+    /// True if the page is mapped without the required permission.
     pub permission: bool,
 }
 
-/// Guest memory, as the process has it.
+/// Guest memory as the process accesses it.
 pub struct SandboxMemory {
     inner: Inner,
     respond: Box<dyn Fn(&DeviceResponse) + Send>,
@@ -57,14 +60,14 @@ pub struct SandboxMemory {
 struct Inner {
     control: &'static ControlRegion,
     bounce: MmapRegion,
-    /// Bytes of it that are in somebody's hands.
+    /// Bytes of the bounce region in use by slices.
     lent: Cell<usize>,
     stopped: Cell<Option<SandboxFault>>,
-    /// The term in which the turn began, if it began in one,
+    /// Bus-master term in which the turn began; `None` if the device was not bus master.
     term: Option<u64>,
-    /// and whether that has ended before the turn.
+    /// True if that term ended before the turn.
     interrupted: Cell<bool>,
-    /// For tests: a device that keeps what it was once told.
+    /// For tests: windows of translations used before, by page.
     stale: Option<RefCell<BTreeMap<u64, u64>>>,
     use_stale: bool,
 }
@@ -76,8 +79,8 @@ impl fmt::Debug for SandboxMemory {
 }
 
 impl SandboxMemory {
-    /// By the table on `board`; `tell` hears of every access that is stopped. With `keep`, windows
-    /// are remembered for [`Dma::use_stale`].
+    /// Translates by the table in `board` and passes every blocked access to `tell`. With `keep`,
+    /// records windows for [`Dma::use_stale`].
     pub(super) fn new(
         board: &'static ControlRegion,
         keep: bool,
@@ -101,16 +104,16 @@ impl SandboxMemory {
         })
     }
 
-    /// The device is told to work.
+    /// Begins a turn of the device.
     pub(super) fn begin_turn(&mut self) {
         self.inner.term = self.inner.control.term();
         self.inner.interrupted.set(false);
     }
 
-    /// Where `iova` appears.
+    /// Translates `iova` to an address in a window.
     ///
     /// # Errors
-    /// [`SandboxFault`]: not for this.
+    /// [`SandboxFault`] if the page is not mapped for `access`.
     pub fn translate(&self, iova: Iova, access: Access) -> Result<u64, SandboxFault> {
         self.inner.translate(iova, access)
     }
@@ -124,7 +127,7 @@ impl Dma for SandboxMemory {
         self.inner.check_term();
         let result = access(&SandboxView { inner: &self.inner });
         if let Some(stopped) = self.inner.stopped.take() {
-            // What the daemon has taken away because the term ended is no fault of the device's.
+            // A page that the daemon revoked because the term ended is no fault of the device.
             if self.inner.check_term() {
                 return result;
             }
@@ -141,7 +144,7 @@ impl Dma for SandboxMemory {
         self.inner.interrupted.get()
     }
 
-    /// The daemon's to tell.
+    /// Does nothing: the daemon changes the grants.
     fn set_memory(&mut self, _memory: &GuestMemoryMmap) {}
 
     fn use_stale(&mut self, on: bool) {
@@ -150,7 +153,8 @@ impl Dma for SandboxMemory {
 }
 
 impl Inner {
-    /// Whether the turn is cut short: the device has not been master of the bus all the time.
+    /// Returns true if the device was not bus master during the whole turn so far, which ends the
+    /// turn.
     fn check_term(&self) -> bool {
         let lasts = self.term.is_some() && self.term == self.control.term();
         self.interrupted.set(self.interrupted.get() || !lasts);
@@ -206,13 +210,14 @@ impl Inner {
         page.checked_add(iova.offset_in(PAGE))
     }
 
-    /// The first of a closure is told: the others follow from it.
+    /// Records the first blocked access of a closure; later ones follow from it.
     fn stop(&self, stopped: SandboxFault) {
         let first = self.stopped.get();
         self.stopped.set(first.or(Some(stopped)));
     }
 
-    /// Bytes to give out, as aligned as they are for the device.
+    /// Reserves bytes of the bounce region with the same alignment modulo 8 as the address `alike`.
+    /// `None` if the region is full.
     fn lend(&self, bytes: usize, alike: u64) -> Option<usize> {
         let aligned = self.lent.get().checked_next_multiple_of(8)?;
         let at = aligned.checked_add((alike % 8) as usize)?;
@@ -223,36 +228,38 @@ impl Inner {
         })
     }
 
-    /// Fills bytes that were lent from a window.
+    /// Fills reserved bytes from a window.
     fn read_window(&self, at: usize, bytes: usize, window: u64) -> Result<(), copy::CopyFault> {
-        // SAFETY: `lend` has just given these bytes out and checked their bounds; nobody else has
-        // them yet.
+        // SAFETY: `lend` has just reserved these bytes and checked their bounds; nothing else
+        // refers to them yet.
         let lent = unsafe { std::slice::from_raw_parts_mut(self.bounce.as_ptr().add(at), bytes) };
         copy::read(window, lent)
     }
 
-    /// Writes bytes that were lent to a window.
+    /// Writes reserved bytes to a window.
     fn write_window(&self, at: usize, bytes: usize, window: u64) -> Result<(), copy::CopyFault> {
         if at.checked_add(bytes).is_none_or(|end| end > BOUNCE_BYTES) {
             return Err(copy::CopyFault);
         }
-        // SAFETY: inside the mapping, by the line above. The slice that has these bytes is in this
-        // thread, and it is its method that calls this: nobody writes to them meanwhile.
+        // SAFETY: the check above keeps the bytes inside the mapping. The slice that owns them is
+        // on this thread and its own method makes this call, so nothing writes to them at the same
+        // time.
         let lent = unsafe { std::slice::from_raw_parts(self.bounce.as_ptr().add(at), bytes) };
         copy::write(window, lent)
     }
 }
 
-/// Guest memory for one closure.
+/// Guest memory during one closure.
 pub struct SandboxView<'r> {
     inner: &'r Inner,
 }
 
-/// What writes leave through. It has to have a type of its own that has no lifetime.
+/// Bitmap type through which slices report writes. vm-memory requires a type without a lifetime
+/// here.
 #[derive(Debug)]
 pub struct BounceBitmap;
 
-/// The bytes of a slice, and where they go when they change.
+/// The destination of a slice's bytes, to which writes are copied.
 #[derive(Clone)]
 pub struct BounceSlice<'a> {
     to: Option<(&'a Inner, BounceRange)>,
@@ -262,7 +269,7 @@ pub struct BounceSlice<'a> {
 struct BounceRange {
     iova: Iova,
     window: u64,
-    /// Offset among what can be lent.
+    /// Offset in the bounce region.
     bounce: usize,
 }
 
@@ -295,7 +302,7 @@ impl<'a> WithBitmapSlice<'_> for BounceSlice<'a> {
 impl BitmapSlice for BounceSlice<'_> {}
 
 impl Bitmap for BounceSlice<'_> {
-    /// The bytes have been written: they go to where they belong.
+    /// Copies the written bytes to their window.
     fn mark_dirty(&self, offset: usize, len: usize) {
         let Some((inner, piece)) = self.to else {
             return;
@@ -330,7 +337,8 @@ impl Bitmap for BounceSlice<'_> {
 }
 
 impl SandboxView<'_> {
-    /// The places of all pages of a range, or nothing of it.
+    /// Translates all pages of a range to window address and length; fails if any page is not
+    /// accessible.
     fn places(
         &self,
         addr: GuestAddress,
@@ -419,7 +427,8 @@ impl<'a> Slices<'a> {
         let Some(bounce) = self.inner.lend(bytes, iova.get()) else {
             return Err(wrong);
         };
-        // To write to what has gone already is an error as well; a byte tells.
+        // A write to a page that is already unmapped must fail as well; reading one byte tests
+        // that.
         let looked_at = if self.reads { bytes } else { bytes.min(1) };
         if self.inner.read_window(bounce, looked_at, window).is_err() {
             let access = if self.reads {
@@ -442,8 +451,9 @@ impl<'a> Slices<'a> {
         let posted = BounceSlice {
             to: Some((self.inner, piece)),
         };
-        // SAFETY: the bytes were lent to this slice alone, lie in a mapping that lives as long as
-        // `inner`, and are lent anew only after the view, and with it every slice, has gone.
+        // SAFETY: the bytes are reserved for this slice alone and lie in a mapping that lives as
+        // long as `inner`. They are reserved again only after the view and all of its slices are
+        // dropped.
         Ok(unsafe {
             let at = self.inner.bounce.as_ptr().add(bounce);
             VolatileSlice::with_bitmap(at, bytes, posted, None)

@@ -1,4 +1,4 @@
-//! The process's side: it confines itself, then is a disk.
+//! Process side of the sandbox: the process confines itself and then serves a disk.
 
 use std::fs::File;
 use std::io;
@@ -20,45 +20,46 @@ use crate::privileges;
 use crate::virtio::Device;
 use crate::virtio::blk::{Blk, RequestTooLong};
 
-/// What a device may allocate, beside what it had before.
+/// Bytes that the device may allocate in addition to its initial heap.
 const HEAP_BYTES: usize = 16 << 20;
 
-/// A process that is confined.
+/// The device of a confined process.
 #[derive(Debug)]
 pub struct SandboxedDevice {
-    /// The way to memory.
+    /// Access to guest memory.
     pub memory: SandboxMemory,
-    /// The device.
+    /// The disk that the process serves.
     pub disk: Blk,
     counters: Arc<DeviceCounters>,
     queues: Vec<Queue>,
 }
 
-/// Tells the daemon.
+/// Sends a report to the daemon; exits if the daemon has closed the socket.
 fn send(report: &DeviceResponse) {
-    // A packet is taken whole, or the daemon has gone.
+    // Writes of packets are atomic, so an error means that the daemon has closed the socket.
     if rustix::io::write(rustix::stdio::stdin(), &report.encode()).is_err() {
         sys::end(0);
     }
 }
 
-/// Serves a disk to the daemon whose socket is standard input, and ends with it. For a process that
-/// does nothing else.
+/// Serves a disk to the daemon whose socket is standard input, and exits when the daemon closes it.
+/// The process must do nothing else.
 ///
 /// # Errors
-/// What confining it meets. Afterwards it only ends.
+/// Errors from before the process is confined; afterwards the process exits instead of returning.
 pub fn run_sandboxed_device() -> io::Result<()> {
     enter(mapper::follow)?.serve()
 }
 
-/// Confines the process. `map` is the mapping thread: [`follow`](mapper::follow), or a test's.
+/// Confines the process. `map` is the body of the mapping thread: [`follow`](mapper::follow) or a
+/// substitute for tests.
 ///
 /// # Errors
-/// What that meets.
+/// An error of confinement, or an invalid setup message.
 pub fn enter(map: fn(&ControlRegion) -> !) -> io::Result<SandboxedDevice> {
     let not_ours = || io::Error::from(io::ErrorKind::InvalidData);
     set_parent_process_death_signal(Some(Signal::KILL))?;
-    // Before there is another thread: each has capabilities of its own.
+    // Each thread has its own capabilities, so drop them before the process starts another thread.
     privileges::drop_all()?;
     sys::keep_heap(HEAP_BYTES);
     let socket = rustix::stdio::stdin();
@@ -78,7 +79,7 @@ pub fn enter(map: fn(&ControlRegion) -> !) -> io::Result<SandboxedDevice> {
     let keep = errant.contains(&InjectedDma::AfterRevoke);
     let reach = SandboxMemory::new(board, keep, send)?;
     let counters = Arc::new(DeviceCounters::default());
-    // One number for both: the filter knows one.
+    // Both uses share one descriptor: the filter admits a single number.
     let number = image.as_raw_fd();
     let mut disk = Blk::new(image, read_only, Arc::clone(&counters))?;
     let caps = GuestLimits {
@@ -126,25 +127,26 @@ pub fn enter(map: fn(&ControlRegion) -> !) -> io::Result<SandboxedDevice> {
 }
 
 impl SandboxedDevice {
-    /// The next order; none if the daemon has gone.
+    /// Receives the next command. `None` if the daemon has closed the socket or the command is
+    /// malformed.
     fn next(&self) -> Option<DeviceCommand> {
         let mut bytes = [0; MAX_BYTES + 1];
         let got = rustix::io::read(rustix::stdio::stdin(), &mut bytes[..]).ok()?;
         DeviceCommand::decode(bytes.get(..got)?)
     }
 
-    /// Does what it is told until the daemon goes.
+    /// Executes commands until the daemon closes the socket, then exits.
     ///
     /// # Errors
-    /// None; it ends the process.
+    /// None: this function exits the process instead of returning.
     pub fn serve(self) -> io::Result<()> {
         self.serve_after(|_| ())
     }
 
-    /// The same, with something else to do before each order.
+    /// Like [`serve`](Self::serve), but calls `before` ahead of each command.
     ///
     /// # Errors
-    /// None; it ends the process.
+    /// None: this function exits the process instead of returning.
     pub fn serve_after(mut self, before: impl Fn(&Blk)) -> io::Result<()> {
         while let Some(order) = self.next() {
             before(&self.disk);

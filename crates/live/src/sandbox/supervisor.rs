@@ -1,12 +1,13 @@
-//! The kernel's questions, answered: which calls the mapping thread may make.
+//! The supervisor: it decides by seccomp notification which system calls the mapping thread may
+//! make.
 //!
-//! The thread waits in a call that asks for work. The supervisor writes the work down, lets that
-//! call return, and then expects exactly these calls, in their order and with these registers; each
-//! is let through, and nothing else ever is. When the thread asks again, all of them have been
-//! made: one thread makes one call at a time.
+//! The mapping thread asks for work with a call of its own, [`ASK`]. The supervisor writes a batch
+//! of calls to the control region and completes `ASK`. It then expects exactly these calls, in
+//! order and with these registers, and lets each continue. It allows no other call. The thread
+//! makes one call at a time, so all calls have completed when it asks again.
 //!
-//! Every wait has an end, and so has their sum (`lateness.rs`). Neither counts the time in which
-//! the thread could run and the host had no processor for it.
+//! Every wait is limited, and so is the sum of the waits (`lateness.rs`). The sum excludes time in
+//! which the thread was runnable but had no CPU; the limit of a single wait includes it.
 
 use std::fs::File;
 use std::io;
@@ -26,34 +27,34 @@ use super::sys::{
 };
 use crate::counters::DeviceCounters;
 
-/// What a batch takes on a busy host: two switches between the processes, and the kernel's work on
-/// each call. Only what takes longer is lateness.
+/// Time for a batch on a busy host: two context switches and the kernel's work on each call. Only
+/// time beyond this allowance counts as lateness.
 const BATCH_ALLOWANCE: Duration = Duration::from_millis(1);
 const CALL_ALLOWANCE: Duration = Duration::from_micros(200);
 
-/// What a process did, or did not do, that ended it.
+/// Protocol violation for which the daemon ends a process.
 #[derive(Debug)]
 pub enum ProtocolViolation {
-    /// Not all was done in time.
+    /// The process exceeded the time limit of one wait.
     Late,
-    /// Others waited too long for it, all waits of a minute together.
+    /// The process exceeded the limit on the sum of waits within a minute.
     AllowanceExceeded,
-    /// It has gone.
+    /// The process has exited.
     Exited,
-    /// It asked for something else than what it was told to.
+    /// The mapping thread made a call that the daemon had not requested.
     UnexpectedCall(Call),
-    /// It has threads or descriptors that it may not have, or a thread that may do anything.
+    /// The process has unexpected threads or descriptors, or a thread without a filter.
     Unconfined,
-    /// Another thread asked.
+    /// A call came from a thread other than the mapping thread.
     WrongThread,
-    /// The kernel refused what it was told to do.
+    /// The kernel refused a requested call.
     Refused {
-        /// The number of the error.
+        /// Error number of the call.
         errno: u64,
     },
-    /// Said what was not to be said then, or what is no message.
+    /// The process sent a malformed message, or one that the protocol does not permit at that time.
     MalformedMessage,
-    /// What supervising it met.
+    /// An I/O error of the daemon's own.
     Io(io::Error),
 }
 
@@ -93,25 +94,25 @@ pub(super) struct Supervisor {
     control: Arc<ControlRegion>,
     child: Arc<ChildProcess>,
     thread: u32,
-    /// The question that waits for work.
+    /// ID of the pending `ASK` call.
     idle: Option<u64>,
-    /// The thread's scheduler statistics, where the kernel has them.
+    /// The thread's scheduler statistics; `None` if the kernel has none.
     scheduled: Option<File>,
     counters: Arc<DeviceCounters>,
 }
 
-/// One wait for the process, for several answers.
+/// One wait for the process, which may cover several answers.
 struct Wait {
-    /// From then on it is late.
+    /// Time after which the process is late.
     late_after: Instant,
-    /// Then it is ended.
+    /// Time at which the wait fails.
     until: Instant,
-    /// How long it had waited for a processor before it was late.
+    /// Run-queue time of the thread when the process became late.
     queued: Option<Duration>,
 }
 
 impl Supervisor {
-    /// Waits for the mapping thread's first question, until then.
+    /// Waits until `until` for the first `ASK` of the mapping thread.
     pub(super) fn new(
         listener: OwnedFd,
         board: Arc<ControlRegion>,
@@ -150,7 +151,7 @@ impl Supervisor {
         &self.child
     }
 
-    /// Has `calls` made. When it returns `Ok` they have been.
+    /// Makes the mapping thread execute `calls`. All have completed when this returns `Ok`.
     pub(super) fn run(&mut self, calls: &[Call]) -> Result<(), ProtocolViolation> {
         calls.chunks(BATCH).try_for_each(|some| self.run_some(some))
     }
@@ -178,8 +179,8 @@ impl Supervisor {
         charged.map_err(|_| ProtocolViolation::AllowanceExceeded)
     }
 
-    /// How long the mapping thread has waited for a processor so far: the second number of
-    /// proc(5)'s `schedstat`, in nanoseconds.
+    /// Returns the time that the mapping thread has spent runnable without a CPU: the second number
+    /// of `schedstat` (proc(5)), in nanoseconds.
     fn queued(&self) -> Option<Duration> {
         let mut text = [0; 64];
         let read = self.scheduled.as_ref()?.read_at(&mut text, 0).ok()?;
@@ -203,7 +204,7 @@ impl Supervisor {
             self.check(continue_call(&self.listener, asked.id))?;
             self.counters.calls.add(1);
         }
-        // It asks again, so the last call has been made as well.
+        // The thread asks again, so the last call has completed too.
         let asked = self.next(wait)?;
         refused(&asked.call)?;
         let [done, ..] = asked.call.arguments;
@@ -214,7 +215,7 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Gives the process `file` as descriptor `number`.
+    /// Installs `file` in the process as descriptor `number`.
     pub(super) fn give(&self, file: BorrowedFd<'_>, number: u32) -> Result<(), ProtocolViolation> {
         let idle = self.idle.ok_or(ProtocolViolation::Exited)?;
         self.check(install_fd(&self.listener, idle, file, number))
@@ -250,7 +251,8 @@ impl Supervisor {
         }
     }
 
-    /// Whoever waited has gone: so the kernel says.
+    /// Maps ENOENT to [`ProtocolViolation::Exited`]: the kernel returns it if the waiting thread is
+    /// dead.
     fn check<T>(&self, result: io::Result<T>) -> Result<T, ProtocolViolation> {
         result.map_err(|error| match error.raw_os_error() {
             Some(libc::ENOENT) => ProtocolViolation::Exited,
@@ -259,7 +261,7 @@ impl Supervisor {
     }
 }
 
-/// Whether the thread says that the kernel refused a call.
+/// Returns an error if the thread reports that the kernel refused a call.
 fn refused(call: &Call) -> Result<(), ProtocolViolation> {
     match call.arguments {
         [_, errno, ..] if call.number == ASK && errno != 0 => {

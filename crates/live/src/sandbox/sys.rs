@@ -1,5 +1,5 @@
-//! The system calls of confinement that no safe crate here offers: filters that notify, the
-//! supervisor's side of them, and what the mapping thread does.
+//! System calls for confinement that no safe crate here offers: filters with user notification, the
+//! supervisor's side of notifications, and the calls of the mapping thread.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -14,23 +14,23 @@ use libc::{
 
 use super::call::Call;
 
-/// A system call that no kernel has: by it the mapping thread says what became of its last work,
-/// and asks for more.
+/// A system call number that Linux does not use. The mapping thread makes it to report the result
+/// of its last batch and to ask for the next one.
 pub(super) const ASK: libc::c_long = 0x3000_0001;
 
-/// A system call that waits for the supervisor.
+/// A system call that waits for the supervisor's response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SeccompNotification {
-    /// What to answer under.
+    /// Notification ID for the response.
     pub(super) id: u64,
-    /// Who waits.
+    /// ID of the waiting thread.
     pub(super) thread: u32,
-    /// What it wants: registers, which nobody can change while it waits.
+    /// The requested call. Its registers cannot change while the thread waits.
     pub(super) call: Call,
 }
 
-/// Puts the calling thread under `filter`, for good. With `listen`, the supervisor's end comes
-/// back.
+/// Installs `filter` on the calling thread permanently. Returns the notification listener if
+/// `listen` is set.
 pub(crate) fn confine(filter: &[sock_filter], listen: bool) -> io::Result<Option<OwnedFd>> {
     let program = sock_fprog {
         len: u16::try_from(filter.len()).map_err(io::Error::other)?,
@@ -41,21 +41,21 @@ pub(crate) fn confine(filter: &[sock_filter], listen: bool) -> io::Result<Option
     } else {
         0
     };
-    // SAFETY: `program` and the filter that it points to live through the call, which only reads
-    // them.
+    // SAFETY: `program` and its filter live through the call, which only reads them.
     let got = unsafe { libc::syscall(libc::SYS_seccomp, SECCOMP_SET_MODE_FILTER, flags, &program) };
     if got < 0 {
         return Err(io::Error::last_os_error());
     }
     let number = RawFd::try_from(got).map_err(io::Error::other)?;
-    // SAFETY: with this flag the call returns a descriptor that is new and nobody else's.
+    // SAFETY: with this flag the call returns a new descriptor that nothing else owns.
     Ok(listen.then(|| unsafe { OwnedFd::from_raw_fd(number) }))
 }
 
-/// Whoever waits is woken on this processor at once. Older kernels know nothing of it.
+/// Asks the kernel to wake waiting threads on the current CPU
+/// (`SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP`). Older kernels reject the request; the error is ignored.
 pub(super) fn set_sync_wakeup(listener: &OwnedFd) {
     const SYNC_WAKE_UP: libc::c_ulong = 1;
-    // SAFETY: this request takes a number.
+    // SAFETY: the argument of this request is an integer.
     let _ = unsafe {
         libc::ioctl(
             listener.as_raw_fd(),
@@ -65,11 +65,12 @@ pub(super) fn set_sync_wakeup(listener: &OwnedFd) {
     };
 }
 
-/// The next call that waits; waits for one.
+/// Waits for the next notification and returns it.
 pub(super) fn receive(listener: &OwnedFd) -> io::Result<SeccompNotification> {
-    // SAFETY: it consists of integers, for which zero is a value; the kernel wants zeroes.
+    // SAFETY: the structure consists of integers, for which zero is valid; the kernel requires
+    // zeroes.
     let mut notice: seccomp_notif = unsafe { std::mem::zeroed() };
-    // SAFETY: the kernel writes one such structure, which is ours.
+    // SAFETY: the kernel writes one such structure, which this function owns.
     check(unsafe {
         libc::ioctl(
             listener.as_raw_fd(),
@@ -87,12 +88,12 @@ pub(super) fn receive(listener: &OwnedFd) -> io::Result<SeccompNotification> {
     })
 }
 
-/// Lets a call return `value` without being made.
+/// Completes a call with `value` without executing it.
 pub(super) fn return_value(listener: &OwnedFd, id: u64, value: i64) -> io::Result<()> {
     respond(listener, id, value, 0)
 }
 
-/// Has a call made as it stands.
+/// Lets the kernel execute a call unchanged.
 pub(super) fn continue_call(listener: &OwnedFd, id: u64) -> io::Result<()> {
     respond(listener, id, 0, SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32)
 }
@@ -114,7 +115,8 @@ fn respond(listener: &OwnedFd, id: u64, val: i64, flags: u32) -> io::Result<()> 
     })
 }
 
-/// Gives the process whose call waits `file` under `number`, in place of what it had there.
+/// Installs `file` as descriptor `number` in the process whose call waits, replacing any file
+/// there.
 pub(super) fn install_fd(
     listener: &OwnedFd,
     id: u64,
@@ -145,32 +147,33 @@ fn check(result: libc::c_int) -> io::Result<()> {
     Ok(())
 }
 
-/// Says that `done` calls of the last work were made, and that the next one failed with `errno`
-/// unless that is 0; how many are to be made now. Negative where nobody listens any more.
+/// Reports that `done` calls of the last batch completed and that the next one failed with `errno`,
+/// if that is not 0. Returns the number of calls to make now; negative if the supervisor has gone.
 pub fn request_calls(done: u64, errno: u64) -> i64 {
-    // SAFETY: no kernel has this call; its answer is the supervisor's, or an error.
+    // SAFETY: Linux does not implement this call; it returns the supervisor's answer or an error.
     unsafe { libc::syscall(ASK, done, errno) }
 }
 
-/// Makes a call that the supervisor has written down; its error number, or 0.
+/// Makes a call of the batch. Returns its error number, or 0.
 ///
 /// # Safety
-/// It must map or unmap memory that nothing of Rust's lies in: the windows (`windows.rs`).
+/// The call must map or unmap memory that holds no Rust object: the windows (`windows.rs`).
 pub unsafe fn make(call: &Call) -> u64 {
     let [a, b, c, d, e, f] = call.arguments;
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller upholds the contract of this function.
     let result = unsafe { libc::syscall(call.number, a, b, c, d, e, f) };
     if result != -1 {
         return 0;
     }
-    // SAFETY: it is this thread's own.
+    // SAFETY: the location belongs to this thread.
     let errno = unsafe { *libc::__errno_location() };
     u64::from(errno.cast_unsigned())
 }
 
-/// A write beyond the limit of a file's size fails, and does not end the process.
+/// Ignores SIGXFSZ: a write beyond the file-size limit then fails with EFBIG and does not kill the
+/// process.
 pub(crate) fn ignore_file_size_signal() -> io::Result<()> {
-    // SAFETY: it installs no handler; the signal is thrown away.
+    // SAFETY: `SIG_IGN` installs no handler.
     let before = unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
     if before == libc::SIG_ERR {
         return Err(io::Error::last_os_error());
@@ -178,7 +181,7 @@ pub(crate) fn ignore_file_size_signal() -> io::Result<()> {
     Ok(())
 }
 
-/// Closes all descriptors but these.
+/// Closes all descriptors except those in `keep`.
 pub(super) fn close_all_but(keep: &[RawFd]) -> io::Result<()> {
     let mut keep: Vec<u32> = keep.iter().map(|fd| fd.cast_unsigned()).collect();
     keep.sort_unstable();
@@ -193,7 +196,7 @@ pub(super) fn close_all_but(keep: &[RawFd]) -> io::Result<()> {
 }
 
 fn close_range(first: u32, last: u32) -> io::Result<()> {
-    // SAFETY: the process is at its beginning: it uses no descriptor but those that are kept.
+    // SAFETY: the process is starting and uses no descriptor outside `keep`.
     let result = unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
     if result < 0 {
         return Err(io::Error::last_os_error());
@@ -201,8 +204,8 @@ fn close_range(first: u32, last: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes the heap at least `bytes` larger and keeps it so: allocations within that ask nothing of
-/// the kernel.
+/// Enlarges the heap by at least `bytes` and prevents trimming. Allocations within it then make no
+/// system calls.
 pub(super) fn keep_heap(bytes: usize) {
     let top = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
     for (what, value) in [
@@ -211,7 +214,7 @@ pub(super) fn keep_heap(bytes: usize) {
         (libc::M_TOP_PAD, 0),
         (libc::M_TRIM_THRESHOLD, libc::c_int::MAX),
     ] {
-        // SAFETY: it sets a number; no other thread of this process allocates yet.
+        // SAFETY: it sets a parameter; no other thread of this process allocates yet.
         unsafe { libc::mallopt(what, value) };
     }
     drop(std::hint::black_box(Vec::<u8>::with_capacity(
@@ -219,8 +222,8 @@ pub(super) fn keep_heap(bytes: usize) {
     )));
 }
 
-/// Ends the process. What it was writing is lost.
+/// Exits the process at once, without flushing buffers.
 pub fn end(code: i32) -> ! {
-    // SAFETY: nothing of ours runs afterwards.
+    // SAFETY: none of this program's code runs afterwards.
     unsafe { libc::_exit(code) }
 }

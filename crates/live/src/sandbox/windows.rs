@@ -1,28 +1,27 @@
-//! Where granted pages appear in the process.
+//! Allocator of window addresses: the places in the process where granted pages are mapped.
 
 /// First address of the first window. Position-independent programs, their heaps, libraries and
-/// stacks lie above the last one, others below.
+/// stacks lie above [`END`], other programs below `FIRST`.
 pub const FIRST: u64 = 1 << 44;
-/// Windows end here.
+/// End of the windows, exclusive.
 pub const END: u64 = 5 << 44;
-/// Between windows, but for those that are asked for with one call. What a device reads past the
-/// end of its buffer is nobody's.
+/// Gap between windows, except between those that one call maps. A read past the end of a buffer
+/// then faults.
 const GAP_BYTES: u64 = 4096;
 
-/// A run of addresses.
+/// A range of addresses in the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Window {
-    /// First one.
+    /// First address.
     pub start: u64,
-    /// Bytes, whole pages.
+    /// Length in bytes, a multiple of the page size.
     pub bytes: u64,
 }
 
-/// Gives out windows.
+/// Allocates windows.
 ///
-/// An address comes again only after all others had their turn, 2^34 pages later. A device that
-/// looked an address up and then lost its processor would otherwise find another grant's pages
-/// there; so it finds none, and faults.
+/// It reuses an address only after all others, 2^34 pages later. A device thread that was preempted
+/// after a translation would otherwise access pages of a new grant. Instead it faults.
 #[derive(Debug)]
 pub(super) struct Windows {
     next: u64,
@@ -37,7 +36,7 @@ impl Windows {
         }
     }
 
-    /// The same as [`alloc`](Self::alloc), but right behind `before` if that was given out last.
+    /// Like [`alloc`](Self::alloc), but directly behind `before` if that was allocated last.
     pub(super) fn alloc_after(
         &mut self,
         before: &Window,
@@ -51,8 +50,8 @@ impl Windows {
         self.alloc(bytes, is_taken)
     }
 
-    /// The next window of `bytes` bytes, whole pages, that `is_taken` does not say is taken. None
-    /// if all of them are, or there is no room for such a one at all.
+    /// Returns the next window of `bytes` bytes, whole pages, that overlaps no live one. `is_taken`
+    /// returns a live window that overlaps its argument. `None` if no room remains.
     pub(super) fn alloc(
         &mut self,
         bytes: u64,
@@ -97,10 +96,10 @@ mod tests {
         let first = windows.alloc(4096, free).unwrap();
         let second = windows.alloc_after(&first, 2 * 4096, free).unwrap();
         assert_eq!(second.start, FIRST + 4096);
-        // Not the last one any more.
+        // `first` is not the last allocation any more.
         let third = windows.alloc_after(&first, 4096, free).unwrap();
         assert_eq!(third.start, FIRST + 4 * 4096);
-        // No room behind it, and what comes first is taken.
+        // No room remains behind `third`, and `first` occupies the start.
         let over = |window: &Window| (window.start == FIRST).then_some(first);
         let around = windows.alloc_after(&third, 4 * 4096, over).unwrap();
         assert_eq!(around.start, FIRST + 2 * 4096);

@@ -1,6 +1,6 @@
-//! What the daemon and the process say to each other. A message is one packet of 64-bit words, the
-//! first of which is its kind; either side takes what it does not know, or what is not as long as
-//! it has to be, for a breach.
+//! Messages between the daemon and the process. A message is one packet of 64-bit words; the first
+//! word is its type. Either side treats an unknown message type or a wrong length as a protocol
+//! violation.
 
 use ringfence_types::{Access, Iova};
 use virtio_queue::QueueState;
@@ -12,31 +12,31 @@ use crate::virtio::QuantumResult;
 const MAX_WORDS: usize = 96;
 /// Bytes of the longest message.
 pub(super) const MAX_BYTES: usize = 8 * MAX_WORDS;
-/// Most classes of misbehaviour at a time.
+/// Most classes of injected DMA in a setup message.
 pub(super) const MAX_INJECTED: usize = 16;
 
-/// How far a device is in the rings of a queue.
+/// A device's position in the rings of a queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct RingPosition {
     pub(super) next_available: u16,
     pub(super) next_used: u16,
 }
 
-/// The daemon speaks.
+/// Message from the daemon to the process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum DeviceCommand {
-    /// The first, with the descriptors of board and image.
+    /// First message, with the descriptors of the control region and the image.
     Setup {
         read_only: bool,
-        /// Descriptors of its queue.
+        /// Number of descriptors of the queue.
         queue_size: u16,
         /// Most bytes of a request.
         request_bytes: u64,
         errant: Vec<InjectedDma>,
     },
-    /// The driver begins.
+    /// Activates the device with the features that the driver accepted.
     Begin { features: u64 },
-    /// What the driver has put into the registers of a queue.
+    /// Registers of a queue, as the driver set them.
     Queue {
         index: u16,
         size: u16,
@@ -44,23 +44,23 @@ pub(super) enum DeviceCommand {
         descriptors: u64,
         available: u64,
         used: u64,
-        /// How far another process was in its rings.
+        /// Position at which to continue, for a device taken over from another process.
         at: RingPosition,
     },
-    /// Work on a queue for a turn; the number comes back with what became of it.
+    /// Process the queue for one turn. The response repeats the number `round`.
     Kick { index: u16, round: u64 },
-    /// Back to the beginning.
+    /// Reset the device.
     Reset,
 }
 
-/// The process speaks.
+/// Message from the process to the daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum DeviceResponse {
-    /// With the descriptor of the supervisor's end.
+    /// The mapping thread runs; carries the descriptor of the seccomp listener.
     Ready,
-    /// No thread can do any more than it may.
+    /// All threads are confined.
     Confined,
-    /// The turn is over; what was counted in it.
+    /// The turn has ended; `counted` holds its counter increments.
     Turn {
         index: u16,
         round: u64,
@@ -68,25 +68,25 @@ pub(super) enum DeviceResponse {
         at: RingPosition,
         counted: Vec<u64>,
     },
-    /// The queue cannot be used any further.
+    /// The queue is broken and cannot be used until a reset.
     Broken { index: u16, round: u64 },
     /// The reset is done.
     ResetDone,
-    /// An access was stopped.
+    /// The I/O page table blocked an access.
     Fault {
         iova: Iova,
         access: Access,
-        /// The page is there, and not for that.
+        /// True if the page is mapped without the required permission.
         permission: bool,
     },
-    /// A test misbehaved.
+    /// Result of an injected DMA access.
     Injected {
         errant: InjectedDma,
         access: Access,
         iova: Iova,
         stopped: bool,
     },
-    /// A request was longer than one may be.
+    /// A request exceeded the size limit.
     TooLong { bytes: u64, most: u64 },
 }
 
@@ -179,7 +179,7 @@ impl DeviceCommand {
         })
     }
 
-    /// The registers of a queue, and how far the device is in it.
+    /// Builds the command from the state of a queue.
     pub(super) fn queue(index: u16, state: &QueueState) -> Self {
         Self::Queue {
             index,
@@ -425,7 +425,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever comes is one message or none, and never a panic.
+        /// Any input decodes to one message or to `None`, without a panic.
         #[test]
         fn nothing_else_is(words in prop::collection::vec(prop_oneof![0u64..9, any::<u64>()], 0..12), cut in 0usize..3) {
             let mut bytes = bytes(&words);

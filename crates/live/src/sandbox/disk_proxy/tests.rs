@@ -1,4 +1,4 @@
-//! Tests: the sum of the waits for a process, and of its reports.
+//! Tests of the limits on accumulated waits and on reports.
 
 use std::os::fd::OwnedFd;
 use std::process::Command;
@@ -14,17 +14,17 @@ use crate::iommu::VirtioIommu;
 use crate::limits::GuestLimits;
 
 const SECTOR: u64 = 512;
-/// A process answers after so long, each time within its time.
+/// Delay of each answer; within the time limit of a single one.
 const LATE: Duration = Duration::from_millis(20);
-/// Instead of 20 s a minute.
+/// Allowance instead of 20 s a minute.
 const ALLOWANCE: Duration = Duration::from_millis(100);
-/// More than any that the allowance has room for.
+/// Exceeds the number of waits that the allowance permits.
 const ROUNDS: usize = 20;
 
-/// What a front has said.
+/// Events that a proxy reported.
 type Log = Arc<Mutex<Vec<String>>>;
 
-/// A front, and its process's end of the socket.
+/// Creates a proxy and returns the process's end of its socket.
 fn front() -> (DiskProxy, Log, OwnedFd) {
     let file = tempfile::tempfile().unwrap();
     file.set_len(SECTOR).unwrap();
@@ -62,7 +62,7 @@ fn front() -> (DiskProxy, Log, OwnedFd) {
     (front, said, theirs)
 }
 
-/// A front whose process answers each reset late.
+/// Creates a proxy whose process answers each reset late.
 fn late() -> (DiskProxy, Log, thread::JoinHandle<()>) {
     let (front, said, theirs) = front();
     let answers = move || {
@@ -93,7 +93,7 @@ fn resets_that_are_late_each_time_add_up() {
         front.reset();
     }
     let said = said.lock().unwrap().concat();
-    // Once nothing is left, no answer is in time.
+    // With no allowance left, every answer is late.
     let late = ["Late", "AllowanceExceeded"];
     assert!(late.iter().any(|why| said.contains(why)), "{said}");
     assert!(front.ended && front.queues[0].broken);
@@ -101,7 +101,7 @@ fn resets_that_are_late_each_time_add_up() {
     answering.join().unwrap();
 }
 
-/// The guest clears the bit of the bus's master again and again, and a turn does not end.
+/// The guest clears Bus Master Enable repeatedly while a turn never ends.
 #[test]
 fn a_bus_that_is_left_late_each_time_adds_up() {
     let (mut front, said, answering) = late();
@@ -111,7 +111,7 @@ fn a_bus_that_is_left_late_each_time_adds_up() {
     front.set_bus_master();
     assert!(said.lock().unwrap().concat().contains("AllowanceExceeded"));
     assert!(front.ended);
-    // It is waited for no more: what is left is nothing.
+    // The proxy waits no longer: the allowance is exhausted.
     assert_eq!(front.link.child.patience(Waiter::Device), Duration::ZERO);
     drop(front);
     answering.join().unwrap();

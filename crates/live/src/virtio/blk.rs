@@ -1,9 +1,8 @@
 //! Block device over a raw file (virtio 1.2, section 5.2).
 //!
-//! A request's data crosses through a buffer of the device's own: reading or writing the file may
-//! wait, and no lookup of guest memory outlives a wait. What a request that has been acknowledged
-//! wrote is on the disk after the next acknowledged flush, or at once if the driver did not take
-//! `VIRTIO_BLK_F_FLUSH`.
+//! Data passes through a buffer of the device: file I/O may block, and no translation of a guest
+//! address outlives a wait. Data of an acknowledged write is on stable storage after the next
+//! acknowledged flush, or at once if the driver did not accept `VIRTIO_BLK_F_FLUSH`.
 
 use std::fs::File;
 use std::io;
@@ -22,7 +21,7 @@ use crate::handover::{DeviceState, DiskKind, HandOverBlocker, StateError};
 use crate::limits::{GuestLimits, RateLimitedLog};
 use crate::wire::fields::{copy_part, u32_at, u64_at};
 
-/// Bytes of a sector, whatever the disk's blocks.
+/// Bytes of a sector, independent of the block size.
 pub const SECTOR_BYTES: u64 = 512;
 
 const F_SEG_MAX: u64 = 1 << 2;
@@ -36,10 +35,10 @@ const T_GET_ID: u32 = 8;
 
 const HEADER_BYTES: u32 = 16;
 const ID_BYTES: u32 = 20;
-/// What crosses in one piece.
+/// Bytes that one transfer copies.
 const BUFFER_BYTES: u32 = 256 * 1024;
 
-/// What the driver reads in the last byte.
+/// Status that the device writes to the last byte of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 enum BlkStatus {
@@ -48,12 +47,12 @@ enum BlkStatus {
     Unsupported = 2,
 }
 
-/// A request that asks for more than one may; the driver sees an I/O error.
+/// A request exceeds the size limit; the driver sees an I/O error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestTooLong {
-    /// Its bytes.
+    /// Bytes of the request.
     pub bytes: u64,
-    /// How many there may be.
+    /// Most bytes that a request may have.
     pub limit: u64,
 }
 
@@ -66,7 +65,7 @@ impl std::fmt::Display for RequestTooLong {
 
 impl std::error::Error for RequestTooLong {}
 
-/// A disk.
+/// A virtio block device.
 #[derive(Debug)]
 pub struct Blk {
     file: File,
@@ -82,18 +81,19 @@ pub struct Blk {
 }
 
 impl Blk {
-    /// A disk over `file`: as many whole sectors as it has now.
+    /// Creates a disk over `file`. Its capacity is the number of whole sectors that the file has
+    /// now.
     ///
     /// # Errors
-    /// The file is neither a regular file nor a block device, or shorter than a sector; or what
-    /// asking for its size meets.
+    /// The file is neither a regular file nor a block device, or is shorter than a sector, or its
+    /// size cannot be determined.
     pub fn new(file: File, read_only: bool, counters: Arc<DeviceCounters>) -> io::Result<Self> {
         let kind = file.metadata()?.file_type();
         if !kind.is_file() && !kind.is_block_device() {
             let why = "a disk is a regular file or a block device, and this is neither";
             return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
         }
-        // Seeking tells the size of block devices too.
+        // Seeking also finds the size of a block device.
         let bytes = io::Seek::seek(&mut &file, io::SeekFrom::End(0))?;
         if bytes < SECTOR_BYTES {
             let why = format!("a disk has at least one sector of 512 bytes, and this has {bytes}");
@@ -114,20 +114,21 @@ impl Blk {
         })
     }
 
-    /// What it keeps its data in.
+    /// Returns the file that holds the data.
     pub fn file(&self) -> &File {
         &self.file
     }
 
-    /// Bytes of its sectors.
+    /// Returns the capacity in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.sectors.saturating_mul(SECTOR_BYTES)
     }
 
-    /// The disk that another process had over `file`, as large as the driver knows it.
+    /// Recreates the disk of another process over `file`, with the capacity of `sectors` that the
+    /// driver knows.
     ///
     /// # Errors
-    /// The file is no file or block device, or shorter.
+    /// [`StateError`] if the file is neither a regular file nor a block device, or is too short.
     pub(crate) fn restore(
         file: File,
         read_only: bool,
@@ -149,24 +150,24 @@ impl Blk {
         Ok(disk)
     }
 
-    /// Keeps it within `caps`; `complaints` hears of what is not.
+    /// Sets the limits; `complaints` logs requests that exceed them.
     pub fn set_limits(&mut self, caps: &GuestLimits, complaints: RateLimitedLog) {
         self.queue_sizes = [caps.queue_size];
         self.request_bytes = caps.request_bytes;
         self.complaints = complaints;
     }
 
-    /// Says that a request was too long.
+    /// Logs a request that exceeds the limit.
     pub(crate) fn complain(&mut self, refused: RequestTooLong) {
         self.complaints.log(&refused);
     }
 
-    /// Makes it misbehave, to see what stops it.
+    /// Makes the device inject DMA accesses, to test the protection.
     pub fn misbehave(&mut self, how: DmaInjector) {
         self.misbehaviour = Some(how);
     }
 
-    /// Serves one request; how many bytes of its writable part were written.
+    /// Serves one request. Returns the number of bytes written to its writable part.
     fn serve<A: Dma>(&mut self, chain: &mut Chain, dma: &mut A) -> u32 {
         let Some(status_at) = chain.writable.take_last_byte() else {
             self.counters.malformed.add(1);
@@ -222,7 +223,8 @@ impl Blk {
         }
     }
 
-    /// The byte offset of `sector` if all of `bytes`, whole sectors, are on the disk.
+    /// Returns the byte offset of `sector`. `None` unless `bytes` is a multiple of the sector size
+    /// and the range lies on the disk.
     fn offset(&self, sector: u64, bytes: u64) -> Option<u64> {
         let end = sector.checked_add(bytes / SECTOR_BYTES)?;
         (bytes.is_multiple_of(SECTOR_BYTES) && end <= self.sectors)
@@ -296,7 +298,7 @@ fn piece(left: u64) -> u32 {
     u32::try_from(left).unwrap_or(u32::MAX).min(BUFFER_BYTES)
 }
 
-/// The first `part` bytes of `buffer`, which grows to the largest piece that was ever asked for.
+/// Returns the first `part` bytes of `buffer` and grows it if necessary.
 fn room(buffer: &mut Vec<u8>, part: u32) -> &mut [u8] {
     let bytes = part as usize;
     if buffer.len() < bytes {
@@ -327,7 +329,7 @@ impl Device for Blk {
 
     fn read_config(&self, offset: usize, data: &mut [u8]) {
         let mut config = self.sectors.to_le_bytes().to_vec();
-        // size_max is not offered; seg_max leaves room for header and status.
+        // `size_max` is 0 because it is not offered; `seg_max` leaves room for header and status.
         config.extend(0u32.to_le_bytes());
         let segments = u32::try_from(MAX_SEGMENTS.saturating_sub(2)).unwrap_or(1);
         config.extend(segments.to_le_bytes());

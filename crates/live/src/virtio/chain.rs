@@ -1,4 +1,5 @@
-//! A descriptor chain as two lists of segments, taken once and kept while the device waits.
+//! A descriptor chain as two lists of segments. They are read from the ring once and stay valid
+//! while the device waits.
 
 use std::ops::Deref;
 use std::sync::atomic::Ordering;
@@ -8,46 +9,46 @@ use vm_memory::{Address, Bytes, GuestAddress, GuestMemory, GuestMemoryError};
 
 use super::QueueBroken;
 
-/// Most descriptors of one chain that are looked at. A longer chain is refused.
+/// Most descriptors of one chain. A longer chain is malformed.
 pub const MAX_SEGMENTS: usize = 256;
 
-/// A run of bytes in the device's view of memory.
+/// A contiguous range of guest memory, as the device addresses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChainSegment {
     /// First address.
     pub start: GuestAddress,
-    /// Bytes.
+    /// Length in bytes.
     pub bytes: u32,
 }
 
-/// A chain: its addresses are looked up again at each access.
+/// A descriptor chain. Each access to its memory translates the addresses again.
 #[derive(Debug)]
 pub struct Chain {
-    /// What the used ring calls it.
+    /// Index of the head descriptor, for the used ring.
     pub head: u16,
-    /// What the device reads, in order.
+    /// Device-readable segments, in order.
     pub readable: Segments,
-    /// What it writes, in order.
+    /// Device-writable segments, in order.
     pub writable: Segments,
-    /// It has more than [`MAX_SEGMENTS`] descriptors, or readable ones after writable ones: nothing
-    /// of it is to be used.
+    /// True if the chain has more than [`MAX_SEGMENTS`] descriptors, or a readable one after a
+    /// writable one. The device must not use such a chain.
     pub malformed: bool,
 }
 
 impl Chain {
-    /// The next chain that the driver has made available.
+    /// Takes the next available chain. `None` if the available ring is empty.
     ///
     /// # Errors
-    /// [`QueueBroken`] if the ring, or a part of it, is out of reach, or claims more than it can
-    /// hold.
+    /// [`QueueBroken`] if part of the ring is inaccessible, or if the ring announces more chains
+    /// than it can hold.
     pub fn next<M: GuestMemory>(
         queue: &mut Queue,
         memory: &M,
     ) -> Result<Option<Self>, QueueBroken> {
         let announced = queue.avail_idx(memory, Ordering::Acquire)?.0 != queue.next_avail();
         let next = queue.iter(memory)?.next().map(Self::collect);
-        // The iterator ends without a word at an entry that it cannot read. A device that looks
-        // again for what is announced would look for ever.
+        // The iterator ends silently at an entry that it cannot read. Without this error the device
+        // would retry forever.
         if next.is_none() && announced {
             return Err(QueueBroken(virtio_queue::Error::InvalidAvailRingIndex));
         }
@@ -90,24 +91,24 @@ impl Chain {
     }
 }
 
-/// Bytes of guest memory in pieces.
+/// A list of guest memory segments.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Segments {
     segments: Vec<ChainSegment>,
 }
 
 impl Segments {
-    /// Bytes of all.
+    /// Returns the total length in bytes.
     pub fn bytes(&self) -> u64 {
         self.segments.iter().map(|s| u64::from(s.bytes)).sum()
     }
 
-    /// The pieces in order.
+    /// Iterates over the segments in order.
     pub fn iter(&self) -> impl Iterator<Item = &ChainSegment> {
         self.segments.iter()
     }
 
-    /// Takes the first `bytes` off. None if there are fewer.
+    /// Removes and returns the first `bytes` bytes. `None` if the list is shorter.
     pub fn take_front(&mut self, bytes: u32) -> Option<Self> {
         if self.bytes() < u64::from(bytes) {
             return None;
@@ -126,14 +127,15 @@ impl Segments {
                 self.segments.remove(0);
             } else {
                 first.bytes -= part;
-                // Past the end of the address space nothing is mapped.
+                // Nothing is mapped beyond the end of the address space.
                 first.start = GuestAddress(first.start.raw_value().wrapping_add(part.into()));
             }
         }
         Some(Self { segments: front })
     }
 
-    /// Takes the last byte off: where devices put their status.
+    /// Removes and returns the last byte, where block devices write their status. `None` if the
+    /// list is empty.
     pub fn take_last_byte(&mut self) -> Option<Self> {
         while self.segments.last().is_some_and(|last| last.bytes == 0) {
             self.segments.pop();
@@ -146,10 +148,10 @@ impl Segments {
         })
     }
 
-    /// Copies out of guest memory; `to` is as long as all segments together.
+    /// Copies from guest memory to `to`, up to the shorter of both lengths.
     ///
     /// # Errors
-    /// What the memory says, at the first address that may not be read.
+    /// The error of the first access that fails.
     pub fn read<M: GuestMemory>(&self, memory: &M, to: &mut [u8]) -> Result<(), GuestMemoryError> {
         let mut rest = to;
         for segment in &self.segments {
@@ -160,10 +162,10 @@ impl Segments {
         Ok(())
     }
 
-    /// Copies into guest memory, as far as `from` reaches.
+    /// Copies `from` to guest memory, up to the shorter of both lengths.
     ///
     /// # Errors
-    /// What the memory says, at the first address that may not be written.
+    /// The error of the first access that fails.
     pub fn write<M: GuestMemory>(&self, memory: &M, from: &[u8]) -> Result<(), GuestMemoryError> {
         let mut rest = from;
         for segment in &self.segments {

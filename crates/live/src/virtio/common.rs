@@ -1,5 +1,5 @@
-//! The registers of the common configuration (virtio 1.2, section 4.1.4.3) and the rules of the
-//! status byte (section 2.1).
+//! Common configuration registers (virtio 1.2, section 4.1.4.3) and the rules of the device status
+//! field (section 2.1).
 
 use virtio_queue::{Queue, QueueT};
 
@@ -9,40 +9,40 @@ use crate::irq::NO_VECTOR;
 use crate::pci::layout::COMMON_BYTES;
 use crate::wire::fields::{copy_part, u16_at, u32_at};
 
-/// `ACKNOWLEDGE`, the driver has seen the device.
+/// `ACKNOWLEDGE`: the driver has found the device.
 pub(crate) const ACKNOWLEDGE: u8 = 1;
-/// `DRIVER`, and knows it.
+/// `DRIVER`: the driver knows how to drive the device.
 pub(crate) const DRIVER: u8 = 2;
-/// `DRIVER_OK`, and begins.
+/// `DRIVER_OK`: the driver is ready.
 pub(crate) const DRIVER_OK: u8 = 4;
-/// `FEATURES_OK`, features are agreed on.
+/// `FEATURES_OK`: feature negotiation is complete.
 pub(crate) const FEATURES_OK: u8 = 8;
-/// `DEVICE_NEEDS_RESET`, set by the device only.
+/// `DEVICE_NEEDS_RESET`: set by the device only.
 pub(crate) const NEEDS_RESET: u8 = 64;
-/// `FAILED`, the driver has given up.
+/// `FAILED`: the driver has given up.
 pub(crate) const FAILED: u8 = 128;
 
-/// One queue and its vector.
+/// A queue and its MSI-X vector.
 #[derive(Debug)]
 pub(crate) struct Slot {
     pub(crate) queue: Queue,
     pub(crate) vector: u16,
-    /// The device's last turn left something to do, and nobody will ring for it.
+    /// True if the device's last turn left work for which the driver will not ring the doorbell.
     pub(crate) unfinished: bool,
 }
 
-/// What the driver's write asks of the transport.
+/// Action that a register write requires of the transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Effect {
-    /// Nothing.
+    /// No action.
     None,
-    /// The device begins.
+    /// Activate the device.
     Begin,
-    /// Everything back to the beginning.
+    /// Reset the device.
     Reset,
 }
 
-/// The registers.
+/// The common configuration registers.
 #[derive(Debug)]
 pub(crate) struct Common {
     offered: u64,
@@ -56,8 +56,8 @@ pub(crate) struct Common {
 }
 
 impl Common {
-    /// `offered` are all features; `sizes` the queues' largest sizes. A size that is no power of
-    /// two gives no queue.
+    /// `offered` are all offered features; `sizes` are the maximum queue sizes. A size that is not
+    /// a power of two creates no queue.
     pub(crate) fn new(offered: u64, sizes: &[u16]) -> Self {
         let slots = sizes.iter().filter_map(|size| {
             Some(Slot {
@@ -84,7 +84,7 @@ impl Common {
         *self = Self::new(offered, &sizes);
     }
 
-    /// What a driver has set, and how far the queues are.
+    /// Returns the registers and the ring positions of the queues.
     pub(crate) fn save(&self) -> CommonState {
         let queues = self.slots.iter().map(|slot| QueueSlot {
             queue: slot.queue.state(),
@@ -103,11 +103,11 @@ impl Common {
         }
     }
 
-    /// Goes on where another device of the same kind was, if a driver could have brought it there.
-    /// `has` says which vectors there are.
+    /// Restores the registers of another device of the same kind, if a driver could have produced
+    /// them. `has` returns true for a valid MSI-X vector.
     ///
     /// # Errors
-    /// Nothing has changed.
+    /// [`StateError::Register`] names the first invalid value; nothing has changed.
     pub(crate) fn restore(
         &mut self,
         state: &CommonState,
@@ -164,17 +164,17 @@ impl Common {
         Ok(())
     }
 
-    /// What both sides have agreed on.
+    /// Returns the features that the driver accepted.
     pub(crate) fn features(&self) -> u64 {
         self.accepted
     }
 
-    /// Whether the driver has begun.
+    /// Returns true if the driver has set `DRIVER_OK`.
     pub(crate) fn begun(&self) -> bool {
         self.status & DRIVER_OK != 0
     }
 
-    /// Whether the device may work.
+    /// Returns true if the device may work: the driver is ready and neither side has failed.
     pub(crate) fn running(&self) -> bool {
         self.status & DRIVER_OK != 0 && self.status & (NEEDS_RESET | FAILED) == 0
     }
@@ -187,7 +187,7 @@ impl Common {
         self.status |= NEEDS_RESET;
     }
 
-    /// There may be something to do in any queue that is in use.
+    /// Marks every enabled queue as having unfinished work.
     pub(crate) fn look_at_all(&mut self) {
         for slot in &mut self.slots {
             slot.unfinished |= slot.queue.ready();
@@ -212,10 +212,10 @@ impl Common {
         bytes.extend(self.config_vector.to_le_bytes());
         let queues = u16::try_from(self.slots.len()).unwrap_or(u16::MAX);
         bytes.extend(queues.to_le_bytes());
-        // The device's configuration never changes: generation 0.
+        // The generation is always 0: the device configuration never changes.
         bytes.extend([self.status, 0]);
         bytes.extend(self.selected.to_le_bytes());
-        // A queue that does not exist reads as size 0.
+        // An absent queue reads as size 0.
         if let Some(Slot { queue, vector, .. }) = self.selected() {
             bytes.extend(queue.size().to_le_bytes());
             bytes.extend(vector.to_le_bytes());
@@ -231,8 +231,8 @@ impl Common {
         copy_part(&bytes, offset, data);
     }
 
-    /// A register is written as a whole, or half of a 64-bit one; anything else does nothing. `has`
-    /// says which vectors there are.
+    /// Writes a register as a whole, or half of a 64-bit one; ignores other accesses. `has` returns
+    /// true for a valid MSI-X vector.
     pub(crate) fn write(
         &mut self,
         offset: usize,
@@ -266,7 +266,7 @@ impl Common {
         Effect::None
     }
 
-    /// Features are settled once `FEATURES_OK` stands.
+    /// Writes one half of the accepted features. They are fixed once `FEATURES_OK` is set.
     fn accept(&mut self, half: u32) {
         if self.status & FEATURES_OK != 0 {
             return;
@@ -279,8 +279,8 @@ impl Common {
         self.accepted = (self.accepted & keep) | (new & self.offered);
     }
 
-    /// A queue that is enabled, and a device whose features are not agreed on, take no
-    /// configuration.
+    /// Writes a field of the selected queue. Ignored if the queue is enabled or `FEATURES_OK` is
+    /// not set.
     fn configure(&mut self, offset: usize, value: u32) {
         let settled = self.status & FEATURES_OK != 0;
         let event_idx = self.accepted & super::F_EVENT_IDX != 0;
@@ -307,7 +307,8 @@ impl Common {
         }
     }
 
-    /// Bits are only ever added, in their order; 0 resets.
+    /// Adds the new bits of a status write; a write of 0 resets. `DRIVER_OK` requires
+    /// `FEATURES_OK`.
     fn set_status(&mut self, new: u8) -> Effect {
         if new == 0 {
             return Effect::Reset;
@@ -324,7 +325,8 @@ impl Common {
         Effect::None
     }
 
-    /// A driver that would pass addresses around the IOMMU is refused here, not hung later.
+    /// Returns true if the accepted features include all required ones. A driver that would bypass
+    /// the IOMMU is rejected here instead of failing later.
     fn acceptable(&self) -> bool {
         let demanded = F_VERSION_1 | (self.offered & F_ACCESS_PLATFORM);
         self.accepted & demanded == demanded
@@ -332,7 +334,7 @@ impl Common {
 }
 
 impl CommonState {
-    /// What a driver has agreed on, if it has begun.
+    /// Returns the accepted features; `None` if the driver has not set `DRIVER_OK`.
     pub(crate) fn begun(&self) -> Option<u64> {
         (self.status & DRIVER_OK != 0).then_some(self.accepted)
     }

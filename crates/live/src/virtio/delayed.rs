@@ -1,8 +1,7 @@
-//! A device that takes its time: it begins to work on a queue only a while after the driver has
-//! rung.
+//! A device that begins to work on a queue only some time after the doorbell.
 //!
-//! On a host that answers at once it is a matter of luck whether a driver is still busy when its
-//! answer comes. Here it has gone to wait.
+//! On a fast host a reply may arrive before or after its driver begins to wait. With a delay, the
+//! driver is always waiting.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -17,29 +16,29 @@ use virtio_queue::Queue;
 use super::{BusMasterStuck, Device, PollSource, QuantumResult, QueueBroken};
 use crate::dma::Dma;
 
-/// The device `D`, which waits for nothing itself, so much later.
+/// Delays the work of the device `D`, which must have no poll source of its own.
 #[derive(Debug)]
 pub struct Delayed<D> {
     device: D,
     timer: OwnedFd,
     delay: Duration,
-    /// The queue that was rung for, and its time has not come.
+    /// Queue whose doorbell rang and whose delay has not expired.
     kicked: Option<usize>,
-    /// Its time has come.
+    /// Queue whose delay has expired.
     due: Option<usize>,
 }
 
 impl<D: Device> Delayed<D> {
-    /// `device`, which works on a queue `delay` after the first ring.
+    /// Wraps `device`, which then works on a queue `delay` after its first doorbell.
     ///
     /// # Errors
-    /// If the host has no descriptors left.
+    /// The host has no free descriptors.
     pub fn new(device: D, delay: Duration) -> io::Result<Self> {
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         Ok(Self {
             device,
             timer: timerfd_create(TimerfdClockId::Monotonic, flags)?,
-            // No time at all would stop the timer.
+            // A timer value of zero would disarm the timer.
             delay: delay.max(Duration::from_nanos(1)),
             kicked: None,
             due: None,
@@ -115,7 +114,7 @@ impl<D: Device> Device for Delayed<D> {
         queue: &mut Queue,
         dma: &mut A,
     ) -> Result<QuantumResult, QueueBroken> {
-        // Of several queues one at a time is late; without a timer none is.
+        // Only one queue at a time is delayed; if the timer fails, none is.
         let late = self.due.is_none() && self.kicked.is_none_or(|rung| rung == index);
         if late && (self.kicked.is_some() || self.set_timer().is_ok()) {
             self.kicked = Some(index);

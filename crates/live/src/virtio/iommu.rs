@@ -1,5 +1,5 @@
-//! virtio-iommu on this transport (virtio 1.3, section 5.13). What it does is the crate
-//! `virtio-iommu`'s; here are its two queues.
+//! virtio-iommu on the virtio PCI transport (virtio 1.3, section 5.13). This file serves its two
+//! queues; the crate `ringfence-virtio-iommu` handles the requests.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -18,10 +18,10 @@ use crate::iommu::{Recorder, VirtioIommu};
 use crate::limits::RateLimitedLog;
 
 const REQUESTS: usize = 0;
-/// The queue in which the driver waits for faults.
+/// Event queue, in which the driver posts buffers for faults.
 const EVENTS: usize = 1;
 
-/// The device.
+/// The virtio-iommu device.
 #[derive(Debug)]
 pub struct IommuDevice {
     iommu: VirtioIommu,
@@ -33,7 +33,7 @@ pub struct IommuDevice {
 }
 
 impl IommuDevice {
-    /// A face for `iommu`.
+    /// Creates the device that exposes `iommu` to the guest.
     pub fn new(iommu: VirtioIommu, counters: Arc<DeviceCounters>) -> Self {
         Self {
             iommu,
@@ -45,12 +45,12 @@ impl IommuDevice {
         }
     }
 
-    /// Has somebody told of what the driver has too much of.
+    /// Sets the log of requests that failed with `NOMEM`.
     pub fn complain(&mut self, complaints: RateLimitedLog) {
         self.complaints = complaints;
     }
 
-    /// Has all requests written down.
+    /// Records all requests.
     pub fn record(&mut self, recorder: Recorder) {
         self.recorder = Some(recorder);
     }
@@ -96,8 +96,7 @@ impl Device for IommuDevice {
         }
     }
 
-    /// What was agreed on stands in the snapshot. Whether a fault waits for the driver is seen by
-    /// looking.
+    /// Checks for pending faults only: the snapshot contains the negotiated state.
     fn resume(&mut self, _features: u64) {
         self.iommu.poll_faults();
     }
@@ -119,7 +118,7 @@ impl Device for IommuDevice {
         self.faults_due = true;
     }
 
-    /// What the driver has no buffer for waits in the device until it rings.
+    /// Faults without a buffer stay in the device until the driver rings the doorbell.
     fn due(&mut self) -> Option<usize> {
         std::mem::take(&mut self.faults_due).then_some(EVENTS)
     }
@@ -139,7 +138,7 @@ impl Device for IommuDevice {
             match result {
                 Ok(turn) => Ok(turn),
                 Err(ServeError::Queue(error)) => Err(QueueBroken(error)),
-                // Neither can be: nothing here holds what a sink would wait for.
+                // Cannot occur: this sink never waits, so it can always begin.
                 Err(ServeError::Sink(_)) => Ok(QuantumResult::default()),
                 Err(ServeError::CommitFailed(_)) => {
                     Err(QueueBroken(virtio_queue::Error::QueueNotReady))
@@ -186,16 +185,16 @@ impl IommuDevice {
                         recorder.add(request, handled.result.is_ok());
                     }
                 })?;
-        // As long as its batch took: so long the driver waits for it.
+        // The driver waits for the whole batch, so each request is charged the time of the batch.
         let took = begun.elapsed();
         (0..served.buffers).for_each(|_| counters.service.record(took));
-        // Announced, and out of reach: see `Chain::next`.
+        // The announced request is inaccessible: see `Chain::next`.
         if announced && served.buffers == 0 {
             return Err(virtio_queue::Error::InvalidAvailRingIndex.into());
         }
         Ok(QuantumResult {
             interrupt: served.notify,
-            // What came before the driver was asked to ring again is left for the next turn.
+            // Requests that arrived before the notification was enabled are left for the next turn.
             more: queue.enable_notification(memory)? || served.more,
         })
     }

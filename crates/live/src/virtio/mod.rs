@@ -31,8 +31,8 @@ pub const F_VERSION_1: u64 = 1 << 32;
 /// `VIRTIO_F_ACCESS_PLATFORM`: all addresses go through the IOMMU.
 pub const F_ACCESS_PLATFORM: u64 = 1 << 33;
 
-/// A queue cannot be used any further: its rings are out of reach or hold nonsense. The device asks
-/// to be reset.
+/// The device cannot use a queue any more: its rings are inaccessible or invalid. The device sets
+/// `DEVICE_NEEDS_RESET`.
 #[derive(Debug)]
 pub struct QueueBroken(pub virtio_queue::Error);
 
@@ -50,110 +50,111 @@ impl std::fmt::Display for QueueBroken {
 
 impl std::error::Error for QueueBroken {}
 
-/// What does a device's work could not be stopped, and may still reach memory.
+/// The device's work could not be stopped and may still access guest memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BusMasterStuck;
 
-/// Something of the host's that a device waits for.
+/// A host descriptor that a device waits for.
 #[derive(Clone, Copy, Debug)]
 pub struct PollSource<'a> {
-    /// The descriptor.
+    /// The descriptor to poll.
     pub fd: BorrowedFd<'a>,
-    /// Until something can be read from it.
+    /// True to wait until the descriptor is readable.
     pub input: bool,
-    /// Until something can be written to it.
+    /// True to wait until the descriptor is writable.
     pub output: bool,
 }
 
-/// What a kind of device does, whatever it hangs on.
+/// Behaviour of a virtio device type, independent of the transport.
 pub trait Device {
-    /// Virtio's number of the device type.
+    /// Virtio device ID.
     const TYPE: u16;
-    /// PCI class, subclass, interface.
+    /// PCI base class, subclass and programming interface.
     const CLASS: [u8; 3];
 
-    /// The features offered, without those of the transport and the rings.
+    /// Returns the offered device features, without those of the transport and the rings.
     fn features(&self) -> u64;
 
-    /// The queues' largest sizes, each a power of two.
+    /// Returns the maximum size of each queue, a power of two.
     fn queue_sizes(&self) -> &[u16];
 
-    /// Reads the device's configuration; beyond its end it is zero.
+    /// Reads the device configuration at `offset`; bytes beyond its end are zero.
     fn read_config(&self, offset: usize, data: &mut [u8]);
 
-    /// Writes it. Most devices have nothing that can be written.
+    /// Writes the device configuration. The default ignores writes: most devices have no writable
+    /// field.
     fn write_config(&mut self, _offset: usize, _data: &[u8]) {}
 
-    /// The driver has agreed on these features and begins.
+    /// Starts the device with the features that the driver accepted (`DRIVER_OK`).
     fn activate(&mut self, _features: u64) {}
 
-    /// What another process needs to be this device, beside the registers.
+    /// Returns the state that another process needs to continue this device, except the registers.
     ///
     /// # Errors
-    /// It cannot be handed over.
+    /// [`HandOverBlocker`] if the device cannot be handed over.
     fn save(&self) -> Result<DeviceState, HandOverBlocker> {
         Err(HandOverBlocker::Keeps("a device of this kind"))
     }
 
-    /// Another process's device had been [`activate`](Self::activate)d on these features; this one
-    /// goes on.
+    /// Continues a device that was [`activate`](Self::activate)d with `features` in another
+    /// process.
     fn resume(&mut self, features: u64) {
         self.activate(features);
     }
 
-    /// Back to the beginning.
+    /// Returns the device to its initial state.
     fn reset(&mut self) {}
 
-    /// Its function may master the bus from now on. It begins without.
+    /// Grants bus mastering. A device begins without it.
     fn set_bus_master(&mut self) {}
 
-    /// Its function may not master the bus any more. While it may not, [`process`](Self::process)
-    /// is not called, and when this returns `Ok` nobody else that works for the device reaches
-    /// memory. To be repeated does no harm.
+    /// Revokes bus mastering. Until it is granted again, the caller does not call
+    /// [`process`](Self::process). When this returns `Ok`, no thread or process that works for the
+    /// device can access guest memory. Idempotent.
     ///
     /// # Errors
-    /// [`BusMasterStuck`]: somebody does.
+    /// [`BusMasterStuck`] if part of the device can still access memory.
     fn clear_bus_master(&mut self) -> Result<(), BusMasterStuck> {
         Ok(())
     }
 
-    /// It will serve no more, here or in another process.
+    /// Ends the device: no process will serve it any more.
     fn end(&mut self) {}
 
-    /// Comes to the end of its turn if others work for it, by then; the next is not begun. False if
-    /// it has not.
+    /// Waits until `until` for the turn in progress, if a process executes it, and starts no other.
+    /// Returns false if the turn is still in progress.
     fn pause(&mut self, _until: Instant) -> bool {
         true
     }
 
-    /// Another process has the device from now on. When this returns true, nothing that works for
-    /// it is left, or reaches anything.
+    /// Gives the device up after another process has taken it over. Returns true if nothing that
+    /// works for the device can access anything any more.
     fn release(&mut self) -> bool {
         true
     }
 
-    /// What to wait for, as long as the device has a use for it.
+    /// Returns the descriptor to wait for, or `None` if the device needs nothing at present.
     fn waits_for(&self) -> Option<PollSource<'_>> {
         None
     }
 
-    /// It has come, or the other side has gone.
+    /// Called when the source of [`waits_for`](Self::waits_for) is ready or its peer has closed it.
     fn on_ready(&mut self) {}
 
-    /// Whether it has something to do without waiting. Then it is soon asked what is
+    /// Returns true if the device has work that needs no wait. The caller then soon polls
     /// [`due`](Self::due).
     fn busy(&self) -> bool {
         false
     }
 
-    /// A queue that is to be worked on though nobody rang: because of what has come, or because of
-    /// what was done on another queue. Asked again after each, a bounded number of times.
+    /// Returns a queue to process without a doorbell, because of received data or of work on
+    /// another queue. The caller polls it again after each queue, a bounded number of times.
     fn due(&mut self) -> Option<usize> {
         None
     }
 
-    /// Works on queue `index`: the driver has rung its doorbell, it was [`due`](Self::due), or the
-    /// last turn left something to do. A turn is bounded ([`serve_chains`]).
+    /// Processes queue `index`, after a doorbell, for [`due`](Self::due), or because the last turn
+    /// left work. A turn is bounded ([`serve_chains`]).
     ///
     /// # Errors
     /// [`QueueBroken`]: the device stops until it is reset.

@@ -1,5 +1,5 @@
-//! The para-virtual IOMMU on this transport (`docs/PVIOMMU.md`). What requests do is
-//! [`crate::pviommu`]'s matter; here are its two queues.
+//! The para-virtual IOMMU on the virtio PCI transport (`docs/PVIOMMU.md`). This file serves its two
+//! queues; [`crate::pviommu`] handles the requests.
 
 use std::sync::Arc;
 use std::thread;
@@ -18,34 +18,34 @@ use crate::virtio::chain::Chain;
 use crate::wire::fields::{copy_part, u32_at};
 
 const REQUESTS: usize = 0;
-/// The queue in which the driver waits for events.
+/// Event queue, in which the driver posts buffers for events.
 const EVENTS: usize = 1;
 /// `PVIOMMU_F_EVENTS`.
 const F_EVENTS: u64 = 1;
-/// Bytes of the largest request there can be.
+/// Bytes of the largest valid request.
 const REQUEST_BYTES: u64 = 24 + 16 * PAGES_LIMIT as u64;
-/// Longer than a driver waits (`docs/PVIOMMU.md`, "Requests").
+/// Exceeds the time that a driver waits (`docs/PVIOMMU.md`, "Requests").
 const TOO_LONG: Duration = Duration::from_secs(12);
 
-/// For tests: how the device answers, from some request on.
+/// For tests: faulty replies from a given request on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InjectedReply {
-    /// Requests that are answered well before.
+    /// Requests that the device answers correctly before the fault.
     pub after: u64,
-    /// And then.
+    /// Fault of the reply that follows.
     pub how: ReplyFault,
 }
 
-/// How a request is answered wrongly.
+/// Fault of a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplyFault {
-    /// Not at all.
+    /// The device sends no reply.
     Never,
-    /// When nobody waits for it any more.
+    /// The device replies after the driver has stopped waiting.
     Late,
-    /// Twice.
+    /// The device returns the same descriptor twice.
     Twice,
-    /// As another one, which nobody made.
+    /// The device returns a descriptor that the driver did not make available.
     Foreign,
 }
 
@@ -68,7 +68,7 @@ impl std::str::FromStr for InjectedReply {
     }
 }
 
-/// The device.
+/// The para-virtual IOMMU device.
 #[derive(Debug)]
 pub struct PvIommuDevice {
     iommu: PvIommu,
@@ -78,7 +78,7 @@ pub struct PvIommuDevice {
 }
 
 impl PvIommuDevice {
-    /// A face for `iommu`.
+    /// Creates the device that exposes `iommu` to the guest.
     pub fn new(iommu: PvIommu, counters: Arc<DeviceCounters>) -> Self {
         Self {
             iommu,
@@ -88,12 +88,13 @@ impl PvIommuDevice {
         }
     }
 
-    /// Answers wrongly, to see what the driver makes of it.
+    /// Makes the device reply incorrectly, to test the driver.
     pub fn inject_reply(&mut self, misanswer: InjectedReply) {
         self.misanswer = Some(misanswer);
     }
 
-    /// The status of the request in `chain`; none if there is no place for one.
+    /// Handles the request in `chain` and writes its status. `None` if the chain is malformed, has
+    /// no room for the status, or is inaccessible.
     fn serve<A: Dma>(&mut self, chain: &mut Chain, dma: &mut A) -> Option<()> {
         let answer = chain.writable.take_front(1).filter(|_| !chain.malformed)?;
         let bytes = chain.readable.bytes();
@@ -122,7 +123,7 @@ impl PvIommuDevice {
             broken |= self.serve(chain, dma).is_none();
             ChainOutcome::Used(1)
         })?;
-        // A chain without a place for the status, or out of reach.
+        // A chain was malformed, without room for the status, or inaccessible.
         if broken {
             return Err(virtio_queue::Error::InvalidChain.into());
         }
@@ -141,7 +142,7 @@ impl PvIommuDevice {
             if chain.malformed || chain.writable.bytes() < EVENT_BYTES as u64 {
                 return ChainOutcome::Used(0);
             }
-            // Held no longer: to write it is to access memory.
+            // Release the lock before the memory access that writes the event.
             let event = iommu.unit().next_event();
             let Some(event) = event else {
                 return ChainOutcome::Later;
@@ -151,7 +152,7 @@ impl PvIommuDevice {
         })
     }
 
-    /// The next request is answered wrongly, and nothing else in this turn.
+    /// Answers the next request with the fault `how` and handles no other request in this turn.
     fn inject_next_reply<A: Dma>(
         &mut self,
         how: ReplyFault,
@@ -210,8 +211,7 @@ impl Device for PvIommuDevice {
         self.iommu.unit().save().map(DeviceState::PvIommu)
     }
 
-    /// What the driver has mapped stands in the records. Whether an event waits for the driver is
-    /// seen by looking.
+    /// Checks for pending events only: the saved records contain the mappings.
     fn resume(&mut self, _features: u64) {
         self.iommu.poll_events();
     }
@@ -233,7 +233,7 @@ impl Device for PvIommuDevice {
         self.events_due = true;
     }
 
-    /// What the driver has no buffer for waits in the device until it rings.
+    /// Events without a buffer stay in the device until the driver rings the doorbell.
     fn due(&mut self) -> Option<usize> {
         std::mem::take(&mut self.events_due).then_some(EVENTS)
     }

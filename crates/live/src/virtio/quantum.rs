@@ -1,8 +1,8 @@
-//! One turn of a device at a queue.
+//! One turn of a device on a queue.
 //!
-//! A driver that lets the device write over the ring's own index never runs out of chains. So a
-//! device serves at most as many chains a turn as the queue is long, or until it has had
-//! [`QUANTUM_BYTES`] in hand, and the next turn comes after whoever else waits for this thread.
+//! A driver that lets the device overwrite the ring's own index never runs out of chains. A turn
+//! therefore ends after as many chains as the queue has descriptors, or after [`QUANTUM_BYTES`].
+//! Other work of the same thread runs before the next turn.
 
 use std::time::Instant;
 
@@ -13,33 +13,34 @@ use super::chain::{Chain, Segments};
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
 
-/// Bytes of chains after which a turn ends: what is asked of the device meanwhile waits for so
-/// many, and for one request more.
+/// Bytes of chains after which a turn ends. Other work of the thread waits for at most this many
+/// bytes and one request.
 pub const QUANTUM_BYTES: u64 = 1 << 20;
 
-/// What became of a turn.
+/// Result of a turn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QuantumResult {
-    /// The driver wants to be interrupted for what was returned.
+    /// True if the driver requests an interrupt for the returned chains.
     pub interrupt: bool,
-    /// The turn ended before the queue was empty: nobody will ring for the rest.
+    /// True if the turn ended before the queue was empty; the driver will not ring the doorbell
+    /// again.
     pub more: bool,
 }
 
-/// What became of a chain.
+/// Result of serving a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChainOutcome {
-    /// It goes back, with so many bytes written.
+    /// Return the chain, with this many bytes written.
     Used(u32),
-    /// Not now: it stays in the queue, and so does what comes after it.
+    /// Leave this chain and all later ones in the queue.
     Later,
 }
 
-/// Serves the chains that are available, at most as many as the queue is long, and counts them and
-/// their times.
+/// Serves available chains, at most as many as the queue has descriptors, and records their number
+/// and service times in `counters`.
 ///
 /// # Errors
-/// [`QueueBroken`]: the rings are out of reach or hold nonsense.
+/// [`QueueBroken`] if the rings are inaccessible or invalid.
 pub fn serve_chains<A: Dma>(
     queue: &mut Queue,
     dma: &mut A,
@@ -62,13 +63,13 @@ pub fn serve_chains<A: Dma>(
             queue.set_next_avail(avail);
             Chain::next(queue, memory)
         });
-        // What was not read to its end is no chain.
+        // An interrupted read yields no valid chain.
         if dma.interrupted() {
             queue.set_next_avail(avail);
             return Ok(turn);
         }
         let Some(mut chain) = chain? else {
-            // Whatever came before the driver was asked to ring again is seen here.
+            // Chains that arrived before the notification was enabled are found here.
             let more = dma.with_retry(|memory| queue.enable_notification(memory));
             if dma.interrupted() || !more? {
                 return Ok(turn);
@@ -90,7 +91,7 @@ pub fn serve_chains<A: Dma>(
                 queue.add_used(memory, chain.head, written)
             });
         }
-        // It is begun anew when the device goes on: nobody has been told of it.
+        // The driver has not seen a result, so the device repeats the request when it resumes.
         if dma.interrupted() {
             queue.set_next_avail(avail);
             queue.set_next_used(used);
@@ -100,7 +101,7 @@ pub fn serve_chains<A: Dma>(
         counters.requests.add(1);
         let wanted = dma.with_retry(|memory| queue.needs_notification(memory));
         if dma.interrupted() {
-            // Once too often is allowed.
+            // A spurious interrupt is permitted.
             turn.interrupt = true;
             return Ok(turn);
         }

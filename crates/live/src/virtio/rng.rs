@@ -11,17 +11,17 @@ use crate::counters::DeviceCounters;
 use crate::dma::Dma;
 use crate::handover::{DeviceState, HandOverBlocker};
 
-/// Most random bytes for one request.
+/// Most random bytes of one request.
 const MAX_BYTES: usize = 4096;
 
-/// Random bytes of the host's kernel.
+/// An entropy device over the host kernel's random numbers.
 #[derive(Debug)]
 pub struct Rng {
     counters: Arc<DeviceCounters>,
 }
 
 impl Rng {
-    /// One that counts what it does.
+    /// Creates a device that counts its requests in `counters`.
     pub fn new(counters: Arc<DeviceCounters>) -> Self {
         Self { counters }
     }

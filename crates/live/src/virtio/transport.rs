@@ -21,10 +21,10 @@ use crate::wire::SetIrqs;
 const ISR_QUEUE: u8 = 1;
 const ISR_CONFIG: u8 = 2;
 
-/// Most queues that are worked on without a doorbell before messages are looked at again.
+/// Most queues processed without a doorbell before the server handles messages again.
 const MAX_QUEUES_PER_QUANTUM: usize = 64;
 
-/// A device `D` that reaches memory through `A`.
+/// A PCI function with device `D`, which accesses memory through `A`.
 #[derive(Debug)]
 pub struct VirtioPci<D, A> {
     device: D,
@@ -39,8 +39,8 @@ pub struct VirtioPci<D, A> {
 }
 
 impl<D: Device, A: Dma> VirtioPci<D, A> {
-    /// The device as after power-on. With `translated`, it insists on `VIRTIO_F_ACCESS_PLATFORM`:
-    /// it stands behind an IOMMU.
+    /// Creates the function in its state after power-on. With `translated` it requires
+    /// `VIRTIO_F_ACCESS_PLATFORM`, because it is behind an IOMMU.
     pub fn new(
         device: D,
         dma: A,
@@ -55,7 +55,7 @@ impl<D: Device, A: Dma> VirtioPci<D, A> {
         let identity = Identity {
             device: D::TYPE,
             class: D::CLASS,
-            // One a queue and one for changes of the configuration.
+            // One vector for each queue and one for configuration changes.
             vectors: queues.saturating_add(1),
         };
         Self {
@@ -71,20 +71,21 @@ impl<D: Device, A: Dma> VirtioPci<D, A> {
         }
     }
 
-    /// The device itself.
+    /// Returns the device.
     pub fn device(&mut self) -> &mut D {
         &mut self.device
     }
 
-    /// Whether it may master the bus: whether its driver has set Bus Master Enable.
+    /// Returns true if the driver has set Bus Master Enable.
     pub fn is_master(&self) -> bool {
         self.config.bus_master().is_some()
     }
 
-    /// Goes on where another of the same kind was. What only the device has is there already.
+    /// Restores the registers of another function of the same kind. The device itself must have
+    /// been restored already.
     ///
     /// # Errors
-    /// The function may not be used.
+    /// [`StateError`] if the state is invalid; the function must not be used then.
     pub(crate) fn restore(&mut self, state: FunctionState) -> Result<(), StateError> {
         if state.isr & !(ISR_QUEUE | ISR_CONFIG) != 0 {
             return Err(StateError::Register {
@@ -106,12 +107,12 @@ impl<D: Device, A: Dma> VirtioPci<D, A> {
         Ok(())
     }
 
-    /// Lets the device work on queue `index`, as when the driver rings, if it may master the bus.
+    /// Lets the device process queue `index` as after a doorbell, if it is bus master.
     pub fn work(&mut self, index: usize) {
         if !self.common.running() {
             return;
         }
-        // Nothing is lost: who becomes master of the bus looks at every queue.
+        // No doorbell is lost: setting Bus Master Enable marks every queue as unfinished.
         let Some(mastery) = self.config.bus_master() else {
             return;
         };
@@ -132,8 +133,7 @@ impl<D: Device, A: Dma> VirtioPci<D, A> {
                     self.vectors.signal(slot.vector, mastery);
                 }
             }
-            // Nothing more can be done with the rings; the driver is told to begin again (virtio
-            // 1.2, section 2.1.2).
+            // The rings are unusable; ask the driver for a reset (virtio 1.2, section 2.1.2).
             Err(broken) => {
                 self.broken = Some(broken);
                 self.counters.broken_queues.add(1);
@@ -144,10 +144,10 @@ impl<D: Device, A: Dma> VirtioPci<D, A> {
         }
     }
 
-    /// Works on what is due without a doorbell, for a turn.
+    /// Processes queues that are due without a doorbell, for one turn.
     fn work_on_due(&mut self) {
         for _ in 0..MAX_QUEUES_PER_QUANTUM {
-            // What is due stays so.
+            // Queues that are due stay due.
             if !self.is_master() {
                 break;
             }
@@ -158,8 +158,8 @@ impl<D: Device, A: Dma> VirtioPci<D, A> {
         }
     }
 
-    /// Writes registers of the configuration space. When it returns `Ok` a function that is no
-    /// master of the bus any more reaches nothing.
+    /// Writes configuration space registers. When it returns `Ok` after Bus Master Enable was
+    /// cleared, the function accesses no memory.
     fn configure(&mut self, offset: usize, data: &[u8]) -> Result<(), FunctionError> {
         let mut after = self.config.clone();
         after.write(offset, data);
@@ -167,13 +167,13 @@ impl<D: Device, A: Dma> VirtioPci<D, A> {
         if was && !is {
             let left = self.device.clear_bus_master();
             left.map_err(|BusMasterStuck| FunctionError::StillMaster)?;
-            // What became of the turn that it was in: that was before.
+            // Collect the result of the last turn, which ran before the bit was cleared.
             self.work_on_due();
         }
         self.config = after;
         if is && !was {
             self.device.set_bus_master();
-            // Whoever rang meanwhile rings no more.
+            // A driver that rang while the bit was clear does not ring again.
             self.common.look_at_all();
         }
         Ok(())
@@ -191,7 +191,7 @@ impl<D: Device, A: Dma> VirtioPci<D, A> {
         let within = (offset - page) as usize;
         match page {
             layout::COMMON => self.common.read(within, data),
-            // Reading clears (virtio 1.2, section 4.1.4.5).
+            // Reading clears the register (virtio 1.2, section 4.1.4.5).
             layout::ISR if within == 0 => {
                 if let Some(first) = data.first_mut() {
                     *first = std::mem::take(&mut self.isr);
@@ -218,7 +218,7 @@ impl<D: Device, A: Dma> VirtioPci<D, A> {
                 }
             }
             layout::DEVICE => self.device.write_config(within, data),
-            // The place says which queue; what is written there says the same.
+            // The offset identifies the queue; the written value repeats its number.
             layout::NOTIFY if within.is_multiple_of(layout::NOTIFY_STRIDE as usize) => {
                 self.counters.doorbells.add(1);
                 self.work(within / layout::NOTIFY_STRIDE as usize);
@@ -228,7 +228,7 @@ impl<D: Device, A: Dma> VirtioPci<D, A> {
         }
     }
 
-    /// Where an access to region and offset goes, if it lies inside.
+    /// Returns `offset` as a register offset if the access lies inside the region.
     fn register_offset(
         &self,
         region: u32,
@@ -341,7 +341,7 @@ impl<D: Device, A: Dma> PolledFunction for VirtioPci<D, A> {
 
     fn pause(&mut self, until: Instant) -> bool {
         let still = self.device.pause(until);
-        // What became of its turn.
+        // Collect the result of the turn that has ended.
         self.work_on_due();
         still
     }
@@ -355,7 +355,7 @@ impl<D: Device, A: Dma> PolledFunction for VirtioPci<D, A> {
     }
 
     fn waits_for(&self) -> Option<PollSource<'_>> {
-        // Whoever does not run, or does not reach memory, has nowhere to put what comes.
+        // A stopped device, or one without bus mastering, cannot store data that arrives.
         let wants = self.common.running() && self.is_master();
         wants.then(|| self.device.waits_for())?
     }

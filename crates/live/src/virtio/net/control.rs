@@ -1,5 +1,5 @@
-//! What the driver asks for on the control queue (virtio 1.2, section 5.1.6.5): how many queue
-//! pairs it uses, and nothing else is offered.
+//! Commands of the control queue (virtio 1.2, section 5.1.6.5). Only the number of queue pairs can
+//! be set.
 
 use std::num::NonZeroU16;
 
@@ -7,20 +7,21 @@ use crate::wire::fields::u16_at;
 
 /// `VIRTIO_NET_CTRL_MQ` and `VIRTIO_NET_CTRL_MQ_VQ_PAIRS_SET`.
 const PAIRS_SET: [u8; 2] = [4, 0];
-/// Class, command, and the only command's only field.
+/// Length of the only command: class, command and number of pairs.
 pub(super) const COMMAND_BYTES: u32 = 4;
 
-/// What the driver reads in the one byte it gives for that.
+/// Result that the device writes to the `ack` byte of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Ack {
-    /// Done.
+    /// The command was executed.
     Ok = 0,
-    /// Not done; nothing has changed.
+    /// The command failed and changed nothing.
     Error = 1,
 }
 
-/// The number of pairs that `command` asks for, if that is what it asks for and there are so many.
+/// Returns the number of pairs that `command` requests. `None` if it is another command, or the
+/// number is 0 or more than `offered`.
 pub(super) fn pairs(command: &[u8], offered: NonZeroU16) -> Option<NonZeroU16> {
     let wanted = command.strip_prefix(&PAIRS_SET)?;
     let wanted = NonZeroU16::new(u16_at(wanted, 0).filter(|_| wanted.len() == 2)?)?;

@@ -1,12 +1,12 @@
-//! Network device (virtio 1.2, section 5.1): pairs of queues, a control queue to choose how many of
-//! them are used, no offloads.
+//! Network device (virtio 1.2, section 5.1): queue pairs and a control queue to select their
+//! number, no offloads.
 //!
-//! A frame crosses through a buffer of the device's own, as sending and receiving are calls to the
-//! host. What the link does not take stays in the driver's ring, and its queue is gone on with when
-//! the link has room; a frame that the driver has no buffer for is kept, one of them, and no other
-//! is received until there is one: so neither side can make the device hold more than a frame, and
-//! neither loses frames to the other's pace. What is no frame within the limits is dropped and
-//! counted.
+//! Frames pass through a buffer of the device, because sending and receiving are host system calls.
+//! A frame that the link cannot accept stays in the driver's ring until the link has room.
+//!
+//! The device holds at most one received frame for which the driver has no buffer, and receives no
+//! other until the driver adds one. So neither side can make the device hold more than a frame, and
+//! neither loses frames if the other is slow. The device drops and counts frames of invalid length.
 
 mod control;
 mod net_state;
@@ -38,58 +38,59 @@ const F_MQ: u64 = 1 << 22;
 /// Most queue pairs.
 pub const MAX_PAIRS: u16 = 8;
 const QUEUE_SIZE: u16 = 256;
-/// The largest payload: with it the driver's buffers are as long as the longest frame.
+/// Maximum payload. The driver then makes its buffers as long as the longest frame.
 const MTU: u16 = 1500;
-/// `virtio_net_hdr_v1`, which is in front of every frame (virtio 1.2, section 5.1.6).
+/// Size of `virtio_net_hdr_v1`, which precedes every frame (virtio 1.2, section 5.1.6).
 const HEADER_BYTES: usize = 12;
-/// Byte offset of `num_buffers` in it.
+/// Byte offset of `num_buffers` in the header.
 const NUM_BUFFERS: usize = 10;
-/// Frames of a wrong length that are passed over before the device does something else.
+/// Most frames that the device drops in sequence before it does other work.
 const MAX_DROPS_PER_QUANTUM: usize = 64;
 
-/// A network device.
+/// A virtio network device over the link `L`.
 #[derive(Debug)]
 pub struct Net<L> {
     link: L,
     mac: [u8; 6],
-    /// Pairs that are offered,
+    /// Offered queue pairs.
     offered: NonZeroU16,
-    /// and that the driver uses.
+    /// Queue pairs that the driver uses.
     active: NonZeroU16,
-    /// What the driver has agreed on.
+    /// Features that the driver accepted.
     features: u64,
     steering: Steering,
     sizes: Vec<u16>,
-    /// Header and frame, the one that goes out or comes in, and room to see that one is too long.
+    /// Header and frame. The buffer of received frames has one byte more, to detect frames that are
+    /// too long.
     outgoing: Vec<u8>,
     incoming: Vec<u8>,
-    /// The frame that came, if it has not been delivered.
+    /// Received frame that the driver has not got yet.
     received: Option<ReceivedFrame>,
-    /// There may be something to receive.
+    /// True if the link may have a frame to receive.
     readable: bool,
-    /// The link took no more.
+    /// True if the link cannot accept another frame.
     full: bool,
-    /// Queues with frames that it did not take.
+    /// Queues with frames that the link did not accept.
     waiting: BTreeSet<usize>,
     counters: Arc<DeviceCounters>,
 }
 
-/// A frame that came.
+/// A received frame.
 #[derive(Clone, Copy, Debug)]
 struct ReceivedFrame {
     bytes: usize,
-    /// Where it is to go.
+    /// Queue that the frame belongs to.
     queue: usize,
-    /// The queue has been tried; the driver rings when it has buffers again.
+    /// True once delivery was attempted; the driver rings the doorbell when it adds a buffer.
     tried: bool,
 }
 
 impl<L: NetLink> Net<L> {
-    /// A device with this hardware address and so many queue pairs, at most [`MAX_PAIRS`].
+    /// Creates a device with this MAC address and `pairs` queue pairs, at most [`MAX_PAIRS`].
     pub fn new(link: L, mac: [u8; 6], pairs: NonZeroU16, counters: Arc<DeviceCounters>) -> Self {
         let offered = pairs.min(NonZeroU16::new(MAX_PAIRS).unwrap_or(NonZeroU16::MIN));
         let queues = usize::from(offered.get()) * 2;
-        // With a single pair there is nothing to choose.
+        // A device with a single pair needs no control queue.
         let control = usize::from(offered > NonZeroU16::MIN);
         Self {
             link,
@@ -109,12 +110,12 @@ impl<L: NetLink> Net<L> {
         }
     }
 
-    /// The far side.
+    /// Returns the link.
     pub fn link(&mut self) -> &mut L {
         &mut self.link
     }
 
-    /// Where the control queue is: behind all pairs that the driver could use.
+    /// Returns the index of the control queue, which follows all pairs that the driver can use.
     fn control_queue(&self) -> usize {
         if self.features & F_MQ != 0 {
             usize::from(self.offered.get()) * 2
@@ -127,7 +128,7 @@ impl<L: NetLink> Net<L> {
         self.counters.frames_dropped.add(1);
     }
 
-    /// Receives a frame and says where it goes.
+    /// Receives a frame and returns its queue. `None` if the link has no frame.
     fn receive(&mut self) -> Option<usize> {
         for _ in 0..MAX_DROPS_PER_QUANTUM {
             let buffer = self.incoming.get_mut(HEADER_BYTES..).unwrap_or_default();
@@ -152,7 +153,7 @@ impl<L: NetLink> Net<L> {
         None
     }
 
-    /// Gives the held frame to the driver, if it goes to this queue and there is a buffer.
+    /// Delivers the pending frame if it belongs to this queue and the queue has a buffer.
     fn deliver<A: Dma>(
         &mut self,
         index: usize,
@@ -171,8 +172,7 @@ impl<L: NetLink> Net<L> {
         }
         let packet = incoming.get(..bytes).unwrap_or(&[]);
         let interrupt = dma.with(|memory| {
-            // Looked for once more after the driver was asked to ring: what came in between is
-            // found here.
+            // Check again after enabling notifications, for buffers that the driver added before.
             let mut found = Chain::next(queue, memory)?;
             if found.is_none() && queue.enable_notification(memory)? {
                 found = Chain::next(queue, memory)?;
@@ -205,7 +205,7 @@ impl<L: NetLink> Net<L> {
         })
     }
 
-    /// Sends what the driver has made available on this queue.
+    /// Sends the frames that the driver has made available on this queue.
     fn transmit<A: Dma>(
         &mut self,
         index: usize,
@@ -220,7 +220,7 @@ impl<L: NetLink> Net<L> {
         serve_chains(queue, dma, &counters, |chain, dma| {
             let sending = match take_frame(chain, &mut self.outgoing, dma) {
                 Some(frame) => {
-                    // Pairs are few.
+                    // The cast is exact: there are at most `MAX_PAIRS` pairs.
                     self.steering.learn(frame, (index / 2) as u16);
                     counters.bytes_written.add(frame.len() as u64);
                     self.link.send(frame)
@@ -254,7 +254,7 @@ impl<L: NetLink> Net<L> {
         })
     }
 
-    /// Does what one command asks; how many bytes of its writable part were written.
+    /// Executes one command. Returns the number of bytes written to its writable part.
     fn command<A: Dma>(&mut self, chain: &mut Chain, dma: &mut A) -> u32 {
         let Some(ack_at) = chain.writable.take_front(1) else {
             self.counters.malformed.add(1);
@@ -284,7 +284,7 @@ impl<L: NetLink> Net<L> {
         u32::from(told.is_ok())
     }
 
-    /// The held frame's pair may be used no more.
+    /// Steers the pending frame again, because its pair may not be in use any more.
     fn steer_again(&mut self) {
         let Some(mut held) = self.received else {
             return;
@@ -296,8 +296,8 @@ impl<L: NetLink> Net<L> {
     }
 }
 
-/// The frame of a chain, copied to `buffer`. None if it has no frame within the limits, or its
-/// header asks for what is not offered.
+/// Copies the frame of a chain to `buffer`. `None` if the frame's length is invalid or the header
+/// requests an offload.
 fn take_frame<'b, A: Dma>(
     chain: &mut Chain,
     buffer: &'b mut [u8],
@@ -312,7 +312,7 @@ fn take_frame<'b, A: Dma>(
     dma.with(|memory| chain.readable.read(memory, packet))
         .ok()?;
     let (header, frame) = packet.split_at_checked(HEADER_BYTES)?;
-    // Flags and the kind of segmentation; without either, the rest of the header has no meaning.
+    // Flags and GSO type; if both are 0, the other header fields have no meaning.
     header.starts_with(&[0, 0]).then_some(frame)
 }
 
@@ -332,7 +332,7 @@ impl<L: NetLink> Device for Net<L> {
 
     fn read_config(&self, offset: usize, data: &mut [u8]) {
         let mut config = self.mac.to_vec();
-        // The state of the link is not offered: it is always up.
+        // The link status feature is not offered: the link is always up.
         config.extend([0; 2]);
         config.extend(self.offered.get().to_le_bytes());
         config.extend(MTU.to_le_bytes());
@@ -351,7 +351,7 @@ impl<L: NetLink> Device for Net<L> {
         self.features = 0;
         self.active = NonZeroU16::MIN;
         self.steering = Steering::default();
-        // A frame for a driver that is gone.
+        // Drop a frame that was received for the previous driver.
         if self.received.take().is_some() {
             self.drop_frame();
         }
@@ -374,7 +374,7 @@ impl<L: NetLink> Device for Net<L> {
         self.received.is_none() && self.readable
     }
 
-    /// What could not be sent first, then what has come.
+    /// Frames that the link refused come first, then received ones.
     fn due(&mut self) -> Option<usize> {
         if !self.full
             && let Some(queue) = self.waiting.pop_first()

@@ -1,8 +1,9 @@
-//! A network device that goes from one process to another.
+//! Hand-over of a network device to another process.
 //!
-//! Between two turns all that is under way of frames is: the one that came and waits for a buffer,
-//! those that the link did not take, which are in the driver's rings, and what is in part in the
-//! link. So none is lost and none is there twice.
+//! Between two turns, frames in transit are in three places. One received frame may wait for a
+//! buffer. Frames that the link did not accept are in the driver's rings. The link may hold a
+//! partial frame. The state contains all of them, so a hand-over neither loses nor duplicates a
+//! frame.
 
 use std::collections::BTreeSet;
 use std::num::NonZeroU16;
@@ -37,17 +38,18 @@ impl<L: NetLink> Net<L> {
     }
 }
 
-/// The bit of a queue's pair.
+/// Returns the bit of the queue's pair.
 fn bit(queue: usize) -> u16 {
     1 << (queue / 2 % usize::from(MAX_PAIRS))
 }
 
 impl Net<Box<dyn NetLink>> {
-    /// Goes on where another process's device was, whose driver has agreed on `begun`, if it has
-    /// begun.
+    /// Restores a device of another process. `begun` are the features that its driver accepted;
+    /// `None` if the driver has not set `DRIVER_OK`.
     ///
     /// # Errors
-    /// [`StateError`]: no driver, or no link, could have brought it there. Nothing was sent or received.
+    /// [`StateError`] if no driver or link could have produced the state. No frame was sent or
+    /// received.
     pub(crate) fn restore(
         state: NetState,
         begun: Option<u64>,
@@ -76,7 +78,7 @@ impl Net<Box<dyn NetLink>> {
         {
             return Err(register("queue that waits for the link"));
         }
-        // It waits for the link's word.
+        // The waiting queues resume when the link becomes writable.
         net.full = !net.waiting.is_empty();
         if let Some(PendingFrameState { frame, pair }) = state.pending_frame {
             let bytes = frame.len();

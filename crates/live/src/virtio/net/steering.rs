@@ -1,24 +1,24 @@
-//! Which queue pair a frame belongs to: that on which the driver last sent for the same flow
-//! (virtio 1.2, section 5.1.6.5.5).
+//! Automatic receive steering (virtio 1.2, section 5.1.6.5.5): a received frame goes to the queue
+//! pair on which the driver last sent a frame of the same flow.
 
 use std::hash::{Hash, Hasher};
 use std::num::NonZeroU16;
 
 use crate::wire::fields::copy_part;
 
-/// Flows that are told apart, at most.
+/// Number of classes into which flows are hashed.
 pub const FLOWS: usize = 256;
-/// The driver has sent nothing of a class, where another process is told of it.
+/// Saved value of a class for which the driver has sent no frame.
 pub const NO_PAIR: u8 = 0xff;
 
 const IPV4: [u8; 2] = [0x08, 0x00];
 const IPV6: [u8; 2] = [0x86, 0xdd];
-/// Bytes of a long address and a port.
+/// Bytes of an IPv6 address and a port.
 const END_BYTES: usize = 18;
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 
-/// Remembers, for each of [`FLOWS`] classes of flows, the pair.
+/// The queue pair of each of [`FLOWS`] classes of flows.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Steering {
     pairs: Box<[Option<u16>; FLOWS]>,
@@ -33,14 +33,14 @@ impl Default for Steering {
 }
 
 impl Steering {
-    /// For another process.
+    /// Returns the table for another process.
     pub(super) fn save(&self) -> [u8; FLOWS] {
-        // Pairs are few.
+        // The conversion cannot fail: there are at most `MAX_PAIRS` pairs.
         let number = |pair: Option<u16>| pair.and_then(|pair| u8::try_from(pair).ok());
         (*self.pairs).map(|pair| number(pair).unwrap_or(NO_PAIR))
     }
 
-    /// What another process has learned. None if it speaks of pairs that there are not.
+    /// Restores the table of another process. `None` if it contains a pair that is not offered.
     pub(super) fn restore(saved: &[u8; FLOWS], offered: NonZeroU16) -> Option<Self> {
         let pairs = saved.map(|pair| (pair != NO_PAIR).then_some(u16::from(pair)));
         let known = pairs.iter().flatten().all(|pair| *pair < offered.get());
@@ -49,14 +49,14 @@ impl Steering {
         })
     }
 
-    /// The driver has sent `frame` on `pair`.
+    /// Records that the driver sent `frame` on `pair`.
     pub(super) fn learn(&mut self, frame: &[u8], pair: u16) {
         if let Some(slot) = self.pairs.get_mut(class(frame)) {
             *slot = Some(pair);
         }
     }
 
-    /// The pair for a frame that came, of `active` ones.
+    /// Returns the pair for a received frame, one of the `active` ones.
     pub(super) fn pair(&self, frame: &[u8], active: NonZeroU16) -> u16 {
         let class = class(frame);
         let learned = self.pairs.get(class).copied().flatten();
@@ -66,17 +66,18 @@ impl Steering {
     }
 }
 
-/// The class of a frame's flow, the same for both directions.
+/// Returns the class of a frame's flow; both directions have the same class.
 fn class(frame: &[u8]) -> usize {
     let part = |at: usize, bytes: usize| frame.get(at..at + bytes).unwrap_or(&[]);
     let kind = part(12, 2);
-    // An end: its address, and its port behind.
+    // An endpoint: its address followed by its port.
     let (mut one, mut other) = ([0; END_BYTES], [0; END_BYTES]);
     let ports = if kind == IPV4 {
         copy_part(part(26, 4), 0, &mut one);
         copy_part(part(30, 4), 0, &mut other);
         let header = usize::from(frame.get(14).copied().unwrap_or(0) & 15) * 4;
-        // Only a packet's first fragment has ports; all have to go the same way.
+        // Only the first fragment of a packet contains ports, but all fragments must use the same
+        // pair.
         let fragment = matches!(*part(20, 2), [flags, low] if flags & 0x3f != 0 || low != 0);
         frame
             .get(23)
@@ -101,7 +102,7 @@ fn class(frame: &[u8]) -> usize {
     if other < one {
         std::mem::swap(&mut one, &mut other);
     }
-    // Its keys are fixed: the same frames go the same way in every run.
+    // The hasher's keys are fixed, so steering is the same in every run.
     let mut hasher = std::hash::DefaultHasher::new();
     (one, other).hash(&mut hasher);
     (hasher.finish() % FLOWS as u64) as usize
@@ -139,7 +140,7 @@ mod tests {
                 steering.learn(&frame(kind, protocol, 1, 2, (7, 9)), pair);
                 let answer = frame(kind, protocol, 2, 1, (9, 7));
                 assert_eq!(steering.pair(&answer, four), pair, "{kind:?} {protocol}");
-                // A pair that is used no more gets nothing.
+                // An inactive pair receives no frames.
                 assert_eq!(steering.pair(&answer, NonZeroU16::MIN), 0);
             }
         }

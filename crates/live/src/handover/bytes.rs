@@ -1,11 +1,11 @@
-//! Values to bytes and descriptors, and back. Little-endian, without padding; numbers of things
-//! come before the things.
+//! Encoding of values as bytes and descriptors: little-endian, without padding. A count precedes
+//! the items that it counts.
 
 use std::os::fd::OwnedFd;
 
 use super::StateError;
 
-/// What a stream is made of.
+/// A stream under construction.
 #[derive(Debug, Default)]
 pub(super) struct Writer {
     pub(super) bytes: Vec<u8>,
@@ -38,12 +38,12 @@ impl Writer {
         self.bytes.extend(bytes);
     }
 
-    /// Longer than anything that a reader takes is refused there.
+    /// Writes a count. A count beyond `u32` becomes `u32::MAX`, which every reader rejects.
     pub(super) fn count(&mut self, count: usize) {
         self.u32(u32::try_from(count).unwrap_or(u32::MAX));
     }
 
-    /// The descriptors' order is that of the bytes which say that there is one.
+    /// Appends a descriptor. Descriptors have the order of the bytes that announce them.
     pub(super) fn fd(&mut self, fd: OwnedFd) {
         self.fds.push(fd);
     }
@@ -54,7 +54,7 @@ impl Writer {
     }
 }
 
-/// The rest of a stream.
+/// The unread rest of a stream.
 pub(super) struct Reader<'a> {
     pub(super) bytes: &'a [u8],
     pub(super) fds: std::vec::IntoIter<OwnedFd>,
@@ -97,7 +97,7 @@ impl Reader<'_> {
         self.array().map(u64::from_le_bytes)
     }
 
-    /// A number of things, at most `most`.
+    /// Reads a count of at most `most` items.
     pub(super) fn count(&mut self, what: &'static str, most: usize) -> Result<usize, StateError> {
         let count = self.u32()?;
         usize::try_from(count)
@@ -109,7 +109,7 @@ impl Reader<'_> {
             })
     }
 
-    /// Bytes, which are there before room is made for them.
+    /// Reads a byte string. Checks that the bytes are present before it allocates memory for them.
     pub(super) fn blob(&mut self, what: &'static str, most: usize) -> Result<Vec<u8>, StateError> {
         let count = self.count(what, most)?;
         let (taken, rest) = self

@@ -1,8 +1,8 @@
-//! Messages between the two processes: a header of 16 bytes (kind, bytes, descriptors, 0), the
+//! Messages between the two processes: a 16-byte header (type, bytes, descriptors, 0), the
 //! descriptors, the bytes.
 //!
-//! The kernel passes few descriptors with a byte, and only with a byte: so each few of them travel
-//! with one of their own.
+//! The kernel limits the descriptors that one message carries and requires at least one byte with
+//! them. Each batch of descriptors therefore travels with a byte of its own.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -18,7 +18,7 @@ use crate::server::{StopSignal, receive_piece};
 use crate::wire::MAX_FDS;
 use crate::wire::fields::u32_at;
 
-/// What a message says.
+/// Type of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(super) enum MessageKind {
@@ -46,7 +46,7 @@ impl MessageKind {
     }
 }
 
-/// A message.
+/// A message of the hand-over.
 #[derive(Debug)]
 pub(super) struct Message {
     pub(super) kind: MessageKind,
@@ -60,16 +60,16 @@ impl Message {
     }
 }
 
-/// Why there is no message.
+/// Error of a channel.
 #[derive(Debug)]
 pub(super) enum ChannelError {
-    /// The other side has gone, or the host refuses.
+    /// The peer has closed the connection, or a system call failed.
     Io(io::Error),
-    /// Not in time.
+    /// The time limit expired.
     TimeOut,
-    /// This process is told to end.
+    /// The user has asked this process to stop.
     Stopped,
-    /// What comes is no message.
+    /// The peer sent a malformed message.
     Malformed,
 }
 
@@ -91,25 +91,25 @@ impl From<io::Error> for ChannelError {
 }
 
 const HEADER_BYTES: usize = 16;
-/// Bytes that are read at once.
+/// Most bytes of one read.
 const CHUNK_BYTES: usize = 64 * 1024;
 
-/// What comes from the other side is bounded by its role: only the first process sends streams.
+/// Size limits of received messages. They depend on the peer's role: only the source sends streams.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
     bytes: usize,
     fds: usize,
 }
 
-/// What the second process says carries nothing.
+/// Messages of the destination carry no data.
 pub(super) const DESTINATION_BOUNDS: Bounds = Bounds { bytes: 0, fds: 0 };
-/// What the first one says.
+/// Messages of the source may carry a stream.
 pub(super) const SOURCE_BOUNDS: Bounds = Bounds {
     bytes: MAX_STREAM_BYTES,
     fds: MAX_STREAM_FDS,
 };
 
-/// The socket between the two.
+/// The connection between the two processes.
 #[derive(Debug)]
 pub(super) struct Channel<'a> {
     pub(super) stream: UnixStream,
@@ -193,7 +193,7 @@ impl Channel<'_> {
         Ok(Message { kind, bytes, fds })
     }
 
-    /// Bytes that bring no descriptors.
+    /// Receives bytes that must carry no descriptors.
     fn receive_all(&self, count: usize, until: Instant) -> Result<Vec<u8>, ChannelError> {
         let mut bytes = Vec::new();
         while bytes.len() < count {

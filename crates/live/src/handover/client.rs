@@ -1,4 +1,4 @@
-//! A client's conversation, and the guest's memory that it shared.
+//! A client's session and the guest memory that it shares.
 
 use std::os::fd::OwnedFd;
 
@@ -9,20 +9,20 @@ use super::bytes::{Reader, Writer};
 use crate::memory::MAX_RANGES;
 use crate::wire::{MAX_FDS, MAX_MESSAGE_BYTES};
 
-/// A client's conversation.
+/// State of a client's session.
 #[derive(Debug)]
 pub struct SessionState {
-    /// Its socket.
+    /// Socket of the connection.
     pub stream: OwnedFd,
-    /// The version was agreed on.
+    /// True if the version was negotiated.
     pub agreed: bool,
-    /// The part of a message that was read,
+    /// Received part of a message.
     pub bytes: Vec<u8>,
-    /// the descriptors that came with it,
+    /// Descriptors received with that part.
     pub fds: Vec<OwnedFd>,
-    /// and whether there were more than a message may have.
+    /// True if the message has more descriptors than permitted.
     pub too_many_fds: bool,
-    /// The guest's memory.
+    /// Ranges of guest memory.
     pub ranges: Vec<RangeState>,
 }
 
@@ -59,14 +59,14 @@ impl SessionState {
     }
 }
 
-/// A range of the guest's memory.
+/// A range of guest memory.
 #[derive(Debug)]
 pub struct RangeState {
-    /// Guest-physical.
+    /// Guest-physical range.
     pub range: IovaRange,
     /// Offset in the file.
     pub offset: u64,
-    /// The file; none: the range is out of reach.
+    /// Backing file; `None` if the range is inaccessible.
     pub file: Option<OwnedFd>,
 }
 

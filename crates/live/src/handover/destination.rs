@@ -1,4 +1,4 @@
-//! The process that takes the devices over.
+//! Destination of a hand-over: the process that takes the devices over.
 
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -8,36 +8,37 @@ use super::channel::{Channel, ChannelError, MessageKind, SOURCE_BOUNDS};
 use super::{SavedDevices, TakeOverError};
 use crate::access::{is_own, peer};
 
-/// What a take-over has taken.
+/// Statistics of a completed take-over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TakeOverStats {
-    /// Copies made, and rebuilt, while the devices worked.
+    /// Copies that the destination requested and rebuilt while the devices worked.
     pub copies: u32,
-    /// From the first of them to the stop.
+    /// Time from the first copy to the stop request.
     pub copying: Duration,
-    /// Requests that the devices completed in that time, the IOMMU's aside.
+    /// Requests that the devices completed in that time, without those of the IOMMU.
     pub requests_completed: u64,
-    /// How long no process had the devices at work: from asking for the stop until they are served
-    /// here.
+    /// Time in which no process served the devices: from the stop request until this process serves
+    /// them.
     pub pause: Duration,
-    /// Of that: until they stood still and their state was here,
+    /// Part of `pause` until the devices were paused and their state had arrived.
     pub stopping: Duration,
-    /// and until they were rebuilt. The rest is the first process's letting go.
+    /// Part of `pause` in which the devices were rebuilt. The source releases them in the remaining
+    /// time.
     pub rebuilding: Duration,
     /// Bytes of the last stream.
     pub bytes: usize,
 }
 
-/// How long the second process waits for an answer: longer than the first one takes to give up.
+/// Time limit of a reply; exceeds the time after which the source gives up.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(40);
 
-/// The conversation with the first process.
+/// The destination's connection to the source.
 #[derive(Debug)]
 pub(crate) struct HandOverDestination {
     channel: Channel<'static>,
 }
 
-/// Devices that stand still elsewhere until they are confirmed, or this is dropped.
+/// Devices that stay paused in the source until they are confirmed or this value is dropped.
 #[derive(Debug)]
 pub(crate) struct PendingTakeOver<'a> {
     take: &'a HandOverDestination,
@@ -57,7 +58,8 @@ impl From<ChannelError> for TakeOverError {
 impl HandOverDestination {
     pub(crate) fn connect(control: &Path) -> Result<Self, TakeOverError> {
         let stream = UnixStream::connect(control)?;
-        // Its owner could have this process serve a guest, and a disk, of their own.
+        // The owner of the socket could make this process serve a guest and a disk of the owner's
+        // choice.
         let user = peer(&stream)?;
         if !is_own(user) {
             return Err(TakeOverError::OtherUser {
@@ -77,12 +79,12 @@ impl HandOverDestination {
         }
     }
 
-    /// The devices as they are while they work, each by itself.
+    /// Requests a copy of the state while the guest runs. Each device pauses by itself.
     pub(crate) fn copy(&self) -> Result<SavedDevices, TakeOverError> {
         self.request(MessageKind::Copy).map(|(handed, _)| handed)
     }
 
-    /// Has them stand still.
+    /// Pauses all devices and requests their state.
     pub(crate) fn stop(&self) -> Result<(PendingTakeOver<'_>, SavedDevices), TakeOverError> {
         let (handed, bytes) = self.request(MessageKind::Stop)?;
         Ok((PendingTakeOver { take: self, bytes }, handed))
@@ -104,7 +106,7 @@ impl HandOverDestination {
 }
 
 impl PendingTakeOver<'_> {
-    /// They are rebuilt here. When this returns, the first process has let go of them.
+    /// Confirms that the devices are rebuilt. When it returns `Ok`, the source has released them.
     pub(crate) fn confirm(self) -> Result<(), TakeOverError> {
         let channel = &self.take.channel;
         channel.send(MessageKind::Rebuilt, &[], &[], REPLY_TIMEOUT)?;
@@ -144,7 +146,7 @@ mod tests {
             set_thread_res_uid(nobody, nobody, nobody).ok()?;
             UnixListener::bind(theirs).ok()
         });
-        // Only root can try it.
+        // Only root can create another user's socket.
         if let Some(_listener) = listens.join().unwrap() {
             let error = HandOverDestination::connect(&path).unwrap_err();
             assert!(

@@ -1,4 +1,4 @@
-//! What can go wrong when devices are handed over.
+//! Errors of a hand-over.
 
 use std::io;
 
@@ -7,12 +7,12 @@ use ringfence_virtio_iommu::SnapshotError;
 
 use crate::MemoryError;
 
-/// Why a device stays where it is.
+/// Reason for which a device cannot be handed over.
 #[derive(Debug)]
 pub enum HandOverBlocker {
-    /// A device that keeps something which cannot be handed over: named.
+    /// The device has state that cannot be handed over; the text names it.
     Keeps(&'static str),
-    /// The host gave no further descriptor.
+    /// The host has no free descriptors.
     Host(io::Error),
 }
 
@@ -33,48 +33,48 @@ impl From<io::Error> for HandOverBlocker {
     }
 }
 
-/// Why a stream is not taken. Nothing of it was used.
+/// Error of an invalid stream. No part of the stream was used.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum StateError {
-    /// It does not begin as a stream does.
+    /// The stream does not begin with the magic number.
     NoStream,
-    /// Of a version that is not known here.
+    /// The version is not supported.
     Version(u32),
-    /// It ends too early.
+    /// The stream ends too early.
     Truncated,
-    /// Bytes follow its end.
+    /// This many bytes follow the end.
     TrailingBytes(usize),
-    /// Its bytes are not those that were written.
+    /// The checksum does not match.
     Checksum,
-    /// It speaks of more descriptors, or fewer, than came with it.
+    /// The stream refers to more or fewer descriptors than came with it.
     Descriptors,
-    /// A number that cannot be.
+    /// A value is out of range.
     BadValue {
-        /// Of what.
+        /// Name of the value.
         what: &'static str,
-        /// The number.
+        /// The invalid value.
         value: u64,
     },
-    /// A descriptor of another kind than it has to be.
+    /// A descriptor has the wrong type.
     NotA {
-        /// What it has to be.
+        /// The required type.
         what: &'static str,
     },
-    /// A register that no driver could have brought there.
+    /// No driver could have produced this register value.
     Register {
-        /// Which.
+        /// Name of the register.
         what: &'static str,
     },
-    /// The guest's memory.
+    /// The guest's memory could not be mapped.
     Memory(MemoryError),
-    /// The IOMMU's mappings.
+    /// The mappings of the virtio-iommu are invalid.
     Iommu(SnapshotError),
-    /// The records of the para-virtual IOMMU's mappings.
+    /// The mapping records of the para-virtual IOMMU are invalid.
     Records(RestoreError),
-    /// What this process was told does not fit what is handed over: why.
+    /// The state does not fit the options of this process, for the given reason.
     Unfit(&'static str),
-    /// The host refuses something.
+    /// A system call failed.
     Host(io::Error),
 }
 
@@ -107,25 +107,26 @@ impl From<io::Error> for StateError {
     }
 }
 
-/// Why devices were not taken over. They are where they were.
+/// Error of a take-over.
 #[derive(Debug)]
 pub enum TakeOverError {
-    /// Nobody answers at the control socket, or no longer.
+    /// The source does not answer, or has closed the connection.
     Io(io::Error),
-    /// The process that has the devices is another user's.
+    /// Another user owns the process that serves the devices.
     OtherUser {
-        /// That user.
+        /// ID of that user.
         user: u32,
     },
-    /// It took longer than it may.
+    /// A reply did not arrive in time.
     TimeOut,
-    /// The first process does not give them away: its reason.
+    /// The source refused to hand the devices over, for the given reason.
     Refused(String),
-    /// The first process had gone on with them by the time they were rebuilt here: its reason.
+    /// The source did not release the devices, for the given reason. It has resumed them, unless
+    /// the reason says that nobody has them.
     Kept(String),
-    /// What came is no message.
+    /// The source sent a malformed or unexpected message.
     Message,
-    /// What it sent cannot be used.
+    /// The state that the source sent is invalid.
     State(StateError),
 }
 

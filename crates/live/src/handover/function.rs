@@ -1,4 +1,4 @@
-//! The registers of a function, of PCI and of virtio.
+//! PCI and virtio registers of a function.
 
 use std::os::fd::OwnedFd;
 
@@ -12,16 +12,16 @@ const CONFIG_BYTES: usize = 256;
 const MAX_QUEUES: usize = 64;
 const MAX_VECTORS: usize = MAX_QUEUES + 1;
 
-/// The registers of a function.
+/// Registers of a function.
 #[derive(Debug)]
 pub struct FunctionState {
-    /// Configuration space.
+    /// PCI configuration space.
     pub config: [u8; CONFIG_BYTES],
-    /// Interrupt status.
+    /// Interrupt status register.
     pub isr: u8,
-    /// The descriptors of the vectors.
+    /// Eventfds of the MSI-X vectors.
     pub vectors: Vec<Option<OwnedFd>>,
-    /// Virtio's own.
+    /// Virtio common configuration.
     pub common: CommonState,
 }
 
@@ -46,24 +46,24 @@ impl FunctionState {
     }
 }
 
-/// The common configuration.
+/// Virtio common configuration registers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CommonState {
-    /// Features that are offered.
+    /// Features that the device offers.
     pub offered: u64,
-    /// And those the driver accepted.
+    /// Features that the driver accepted.
     pub accepted: u64,
-    /// Which half of the first is read.
+    /// `device_feature_select`: the half of the offered features that the driver reads.
     pub offered_select: u32,
-    /// Which half of the second is written.
+    /// `driver_feature_select`: the half of the accepted features that the driver writes.
     pub accepted_select: u32,
-    /// Vector of changes of the configuration.
+    /// MSI-X vector of configuration changes.
     pub config_vector: u16,
-    /// Status.
+    /// Device status.
     pub status: u8,
-    /// The queue whose registers are seen.
+    /// `queue_select`: the queue whose registers are visible.
     pub selected: u16,
-    /// The queues.
+    /// State of each queue.
     pub queues: Vec<QueueSlot>,
 }
 
@@ -113,14 +113,14 @@ impl CommonState {
     }
 }
 
-/// A queue.
+/// State of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueSlot {
-    /// Its registers and how far the device is in its rings.
+    /// Registers and ring positions.
     pub queue: QueueState,
-    /// Its vector.
+    /// MSI-X vector.
     pub vector: u16,
-    /// There is work left that nobody will ring for.
+    /// True if the queue has work left for which the driver will not ring the doorbell.
     pub unfinished: bool,
 }
 

@@ -1,22 +1,23 @@
-//! A guest's devices handed over from one process to another, while the guest runs.
+//! Hand-over of a guest's devices from one process to another while the guest runs.
 //!
-//! [`SavedDevices`] is all that has to cross, as values, and its stream of bytes and descriptors;
-//! `source` is the process that has the devices, `destination` the one that takes them over.
-//! Decision 0020 says what this shows of a live migration and what it does not.
+//! [`SavedDevices`] contains the complete state, as values and as a stream of bytes and
+//! descriptors. `source` runs in the process that serves the devices, `destination` in the process
+//! that takes them over. Decision 0020 compares the hand-over with a live migration.
 //!
-//! | from | message | |
+//! | sender | message | meaning |
 //! |---|---|---|
-//! | the second | copy | as often as it likes |
-//! | the first | stream | each device at the end of a turn of its own, and on it goes |
-//! | the second | stop | |
-//! | the first | stream | all devices stand still before the first of them is copied |
-//! | the second | rebuilt | the confirmation |
-//! | the first | gone | it has let go of all of the guest's memory and of every socket |
+//! | destination | copy | requests a copy of the state; may be repeated |
+//! | source | stream | each device pauses by itself, for one copy |
+//! | destination | stop | requests the hand-over |
+//! | source | stream | all devices are paused before the source copies the first |
+//! | destination | rebuilt | confirms that all devices are rebuilt |
+//! | source | released | the source has released the guest's memory and all sockets |
 //!
-//! A stream is checked whole before anything of it is used. Until the confirmation has come the
-//! devices are the first one's: whatever happens to the second, or takes it too long, the first
-//! goes on with them, and says `kept` to whoever is still there. From the confirmation on they are
-//! the second one's.
+//! The destination validates a whole stream before it uses any part of it. The source answers a
+//! failed copy with `refused`. Until the confirmation the source owns the devices: if the
+//! destination fails or is late, the source resumes them and sends `kept`. After the confirmation
+//! the destination owns them. If the source then cannot stop a device, no process owns the devices;
+//! the source sends `kept` with that reason and exits.
 
 mod bytes;
 mod channel;
@@ -46,5 +47,5 @@ pub use state::{
     DeviceState, DiskKind, MAX_STREAM_BYTES, PviommuState, SavedDevice, SavedDevices, VERSION,
 };
 
-/// Name of the socket at which the first process waits for a second one.
+/// Name of the socket at which the source waits for a destination.
 pub const CONTROL: &str = "control.sock";

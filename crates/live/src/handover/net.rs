@@ -1,4 +1,4 @@
-//! What only a network device has, and its link: values and their place in the stream.
+//! State of a network device and its link, and its encoding in the stream.
 
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
@@ -10,58 +10,58 @@ use super::bytes::{Reader, Writer};
 use crate::link::{CHUNK_BYTES, FRAME_PREFIX_BYTES, MAX_FRAME_BYTES, MAX_PATH_BYTES};
 use crate::virtio::net::FLOWS;
 
-/// Longest frame behind its length.
+/// Bytes of the longest frame with its length prefix.
 const MAX_PREFIXED: usize = FRAME_PREFIX_BYTES + MAX_FRAME_BYTES;
 
-/// What a network device has beside its registers.
+/// State of a network device, without its registers.
 #[derive(Debug)]
 pub struct NetState {
-    /// Its hardware address.
+    /// MAC address.
     pub mac: [u8; 6],
-    /// Queue pairs that are offered,
+    /// Offered queue pairs.
     pub offered: u16,
-    /// and that the driver uses.
+    /// Queue pairs that the driver uses.
     pub active: u16,
-    /// For each class of flows the pair on which the driver last sent;
-    /// [`NO_PAIR`](crate::virtio::net::NO_PAIR): it has not.
+    /// For each class of flows, the pair on which the driver last sent a frame, or
+    /// [`NO_PAIR`](crate::virtio::net::NO_PAIR).
     pub flows: [u8; FLOWS],
-    /// The frame that came and waits for a buffer.
+    /// Received frame that waits for a buffer.
     pub pending_frame: Option<PendingFrameState>,
-    /// A bit for each pair: it has frames that the link did not take, in the driver's ring.
+    /// One bit for each pair with frames in the driver's ring that the link did not accept.
     pub waiting: u16,
-    /// The far side.
+    /// State of the link.
     pub link: LinkState,
 }
 
-/// A frame that came.
+/// A received frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PendingFrameState {
-    /// The frame.
+    /// Bytes of the frame.
     pub frame: Vec<u8>,
-    /// Where it is to go.
+    /// Queue pair that the frame belongs to.
     pub pair: u16,
 }
 
-/// A link. What is on its way to or from the other side is in the descriptors' sockets, or here.
+/// State of a link. Data in transit is in the kernel's socket buffers or in this state.
 #[derive(Debug)]
 pub enum LinkState {
     /// A tap interface.
     Tap {
-        /// The descriptor that has it.
+        /// Descriptor of the interface.
         file: OwnedFd,
     },
     /// A stream socket.
     Stream {
-        /// Where the next peer comes, if this side listens. The kernel knows its name.
+        /// Socket that accepts the next peer, if this side listens. The kernel knows its name.
         listener: Option<OwnedFd>,
-        /// The peer, if there is one.
+        /// The connected peer, if any.
         peer: Option<PeerState>,
     },
     /// A pair of datagram sockets.
     Datagram {
-        /// This side's. The kernel knows its name.
+        /// Socket of this side. The kernel knows its name.
         socket: OwnedFd,
-        /// The other's name, from the root.
+        /// Absolute path of the other side's socket.
         remote: PathBuf,
     },
 }
@@ -69,16 +69,16 @@ pub enum LinkState {
 /// The peer of a stream socket.
 #[derive(Debug)]
 pub struct PeerState {
-    /// Its socket.
+    /// Socket of the connection.
     pub stream: OwnedFd,
-    /// The frame that has come in part: as much as is known of its length, and its bytes unless
-    /// they are dropped.
+    /// Partially received frame: the received part of its length prefix and of its data. A frame
+    /// that is dropped has no data here.
     pub begun: Vec<u8>,
-    /// Bytes of it that are to come.
+    /// Bytes of the frame that have not arrived.
     pub missing: u32,
-    /// What was read behind it.
+    /// Bytes read beyond the frame.
     pub unread: Vec<u8>,
-    /// The rest of the frame that was sent in part.
+    /// Unsent rest of a partially sent frame.
     pub unsent: Vec<u8>,
 }
 

@@ -1,5 +1,4 @@
-//! How a device's thread is asked to stand still at the end of a turn, and what it is told to do
-//! then.
+//! Pausing a device's thread at the end of a turn, and commands to the paused device.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -10,47 +9,47 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use super::{HandOverBlocker, SavedDevice};
 
-/// What a device that stands still is told. When nobody is left to tell it anything, it goes on.
+/// A command to a paused device. The device resumes when the requester is dropped.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum PauseCommand {
-    /// Say what you have.
+    /// Return the state.
     Save,
-    /// Let go of everything.
+    /// Release the device.
     Release,
 }
 
-/// What it says.
+/// Reply of a device.
 #[derive(Debug)]
 pub(crate) enum PauseReply {
-    /// It stands still.
+    /// The device is paused.
     Stopped,
-    /// This it has.
+    /// State of the device.
     Saved(Box<Result<SavedDevice, HandOverBlocker>>),
-    /// It is at work still, and goes on.
+    /// The turn did not end in time; the device continues.
     Busy,
-    /// It has let go of everything.
+    /// The device has released everything.
     Released,
-    /// Of everything but what works for it, which was ended and hangs in the kernel.
+    /// The device is released, but its process was killed and is stuck in the kernel.
     Stuck,
 }
 
-/// The caller's side, until it is dropped.
+/// The requester's side of a pause. Dropping it resumes the device.
 #[derive(Debug)]
 pub(crate) struct PauseRequester {
     pub(crate) commands: Sender<PauseCommand>,
     pub(crate) replies: Receiver<PauseReply>,
 }
 
-/// The device's side.
+/// The device's side of a pause.
 #[derive(Debug)]
 pub(crate) struct PauseRequest {
-    /// So long it is waited for.
+    /// Time at which the requester stops waiting.
     pub(crate) until: Instant,
     pub(crate) commands: Receiver<PauseCommand>,
     pub(crate) replies: Sender<PauseReply>,
 }
 
-/// A device's bell. Clones are the same one.
+/// Requests pauses of one device. Clones refer to the same device.
 #[derive(Clone, Debug)]
 pub(crate) struct PauseHandle(Arc<Inner>);
 
@@ -68,12 +67,12 @@ impl PauseHandle {
         })))
     }
 
-    /// Readable while somebody calls.
+    /// Returns a descriptor that is readable while a request is pending.
     pub(crate) fn wake_fd(&self) -> BorrowedFd<'_> {
         self.0.wake_fd.as_fd()
     }
 
-    /// Asks the device to stand still by then. A call that was not answered is forgotten.
+    /// Asks the device to pause before `until`. Replaces a request that the device has not taken.
     pub(crate) fn request_pause(&self, until: Instant) -> PauseRequester {
         let (orders, taken) = channel();
         let (given, answers) = channel();
@@ -89,7 +88,7 @@ impl PauseHandle {
         }
     }
 
-    /// The call that rang, if it has not been taken back.
+    /// Takes the pending request; `None` if there is none.
     pub(crate) fn take_request(&self) -> Option<PauseRequest> {
         let _ = rustix::io::read(&self.0.wake_fd, &mut [0; 8]);
         self.pending().take()

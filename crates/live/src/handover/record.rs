@@ -1,5 +1,4 @@
-//! What an IOMMU's driver asks for, written down by one process after the other: values and their
-//! place in the stream.
+//! State of a file that records the requests of an IOMMU driver, and its encoding in the stream.
 
 use std::os::fd::OwnedFd;
 
@@ -7,16 +6,17 @@ use super::StateError;
 use super::bytes::{Reader, Writer};
 use crate::iommu::PENDING_BYTES;
 
-/// A record that goes on.
+/// A record that another process continues.
 #[derive(Debug)]
 pub struct RecordState {
-    /// The file. Where the next line goes is what its descriptors share.
+    /// The record file. Its duplicated descriptors share the file offset.
     pub file: OwnedFd,
-    /// All requests up to now are in it, or pending. Otherwise nothing more is written.
+    /// True if every request so far is in the file or pending. Otherwise no further request is
+    /// recorded.
     pub whole: bool,
-    /// Lines that are yet to be written.
+    /// Lines that are not written yet.
     pub pending: Vec<u8>,
-    /// Requests that are not in it; 0 if it is whole.
+    /// Number of requests that are not recorded; 0 if `whole` is set.
     pub lost: u64,
 }
 

@@ -1,4 +1,4 @@
-//! A device's thread: it serves, and stands still when it is called.
+//! Main loop of a device's thread: it serves clients and pauses on request.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -7,10 +7,10 @@ use super::{HandOverBlocker, PauseCommand, PauseHandle, PauseReply, SavedDevice,
 use crate::counters::DeviceCounters;
 use crate::server::{ClientSlot, PolledFunction, ServeEnd, ServeEvent, StopSignal};
 
-/// Serves until told to stop, or until the device has been handed over.
+/// Serves clients until `stop` is signalled or the device is released to another process.
 ///
 /// # Errors
-/// What listening or waiting meets.
+/// A listening or polling error.
 pub(crate) fn serve_device<F: PolledFunction>(
     mut post: ClientSlot<F>,
     attention: &PauseHandle,
@@ -33,7 +33,7 @@ pub(crate) fn serve_device<F: PolledFunction>(
             let _ = round.replies.send(PauseReply::Busy);
             continue;
         }
-        // Whoever called may have given up meanwhile: then no order comes, and it goes on.
+        // If the requester has given up, `recv` fails at once and the device resumes.
         let _ = round.replies.send(PauseReply::Stopped);
         while let Ok(order) = round.commands.recv() {
             match order {
@@ -42,7 +42,7 @@ pub(crate) fn serve_device<F: PolledFunction>(
                 }
                 PauseCommand::Release => {
                     let left = post.function().is_none_or(F::release);
-                    // Without a reset: the guest's device goes on elsewhere.
+                    // No reset: the guest's device continues in the destination.
                     drop(post);
                     let answer = if left {
                         PauseReply::Released
@@ -57,10 +57,10 @@ pub(crate) fn serve_device<F: PolledFunction>(
     }
 }
 
-/// What another process needs to serve it.
+/// Returns the state that another process needs to serve the device.
 ///
 /// # Errors
-/// It cannot be handed over.
+/// [`HandOverBlocker`] if the device cannot be handed over.
 pub(crate) fn save<F: PolledFunction>(
     post: &ClientSlot<F>,
 ) -> Result<SavedDevice, HandOverBlocker> {

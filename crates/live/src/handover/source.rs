@@ -1,4 +1,4 @@
-//! The process that has the devices: it waits for one that takes them over.
+//! Source of a hand-over: the process that serves the devices and waits for a destination.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -11,16 +11,16 @@ use super::{PauseCommand, PauseHandle, PauseReply, PauseRequester, SavedDevice, 
 use crate::access::SocketAccess;
 use crate::server::{LogBudget, ServeEvent, StopSignal};
 
-/// How long the first process waits.
+/// Time limits of the source.
 #[derive(Clone, Copy, Debug)]
 pub struct HandOverTimeouts {
-    /// For a device to come to the end of its turn.
+    /// Limit for a device to end its turn.
     pub stop: Duration,
-    /// For the second process to rebuild the devices, from the moment when they stand still.
+    /// Limit for the destination to rebuild the devices, from the time when they are paused.
     pub rebuild: Duration,
-    /// For whatever else the second process does.
+    /// Limit for any other message of the destination.
     pub idle: Duration,
-    /// For all that it does before it has the devices stop: each copy costs every device a turn.
+    /// Limit for everything before the stop request: each copy costs every device a turn.
     pub copying: Duration,
 }
 
@@ -35,42 +35,43 @@ impl Default for HandOverTimeouts {
     }
 }
 
-/// What is offered.
+/// Devices that the source offers.
 #[derive(Debug)]
 pub(crate) struct HandOverSource {
     pub(crate) control: UnixListener,
     pub(crate) metrics: OwnedFd,
-    /// The devices, in the order of [`DeviceState`](super::DeviceState)'s variants.
+    /// Devices, in the order of [`DeviceState`](super::DeviceState)'s variants.
     pub(crate) devices: Vec<(&'static str, PauseHandle)>,
     pub(crate) limits: HandOverTimeouts,
 }
 
-/// What became of it.
+/// Result of serving destinations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SourceOutcome {
-    /// Nobody came before the stop.
+    /// The daemon was stopped before a hand-over.
     Stopped,
-    /// Another process has the devices.
+    /// Another process owns the devices.
     Gone,
 }
 
-/// Why the devices stay, as the log and the second process read it.
+/// Reason for which the devices stay, for the log and the destination.
 type Reason = String;
 
-/// Whose the devices are after a conversation.
+/// Owner of the devices after a conversation.
 enum DeviceOwner {
-    /// This process's.
+    /// This process.
     Source,
-    /// The other's.
+    /// The destination.
     Destination,
-    /// Nobody's: something of this process's may still work for one, and does not end.
+    /// No process: part of a device in this process may still work and cannot be stopped.
     Unknown(Reason),
 }
 
-/// Waits for a second process until one has taken the devices over, or the stop comes.
+/// Serves destinations until one has taken the devices over or `stop` is signalled.
 ///
 /// # Errors
-/// What listening meets; or nobody has the devices any more.
+/// A listening error, or a device that was released but could not be stopped: no process owns the
+/// devices then.
 pub(crate) fn serve_destination(
     offer: HandOverSource,
     stop: &StopSignal,
@@ -103,7 +104,7 @@ pub(crate) fn serve_destination(
             }
         };
         stop.stop();
-        // Nothing of this process listens any more when the second one begins.
+        // This process must listen on no socket when the destination begins.
         let limit = offer.limits.idle;
         drop(offer);
         let channel = Channel {
@@ -123,13 +124,13 @@ impl HandOverSource {
         let until = Instant::now() + limits.copying;
         loop {
             let left = until.saturating_duration_since(Instant::now());
-            // What is there already is read without waiting: a second process that asks on and on
-            // would never be late.
+            // `receive` reads available messages without waiting, so a destination that keeps
+            // asking would never time out there.
             if left.is_zero() {
                 return Err(lost(ChannelError::TimeOut));
             }
             let asked = match channel.receive(limits.idle.min(left)) {
-                // It has seen enough.
+                // The destination has closed the connection.
                 Err(ChannelError::Io(_) | ChannelError::Stopped) => return Ok(DeviceOwner::Source),
                 other => other.map_err(lost)?,
             };
@@ -164,7 +165,7 @@ impl HandOverSource {
         })
     }
 
-    /// Each device at the end of a turn of its own, one after the other.
+    /// Copies the state of each device, pausing one after the other.
     fn copy(&self) -> Result<SavedDevices, Reason> {
         let mut devices = Vec::new();
         for (name, attention) in &self.devices {
@@ -176,8 +177,8 @@ impl HandOverSource {
         self.saved_devices(devices)
     }
 
-    /// Stops them all, and lets go of them when the other side has confirmed. With an error they go
-    /// on.
+    /// Pauses all devices and releases them when the destination has confirmed. On an error they
+    /// resume.
     fn hand_over(&self, channel: &Channel<'_>) -> Result<DeviceOwner, Reason> {
         let until = Instant::now() + self.limits.stop;
         let devices = self.devices.iter();
@@ -201,13 +202,13 @@ impl HandOverSource {
         if channel.receive(left()).map_err(lost)?.kind != MessageKind::Rebuilt {
             return Err("the devices were not rebuilt".to_owned());
         }
-        // They are the other side's from here on.
+        // From here on the destination owns the devices.
         for (_, called) in &calls {
             let _ = called.commands.send(PauseCommand::Release);
         }
         let mut whose = DeviceOwner::Destination;
         for (name, called) in &calls {
-            // Its own end says that it has left, should the thread have failed.
+            // A closed channel means that the thread has ended and released the device.
             if let Ok(PauseReply::Stuck) = called.replies.recv() {
                 whose = DeviceOwner::Unknown(format!(
                     "nobody has the devices: {name}'s process was ended, and hangs in the kernel"
@@ -286,7 +287,7 @@ mod tests {
         }
     }
 
-    /// A device that does as it is told, and then says `last`.
+    /// Simulates a device that obeys all commands and finally replies `last`.
     fn follow(attention: &PauseHandle, last: PauseReply) {
         let round = loop {
             if let Some(round) = attention.take_request() {
@@ -309,8 +310,7 @@ mod tests {
         }
     }
 
-    /// What the other process of the conversation is told at its end, and what becomes of the
-    /// offer.
+    /// Returns the last message that the destination receives, and the source's result.
     fn confirmed(last: PauseReply) -> (u32, io::Result<SourceOutcome>) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("control");
@@ -336,7 +336,7 @@ mod tests {
         device.join().unwrap();
         let mut said = Vec::new();
         second.read_to_end(&mut said).unwrap();
-        // A stream, and a last word; its reason is none of the words.
+        // The source sends a stream and a final message; the reason's text contains neither type.
         let kinds = [MessageKind::Released, MessageKind::Kept].map(|kind| kind as u32);
         let words = said.windows(4).map(|word| word.try_into().unwrap());
         let mut words = words.map(u32::from_le_bytes);
@@ -348,7 +348,7 @@ mod tests {
         let (said, offered) = confirmed(PauseReply::Released);
         assert_eq!(said, MessageKind::Released as u32);
         assert_eq!(offered.unwrap(), SourceOutcome::Gone);
-        // A process that does not die may still have the guest's memory: the other one must not
+        // A process that is still alive may have the guest's memory: the destination must not
         // begin.
         let (said, offered) = confirmed(PauseReply::Stuck);
         assert_eq!(said, MessageKind::Kept as u32);

@@ -1,14 +1,14 @@
-//! What has to cross, and the stream that it crosses in.
+//! State of a hand-over and its encoding as a stream.
 //!
-//! | bytes | what |
+//! | bytes | content |
 //! |---|---|
-//! | 8, 4, 4 | the letters `RFHANDOV`, the version, the number of descriptors beside it |
+//! | 8, 4, 4 | magic `RFHANDOV`, version, number of descriptors |
+//! | | metrics socket, control socket, number of devices |
 //! | | the devices in the order of [`DeviceState`]'s variants, each at most once |
-//! | 4 | the CRC-32C of all bytes before |
+//! | 4 | CRC-32C of all preceding bytes |
 //!
-//! Of a device: what kind it is and what only it has; its listening socket; the registers of the
-//! PCI function and of virtio; the client's conversation, if there is one; how many requests it has
-//! completed.
+//! Each device has: its kind and device-specific state, its listening socket, its PCI and virtio
+//! registers, its client's session if any, and the number of completed requests.
 
 use std::os::fd::OwnedFd;
 
@@ -21,60 +21,60 @@ use super::function::FunctionState;
 use super::net::NetState;
 use super::record::RecordState;
 
-/// The version of the stream.
+/// Version of the stream format.
 pub const VERSION: u32 = 1;
-/// The longest stream that is read.
+/// Most bytes of a stream.
 pub const MAX_STREAM_BYTES: usize = 64 << 20;
-/// Most descriptors beside a stream.
+/// Most descriptors that accompany a stream.
 pub(super) const MAX_STREAM_FDS: usize = 8192;
 
 const MAGIC: [u8; 8] = *b"RFHANDOV";
 const HEADER_BYTES: usize = 16;
 const SUM_BYTES: usize = 4;
 const MAX_DEVICES: usize = 8;
-/// A virtio-iommu whose requests are written down.
+/// Number of a virtio-iommu whose requests are recorded.
 const RECORDED: u8 = 6;
-/// A disk, by its kind.
+/// Numbers of the kinds of disks.
 const DISKS: [(u8, DiskKind); 3] = [
     (5, DiskKind::Plain),
     (7, DiskKind::Assigned),
     (8, DiskKind::Sandboxed),
 ];
 
-/// All of one process's devices.
+/// State of all devices of a process.
 #[derive(Debug)]
 pub struct SavedDevices {
-    /// Where the counters are answered.
+    /// Socket that serves the counters.
     pub metrics: OwnedFd,
-    /// Where the next process comes.
+    /// Socket at which the next destination connects.
     pub control: OwnedFd,
-    /// In the order of [`DeviceState`]'s variants.
+    /// Devices, in the order of [`DeviceState`]'s variants.
     pub devices: Vec<SavedDevice>,
 }
 
-/// A device, its function and its client.
+/// State of a device, its function and its client.
 #[derive(Debug)]
 pub struct SavedDevice {
-    /// What it is.
+    /// Device-specific state.
     pub state: DeviceState,
-    /// Where it listens.
+    /// Listening socket.
     pub listener: OwnedFd,
-    /// The registers.
+    /// PCI and virtio registers.
     pub function: FunctionState,
-    /// The client's conversation.
+    /// Session of the connected client, if any.
     pub session: Option<SessionState>,
-    /// Requests completed.
+    /// Number of completed requests.
     pub requests: u64,
 }
 
-/// What only this kind of device has.
+/// Device-specific state.
 #[derive(Debug)]
 pub enum DeviceState {
-    /// The virtio-iommu: its snapshot.
+    /// The virtio-iommu.
     Iommu {
-        /// As `ringfence_virtio_iommu::Device::snapshot` makes it.
+        /// Snapshot by `ringfence_virtio_iommu::Device::snapshot`.
         snapshot: Vec<u8>,
-        /// Where its requests are written down, if they are.
+        /// Record of its requests, if enabled.
         record: Option<RecordState>,
     },
     /// The para-virtual IOMMU.
@@ -85,43 +85,43 @@ pub enum DeviceState {
     Net(Box<NetState>),
     /// The disk.
     Blk {
-        /// Its file.
+        /// File with the data.
         file: OwnedFd,
-        /// It cannot be written.
+        /// True if the driver must not write the disk.
         read_only: bool,
-        /// Its size as the driver knows it.
+        /// Capacity that the driver knows, in sectors.
         sectors: u64,
-        /// How it reaches the guest's memory.
+        /// Access path to the guest's memory.
         kind: DiskKind,
     },
 }
 
-/// How a disk reaches the guest's memory.
+/// Access path of a disk to the guest's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DiskKind {
-    /// Software translates for it, or nothing does.
+    /// In-process device, with a software IOMMU or without an IOMMU.
     Plain,
-    /// The model of the hardware translates its accesses. Tables, frames and what the hardware
-    /// remembers are the host's, and made anew.
+    /// Assigned device: the hardware IOMMU model translates its accesses. Tables, frames and IOTLB
+    /// belong to the host; the destination creates new ones.
     Assigned,
-    /// It is a process of its own, which has what is mapped for it. The process, and its
-    /// confinement, are the host's, and made anew.
+    /// Device in a sandbox process. The process belongs to the host; the destination starts and
+    /// confines a new one.
     Sandboxed,
 }
 
-/// What the para-virtual IOMMU has.
+/// State of the para-virtual IOMMU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PviommuState {
-    /// The driver has begun.
+    /// True if the driver has set `DRIVER_OK`.
     pub running: bool,
-    /// The mappings, as a stream of records in the guest's view (`docs/PVIOMMU.md`).
+    /// Mappings, as a stream of records in the guest's view (`docs/PVIOMMU.md`).
     pub records: Vec<u8>,
-    /// Events that the driver has not been told of.
+    /// Events that the driver has not received.
     pub events: Vec<u8>,
 }
 
 impl DeviceState {
-    /// How the stream calls it.
+    /// Returns the number of the kind in the stream.
     fn kind(&self) -> u8 {
         match self {
             Self::Iommu {
@@ -135,7 +135,7 @@ impl DeviceState {
         }
     }
 
-    /// Its place in the order.
+    /// Returns the position in the order of devices.
     fn number(&self) -> u8 {
         match self {
             Self::Iommu { .. } => 1,
@@ -148,7 +148,7 @@ impl DeviceState {
 }
 
 impl SavedDevices {
-    /// The stream: bytes, and the descriptors that go with them, in this order.
+    /// Encodes the state as bytes and their descriptors, in this order.
     pub fn encode(self) -> (Vec<u8>, Vec<OwnedFd>) {
         let mut out = Writer::default();
         out.bytes.extend(MAGIC);
@@ -170,11 +170,11 @@ impl SavedDevices {
         (bytes, fds)
     }
 
-    /// Reads a stream.
+    /// Decodes a stream.
     ///
     /// # Errors
-    /// [`StateError`]; nothing of it may be used. What the devices it tells of can be is for them
-    /// to say.
+    /// [`StateError`]; no part of the stream may be used. Each device validates its own state
+    /// later.
     pub fn decode(bytes: &[u8], fds: Vec<OwnedFd>) -> Result<Self, StateError> {
         if !bytes.starts_with(&MAGIC) {
             return Err(StateError::NoStream);
@@ -225,7 +225,7 @@ impl SavedDevices {
         })
     }
 
-    /// Requests that the devices have completed, the IOMMU's aside.
+    /// Returns the number of requests that the devices completed, without those of the IOMMU.
     pub fn requests(&self) -> u64 {
         let devices = self.devices.iter();
         let devices = devices.filter(|device| {

@@ -1,25 +1,24 @@
-//! What is counted while guests run, and how it reads: Prometheus text.
+//! Counters of running guests and their output as Prometheus text.
 
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// A number that only grows, up to its maximum.
+/// A counter that saturates at its maximum.
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
 
 impl Counter {
-    /// Adds to it.
+    /// Adds `amount`.
     pub fn add(&self, amount: u64) {
         let before = self.0.fetch_add(amount, Ordering::Relaxed);
         if before.checked_add(amount).is_none() {
-            // Only after another process has said a number near the maximum.
+            // Overflow requires that another process reported a number near the maximum.
             self.0.store(u64::MAX, Ordering::Relaxed);
         }
     }
 
-    /// Adds what another process counted. A process may say any number, so the counter stays at its
-    /// maximum.
+    /// Adds a number that another process reported. The number is arbitrary, so the sum saturates.
     fn add_told(&self, amount: u64) {
         let add = |value: u64| Some(value.saturating_add(amount));
         let _ = self
@@ -27,36 +26,35 @@ impl Counter {
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
     }
 
-    /// Its value, and from here on zero.
+    /// Returns the value and resets it to zero.
     fn take(&self) -> u64 {
         self.0.swap(0, Ordering::Relaxed)
     }
 
-    /// Its value.
+    /// Returns the value.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// Shortest time that is told from shorter ones, as a power of two in nanoseconds (1 us).
+/// Bound of the first bucket as a power of two of nanoseconds (1.024 us).
 const SHORTEST: u32 = 10;
-/// Buckets with a bound; the last one ends at 2 s.
+/// Number of buckets with a bound; the last bound is 2.1 s.
 const BUCKETS: usize = 22;
 
-/// Times, by powers of two.
+/// A histogram of durations, with a bucket for each power of two.
 #[derive(Debug, Default)]
 pub struct Histogram {
-    /// How many took at most `bound(index)`, and more than the one before; the last: how many took
-    /// longer.
+    /// Number of durations in each bucket. A bucket includes its bound; the last bucket has none.
     counts: [Counter; BUCKETS + 1],
     nanoseconds: Counter,
 }
 
 impl Histogram {
-    /// Adds one that took `time`.
+    /// Records one duration.
     pub fn record(&self, time: Duration) {
         let nanoseconds = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        // A bucket holds its bound.
+        // Subtract 1 so that a bucket includes its bound.
         let bits = u64::BITS - nanoseconds.saturating_sub(1).leading_zeros();
         let at = (bits.saturating_sub(SHORTEST) as usize).min(BUCKETS);
         if let Some(count) = self.counts.get(at) {
@@ -65,7 +63,7 @@ impl Histogram {
         self.nanoseconds.add(nanoseconds);
     }
 
-    /// How many there are.
+    /// Returns the number of recorded durations.
     pub fn count(&self) -> u64 {
         self.counts
             .iter()
@@ -73,8 +71,7 @@ impl Histogram {
             .fold(0, u64::saturating_add)
     }
 
-    /// In the format of Prometheus: how many took at most each bound, the sum in seconds, how many
-    /// there are.
+    /// Writes the Prometheus format: cumulative buckets, the sum in seconds, the count.
     fn write(&self, text: &mut String, name: &str, device: &str) {
         let mut total: u64 = 0;
         let mut bound: u64 = 1 << SHORTEST;
@@ -88,7 +85,7 @@ impl Histogram {
             );
             bound <<= 1;
         }
-        // As read here: the sum of what is above, whatever is added meanwhile.
+        // Use the sum of the buckets read above: other threads may add values meanwhile.
         total = total.saturating_add(last.get());
         let _ = writeln!(
             text,
@@ -108,18 +105,19 @@ macro_rules! counters {
         #[derive(Debug, Default)]
         pub struct $name {
             $($(#[doc = $text])+ pub $field: Counter,)+
-            /// How long requests took, from being taken off the ring to being given back.
+            /// Time that requests took, from the read of the available ring to the write of the
+            /// used ring.
             pub service: Histogram,
         }
 
         impl $name {
-            /// All numbers, in an order of their own, and from here on they are zero. For a process
-            /// that counts for another one.
+            /// Returns all values in a fixed order and resets them to zero. For a process that
+            /// counts on behalf of another.
             pub(crate) fn take(&self) -> Vec<u64> {
                 self.numbers().map(Counter::take).collect()
             }
 
-            /// Adds what [`take`](Self::take) gave. What there is too much is left out.
+            /// Adds the values of another process's [`take`](Self::take). Ignores surplus values.
             pub(crate) fn add_all(&self, numbers: &[u64]) {
                 self.numbers().zip(numbers).for_each(|(counter, number)| counter.add_told(*number));
             }
@@ -130,7 +128,7 @@ macro_rules! counters {
                 counters.into_iter().chain(counts).chain([nanoseconds])
             }
 
-            /// Name, meaning and value of each.
+            /// Returns the name, help text and value of each counter.
             fn each(&self) -> Vec<(&'static str, &'static str, u64)> {
                 vec![$((stringify!($field), concat!($($text),+), self.$field.get()),)+]
             }
@@ -139,86 +137,85 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Of one device.
+    /// Counters of one device.
     DeviceCounters {
-        /// Messages of the client.
+        /// Messages received from the client.
         messages,
-        /// Messages that were refused.
+        /// Messages from the client that were refused.
         refused,
-        /// Doorbells.
+        /// Doorbells that the driver rang.
         doorbells,
-        /// Requests of the driver.
+        /// Requests of the driver that were completed.
         requests,
         /// Requests that ended with an error.
         failed,
-        /// Requests that could not even be answered.
+        /// Requests that could not be answered: malformed, or with unusable buffers.
         malformed,
-        /// Mappings asked for.
+        /// Mappings that the driver requested.
         maps,
-        /// Unmappings asked for.
+        /// Unmaps that the driver requested.
         unmaps,
-        /// Pages of the guest that were locked into the host's memory when they were mapped.
+        /// Guest pages locked in the host's memory when they were mapped.
         locked,
-        /// Of these, pages that were let go when they were unmapped.
+        /// Locked guest pages that were unlocked when they were unmapped.
         unlocked,
-        /// Accesses that the IOMMU stopped.
+        /// Accesses that the IOMMU blocked.
         faults,
-        /// Of these, accesses to what had been unmapped shortly before.
+        /// Blocked accesses to ranges that had been unmapped shortly before.
         stale,
-        /// Accesses to try the IOMMU that it let through.
+        /// Injected test accesses that the IOMMU permitted.
         strays_through,
-        /// Flushes.
+        /// Flush requests.
         flushes,
-        /// Bytes of data towards the guest.
+        /// Bytes of data transferred to the guest.
         bytes_read,
-        /// Bytes of data from the guest.
+        /// Bytes of data transferred from the guest.
         bytes_written,
-        /// Interrupts.
+        /// Interrupts sent to the guest.
         interrupts,
-        /// Frames from the guest that the peer was given.
+        /// Frames from the guest that the link accepted.
         frames_sent,
-        /// Frames for the guest that it was given.
+        /// Frames delivered to the guest.
         frames_received,
-        /// Frames that were dropped: of a wrong length, for nobody, or for a buffer that could not
-        /// hold them.
+        /// Frames that were dropped: wrong length, no peer, or a buffer that was too small.
         frames_dropped,
-        /// Misses asked of a vhost-user front-end.
+        /// IOTLB misses sent to a vhost-user front-end.
         iotlb_misses,
-        /// Translations that it told.
+        /// Translations received from the front-end.
         iotlb_updates,
-        /// Translations that it took back, in ranges.
+        /// Ranges of translations that the front-end invalidated.
         iotlb_invalidations,
-        /// Queues that could not be used any further.
+        /// Queues that broke and need a reset.
         broken_queues,
-        /// Times that the device's own process was told to map and unmap.
+        /// Batches of mapping calls sent to the device's sandbox process.
         rounds,
-        /// Calls to map and unmap that it was let make.
+        /// Mapping calls that the sandbox process was allowed to make.
         calls,
-        /// Pages of accesses that the hardware's model found in its IOTLB.
+        /// Pages of accesses that the hardware IOMMU model found in its IOTLB.
         unit_hits,
-        /// Pages of accesses that it walked the tables for.
+        /// Pages of accesses for which the hardware IOMMU model walked the tables.
         unit_walks,
-        /// Words of tables that it read for that.
+        /// Table words that these walks read.
         unit_reads,
-        /// Invalidations that it was sent.
+        /// Invalidations that the hardware IOMMU model received.
         unit_invalidations,
-        /// Walks of the second stage, to find a page's frame or to give it one.
+        /// Second-stage walks to find or allocate the frame of a page.
         second_stage_walks,
         /// Pages whose entry was found through the pointer to the last table.
         last_table_hits,
-        /// Frames given to pages that had none.
+        /// Frames allocated to pages that had none.
         frames,
-        /// Of these, frames that the host was asked for while the guest waited.
+        /// Frames that the host allocated while the guest waited.
         frames_awaited,
-        /// Times that the pool of frames was filled up.
+        /// Refills of the pool of frames.
         pool_refills,
     }
 }
 
-/// Name of the times that requests took.
+/// Metric name of the service time histogram.
 const SERVICE: &str = "ringfence_service_seconds";
 
-/// The counters of `devices`, each by its name, in the text format of Prometheus.
+/// Formats the counters of `devices`, each with its name, as Prometheus text.
 pub fn prometheus(devices: &[(&str, &DeviceCounters)]) -> String {
     let mut text = String::new();
     let all: Vec<_> = devices
@@ -285,7 +282,7 @@ mod tests {
         }
     }
 
-    /// A process that counts for this one may say any number, any number of times.
+    /// Another process may report any number, any number of times.
     #[test]
     fn what_a_process_says_ends_at_the_maximum() {
         let counters = DeviceCounters::default();
@@ -302,7 +299,7 @@ mod tests {
         assert!(text.lines().any(|line| line == last), "{text}");
     }
 
-    /// This process counts on after another one has said the maximum.
+    /// This process continues to count after another has reported the maximum.
     #[test]
     fn a_counter_stays_at_its_maximum() {
         let counters = DeviceCounters::default();

@@ -1,14 +1,14 @@
-//! The guest's memory as the client shares it: the ranges of `DMA_MAP`, mapped from its files.
+//! Guest memory that the client shares: the ranges of `DMA_MAP`, mapped from the client's files.
 //!
-//! A client could cut a file off after it was mapped, and the next access would kill the process.
-//! So only files that are sealed against shrinking are mapped (`F_SEAL_SHRINK`, which QEMU's
-//! `memory-backend-memfd` sets by itself), and none of huge pages: there are so many of these and
-//! no more, the client can give any of them back, and who touches one that is not to be had is
-//! killed. Ranges without a file, such as ROMs, and ranges that a device may not write are known
-//! and not reachable.
+//! A client could truncate a file after it was mapped; the next access would then kill this
+//! process. Only files sealed against shrinking are therefore mapped (`F_SEAL_SHRINK`, which QEMU's
+//! `memory-backend-memfd` sets by default).
 //!
-//! One file may be excepted ([`MemoryRules`]), so that a host without swap can take pages of a
-//! guest back.
+//! Files of huge pages are refused. Their pages are a fixed pool, and the client can release any of
+//! them; an access to a page that cannot be allocated then kills the process. Ranges without a
+//! file, such as ROMs, and ranges that a device may not write are recorded but inaccessible.
+//!
+//! [`MemoryRules`] may exempt one file, so that a host without swap can reclaim a guest's pages.
 
 pub(crate) mod lock;
 mod rules;
@@ -32,65 +32,65 @@ pub use rules::{Locked, MemoryRules};
 
 /// Most ranges that one client may map. Announced as `max_dma_maps`.
 pub const MAX_RANGES: usize = 1024;
-/// Most bytes that one client may map, 16 TiB: of the address space, of which a process has 128
-/// TiB, the other devices need some.
+/// Most bytes that one client may map, 16 TiB. A process has 128 TiB of address space, and the
+/// other devices need part of it.
 const MAX_MAPPED_BYTES: u64 = 1 << 44;
-/// The file system of huge pages (`HUGETLBFS_MAGIC`, Linux, include/uapi/linux/magic.h).
+/// Magic number of hugetlbfs (`HUGETLBFS_MAGIC`, Linux, include/uapi/linux/magic.h).
 const HUGE_PAGES: u64 = 0x9584_58f6;
 
-/// Why a range was not mapped or unmapped. Nothing has changed.
+/// Error of a map or unmap request, which has changed nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryError {
-    /// It overlaps a range that is mapped.
+    /// The range overlaps a mapped range.
     Overlap {
-        /// The range that was asked for.
+        /// The requested range.
         range: IovaRange,
     },
-    /// There are [`MAX_RANGES`] already.
+    /// The client has mapped [`MAX_RANGES`] ranges already.
     TooMany {
-        /// The range that was asked for.
+        /// The requested range.
         range: IovaRange,
     },
-    /// With it there would be more bytes than one client may map: 16 TiB.
+    /// The client would have mapped more than 16 TiB.
     TooLong {
-        /// The range that was asked for.
+        /// The requested range.
         range: IovaRange,
     },
-    /// Its file is one of huge pages.
+    /// The file is on hugetlbfs.
     HugePages {
-        /// The range that was asked for.
+        /// The requested range.
         range: IovaRange,
     },
-    /// Its file could be cut off: it is not sealed against shrinking.
+    /// The file is not sealed against shrinking and could be truncated.
     Unsealed {
-        /// The range that was asked for.
+        /// The requested range.
         range: IovaRange,
     },
-    /// The file cannot be mapped there: it is too short, the offset lies on no page, or the host
+    /// The file cannot be mapped: it is too short, the offset is not page-aligned, or the host
     /// refuses.
     Unmappable {
-        /// The range that was asked for.
+        /// The requested range.
         range: IovaRange,
     },
-    /// The host cannot keep all of it in memory.
+    /// The host cannot lock the whole range in memory.
     Unlockable {
-        /// The range that was asked for.
+        /// The requested range.
         range: IovaRange,
     },
-    /// What is to be unmapped would cut a range into pieces.
+    /// The unmap request covers only part of a mapped range.
     Split {
-        /// The range that was asked for.
+        /// The requested range.
         range: IovaRange,
     },
-    /// Nothing is mapped there.
+    /// No mapped range lies within the requested one.
     Absent {
-        /// The range that was asked for.
+        /// The requested range.
         range: IovaRange,
     },
 }
 
 impl MemoryError {
-    /// The error number of the reply.
+    /// Returns the error number of the reply.
     pub fn errno(&self) -> u32 {
         match self {
             Self::Overlap { .. } => errno::EEXIST,
@@ -127,18 +127,18 @@ impl std::fmt::Display for MemoryError {
 
 impl std::error::Error for MemoryError {}
 
-/// Where a range's bytes are, and what a device may do there.
+/// Backing of a range and its permission.
 #[derive(Debug)]
 pub struct RangeSource {
-    /// The file, if the client shares one.
+    /// The file; `None` if the client shares none.
     pub file: Option<OwnedFd>,
-    /// Offset of the range in it.
+    /// Offset of the range in the file.
     pub offset: u64,
-    /// Whether the range may be read and written; otherwise it is not mapped here.
+    /// True if a device may read and write the range. Other ranges are not mapped in this process.
     pub accessible: bool,
 }
 
-/// The ranges of one client.
+/// The guest memory that one client shares.
 #[derive(Debug, Default)]
 pub struct GuestRam {
     rules: MemoryRules,
@@ -146,7 +146,7 @@ pub struct GuestRam {
     memory: GuestMemoryMmap,
 }
 
-/// Whether bytes of a range can be reached from here.
+/// State of a range in this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reachability {
     Mapped,
@@ -154,7 +154,7 @@ enum Reachability {
 }
 
 impl GuestRam {
-    /// No range yet, and each as `rules` say.
+    /// Creates an empty set of ranges under `rules`.
     pub fn new(rules: MemoryRules) -> Self {
         Self {
             rules,
@@ -162,17 +162,17 @@ impl GuestRam {
         }
     }
 
-    /// What is mapped, as of now: later changes are not seen through it.
+    /// Returns a snapshot of the mapped memory; later changes do not affect it.
     pub fn memory(&self) -> &GuestMemoryMmap {
         &self.memory
     }
 
-    /// Ranges, reachable or not.
+    /// Returns the number of ranges, including inaccessible ones.
     pub fn len(&self) -> usize {
         self.ranges.len()
     }
 
-    /// Whether there is no range.
+    /// Returns true if the client has mapped no range.
     pub fn is_empty(&self) -> bool {
         self.ranges.is_empty()
     }
@@ -199,16 +199,16 @@ impl GuestRam {
         Ok(())
     }
 
-    /// What another process needs to map the same.
+    /// Returns the state with which another process can map the same ranges.
     ///
     /// # Errors
-    /// If the host has no descriptors left.
+    /// The host has no free descriptors.
     pub(crate) fn save(&self) -> io::Result<Vec<RangeState>> {
         let ranges = self.ranges.iter().map(|(range, reach)| {
             let start = GuestAddress(range.start().get());
             let file = self.memory.find_region(start);
             let file = file.and_then(|region| region.file_offset());
-            // Known and out of reach: there is no file, or none of its own.
+            // An inaccessible range has no file of its own.
             let file = file.filter(|_| *reach == Reachability::Mapped);
             Ok(RangeState {
                 range: *range,
@@ -221,11 +221,11 @@ impl GuestRam {
         ranges.collect()
     }
 
-    /// Maps what another process had mapped, under the conditions of this one: what it locks is
-    /// locked when this returns.
+    /// Maps the ranges of another process under the rules of this one. Ranges that the rules lock
+    /// are locked on return.
     ///
     /// # Errors
-    /// [`MemoryError`].
+    /// [`MemoryError`] of the first range that fails.
     pub(crate) fn restore(
         rules: MemoryRules,
         ranges: Vec<RangeState>,
@@ -262,8 +262,8 @@ impl GuestRam {
         if u64::try_from(kind) == Ok(HUGE_PAGES) {
             return Err(MemoryError::HugePages { range });
         }
-        // Mapping past the end of a file succeeds; touching it there kills the process. The seal,
-        // or whoever vouched for the file, keeps the size from shrinking below.
+        // Mapping beyond the end of a file succeeds, but an access there kills the process. The
+        // seal, or the exemption by the rules, keeps the file from shrinking below this size.
         let size = fstat(&file).map_err(|_| unmappable)?.st_size;
         let size = u64::try_from(size).unwrap_or(0);
         if offset
@@ -294,7 +294,7 @@ impl GuestRam {
         Ok(memory)
     }
 
-    /// Unmaps all ranges within `range`; without one, all.
+    /// Unmaps all ranges within `range`; `None` unmaps all ranges.
     ///
     /// # Errors
     /// [`MemoryError`]; nothing has changed.

@@ -1,4 +1,4 @@
-//! One client's conversation with one PCI function: messages in, replies out. No socket.
+//! A client's session with one PCI function: it turns messages into replies and uses no socket.
 
 use vm_memory::GuestMemoryMmap;
 
@@ -8,57 +8,57 @@ use crate::wire::{
     errno,
 };
 
-/// Regions that a PCI function has (VFIO: six BARs, ROM, configuration space, VGA).
+/// Number of regions of a PCI function (VFIO: six BARs, ROM, configuration space, VGA).
 pub const REGIONS: u32 = 9;
-/// Index of the configuration space among the regions.
+/// Region index of the configuration space.
 pub const CONFIG_REGION: u32 = 7;
-/// Kinds of interrupt (VFIO: INTx, MSI, MSI-X, error, request).
+/// Number of interrupt types (VFIO: INTx, MSI, MSI-X, error, request).
 pub const IRQ_KINDS: u32 = 5;
-/// Index of MSI-X among them.
+/// Interrupt index of MSI-X.
 pub const MSIX_IRQ: u32 = 2;
 
-/// Index of the kind that reports errors.
+/// Interrupt index of error reports.
 pub const ERROR_IRQ: u32 = 3;
 
 /// A region of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Region {
-    /// Bytes; 0: there is none.
+    /// Size in bytes; 0 if the function does not have the region.
     pub bytes: u64,
 }
 
-/// Why a function refused what a well-formed request asked.
+/// Error of a well-formed request that the function refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FunctionError {
-    /// No region, or not that many bytes of it.
+    /// The region does not exist or does not contain these bytes.
     OutsideRegion {
-        /// Region.
+        /// Index of the region.
         region: u32,
-        /// Offset.
+        /// Offset in the region.
         offset: u64,
-        /// Bytes.
+        /// Length of the access in bytes.
         bytes: usize,
     },
-    /// No interrupt of this kind, or not that many.
+    /// The interrupt type does not exist or has fewer vectors.
     NoSuchVector {
-        /// Kind.
+        /// Index of the interrupt type.
         index: u32,
         /// First vector.
         start: u32,
-        /// Vectors.
+        /// Number of vectors.
         count: u32,
     },
-    /// Masking, and what else is not offered for this kind.
+    /// The function does not offer the requested action, such as masking, for this interrupt type.
     IrqUnsupported {
-        /// Kind.
+        /// Index of the interrupt type.
         index: u32,
     },
-    /// A descriptor for a vector that is no eventfd.
+    /// The descriptor for a vector is not an eventfd.
     NotAnEvent {
-        /// The vector.
+        /// Index of the vector.
         vector: u32,
     },
-    /// What does the device's work could not be stopped: it may still reach memory.
+    /// The device's work could not be stopped; it may still access memory.
     StillMaster,
 }
 
@@ -93,56 +93,56 @@ impl std::fmt::Display for FunctionError {
 
 impl std::error::Error for FunctionError {}
 
-/// A PCI function behind a session.
+/// A PCI function that a session serves.
 pub trait Function {
-    /// The region of this index.
+    /// Returns the region with this index.
     fn region(&self, index: u32) -> Region;
-    /// How many vectors interrupts of this kind have.
+    /// Returns the number of vectors of this interrupt type.
     fn vectors(&self, index: u32) -> u32;
     /// Reads `data.len()` bytes, at most [`MAX_DATA_BYTES`].
     ///
     /// # Errors
-    /// [`FunctionError`] if they are not all in the region.
+    /// [`FunctionError`] if the bytes are not all in the region.
     fn read(&mut self, region: u32, offset: u64, data: &mut [u8]) -> Result<(), FunctionError>;
-    /// Writes them. When it returns, a function that has been told to leave the bus has left it,
-    /// and reaches no memory.
+    /// Writes `data`. If the write clears Bus Master Enable, the function accesses no memory when
+    /// this returns `Ok`.
     ///
     /// # Errors
-    /// [`FunctionError`] if they are not all in the region, or the function does not leave the bus;
-    /// nothing has changed.
+    /// [`FunctionError`] if the bytes are not all in the region, or the function cannot stop its
+    /// accesses; nothing has changed.
     fn write(&mut self, region: u32, offset: u64, data: &[u8]) -> Result<(), FunctionError>;
-    /// Sets or signals vectors.
+    /// Sets or signals interrupt vectors.
     ///
     /// # Errors
     /// [`FunctionError`]; nothing has changed.
     fn set_irqs(&mut self, request: SetIrqs) -> Result<(), FunctionError>;
-    /// The guest's memory is another one now. What was derived from the old one is forgotten before
-    /// this returns.
+    /// Replaces the guest's memory. The function drops everything derived from the old memory
+    /// before it returns.
     fn memory_changed(&mut self, memory: &GuestMemoryMmap);
-    /// As after power-on: it reaches no memory.
+    /// Resets the function to its state after power-on. It accesses no memory afterwards.
     ///
     /// # Errors
-    /// [`FunctionError`] if it may still do so.
+    /// [`FunctionError`] if the function may still access memory.
     fn reset(&mut self) -> Result<(), FunctionError>;
 }
 
-/// Why a request was refused. The reply carries the error number; the log the reason.
+/// Reason for which a request was refused. The reply carries the error number, the log the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// It is no request.
+    /// The message is not a valid request.
     Request(RequestError),
-    /// The version has not been agreed on, or is asked for again, or is another major one.
+    /// The request came before version negotiation, repeats it, or asks for another major version.
     Version {
-        /// The command that came.
+        /// Command of the request; `None` if the major version is unsupported.
         command: Option<VfioUserCommand>,
     },
-    /// The guest's memory.
+    /// The guest's memory could not be mapped or unmapped.
     Memory(MemoryError),
-    /// The function.
+    /// The function refused the request.
     Function(FunctionError),
-    /// No region or kind of interrupt has this index.
+    /// The index of a region or an interrupt type is out of range.
     Index {
-        /// The index.
+        /// The invalid index.
         index: u32,
     },
 }
@@ -173,16 +173,16 @@ impl std::fmt::Display for Refusal {
 
 impl std::error::Error for Refusal {}
 
-/// What came of a message.
+/// Result of a message.
 #[derive(Debug)]
 pub struct Outcome {
-    /// What to send back; none if the client wants no reply.
+    /// Reply to send; `None` if the client wants no reply.
     pub reply: Option<Vec<u8>>,
-    /// What was refused.
+    /// Reason for a refusal; `None` if the request succeeded.
     pub refusal: Option<Refusal>,
 }
 
-/// A client and a function.
+/// A client's session with a function.
 #[derive(Debug)]
 pub struct Session<F> {
     function: F,
@@ -191,12 +191,12 @@ pub struct Session<F> {
 }
 
 impl<F: Function> Session<F> {
-    /// Begins with a function as after power-on.
+    /// Begins a session with a function in its state after power-on.
     pub fn new(function: F) -> Self {
         Self::with_memory_rules(MemoryRules::default(), function)
     }
 
-    /// The same, whose client shares memory under these rules.
+    /// Like [`new`](Self::new), with rules for the memory that the client shares.
     pub fn with_memory_rules(rules: MemoryRules, function: F) -> Self {
         Self {
             function,
@@ -205,8 +205,7 @@ impl<F: Function> Session<F> {
         }
     }
 
-    /// Goes on with a conversation that another process has begun: what was agreed on, and the
-    /// memory.
+    /// Continues a session of another process, with its negotiated version and its memory.
     pub(crate) fn resume(mut function: F, ram: GuestRam, agreed: bool) -> Self {
         function.memory_changed(ram.memory());
         Self {
@@ -216,31 +215,31 @@ impl<F: Function> Session<F> {
         }
     }
 
-    /// Whether the version was agreed on, and the memory.
+    /// Returns true if the version was negotiated, and the guest's memory.
     pub(crate) fn agreement(&self) -> (bool, &GuestRam) {
         (self.agreed, &self.ram)
     }
 
-    /// The function, to look at.
+    /// Returns the function.
     pub(crate) fn served(&self) -> &F {
         &self.function
     }
 
-    /// The function.
+    /// Returns the function, for changes.
     pub fn function(&mut self) -> &mut F {
         &mut self.function
     }
 
-    /// The client has gone: its memory is let go of, the function is as after power-on.
+    /// Ends the session when the client disconnects: drops its memory and resets the function.
     pub fn end(mut self) -> F {
-        // Whoever could not be stopped is nobody's concern any more but the log's, which hears of
-        // its end.
+        // The caller cannot act on a device that does not stop. The log reports it when its process
+        // exits.
         let _ = self.function.reset();
         self.function.memory_changed(&GuestMemoryMmap::default());
         self.function
     }
 
-    /// Does what a message asks.
+    /// Handles one message.
     pub fn handle(&mut self, message: Message) -> Outcome {
         let header = message.header;
         let result = self.answer(message);
@@ -339,8 +338,8 @@ impl<F: Function> Session<F> {
         }
     }
 
-    /// Version 0.x; what is announced bounds what the client may send. The string ends with a zero
-    /// byte.
+    /// Negotiates version 0.x. The announced capabilities limit the messages of the client. The
+    /// string ends with a zero byte.
     fn version(&mut self, major: u16) -> Result<Vec<u8>, Refusal> {
         if major != 0 {
             return Err(Refusal::Version { command: None });
@@ -348,7 +347,7 @@ impl<F: Function> Session<F> {
         self.agreed = true;
         let mut reply = Vec::new();
         reply.extend(major.to_le_bytes());
-        // 0.0 is the only minor version that QEMU accepts, and nothing of a later one is used.
+        // QEMU accepts only minor version 0, and the server uses nothing of later versions.
         reply.extend(0u16.to_le_bytes());
         reply.extend(
             format!(
@@ -364,7 +363,7 @@ impl<F: Function> Session<F> {
         change: impl FnOnce(&mut GuestRam) -> Result<(), MemoryError>,
     ) -> Result<Vec<u8>, Refusal> {
         change(&mut self.ram).map_err(Refusal::Memory)?;
-        // The client is answered when the function has let go of what is gone.
+        // Reply only after the function has dropped the old memory.
         self.function.memory_changed(self.ram.memory());
         Ok(Vec::new())
     }

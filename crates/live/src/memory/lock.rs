@@ -1,4 +1,4 @@
-//! Keeping pages of a guest in the host's memory.
+//! Locking of guest pages in the host's memory.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -7,27 +7,27 @@ use rustix::mm::{mlock, munlock};
 use rustix::param::page_size;
 use vm_memory::{Address, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
-/// Reads a range in, if the host has taken it back, and keeps it. A range may be locked more than
-/// once, and is kept until it is unlocked once, or until its mapping goes.
+/// Reads a range in, if necessary, and locks it. Locks do not nest: one unlock ends all locks of
+/// the range, and so does unmapping it.
 ///
 /// # Errors
-/// If the range is not mapped as one piece, from the beginning of a page of the host's, or the host
-/// has no room for it, as for locked memory.
+/// The range is not mapped as one piece, does not begin on a host page boundary, or exceeds the
+/// limit of locked memory or the free memory.
 pub(crate) fn lock(memory: &GuestMemoryMmap, start: u64, bytes: u64) -> io::Result<()> {
     let (at, bytes) = piece(memory, start, bytes)?;
-    // SAFETY: the piece is mapped for as long as `memory` is borrowed, and locking changes nothing
-    // that a program can see.
+    // SAFETY: the piece is mapped for as long as `memory` is borrowed, and locking has no effect
+    // that a program can observe.
     unsafe { mlock(at.cast(), bytes) }?;
     Ok(())
 }
 
-/// The host may take the range back.
+/// Unlocks a range, so that the host may reclaim its pages.
 ///
 /// # Errors
-/// If the range is not mapped as one piece.
+/// The range is not mapped as one piece or does not begin on a host page boundary.
 pub(crate) fn unlock(memory: &GuestMemoryMmap, start: u64, bytes: u64) -> io::Result<()> {
     let (at, bytes) = piece(memory, start, bytes)?;
-    // SAFETY: as above; nothing here depends on a page's being in memory.
+    // SAFETY: as above; no code here depends on a page being resident.
     unsafe { munlock(at.cast(), bytes) }?;
     Ok(())
 }
@@ -40,7 +40,7 @@ fn piece(memory: &GuestMemoryMmap, start: u64, bytes: u64) -> io::Result<(*mut u
     let at = memory.get_host_address(GuestAddress(start));
     let at = at.map_err(|_| no())?;
     let bytes = usize::try_from(bytes).ok().filter(|_| bytes <= bytes_left);
-    // The host rounds to its pages: the neighbours of one that lies askew would share its fate.
+    // The host rounds to its pages: locking an unaligned piece would affect neighbouring data.
     let whole = at.addr().is_multiple_of(page_size());
     Ok((at, bytes.filter(|_| whole).ok_or_else(no)?))
 }

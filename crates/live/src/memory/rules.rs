@@ -1,4 +1,4 @@
-//! What a client's memory has to be like, and what of it stays.
+//! Rules for the memory that a client shares: which files are accepted and which pages are locked.
 
 use std::fs;
 use std::os::fd::AsFd;
@@ -7,38 +7,37 @@ use std::path::PathBuf;
 
 use rustix::fs::fstat;
 
-/// What is taken for a guest's memory, and whether all of it is kept in the host's.
+/// Rules for a guest's memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MemoryRules {
-    /// This file is taken although it could be cut off: the host takes pages of it back when it
-    /// needs room, which it cannot do with a sealed file unless it has swap. Whoever may write the
-    /// file can end this process by cutting it off.
+    /// A file that is accepted without a seal. The host can reclaim its pages under memory
+    /// pressure; from a sealed file it can do so only with swap. A process that can write the file
+    /// can kill this process by truncating it.
     pub file: Option<PathBuf>,
-    /// What is locked into the host's memory.
+    /// Pages to lock in the host's memory.
     pub locked: Locked,
 }
 
-/// What the host must not take back.
+/// Pages that the host must not reclaim.
 ///
-/// A device that a host cannot interrupt, as one assigned to a guest, reaches its memory without
-/// asking: the page has to be there.
+/// A device whose accesses cannot fault, such as one assigned to a guest, needs resident pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Locked {
-    /// Nothing: devices that are programs wait for a page as processors do.
+    /// No pages: software devices wait for a page fault as CPUs do.
     #[default]
     Nothing,
-    /// What the para-virtual IOMMU's driver has mapped, for as long as it has (PVIOMMU sections 4.1
-    /// to 4.3).
+    /// Pages that the driver of the para-virtual IOMMU has mapped, until it unmaps them (the
+    /// PVIOMMU paper, sections 4.1 to 4.3).
     Mapped,
-    /// All, from the beginning: what a host without an IOMMU for its guest has to do (the
-    /// document's baseline).
+    /// All pages, from the time when they are mapped. A host must do so if its guest has no IOMMU
+    /// (the baseline of the PVIOMMU paper).
     All,
 }
 
 impl MemoryRules {
-    /// Whether `file` is the one that may be cut off.
+    /// Returns true if `file` is accepted without a seal.
     pub(crate) fn takes(&self, file: impl AsFd) -> bool {
-        // The client makes the file, so it is looked for now.
+        // The client may create the file later than these rules, so resolve the path at each call.
         let named = self
             .file
             .as_deref()

@@ -1,5 +1,5 @@
-//! Configuration space: a header of type 0, MSI-X, and virtio's five capabilities (virtio 1.2,
-//! section 4.1.4).
+//! PCI configuration space: a type 0 header, MSI-X, and the five capabilities of virtio (virtio
+//! 1.2, section 4.1.4).
 
 use super::layout;
 use crate::handover::StateError;
@@ -8,18 +8,18 @@ use crate::wire::fields::{copy_part, u32_at};
 /// Bytes of a conventional configuration space.
 pub(crate) const CONFIG_BYTES: usize = 256;
 
-/// Who a function says it is.
+/// Identification of a function.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Identity {
-    /// Virtio's number of the device type; the PCI device id is 0x1040 more.
+    /// Virtio device ID; the PCI device ID is 0x1040 more.
     pub(crate) device: u16,
-    /// Class, subclass, interface.
+    /// Base class, subclass and programming interface.
     pub(crate) class: [u8; 3],
-    /// MSI-X vectors.
+    /// Number of MSI-X vectors.
     pub(crate) vectors: u16,
 }
 
-/// The registers, and which bits of them can be written.
+/// The registers, with a mask of their writable bits.
 #[derive(Clone, Debug)]
 pub(crate) struct ConfigSpace {
     bytes: [u8; CONFIG_BYTES],
@@ -47,18 +47,19 @@ const VIRTIO_ISR: u8 = 3;
 const VIRTIO_DEVICE: u8 = 4;
 const VIRTIO_PCI: u8 = 5;
 
-/// A window into the BAR through configuration space (virtio 1.2, section 4.1.4.9).
+/// The range of the BAR that `VIRTIO_PCI_CAP_PCI_CFG` gives access to (virtio 1.2, section
+/// 4.1.4.9).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Window {
     /// Offset in the BAR.
     pub(crate) offset: u32,
-    /// Bytes: 1, 2 or 4.
+    /// Access width in bytes: 1, 2 or 4.
     pub(crate) bytes: u32,
 }
 
-/// Where the capability of the window lies; its data is the last four bytes.
+/// Offset of the `VIRTIO_PCI_CAP_PCI_CFG` capability; its last four bytes are the data register.
 const WINDOW: usize = FIRST_CAPABILITY + 12 + 16 + 20 + 16 + 16;
-/// The window's data register.
+/// Offset of that data register.
 pub(crate) const WINDOW_DATA: usize = WINDOW + 16;
 
 impl ConfigSpace {
@@ -73,7 +74,7 @@ impl ConfigSpace {
             &DEVICE_BASE.saturating_add(identity.device).to_le_bytes(),
         );
         space.set(0x06, &STATUS_CAPABILITIES.to_le_bytes());
-        // Revision 1 and above: no transitional device.
+        // A revision of 1 or higher: not a transitional device.
         space.set(0x08, &[1]);
         let [class, subclass, interface] = identity.class;
         space.set(0x09, &[interface, subclass, class]);
@@ -96,7 +97,7 @@ impl ConfigSpace {
         let bar = u32::from(layout::BAR);
         self.set(msix, &[CAP_MSIX, low_byte(common)]);
         self.set(msix + 2, &identity.vectors.saturating_sub(1).to_le_bytes());
-        // Enable and function mask.
+        // MSI-X Enable and Function Mask.
         self.allow(msix + 2, &0xc000u16.to_le_bytes());
         self.set(msix + 4, &(layout::MSIX_TABLE | bar).to_le_bytes());
         self.set(msix + 8, &(layout::MSIX_PBA | bar).to_le_bytes());
@@ -145,7 +146,7 @@ impl ConfigSpace {
         copy_part(&self.bytes, offset, data);
     }
 
-    /// Writes what can be written of `data` at `offset`.
+    /// Writes `data` at `offset`; changes writable bits only.
     pub(crate) fn write(&mut self, offset: usize, data: &[u8]) {
         let registers = self.bytes.iter_mut().zip(&self.writable).skip(offset);
         for ((byte, mask), new) in registers.zip(data) {
@@ -157,16 +158,16 @@ impl ConfigSpace {
         self.bytes
     }
 
-    /// The bit of the command register. Whoever acts on it asks for `bus_master`.
+    /// Returns the Bus Master Enable bit. Code that acts on it must use `bus_master` instead.
     pub(super) fn bus_master_enable(&self) -> bool {
         let command = self.bytes.get(COMMAND).copied().unwrap_or(0);
         command & BUS_MASTER_ENABLE != 0
     }
 
-    /// Takes over what can be written; the rest has to be what it is here.
+    /// Restores the registers of another process. Read-only bits must have the same values here.
     ///
     /// # Errors
-    /// Nothing has changed.
+    /// [`StateError::Register`] if a read-only bit differs; nothing has changed.
     pub(crate) fn restore(&mut self, bytes: [u8; CONFIG_BYTES]) -> Result<(), StateError> {
         let fixed = self.bytes.iter().zip(&bytes).zip(&self.writable);
         if fixed
@@ -181,7 +182,7 @@ impl ConfigSpace {
         Ok(())
     }
 
-    /// The part of the BAR that the window shows, if it shows any.
+    /// Returns the selected range of the BAR; `None` if the driver has selected no valid one.
     pub(crate) fn window(&self) -> Option<Window> {
         let bar = *self.bytes.get(WINDOW + 4)?;
         let window = Window {

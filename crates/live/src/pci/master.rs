@@ -1,10 +1,10 @@
-//! Who may master the bus: a function whose Bus Master Enable bit is set, and no other.
+//! Bus mastering: only a function whose Bus Master Enable bit is set accesses memory.
 //!
-//! A function whose bit is clear issues no requests to memory, and so no MSI-X interrupts, which
-//! are writes to memory (PCI Express Base Specification, "Command Register"; PCI Local Bus
-//! Specification 3.0, section 6.2.2). Kernels count on it when they take a device from its driver
-//! or start another kernel. Here nothing reaches memory or a vector without a [`BusMasterGuard`],
-//! and only the configuration space makes one.
+//! A function whose bit is clear issues no memory requests and therefore no MSI-X interrupts, which
+//! are memory writes (PCI Express Base Specification, "Command Register"; PCI Local Bus
+//! Specification 3.0, section 6.2.2). Kernels rely on this when they unbind a driver or start
+//! another kernel. Here every access to memory or a vector requires a [`BusMasterGuard`], which
+//! only the configuration space creates.
 
 use std::marker::PhantomData;
 
@@ -14,19 +14,19 @@ use super::ConfigSpace;
 use crate::dma::Dma;
 use crate::handover::{DeviceState, HandOverBlocker};
 
-/// A function is master of the bus. Its configuration space cannot be written while this lives.
+/// Proof that a function is bus master. While it lives, the configuration space cannot be written.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BusMasterGuard<'c>(PhantomData<&'c ConfigSpace>);
 
 impl ConfigSpace {
-    /// That the function may master the bus, if it may.
+    /// Returns a guard if Bus Master Enable is set.
     pub(crate) fn bus_master(&self) -> Option<BusMasterGuard<'_>> {
         self.bus_master_enable()
             .then_some(BusMasterGuard(PhantomData))
     }
 }
 
-/// A function's way to memory, shut unless it is master of the bus.
+/// A function's access to memory, which requires a [`BusMasterGuard`].
 #[derive(Debug)]
 pub(crate) struct BusMasterGate<A>(A);
 
@@ -35,23 +35,23 @@ impl<A> BusMasterGate<A> {
         Self(way)
     }
 
-    /// The way to memory.
+    /// Returns the access to memory.
     pub(crate) const fn open(&mut self, _by: BusMasterGuard<'_>) -> &mut A {
         &mut self.0
     }
 }
 
-/// What is no access.
+/// Operations that are not memory accesses.
 impl<A: Dma> BusMasterGate<A> {
-    /// The guest's memory is another one now.
+    /// Replaces the guest's memory.
     pub(crate) fn set_memory(&mut self, memory: &GuestMemoryMmap) {
         self.0.set_memory(memory);
     }
 
-    /// What another process is told of the device.
+    /// Adds the state of the memory access to the device's state for another process.
     ///
     /// # Errors
-    /// It cannot have it.
+    /// [`HandOverBlocker`] if the device cannot be handed over.
     pub(crate) fn hand_over(&self, device: DeviceState) -> Result<DeviceState, HandOverBlocker> {
         self.0.hand_over(device)
     }

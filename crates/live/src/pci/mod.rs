@@ -1,5 +1,5 @@
-//! The PCI face of a virtio device (virtio 1.2, section 4.1): configuration space and the layout of
-//! its one BAR.
+//! PCI interface of a virtio device (virtio 1.2, section 4.1): configuration space and the layout
+//! of its single BAR.
 
 mod config;
 pub(crate) mod layout;

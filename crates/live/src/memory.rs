@@ -5,7 +5,7 @@
 //! `memory-backend-memfd` sets by default).
 //!
 //! Files of huge pages are refused. Their pages are a fixed pool, and the client can release any of
-//! them; an access to a page that cannot be allocated then kills the process. Ranges without a
+//! them. An access to a page that cannot be allocated then kills the process. Ranges without a
 //! file, such as ROMs, and ranges that a device may not write are recorded but inaccessible.
 //!
 //! [`MemoryRules`] may exempt one file, so that a host without swap can reclaim a guest's pages.

@@ -67,7 +67,7 @@ pub(super) enum ChannelError {
     Io(io::Error),
     /// The time limit expired.
     TimeOut,
-    /// The user has asked this process to stop.
+    /// This process was asked to stop.
     Stopped,
     /// The peer sent a malformed message.
     Malformed,

@@ -3,12 +3,12 @@
 //! | bytes | content |
 //! |---|---|
 //! | 8, 4, 4 | magic `RFHANDOV`, version, number of descriptors |
-//! | | metrics socket, control socket, number of devices |
+//! | 4 | number of devices; the first two descriptors are the metrics and control sockets |
 //! | | the devices in the order of [`DeviceState`]'s variants, each at most once |
 //! | 4 | CRC-32C of all preceding bytes |
 //!
-//! Each device has: its kind and device-specific state, its listening socket, its PCI and virtio
-//! registers, its client's session if any, and the number of completed requests.
+//! A device consists of its kind and device-specific state, its listening socket and its PCI and
+//! virtio registers. Its client's session, if any, and the number of completed requests follow.
 
 use std::os::fd::OwnedFd;
 

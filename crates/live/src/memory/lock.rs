@@ -11,8 +11,8 @@ use vm_memory::{Address, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, Gues
 /// the range, and so does unmapping it.
 ///
 /// # Errors
-/// The range is not mapped as one piece, does not begin on a host page boundary, or exceeds the
-/// limit of locked memory or the free memory.
+/// The range is not mapped as one piece or does not begin on a host page boundary, or the host
+/// cannot lock that much memory.
 pub(crate) fn lock(memory: &GuestMemoryMmap, start: u64, bytes: u64) -> io::Result<()> {
     let (at, bytes) = piece(memory, start, bytes)?;
     // SAFETY: the piece is mapped for as long as `memory` is borrowed, and locking has no effect

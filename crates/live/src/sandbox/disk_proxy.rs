@@ -1,9 +1,9 @@
 //! The guest-visible disk, whose requests a sandbox process executes.
 //!
-//! The proxy blocks on the process only to reset the device and to clear Bus Master Enable. It
-//! forwards a doorbell and learns the result when the process reports it. Reports are not trusted:
-//! a malformed message, or the end of a turn that the proxy did not start, kills the process. A
-//! device without a process sets `DEVICE_NEEDS_RESET`, also after resets.
+//! The proxy waits for the process only in a reset, when Bus Master Enable is cleared, and in a
+//! pause for a hand-over. It forwards a doorbell and learns the result when the process reports it.
+//! Reports are not trusted: a malformed message, or the end of a turn that the proxy did not start,
+//! kills the process. A device without a process sets `DEVICE_NEEDS_RESET`, also after resets.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;

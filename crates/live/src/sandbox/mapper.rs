@@ -2,8 +2,8 @@
 //! supervisor checks each before the kernel executes it.
 //!
 //! A separate thread lets unmaps proceed while the device waits for its disk. It shares the
-//! device's memory, so it is not trusted: an attacker in control of it can request calls that the
-//! supervisor rejects, or make none, and either ends the process.
+//! device's memory, so it is not trusted. An attacker in control of it can make calls that the
+//! supervisor rejects, or none; either ends the process.
 
 #![allow(unsafe_code)]
 

@@ -1,5 +1,5 @@
-//! A device in a sandbox: a confined process that maps only the guest pages that the IOMMU grants
-//! to the device (the PVIOMMU paper, section 4.2).
+//! A device in a sandbox. The confined process maps only guest pages that the IOMMU grants to the
+//! device (the PVIOMMU paper, section 4.2).
 //!
 //! ```text
 //! daemon (trusted)                                             sandbox process (not trusted)

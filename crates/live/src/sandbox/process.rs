@@ -146,8 +146,8 @@ fn next(
     Ok((report, fds))
 }
 
-/// Checks in `/proc` that the process has exactly two threads and two descriptors, and that each
-/// thread is unprivileged and under a seccomp filter, which it cannot remove.
+/// Checks in `/proc` that the process has exactly two threads and two descriptors. Each thread must
+/// be unprivileged and under a seccomp filter, which it cannot remove.
 ///
 /// Until this check the process has run only trusted code and has seen no guest data.
 fn verify(number: u32) -> Result<(), ProtocolViolation> {

@@ -1,5 +1,5 @@
 //! System calls for confinement that no safe crate here offers: filters with user notification, the
-//! supervisor's side of notifications, and the calls of the mapping thread.
+//! supervisor's responses, and the calls of the mapping thread.
 #![allow(unsafe_code)]
 
 use std::io;

@@ -65,7 +65,7 @@ struct Inner {
     stopped: Cell<Option<SandboxFault>>,
     /// Bus-master term in which the turn began; `None` if the device was not bus master.
     term: Option<u64>,
-    /// True if that term ended before the turn.
+    /// True if that term ended during the turn.
     interrupted: Cell<bool>,
     /// For tests: windows of translations used before, by page.
     stale: Option<RefCell<BTreeMap<u64, u64>>>,

@@ -54,7 +54,7 @@ pub enum ProtocolViolation {
     },
     /// The process sent a malformed message, or one that the protocol does not permit at that time.
     MalformedMessage,
-    /// An I/O error of the daemon's own.
+    /// An I/O error in the daemon.
     Io(io::Error),
 }
 

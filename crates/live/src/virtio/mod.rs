@@ -127,8 +127,8 @@ pub trait Device {
         true
     }
 
-    /// Gives the device up after another process has taken it over. Returns true if nothing that
-    /// works for the device can access anything any more.
+    /// Gives the device up after another process has taken it over. Returns true if no thread or
+    /// process that works for the device can still access memory.
     fn release(&mut self) -> bool {
         true
     }

@@ -1,5 +1,5 @@
-//! The five benchmarks on both adapters, in the modes of the rIOMMU document: what a packet costs
-//! in each beyond a packet without protection.
+//! The five benchmarks on both adapters in the modes of the rIOMMU paper: cycles per packet beyond
+//! those of a packet without protection.
 
 use ringfence_devices::nic::Profile as Adapter;
 use ringfence_devices::workload::{
@@ -14,7 +14,7 @@ use super::stream::{in_turns, last};
 use super::timed::TimedSubject;
 use crate::error::LabError;
 
-/// Modes beside `none`, in the order of the document's tables.
+/// The modes other than `none`, in the order of the paper's tables.
 pub(super) const MODES: [&str; 6] = ["strict", "strict+", "defer", "defer+", "riommu-", "riommu"];
 
 fn adapter(nic: Nic) -> Adapter {
@@ -34,10 +34,10 @@ fn workload(benchmark: Benchmark) -> Box<dyn Workload> {
     }
 }
 
-/// Cycles of a frame in each of [`MODES`], beyond what it costs without protection.
+/// Cycles per frame in each of [`MODES`], beyond those without protection.
 ///
 /// # Errors
-/// The workload cannot go on, or there is no memory.
+/// The workload cannot continue, or memory is exhausted.
 pub(super) fn extra(
     setting: &Setting,
     nic: Nic,

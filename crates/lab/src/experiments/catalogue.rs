@@ -1,4 +1,4 @@
-//! Every experiment that is run by its id.
+//! The list of experiments, and the settings that they run with.
 
 use std::time::Instant;
 
@@ -11,35 +11,34 @@ use super::reuse::ReuseRow;
 use crate::Profile;
 use crate::error::LabError;
 
-/// How much is run.
+/// Workload size and inputs of the experiments.
 #[derive(Debug, Clone)]
 pub struct Setting {
-    /// What is charged.
+    /// Cost profile of the modelled machine.
     pub profile: Profile,
-    /// Runs of a workload, one after the other on the same interface: what decision 0011 calls
-    /// history.
+    /// Consecutive runs of a workload on one interface. Allocator state carries over from run to
+    /// run: decision 0011 calls it history.
     pub runs: usize,
-    /// Runs where only searches are counted, and history is what is asked for (X11).
+    /// Runs in experiments that count search steps only and study history (X11).
     pub history: usize,
     /// Packets of a run.
     pub packets: u64,
-    /// How often the whole space of addresses is handed out (X19).
+    /// Passes over the whole IOVA space (X19).
     pub wraps: u64,
-    /// Timed repetitions.
+    /// Timed repetitions of each run.
     pub repetitions: usize,
-    /// What prefetchers predict of recorded traces (X07), from
-    /// [`of_trace`](super::prefetch::of_trace): a trace after the other.
+    /// Prefetcher results on recorded traces (X07), from [`of_trace`](super::prefetch::of_trace),
+    /// concatenated trace by trace.
     pub recorded: Vec<PrefetchRow>,
-    /// How often recorded devices map their pages again (X22), from
-    /// [`of_trace`](super::reuse::of_trace).
+    /// Page reuse of recorded devices (X22), from [`of_trace`](super::reuse::of_trace).
     pub reuse: Vec<ReuseRow>,
-    /// What was counted in guests (X21).
+    /// Counts from booted guests (X21).
     pub guests: Guests,
 }
 
 impl Setting {
-    /// What `ringfence reproduce` runs: ten of the documents' hundred runs, on a machine whose page
-    /// walks do not snoop (rIOMMU section 3.2; decision 0011).
+    /// The setting of `ringfence reproduce`. It makes ten of the papers' hundred runs, on a profile
+    /// whose page walks do not snoop (rIOMMU section 3.2; decision 0011).
     pub fn full() -> Self {
         Self {
             profile: Profile::r210_2015(),
@@ -54,7 +53,7 @@ impl Setting {
         }
     }
 
-    /// Hardly anything: for tests of structure, whose timed numbers say nothing.
+    /// A minimal workload for tests of structure. Its timed numbers are meaningless.
     pub fn smoke() -> Self {
         Self {
             runs: 1,
@@ -67,24 +66,24 @@ impl Setting {
     }
 }
 
-/// An experiment of a document.
+/// An experiment of one of the papers.
 #[derive(Debug, Clone, Copy)]
 pub struct Experiment {
-    /// X01 and so on.
+    /// Id: `X01`, `X02`, ...
     pub id: &'static str,
-    /// What it is about.
+    /// Subject.
     pub title: &'static str,
-    /// Which document and where in it.
+    /// Paper and section.
     pub source: &'static str,
-    /// How it is run.
+    /// Measuring function; `None` in builds without the feature `experiments`.
     pub(super) measure: Option<Measure>,
 }
 
-/// How an experiment is run.
+/// Function that runs an experiment.
 pub(super) type Measure = fn(&Setting) -> Result<Findings, LabError>;
 
-/// What a build without the experiments has none of: they are a quarter of this crate's machine
-/// code.
+/// Returns `measure`, or `None` in builds without the feature `experiments`: the experiments are a
+/// quarter of this crate's machine code.
 pub(super) const fn built(measure: Measure) -> Option<Measure> {
     if cfg!(feature = "experiments") {
         Some(measure)
@@ -94,7 +93,7 @@ pub(super) const fn built(measure: Measure) -> Option<Measure> {
 }
 
 impl Experiment {
-    /// All, in the order of their ids.
+    /// All experiments, in the order of their ids.
     pub const ALL: &'static [Self] = &[
         super::x01_breakdown::EXPERIMENT,
         super::x02_model::EXPERIMENT,
@@ -123,16 +122,16 @@ impl Experiment {
         super::x26_windows::EXPERIMENT,
     ];
 
-    /// The experiment of that id, in whatever case.
+    /// Returns the experiment with `id`, ignoring case.
     pub fn find(id: &str) -> Option<&'static Self> {
         let same = |experiment: &&Self| experiment.id.eq_ignore_ascii_case(id);
         Self::ALL.iter().find(same)
     }
 
-    /// Runs it.
+    /// Runs the experiment and derives its verdict.
     ///
     /// # Errors
-    /// It could not be run to its end, or is not in this build.
+    /// The experiment is not in this build, or failed.
     pub fn run(&self, setting: &Setting) -> Result<Finding, LabError> {
         let begin = Instant::now();
         let measure = self.measure.ok_or(LabError::NoExperiments)?;
@@ -175,7 +174,7 @@ mod tests {
             let found = experiment.run(&Setting::smoke()).unwrap();
             assert_eq!(found.rows.len(), rows, "{id}");
             for row in &found.rows {
-                // What a build without optimisation executes can be too dear for any fit.
+                // Code built without optimisation can be too slow for any fit.
                 let fitted = id == "X03" && !row.what.starts_with("mlx stream");
                 let measured = row.measured.unwrap().median;
                 assert!(fitted || measured.is_finite(), "{id} {}", row.what);
@@ -197,8 +196,8 @@ mod tests {
             let row = found.rows.iter().find(|row| row.what == what).unwrap();
             row.measured.unwrap().charged.unwrap()
         };
-        // Two frames a round trip, two buffers each on mlx and one on brcm, and one invalidation
-        // each; 3100 cycles a microsecond.
+        // Each round trip has two frames. Each frame has two buffers on mlx and one on brcm, with
+        // one invalidation each. The clock runs at 3100 cycles a microsecond.
         let invalidation = 2150.0 / 3100.0;
         for (nic, buffers, none) in [("mlx", 2.0, 13.4), ("brcm", 1.0, 34.6)] {
             let strict = charged(&format!("{nic}: strict")) - none;
@@ -207,7 +206,7 @@ mod tests {
                 (strict / wanted - 1.0).abs() < 0.1,
                 "{nic}: {strict} for {wanted}"
             );
-            // A ring is invalidated once a burst, and here a burst is a frame.
+            // A ring is invalidated once per burst, and here each burst is one frame.
             let riommu = charged(&format!("{nic}: riommu")) - none;
             assert!(
                 (riommu / (2.0 * invalidation) - 1.0).abs() < 0.1,

@@ -1,20 +1,20 @@
-//! Plot data: what a figure shows, without how it is drawn.
+//! Plot data, independent of rendering.
 
 use serde::Serialize;
 
-/// A line, or crosses where points do not belong to one.
+/// A line, or a set of crosses for unconnected points.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Series {
-    /// Its name in the legend.
+    /// Name in the legend.
     pub name: String,
-    /// Points, in the order in which they are joined.
+    /// Points (x, y), in the order in which the line connects them.
     pub points: Vec<(f64, f64)>,
-    /// Points are marked one by one instead of joined.
+    /// True to draw a cross at each point instead of a line.
     pub crosses: bool,
 }
 
 impl Series {
-    /// Points that are joined.
+    /// A series whose points are connected.
     pub fn line(name: impl Into<String>, points: Vec<(f64, f64)>) -> Self {
         Self {
             name: name.into(),
@@ -23,7 +23,7 @@ impl Series {
         }
     }
 
-    /// Points that are not.
+    /// A series of crosses.
     pub fn crosses(name: impl Into<String>, points: Vec<(f64, f64)>) -> Self {
         Self {
             name: name.into(),
@@ -33,23 +33,23 @@ impl Series {
     }
 }
 
-/// A figure.
+/// A plot.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Figure {
-    /// What it shows, and which figure of the document it answers.
+    /// Subject, and the paper's figure that it corresponds to.
     pub title: String,
-    /// What the horizontal scale counts.
+    /// Label of the horizontal axis.
     pub x: &'static str,
-    /// What the vertical one counts.
+    /// Label of the vertical axis.
     pub y: &'static str,
-    /// Whether the horizontal scale is logarithmic.
+    /// True if the horizontal axis is logarithmic.
     pub log_x: bool,
-    /// What is drawn.
+    /// Lines and crosses of the plot.
     pub series: Vec<Series>,
 }
 
-/// Fewer points of the same shape: of each of `wanted` parts the largest, where it stands. Spikes
-/// stay.
+/// Reduces `points` to at most `wanted` points and keeps spikes: divides them into parts of equal
+/// length and keeps the highest point of each.
 pub(super) fn thinned(points: &[(f64, f64)], wanted: usize) -> Vec<(f64, f64)> {
     let part = points.len().div_ceil(wanted.max(1)).max(1);
     let largest = |part: &[(f64, f64)]| part.iter().copied().max_by(|a, b| a.1.total_cmp(&b.1));

@@ -1,40 +1,41 @@
-//! What an experiment found, beside what the document prints; and the verdict, which follows from
-//! the rows alone.
+//! Findings: the numbers that an experiment measured, next to those that the paper prints, and the
+//! verdict, which depends on the rows alone.
 
 use serde::Serialize;
 
 use super::figure::Figure;
 
-/// How far a ratio may lie from the document's and still be called reproduced.
+/// Relative error up to which a measured number counts as reproduced.
 pub const TOLERANCE: f64 = 0.15;
 
-/// A number of a document.
+/// A number that a paper prints.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Published {
-    /// As printed.
+    /// The cell as printed.
     pub text: String,
-    /// Read as a number.
+    /// The number that the cell stands for.
     pub value: f64,
     /// File, row and column of the bundled table.
     pub source: String,
 }
 
-/// A number found here.
+/// A number measured by an experiment.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Measured {
-    /// Median of the repetitions; the number itself where it is counted.
+    /// Median of the repetitions, or the count itself.
     pub median: f64,
-    /// Largest less smallest repetition, as a share of the median; 0 where it is counted.
+    /// Largest minus smallest repetition, as a share of the median; 0 for counts.
     pub spread: f64,
-    /// Of the median, what this processor executed, in the row's unit. `None` where the number is
-    /// no cost.
+    /// Part of the median that this CPU executed, in the row's unit. `None` if the number is not a
+    /// cost.
     pub executed: Option<f64>,
-    /// Of the median, what the profile charged.
+    /// Part of the median that the profile charged, in the row's unit. `None` if the number is not
+    /// a cost.
     pub charged: Option<f64>,
 }
 
 impl Measured {
-    /// A count, or what follows from counts.
+    /// A count, or a number derived from counts.
     pub const fn counted(value: f64) -> Self {
         Self {
             median: value,
@@ -44,7 +45,7 @@ impl Measured {
         }
     }
 
-    /// A cost of two parts.
+    /// A cost of an executed and a charged part. `spread` is a share of their sum.
     pub fn cost(executed: f64, charged: f64, spread: f64) -> Self {
         Self {
             median: executed + charged,
@@ -54,7 +55,7 @@ impl Measured {
         }
     }
 
-    /// A number that timing went into.
+    /// A number derived from timing, not split into executed and charged parts.
     pub const fn timed(median: f64, spread: f64) -> Self {
         Self {
             median,
@@ -65,47 +66,47 @@ impl Measured {
     }
 }
 
-/// What a row is held to.
+/// Comparison of a row with the paper's number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Requirement {
-    /// The document's number itself.
+    /// Equal to the paper's number.
     Exact,
-    /// The document's number within [`TOLERANCE`].
+    /// Within [`TOLERANCE`] of the paper's number.
     Near,
-    /// The document's number or more.
+    /// At least the paper's number.
     AtLeast,
-    /// The document's number or less.
+    /// At most the paper's number.
     AtMost,
-    /// Nothing: the number stands beside the document's because it is interesting.
+    /// Not compared. The row is shown for information.
     Shown,
 }
 
-/// One number.
+/// One number, measured and printed.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct FindingRow {
-    /// What it is.
+    /// Subject of the row.
     pub what: String,
     /// Its unit; empty for ratios.
     pub unit: &'static str,
-    /// In the document, if it is printed there.
+    /// The paper's number; `None` if the paper does not print it.
     pub printed: Option<Published>,
-    /// Here; `None` where nothing here can measure it yet.
+    /// The measured number; `None` if this build or its input cannot measure it.
     pub measured: Option<Measured>,
-    /// Measured over printed.
+    /// Measured over printed; `None` if either is missing, or if the printed cell has no digits.
     pub ratio: Option<f64>,
-    /// What it is held to.
+    /// Comparison that the row must pass.
     pub demand: Requirement,
-    /// Whether it holds that; `None` if it is held to nothing.
+    /// True if the row passes `demand`; `None` if it is not judged.
     pub holds: Option<bool>,
-    /// Rows of one group are to be in the document's order.
+    /// Group whose rows must be in the paper's order; `None` if the order does not count.
     pub group: Option<&'static str>,
-    /// The one number of a table row that was fitted, and predicts nothing.
+    /// True if this number was fitted to the paper's: it predicts nothing and is not judged.
     pub fitted: bool,
 }
 
 impl FindingRow {
-    /// A row that is held to nothing.
+    /// A row without a printed number and without a requirement.
     pub fn new(what: impl Into<String>, unit: &'static str, measured: Measured) -> Self {
         Self {
             what: what.into(),
@@ -120,14 +121,14 @@ impl FindingRow {
         }
     }
 
-    /// Puts the document's number beside it.
+    /// Adds the paper's number.
     #[must_use]
     pub fn beside(mut self, printed: Published) -> Self {
         self.printed = Some(printed);
         self.judge()
     }
 
-    /// Holds the row to something.
+    /// Sets the requirement of the row.
     #[must_use]
     pub fn require(mut self, demand: Requirement) -> Self {
         self.demand = demand;
@@ -141,7 +142,7 @@ impl FindingRow {
         self
     }
 
-    /// Says that the number was fitted to the document's: it is not judged.
+    /// Marks the number as fitted to the paper's, which exempts it from judgement.
     #[must_use]
     pub fn fitted(mut self) -> Self {
         self.fitted = true;
@@ -151,7 +152,7 @@ impl FindingRow {
     fn judge(mut self) -> Self {
         let both = self.printed.as_ref().zip(self.measured);
         self.ratio = both
-            // A word has been read as a number; a ratio to it would say nothing.
+            // Some cells are words that `read_as` maps to a number; a ratio to it means nothing.
             .filter(|(printed, _)| {
                 printed.value != 0.0 && printed.text.contains(|c: char| c.is_ascii_digit())
             })
@@ -171,22 +172,23 @@ impl FindingRow {
     }
 }
 
-/// How well a document's result came out again.
+/// Degree to which an experiment reproduced the paper's result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
-    /// Every row holds what it is held to, and every group has the document's order.
+    /// Every row passes its requirement, and every group has the paper's order.
     Reproduced,
-    /// The groups have the document's order, and numbers are further off than [`TOLERANCE`].
+    /// Every group has the paper's order, but numbers differ by more than [`TOLERANCE`].
     OrderingOnly,
-    /// An order, or an exact number, is another one.
+    /// A group has another order, an exact number differs, or an experiment without groups has a
+    /// number that fails its requirement.
     Differs,
-    /// Not run: this build, or what it was given, lacks what it needs.
+    /// Not run: the build or the input lacks something that the experiment needs.
     NotRun,
 }
 
 impl Verdict {
-    /// As reports print it.
+    /// Name in reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Reproduced => "reproduced",
@@ -196,12 +198,12 @@ impl Verdict {
         }
     }
 
-    /// The verdict on `rows`: nothing but their numbers counts. Rows without a demand and groups of
-    /// fitted or unmeasured rows say nothing; where no row says anything the experiment has not
-    /// run.
+    /// Derives the verdict from `rows` alone. Rows that are not judged and groups of fitted or
+    /// unmeasured rows are ignored. Without any remaining row or group the verdict is
+    /// [`Verdict::NotRun`].
     ///
-    /// An experiment whose numbers are off and that orders nothing has nothing left to be called
-    /// reproduced for: it differs.
+    /// An experiment whose numbers fail and which has no ordered group gets [`Verdict::Differs`]:
+    /// it has no order that could count as reproduced.
     pub fn of(rows: &[FindingRow]) -> Self {
         let judged = rows.iter().filter_map(|row| Some((row, row.holds?)));
         let orders = orders(rows);
@@ -227,8 +229,8 @@ impl Verdict {
     }
 }
 
-/// For each pair of rows of a group whose printed numbers differ, whether the measured ones differ
-/// in the same sense.
+/// For each pair of rows of a group with different printed numbers: true if the measured numbers
+/// differ in the same direction.
 fn orders(rows: &[FindingRow]) -> Vec<bool> {
     let mut out = Vec::new();
     let usable = |row: &FindingRow| {
@@ -252,49 +254,49 @@ fn orders(rows: &[FindingRow]) -> Vec<bool> {
     out
 }
 
-/// What came of one experiment.
+/// Result of one experiment.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Finding {
-    /// X01 and so on.
+    /// Id: `X01`, `X02`, ...
     pub id: &'static str,
-    /// What it is about.
+    /// Subject.
     pub title: &'static str,
-    /// Which document and where in it.
+    /// Paper and section.
     pub source: &'static str,
-    /// What was run, in a sentence or two.
+    /// Description of the run, in a sentence or two.
     pub method: String,
-    /// The verdict on the rows.
+    /// Verdict, derived from `rows`.
     pub verdict: Verdict,
-    /// Why it differs, and what explains the numbers that are off.
+    /// Causes of a differing verdict and of numbers outside the tolerance.
     pub explanation: Vec<String>,
-    /// Errors of the documents that matter here, assumptions, and what the numbers do not say.
+    /// Errata of the papers that matter here, assumptions, and limits of the numbers.
     pub notes: Vec<String>,
-    /// The numbers.
+    /// Measured and printed numbers.
     pub rows: Vec<FindingRow>,
-    /// Where the document has a figure.
+    /// Plots that correspond to the paper's figures.
     pub figures: Vec<Figure>,
-    /// Seconds it took.
+    /// Wall-clock time of the experiment in seconds.
     pub seconds: f64,
 }
 
-/// What an experiment returns; [`Experiment::run`](super::Experiment::run) makes a [`Finding`] of
-/// it.
+/// Output of an experiment. [`Experiment::run`](super::Experiment::run) turns it into a
+/// [`Finding`].
 #[derive(Debug, Clone, Default)]
 pub struct Findings {
-    /// What was run.
+    /// Description of the run.
     pub method: String,
-    /// The numbers.
+    /// Measured and printed numbers.
     pub rows: Vec<FindingRow>,
-    /// What explains the numbers that are off.
+    /// Causes of numbers outside the tolerance.
     pub explanation: Vec<String>,
-    /// What matters beside the numbers.
+    /// Errata, assumptions and limits of the numbers.
     pub notes: Vec<String>,
-    /// Plots.
+    /// Plots that correspond to the paper's figures.
     pub figures: Vec<Figure>,
 }
 
 impl Findings {
-    /// Nothing found yet by `method`.
+    /// Empty findings of an experiment that `method` describes.
     pub fn with_method(method: impl Into<String>) -> Self {
         Self {
             method: method.into(),
@@ -302,23 +304,24 @@ impl Findings {
         }
     }
 
-    /// One more row.
+    /// Appends a row.
     pub fn push(&mut self, row: FindingRow) {
         self.rows.push(row);
     }
 
-    /// One more explanation.
+    /// Appends an explanation.
     pub fn explain(&mut self, text: impl Into<String>) {
         self.explanation.push(text.into());
     }
 
-    /// One more note.
+    /// Appends a note.
     pub fn note(&mut self, text: impl Into<String>) {
         self.notes.push(text.into());
     }
 }
 
-/// Median of `values` and their spread, as a share of it.
+/// Returns the median of `values`, and their spread as a share of it. The median of no values is
+/// NaN.
 pub(super) fn median(values: &[f64]) -> (f64, f64) {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -381,8 +384,8 @@ mod tests {
                 vec![grouped(1.0, 2.0, Shown), grouped(2.0, 1.9, Shown)],
                 Verdict::Differs,
             ),
-            // A tie in the document asks for nothing; a tie here where it has none is another
-            // order.
+            // A tie in the paper requires nothing. A measured tie where the paper has none is a
+            // different order.
             (
                 vec![grouped(1.0, 1.0, Near), grouped(1.0, 0.9, Near)],
                 Verdict::Reproduced,

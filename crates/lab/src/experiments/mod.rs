@@ -1,5 +1,5 @@
-//! The documents' experiments, each as a function that returns what it measured; [`Experiment`]
-//! runs one by its id and judges it.
+//! The published experiments that Ringfence repeats, one module each. [`Experiment`] runs one by
+//! its id and derives its verdict.
 
 mod allocators;
 mod benchmarks;

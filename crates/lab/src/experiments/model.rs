@@ -1,14 +1,15 @@
-//! RI20: throughput from the cycles of a packet, and what the document's own tables say by it
-//! (rIOMMU section 3.3).
+//! RI20: the model that gives throughput from cycles per packet, and its application to the rIOMMU
+//! paper's own tables (section 3.3).
 //!
-//! The core is the bottleneck, so a packet of 1500 bytes that takes C cycles gives `Gbps(C) = 1500
-//! x 8 x S / C` at a clock of S GHz. The document validates this by lengthening C with a busy-wait
-//! loop and by the throughput of each mode (Fig. 8): [`busy_wait_line`] executes the first,
-//! [`deviation`] says how far measured points lie from the line.
+//! The core is the bottleneck, so a packet of 1500 bytes that takes C cycles gives
+//! `Gbps(C) = 1500 x 8 x S / C` at a clock of S GHz. The paper validates the model in two ways: by
+//! lengthening C with a busy-wait loop, and by the throughput of each mode (Fig. 8).
+//! [`busy_wait_line`] executes the loop; [`deviation`] measures the distance of points from the
+//! line.
 //!
-//! The other half derives C from Table 2 and compares it with Table 1. The two disagree by more
-//! than rounding ([`residuals`], erratum 2), and the document disagrees with EIOVAR on the same
-//! machine ([`against_eiovar`], erratum 4).
+//! The rest of this module derives C from Table 2 and compares it with Table 1. The tables disagree
+//! by more than rounding ([`residuals`], erratum 2). The paper also disagrees with EIOVAR, which
+//! used the same machine ([`against_eiovar`], erratum 4).
 
 use serde::Serialize;
 
@@ -18,16 +19,16 @@ use super::published::{
     Variant,
 };
 
-/// Bytes of an Ethernet packet.
+/// Bytes per Ethernet packet.
 pub const PACKET_BYTES: f64 = 1500.0;
 
 /// The model: throughput in Gbit/s of a core of `clock_ghz` that spends `cycles` on each packet.
-/// Infinite for no cycles.
+/// Infinite if `cycles` is 0.
 pub fn gbps(clock_ghz: f64, cycles: f64) -> f64 {
     PACKET_BYTES * 8.0 * clock_ghz / cycles
 }
 
-/// Cycles of a packet of `iovas` buffers, each mapped and unmapped once, invalidations included.
+/// Cycles per packet with `iovas` buffers, each mapped and unmapped once, invalidations included.
 pub fn cycles_per_packet(c_none: f64, iovas: f64, map: f64, unmap: f64) -> f64 {
     c_none + iovas * (map + unmap)
 }
@@ -35,13 +36,13 @@ pub fn cycles_per_packet(c_none: f64, iovas: f64, map: f64, unmap: f64) -> f64 {
 /// A point of Fig. 8.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Point {
-    /// Cycles of a packet.
+    /// Cycles per packet.
     pub cycles: f64,
     /// Throughput in Gbit/s.
     pub gbps: f64,
 }
 
-/// The thick line of Fig. 8: the model at each of `cycles`.
+/// The thick line of Fig. 8: the model's throughput at each of `cycles`.
 pub fn model_line(clock_ghz: f64, cycles: &[f64]) -> Vec<Point> {
     let points = cycles.iter().map(|&cycles| Point {
         cycles,
@@ -50,12 +51,12 @@ pub fn model_line(clock_ghz: f64, cycles: &[f64]) -> Vec<Point> {
     points.collect()
 }
 
-/// The thin line of Fig. 8, executed: for each of `cycles`, `packets` packets that each wait until
-/// that many cycles are over, and the throughput by the time that all of them took. `now` counts
-/// cycles of `clock_ghz` and never stops; without packets nothing is measured.
+/// Executes the thin line of Fig. 8. For each of `cycles`, it busy-waits that many cycles for each
+/// of `packets` packets and computes the throughput from the elapsed time. `now` returns a
+/// monotonic count of cycles at `clock_ghz`. The line is empty if `packets` is 0.
 ///
-/// The points' cycles are those asked for. The loop's own work and what else runs on the processor
-/// is in the time, and so in the distance from the model.
+/// The points carry the requested cycles. The elapsed time includes the loop's own work and other
+/// work on the CPU, which therefore appear as deviation from the model.
 pub fn busy_wait_line(
     clock_ghz: f64,
     cycles: &[u64],
@@ -81,18 +82,18 @@ pub fn busy_wait_line(
     line
 }
 
-/// How far measured points lie from the model.
+/// Distance of measured points from the model.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Deviation {
-    /// Points.
+    /// Number of points.
     pub points: usize,
     /// Mean of |measured / model - 1|.
     pub mean: f64,
-    /// Largest of them.
+    /// Largest |measured / model - 1|.
     pub worst: f64,
 }
 
-/// Compares measured `points` with the model; `None` without points.
+/// Compares measured `points` with the model. Returns `None` if `points` is empty.
 pub fn deviation(clock_ghz: f64, points: &[Point]) -> Option<Deviation> {
     let off = points
         .iter()
@@ -105,14 +106,14 @@ pub fn deviation(clock_ghz: f64, points: &[Point]) -> Option<Deviation> {
     })
 }
 
-/// Cycles of an mlx stream packet in one mode, as Table 2 implies them.
+/// Cycles per mlx stream packet in one mode, as Table 2 implies them.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Derived {
     /// `C / C_none`.
     pub ratio: Rounded,
-    /// C.
+    /// C: cycles per packet.
     pub cycles: Rounded,
-    /// The model's throughput in Gbit/s at the document's clock.
+    /// The model's throughput in Gbit/s at the paper's clock.
     pub gbps: Rounded,
 }
 
@@ -135,8 +136,8 @@ fn printed(variant: Variant, baseline: Baseline) -> Rounded {
     Rounded::hundredths(MLX_STREAM.ratio(Metric::Throughput, variant, baseline))
 }
 
-/// C of `mode` by the ratios of `via`: throughput is proportional to 1 / C, so `C / C_none` is the
-/// variant over `mode`, divided by the variant over `none`.
+/// C of `mode` from the ratios of `via`. Throughput is proportional to 1 / C, so `C / C_none` is
+/// the ratio of `via` to `mode` divided by the ratio of `via` to `none`.
 pub fn derived(mode: Baseline, via: Variant) -> Derived {
     Derived::of(match mode {
         Baseline::None => Rounded::exact(1.0),
@@ -149,14 +150,13 @@ pub fn derived_variant(variant: Variant) -> Derived {
     Derived::of(Rounded::exact(1.0) / printed(variant, Baseline::None))
 }
 
-/// Cycles that one IOVA costs in a variant of rIOMMU: map, unmap, and its share of the
-/// invalidation.
+/// Cycles per IOVA in a variant of rIOMMU: map, unmap and a share of the invalidation.
 pub fn cycles_per_iova(variant: Variant) -> Rounded {
     let extra = derived_variant(variant).cycles - Rounded::exact(BASELINE_CYCLES);
     extra / Rounded::exact(IOVAS_PER_PACKET)
 }
 
-/// C of a mode by Table 1: C without an IOMMU, and two maps and two unmaps.
+/// C of a mode from Table 1: C without an IOMMU plus two maps and two unmaps.
 pub fn by_table_1(column: &Table1Column) -> f64 {
     cycles_per_packet(
         BASELINE_CYCLES,
@@ -166,22 +166,22 @@ pub fn by_table_1(column: &Table1Column) -> f64 {
     )
 }
 
-/// What Table 2 implies and Table 1 does not explain.
+/// The part of Table 2's C that Table 1 does not explain.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Residual {
-    /// The mode.
+    /// Mode, a column of Table 1.
     pub mode: Baseline,
-    /// C by Table 1.
+    /// C from Table 1.
     pub by_table_1: f64,
-    /// C by Table 2 through the ratios of `riommu`, which are the larger and so the more exact.
+    /// C from Table 2 through the ratios of `riommu`, which are larger and therefore more precise.
     pub by_table_2: Rounded,
-    /// The second less the first, in cycles a packet.
+    /// `by_table_2` minus `by_table_1`, in cycles per packet.
     pub residual: Rounded,
-    /// Whether rounding could explain it.
+    /// True if rounding can explain the residual.
     pub within_rounding: bool,
 }
 
-/// Erratum 2: for each mode of Table 1, the cycles of a packet that only Table 2 knows of.
+/// Erratum 2: for each mode of Table 1, the cycles per packet that only Table 2 accounts for.
 pub fn residuals() -> Vec<Residual> {
     TABLE_1
         .iter()
@@ -200,23 +200,23 @@ pub fn residuals() -> Vec<Residual> {
         .collect()
 }
 
-/// A gain that both documents print for the same machine and workload.
+/// A speedup that both papers print for the same machine and workload.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Disagreement {
-    /// The mode without the better allocator.
+    /// Mode without the better allocator.
     pub mode: Baseline,
-    /// Throughput with it over throughput without, by rIOMMU Table 2.
+    /// Throughput with the better allocator over throughput without it, from rIOMMU Table 2.
     pub riommu: Rounded,
-    /// The same by EIOVAR Table 2.
+    /// The same ratio from EIOVAR Table 2.
     pub eiovar: Rounded,
-    /// Whether rounding could explain the difference.
+    /// True if rounding can explain the difference.
     pub within_rounding: bool,
-    /// The gain that rIOMMU's cycles would give with EIOVAR's cost of an allocation, where that is
-    /// printed.
+    /// The ratio that rIOMMU's cycles would give with EIOVAR's cost of an allocation; `None` if
+    /// EIOVAR does not print that cost.
     pub with_eiovar_alloc: Option<Rounded>,
 }
 
-/// Erratum 4: what the better allocator gains, by both documents.
+/// Erratum 4: the speedup of the better allocator according to both papers.
 pub fn against_eiovar() -> [Disagreement; 2] {
     let gain = |mode, plus| {
         let via = Variant::Coherent;
@@ -252,7 +252,7 @@ pub fn against_eiovar() -> [Disagreement; 2] {
     ]
 }
 
-/// The crosses of Fig. 8 as the document's tables give them: every mode of Table 1, `none`, and the
+/// The crosses of Fig. 8 as the paper's tables imply them: `none`, every mode of Table 1, and the
 /// two variants.
 pub fn printed_crosses() -> Vec<(&'static str, Derived)> {
     let modes = BASELINES

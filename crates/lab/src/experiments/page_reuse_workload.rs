@@ -1,4 +1,4 @@
-//! A device that maps few pages again and again, as the document's TCP_STREAM does (PVIOMMU Table
+//! A device that maps a small set of pages repeatedly, like the paper's TCP_STREAM (PVIOMMU Table
 //! 5).
 
 use ringfence_trace::{Chunk, DeviceIndex, MapClass, MapFlags, MappingId, Op, OpKind, SegmentSpan};
@@ -6,14 +6,14 @@ use ringfence_types::{Direction, Nanos, PhysAddr, PhysRange};
 
 use crate::error::LabError;
 
-/// What the document's benchmark takes, in nanoseconds.
+/// Duration of the paper's benchmark, in nanoseconds.
 pub(super) const DURATION: u64 = 10_000_000_000;
-/// The first page: with its neighbours in one table of the second stage.
+/// First page frame number. One second-stage table covers it and the pages after it.
 const FIRST: u64 = 512;
 const PAGE: u64 = 4096;
 
-/// `creates` mappings, one after the other, of `pages` pages in turns, from the moment `begin` for
-/// [`DURATION`].
+/// Returns `creates` mappings of one page each, every one unmapped before the next. They cycle
+/// through `pages` pages, begin at `begin` (ns) and last [`DURATION`].
 pub(super) fn stream(creates: u64, pages: u64, begin: u64) -> Result<Chunk, LabError> {
     let mut chunk = Chunk::default();
     for number in 0..creates {

@@ -1,21 +1,21 @@
-//! The document's component costs in place of ours, with our counts: what the model yields then,
-//! and which component explains how much.
+//! Substitutes the paper's component costs for ours in the throughput model, with our counts, and
+//! shows how much of the difference each component explains.
 
 use super::model::{cycles_per_packet, derived_variant, residuals};
 use super::published::{BASELINE_CYCLES, IOVAS_PER_PACKET, TABLE_1, Table1Column, Variant};
 use crate::Profile;
 use crate::meter::Cycles;
 
-/// C of a mode of Table 1: the document's components, but for the invalidation, of which there are
-/// `per_unmap` at `profile`'s price.
+/// C of a mode of Table 1 with the paper's component costs, except the invalidation: `per_unmap`
+/// invalidations per unmap at the price of `profile`.
 pub(super) fn paged(column: &Table1Column, per_unmap: f64, profile: &Profile) -> f64 {
     let executed = column.map() + column.unmap() - column.invalidation;
     let charged = per_unmap * profile.invalidation_cycles as f64;
     cycles_per_packet(BASELINE_CYCLES, IOVAS_PER_PACKET, executed, charged)
 }
 
-/// C of a variant of rIOMMU: what Table 2 implies for an IOVA (section 3.3), with `per_unmap`
-/// invalidations in place of one for 200.
+/// C of a variant of rIOMMU: the cost per IOVA that Table 2 implies (section 3.3), with `per_unmap`
+/// invalidations per unmap instead of one per 200.
 pub(super) fn ring(variant: Variant, per_unmap: f64, profile: &Profile) -> f64 {
     let invalidation = profile.invalidation_cycles as f64;
     let rest = super::model::cycles_per_iova(variant).value - invalidation / 200.0;
@@ -27,10 +27,10 @@ pub(super) fn ring(variant: Variant, per_unmap: f64, profile: &Profile) -> f64 {
     )
 }
 
-/// C of `strict` and of `riommu`, after some of our components gave way to the document's.
+/// C of `strict` and of `riommu` after the paper's costs replace some of our components.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Stage {
-    /// What is the document's from here on.
+    /// Component that this stage replaces.
     pub what: &'static str,
     /// C of `strict`.
     pub strict: f64,
@@ -38,9 +38,9 @@ pub(super) struct Stage {
     pub riommu: f64,
 }
 
-/// From what was executed here to what the document prints, one component after the other. `strict`
-/// is the meter's, charged cycles included; `riommu` is a map and an unmap with their share of the
-/// invalidation.
+/// Replaces the costs measured here by the paper's, one component per stage. `strict` is the
+/// meter's result and includes charged cycles. `riommu` is the cost of a map and an unmap,
+/// including their share of the invalidation.
 pub(super) fn stages(strict: &Cycles, riommu: f64) -> Vec<Stage> {
     let document = &TABLE_1[0];
     let c = |pair| cycles_per_packet(BASELINE_CYCLES, IOVAS_PER_PACKET, pair, 0.0);

@@ -1,4 +1,5 @@
-//! What a workload's maps and unmaps do to an allocator alone: searches are counted, not timed.
+//! Drives an IOVA allocator alone with a workload's maps and unmaps. It counts search steps and
+//! times nothing.
 
 use std::collections::HashMap;
 
@@ -9,24 +10,24 @@ use crate::error::LabError;
 use crate::meter::FreeInvalidator;
 use crate::plan::{Plan, Step};
 
-/// The highest page of a 32-bit device.
+/// Highest page frame number that a 32-bit device can address.
 pub(super) const TOP: u64 = 0xf_ffff;
 
-/// Unmaps that a deferred mode collects: W of EIOVAR section 6.2.
+/// W of EIOVAR section 6.2: unmaps that a deferred mode batches.
 pub(super) const W: usize = 250;
 
 /// The pages `lo..=hi`.
 ///
 /// # Errors
-/// There are none.
+/// `hi` is below `lo`.
 pub(super) fn pages(lo: u64, hi: u64) -> Result<PfnRange, LabError> {
     PfnRange::inclusive(Pfn::new(lo), Pfn::new(hi)).ok_or(LabError::Internal("pages"))
 }
 
-/// A range that nothing translates any more: there is no table here that could.
+/// Proves `range` flushed without hardware: no table here maps it.
 ///
 /// # Errors
-/// None that this invalidator could make.
+/// None in practice: [`FreeInvalidator`] never refuses and never fails.
 pub(super) fn flushed(range: PfnRange) -> Result<Flushed, LabError> {
     let unmapped = Unmapped::attest_cleared(DomainId::new(1), range);
     let failed = LabError::Internal("an invalidator that does not fail");
@@ -36,20 +37,20 @@ pub(super) fn flushed(range: PfnRange) -> Result<Flushed, LabError> {
         .map_err(|_| failed)
 }
 
-/// Linux's tree, with EIOVAR's freelists in front if any.
+/// Linux's tree, optionally with EIOVAR's freelists in front.
 #[derive(Debug)]
 pub(super) enum TreeWithFreelists {
     /// The tree alone.
     Tree(CachedTree),
-    /// With freelists.
+    /// The tree behind freelists.
     Lists(Box<Eiovar<CachedTree>>),
 }
 
 impl TreeWithFreelists {
-    /// The tree alone, or with freelists of a capacity.
+    /// The tree alone, or behind freelists of capacity `lists`.
     ///
     /// # Errors
-    /// None.
+    /// None in practice: the range is valid.
     pub(super) fn new(lists: Option<Capacity>) -> Result<Self, LabError> {
         let tree = CachedTree::new(pages(1, TOP)?);
         Ok(match lists {
@@ -81,7 +82,7 @@ impl TreeWithFreelists {
         }
     }
 
-    /// Freed ranges that the freelists hold.
+    /// Freed ranges in the freelists.
     pub(super) fn held(&self) -> usize {
         match self {
             Self::Tree(_) => 0,
@@ -90,61 +91,62 @@ impl TreeWithFreelists {
     }
 }
 
-/// What was counted over some allocations.
+/// Counts over a run's allocations and frees.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct Counts {
     /// Allocations.
     pub(super) allocs: u64,
-    /// Steps of their searches.
+    /// Search steps of all allocations.
     pub(super) steps: u64,
-    /// The longest.
+    /// Search steps of the longest allocation.
     pub(super) longest: u32,
-    /// Allocations that found a freed range in a list.
+    /// Allocations that a freelist satisfied.
     pub(super) from_list: u64,
-    /// Freed ranges in the lists after each allocation and each deallocation, added up.
+    /// Sum of the freelists' lengths, sampled after each allocation and each free.
     pub(super) held: u64,
-    /// Deallocations.
+    /// Frees.
     pub(super) frees: u64,
 }
 
 impl Counts {
-    /// Steps of an allocation.
+    /// Mean search steps per allocation.
     pub(super) fn mean_steps(&self) -> f64 {
         self.steps as f64 / self.allocs.max(1) as f64
     }
 
-    /// Freed ranges that wait in the lists, over all allocations and deallocations: "every
-    /// allocation and deallocation contributes to the average" (EIOVAR section 6.1).
+    /// Mean number of freed ranges in the lists: "every allocation and deallocation contributes to
+    /// the average" (EIOVAR section 6.1).
     pub(super) fn mean_held(&self) -> f64 {
         self.held as f64 / (self.allocs + self.frees).max(1) as f64
     }
 
-    /// Share of allocations that the lists satisfied.
+    /// Share of allocations that a freelist satisfied.
     pub(super) fn hit_rate(&self) -> f64 {
         self.from_list as f64 / self.allocs.max(1) as f64
     }
 }
 
-/// An allocator that is driven by plans.
+/// An allocator that executes plans.
 #[derive(Debug)]
 pub(super) struct DrivenAllocator {
     store: TreeWithFreelists,
-    /// By slot.
+    /// Live ranges, by mapping slot.
     live: HashMap<u32, PfnRange>,
     waiting: Vec<PfnRange>,
-    /// Frees at once: 1 in strict, [`W`] in deferred.
+    /// Number of unmaps per batch of frees: 1 in strict, [`W`] in deferred modes.
     batch: usize,
-    /// Most addresses that were allocated at once.
+    /// Highest number of ranges allocated at the same time.
     most: u64,
-    /// What is free and was not, after each free: its largest number, sum, and count.
+    /// Ranges that were allocated before and are free now, sampled after each unmap: maximum, sum
+    /// and number of samples.
     unused: (u64, u64, u64),
 }
 
 impl DrivenAllocator {
-    /// A fresh allocator whose ranges are freed `batch` at a time.
+    /// A new allocator that frees ranges in batches of `batch`.
     ///
     /// # Errors
-    /// None.
+    /// None in practice; see [`TreeWithFreelists::new`].
     pub(super) fn new(lists: Option<Capacity>, batch: usize) -> Result<Self, LabError> {
         Ok(Self {
             store: TreeWithFreelists::new(lists)?,
@@ -156,10 +158,10 @@ impl DrivenAllocator {
         })
     }
 
-    /// Performs a plan; `each` is told the steps of each allocation.
+    /// Executes a plan. Calls `each` with the search steps of every allocation.
     ///
     /// # Errors
-    /// The space is exhausted.
+    /// The IOVA space is exhausted, or the plan unmaps a mapping that it did not map.
     pub(super) fn run(
         &mut self,
         plan: &Plan,
@@ -208,13 +210,12 @@ impl DrivenAllocator {
         Ok(counts)
     }
 
-    /// Most addresses that were allocated at once.
+    /// Highest number of ranges allocated at the same time, including those waiting in a batch.
     pub(super) fn most(&self) -> u64 {
         self.most
     }
 
-    /// Addresses that were allocated before and are free: their largest number, and their mean over
-    /// all unmaps.
+    /// Ranges that were allocated before and are free now: maximum and mean over all unmaps.
     pub(super) fn unused(&self) -> (u64, f64) {
         let (largest, sum, count) = self.unused;
         (largest, sum as f64 / count.max(1) as f64)

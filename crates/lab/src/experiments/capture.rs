@@ -1,8 +1,8 @@
-//! What a driver asks of the DMA API under a workload, as plans that any mode can then perform.
+//! Records a driver's DMA API calls under a workload, as plans that any mode can perform.
 //!
-//! A station runs without protection, so that nothing of a mode is in what is recorded: frames
-//! cross the wire and are verified, and every map, unmap, end of a burst and doorbell is noted.
-//! Decision 0011 fixes what a run is. Descriptors are left out: they are mapped once.
+//! The testbed runs without protection, so that the recording does not depend on a mode. Frames
+//! cross the wire and are verified. The log records every map, unmap, end of a burst and doorbell.
+//! Decision 0011 defines a run. Descriptors are not recorded: the driver maps them once.
 
 use ringfence_devices::api::{ApiError, DeviceRing, DmaApi, FailedMap, LayerApi, Mapped, NotFreed};
 use ringfence_devices::nic::{Environment, Nic, NicTestbed, Profile as Adapter};
@@ -23,40 +23,40 @@ use crate::hardware::Vtd;
 use crate::plan::{Plan, Step, TimedStep};
 use crate::platform::ReplayPlatform;
 
-/// Nanoseconds between two calls of the API: a packet without protection takes 1816 cycles at 3.1
-/// GHz and has two buffers, each mapped and unmapped (rIOMMU Fig. 7). Only timers see it.
+/// Nanoseconds between two API calls. A packet without protection takes 1816 cycles at 3.1 GHz and
+/// has two buffers, each mapped and unmapped (rIOMMU Fig. 7). Only timers depend on it.
 pub(super) const CALL_NS: u64 = 146;
 
-/// The device whose calls are recorded.
+/// Requester ID of the recorded device.
 pub(super) const NIC: RequesterId = RequesterId::new(0x0300);
 
-/// What the calls of a run add up to.
+/// Frame counts of a run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct CallTotals {
     /// Frames received and sent.
     pub(super) packets: u64,
     /// Frames received.
     pub(super) received: u64,
-    /// Bytes of data.
+    /// Payload bytes.
     pub(super) bytes: u64,
 }
 
-/// One run: the calls, and the frames behind them.
+/// One run: its calls and its frame counts.
 #[derive(Debug, Default)]
 pub(super) struct Run {
-    /// For layers whose device has one space.
+    /// The calls, for layers with one space per device.
     pub(super) plan: Plan,
-    /// By step, the ring it belongs to: for layers with a table for each.
+    /// Ring of each step, for layers with one table per ring.
     pub(super) lanes: Vec<u16>,
-    /// Rings in the order in which they were first used.
+    /// Rings in the order of first use.
     pub(super) rings: Vec<u16>,
-    /// The frames.
+    /// Frame counts.
     pub(super) traffic: CallTotals,
 }
 
 impl Run {
-    /// The same calls for layers that keep a ring's mappings in a table of its own: each ring is a
-    /// device, numbered as they come.
+    /// The same calls for layers with one table per ring. Each ring becomes a device, numbered in
+    /// the order of first use.
     pub(super) fn by_ring(&self) -> Plan {
         let mut plan = Plan {
             steps: self.plan.steps.clone(),
@@ -80,7 +80,7 @@ impl Run {
         plan
     }
 
-    /// What the receive rings alone do: as many unmaps as maps, one by one.
+    /// The calls of the receive rings only. The traffic counts remain those of the whole run.
     pub(super) fn receive_only(&self) -> Self {
         let received = |lane: &u16| lane.is_multiple_of(2);
         let steps = self.plan.steps.iter().zip(&self.lanes);
@@ -105,7 +105,7 @@ impl Run {
         }
     }
 
-    /// Bursts that ended.
+    /// Number of bursts that ended.
     #[cfg(test)]
     pub(super) fn bursts(&self) -> u64 {
         let ends = |timed: &&TimedStep| matches!(timed.step, Step::EndBurst { .. });
@@ -113,18 +113,19 @@ impl Run {
     }
 }
 
-/// What is noted.
+/// Log of API calls.
 #[derive(Debug, Default)]
 struct CallLog {
     run: Run,
     free: Vec<u32>,
     next: u32,
     calls: u64,
-    /// Steps, so that a burst without an unmap is not ended.
+    /// By ring: true if it had an unmap since its last end of a burst. A burst without an unmap is
+    /// not logged.
     unmapped: Vec<bool>,
 }
 
-/// The place of a ring among a port's.
+/// Index of a ring in its port: even for receive rings, odd for transmit rings.
 pub(super) fn lane(ring: DeviceRing) -> u16 {
     ring.queue * 2 + u16::from(ring.direction == ringfence_types::Direction::ToDevice)
 }
@@ -135,7 +136,7 @@ impl CallLog {
         self.note(ring, step);
     }
 
-    /// A step at the time of the last call.
+    /// Logs a step at the time of the last call.
     fn note(&mut self, ring: DeviceRing, step: Step) {
         let time = Nanos(self.calls * CALL_NS);
         self.run.plan.steps.push(TimedStep { time, step });
@@ -183,8 +184,8 @@ impl CallLog {
         self.push(ring, step);
     }
 
-    /// What a driver writes to a doorbell is C_none's; that it makes its maps visible before is the
-    /// layer's.
+    /// Logs a doorbell. The driver's doorbell write itself is part of C_none; making maps visible
+    /// before it is the layer's work.
     fn doorbell(&mut self, ring: DeviceRing) {
         let step = Step::Doorbell {
             device: DeviceIndex(0),
@@ -207,7 +208,7 @@ impl CallLog {
     }
 }
 
-/// The layer without protection, with its calls noted.
+/// The DMA API without protection, with a log of its calls.
 pub(super) struct TappedApi<'a> {
     layer: LayerApi<'a, Identity, Never, Buffer, ReplayPlatform, Attachment, ()>,
     log: &'a mut CallLog,
@@ -265,7 +266,7 @@ impl DmaApi for TappedApi<'_> {
     }
 }
 
-/// A machine whose IOMMU is off, and what its driver has asked for.
+/// A machine whose IOMMU is off, and the log of its driver's calls.
 pub(super) struct UnprotectedPlatform {
     arena: Rc<Arena>,
     machine: ReplayPlatform,
@@ -294,7 +295,7 @@ impl UnprotectedPlatform {
         })
     }
 
-    /// The calls so far, which are forgotten. Whoever counts frames does so itself.
+    /// Takes the calls logged so far. The caller adds the frame counts.
     pub(super) fn take_run(&mut self) -> Run {
         let run = std::mem::take(&mut self.log.run);
         self.log.run.rings.clone_from(&run.rings);
@@ -325,7 +326,7 @@ impl Environment for UnprotectedPlatform {
     }
 }
 
-/// A station whose runs are recorded.
+/// A testbed that records its runs.
 pub(super) struct Capture<W> {
     environment: UnprotectedPlatform,
     testbed: NicTestbed<(Mapping<Buffer>, u32)>,
@@ -335,16 +336,16 @@ pub(super) struct Capture<W> {
 }
 
 impl<W: Workload> Capture<W> {
-    /// A fresh port of `adapter` under `workload`, with interrupts and runs as decision 0011 fixes
-    /// them.
+    /// Opens a new port of `adapter` under `workload`, with the burst limit and the run length of
+    /// decision 0011.
     ///
     /// # Errors
-    /// No memory, or the port does not open.
+    /// Memory is exhausted, or the port cannot be opened.
     pub(super) fn new(adapter: Adapter, workload: W) -> Result<Self, LabError> {
         Self::with(adapter, workload, BURST, PACKETS_PER_RUN)
     }
 
-    /// The same with another longest burst and another number of packets a run.
+    /// Like [`Self::new`], but with another burst limit and number of packets per run.
     ///
     /// # Errors
     /// As [`Self::new`].
@@ -369,10 +370,10 @@ impl<W: Workload> Capture<W> {
         })
     }
 
-    /// The next run; the first one begins with the port's filling its rings.
+    /// Records the next run. The first run begins with the driver filling the port's rings.
     ///
     /// # Errors
-    /// The workload cannot go on.
+    /// The workload cannot continue.
     pub(super) fn run(&mut self) -> Result<Run, LabError> {
         self.testbed
             .run(&mut self.environment, &mut self.workload, self.packets)

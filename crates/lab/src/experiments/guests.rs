@@ -1,29 +1,29 @@
-//! What was counted in guests, by whoever can boot some: this crate boots none.
+//! Counts from guests (X21). The caller boots the guests; this crate boots none.
 
 use serde::Serialize;
 
-/// What stands between a guest's devices and its memory.
+/// IOMMU configuration of a guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Configuration {
-    /// No IOMMU: all of memory is mapped.
+    /// No IOMMU: the device can access all of guest memory.
     KvmBaseline,
-    /// The stock virtio-iommu, its kernel's IOMMU strict.
+    /// The stock virtio-iommu, with `iommu.strict=1` in the guest kernel.
     VirtioStrict,
-    /// The stock virtio-iommu, lazy.
+    /// The stock virtio-iommu, with lazy invalidation in the guest kernel.
     VirtioLazy,
-    /// The para-virtual IOMMU without its cache.
+    /// The paravirtual IOMMU (PVIOMMU) without its cache.
     Pviommu,
-    /// With its cache.
+    /// PVIOMMU with its reverse translation cache.
     PviommuRtc,
-    /// And with the host's pool and pointer.
+    /// PVIOMMU with its cache, the host's frame pool and the pointer to the last table.
     PviommuRtcHopt,
-    /// With the document's cache, defects included, in place of the repaired one.
+    /// PVIOMMU with the cache as published, defects included, instead of the repaired one.
     RtcLiteral,
 }
 
 impl Configuration {
-    /// All, in the order of reports.
+    /// All configurations, in the order of reports.
     pub const ALL: [Self; 7] = [
         Self::KvmBaseline,
         Self::Pviommu,
@@ -34,7 +34,7 @@ impl Configuration {
         Self::VirtioLazy,
     ];
 
-    /// Its name.
+    /// Name in reports and on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::KvmBaseline => "kvm-baseline",
@@ -47,35 +47,35 @@ impl Configuration {
         }
     }
 
-    /// Whether it has a defect of the document's, by which accesses are stopped that a driver
-    /// meant.
+    /// True if the configuration has a defect of the published cache, which stops accesses that the
+    /// driver intended.
     pub const fn is_as_published(self) -> bool {
         matches!(self, Self::RtcLiteral)
     }
 
-    /// The configuration that is called `name`.
+    /// Returns the configuration with this name.
     pub fn called(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|one| one.name() == name)
     }
 }
 
-/// What kind of device a guest has.
+/// Kind of a guest's device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
-    /// A device whose accesses the model of the hardware translates, by tables in memory.
+    /// A device whose accesses the hardware model translates, by tables in memory.
     Assigned,
-    /// A device in the process that has the guest's memory, behind the software IOMMU.
+    /// A device in the process that maps guest memory, behind the software IOMMU.
     Emulated,
-    /// A device in a process of its own that has nothing of the guest's memory but what is mapped
-    /// for it; in the baseline, which has no such process, one in the process that has all of it.
+    /// A device in a sandboxed process that can access only mapped pages. The baseline has no
+    /// sandbox and uses a device in the process that maps guest memory.
     Simulated,
-    /// A network device with four pairs of queues.
+    /// A network device with four queue pairs.
     ManyQueue,
 }
 
 impl Kind {
-    /// All, in the order of reports.
+    /// All kinds, in the order of reports.
     pub const ALL: [Self; 4] = [
         Self::Assigned,
         Self::Emulated,
@@ -83,7 +83,7 @@ impl Kind {
         Self::ManyQueue,
     ];
 
-    /// Its name.
+    /// Name in reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Assigned => "assigned",
@@ -93,7 +93,7 @@ impl Kind {
         }
     }
 
-    /// Its name as one word.
+    /// Name without spaces, for the command line.
     pub const fn word(self) -> &'static str {
         match self {
             Self::ManyQueue => "many-queues",
@@ -101,12 +101,12 @@ impl Kind {
         }
     }
 
-    /// The kind whose name as one word is `word`.
+    /// Returns the kind whose [`word`](Self::word) is `word`.
     pub fn called(word: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.word() == word)
     }
 
-    /// What it does once, that is counted.
+    /// The operation that is counted.
     pub const fn operation(self) -> &'static str {
         match self {
             Self::ManyQueue => "frame sent",
@@ -115,81 +115,83 @@ impl Kind {
     }
 }
 
-/// What one operation of a device took, of those between two moments of a guest.
+/// Counts per operation of a device, from the difference of two samples of a guest. Fields that say
+/// so count from the guest's start.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct GuestCounts {
-    /// Requests to the IOMMU.
+    /// IOMMU requests per operation.
     pub requests: f64,
-    /// Exits for its doorbell.
+    /// Exits for the IOMMU's doorbell, per operation.
     pub exits: f64,
-    /// Exits for the device's own.
+    /// Exits for the device's doorbell, per operation.
     pub device_exits: f64,
-    /// Mappings that the guest's driver made; `None` where the guest does not say.
+    /// Mappings by the guest's driver, per operation; `None` if the guest does not report them.
     pub maps: Option<f64>,
-    /// Of these, the ones that the cache answered.
+    /// Mappings that the cache answered, per operation; `None` if the guest does not report them.
     pub hits: Option<f64>,
-    /// Guest instructions, the median; `None` where nothing counts them.
+    /// Guest instructions per operation, the median; `None` if they were not counted.
     pub instructions: Option<f64>,
-    /// Guest instructions of a map and its unmap, the page being one that was mapped before.
+    /// Guest instructions of a map and an unmap of a page that was mapped before.
     pub map_unmap: f64,
-    /// Accesses that the IOMMU stopped since the guest began, of whichever device. None of them
-    /// makes any that its driver did not mean.
+    /// Accesses of any device that the IOMMU stopped since the guest's start. Every access here is
+    /// one that the driver intended, so 0 is expected.
     pub stopped: f64,
-    /// Requests of the device since the guest began whose status could not be written.
+    /// Requests of the device since the guest's start whose status it could not write.
     pub unanswered: f64,
-    /// What the host did for a device whose pages have frames: behind the para-virtual IOMMU, or
-    /// translated by the model of the hardware.
+    /// Host work for a device whose pages have frames: a device behind the paravirtual IOMMU, or
+    /// one that the hardware model translates. `None` for other devices.
     pub host: Option<HostCounts>,
 }
 
-/// What the hardware took to find pages for an operation of a device.
+/// Page walks of the hardware model, per operation of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct TableWalks {
-    /// Walks of the device's table, which the IOTLB did not save.
+    /// Walks of the device's table: IOTLB misses.
     pub walks: f64,
-    /// Words that these read.
+    /// Words that the walks read.
     pub reads: f64,
 }
 
-/// What tables in memory took for a device: for an operation, and of frames since the guest began.
+/// Host work on tables in memory for a device. `frames` and `frames_awaited` count from the guest's
+/// start, the other fields per operation.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct HostCounts {
-    /// `None` for a device that software finds its pages for.
+    /// Hardware walks; `None` for a device whose accesses software translates.
     pub table: Option<TableWalks>,
-    /// Walks of the second stage for the pages of mappings.
+    /// Walks of the second-stage table for the pages of mappings.
     pub lookups: f64,
-    /// Of these pages, the ones found through the pointer to the last table, without a walk.
+    /// Of `lookups`, the pages found through the pointer to the last table, without a walk.
     pub through_pointer: f64,
-    /// Frames that pages got, in all.
+    /// Frames allocated for pages since the guest's start.
     pub frames: f64,
-    /// Of these, the ones that no pool had ready.
+    /// Of `frames`, those that the host had to allocate because no pool had one ready.
     pub frames_awaited: f64,
 }
 
-/// A guest whose device did not do all that it was asked to, since accesses were stopped that its
-/// driver meant. All are counted since the guest began.
+/// Counts of a guest whose device could not complete its requests because the IOMMU stopped
+/// accesses that the driver intended. All counts begin with the guest's start.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct FalseFaults {
-    /// Requests that the device was given.
+    /// Requests to the device.
     pub requests: f64,
-    /// Of these, the ones whose status could not be written.
+    /// Of `requests`, those whose status the device could not write.
     pub unanswered: f64,
-    /// Of these, the ones that ended with an error.
+    /// Of `requests`, those that failed with an error.
     pub failed: f64,
-    /// Accesses that the IOMMU stopped, of whichever device.
+    /// Accesses of any device that the IOMMU stopped.
     pub stopped: f64,
-    /// Guest instructions of a map and its unmap, in which no device takes part.
+    /// Guest instructions of a map and an unmap, without any device access.
     pub map_unmap: f64,
 }
 
-/// Why nothing was counted.
+/// Reason for missing counts.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub enum Uncounted {
-    /// Nobody asked for it.
+    /// The caller did not ask for this cell.
     Unasked,
-    /// There are no operations to count: a defect of the document's, and what it did.
+    /// A defect of the published cache keeps operations from completing; carries its effects.
     FalseFaults(FalseFaults),
-    /// Something went wrong, and what.
+    /// The run failed, with the reason.
     Failed(String),
 }
 
@@ -198,14 +200,14 @@ pub enum Uncounted {
 pub struct GuestCell {
     /// The device.
     pub kind: Kind,
-    /// The IOMMU.
+    /// The IOMMU configuration.
     pub configuration: Configuration,
-    /// What was counted, or why nothing was.
+    /// The counts, or the reason for their absence.
     pub counts: Result<GuestCounts, Uncounted>,
 }
 
 impl GuestCell {
-    /// Guest instructions of a map and its unmap, if they were counted.
+    /// Guest instructions of a map and an unmap; `None` if they were not counted.
     pub const fn map_unmap(&self) -> Option<f64> {
         match &self.counts {
             Ok(counts) => Some(counts.map_unmap),
@@ -214,22 +216,22 @@ impl GuestCell {
         }
     }
 
-    /// Whether its guest was booted, or should have been, and nothing came of it.
+    /// Returns true if the guest was to be booted but its run failed.
     pub const fn failed(&self) -> bool {
         matches!(self.counts, Err(Uncounted::Failed(_)))
     }
 }
 
-/// What was counted in guests.
+/// Counts from guests.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub enum Guests {
-    /// None was to be booted, and why.
+    /// No guest was to be booted, with the reason.
     None(String),
-    /// None could be booted, and why.
+    /// No guest could be booted, with the reason.
     Failed(String),
-    /// In guests with this kernel.
+    /// Counts from guests with this kernel.
     Counted {
-        /// As the guest calls it.
+        /// Kernel version as the guest reports it.
         kernel: String,
         /// Every kind in every configuration.
         cells: Vec<GuestCell>,
@@ -237,7 +239,7 @@ pub enum Guests {
 }
 
 impl Guests {
-    /// How many cells failed; 1 if all did for one reason.
+    /// Returns the number of failed cells; 1 if no guest could be booted.
     pub fn failed(&self) -> usize {
         match self {
             Self::None(_) => 0,

@@ -1,6 +1,5 @@
-//! A driver's calls as the loops that make them. What is performed as loops costs what the calls
-//! cost; read back step by step, as a replay has to that knows no driver, they cost as much again
-//! for finding out what comes next.
+//! A driver's calls, grouped into the loops that make them. Executing loops costs the calls only. A
+//! replay step by step, which knows no driver, costs about as much again to find the next step.
 
 use std::collections::VecDeque;
 
@@ -9,20 +8,20 @@ use ringfence_types::{Direction, PhysRange};
 use crate::error::LabError;
 use crate::plan::{Plan, Step};
 
-/// What a loop does each time round.
+/// Calls of one iteration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LoopBody {
-    /// Maps another buffer, and unmaps the oldest mapping behind it: the documents' drivers'
-    /// receive loop (decision 0011).
+    /// Maps another buffer, then unmaps the oldest mapping: the receive loop of the papers' drivers
+    /// (decision 0011).
     Renew,
-    /// Unmaps the oldest mapping, and at once maps another buffer: a receive loop as EIOVAR section
-    /// 4 words it.
+    /// Unmaps the oldest mapping, then maps another buffer: the receive loop as EIOVAR section 4
+    /// describes it.
     Replace,
-    /// Maps a buffer and rings the doorbell: a frame is sent.
+    /// Maps a buffer and rings the doorbell: sends a frame.
     Send,
-    /// Maps a buffer: a ring is filled.
+    /// Maps a buffer: fills a ring.
     Map,
-    /// Unmaps the oldest mapping: what was sent is taken back.
+    /// Unmaps the oldest mapping: completes a transmission.
     Unmap,
     /// Rings the doorbell.
     Doorbell,
@@ -31,7 +30,7 @@ pub(super) enum LoopBody {
 }
 
 impl LoopBody {
-    /// Calls each time round.
+    /// DMA API calls per iteration.
     const fn calls(self) -> usize {
         match self {
             Self::Renew | Self::Replace | Self::Send => 2,
@@ -39,7 +38,7 @@ impl LoopBody {
         }
     }
 
-    /// Buffers mapped each time round.
+    /// Buffers mapped per iteration.
     pub(super) const fn maps(self) -> usize {
         match self {
             Self::Renew | Self::Replace | Self::Send | Self::Map => 1,
@@ -48,27 +47,27 @@ impl LoopBody {
     }
 }
 
-/// A loop of a driver.
+/// A loop of a driver on one ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Loop {
     pub(super) body: LoopBody,
-    /// Of which ring.
+    /// Index of the ring.
     pub(super) ring: u16,
     pub(super) direction: Direction,
-    /// How often it goes round.
+    /// Number of iterations.
     pub(super) times: usize,
 }
 
-/// The loops of a run on rings that are unmapped in the order in which they were mapped.
+/// The loops of a run, for rings whose mappings are unmapped in the order of their maps.
 #[derive(Debug, Default)]
 pub(super) struct Loops {
-    /// In order.
+    /// Loops, in order.
     pub(super) loops: Vec<Loop>,
-    /// What the maps map, in order.
+    /// Buffers of all maps, in order.
     pub(super) buffers: Vec<PhysRange>,
 }
 
-/// What is mapped in each ring, oldest first, from one run to the next.
+/// Live mappings of each ring, oldest first. Carried over from run to run.
 #[derive(Debug, Default)]
 pub(super) struct MappedByRing(Vec<VecDeque<u32>>);
 
@@ -81,7 +80,7 @@ impl MappedByRing {
     }
 }
 
-/// A step by itself: what it does, in which ring.
+/// Classifies a step as a loop body of its own: body, ring and direction. `None` for ticks.
 fn single(step: &Step) -> Option<(LoopBody, u16, Direction)> {
     let (body, device, direction) = match step {
         Step::Map {
@@ -102,10 +101,11 @@ fn single(step: &Step) -> Option<(LoopBody, u16, Direction)> {
 }
 
 impl Loops {
-    /// The loops of `plan`, in which each ring is a device, after the runs that left `held`.
+    /// Groups the steps of `plan`, in which each ring is a device. `held` has the mappings that
+    /// earlier runs left live, and is updated.
     ///
     /// # Errors
-    /// A ring is unmapped in another order than it was mapped in, or a map has several pieces.
+    /// A ring is unmapped out of order, or a map has several segments.
     pub(super) fn of(plan: &Plan, held: &mut MappedByRing) -> Result<Self, LabError> {
         let mut out = Self::default();
         let mut steps = plan.steps.iter().filter_map(|timed| {
@@ -144,7 +144,7 @@ impl Loops {
         Ok(out)
     }
 
-    /// What a step maps and unmaps.
+    /// Records the buffer that a step maps, or checks that it unmaps the oldest mapping.
     fn note(&mut self, plan: &Plan, step: &Step, held: &mut MappedByRing) -> Result<(), LabError> {
         match step {
             Step::Map {
@@ -170,7 +170,7 @@ impl Loops {
         Ok(())
     }
 
-    /// Loops of at least `calls` calls together, but for the last ones.
+    /// Splits the loops into blocks of at least `calls` calls each, except for the last block.
     pub(super) fn blocks(&self, calls: usize) -> impl Iterator<Item = &[Loop]> {
         let mut made = 0;
         self.loops.split_inclusive(move |each| {
@@ -192,7 +192,7 @@ mod tests {
     use super::*;
     use crate::experiments::capture::Capture;
 
-    /// Loops that are unrolled again are the steps that they were made of.
+    /// Expanding the loops gives the steps that they were made from.
     #[test]
     fn loops_are_the_steps_of_their_run() {
         unrolled(Adapter::MLX, LoopBody::Renew);
@@ -230,8 +230,8 @@ mod tests {
                 }
             }
             assert!(steps.next().is_none() && buffers.next().is_none());
-            // A receive loop is one, not a chain of steps. The first run also fills the rings, in
-            // turns.
+            // A receive loop is one loop and not a sequence of single steps. The first run also
+            // fills the rings, in turns.
             assert!(number == 0 || loops.loops.len() * 20 < plan.steps.len());
             assert!(
                 loops
@@ -249,7 +249,7 @@ mod tests {
     fn what_is_not_the_oldest_is_refused() {
         let mut capture = Capture::with(Adapter::MLX, NetperfStream::default(), 50, 600).unwrap();
         capture.run().unwrap();
-        // The second run unmaps what the first has mapped.
+        // The second run unmaps buffers that the first one mapped.
         let plan = capture.run().unwrap().by_ring();
         assert!(Loops::of(&plan, &mut MappedByRing::default()).is_err());
     }

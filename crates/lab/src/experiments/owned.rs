@@ -1,12 +1,13 @@
-//! The calls of a run on rings that a port's driver owns: what map and unmap cost without a lock, a
-//! layer or a token between.
+//! Cost of a run's calls on rings that the driver owns: map and unmap without a lock, the DMA layer
+//! or its mapping token.
 //!
-//! They are made by the driver's loops, and the same loops are performed without protection beside
-//! them: what those cost, `none` pays too, and is in the cycles of a packet already.
+//! The driver's loops make the calls. The same loops also run without protection, and their cost is
+//! subtracted: it is part of `none`, and so of the cycles of a packet.
 //!
-//! Invalidations are counted and charged, or waited for: the document simulated its hardware by
-//! running `none` under the real driver code and spinning for 2150 cycles at each invalidation of a
-//! ring (RI19, rIOMMU section 5.1). Both ways are here, so that they can be compared.
+//! Invalidations are either counted and charged, or waited for. The rIOMMU paper simulated its
+//! hardware by running `none` under the real driver code and spinning for 2150 cycles at each
+//! invalidation of a ring (RI19, rIOMMU section 5.1). Both models exist so that they can be
+//! compared.
 
 use std::collections::VecDeque;
 use std::hint::black_box;
@@ -30,26 +31,27 @@ use crate::error::LabError;
 use crate::meter::{InvalidationQueue, cycles};
 use crate::plan::{Plan, Step};
 
-/// Memory of one port's tables.
+/// Bytes of memory for the tables of one port.
 const ARENA: u64 = 64 << 20;
 
-/// Slots of a ring's table: two buffers for each of 1024 descriptors are live at most, and the
-/// longest burst waits.
+/// Slots of a ring's table. At most two buffers for each of 1024 descriptors are live, and the
+/// unmaps of the longest burst also occupy slots until it ends.
 const SLOTS: u32 = 4096;
 
-/// Calls that are timed together, at least.
+/// Minimum number of calls in a timed block.
 const BLOCK: usize = 1024;
 
-/// How an invalidation takes its time.
+/// Time model of an invalidation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum InvalidationModel {
-    /// It is counted, and the caller charges it.
+    /// Counts the invalidation; the caller charges its cycles.
     Counted,
-    /// The processor spins for so many cycles.
+    /// Spins for this number of cycles.
     Waited(u64),
 }
 
-/// Writes descriptors as a driver does, and waits if it is to.
+/// Invalidation unit that writes queue descriptors as a driver does, and waits if the model says
+/// so.
 #[derive(Debug)]
 struct QueuedUnit {
     queue: InvalidationQueue,
@@ -77,13 +79,12 @@ impl Invalidator for QueuedUnit {
     }
 }
 
-/// What stands between a driver and its device.
+/// Protection between a driver and its device.
 trait Protection {
-    /// What the driver keeps of a mapping, beside its descriptor.
+    /// State that the driver keeps for each mapping, besides the descriptor.
     type Token;
 
-    /// The device may reach `piece`; what the driver keeps, and the address that it tells the
-    /// device.
+    /// Maps `piece` for the device. Returns the driver's token and the address for the descriptor.
     fn map(
         &mut self,
         memory: &Arena,
@@ -140,7 +141,7 @@ impl Protection for OwnedRing<'_, u64> {
     }
 }
 
-/// No protection: the device is told where the buffer is, and a buffer is back when it is unmapped.
+/// No protection: the IOVA is the physical address, and unmap returns the buffer at once.
 struct NoProtection;
 
 impl Protection for NoProtection {
@@ -171,19 +172,18 @@ impl Protection for NoProtection {
     }
 }
 
-/// A ring, and what its driver holds in the order of the ring: a driver keeps it beside its
-/// descriptors.
+/// A ring and its outstanding mappings in ring order. A driver keeps these with its descriptors.
 struct DriverRing<P: Protection> {
     protection: P,
     outstanding: VecDeque<P::Token>,
 }
 
-/// A port's rings.
+/// The rings of a port and its invalidation unit.
 struct Port<'m, P: Protection> {
     memory: &'m Arena,
     rings: Vec<DriverRing<P>>,
     unit: QueuedUnit,
-    /// Buffers mapped so far: their names.
+    /// Number of buffers mapped so far; the next buffer's id.
     mapped: u64,
 }
 
@@ -199,7 +199,7 @@ impl<P: Protection> DriverRing<P> {
         direction: Direction,
     ) -> Result<(), LabError> {
         let (held, told) = self.protection.map(memory, buffer, piece, direction)?;
-        // What goes into the descriptor.
+        // The address that a driver would write into the descriptor.
         black_box(told);
         self.outstanding.push_back(held);
         Ok(())
@@ -212,7 +212,7 @@ impl<P: Protection> DriverRing<P> {
     }
 }
 
-/// Rings of `slots` slots each, empty, in `memory`.
+/// Lays out `rings` empty rings of `slots` slots each in `memory`.
 fn rings<'m>(
     memory: &'m Arena,
     rings: usize,
@@ -235,7 +235,7 @@ fn rings<'m>(
 }
 
 impl<'m, P: Protection> Port<'m, P> {
-    /// A port whose rings are protected by `protections`.
+    /// A port with one ring for each of `protections`.
     fn new(
         memory: &'m Rc<Arena>,
         protections: impl IntoIterator<Item = P>,
@@ -259,7 +259,7 @@ impl<'m, P: Protection> Port<'m, P> {
         }
     }
 
-    /// Cycles of each block.
+    /// Executes `loops` and returns the cycles of each block.
     fn drive(&mut self, loops: &Loops) -> Result<Vec<u64>, LabError> {
         let mut buffers = loops.buffers.as_slice();
         let blocks = loops.blocks(BLOCK);
@@ -275,7 +275,7 @@ impl<'m, P: Protection> Port<'m, P> {
             .collect()
     }
 
-    /// A loop, as a driver has it; takes what it maps from the front of `buffers`.
+    /// Executes one loop of the driver. Takes the buffers to map from the front of `buffers`.
     fn run_loop(&mut self, each: &Loop, buffers: &mut &[PhysRange]) -> Result<(), LabError> {
         let (memory, direction) = (self.memory, each.direction);
         let lane = self.rings.get_mut(usize::from(each.ring)).ok_or(LOST)?;
@@ -328,12 +328,12 @@ impl<'m, P: Protection> Port<'m, P> {
     }
 }
 
-/// What each of `runs`, which follow each other on one interface, costs on rings that their driver
-/// owns, over what the same loops cost without protection. Repetitions of both are interleaved, run
-/// by run; each block counts with its median.
+/// Cost of each of `runs`, which follow each other on one interface, on rings that the driver owns.
+/// The cost of the same loops without protection is subtracted. Repetitions of both are
+/// interleaved, run by run; each block counts with its median.
 ///
 /// # Errors
-/// No memory, or a call was refused.
+/// Memory is exhausted, or a ring refused a call.
 pub(super) fn costs(
     runs: &[Run],
     repetitions: usize,
@@ -379,11 +379,11 @@ fn cost(ports: &mut [Ports<'_>], plan: &Plan, loops: &Loops) -> Result<Cost, Lab
     ))
 }
 
-/// Share of the maps of `run`, from empty rings on, that the driver is told to wait for when each
-/// ring has `slots` slots. Such a map is left out, and so is its unmap.
+/// Returns the share of the maps of `run` that a ring of `slots` slots refuses because it is full.
+/// The rings are empty at the start. A refused map is skipped together with its unmap.
 ///
 /// # Errors
-/// No memory, or a call was refused for another reason.
+/// Memory is exhausted, or a ring refused a call for another reason.
 pub(super) fn refused(run: &Run, slots: u32) -> Result<f64, LabError> {
     let plan = run.by_ring();
     let memory = Rc::new(Arena::new(ARENA)?);
@@ -416,7 +416,7 @@ pub(super) fn refused(run: &Run, slots: u32) -> Result<f64, LabError> {
             }
             Step::Unmap { id, device, .. } => {
                 let (ring, held) = lanes.get_mut(device.index()).ok_or(LOST)?;
-                // What was refused is not the oldest, and is not there.
+                // A buffer whose map was refused is not the oldest of `held`: skip its unmap.
                 if let Some(mapping) =
                     held.pop_front_if(|oldest| *oldest.buffer() == u64::from(id.0))
                 {
@@ -454,7 +454,7 @@ mod tests {
             assert_eq!(counted.invalidations, run.bursts());
             assert_eq!(waited.invalidations, run.bursts());
             assert_eq!(counted.pairs, run.plan.maps.max(run.plan.unmaps));
-            // The wait is a floor whatever else the processor does.
+            // The wait is a lower bound, whatever else the CPU executes.
             assert!(waited.measured > (run.bursts() * WAIT) as f64 * 0.9);
         }
     }

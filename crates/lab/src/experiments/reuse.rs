@@ -1,5 +1,5 @@
-//! How often the pages of recorded buffers are mapped again, as the PVIOMMU document's Table 5
-//! counts it, and what a reverse translation cache makes of it.
+//! Page reuse of recorded devices, counted as in Table 5 of the PVIOMMU paper, and the hit rate of
+//! a reverse translation cache (RTC) on them.
 
 use std::collections::{HashMap, HashSet};
 
@@ -10,40 +10,40 @@ use serde::Serialize;
 
 use crate::error::LabError;
 
-/// T of section 4.5.
+/// T of PVIOMMU section 4.5: the length of a cycle.
 const CYCLE_NS: u64 = 10_000_000_000;
-/// Mappings that a cache holds: more than any device has pages for.
+/// Capacity of the cache in mappings: more than any device has pages.
 const LIMIT: usize = 1 << 20;
 const PAGE_BYTES: u64 = 4096;
 
-/// Mappings made of one device, and the pages under them.
+/// Mappings of one device, and the pages that they cover.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ReuseRow {
-    /// Trace and device.
+    /// Trace name and device name.
     pub source: String,
-    /// From its first streaming map or unmap to its last.
+    /// Seconds from the first streaming map to the last streaming map or unmap.
     pub seconds: f64,
-    /// Mappings made: each piece of a scatterlist is one.
+    /// Number of mappings. Each segment of a scatterlist counts as one.
     pub creates: u64,
-    /// Different pages of 4 KiB that these touch.
+    /// Number of distinct 4 KiB pages that the mappings cover.
     pub pages: u64,
-    /// Mappings of these that the cache answers, T = 10 s and C = 3.
+    /// Mappings that the cache answers with T = 10 s and C = 3.
     pub hits: u64,
 }
 
 impl ReuseRow {
-    /// Table 5's last column.
+    /// Mappings per page: the last column of Table 5.
     pub fn reuse(&self) -> f64 {
         self.creates as f64 / self.pages.max(1) as f64
     }
 
-    /// Share of mappings for which no request is made.
+    /// Share of mappings that the cache answers without a request to the host.
     pub fn answered(&self) -> f64 {
         self.hits as f64 / self.creates.max(1) as f64
     }
 }
 
-/// One device under way.
+/// State of one device while its trace is read.
 #[derive(Debug)]
 struct Device {
     cache: FlatRtc,
@@ -67,7 +67,7 @@ impl Device {
     }
 
     fn advance(&mut self, now: u64) {
-        // After C + 1 cycles without a call nothing released is left.
+        // C + 1 cycles without a call evict every released mapping.
         for _ in 0..=Cycles::PAPER.get() {
             if self.ends > now {
                 break;
@@ -83,21 +83,21 @@ impl Device {
         self.now = now;
     }
 
-    /// The key, if the piece can be cached and is.
+    /// Returns the key of the mapping if the cache can hold it; `None` if it cannot.
     fn map(&mut self, piece: &PhysRange, direction: Direction) -> Option<MappingKey> {
         self.creates += 1;
         let (first, last) = (piece.start().get(), piece.last().get());
         self.pages.extend(first / PAGE_BYTES..=last / PAGE_BYTES);
         let key = MappingKey::covering(piece, direction)?;
         if self.cache.acquire(key).is_none() {
-            // Any address does: nothing is translated here.
+            // Any IOVA will do: nothing translates it here.
             self.cache.insert(key, Iova::ZERO).ok()?;
         }
         Some(key)
     }
 }
 
-/// Reads a trace: a row for each device with streaming mappings, in the order of their appearance.
+/// Reads a trace. Returns a row for each device with streaming mappings, by device index.
 ///
 /// # Errors
 /// [`LabError::Trace`].
@@ -213,8 +213,8 @@ mod tests {
         assert!(row.source.starts_with("t ") && row.source.contains("03:00.0"));
     }
 
-    /// Cycles end at 11, 21, 31, 41 s: what was released at 2 s is gone at 41 s and there just
-    /// before, and so it is after any longer rest.
+    /// Cycles end at 11, 21, 31 and 41 s. A mapping released at 2 s is in the cache just before
+    /// 41 s and evicted at 41 s. After a longer pause it is still evicted.
     #[test]
     fn what_rests_for_longer_than_c_cycles_is_asked_for_again() {
         for (again, hits) in [("40.900000", 1), ("41.100000", 0), ("4000.000000", 0)] {

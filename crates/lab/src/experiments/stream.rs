@@ -1,5 +1,5 @@
-//! What the experiments about allocators have in common: mlx, stream, many runs on one interface,
-//! and throughput by the model.
+//! Common parts of the allocator experiments: the stream benchmark on mlx, many runs on one
+//! interface, and throughput from the model.
 
 use ringfence_devices::nic::Profile as Adapter;
 use ringfence_devices::workload::{BURST, NetperfStream};
@@ -16,7 +16,7 @@ use crate::Profile;
 use crate::error::LabError;
 use crate::modes::{Alloc, FlushKind, Mode};
 
-/// Sizes of the freelists that EIOVAR plots, and no lists.
+/// Freelist sizes that EIOVAR plots; `None` for no freelists.
 pub(super) const SIZES: [Option<Capacity>; 6] = [
     None,
     Some(Capacity::AtMost(1)),
@@ -26,7 +26,7 @@ pub(super) const SIZES: [Option<Capacity>; 6] = [
     Some(Capacity::Unbounded),
 ];
 
-/// How a plot calls them.
+/// Name of a freelist size in EIOVAR's plots.
 pub(super) fn name(size: Option<Capacity>) -> String {
     match size {
         None => "baseline".into(),
@@ -35,22 +35,23 @@ pub(super) fn name(size: Option<Capacity>) -> String {
     }
 }
 
-/// Longest bursts, of received packets and of acknowledgements sent, beside the default of 200.
+/// Burst limits of the sweeps, in packets received or acknowledgements sent, including the default
+/// of 200.
 pub(super) const BURSTS: [u32; 4] = [BURST, 50, 10, 1];
 
-/// The documents' runs of stream on mlx.
+/// The papers' runs of stream on mlx.
 ///
 /// # Errors
-/// The workload cannot go on.
+/// The workload cannot continue.
 pub(super) fn runs(setting: &Setting) -> Result<Vec<Run>, LabError> {
     let mut capture = capture(setting, BURST)?;
     (0..setting.runs.max(1)).map(|_| capture.run()).collect()
 }
 
-/// A station under stream on mlx, whose interrupts come at `burst` completions.
+/// A testbed that runs stream on mlx and interrupts after at most `burst` completions.
 ///
 /// # Errors
-/// The port does not open.
+/// The port cannot be opened.
 pub(super) fn capture(setting: &Setting, burst: u32) -> Result<Capture<NetperfStream>, LabError> {
     Capture::with(
         Adapter::MLX,
@@ -60,10 +61,10 @@ pub(super) fn capture(setting: &Setting, burst: u32) -> Result<Capture<NetperfSt
     )
 }
 
-/// Counts of each run.
+/// Allocator counts of each run.
 ///
 /// # Errors
-/// The space is exhausted.
+/// The IOVA space is exhausted.
 pub(super) fn counted(
     runs: &[Run],
     size: Option<Capacity>,
@@ -75,7 +76,7 @@ pub(super) fn counted(
         .collect()
 }
 
-/// Linux 3.4's mode with freelists of `size`.
+/// The mode of Linux 3.4 with freelists of `size`.
 fn mode(size: Option<Capacity>, flush: FlushKind) -> Result<Mode, LabError> {
     let base = Mode::find("strict").ok_or(LabError::Internal("mode strict"))?;
     Ok(Mode {
@@ -90,10 +91,10 @@ fn mode(size: Option<Capacity>, flush: FlushKind) -> Result<Mode, LabError> {
     })
 }
 
-/// Costs of each run with freelists of each of `sizes`: by size, then by run.
+/// Costs of each run with freelists of each of `sizes`: indexed by size, then by run.
 ///
 /// # Errors
-/// No memory.
+/// Memory is exhausted, or the layer refused a map.
 pub(super) fn timed(
     setting: &Setting,
     runs: &[Run],
@@ -110,10 +111,10 @@ pub(super) fn timed(
     )
 }
 
-/// Costs of each run with each of `subjects`, which take turns: by subject, then by run.
+/// Costs of each run with each of `subjects`, interleaved: indexed by subject, then by run.
 ///
 /// # Errors
-/// No memory, or a map was refused.
+/// Memory is exhausted, or the layer refused a map.
 pub(super) fn in_turns(
     setting: &Setting,
     runs: &[Run],
@@ -133,7 +134,7 @@ pub(super) fn in_turns(
     Ok(costs)
 }
 
-/// Cycles of a packet whose buffers cost that much.
+/// Cycles per packet, if each of its buffers costs a pair of `cost`.
 pub(super) fn packet(cost: &Cost, profile: &Profile) -> Measured {
     let executed = IOVAS_PER_PACKET * cost.measured_per_pair();
     let charged = cycles_per_packet(
@@ -145,14 +146,14 @@ pub(super) fn packet(cost: &Cost, profile: &Profile) -> Measured {
     Measured::cost(executed, charged, cost.spread)
 }
 
-/// Cycles of a packet in each repetition by itself.
+/// Cycles per packet in each repetition.
 pub(super) fn packets(cost: &Cost, profile: &Profile) -> Vec<f64> {
     let each = cost.each_per_pair(profile).into_iter();
     each.map(|pair| cycles_per_packet(BASELINE_CYCLES, IOVAS_PER_PACKET, pair, 0.0))
         .collect()
 }
 
-/// Throughput in Gbit/s of the documents' clock by the model, with the spread of the repetitions.
+/// The model's throughput in Gbit/s at the papers' clock, with the spread of the repetitions.
 pub(super) fn throughput(cost: &Cost, profile: &Profile) -> Measured {
     let speeds = packets(cost, profile).into_iter();
     let speeds: Vec<f64> = speeds.map(|cycles| gbps(CLOCK_GHZ, cycles)).collect();
@@ -160,7 +161,7 @@ pub(super) fn throughput(cost: &Cost, profile: &Profile) -> Measured {
     Measured::timed(median_of_blocks, median(&speeds).1)
 }
 
-/// Throughput of `one` over that of `other`, with the spread of that ratio over the repetitions.
+/// Throughput of `one` over that of `other`, with the spread of the ratio over the repetitions.
 pub(super) fn relative_throughput(one: &Cost, other: &Cost, profile: &Profile) -> Measured {
     let pairs = packets(one, profile)
         .into_iter()
@@ -170,15 +171,15 @@ pub(super) fn relative_throughput(one: &Cost, other: &Cost, profile: &Profile) -
     Measured::timed(median_of_blocks, median(&ratios).1)
 }
 
-/// The last of them.
+/// Returns the last element.
 ///
 /// # Errors
-/// There are none.
+/// `of` is empty.
 pub(super) fn last<T: Clone>(of: &[T]) -> Result<T, LabError> {
     of.last().cloned().ok_or(LabError::Internal("no runs"))
 }
 
-/// Runs and a number of each, as points.
+/// Numbers the values from 1 and returns them as points (run, value).
 pub(super) fn by_run(numbers: impl Iterator<Item = f64>) -> Vec<(f64, f64)> {
     (1..).map(f64::from).zip(numbers).collect()
 }

@@ -1,5 +1,5 @@
-//! What a mode executes and is charged for under a workload: the layer alone, driven by plans, its
-//! invalidations counted.
+//! Timed replays of the DMA layer under a workload. Plans drive the layer without devices; the
+//! replay measures executed cycles and counts invalidations, which the profile charges.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -27,12 +27,12 @@ use crate::plan::Plan;
 use crate::replay::AttachInfo;
 use crate::ring::RingParts;
 
-/// Memory of one replica: tables only, no buffers.
+/// Bytes of memory of one replica: tables only, no buffers.
 const ARENA: u64 = 256 << 20;
-/// Frames touched beforehand, so that no page fault of this process is taken for work of the layer.
+/// Frames touched in advance, so that no page fault of this process counts as work of the layer.
 const WARM_FRAMES: u64 = 256;
 
-/// A platform on which write-backs are executed, by that instruction.
+/// A platform that executes write-backs with the instruction `write_back`.
 fn bench(write_back: WriteBack) -> Result<TimedPlatform<InvalidationQueue>, LabError> {
     let arena = Rc::new(Arena::with_write_back(ARENA, write_back)?);
     let region = PhysRange::new(PhysAddr::new(0x2000), ARENA - 0x2000)
@@ -43,7 +43,7 @@ fn bench(write_back: WriteBack) -> Result<TimedPlatform<InvalidationQueue>, LabE
         }
     }
     let queue = InvalidationQueue::new(Rc::clone(&arena), PhysAddr::new(0), PhysAddr::new(0x1000));
-    // The type of the meter's own replicas, so that theirs serve here too.
+    // Same type as in the meter's replicas, so both share one monomorphisation.
     Ok(TimedPlatform {
         frames: Frames::new(Rc::clone(&arena), region),
         arena,
@@ -69,7 +69,7 @@ impl<S: Space, F: Flush<S, u64>> DynExperimentReplay for TimedReplay<S, F, Inval
     }
 }
 
-/// Makes a replica of a mode.
+/// Visitor that makes a replica of a mode.
 struct MakeReplica {
     coherency: Coherency,
     write_back: WriteBack,
@@ -110,7 +110,7 @@ impl ModeVisitor for MakeReplica {
         Err(LabError::Internal("an experiment on a cache"))
     }
 
-    /// An experiment's rings are a port's, not a trace's: [`rings`] makes them.
+    /// Rejects rings of a trace: experiments use the rings of a port, which [`rings`] makes.
     fn rings<D, L, F>(self, _: RingParts<D, L, F>) -> Self::Output
     where
         D: ReplayRing,
@@ -121,12 +121,12 @@ impl ModeVisitor for MakeReplica {
     }
 }
 
-/// Slots of the table of a ring's buffers: two buffers for each of 1024 descriptors are live at
-/// most, and a burst of 200 packets waits.
+/// Slots of a ring's table. At most two buffers for each of 1024 descriptors are live, and the
+/// unmaps of a burst of 200 packets also occupy slots until it ends.
 const SLOTS: u32 = 4096;
 
-/// The rings of a port, each a device with one table, driven by `D`. Lines of a table that the
-/// hardware does not snoop are written back when a doorbell is rung and at the end of a burst.
+/// A replica whose driver `D` treats each ring of a port as a device with one table. With
+/// non-coherent tables, it writes lines back at each doorbell and at the end of each burst.
 fn rings<D, F>(
     coherency: Coherency,
     write_back: WriteBack,
@@ -155,25 +155,26 @@ where
     Ok(Box::new(TimedReplay::new(flush, bench(write_back)?, make)))
 }
 
-/// What is timed.
+/// Subject of a timed replay.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum TimedSubject {
-    /// A mode that pages.
+    /// A mode without rings: paged or identity.
     Mode(Mode),
-    /// Rings that the hardware snoops (`riommu`).
+    /// Rings with tables that the hardware snoops (`riommu`).
     Rings,
-    /// Rings that it does not (`riommu-`).
+    /// Rings with tables that the hardware does not snoop (`riommu-`).
     RingsNonCoherent,
-    /// The same as Fig. 11 prints it (`riommu--literal`): a barrier and a write-back at each map
-    /// and each unmap.
+    /// Non-coherent rings as published in rIOMMU Fig. 11 (`riommu--literal`): a barrier and a
+    /// write-back at each map and each unmap.
     RingsLiteralNonCoherent,
 }
 
 impl TimedSubject {
-    /// A mode by its name; of the ring modes, `riommu`, `riommu-` and `riommu--literal`.
+    /// The subject of a mode's name. Of the ring modes, only `riommu`, `riommu-` and
+    /// `riommu--literal` exist.
     ///
     /// # Errors
-    /// There is none of that name.
+    /// No mode has this name.
     pub(super) fn from_name(name: &str) -> Result<Self, LabError> {
         Ok(match name {
             "riommu" => Self::Rings,
@@ -184,25 +185,25 @@ impl TimedSubject {
     }
 }
 
-/// What a run cost.
+/// Cost of a run.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Cost {
-    /// Cycles that were executed, without the replay's own loop: each block of steps by its median
-    /// over the repetitions, so that what else happens on the processor hardly counts.
+    /// Executed cycles without the replay's own loop: the sum over blocks of steps of each block's
+    /// median over the repetitions. The medians suppress disturbances on the CPU.
     pub(super) measured: f64,
-    /// The same of each repetition by itself, in the order in which they ran.
+    /// Executed cycles of each repetition, in the order in which they ran.
     pub(super) repetitions: Vec<f64>,
-    /// Largest less smallest repetition, as a share.
+    /// Largest minus smallest repetition, as a share of their median.
     pub(super) spread: f64,
-    /// Invalidation commands.
+    /// Number of invalidation commands.
     pub(super) invalidations: u64,
-    /// Pairs of a map and an unmap: the larger number of either.
+    /// Number of map/unmap pairs: the larger of the numbers of maps and unmaps.
     pub(super) pairs: u64,
 }
 
 impl Cost {
-    /// Of `repetitions` of `plan`, each by the cycles of its blocks; `own` is what the replay's own
-    /// loop takes of them.
+    /// Cost of `plan` from `repetitions`, each a list of cycles per block. `own` is the part that
+    /// the replay's own loop takes.
     pub(super) fn of(repetitions: &[Vec<u64>], plan: &Plan, own: f64, invalidations: u64) -> Self {
         let each: Vec<f64> = repetitions
             .iter()
@@ -217,27 +218,27 @@ impl Cost {
         }
     }
 
-    /// Executed cycles of a map and an unmap.
+    /// Executed cycles per map/unmap pair.
     pub(super) fn measured_per_pair(&self) -> f64 {
         self.measured / self.pairs.max(1) as f64
     }
 
-    /// Cycles of a map and an unmap that `profile` charges.
+    /// Cycles that `profile` charges per map/unmap pair.
     pub(super) fn modelled_per_pair(&self, profile: &Profile) -> f64 {
         self.invalidations_per_pair() * profile.invalidation_cycles as f64
     }
 
-    /// Invalidation commands for a map and an unmap.
+    /// Invalidation commands per map/unmap pair.
     pub(super) fn invalidations_per_pair(&self) -> f64 {
         self.invalidations as f64 / self.pairs.max(1) as f64
     }
 
-    /// Both.
+    /// Executed and charged cycles per map/unmap pair.
     pub(super) fn per_pair(&self, profile: &Profile) -> f64 {
         self.measured_per_pair() + self.modelled_per_pair(profile)
     }
 
-    /// Both, in each repetition by itself.
+    /// Executed and charged cycles per map/unmap pair, for each repetition.
     pub(super) fn each_per_pair(&self, profile: &Profile) -> Vec<f64> {
         let (pairs, charged) = (self.pairs.max(1) as f64, self.modelled_per_pair(profile));
         let each = self.repetitions.iter();
@@ -245,17 +246,17 @@ impl Cost {
     }
 }
 
-/// Replicas of one subject, which go through the same runs.
+/// Replicas of one subject, all of which perform the same runs.
 pub(super) struct TimedReplays {
     subject: TimedSubject,
     replicas: Vec<Box<dyn DynExperimentReplay>>,
 }
 
 impl TimedReplays {
-    /// Fresh replicas of `subject`, as many as there are repetitions.
+    /// Makes a new replica of `subject` for each repetition.
     ///
     /// # Errors
-    /// No memory, or the mode is not built in.
+    /// Memory is exhausted, or the mode is not in this build.
     pub(super) fn new(
         subject: TimedSubject,
         profile: &Profile,
@@ -264,17 +265,17 @@ impl TimedReplays {
         Self::with_write_back(subject, profile, repetitions, WriteBack::best())
     }
 
-    /// The same, whose lines are written back by a given instruction.
+    /// Like [`new`](Self::new), but writes lines back with a given instruction.
     ///
     /// # Errors
-    /// As for [`new`](Self::new), or this processor has no such instruction.
+    /// As for [`new`](Self::new), or this CPU does not have the instruction.
     pub(super) fn with_write_back(
         subject: TimedSubject,
         profile: &Profile,
         repetitions: usize,
         write_back: WriteBack,
     ) -> Result<Self, LabError> {
-        // More invalidations than a burst of any experiment has unmaps.
+        // Burst limit: more unmaps than a burst of any experiment has.
         const LONGEST: usize = 4096;
         let make = || match &subject {
             TimedSubject::Mode(mode) => {
@@ -304,21 +305,21 @@ impl TimedReplays {
         })
     }
 
-    /// Goes through a run, one repetition after the other.
+    /// Performs a run once on each replica.
     ///
     /// # Errors
-    /// A map was refused.
+    /// The layer refused a map.
     pub(super) fn run(&mut self, run: &Run) -> Result<Cost, LabError> {
         let costs = run_in_turns(std::slice::from_mut(self), run)?;
         costs.into_iter().next().ok_or(LabError::Internal("a cost"))
     }
 }
 
-/// Goes through a run with each of `subjects`, repetition by repetition, another one first each
-/// time: what else happens on the processor happens to all of them.
+/// Performs a run with each of `subjects`, repetition by repetition. Each repetition starts with
+/// another subject, so that disturbances on the CPU affect all of them.
 ///
 /// # Errors
-/// A map was refused.
+/// The layer refused a map.
 pub(super) fn run_in_turns(
     subjects: &mut [TimedReplays],
     run: &Run,
@@ -352,7 +353,7 @@ pub(super) fn run_in_turns(
     Ok(all.map(cost).collect())
 }
 
-/// The median over the repetitions of each block, summed over blocks.
+/// Sums, over all blocks, each block's median over the repetitions.
 pub(super) fn sum_of_medians(repetitions: &[Vec<u64>]) -> f64 {
     let count = repetitions.iter().map(Vec::len).min().unwrap_or(0);
     let block = |block: usize| {
@@ -362,8 +363,8 @@ pub(super) fn sum_of_medians(repetitions: &[Vec<u64>]) -> f64 {
     (0..count).map(block).sum()
 }
 
-/// Cycles of the replay's own loop: of each block the least of a few tries, since nothing but
-/// disturbance makes it longer.
+/// Cycles of the replay's own loop: the sum of each block's minimum over a few tries, since
+/// disturbances only ever lengthen a block.
 fn loop_overhead(plan: &Plan) -> f64 {
     const TRIES: usize = 3;
     let tries: Vec<Vec<u64>> = (0..TRIES)

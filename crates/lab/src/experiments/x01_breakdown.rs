@@ -1,4 +1,4 @@
-//! X01: cycles of a map and an unmap, by component (rIOMMU Table 1).
+//! X01: cycles of a map and an unmap by component (rIOMMU Table 1).
 
 use super::capture::Run;
 use super::catalogue::{Experiment, Setting, built};
@@ -21,7 +21,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
 
 const MODES: [&str; 4] = ["strict", "strict+", "defer", "defer+"];
 
-/// What the meter finds for one mode over `plans`.
+/// Component costs of one mode over the runs `plans`.
 pub(super) fn components(
     setting: &Setting,
     mode: &str,
@@ -31,7 +31,7 @@ pub(super) fn components(
     found.first().copied().ok_or(LabError::Internal("a meter"))
 }
 
-/// What the meters of `modes` find over `plans`, run by run in turns.
+/// Component costs of each of `modes` over the runs `plans`, interleaved run by run.
 pub(super) fn components_in_turns(
     setting: &Setting,
     modes: &[&str],
@@ -71,7 +71,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let metered = components_in_turns(setting, &MODES, &runs)?;
     for (mode, parts) in MODES.into_iter().zip(&metered) {
         let cycles = parts.cycles;
-        // Strict asks for one at each unmap, deferred for one at 250.
+        // Strict modes invalidate once per unmap, deferred modes once per `W` unmaps.
         let strict = mode.starts_with("strict");
         let share = if strict {
             1.0
@@ -156,7 +156,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     Ok(found)
 }
 
-/// What riommu / strict becomes as one component after the other is the document's.
+/// Reports riommu / strict after each component is replaced by the paper's.
 fn by_stages(
     setting: &Setting,
     runs: &[Run],
@@ -204,8 +204,8 @@ fn by_stages(
     Ok(())
 }
 
-/// Why each component costs what it costs here: its smallest and largest ratio over the modes, and
-/// the reason.
+/// Explains the cost of each component: its smallest and largest ratio over the modes, and the
+/// reason.
 fn reasons(runs: &[Run], found: &mut Findings) -> Result<(), LabError> {
     let steps = |batch| -> Result<f64, LabError> {
         let counts = counted(runs, None, batch)?;

@@ -1,5 +1,5 @@
-//! X02: cycles of a packet in each mode, and throughput by the model (rIOMMU Figs. 7 and 8, Table 2
-//! for mlx stream).
+//! X02: cycles per packet in each mode, and throughput from the model (rIOMMU Figs. 7 and 8, Table
+//! 2 for mlx stream).
 
 use std::collections::HashMap;
 
@@ -24,7 +24,7 @@ use crate::Profile;
 use crate::error::LabError;
 use crate::meter::cycles;
 
-/// rIOMMU without coherency as its figure prints it.
+/// Non-coherent rIOMMU as published in Fig. 11.
 const LITERAL: &str = "riommu--literal";
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
@@ -34,7 +34,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     measure: built(measure),
 };
 
-/// Modes with what the document's tables imply for each.
+/// The modes, each with the values that the paper's tables imply.
 fn modes() -> Vec<(&'static str, Derived)> {
     let baseline = |mode: Baseline| (mode.name(), derived(mode, Variant::Coherent));
     vec![
@@ -69,7 +69,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     for (name, costs) in timed.iter().zip(&costs) {
         all.insert(name, last(costs)?);
     }
-    // Whatever a map costs without an IOMMU is in the 1816 cycles.
+    // The 1816 cycles include the cost of a map without an IOMMU.
     let nothing = Cost {
         repetitions: vec![0.0; setting.repetitions.max(1)],
         ..Cost::default()
@@ -202,7 +202,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     Ok(found)
 }
 
-/// In how many repetitions every mode has the document's place.
+/// Counts the repetitions in which all modes are in the paper's order.
 fn whole_order(setting: &Setting, names: &[&str], all: &HashMap<&str, Cost>) -> FindingRow {
     let each: Vec<Vec<f64>> = names
         .iter()
@@ -218,7 +218,8 @@ fn whole_order(setting: &Setting, names: &[&str], all: &HashMap<&str, Cost>) -> 
     });
     let what = "repetitions in which each mode by itself has its place: strict < strict+ < defer < defer+ < riommu- < riommu < none";
     let row = FindingRow::new(what, "", Measured::counted(ordered.count() as f64));
-    // One disturbed repetition says nothing of a mode: the medians are judged, group by group.
+    // Not required: one disturbed repetition says nothing about a mode. The groups judge the
+    // medians.
     row.beside(Published {
         text: format!("{repetitions} of {repetitions}"),
         value: repetitions as f64,
@@ -226,7 +227,7 @@ fn whole_order(setting: &Setting, names: &[&str], all: &HashMap<&str, Cost>) -> 
     })
 }
 
-/// What Fig. 11's barriers and write-backs cost a packet.
+/// Adds the cost per packet of Fig. 11's barriers and write-backs.
 fn literal(
     found: &mut Findings,
     literal: &Cost,
@@ -246,8 +247,8 @@ fn literal(
     Ok(())
 }
 
-/// The document's processor had CLFLUSH only, which drops the line: what that makes of it, where
-/// this processor has a choice.
+/// Repeats the comparison with CLFLUSH, the only write-back instruction of the paper's CPU, which
+/// also evicts the line. Adds nothing if this CPU does not have CLFLUSH.
 fn with_clflush(setting: &Setting, runs: &[Run], found: &mut Findings) -> Result<(), LabError> {
     if !WriteBack::Clflush.is_available() {
         return Ok(());
@@ -292,8 +293,7 @@ fn with_clflush(setting: &Setting, runs: &[Run], found: &mut Findings) -> Result
     Ok(())
 }
 
-/// The busy-wait line, point by point the median of short runs: what interrupts a run is no part of
-/// the line.
+/// The busy-wait line. Each point is the median of short runs, which suppresses interruptions.
 fn busy_wait(lengths: &[u64]) -> Vec<Point> {
     const RUNS: usize = 31;
     const PACKETS: u64 = 20;
@@ -321,7 +321,7 @@ mod tests {
     #[test]
     fn every_mode_has_its_cross() {
         let mut setting = Setting::smoke();
-        // The first run maps what fills the rings, and unmaps little.
+        // The first run mostly maps, to fill the rings, and unmaps little.
         setting.runs = 2;
         let found = EXPERIMENT.run(&setting).unwrap();
         let clflush = if WriteBack::Clflush.is_available() {
@@ -330,7 +330,7 @@ mod tests {
             0
         };
         assert_eq!(found.rows.len(), 7 + 7 + 1 + 10 + 8 + 2 + clflush + 1);
-        // The structure does not depend on how fast anything ran.
+        // The structure does not depend on execution speed.
         let structure = found
             .rows
             .iter()

@@ -1,5 +1,5 @@
-//! X03: throughput and processor use of five benchmarks on two adapters in seven modes (rIOMMU Fig.
-//! 12 and Table 2).
+//! X03: throughput and CPU utilisation of five benchmarks on two adapters in seven modes (rIOMMU
+//! Fig. 12 and Table 2).
 
 use super::benchmarks::extra;
 use super::catalogue::{Experiment, Setting, built};
@@ -18,7 +18,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     measure: built(measure),
 };
 
-/// Rows of one benchmark on one adapter, by place in the table.
+/// Group names of the rows of Table 2: one benchmark on one adapter each.
 const GROUPS: [&str; 10] = [
     "mlx stream",
     "mlx rr",
@@ -32,11 +32,11 @@ const GROUPS: [&str; 10] = [
     "brcm memcached",
 ];
 
-/// A cell of the document's table that a row was fitted to: metric and baseline, of `riommu`.
+/// Cell of Table 2 to which a row was fitted: metric and baseline of `riommu`.
 type Cell = (Metric, Baseline);
 
-/// What a frame costs without protection, and how few cycles the wire or the far end leaves for
-/// one.
+/// Cost model of a frame: cycles without protection, and the minimum cycles per frame that the wire
+/// rate imposes (0 for no limit).
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Frame {
     c_none: f64,
@@ -45,12 +45,12 @@ pub(super) struct Frame {
 }
 
 impl Frame {
-    /// Frames a cycle, where one costs `extra` cycles beyond what it does without protection.
+    /// Frames per cycle if protection adds `extra` cycles to each frame.
     pub(super) fn throughput(&self, extra: f64) -> f64 {
         1.0 / (self.c_none + extra).max(self.floor)
     }
 
-    /// Share of the processor that is used: all of it, unless the wire is full.
+    /// CPU utilisation: 1 unless the wire is saturated.
     pub(super) fn cpu(&self, extra: f64) -> f64 {
         match self.floor {
             floor if floor > 0.0 => ((self.c_none + extra) / floor).min(1.0),
@@ -58,10 +58,10 @@ impl Frame {
         }
     }
 
-    /// The frame of one row of the table, timed for it.
+    /// The cost model for one row of Table 2, from timed runs.
     ///
     /// # Errors
-    /// The workload cannot go on, or there is no memory.
+    /// The workload cannot continue, or memory is exhausted.
     pub(super) fn of(setting: &Setting, nic: Nic, benchmark: Benchmark) -> Result<Self, LabError> {
         let mut rows = TABLE_2.iter();
         let row = rows.find(|row| row.nic == nic && row.benchmark == benchmark);
@@ -71,15 +71,16 @@ impl Frame {
     }
 }
 
-/// What a frame costs in `mode` beyond no protection.
+/// Cycles that `mode` adds to a frame; 0 for `none`.
 fn overhead(costs: &[(&'static str, Measured)], mode: &str) -> f64 {
     let found = costs.iter().find(|(name, _)| *name == mode);
     found.map_or(0.0, |(_, cost)| cost.median)
 }
 
-/// The cost of a frame without protection at which `riommu` over a mode is the printed `ratio`,
-/// where what they cost beyond that is `riommu` and `mode`: (c + mode) / (c + riommu) for
-/// throughput, the inverse for processor use. NaN where there is none.
+/// Returns the cost c of a frame without protection at which the model's ratio of `riommu` to a
+/// mode is the printed `ratio`. `riommu` and `mode` are the cycles that each adds to a frame. The
+/// ratio is (c + mode) / (c + riommu) for throughput and its inverse for CPU utilisation. NaN if no
+/// positive c exists.
 fn fit(metric: Metric, ratio: f64, riommu: f64, mode: f64) -> f64 {
     let (ratio, above, below) = match metric {
         Metric::Throughput => (ratio, mode, riommu),
@@ -89,10 +90,13 @@ fn fit(metric: Metric, ratio: f64, riommu: f64, mode: f64) -> f64 {
     if c_none > 0.0 { c_none } else { f64::NAN }
 }
 
-/// Where the number comes from is fixed by the row alone (decision 0011). mlx stream: printed (Fig.
-/// 7). Request-response: the round trip without protection (Table 3), for two frames. Where brcm
-/// fills its wire: fitted to the processor use of riommu over defer. Elsewhere: fitted to the
-/// throughput of riommu over strict+.
+/// Returns the cost model of a row. The row alone determines the source of `c_none` (decision
+/// 0011):
+///
+/// - mlx stream: printed (Fig. 7).
+/// - Request-response: half of the round trip without protection, which has two frames (Table 3).
+/// - brcm rows that saturate the wire: fitted to the CPU utilisation of riommu over defer.
+/// - All other rows: fitted to the throughput of riommu over strict+.
 fn frame(row: &Table2Row, cost: impl Fn(&str) -> f64) -> Frame {
     let wire = CLOCK_GHZ * PACKET_BYTES * 8.0 / 10.0;
     let fitted = |(metric, baseline): Cell, floor| {
@@ -182,8 +186,8 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
                     let cell =
                         variant == Variant::Coherent && frame.fitted == Some((*metric, baseline));
                     let row = if cell { row.fitted() } else { row };
-                    // A column of ties in the document is no order; a single tenth's difference is
-                    // its rounding's.
+                    // A column of ties in the paper has no order, and a difference of one unit in
+                    // the last digit may be rounding.
                     let ordered = *metric == Metric::Throughput && variant == Variant::Coherent;
                     found.push(if ordered { row.ordered_in(group) } else { row });
                 }
@@ -216,7 +220,7 @@ mod tests {
         // c = 1000, riommu 100, mode 1200: 2200 / 1100 = 2.
         assert!((fit(Metric::Throughput, 2.0, 100.0, 1200.0) - 1000.0).abs() < 1e-9);
         assert!((fit(Metric::Cpu, 0.5, 100.0, 1200.0) - 1000.0).abs() < 1e-9);
-        // No frame is so cheap that 2000 beyond it are only twice 1100 beyond it.
+        // No cost of a frame makes c + 2000 twice c + 1100.
         assert!(fit(Metric::Throughput, 2.0, 1100.0, 2000.0).is_nan());
         for row in &TABLE_2 {
             let costs = |mode: &str| if mode == "riommu" { 100.0 } else { 2000.0 };

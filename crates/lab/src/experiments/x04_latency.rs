@@ -1,4 +1,4 @@
-//! X04: round trips of request-response (rIOMMU Table 3).
+//! X04: round-trip times of request-response (rIOMMU Table 3).
 
 use super::benchmarks::extra;
 use super::catalogue::{Experiment, Setting, built};

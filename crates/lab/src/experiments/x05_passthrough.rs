@@ -1,5 +1,5 @@
-//! X05: pass-through by hardware and by a table that maps everything, against no IOMMU (rIOMMU
-//! section 5.1).
+//! X05: hardware pass-through, and software pass-through with a table that maps everything,
+//! compared with no IOMMU (rIOMMU section 5.1).
 
 use super::catalogue::{Experiment, Setting, built};
 use super::finding::{FindingRow, Findings, Measured, Requirement};

@@ -1,5 +1,5 @@
-//! X06: when an IOTLB miss matters: a random one of many mapped buffers against always the same one
-//! (rIOMMU section 5.3).
+//! X06: cost of IOTLB misses: sending from a random buffer of many mapped ones, compared with
+//! sending always from the same one (rIOMMU section 5.3).
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -33,21 +33,21 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
 const NIC: RequesterId = RequesterId::new(0x0300);
 /// Bytes of a raw frame.
 const FRAME: u32 = 64;
-/// A buffer is a page, so that each has an entry of its own.
+/// Bytes of a buffer: a page, so that each buffer has its own translation.
 const SLOT: u64 = 4096;
 
-/// What sending has shown, for a random buffer each time and for always the same one.
+/// Cost of sending with one choice of buffers.
 #[derive(Debug, Clone, Copy)]
 struct SendCost {
-    /// What the unit counted meanwhile, per frame.
+    /// IOTLB misses that the modelled unit counted, per frame.
     misses: f64,
     references: f64,
-    /// Executed cycles of a frame: the unit's model and the bytes it moves.
+    /// Executed cycles per frame: the unit's model and the copy of the frame's bytes.
     cycles: f64,
     spread: f64,
 }
 
-/// How much is sent.
+/// Amount of work.
 #[derive(Debug, Clone, Copy)]
 struct SendCount {
     buffers: u64,
@@ -77,11 +77,11 @@ fn sent<S: Space, F: Flush<S, Buffer>>(
     let mut choices = [BufferChoice::Random(Seed::new(1)), BufferChoice::Same];
     let mut times = [Vec::new(), Vec::new()];
     let mut counted = [IommuStats::default(); 2];
-    // Interleaved, so that what else the processor does falls on both; the first round of each
+    // Interleave the choices, so that disturbances on the CPU affect both. The first round of each
     // warms the caches and does not count.
     for round in 0..=amount.repetitions {
         for (place, choice) in choices.iter_mut().enumerate() {
-            // What the other choice has left in the IOTLB is not counted against this one.
+            // Send one uncounted frame first, so that misses caused by the other choice do not
             let mut bus = Bus::new(&mut machine.iommu.hardware.unit, &*arena, ());
             pool.send(&mut bus, NIC, choice).map_err(|_| failed())?;
             let before = *machine.iommu.hardware.unit.stats();
@@ -119,7 +119,7 @@ fn sent<S: Space, F: Flush<S, Buffer>>(
     }))
 }
 
-/// Behind a radix table.
+/// Sends through a radix page table.
 fn translated(setting: &Setting, amount: SendCount) -> Result<[SendCost; 2], LabError> {
     let mut machine = ReplayPlatform::<Vtd>::new(&setting.profile, true)?;
     let mut dma = Dma::new(Strict);
@@ -141,7 +141,7 @@ fn translated(setting: &Setting, amount: SendCount) -> Result<[SendCost; 2], Lab
     sent(machine, dma, &at, amount)
 }
 
-/// With the IOMMU off: what the frames' bytes cost alone.
+/// Sends with the IOMMU off: measures the cost of the frames' bytes alone.
 fn untranslated(setting: &Setting, amount: SendCount) -> Result<[SendCost; 2], LabError> {
     let machine = ReplayPlatform::<Vtd>::new(&setting.profile, false)?;
     let mut dma = Dma::new(Never);

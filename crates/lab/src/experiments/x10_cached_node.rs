@@ -1,4 +1,4 @@
-//! X10: how one free in another ring makes the allocator search (EIOVAR Table 1).
+//! X10: the search that one free in another ring causes in the allocator (EIOVAR Table 1).
 
 use ringfence_iova::{AllocRequest, CachedTree, RangeStore};
 use ringfence_types::Pfn;
@@ -16,7 +16,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     measure: built(measure),
 };
 
-/// Columns of the sheet.
+/// Columns of the bundled table for one variant of the sequence.
 struct Column {
     name: &'static str,
     result: &'static str,
@@ -39,7 +39,7 @@ const COLUMNS: [Column; 2] = [
     },
 ];
 
-/// The steps of the table: what happens, and the page that is freed, if it is not an allocation.
+/// Steps of the table: number, description, and the page to free; `None` for an allocation.
 const STEPS: [(&str, &str, Option<u64>); 5] = [
     ("1", "free of 151 in Rx", Some(151)),
     ("2", "free of 300 in Tx", Some(300)),
@@ -64,7 +64,7 @@ fn measure(_: &Setting) -> Result<Findings, LabError> {
         for (step, what, page) in STEPS {
             let cell = |name: &str| sheet.printed(&[("step", step)], name);
             if sheet.text(&[("step", step)], column.before)?.is_empty() {
-                // Happens in the other column only.
+                // This step occurs in the other column only.
                 continue;
             }
             let mut exact = |what: String, printed: Published, value: f64| {
@@ -107,7 +107,7 @@ fn measure(_: &Setting) -> Result<Findings, LabError> {
                     "rb_prev",
                     Measured::counted(f64::from(steps)),
                 );
-                // The document gives no number; the sheet derives it for the last row.
+                // EIOVAR prints no search lengths. The last row's follows from the table.
                 let wanted = if (step, column.name) == ("5", "with Tx") {
                     148.0
                 } else {
@@ -134,7 +134,7 @@ mod tests {
     fn every_cell_of_the_table_comes_out_exactly() {
         let found = EXPERIMENT.run(&Setting::smoke()).unwrap();
         assert_eq!(found.verdict, Verdict::Reproduced, "{:#?}", found.rows);
-        // C before and after four and five calls; a result and a search for each of two
+        // C before and after four and five calls; a result and a search length for each of two
         // allocations.
         assert_eq!(found.rows.len(), 2 * (4 + 5) + 2 * 2 * 2);
     }

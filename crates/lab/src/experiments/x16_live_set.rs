@@ -1,4 +1,4 @@
-//! X16: how many addresses live, and how many wait to be used again (EIOVAR section 6).
+//! X16: number of live IOVAs, and of freed IOVAs that wait for reuse (EIOVAR section 6).
 
 use ringfence_devices::nic::Profile as Adapter;
 use ringfence_devices::workload::{
@@ -20,7 +20,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     measure: built(measure),
 };
 
-/// The benchmarks as EIOVAR ran them.
+/// The benchmarks with EIOVAR's parameters.
 fn workloads() -> Vec<(&'static str, Box<dyn Workload>)> {
     vec![
         ("stream", Box::new(NetperfStream::default())),

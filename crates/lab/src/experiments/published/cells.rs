@@ -1,4 +1,4 @@
-//! The documents' tables, bundled: numbers with their source, looked up by the names in their rows.
+//! The papers' tables, bundled as CSV. Cells are looked up by the names in their rows.
 
 use crate::error::LabError;
 use crate::experiments::finding::Published;
@@ -13,7 +13,7 @@ pub struct Sheet {
 
 macro_rules! sheets {
     ($($file:literal),* $(,)?) => {
-        /// Every bundled table: its name, and its text.
+        /// All bundled tables: name and text.
         const SHEETS: &[(&str, &str)] = &[
             $(($file, include_str!(concat!("../../../data/paper/", $file, ".csv")))),*
         ];
@@ -41,7 +41,7 @@ sheets![
     "riommu_table3",
 ];
 
-/// Cells of a line of comma-separated values; quotes protect commas, two quotes stand for one.
+/// Splits a line of CSV into cells. Quotes protect commas; a doubled quote stands for one quote.
 fn cells(line: &str) -> Vec<String> {
     let mut out = vec![String::new()];
     let mut quoted = false;
@@ -61,8 +61,9 @@ fn cells(line: &str) -> Vec<String> {
     out
 }
 
-/// A printed number: digits, perhaps behind a sign, one of `~><=` or a word's worth of quotes,
-/// perhaps with a K; the first number of a range. `None` for words.
+/// Parses the first number of a printed cell. Skips leading text such as `~`, `>`, `<`, `=`, `+` or
+/// words; accepts a leading `-` and a trailing `K` for thousands. Of a range it takes the first
+/// number. `None` for words.
 fn number(text: &str) -> Option<f64> {
     let rest = text.trim_start_matches(|c: char| !c.is_ascii_digit() && c != '-');
     let end = rest
@@ -75,10 +76,10 @@ fn number(text: &str) -> Option<f64> {
 }
 
 impl Sheet {
-    /// The table of that name.
+    /// Returns the table with this name.
     ///
     /// # Errors
-    /// There is none: a defect of Ringfence.
+    /// No table has this name: a defect of Ringfence.
     pub fn named(name: &str) -> Result<Self, LabError> {
         let found = SHEETS.iter().find(|(file, _)| *file == name);
         let &(file, text) = found.ok_or(LabError::Internal("no such table"))?;
@@ -94,11 +95,11 @@ impl Sheet {
         self.header.iter().position(|other| other == name)
     }
 
-    /// The text of a cell: of the first row whose cells are `wanted` in the columns named there,
-    /// the one in `column`.
+    /// Returns the text in `column` of the first row whose cells match all (column, value) pairs of
+    /// `wanted`.
     ///
     /// # Errors
-    /// There is none: a defect of Ringfence.
+    /// No such cell exists: a defect of Ringfence.
     pub fn text(&self, wanted: &[(&str, &str)], column: &str) -> Result<&str, LabError> {
         self.find(wanted, column).map(|(_, text)| text)
     }
@@ -118,17 +119,17 @@ impl Sheet {
         match rows.find(|(_, row)| holds(row)) {
             Some((place, row)) => {
                 let cell = row.get(column).ok_or(missing)?;
-                // One for the header, one because people count from one.
+                // One for the header, and one because line numbers start at 1.
                 Ok((place + 2, cell))
             }
             None => Err(missing),
         }
     }
 
-    /// A printed number, with the cell it stands in.
+    /// Returns a printed number and the location of its cell.
     ///
     /// # Errors
-    /// There is no such cell, or it holds no number: a defect of Ringfence.
+    /// No such cell exists, or it holds no number: a defect of Ringfence.
     pub fn printed(&self, wanted: &[(&str, &str)], column: &str) -> Result<Published, LabError> {
         let (line, text) = self.find(wanted, column)?;
         Ok(Published {
@@ -140,14 +141,14 @@ impl Sheet {
 }
 
 impl Published {
-    /// The same cell read otherwise than its first number says.
+    /// The same cell, interpreted as `value` instead of its first number.
     #[must_use]
     pub fn read_as(mut self, value: f64) -> Self {
         self.value = value;
         self
     }
 
-    /// What follows from printed numbers; the source says from which.
+    /// A value computed from printed numbers; `source` names them.
     pub fn derived(value: f64, source: impl Into<String>) -> Self {
         Self {
             text: format!("{value:.2}"),

@@ -1,4 +1,4 @@
-//! What the documents print, as data: the numbers that measurements stand beside.
+//! The papers' printed numbers as data, for comparison with measurements.
 
 mod cells;
 mod riommu;

@@ -1,12 +1,11 @@
-//! The rIOMMU document's tables, and the few numbers of the EIOVAR document that speak of the same
-//! machine.
+//! The rIOMMU paper's tables, and the numbers of the EIOVAR paper for the same machine.
 
 use serde::Serialize;
 
-/// Core clock of the document's machine in GHz (section 5.1).
+/// Core clock of the paper's machine in GHz (section 5.1).
 pub const CLOCK_GHZ: f64 = 3.1;
 
-/// Cycles of a packet without an IOMMU, mlx stream (Fig. 7).
+/// Cycles per packet without an IOMMU, mlx stream (Fig. 7).
 pub const BASELINE_CYCLES: f64 = 1816.0;
 
 /// Target buffers of an mlx packet: a header and a body, each with an IOVA (section 3.3).
@@ -18,10 +17,10 @@ pub const EIOVAR_STRICT_STREAM: f64 = 2.37;
 /// EIOVAR Table 2, mlx stream: throughput of deferred with EIOVAR over deferred.
 pub const EIOVAR_DEFER_STREAM: f64 = 1.71;
 
-/// EIOVAR Table 2, mlx stream: cycles of an allocation in strict, without EIOVAR and with it.
+/// EIOVAR Table 2, mlx stream: cycles of an allocation in strict, without and with EIOVAR.
 pub const EIOVAR_STRICT_ALLOC: (f64, f64) = (7656.0, 88.0);
 
-/// A mode that the two variants are compared with.
+/// A mode that Table 2 compares the rIOMMU variants with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 pub enum Baseline {
     /// `strict`.
@@ -41,7 +40,7 @@ pub enum Baseline {
     None,
 }
 
-/// In the order of the tables' columns.
+/// All baselines, in the order of the tables' columns.
 pub const BASELINES: [Baseline; 5] = [
     Baseline::Strict,
     Baseline::StrictPlus,
@@ -51,7 +50,7 @@ pub const BASELINES: [Baseline; 5] = [
 ];
 
 impl Baseline {
-    /// As the tables print it.
+    /// Name in the tables.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Strict => "strict",
@@ -69,16 +68,16 @@ pub enum Variant {
     /// `riommu-`: tables that the hardware does not snoop.
     #[serde(rename = "riommu-")]
     NonCoherent,
-    /// `riommu`.
+    /// `riommu`: tables that the hardware snoops.
     #[serde(rename = "riommu")]
     Coherent,
 }
 
 impl Variant {
-    /// Both, in the order of the tables.
+    /// Both variants, in the order of the tables.
     pub const ALL: [Self; 2] = [Self::NonCoherent, Self::Coherent];
 
-    /// As the tables print it.
+    /// Name in the tables.
     pub const fn name(self) -> &'static str {
         match self {
             Self::NonCoherent => "riommu-",
@@ -98,7 +97,7 @@ pub enum Nic {
 }
 
 impl Nic {
-    /// As the tables print it.
+    /// Name in the tables.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Mlx => "mlx",
@@ -128,7 +127,7 @@ pub enum Benchmark {
 }
 
 impl Benchmark {
-    /// As Table 2 prints it.
+    /// Name in Table 2.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Stream => "stream",
@@ -140,26 +139,26 @@ impl Benchmark {
     }
 }
 
-/// What Table 2 compares.
+/// A metric of Table 2.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Metric {
-    /// Throughput: more is better.
+    /// Throughput; more is better.
     Throughput,
-    /// Cycles of the processor: less is better.
+    /// CPU cycles; fewer are better.
     Cpu,
 }
 
 /// A column of Table 1: cycles of one map and one unmap by component, mlx stream.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Table1Column {
-    /// The mode.
+    /// Mode of the column.
     pub mode: Baseline,
-    /// Map: allocation of the IOVA.
+    /// Map: IOVA allocation.
     pub alloc: f64,
     /// Map: page table.
     pub map_table: f64,
-    /// Map: all else.
+    /// Map: other.
     pub map_other: f64,
     /// Unmap: search for the IOVA.
     pub find: f64,
@@ -167,25 +166,25 @@ pub struct Table1Column {
     pub free: f64,
     /// Unmap: page table.
     pub unmap_table: f64,
-    /// Unmap: invalidation.
+    /// Unmap: IOTLB invalidation.
     pub invalidation: f64,
-    /// Unmap: all else.
+    /// Unmap: other.
     pub unmap_other: f64,
 }
 
 impl Table1Column {
-    /// Cycles of a map: the table's own sum.
+    /// Cycles of a map: the sum of its components.
     pub fn map(&self) -> f64 {
         self.alloc + self.map_table + self.map_other
     }
 
-    /// Cycles of an unmap: the table's own sum.
+    /// Cycles of an unmap: the sum of its components.
     pub fn unmap(&self) -> f64 {
         self.find + self.free + self.unmap_table + self.invalidation + self.unmap_other
     }
 }
 
-/// Table 1.
+/// Table 1 of the rIOMMU paper.
 pub static TABLE_1: [Table1Column; 4] = [
     Table1Column {
         mode: Baseline::Strict,
@@ -233,22 +232,21 @@ pub static TABLE_1: [Table1Column; 4] = [
     },
 ];
 
-/// A row of Table 2: ratios, each variant divided by each of [`BASELINES`]; two decimals are
-/// printed.
+/// A row of Table 2: ratios of each variant to each of [`BASELINES`], printed with two decimals.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Table2Row {
-    /// The adapter.
+    /// Network adapter.
     pub nic: Nic,
-    /// The benchmark.
+    /// Benchmark.
     pub benchmark: Benchmark,
-    /// Throughput, by [`Variant::ALL`].
+    /// Ratios of throughput, indexed by [`Variant::ALL`], then by [`BASELINES`].
     pub throughput: [[f64; 5]; 2],
-    /// Cycles, by [`Variant::ALL`].
+    /// Ratios of CPU cycles, indexed by [`Variant::ALL`], then by [`BASELINES`].
     pub cpu: [[f64; 5]; 2],
 }
 
 impl Table2Row {
-    /// One ratio.
+    /// Returns the ratio of `variant` to `baseline`.
     pub fn ratio(&self, metric: Metric, variant: Variant, baseline: Baseline) -> f64 {
         let of_metric = match metric {
             Metric::Throughput => self.throughput,
@@ -258,8 +256,8 @@ impl Table2Row {
     }
 }
 
-/// Table 2. The extra 1.00 at the end of its first row is left out: five ratios to a variant are
-/// all that there can be.
+/// Table 2 of the rIOMMU paper. The extra 1.00 at the end of its first row is left out: a variant
+/// has only five baselines.
 pub static TABLE_2: [Table2Row; 10] = [
     Table2Row {
         nic: Nic::Mlx,
@@ -383,21 +381,21 @@ pub static TABLE_2: [Table2Row; 10] = [
     },
 ];
 
-/// The row of Table 2 that the performance model is about: mlx, stream.
+/// The row of Table 2 that the throughput model describes: mlx, stream.
 pub static MLX_STREAM: &Table2Row = &TABLE_2[0];
 
-/// A row of Table 3: round trips of request-response in microseconds.
+/// A row of Table 3: round-trip times of request-response in microseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Table3Row {
-    /// The adapter.
+    /// Network adapter.
     pub nic: Nic,
-    /// By [`BASELINES`].
+    /// Round-trip times, indexed by [`BASELINES`].
     pub baselines: [f64; 5],
-    /// By [`Variant::ALL`].
+    /// Round-trip times, indexed by [`Variant::ALL`].
     pub variants: [f64; 2],
 }
 
-/// Table 3.
+/// Table 3 of the rIOMMU paper.
 pub static TABLE_3: [Table3Row; 2] = [
     Table3Row {
         nic: Nic::Mlx,

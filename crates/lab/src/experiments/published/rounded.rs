@@ -1,22 +1,22 @@
-//! Printed numbers are rounded: what is derived from them is an interval.
+//! Interval arithmetic on rounded numbers: values derived from printed numbers are intervals.
 
 use std::ops::{Add, Div, Mul, Sub};
 
 use serde::Serialize;
 
-/// A number known up to an interval, ends included, with the value that the printed digits give.
+/// A number known up to a closed interval, and the value of its printed digits.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Rounded {
     /// Lower end.
     pub lo: f64,
-    /// What the digits give.
+    /// Value of the printed digits.
     pub value: f64,
     /// Upper end.
     pub hi: f64,
 }
 
 impl Rounded {
-    /// A number without an error.
+    /// A number without rounding error.
     pub const fn exact(value: f64) -> Self {
         Self {
             lo: value,
@@ -25,7 +25,7 @@ impl Rounded {
         }
     }
 
-    /// A number printed with two decimals: off by half a hundredth at most.
+    /// A number printed with two decimals: its error is at most 0.005.
     pub const fn hundredths(value: f64) -> Self {
         Self {
             lo: value - 0.005,
@@ -34,12 +34,12 @@ impl Rounded {
         }
     }
 
-    /// Whether the intervals share a number: whether one truth can have been rounded to both.
+    /// Returns true if the intervals overlap, so that both can be roundings of the same number.
     pub fn agrees(&self, other: &Self) -> bool {
         self.lo <= other.hi && other.lo <= self.hi
     }
 
-    /// Whether `value` lies in the interval.
+    /// Returns true if `value` lies in the interval.
     pub fn contains(&self, value: f64) -> bool {
         self.lo <= value && value <= self.hi
     }
@@ -69,7 +69,7 @@ impl Sub for Rounded {
     }
 }
 
-/// Of numbers that are not negative; all that is printed is positive.
+/// Product of non-negative intervals. All printed numbers are positive.
 impl Mul for Rounded {
     type Output = Self;
 
@@ -82,7 +82,7 @@ impl Mul for Rounded {
     }
 }
 
-/// Of a number that is not negative by a positive one.
+/// Quotient of a non-negative interval and a positive one.
 impl Div for Rounded {
     type Output = Self;
 

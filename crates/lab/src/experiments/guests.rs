@@ -160,11 +160,11 @@ pub struct HostCounts {
     pub table: Option<TableWalks>,
     /// Walks of the second-stage table for the pages of mappings.
     pub lookups: f64,
-    /// Of `lookups`, the pages found through the pointer to the last table, without a walk.
+    /// Pages of mappings found through the pointer to the last table, without a walk.
     pub through_pointer: f64,
     /// Frames allocated for pages since the guest's start.
     pub frames: f64,
-    /// Of `frames`, those that the host had to allocate because no pool had one ready.
+    /// Subset of `frames` that the host had to allocate because no pool had one ready.
     pub frames_awaited: f64,
 }
 
@@ -174,9 +174,9 @@ pub struct HostCounts {
 pub struct FalseFaults {
     /// Requests to the device.
     pub requests: f64,
-    /// Of `requests`, those whose status the device could not write.
+    /// Requests whose status the device could not write.
     pub unanswered: f64,
-    /// Of `requests`, those that failed with an error.
+    /// Requests that failed with an error.
     pub failed: f64,
     /// Accesses of any device that the IOMMU stopped.
     pub stopped: f64,

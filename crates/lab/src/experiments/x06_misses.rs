@@ -81,7 +81,8 @@ fn sent<S: Space, F: Flush<S, Buffer>>(
     // warms the caches and does not count.
     for round in 0..=amount.repetitions {
         for (place, choice) in choices.iter_mut().enumerate() {
-            // Send one uncounted frame first, so that misses caused by the other choice do not
+            // Send one uncounted frame first, so that misses that the other choice causes do not
+            // count.
             let mut bus = Bus::new(&mut machine.iommu.hardware.unit, &*arena, ());
             pool.send(&mut bus, NIC, choice).map_err(|_| failed())?;
             let before = *machine.iommu.hardware.unit.stats();

@@ -1,5 +1,5 @@
-//! X07: TLB prefetchers against the rIOTLB's two entries (rIOMMU section 5.4), on synthetic rings
-//! and on recorded devices.
+//! X07: TLB prefetchers compared with the rIOTLB's two entries per ring (rIOMMU section 5.4), on
+//! synthetic rings and on recorded devices.
 
 use super::catalogue::{Experiment, Setting, built};
 use super::figure::{Figure, Series};
@@ -14,16 +14,16 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     measure: built(measure),
 };
 
-/// "Most accesses", and what is less: the document prints no number.
+/// Threshold of "most accesses": the paper prints no number.
 const MOST: f64 = 0.5;
 
-/// What the document says of a stream, in words.
+/// A claim of the paper about a stream, in words.
 struct Claim {
     what: &'static str,
     text: &'static str,
     of: fn(&PrefetchSummary) -> f64,
     demand: Requirement,
-    /// The recorded devices that it speaks of, and what they are called together.
+    /// Returns true if the claim covers recorded devices of this kind. `devices` names them.
     speaks_of: fn(Kind) -> bool,
     devices: &'static str,
 }
@@ -124,8 +124,8 @@ impl Claim {
 
 const SOURCE: &str = "rIOMMU section 5.4, in words (claims.csv R54)";
 
-/// What was found of each recorded device, and of how many each claim holds: of every device that
-/// the claim speaks of, it has to (decision 0013).
+/// Adds the results of each recorded device, and the number of devices for which each claim holds.
+/// A claim must hold for every device that it covers (decision 0013).
 fn recorded(setting: &Setting, found: &mut Findings) {
     let all = summarise(&setting.recorded);
     let used: Vec<&PrefetchSummary> = all.iter().filter(|one| one.first_misses >= USES).collect();
@@ -238,7 +238,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         found.rows.extend(judged);
     }
     recorded(setting, &mut found);
-    // The document's own case: one ring whose addresses recur without being neighbours.
+    // The paper's own case: one ring whose addresses recur but are not adjacent.
     let named = |row: &&super::prefetch::PrefetchRow| {
         row.ring_entries == 1024 && row.source.contains("scattered")
     };
@@ -283,7 +283,7 @@ mod tests {
     use super::*;
     use crate::experiments::prefetch::{Addresses, Synthetic, histories, measure as feed};
 
-    /// A device whose ring is gone around five times, at the same addresses in every lap.
+    /// A device that goes around its ring five times, with the same addresses in every lap.
     fn device(name: &str, entries: u32) -> Vec<crate::experiments::prefetch::PrefetchRow> {
         let ring = Synthetic {
             rings: vec![entries],
@@ -304,7 +304,7 @@ mod tests {
         setting.recorded.extend(device("small", 64));
         let mut found = Findings::default();
         recorded(&setting, &mut found);
-        // All claims of the one ring, a count of each kind, and the device itself with its six
+        // Both sets of claims for the one ring, a count of each kind, and the device's six shape
         // measures.
         assert_eq!(found.rows.len(), 2 * CLAIMS.len() + Kind::ALL.len() + 6);
         let of = |what: &str| {
@@ -319,7 +319,7 @@ mod tests {
             (row.printed.as_ref().unwrap().value, row.holds),
             (1.0, Some(true))
         );
-        // With bursts of one the invalidation takes what was fetched ahead.
+        // With bursts of one, the invalidation removes the prefetched entry.
         let row = of("recorded, in order and ahead: two entries a ring, invalidated by bursts");
         assert_eq!(row.holds, Some(false));
         assert_eq!(
@@ -332,8 +332,8 @@ mod tests {
         assert!(found.rows.iter().all(|row| !row.what.starts_with("small")));
     }
 
-    /// A device whose addresses never come again is counted, and the claims about histories are not
-    /// held to it; that about two entries is.
+    /// A device whose addresses never recur is counted. The claims about histories do not cover it;
+    /// the claim about two entries does.
     #[test]
     fn a_claim_is_not_held_to_a_device_it_does_not_speak_of() {
         let ring = Synthetic {

@@ -1,4 +1,5 @@
-//! X08: a SATA disk behind strict protection and without any (rIOMMU section 4, "Applicability").
+//! X08: a SATA disk under strict protection and without protection (rIOMMU section 4,
+//! "Applicability").
 
 use ringfence_devices::block::ahci::{AhciDriver, AhciPort};
 use ringfence_devices::block::{BLOCK_BYTES, DiskRequest, Operation, PAGE_BYTES, RamDisk};
@@ -23,21 +24,21 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     measure: built(measure),
 };
 
-/// Bytes of a sequential request: what Linux merges neighbouring pages into by default
-/// (`max_sectors_kb` of a disk is above it).
+/// Bytes of a sequential request: Linux merges adjacent pages up to this size by default
+/// (`max_sectors_kb` of a disk is higher).
 const REQUEST: u32 = 128 << 10;
 /// Commands that the file system keeps outstanding: all slots of the port.
 const DEPTH: usize = 32;
-/// Megabytes a second: a disk with plates, one of flash, and the link itself (SATA 3: 6 Gbit/s of
-/// which 8b/10b coding leaves 80%).
+/// Disks and their throughput in MB/s: a hard disk, a flash disk, and the link itself (SATA 3: 6
+/// Gbit/s, of which 8b/10b coding leaves 80%).
 const DISKS: [(&str, f64); 3] = [
     ("hard disk, 150 MB/s", 150.0),
     ("flash, 550 MB/s", 550.0),
     ("the link, 600 MB/s", 600.0),
 ];
 
-/// The driver's calls for `requests` sequential requests, half of them writes; they are executed
-/// out of order, as a drive pleases.
+/// Records the driver's calls for `requests` sequential requests, half of them writes. The drive
+/// completes them out of order.
 fn calls(requests: u64) -> Result<Run, LabError> {
     let failed = |_| LabError::Internal("the AHCI driver");
     let mut world = UnprotectedPlatform::new()?;
@@ -93,7 +94,7 @@ fn calls(requests: u64) -> Result<Run, LabError> {
     Ok(world.take_run())
 }
 
-/// Unmaps of another mapping than the oldest of their direction, as a share.
+/// Share of unmaps that do not take the oldest mapping of their direction.
 fn out_of_order(run: &Run) -> f64 {
     let mut alive: [std::collections::VecDeque<u32>; 3] = Default::default();
     let (mut unmaps, mut out) = (0_u64, 0_u64);
@@ -116,14 +117,14 @@ fn out_of_order(run: &Run) -> f64 {
     out as f64 / unmaps.max(1) as f64
 }
 
-/// Cycles of a request in a mode: executed, charged.
+/// Cycles per request in a mode, executed and charged.
 fn of_request(cost: &Cost, setting: &Setting, requests: u64) -> Measured {
     let charged = cost.invalidations as f64 * setting.profile.invalidation_cycles as f64;
     let each = |cycles: f64| cycles / requests.max(1) as f64;
     Measured::cost(each(cost.measured), each(charged), cost.spread)
 }
 
-/// Cycles of the documents' clock in which a disk moves a request.
+/// Cycles of the papers' clock that a disk needs to transfer a request.
 fn of_disk(megabytes: f64) -> f64 {
     f64::from(REQUEST) / (megabytes * 1e6) * CLOCK_GHZ * 1e9
 }
@@ -219,11 +220,11 @@ fn found(setting: &Setting, requests: u64) -> Result<Findings, LabError> {
     Ok(found)
 }
 
-/// How far out of order recorded ports are: the same share, of what Linux's driver did under a real
-/// load on an emulated drive.
+/// Adds the share of out-of-order unmaps of recorded ports: Linux's driver under a real load on an
+/// emulated drive.
 fn recorded(setting: &Setting, found: &mut Findings) {
     let all = summarise(&setting.recorded);
-    // A trace says what a device is by nothing but its file's name and its place on the bus.
+    // A trace identifies a device only by its file name and its place on the bus.
     let ports = all.iter().filter(|one| one.source.contains("ahci"));
     let mut count = 0;
     for port in ports.filter(|port| port.first_misses >= USES) {
@@ -266,7 +267,7 @@ mod tests {
             let row = found.rows.iter().find(|row| row.what.contains(what));
             row.unwrap().measured.unwrap()
         };
-        // 32 unmaps of a request, each with its invalidation.
+        // 32 unmaps per request, each with its invalidation.
         assert_eq!(of("strict: maps").charged, Some(32.0 * 2150.0));
         assert_eq!(of("none: maps").charged, Some(0.0));
         let judged = found.rows.iter().filter(|row| row.holds.is_some());
@@ -297,7 +298,7 @@ mod tests {
         let mut found = Findings::default();
         recorded(&setting, &mut found);
         assert_eq!(found.rows.len(), 2, "{:?}", found.rows);
-        // A ring is in order.
+        // A ring is unmapped in order.
         assert_eq!(found.rows[0].measured.unwrap().median, 0.0);
         assert!(found.rows[0].what.contains("ahci"));
     }

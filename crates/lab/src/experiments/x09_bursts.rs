@@ -1,4 +1,4 @@
-//! X09: how bursts spread an invalidation, and when a ring overflows (rIOMMU section 4).
+//! X09: amortisation of invalidations over bursts, and ring overflow (rIOMMU section 4).
 
 use std::collections::HashMap;
 
@@ -23,19 +23,19 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     measure: built(measure),
 };
 
-/// Packets at which an interrupt comes: mlx unmaps two buffers for each.
+/// Received packets per interrupt. mlx unmaps two buffers for each.
 const BURSTS: [u32; 14] = [1, 2, 5, 10, 20, 25, 50, 75, 100, 150, 200, 250, 300, 400];
 
-/// A port under one length of bursts.
+/// Results of a port with one burst limit.
 struct Point {
-    /// Packets of an interrupt.
+    /// Packets per interrupt.
     packets: u32,
-    /// Unmaps that an invalidation covers on average.
+    /// Mean number of unmaps per invalidation.
     unmaps: f64,
-    /// Rings that their driver owns; their invalidations counted, and waited for.
+    /// Rings that the driver owns, with counted invalidations, and with busy-waited ones.
     owned: Cost,
     waited: Cost,
-    /// Rings behind the mapping layer.
+    /// Rings behind the DMA layer.
     layer: Cost,
 }
 
@@ -70,7 +70,8 @@ impl Point {
         })
     }
 
-    /// Throughput over that of `none`: a packet costs what it costs there, and two maps and unmaps.
+    /// Throughput over that of `none`. A packet costs the cycles of `none` plus two maps and
+    /// unmaps.
     fn relative_to_none(cost: &Cost, profile: &Profile) -> Measured {
         let extra = IOVAS_PER_PACKET * cost.per_pair(profile);
         let ratio = BASELINE_CYCLES / (BASELINE_CYCLES + extra);
@@ -212,7 +213,8 @@ fn figures(found: &mut Findings, points: &[Point], setting: &Setting) {
     });
 }
 
-/// Most slots in use in a ring: mapped, and mapped or waiting for the end of a burst.
+/// For each ring, the maximum number of mapped slots, and of slots that are mapped or wait for the
+/// end of a burst.
 fn most(run: &Run) -> HashMap<u16, (u32, u32)> {
     let mut rings: HashMap<u16, (u32, u32)> = HashMap::new();
     let mut most: HashMap<u16, (u32, u32)> = HashMap::new();
@@ -234,7 +236,7 @@ fn most(run: &Run) -> HashMap<u16, (u32, u32)> {
     most
 }
 
-/// Counts from the beginning, when rings are empty.
+/// Measures overflow in the first run, which begins with empty rings.
 fn overflow(found: &mut Findings) -> Result<(), LabError> {
     let mut capture = Capture::new(Adapter::MLX, NetperfStream::default())?;
     let run = capture.run()?;
@@ -280,8 +282,8 @@ fn overflow(found: &mut Findings) -> Result<(), LabError> {
     Ok(())
 }
 
-/// Share of maps that find a ring of `slots` full, by a count that knows nothing of the driver.
-/// Such a map is left out, and so is its unmap.
+/// Returns the share of maps that find a ring of `slots` slots full. It counts slots, independently
+/// of the ring driver. A refused map is skipped together with its unmap.
 fn without_room(run: &Run, slots: u32) -> f64 {
     let mut busy: HashMap<u16, (u32, u32)> = HashMap::new();
     let mut out = std::collections::HashSet::new();
@@ -336,7 +338,7 @@ mod tests {
             pairs: 4000,
         };
         let found = Point::relative_to_none(&cost, &Profile::r210_2015()).median;
-        // Two maps and unmaps of 20 cycles, and twice a 200th of 2150.
+        // Two maps and unmaps of 20 cycles, and two shares of 2150 / 200.
         assert!(
             (found - 1816.0 / (1816.0 + 40.0 + 21.5)).abs() < 1e-12,
             "{found}"

@@ -1,4 +1,4 @@
-//! X11: how far the allocator searches, call by call (EIOVAR Figs. 3 and 9).
+//! X11: length of the allocator's search, call by call (EIOVAR Figs. 3 and 9).
 
 use ringfence_devices::nic::{Fill, Profile as Adapter, Replace};
 use ringfence_devices::workload::{BURST, NetperfStream};
@@ -20,7 +20,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     measure: built(measure),
 };
 
-/// Calls that Fig. 3 plots.
+/// Number of calls in Fig. 3.
 const CALLS: usize = 40_000;
 
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
@@ -104,7 +104,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         let row = FindingRow::new(
             format!("{protection}, freelists: mean search of the last run"),
             "rb_prev",
-            // The table prints whole numbers.
+            // Table 2 prints whole numbers.
             Measured::counted(last(&counts)?.mean_steps().round()),
         );
         found.push(
@@ -141,7 +141,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     Ok(found)
 }
 
-/// Steps of a search that the document prints for mlx stream.
+/// Search length that EIOVAR prints for mlx stream, in steps.
 fn cell(protection: &str, column: &str) -> Result<Published, LabError> {
     let wanted = [
         ("nic", "mlx"),
@@ -152,12 +152,12 @@ fn cell(protection: &str, column: &str) -> Result<Published, LabError> {
     Sheet::named("eiovar_table2")?.printed(&wanted, column)
 }
 
-/// Allocations of the first window of [`windows`]; each window ends at twice as many as the one
-/// before.
+/// Allocations in the first window of [`windows`]. Each window ends at twice as many as the
+/// previous one.
 const FIRST: u64 = 256;
 
-/// The loops whose histories are told apart (decision 0011): name, adapter, longest burst. The
-/// first is EIOVAR section 4's, the last but one the drivers'.
+/// Driver loops whose histories are compared (decision 0011): name, adapter and burst limit. The
+/// first is that of EIOVAR section 4, the fourth that of the drivers.
 fn loops() -> [(&'static str, Adapter, u32); 5] {
     let adapter = |replace, fill| Adapter {
         replace,
@@ -187,12 +187,12 @@ fn loops() -> [(&'static str, Adapter, u32); 5] {
     ]
 }
 
-/// Mean searches by length of history, without freelists, for each loop.
+/// Adds mean search lengths by length of history, without freelists, for each loop.
 fn history(setting: &Setting, found: &mut Findings) -> Result<(), LabError> {
     let mut series = Vec::new();
     for (name, adapter, burst) in loops() {
-        // What mlx is, is held to what the document prints, in both protections; the other loops
-        // are told apart in strict.
+        // The default mlx adapter is compared with the paper, in both protections. The other loops
+        // are compared with each other, in strict only.
         let ours = adapter == Adapter::MLX && burst == BURST;
         let protections: &[_] = match ours {
             true => &[("strict", 1), ("defer", W)],
@@ -257,14 +257,14 @@ fn history(setting: &Setting, found: &mut Findings) -> Result<(), LabError> {
     Ok(())
 }
 
-/// How many times the search of a short history a long one has at least, to count as grown.
+/// Minimum ratio of a long history's search to a short history's that counts as growth.
 const GROWN: f64 = 2.0;
 
-/// A protection, and its mean searches by the allocation at which their window ends.
+/// A protection and its points: the allocation that ends a window, and the window's mean search.
 type Means = (&'static str, Vec<(f64, f64)>);
 
-/// By protection, the mean searches of one interface from its first replaced buffer on: over
-/// windows that end at [`FIRST`] allocations, at twice as many, and so on.
+/// For each protection, the mean search lengths of one interface after the rings were filled. The
+/// windows end at [`FIRST`] allocations, at twice as many, and so on.
 fn windows(
     setting: &Setting,
     adapter: Adapter,
@@ -283,7 +283,7 @@ fn windows(
             ))
         })
         .collect::<Result<Vec<_>, LabError>>()?;
-    // The driver fills its rings before anything is received: these allocations search nothing.
+    // The driver fills its rings before it receives anything. Those allocations do not search.
     let mut filling = adapter.receive_at_most();
     for _ in 0..runs.max(2) {
         let run = capture.run()?;
@@ -303,7 +303,7 @@ fn windows(
     Ok(sides.into_iter().map(close).collect())
 }
 
-/// Means over windows of doubling ends.
+/// Means over windows whose ends double.
 #[derive(Debug, Default)]
 struct Windows {
     seen: u64,
@@ -322,7 +322,7 @@ impl Windows {
         }
     }
 
-    /// Ends a window; one that is short says little, and is left out.
+    /// Ends a window. Discards it if it has less than a quarter of all allocations so far.
     fn close(&mut self) {
         if 4 * self.count >= self.seen {
             let mean = self.steps as f64 / self.count as f64;
@@ -354,8 +354,8 @@ mod tests {
             .iter()
             .find(|row| row.what.starts_with("strict: that over"));
         assert_eq!(grown.unwrap().holds, Some(true), "{grown:?}");
-        // By the order of E 4 no address changes its ring: a turn's search is all there is. By the
-        // drivers' order they do.
+        // With the order of EIOVAR section 4 no address changes its ring, so the search does not
+        // grow. With the drivers' order addresses do.
         let last = |name: &str| {
             let row = found.rows.iter().rfind(|row| {
                 row.what

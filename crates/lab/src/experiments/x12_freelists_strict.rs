@@ -1,4 +1,4 @@
-//! X12: freelists of k in strict, run by run (EIOVAR Figs. 4, 5 and 6).
+//! X12: freelists of capacity k in strict, run by run (EIOVAR Figs. 4, 5 and 6).
 
 use ringfence_iova::Capacity;
 
@@ -68,7 +68,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
                     "%",
                     Measured {
                         median: 100.0 * (gain.median - 1.0),
-                        // Of the ratio, not of what it is beyond 1.
+                        // The spread is that of the ratio, not of the gain beyond 1.
                         ..gain
                     },
                 );
@@ -136,7 +136,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     Ok(found)
 }
 
-/// The same with shorter bursts: what waits in the lists, and how often one range is enough.
+/// Repeats the measurement with shorter bursts: list occupancy, and hit rate of a single entry.
 fn by_burst(setting: &Setting, facts: &Sheet, found: &mut Findings) -> Result<(), LabError> {
     for burst in BURSTS {
         let mut capture = capture(setting, burst)?;
@@ -179,7 +179,7 @@ mod tests {
     #[test]
     fn every_size_has_its_rows_and_lines() {
         let mut setting = Setting::smoke();
-        // The first run fills the rings, and allocates what it does not free.
+        // The first run fills the rings: it allocates more than it frees.
         setting.runs = 2;
         let found = EXPERIMENT.run(&setting).unwrap();
         assert_eq!(found.figures.len(), 4);
@@ -194,8 +194,8 @@ mod tests {
             let row = found.rows.iter().find(|row| row.what == what);
             row.and_then(|row| row.measured).unwrap().median
         };
-        // One range goes to and fro, there after each free and gone after each allocation; what a
-        // burst of transmissions gives back comes to that.
+        // One range alternates between list and ring: it is in the list after each free and not
+        // after each allocation. Completed transmissions of a burst add to it.
         let held = |burst| {
             of(&format!(
                 "bursts of {burst} at most, eiovar_inf: freed ranges in the lists, mean"

@@ -1,4 +1,4 @@
-//! X13: freelists of k in deferred, and the threshold at W (EIOVAR Figs. 7 and 8).
+//! X13: freelists of capacity k in deferred, and the threshold at W (EIOVAR Figs. 7 and 8).
 
 use ringfence_devices::workload::BURST;
 use ringfence_iova::Capacity;
@@ -23,7 +23,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     measure: built(measure),
 };
 
-/// Sizes of the sweep.
+/// Capacities of the sweep.
 const SWEEP: [usize; 15] = [
     0, 1, 8, 32, 64, 128, 200, 240, 249, 250, 300, 350, 400, 450, 512,
 ];
@@ -151,7 +151,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
                 value: 0.0,
                 source: "EIOVAR Fig. 8: the threshold".into(),
             };
-            // A search of any length is more than none.
+            // A search of any positive length passes.
             let row = row.beside(printed);
             found.push(match count.steps {
                 0 => FindingRow {
@@ -286,8 +286,8 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     Ok(found)
 }
 
-/// Most addresses that were allocated before and are free at once: lists that hold these leave
-/// nothing to the tree.
+/// Returns the maximum number of addresses that were allocated before and are free now. Lists of
+/// this capacity leave nothing to the tree.
 fn most_free(runs: &[Run]) -> Result<f64, LabError> {
     let mut driven = DrivenAllocator::new(Some(Capacity::Unbounded), W)?;
     for run in runs {
@@ -296,9 +296,9 @@ fn most_free(runs: &[Run]) -> Result<f64, LabError> {
     Ok(driven.unused().0 as f64)
 }
 
-/// The smallest k with which the last of `runs` is without any search.
+/// Returns the smallest k for which the last of `runs` has no search.
 fn threshold(runs: &[Run]) -> Result<f64, LabError> {
-    // More than all addresses that are ever free.
+    // The upper bound is above the number of addresses that are ever free.
     let (mut searching, mut quiet) = (0, 1 << 14);
     while quiet - searching > 1 {
         let k = searching + (quiet - searching) / 2;
@@ -342,8 +342,8 @@ mod tests {
             ))
         };
         assert!(with(200) > W as f64 && with(1) <= with(50) && with(1) <= W as f64 + 4.0);
-        // What the model says: no lists need to hold more than is ever free, and the receive rings'
-        // need that exactly.
+        // The model: lists never need more capacity than addresses are free, and the receive rings
+        // need exactly that.
         let free = "receive rings alone: most addresses that are free at once";
         assert_eq!(of(free), W as f64);
         for burst in BURSTS {
@@ -352,7 +352,7 @@ mod tests {
             assert!(with(burst) <= most, "{burst}: {} of {most}", with(burst));
             assert!(most <= (W as u32 + burst) as f64 + 4.0, "{burst}: {most}");
         }
-        // The law is exact over whole batches; a run ends within one.
+        // The law is exact over whole batches; a run ends within a batch.
         let held = of("receive rings alone, k = 64: freed ranges in the lists, mean");
         assert!((held - 32.0).abs() < 2.0, "{held}");
     }

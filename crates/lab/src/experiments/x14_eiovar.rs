@@ -1,5 +1,4 @@
-//! X14: five benchmarks on two adapters, with the freelists and without (EIOVAR Fig. 10 and Table
-//! 2).
+//! X14: five benchmarks on two adapters, with and without freelists (EIOVAR Fig. 10 and Table 2).
 
 use ringfence_devices::nic::Profile as Adapter;
 use ringfence_devices::workload::{
@@ -35,7 +34,7 @@ fn workload(benchmark: &str) -> Box<dyn Workload> {
     }
 }
 
-/// Benchmarks as the sheet names them.
+/// Benchmarks with their names in the bundled table.
 const BENCHMARKS: [(&str, Benchmark); 5] = [
     ("stream", Benchmark::Stream),
     ("rr", Benchmark::Rr),
@@ -48,14 +47,14 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     on(setting, &BENCHMARKS)
 }
 
-/// Searches, components, and what a frame costs beyond no protection, of one mode.
+/// Search length, component costs, and cycles per frame beyond no protection, in one mode.
 struct Column {
     steps: f64,
     parts: Components,
     extra: f64,
 }
 
-/// A benchmark's calls in one mode.
+/// Measures a benchmark's runs in one mode.
 fn column(
     setting: &Setting,
     runs: &[Run],
@@ -147,14 +146,14 @@ fn on(setting: &Setting, benchmarks: &[(&str, Benchmark)]) -> Result<Findings, L
                             Measured::timed(100.0 * frame.cpu(part.extra), spread),
                         ),
                     ] {
-                        // Nothing that is printed says what a transaction costs the processor.
+                        // The papers do not print the CPU cost of a transaction.
                         if (metric, of) == ("cpu_pct", Benchmark::Rr) {
                             continue;
                         }
                         let what = format!("{name} {benchmark}, {mode}: {metric}");
                         let row =
                             FindingRow::new(what, unit, measured).beside(cell(metric, column)?);
-                        // Cycles are those of another processor.
+                        // Cycles are those of another CPU and are not judged.
                         found.push(match metric {
                             "search_len" | "cpu_pct" => row.require(Requirement::Near),
                             _ => row,
@@ -188,7 +187,7 @@ mod tests {
         let mut setting = Setting::smoke();
         setting.packets = 4096;
         let found = on(&setting, &BENCHMARKS[..1]).unwrap();
-        // A throughput, and four metrics of each of two modes, for each adapter and protection.
+        // A throughput, and four metrics of two modes, for each adapter and protection.
         assert_eq!(found.rows.len(), 2 * 2 * (1 + 2 * 4));
         let of = |what: &str| {
             let row = found.rows.iter().find(|row| row.what == what);

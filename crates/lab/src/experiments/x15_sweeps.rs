@@ -19,35 +19,35 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     measure: built(measure),
 };
 
-/// Bytes of a message, as Netperf is asked for them.
+/// Netperf message sizes, in bytes.
 const MESSAGES: [u32; 9] = [64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384];
 const CLIENTS: [u32; 6] = [1, 2, 4, 8, 16, 32];
-/// The document's four configurations: name there, mode here.
+/// The paper's four configurations: name in the paper, mode here.
 const MODES: [(&str, &str); 4] = [
     ("strict baseline", "strict"),
     ("strict EIOVAR", "strict+"),
     ("deferred baseline", "defer"),
     ("deferred EIOVAR", "defer+"),
 ];
-/// Gbit/s of brcm's wire.
+/// Rate of brcm's wire in Gbit/s.
 const WIRE: f64 = 10.0;
-/// Packets a second of one port: "less than half" of the specified 5.7 million (claims E16, E17).
+/// Packets per second of one port: "less than half" of the specified 5.7 million (claims E16, E17).
 const PORT_PPS: f64 = 5.7e6 / 2.0;
-/// Data of a packet at most.
+/// Maximum data bytes of a packet.
 const SEGMENT: u32 = 1460;
 
-/// Runs for each number of clients: history is what mixes the rings (decision 0011).
+/// Runs for each number of clients. Rings mix only over a long history (decision 0011).
 const HISTORY: usize = 24;
 
-/// The last of some runs.
+/// Results of the last of several runs.
 struct LastRun {
-    /// Cycles of a frame beyond a frame without protection, in each mode.
+    /// Cycles per received frame beyond those without protection, in each mode.
     extra: Vec<Measured>,
-    /// Steps of a search in `strict`.
+    /// Mean search steps in `strict`.
     steps: f64,
 }
 
-/// `runs` runs of one interface, in each of `modes`, timed `repetitions` times.
+/// Makes `runs` runs on one interface in each of `modes`, each timed `repetitions` times.
 fn last_of<W: Workload>(
     setting: &Setting,
     mut capture: Capture<W>,
@@ -70,7 +70,7 @@ fn last_of<W: Workload>(
     for _ in 0..runs.max(2) {
         let run = capture.run()?;
         last.steps = driven.run(&run.plan, |_| {})?.mean_steps();
-        // A received frame with its share of the acknowledgements.
+        // Per received frame, including its share of the acknowledgements.
         let frames = run.traffic.received.max(1) as f64;
         let costs = run_in_turns(&mut timed, &run)?.into_iter();
         let of_frame = costs.map(|cost| {
@@ -104,8 +104,8 @@ fn found(setting: &Setting, packets: u64) -> Result<Findings, LabError> {
     Ok(found)
 }
 
-/// Gbit/s of data in packets of `bytes`, each of which takes `cycles`; and whether the core is what
-/// bounds it.
+/// Returns the throughput in Gbit/s of data in packets of `bytes` that take `cycles` each, and true
+/// if the core is the bottleneck.
 fn throughput(bytes: u32, cycles: f64) -> (f64, bool) {
     let bits = f64::from(bytes.min(SEGMENT)) * 8.0;
     let core = bits * CLOCK_GHZ / cycles;
@@ -153,8 +153,8 @@ fn messages(setting: &Setting, packets: u64, found: &mut Findings) -> Result<(),
             let spread = cost.spread * cost.executed.unwrap_or(0.0) / cycles;
             let row = FindingRow::new(what, "Gbit/s", Measured::timed(gbps, spread));
             found.push(match (*message, place) {
-                // At 64 bytes all four are bounded by packets a second: the document's E15, which
-                // prints no number.
+                // At 64 bytes the packet rate bounds all four: the paper's E15, which prints no
+                // number.
                 (64, _) => {
                     let bits = f64::from(*message) * 8.0;
                     let limit = Published::derived(
@@ -258,13 +258,13 @@ fn clients(setting: &Setting, packets: u64, found: &mut Findings) -> Result<(), 
     Ok(())
 }
 
-/// Clients whose search is counted over a long history.
+/// Numbers of clients whose search is counted over a long history.
 const LONG: [u32; 4] = [1, 4, 16, 32];
-/// Completions that an interrupt announces at most: as everywhere, and one.
+/// Maximum completions per interrupt: the default, and one.
 const INTERRUPTS: [u32; 2] = [BURST, 1];
 
-/// The search of a long history, counted only (decision 0011): concurrency amplifies the
-/// interference of rings.
+/// Counts the search after a long history, untimed (decision 0011). EIOVAR states that concurrency
+/// amplifies the interference between rings.
 fn long_histories(setting: &Setting, packets: u64, found: &mut Findings) -> Result<(), LabError> {
     let wanted = [
         ("nic", "mlx"),

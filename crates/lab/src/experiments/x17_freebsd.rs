@@ -95,7 +95,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     Ok(found)
 }
 
-/// The claims about the repair once more, with lines written back as the document's processor did.
+/// Repeats the comparison with CLFLUSH, the write-back instruction of the paper's CPU.
 fn by_clflush(setting: &Setting, runs: &[Run], found: &mut Findings) -> Result<(), LabError> {
     if !WriteBack::Clflush.is_available() {
         return Ok(());

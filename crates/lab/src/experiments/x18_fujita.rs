@@ -1,5 +1,5 @@
-//! X18: five configurations of a kernel on a driver that maps, transfers nothing and unmaps (Fujita
-//! and Moriai Table 1, Fig. 4).
+//! X18: five configurations of a kernel under a driver that maps and unmaps but transfers nothing
+//! (Fujita and Moriai Table 1, Fig. 4).
 
 use ringfence_trace::{DeviceIndex, MappingId};
 use ringfence_types::{Direction, Nanos, PhysAddr, PhysRange};
@@ -20,13 +20,12 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     measure: built(measure),
 };
 
-/// Clock of the document's processor (section 3.2).
+/// Clock of the paper's CPU in Hz (section 3.2).
 const CLOCK: f64 = 3.0e9;
-/// Page frames that requests are for (decision 0011).
+/// Number of page frames that requests use (decision 0011).
 const FRAMES: u64 = 4096;
 
-/// Requests of 1024 bytes, one after the other, each mapped and unmapped: the calls of
-/// `PseudoScsi`.
+/// The calls of `PseudoScsi`: requests of 1024 bytes, each mapped and unmapped before the next.
 pub(super) fn requests(count: u64, first: u64) -> Result<Run, LabError> {
     let mut run = Run::default();
     let mut push = |number: u64, step| {
@@ -161,9 +160,9 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     Ok(found)
 }
 
-/// What each configuration costs beyond a request without protection, in two parts, beside what the
-/// document's percentages say; `printed` are the losses of default and bitmap, and the gain of
-/// strict bitmap over strict.
+/// Adds the executed and charged cycles of each configuration beyond a request without protection,
+/// compared with those that the paper's percentages imply. `printed` has the losses of default and
+/// bitmap, and the gain of strict bitmap over strict.
 fn by_part(
     requests: &[(&str, f64, f64)],
     c_none: f64,

@@ -1,5 +1,5 @@
-//! X19: how often the batched and the bitmap policy flush, and what each keeps in memory (Fujita
-//! and Moriai section 3.3).
+//! X19: flush frequency and memory of the batched and the bitmap policy (Fujita and Moriai section
+//! 3.3).
 
 use std::cell::RefCell;
 
@@ -21,7 +21,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     measure: built(measure),
 };
 
-/// Requests beyond the last that a wrap has room for.
+/// Requests after the last wrap, to trigger its flush.
 const MORE: u64 = 16;
 
 fn flushes(setting: &Setting, mode: &str) -> Result<f64, LabError> {
@@ -133,7 +133,7 @@ mod tests {
         holds("default: unmaps of a flush");
         holds("bitmap: maps of a wrap");
         holds("default: array of 2^20 addresses");
-        // The words of three bitmaps: more than the document's one, far less than a tree.
+        // Three bitmaps are more than the paper's one, but far less than a tree.
         assert_eq!(found.verdict, Verdict::OrderingOnly);
     }
 }

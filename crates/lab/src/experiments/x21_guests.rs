@@ -1,9 +1,9 @@
-//! X21: what the para-virtual IOMMU's configurations take of a guest, counted (PVIOMMU section 5,
+//! X21: cost of the paravirtual IOMMU's configurations in a guest, by counts (PVIOMMU section 5,
 //! Table 1).
 //!
-//! The document measures time on three network cards; here nothing is assigned to a guest but by a
-//! model, so what is counted is what causes that time: requests, exits and instructions of the
-//! guest. Whoever has booted the guests passes the counts in.
+//! The paper measures time on three network cards. Here a guest's assigned devices are models, so
+//! the experiment counts the causes of that time: requests, exits and guest instructions. The
+//! caller boots the guests and passes the counts in.
 
 mod as_published;
 
@@ -20,8 +20,8 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     measure: built(measure),
 };
 
-/// What the document prints of the cards and has no count for: shown, so that nobody has to look it
-/// up.
+/// Adds the paper's times on its cards, which have no counterpart here. They are shown for
+/// reference.
 fn table_1(found: &mut Findings) -> Result<(), LabError> {
     let sheet = Sheet::named("pviommu_table1a")?;
     for nic in ["Intel I210", "Simulated E1000"] {
@@ -56,14 +56,14 @@ fn table_1(found: &mut Findings) -> Result<(), LabError> {
     Ok(())
 }
 
-/// A number that nothing here can measure.
+/// A row without a measured number.
 fn unmeasured(what: String, unit: &'static str, printed: Published) -> FindingRow {
     let mut row = FindingRow::new(what, unit, Measured::counted(f64::NAN)).beside(printed);
     (row.measured, row.ratio) = (None, None);
     row
 }
 
-/// A cell whose guest failed.
+/// A row for a cell whose guest failed.
 fn missing(what: String) -> FindingRow {
     let mut row = FindingRow::new(what, "", Measured::counted(f64::NAN));
     row.measured = None;
@@ -72,7 +72,7 @@ fn missing(what: String) -> FindingRow {
 
 const A_DMA: &str = "guest instructions a DMA (map and unmap)";
 
-/// The rows of one cell.
+/// Adds the rows of one cell.
 fn cell(cell: &GuestCell, found: &mut Findings) {
     let of = |what: &str| {
         format!(
@@ -150,14 +150,13 @@ fn cell(cell: &GuestCell, found: &mut Findings) {
     );
 }
 
-/// The counts of a kind in a configuration.
+/// Returns the counts of a kind in a configuration, if they exist.
 fn counts(cells: &[GuestCell], kind: Kind, configuration: Configuration) -> Option<&GuestCounts> {
     let same = |cell: &&GuestCell| cell.kind == kind && cell.configuration == configuration;
     cells.iter().find(same)?.counts.as_ref().ok()
 }
 
-/// Names of the groups of rows of a kind whose order counts: of requests and exits, and of
-/// instructions.
+/// Names of a kind's ordered groups of rows: requests and exits, and instructions.
 const fn groups(kind: Kind) -> [&'static str; 2] {
     match kind {
         Kind::Assigned => ["assigned, exits", "assigned, instructions"],
@@ -167,7 +166,7 @@ const fn groups(kind: Kind) -> [&'static str; 2] {
     }
 }
 
-/// What the document says of the order of its configurations, for one kind: by the one-way latency
+/// Adds the paper's claims about the order of its configurations for one kind: the one-way latency
 /// that they add to TCP_RR.
 fn claims(kind: Kind, cells: &[GuestCell], found: &mut Findings) -> Result<(), LabError> {
     let of = |configuration| counts(cells, kind, configuration);
@@ -175,7 +174,7 @@ fn claims(kind: Kind, cells: &[GuestCell], found: &mut Findings) -> Result<(), L
     else {
         return Ok(());
     };
-    // P03 has both numbers; HOPT is in the second, and changes nothing that is counted here.
+    // P03 has both numbers. The second includes HOPT, which changes nothing that is counted here.
     let claims = Sheet::named("claims")?;
     let added = claims.printed(&[("id", "P03")], "value")?;
     let in_words = |text: &str, value, section: &str| Published {
@@ -199,8 +198,8 @@ fn claims(kind: Kind, cells: &[GuestCell], found: &mut Findings) -> Result<(), L
     ];
     for (configuration, counts, printed) in ordered {
         let Some(counts) = counts else { continue };
-        // Neither the baseline nor a cache that answers everything asks for anything: a tie that
-        // the document does not have.
+        // Neither the baseline nor a cache that answers everything makes requests. The paper has no
+        // such tie.
         if configuration != "pviommu+rtc" {
             let what = format!("added latency, by requests and exits with {configuration}");
             let both = row(what, counts.requests + counts.exits);
@@ -229,7 +228,7 @@ fn claims(kind: Kind, cells: &[GuestCell], found: &mut Findings) -> Result<(), L
     Ok(())
 }
 
-/// Names the cells without counts, each reason once.
+/// Adds a note for the cells without counts; cells with the same reason share one.
 fn uncounted(cells: &[GuestCell], found: &mut Findings) {
     let mut reasons: Vec<(String, Vec<String>)> = Vec::new();
     let mut unasked = 0;
@@ -240,7 +239,7 @@ fn uncounted(cells: &[GuestCell], found: &mut Findings) {
                 unasked += 1;
                 continue;
             }
-            // These have rows, and a note of their own.
+            // These cells have rows and a note of their own.
             Err(Uncounted::FalseFaults(_)) => continue,
             Err(Uncounted::Failed(why)) => format!("Failed, {why}"),
         };
@@ -368,7 +367,7 @@ mod tests {
         let found = EXPERIMENT.run(&setting).unwrap();
         assert_eq!(found.verdict, Verdict::NotRun);
         assert!(found.explanation[0].contains("Not run: there is no QEMU"));
-        // The document's numbers stand there all the same, beside nothing.
+        // The paper's numbers are shown without measured ones.
         assert_eq!(found.rows.len(), 14);
         assert!(
             found
@@ -396,7 +395,7 @@ mod tests {
         cells[2].counts = Ok(counts);
         let all = found(cells.clone());
         assert_eq!(all.rows.len(), without + 6);
-        // Where software finds the pages there are no walks of the hardware's.
+        // If software translates the accesses, there are no hardware walks.
         counts.host = counts.host.map(|host| HostCounts {
             table: None,
             ..host
@@ -453,7 +452,7 @@ mod tests {
             let row = found.rows.iter().find(|row| row.what == what);
             row.and_then(|row| row.measured).map(|value| value.median)
         };
-        // No operation of the device's is made up.
+        // The finding does not invent per-operation counts for such a device.
         let rows = found.rows.iter();
         let of_it = rows.filter(|row| row.what.starts_with("emulated, rtc-literal: "));
         assert_eq!(of_it.count(), 5);
@@ -507,7 +506,7 @@ mod tests {
                 .iter()
                 .any(|note| note.contains("there is none yet"))
         );
-        // A cache that saves no request; and one that takes more instructions than none.
+        // A cache that does not save all requests, and one that takes more instructions than none.
         for (requests, map_unmap) in [(2.0, 470.0), (0.0, 3100.0)] {
             let mut cells = cells();
             cells[2].counts = Ok(counts(requests, map_unmap));

@@ -1,5 +1,5 @@
-//! X22: how often the pages of DMA buffers are mapped again (PVIOMMU Table 5), which is what the
-//! reverse translation cache lives on.
+//! X22: page reuse of DMA buffers (PVIOMMU Table 5), on which the reverse translation cache
+//! depends.
 
 use super::catalogue::{Experiment, Setting, built};
 use super::finding::{FindingRow, Findings, Measured, Published, Requirement, median};
@@ -14,16 +14,17 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     measure: built(measure),
 };
 
-/// The document's runs.
+/// Tests of Table 5.
 const TESTS: [&str; 4] = ["TCP_STREAM", "TCP_RR", "UDP_STREAM", "UDP_RR"];
-/// The one whose transfers go on throughout; as many maps has a device whose reuse says anything.
+/// The test that transfers continuously. `CREATES` is the minimum number of mappings of a recorded
+/// device whose reuse is meaningful.
 const STREAM: &str = "TCP_STREAM";
 const CREATES: u64 = 1000;
 
-/// What the table says of it.
+/// Values of Table 5 for [`STREAM`].
 struct Stream {
     reuse: Published,
-    /// Share of maps that a cache answers which keeps everything.
+    /// Share of maps that a cache without eviction answers.
     answered: f64,
 }
 
@@ -31,7 +32,7 @@ fn row(what: String, unit: &'static str, value: f64) -> FindingRow {
     FindingRow::new(what, unit, Measured::counted(value))
 }
 
-/// Of the table's own counts, what they are by each other. Alone that is no result.
+/// Recomputes the table's reuse from its own counts. By itself this is no result.
 fn document(found: &mut Findings, demand: Requirement) -> Result<Stream, LabError> {
     let sheet = Sheet::named("pviommu_table5")?;
     let mut stream = None;
@@ -44,7 +45,7 @@ fn document(found: &mut Findings, demand: Requirement) -> Result<Stream, LabErro
         if test == STREAM {
             stream = Some(Stream {
                 reuse: cell("reuse_per_page")?,
-                // Each page is asked for once; the rest is there.
+                // The driver requests each page once; the cache answers all other maps.
                 answered: 1.0 - pages / creates,
             });
         }
@@ -167,7 +168,7 @@ mod tests {
         let found = EXPERIMENT.run(&setting).unwrap();
         assert_eq!(found.rows.len(), 4 + 4 + 5);
         assert_eq!(found.verdict, Verdict::Reproduced, "{:#?}", found.rows);
-        // Pages that are mapped less often; and as often, but too late for the cache.
+        // Pages that the driver maps less often, and pages that it maps too late for the cache.
         for (creates, hits) in [(10_000, 9_900), (90_000, 0)] {
             setting.reuse = vec![device("c", creates, hits)];
             let found = EXPERIMENT.run(&setting).unwrap();

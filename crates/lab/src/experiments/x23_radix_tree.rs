@@ -1,4 +1,4 @@
-//! X23: comparisons and bytes of the reverse translation cache's tree, derived again (PVIOMMU
+//! X23: recomputes the comparisons and bytes of the reverse translation cache's tree (PVIOMMU
 //! section 4.5, Tables 6 to 8).
 
 use ringfence_pviommu::rtc::tables::{Comparisons, HEADER_AS_PUBLISHED, HEADER_LISTED, space};
@@ -16,10 +16,10 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     measure: built(measure),
 };
 
-/// Nodes between the root and the leaf, and the root: one comparison each where it has one key.
+/// Levels above the leaf, including the root. A node with one key costs one comparison.
 const ABOVE_LEAF: u64 = 6;
 
-/// The most comparisons with which a key is found in a sorted leaf of `kind`.
+/// Maximum number of comparisons to find a key in a sorted leaf of `kind`.
 fn found_in_leaf(kind: NodeKind) -> u64 {
     let full = kind.pointers() as u64;
     (kind.least_keys() as u64..=full)
@@ -39,8 +39,8 @@ fn found_in_leaf(kind: NodeKind) -> u64 {
         .unwrap_or(0)
 }
 
-/// The most comparisons with which a key is sorted into a leaf that is of `kind` afterwards,
-/// without those of the search before.
+/// Maximum number of comparisons to sort a key into a leaf that is of `kind` afterwards, without
+/// the preceding search.
 fn sorted_into_leaf(kind: NodeKind) -> u64 {
     let full = kind.pointers() as u64;
     (kind.least_keys() as u64..=full)
@@ -77,11 +77,11 @@ fn exact(
         .require(Requirement::Exact)
 }
 
-/// As many decimals as the table prints.
+/// Rounds `value` to the number of decimals that the table prints.
 fn rounded(value: f64, printed: &Published) -> f64 {
     let decimals = printed.text.split_once('.').map_or(0, |(_, d)| d.len());
     let scale = 10_f64.powi(i32::try_from(decimals).unwrap_or(0));
-    // Halves go up: 49 / 4 is printed as 12.3.
+    // Round half up: the table prints 49 / 4 as 12.3.
     (value * scale).round() / scale
 }
 
@@ -99,7 +99,7 @@ fn table_6(found: &mut Findings) -> Result<(), LabError> {
             let what = format!("Table 6, {name}: {what}");
             found.push(exact(what, "", value as f64, cell(column)?));
         }
-        // A leaf of more than 32 keys is no longer searched.
+        // A leaf of more than 32 keys is indexed, not searched.
         let [search, sort] = if kind.is_sorted() {
             [found_in_leaf(kind), sorted_into_leaf(kind)]
         } else {

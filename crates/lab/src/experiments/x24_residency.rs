@@ -1,4 +1,4 @@
-//! X24: how long a released mapping stays in the reverse translation cache (PVIOMMU section 4.5).
+//! X24: residency of released mappings in the reverse translation cache (PVIOMMU section 4.5).
 
 mod exposure;
 
@@ -19,36 +19,37 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     measure: built(measure),
 };
 
-/// Units of virtual time in a second.
+/// Units of virtual time per second.
 const PER_SECOND: u64 = 100;
 /// T, in units.
 const CYCLE: u64 = 10 * PER_SECOND;
-/// A release in each unit: a minute of them.
+/// Number of releases: one in each unit, for a minute.
 const RELEASES: u64 = 60 * PER_SECOND;
-/// As many as the literal tree keeps before its defects show.
+/// Number of releases that the tree as published handles before its defects show.
 const LITERAL_RELEASES: u64 = 20;
-/// Mappings that stay in use.
+/// Number of mappings that stay in use.
 const HELD: u64 = 5;
 const LIMIT: usize = 10_000;
-/// The adaptive cache's cycles, 160 ms, and how many make the document's bound of 40 s.
+/// Cycle of the adaptive cache in units (160 ms), and the number of cycles in the paper's bound of
+/// 40 s.
 const ADAPTIVE_CYCLE: u64 = 16;
 const FINE_CYCLES: u8 = 250;
-/// Mappings of TCP_STREAM for each packet of the setting's runs, at most.
+/// Maximum number of TCP_STREAM mappings per packet of the setting's runs.
 const PER_PACKET: u64 = 8;
 
-/// The stay that a share of all are not longer than, in seconds.
+/// Returns the residency in seconds that a `share` of all mappings do not exceed.
 fn quantile(seen: &Stays, share: f64) -> f64 {
     let last = seen.stays.len().saturating_sub(1) as f64;
     let stay = seen.stays.get((last * share) as usize).copied();
     stay.map_or(f64::NAN, |stay| stay as f64 / PER_SECOND as f64)
 }
 
-/// The share of later uses that found their mapping.
+/// Returns the share of later uses that hit the cache.
 fn share_found(seen: &Stays) -> f64 {
     seen.hits as f64 / RELEASES.div_ceil(7) as f64
 }
 
-/// What was seen of one cache, beside what the document says if it is one of the document's kind.
+/// Adds the results of one cache. `held_to` is true if the paper's numbers apply to it.
 fn rows(
     found: &mut Findings,
     name: &str,
@@ -72,7 +73,7 @@ fn rows(
     let shortest = shortest.beside(stay.read_as(30.0));
     found.push(shortest.require(demand(Requirement::AtLeast)));
     found.push(row("median stay", "s", quantile(seen, 0.5)));
-    // 39.99 s would be printed as 40.
+    // 40 s minus the stay: 39.99 s would be printed as 40.
     let short = row(
         "longest stay, less than 40 s by",
         "s",
@@ -100,7 +101,7 @@ fn rows(
         left / releases as f64,
     );
     found.push(expired.beside(all).require(demand(Requirement::Exact)));
-    // From the end of the first cycle with an expired mapping to that of the last one.
+    // Cycles from the first to the last whose end has an expiry.
     let batches = row("requests for all that expired", "", seen.batches as f64);
     let (first, last) = cycles_with_expiry(releases);
     let single = printed("one a cycle".into(), (last - first + 1) as f64);
@@ -119,9 +120,9 @@ fn rows(
     Ok(())
 }
 
-/// The first and the last cycle at whose end something expires under T and C: releases come in the
-/// units from 1 to `releases`, and every seventh mapping is released three and a half cycles later
-/// for the last time.
+/// Returns the first and the last cycle at whose end a mapping expires with the paper's T and C.
+/// Releases come in the units 1 to `releases`. Every seventh mapping is used again and released for
+/// the last time three and a half cycles later.
 fn cycles_with_expiry(releases: u64) -> (u64, u64) {
     let c = u64::from(Cycles::PAPER.get());
     let cycle_of = |unit: u64| unit.div_ceil(CYCLE);
@@ -130,7 +131,7 @@ fn cycles_with_expiry(releases: u64) -> (u64, u64) {
     (cycle_of(first) + c, cycle_of(last_reused.max(releases)) + c)
 }
 
-/// The share of mappings that stay no longer than so many seconds.
+/// The share of mappings whose residency is at most x seconds.
 fn distribution(name: &str, seen: &Stays) -> Series {
     let points = (0..=20).map(|twentieth| {
         let share = f64::from(twentieth) / 20.0;
@@ -253,8 +254,8 @@ mod tests {
         assert!((of("tree, repaired: median stay") - 35.0).abs() < 0.5);
     }
 
-    /// The oracle's numbers: what follows reuse exposes a small part of what is kept for a fixed
-    /// time, and nothing stays for as long as the bound.
+    /// The adaptive cache exposes a small part of what the fixed one exposes, and no mapping stays
+    /// as long as the bound.
     #[test]
     fn what_follows_reuse_exposes_less_than_what_is_kept_for_a_fixed_time() {
         let mut found = Findings::default();
@@ -275,7 +276,7 @@ mod tests {
             assert_eq!(of(mode, "still there when its time was over"), 0.0);
             of(mode, "exposed")
         });
-        // 95 pages whose cycle goes on for 5 s, and three more.
+        // 95 pages for the 5 s left of their cycle, and three more cycles.
         assert!(
             (95.0 * 34.0..95.0 * 36.0)
                 .contains(&(fixed - of("pviommu+rtc", "of it before the last unmap's end")))

@@ -1,5 +1,5 @@
-//! X25: what the host's pool of pages and its pointer to the last table do, overcommitted memory,
-//! and a migration's round trip (PVIOMMU sections 4.3, 4.4 and 4.6).
+//! X25: effects of the host's page pool and pointer to the last table, overcommitted memory, and
+//! migration (PVIOMMU sections 4.3, 4.4 and 4.6).
 
 mod fixture;
 mod modes;
@@ -28,12 +28,12 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     measure: built(measure),
 };
 
-/// Pages that Table 5 counts for TCP_STREAM.
+/// Row of Table 5 for TCP_STREAM.
 const STREAM: (&str, &str) = ("test", "TCP_STREAM");
-/// Requests of a timed block.
+/// Requests per timed block.
 const BLOCK: u64 = 512;
 
-/// What translating the pages of as many requests as memory has pages took, once all of memory has
+/// Second-stage walks and wrong translations per request, after all of the guest's memory has
 /// frames.
 struct TranslationCost {
     walks: f64,
@@ -207,8 +207,8 @@ fn pool(found: &mut Findings) -> Result<(), LabError> {
     Ok(())
 }
 
-/// Cycles that this processor executed, medians and spreads: a map request without the pointer,
-/// with it, and a hit in the cache with its release.
+/// Executed cycles, as (median, spread): a map request without the pointer, a map request with it,
+/// and a cache hit with its release.
 struct MapRequestCost([(f64, f64); 3]);
 
 fn timed(setting: &Setting) -> Result<MapRequestCost, LabError> {
@@ -227,7 +227,7 @@ fn timed(setting: &Setting) -> Result<MapRequestCost, LabError> {
     let maps = maps.collect::<Result<Vec<_>, _>>()?;
     let unmaps = unmap(&(0..BLOCK).collect::<Vec<_>>())?;
     let mut times = [Vec::new(), Vec::new(), Vec::new()];
-    // Interleaved, so that what else the processor does falls on all; the first round warms up.
+    // Interleave the three, so that disturbances on the CPU affect all. The first round warms up.
     for round in 0..=4 * setting.repetitions.max(1) {
         let mut spent = [0_u64; 3];
         let begin = cycles();
@@ -257,8 +257,8 @@ fn timed(setting: &Setting) -> Result<MapRequestCost, LabError> {
     Ok(MapRequestCost(times.map(|times| median(&times))))
 }
 
-/// What a buffer's map costs with the reuse of the document's TCP_STREAM, in its four
-/// configurations: P03 and P12.
+/// Adds the cost of a map with the page reuse of the paper's TCP_STREAM in its four configurations
+/// (P03 and P12).
 fn together(found: &mut Findings, setting: &Setting, missed: f64) -> Result<(), LabError> {
     let MapRequestCost([(walked, first), (pointed, second), (hit, third)]) = timed(setting)?;
     let spread = first.max(second).max(third);
@@ -369,7 +369,7 @@ mod tests {
             let row = found.rows.iter().find(|row| row.what.contains(what));
             row.unwrap().measured.unwrap().median
         };
-        // A pointer is good for 512 pages in order; one that has no neighbours is no help.
+        // The pointer serves 512 consecutive pages. For scattered pages it does not help.
         assert_eq!(of("in order: walks of a map, no pointer"), 1.0);
         assert_eq!(of("in order: walks of a map, pointer"), 1.0 / 512.0);
         assert!(of("scattered pages: walks of a map, pointer") > 0.9);
@@ -377,7 +377,7 @@ mod tests {
         assert_eq!(of("one page a request: asked of the host"), 0.0);
         for (mode, walks, reads, awaited) in [
             ("pviommu", 4097.0, 4096.0 * 4.0 + 1.0, 95.0),
-            // Two mappings more than there are pages (below).
+            // Two mappings more than pages (see below).
             ("rtc-literal", 98.0, 97.0 * 4.0 + 1.0, 95.0),
             ("pviommu+rtc", 96.0, 95.0 * 4.0 + 1.0, 95.0),
             ("pviommu+rtc+hopt", 2.0, 94.0 + 5.0, 0.0),
@@ -395,8 +395,8 @@ mod tests {
 
     #[test]
     fn the_printed_tree_loses_pages_and_maps_them_again() {
-        // A node's 33rd key is stored outside its array. Each after it takes two places, for Insert
-        // does not find the newest: the 48th is outside, too (errata 11).
+        // The tree stores a node's 33rd key outside the array. Each later key takes two places,
+        // because Insert does not find the newest, so the 48th is also outside (errata 11).
         for (pages, again) in [(32, 0), (33, 1), (47, 1), (48, 2), (95, 2)] {
             let mut found = Findings::default();
             in_modes(&mut found, 4096, pages).unwrap();

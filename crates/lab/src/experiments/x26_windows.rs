@@ -28,7 +28,7 @@ const MODES: [&str; 7] = [
     "fence-burst",
 ];
 
-/// One device, as a trace would name it: the oracle goes by requester.
+/// A trace with one device, because the oracle identifies devices by requester.
 fn device() -> Result<Operations<TraceSource>, LabError> {
     let line = "    task-1 [000] ..1.. 1.000000: dma_map_phys: 0000:03:00.0 dir=FROM_DEVICE dma_addr=1000 size=64 phys_addr=1000 attrs=\n";
     let source =

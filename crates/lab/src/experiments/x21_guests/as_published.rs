@@ -1,10 +1,10 @@
-//! Guests with the document's cache, which keeps devices from what their drivers meant.
+//! Guests with the cache as published, which stops accesses that the driver intended.
 
 use super::A_DMA;
 use crate::experiments::finding::{FindingRow, Findings, Measured};
 use crate::experiments::guests::{Configuration, FalseFaults, GuestCell, Kind, Uncounted};
 
-/// The rows of a cell whose device was kept from its work.
+/// The rows of a cell whose device could not complete its requests.
 pub(super) fn defeated(seen: &FalseFaults) -> impl Iterator<Item = (&'static str, f64)> {
     [
         ("requests of its driver in all", seen.requests),
@@ -15,7 +15,7 @@ pub(super) fn defeated(seen: &FalseFaults) -> impl Iterator<Item = (&'static str
     .chain([(A_DMA, seen.map_unmap)])
 }
 
-/// What was stopped, whether or not the device did its work.
+/// The rows about stopped accesses, for devices that completed their requests and for others.
 pub(super) fn stopped(accesses: f64, unheard: f64) -> [(&'static str, f64); 2] {
     [
         ("accesses stopped in all, of whichever device", accesses),
@@ -23,7 +23,8 @@ pub(super) fn stopped(accesses: f64, unheard: f64) -> [(&'static str, f64); 2] {
     ]
 }
 
-/// What the document's cache costs beside the repaired one, kind by kind, and what it is.
+/// Adds the cost of the cache as published relative to the repaired one, for each kind, and notes
+/// on its defects.
 pub(super) fn compare_with_fixed(cells: &[GuestCell], found: &mut Findings) {
     let map_unmap = |kind, configuration| {
         let same = |cell: &&GuestCell| cell.kind == kind && cell.configuration == configuration;

@@ -1,5 +1,5 @@
-//! What caches expose, by the oracle: the modes of `compare` on TCP_STREAM's reuse of pages, and
-//! then an idle machine.
+//! Exposure by caches, measured by the oracle: modes of `compare` with the page reuse of
+//! TCP_STREAM, followed by an idle period.
 
 use ringfence_trace::Devices;
 
@@ -15,7 +15,7 @@ const FIXED: &str = "pviommu+rtc";
 const LITERAL: &str = "rtc-literal";
 const MODES: [&str; 3] = [FIXED, "pviommu+rtc-adaptive", LITERAL];
 
-/// The metered pass of a mode, and the hostile one, to the end of what they expose.
+/// Runs the metered and the hostile pass of a mode, until everything that they expose has expired.
 fn passes(name: &str, creates: u64, pages: u64) -> Result<[Outcomes; 2], LabError> {
     let options = CompareOptions {
         modes: Vec::new(),
@@ -27,7 +27,7 @@ fn passes(name: &str, creates: u64, pages: u64) -> Result<[Outcomes; 2], LabErro
     let runner = runner(&mode, &options)?;
     let mut planner = Planner::new().with_cycles(options.rtc.for_mode(&mode));
     let mut plan = Plan::default();
-    // Cycles end at multiples of 10 s: it ends in the midst of one.
+    // Cycles end at multiples of 10 s, so this stream ends in the middle of a cycle.
     planner.plan(&stream(creates, pages, DURATION / 2)?, &mut plan)?;
     planner.finish(&mut plan);
     let pass = |judge: Option<Box<dyn crate::runner::OracleReplay>>| {
@@ -38,8 +38,8 @@ fn passes(name: &str, creates: u64, pages: u64) -> Result<[Outcomes; 2], LabErro
     Ok([pass(Some(runner.metered))?, pass(runner.attack)?])
 }
 
-/// Exposure of `creates` mappings of `pages` pages. The longest stay of the document's cache is
-/// `stay` at most.
+/// Adds the exposure of `creates` mappings of `pages` pages. `stay` is the bound on the residency
+/// in the paper's cache.
 pub(super) fn exposed(
     found: &mut Findings,
     creates: u64,

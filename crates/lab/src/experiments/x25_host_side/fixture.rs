@@ -1,4 +1,4 @@
-//! A host with one guest whose memory gets its frames on demand, and what the guest asks.
+//! A host with one guest whose memory gets its frames on demand, and requests of that guest.
 
 use std::rc::Rc;
 
@@ -17,12 +17,12 @@ use crate::error::LabError;
 pub(super) const PAGE: u64 = 4096;
 pub(super) const DEVICE: Devid = Devid::new(8);
 const WINDOW: u64 = 1 << 32;
-/// 32 MiB of a guest's memory: 16 last-level tables.
+/// 32 MiB of guest memory: 16 last-level tables.
 pub(super) const GUEST_PAGES: u64 = 8 << 10;
-/// Most pages of a request.
+/// Maximum pages per request.
 pub(super) const PAGES_MAX: u32 = 1024;
 
-/// The host's frames.
+/// Frame source of the host.
 #[derive(Debug, Clone)]
 pub(super) struct FixtureFrames(Rc<Frames<Rc<Arena>>>);
 
@@ -41,7 +41,7 @@ pub(super) type FixtureHost<K> = Backend<
     HardwareTables<Rc<Arena>, FixtureFrames, VtdUnit>,
 >;
 
-/// A host with one guest that has one device, and no frame yet.
+/// A host with one guest that has one device and no frames yet.
 pub(super) fn host<K: LastTable>(last: K) -> Result<(FixtureHost<K>, FixtureFrames), LabError> {
     let arena = Rc::new(Arena::new(256 << 20).map_err(|_| LabError::Internal("a host's memory"))?);
     let source = |start, bytes| {
@@ -88,7 +88,7 @@ pub(super) fn gpa(page: u64) -> Gpa {
     Gpa::new(page % GUEST_PAGES * PAGE)
 }
 
-/// A request that maps pages of the guest, each at a slot of the window.
+/// Encodes a request that maps guest pages: pairs of a slot of the window and a page.
 pub(super) fn map(pairs: &[(u64, u64)]) -> Result<Vec<u8>, LabError> {
     let mut bytes = Vec::new();
     let pairs = pairs.iter().map(|(slot, page)| (giova(*slot), gpa(*page)));
@@ -104,7 +104,10 @@ pub(super) fn unmap(slots: &[u64]) -> Result<Vec<u8>, LabError> {
     Ok(bytes)
 }
 
-/// Sends a request, which has to be answered well.
+/// Sends a request and runs maintenance.
+///
+/// # Errors
+/// The host did not answer with success.
 pub(super) fn ask<K: LastTable>(host: &mut FixtureHost<K>, request: &[u8]) -> Result<(), LabError> {
     let status = host.handle(request);
     host.maintain();
@@ -114,14 +117,14 @@ pub(super) fn ask<K: LastTable>(host: &mut FixtureHost<K>, request: &[u8]) -> Re
     }
 }
 
-/// Which pages buffers are in.
+/// Sequence of the guest pages that buffers use.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Pattern {
-    /// So many neighbours, one after the other, again and again.
+    /// Cycles through this many consecutive pages.
     Few(u64),
     /// All of memory, in order.
     InOrder,
-    /// Anywhere.
+    /// All of memory, in scattered order.
     Scattered,
 }
 
@@ -130,7 +133,7 @@ impl Pattern {
         match self {
             Self::Few(pages) => number % pages.max(1),
             Self::InOrder => number % GUEST_PAGES,
-            // Knuth's multiplier, odd: every page comes, far from the one before.
+            // Knuth's multiplier is odd, so every page occurs, far from the previous one.
             Self::Scattered => number.wrapping_mul(0x9e37_79b1) % GUEST_PAGES,
         }
     }

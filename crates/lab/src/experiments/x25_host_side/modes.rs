@@ -1,4 +1,4 @@
-//! The same in the modes of `compare`: TCP_STREAM's reuse of pages, replayed.
+//! Host-side counts in the modes of `compare`: a replay of TCP_STREAM's page reuse.
 
 use ringfence_trace::Devices;
 
@@ -12,7 +12,7 @@ use crate::plan::{Plan, Planner};
 
 const MODES: [&str; 4] = ["pviommu", "rtc-literal", "pviommu+rtc", "pviommu+rtc+hopt"];
 
-/// What the host does for them in each mode.
+/// Adds the host's work for `creates` mappings of `pages` pages in each mode.
 pub(super) fn in_modes(found: &mut Findings, creates: u64, pages: u64) -> Result<(), LabError> {
     let options = CompareOptions {
         modes: Vec::new(),

@@ -1,4 +1,4 @@
-//! Memory that the host takes back, and a guest that leaves it.
+//! Reclaim of guest memory by the host, and migration of a guest to another host.
 
 use ringfence_hw::{UnitConfig, VtdUnit};
 use ringfence_pviommu::backend::{FixedLastTable, ReclaimError};
@@ -11,8 +11,8 @@ use super::{counted, in_words};
 use crate::error::LabError;
 use crate::experiments::finding::{Findings, Requirement};
 
-/// The host takes back all frames that it may, while `mapped` pages are mapped and once they are
-/// not (PV10; attack A32).
+/// The host reclaims every frame that it may: first while `mapped` pages are mapped, then after
+/// they are unmapped (PV10; attack A32).
 pub(super) fn overcommit(found: &mut Findings, mapped: u64) -> Result<(), LabError> {
     let (mut host, frames) = host(FixedLastTable::default())?;
     let mut processors = VtdUnit::vtd(&UnitConfig::UNCACHED);
@@ -65,8 +65,8 @@ pub(super) fn overcommit(found: &mut Findings, mapped: u64) -> Result<(), LabErr
     Ok(())
 }
 
-/// The guest's view of `mapped` mappings goes to another host, whose frames are in another order,
-/// and is read there again (PV11).
+/// Exports the guest's `mapped` mappings, restores them on another host whose frames are allocated
+/// in another order, and exports them again (PV11).
 pub(super) fn migration(found: &mut Findings, mapped: u64) -> Result<(), LabError> {
     let failed = |what: &'static str| move |_| LabError::Internal(what);
     let (mut here, _) = host(FixedLastTable::default())?;
@@ -74,7 +74,7 @@ pub(super) fn migration(found: &mut Findings, mapped: u64) -> Result<(), LabErro
     for slot in 0..mapped {
         ask(&mut here, &map(&[(slot, Pattern::Scattered.page(slot))])?)?;
     }
-    // Frames come in another order there.
+    // Allocate frames there in another order.
     for page in (0..GUEST_PAGES).rev().step_by(3) {
         let resolved = there.backing().resolve(gpa(page));
         resolved.map_err(|_| LabError::Internal("memory without a frame"))?;

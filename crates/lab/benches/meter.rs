@@ -1,11 +1,11 @@
-//! Whether the meter's components add up to what another clock says: `cargo bench -p ringfence-lab
-//! --bench meter [-- --check]`.
+//! Compares the sum of the meter's components with an independent measurement:
+//! `cargo bench -p ringfence-lab --bench meter [-- --check]`.
 //!
-//! The meter gets its components from differences between eight replicas, each timed in blocks of
-//! 1024 steps. Here the full layer and the replay's own loop are timed by themselves, 128 steps at
-//! a time; what the first takes more than the second stands beside the sum of the components. Both
-//! are executed cycles of a map and an unmap together. The sample is replayed several times over.
-//! `--check` exits with 1 if a ratio is more than 10% off.
+//! The meter derives its components from differences between eight replicas, each timed in blocks
+//! of 1024 steps. This benchmark times the full layer and the replay's own loop directly, 128 steps
+//! at a time. It prints their difference next to the sum of the components. Both are executed
+//! cycles of a map and an unmap together. The sample is replayed several times. With `--check` the
+//! program exits with 1 if a ratio is off by more than 10%.
 
 use std::process::ExitCode;
 use std::rc::Rc;
@@ -40,12 +40,12 @@ const MODES: [&str; 6] = [
 /// Steps between two readings of the clock.
 const PHASE: usize = 128;
 const REPETITIONS: usize = 5;
-/// How often the sample is replayed.
+/// Number of replays of the sample.
 const TURNS: u64 = 24;
 const TOLERANCE: f64 = 0.10;
 const ARENA: u64 = 256 << 20;
 
-/// The steps of a plan, [`PHASE`] at a time.
+/// Splits a plan into plans of [`PHASE`] steps.
 fn phases(plan: &Plan) -> Vec<Plan> {
     plan.steps
         .chunks(PHASE)
@@ -68,7 +68,7 @@ fn phases(plan: &Plan) -> Vec<Plan> {
         .collect()
 }
 
-/// Cycles of `work`.
+/// Returns the cycles that `work` takes.
 fn timed(work: impl FnOnce()) -> u64 {
     let since = cycles();
     work();
@@ -77,7 +77,7 @@ fn timed(work: impl FnOnce()) -> u64 {
 
 /// A replay that is timed by phases.
 trait Phased {
-    /// Cycles of each phase.
+    /// Returns the cycles of each phase.
     fn run(&mut self, phases: &[Plan]) -> Result<Vec<u64>, LabError>;
 }
 
@@ -104,7 +104,7 @@ impl Phased for EmptyLoop {
 
 fn platform() -> Result<TimedPlatform<InvalidationQueue>, LabError> {
     let arena = Rc::new(Arena::new(ARENA)?);
-    // Page faults of this process are no work of the layer.
+    // Touch the pages in advance, so that page faults of this process do not count.
     for page in 0..64 {
         if let Ok(word) = arena.word(PhysAddr::new(page << 12)) {
             word.store(0, Ordering::Relaxed);
@@ -165,7 +165,8 @@ impl ModeVisitor for MakeFull {
     }
 }
 
-/// The operations of the sample; whatever lives at its end is unmapped, so that it can begin again.
+/// Reads the operations of the sample. Unmaps the mappings that are live at its end, so that the
+/// sample can repeat.
 fn sample() -> Result<Chunk, LabError> {
     let source = TraceSource::from_reader("sample", SAMPLE)?;
     let mut operations = Operations::new("sample", source, TraceOptions::default());
@@ -199,7 +200,7 @@ fn sample() -> Result<Chunk, LabError> {
     Ok(whole)
 }
 
-/// The plans of one sample after the other.
+/// Plans of consecutive replays of the sample.
 fn plans() -> Result<Vec<Plan>, LabError> {
     let mut chunk = sample()?;
     let (Some(first), Some(last)) = (chunk.ops.first(), chunk.ops.last()) else {
@@ -219,7 +220,7 @@ fn plans() -> Result<Vec<Plan>, LabError> {
         .collect()
 }
 
-/// The median over repetitions of each phase, summed up.
+/// Sums, over all phases, each phase's median over the repetitions.
 fn sum_of_medians(repetitions: &[Vec<u64>]) -> f64 {
     let phases = repetitions.iter().map(Vec::len).min().unwrap_or(0);
     (0..phases)
@@ -231,7 +232,7 @@ fn sum_of_medians(repetitions: &[Vec<u64>]) -> f64 {
         .sum()
 }
 
-/// Cycles a pair: the sum of the meter's components, and by phases.
+/// Returns the cycles per pair: the sum of the meter's components, and the measurement by phases.
 fn measure(mode: &Mode, plans: &[Plan]) -> Result<(f64, f64), LabError> {
     let mut options = CompareOptions::new();
     options.repetitions = REPETITIONS;

@@ -1,9 +1,9 @@
-//! Events a second of the metered pass, oracle on, by mode: `cargo bench -p ringfence-lab --bench
-//! replay [-- TRACE]`.
+//! Events per second of the metered pass with the oracle, for each mode:
+//! `cargo bench -p ringfence-lab --bench replay [-- TRACE]`.
 //!
-//! Lines of the trace that an operation stands for are counted, iommu lines included; parsing is
-//! not. Modes are interleaved, the median of the repetitions is printed with their spread, and the
-//! ratio to `none` of the same run.
+//! The benchmark counts the trace lines that the operations stand for, iommu lines included.
+//! Parsing is not timed. Modes are interleaved. The output is the median of the repetitions, their
+//! spread, and the ratio to `none` of the same run.
 
 use std::path::PathBuf;
 use std::time::Instant;

@@ -1,6 +1,6 @@
-//! The meter's components in instructions, which are exact: in either order of ablation they add up
-//! to the whole to the last one. The orders themselves agree to a tenth of the whole: what the
-//! compiler inlines depends on what is there.
+//! The meter's components in instructions, which are exact: in either order of ablation they sum to
+//! the whole. The two orders agree to a tenth of the whole, because the compiler inlines
+//! differently in each replica.
 //!
 //! The test runs itself under callgrind, once for each replica.
 
@@ -15,14 +15,14 @@ use ringfence_trace::{Chunk, Operations, SAMPLE, TraceOptions, TraceSource};
 
 const WORKER: &str = "RINGFENCE_COUNT";
 
-/// What callgrind counts: its name is given on callgrind's command line.
+/// Function that callgrind counts. Its name appears on callgrind's command line.
 #[inline(never)]
 fn counted_by_callgrind(work: &mut dyn FnMut()) {
     work();
     std::hint::black_box(());
 }
 
-/// Replays the sample in the replica that the environment names; nothing without it.
+/// Replays the sample in the replica that the environment variable names. Does nothing without it.
 #[test]
 fn worker() {
     let Ok(job) = std::env::var(WORKER) else {
@@ -80,7 +80,7 @@ fn components_add_up_exactly_in_instructions() {
         let counts: BTreeMap<&str, u64> = CONFIG_NAMES
             .iter()
             .enumerate()
-            // An allocator without an index has no replica without its find.
+            // An allocator without an index has no `no_find` replica.
             .filter(|(_, name)| has_index || **name != "no_find")
             .map(|(config, name)| (*name, instructions(mode, config)))
             .collect();
@@ -100,7 +100,7 @@ fn components_add_up_exactly_in_instructions() {
             orders.spread() < 0.10,
             "{mode}: the orders disagree: {orders:?}"
         );
-        // Not to the instruction: where the heap lies decides how a reallocation copies.
+        // Counts may differ slightly: the heap's location decides how a reallocation copies.
         let (first, again) = (counts["full"], instructions(mode, 0));
         let difference = first.abs_diff(again);
         assert!(

@@ -1,4 +1,4 @@
-//! The performance model, and what the document's tables say by it.
+//! The throughput model, and its application to the rIOMMU paper's tables.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -14,9 +14,9 @@ use ringfence_lab::experiments::published::{
     EIOVAR_STRICT_STREAM, MLX_STREAM, Metric, Rounded, TABLE_1, TABLE_2, TABLE_3, Variant,
 };
 
-/// The tables as they were taken from the documents, outside of the repository:
-/// `RINGFENCE_REFERENCE`, or `../shared/reference` beside it. Without them the test says that it
-/// did not run, and fails where `CI` is set.
+/// Returns the folder of reference tables, transcribed from the papers outside the repository:
+/// `RINGFENCE_REFERENCE`, or `../shared/reference` beside the repository. Without the folder the
+/// function prints that the test did not run, and fails if `CI` is set.
 fn reference() -> Option<PathBuf> {
     let folder = std::env::var_os("RINGFENCE_REFERENCE").map_or_else(
         || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/reference"),
@@ -35,8 +35,8 @@ fn reference() -> Option<PathBuf> {
     None
 }
 
-/// The first `columns` columns of each row, joined; the last of them is a number and is printed
-/// again so that 1.0 and 1.00 are one.
+/// Returns the first `columns` columns of each row, joined. The last one is a number and is
+/// formatted again, so that 1.0 and 1.00 are equal.
 fn rows(file: &Path, columns: usize) -> BTreeSet<String> {
     let text = std::fs::read_to_string(file).unwrap();
     let row = |line: &str| {
@@ -120,7 +120,7 @@ fn close(value: f64, printed: f64, unit: f64) -> bool {
     (value - printed).abs() <= unit / 2.0
 }
 
-/// Against the reference's own derivation, done once by another program.
+/// Compares with the reference's own derivation, which another program made.
 #[test]
 fn cycles_and_throughput_follow_from_table_2() {
     assert_eq!(MLX_STREAM, &TABLE_2[0]);
@@ -163,7 +163,7 @@ fn cycles_and_throughput_follow_from_table_2() {
     assert!(close(cycles_per_iova(Variant::Coherent).value, 271.0, 1.0));
 }
 
-/// Ratios of two variants imply one C each; the document is consistent in this.
+/// The ratios of either variant imply one C for each mode. The paper is consistent in this.
 #[test]
 fn both_variants_imply_the_same_cycles() {
     for mode in BASELINES {
@@ -188,7 +188,7 @@ fn table_1_explains_less_than_table_2_implies() {
         assert!(!residual.within_rounding, "{residual:?}");
         assert!(residual.residual.lo > 0.0, "{residual:?}");
     }
-    // It grows with protection: no constant that was forgotten.
+    // The residual grows with protection, so it is not an omitted constant.
     assert!(found[1].residual.lo > found[3].residual.hi);
     assert_eq!(
         by_table_1(&TABLE_1[0]),
@@ -201,8 +201,8 @@ fn eiovar_gains_more_on_the_same_machine() {
     let [strict, defer] = against_eiovar();
     assert!(close(strict.riommu.value, 1.77, 0.01), "{strict:?}");
     assert!(!strict.within_rounding && strict.riommu.hi < strict.eiovar.lo);
-    // The cost of an allocation that EIOVAR prints overshoots: it depends on how long the machine
-    // has run.
+    // EIOVAR's cost of an allocation overshoots, because it depends on how long the machine has
+    // run.
     let with_alloc = strict.with_eiovar_alloc.unwrap();
     assert!(with_alloc.lo > strict.eiovar.hi, "{with_alloc:?}");
     assert!(close(with_alloc.value, 2.49, 0.01), "{with_alloc:?}");
@@ -210,7 +210,7 @@ fn eiovar_gains_more_on_the_same_machine() {
     assert!(!defer.within_rounding && defer.with_eiovar_alloc.is_none());
 }
 
-/// The claims of the document's abstract that its tables can bear, and the one they cannot.
+/// The claims of the rIOMMU abstract that its tables support, and the one that they contradict.
 #[test]
 fn the_ranges_of_the_abstract() {
     let range = |metric, variants: &[Variant], baselines: &[Baseline]| {
@@ -238,7 +238,7 @@ fn the_ranges_of_the_abstract() {
     );
     assert_eq!(range(Metric::Cpu, &Variant::ALL, protected), (0.36, 1.0));
     assert_eq!(range(Metric::Cpu, &[Variant::Coherent], none), (1.0, 1.22));
-    // Latency 0.80 to 0.99 is printed; Table 3 gives 0.98 at most (erratum 5).
+    // The abstract prints latencies of 0.80 to 0.99; Table 3 gives at most 0.98 (erratum 5).
     let latencies = TABLE_3.iter().flat_map(|row| {
         let of = move |variant: f64| {
             row.baselines[..4]
@@ -253,7 +253,7 @@ fn the_ranges_of_the_abstract() {
     assert!(close(lo, 0.80, 0.01) && close(hi, 0.98, 0.01), "{lo} {hi}");
 }
 
-/// A counter that moves `step` at each look.
+/// A counter that advances by `step` at each reading.
 fn counter(step: u64) -> impl FnMut() -> u64 {
     let mut now = u64::MAX - 5000;
     move || {
@@ -273,7 +273,7 @@ fn a_busy_wait_line_is_as_exact_as_its_clock() {
         (deviations.points, deviations.mean, deviations.worst),
         (3, 0.0, 0.0)
     );
-    // Every packet waits 300 cycles too long on 900.
+    // Every packet of 900 cycles waits 300 cycles too long.
     let coarse = busy_wait_line(CLOCK_GHZ, &[900], 7, counter(400));
     assert_eq!(
         coarse,
@@ -295,7 +295,7 @@ proptest! {
         ..Config::default()
     })]
 
-    /// Whatever the truths were that got rounded, what is computed from them lies in the interval.
+    /// Results computed from any values that round to the inputs lie in the interval.
     #[test]
     fn intervals_hold_what_can_have_been_rounded(
         a in 1.0..100.0_f64,

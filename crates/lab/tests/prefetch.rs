@@ -1,4 +1,4 @@
-//! X07, and the streams that feed it.
+//! X07 and the streams that it uses.
 
 use std::collections::HashMap;
 
@@ -24,15 +24,15 @@ fn of(rows: &[PrefetchRow], predictor: Predictor) -> impl Iterator<Item = &Prefe
     rows.iter().filter(move |row| row.predictor == predictor)
 }
 
-/// What the experiment must show: Recency and Markov predict only with a history as large as the
-/// ring, the rIOTLB's two entries always do.
+/// The main result of X07: Recency and Markov predict only with a history of the ring's size or
+/// larger, and the rIOTLB's two entries always predict.
 #[test]
 fn recency_and_markov_need_the_ring_in_their_history_and_two_entries_do_not() {
     for addresses in [Addresses::Tidy, Addresses::Scattered, Addresses::Tree] {
         for entries in [16, 64, 300] {
             let stream = ring(entries, 1, addresses);
             let rows = measure(&stream, &histories(&stream));
-            // The first of five laps is learned from, and the first page of the second.
+            // The predictors learn from the first of five laps and the first page of the second.
             let taught = u64::from(entries) * 4 - 1;
             for predictor in [Predictor::MarkovModified, Predictor::RecencyModified] {
                 for row in of(&rows, predictor) {
@@ -56,8 +56,7 @@ fn recency_and_markov_need_the_ring_in_their_history_and_two_entries_do_not() {
     }
 }
 
-/// The invalidation that a ring needs for safety costs one walk a burst, whatever the addresses
-/// are.
+/// The invalidation that a ring needs for safety costs one walk per burst, for any addresses.
 #[test]
 fn an_invalidation_costs_two_entries_one_walk() {
     for addresses in Addresses::ALL {
@@ -73,8 +72,8 @@ fn an_invalidation_costs_two_entries_one_walk() {
     }
 }
 
-/// Where the measured departs from the document: Distance works where neighbours of a ring lie side
-/// by side, and no history helps Markov and Recency where no address comes again before a flush.
+/// Departures from the rIOMMU paper: Distance works if neighbours of a ring have adjacent
+/// addresses. No history helps Markov and Recency if no address recurs before a flush.
 #[test]
 fn addresses_decide_what_can_be_learned() {
     let rate = |addresses, predictor, history: u32| {
@@ -86,7 +85,7 @@ fn addresses_decide_what_can_be_learned() {
     assert!(rate(Addresses::Scattered, Predictor::DistanceModified, 32) < 0.2);
     for predictor in [Predictor::MarkovModified, Predictor::RecencyModified] {
         assert_eq!(rate(Addresses::Fresh, predictor, 4096), 0.0);
-        // Deferred frees stretch the lap by what waits for the flush.
+        // Deferred frees lengthen the lap by the addresses that wait for the flush.
         assert_eq!(rate(Addresses::TreeDeferred, predictor, 128), 0.0);
         assert!(rate(Addresses::TreeDeferred, predictor, 128 + 2 * 250) > 0.2);
     }
@@ -107,7 +106,7 @@ fn streams_have_the_rings_that_were_asked_for() {
             (stream.rings(), stream.ring_entries(), stream.live_pages()),
             (2, 48, 48)
         );
-        // Each buffer is mapped, used, unmapped, oldest first, and no page is mapped twice at once.
+        // Each buffer is mapped, used and unmapped, oldest first. No page is mapped twice at once.
         let mut live: HashMap<u64, u32> = HashMap::new();
         let mut used = [0_u64; 2];
         for &event in stream.events() {
@@ -133,7 +132,7 @@ fn streams_have_the_rings_that_were_asked_for() {
         assert_eq!(live.len(), 48);
         let all = used[0] + used[1];
         assert!((48 * 6..48 * 6 + 4).contains(&all), "{all}");
-        // Bursts are drawn in proportion to the rings.
+        // Bursts are drawn in proportion to the rings' sizes.
         assert!(used[0] > 3 * used[1], "{used:?}");
         assert_eq!(stream.events(), device.stream().unwrap().events());
     }
@@ -152,7 +151,7 @@ fn streams_have_the_rings_that_were_asked_for() {
     assert!(empty.stream().unwrap().events().is_empty());
 }
 
-/// One line of a trace.
+/// A trace line.
 fn line(cpu: u16, us: u64, what: &str) -> String {
     format!("            task-1       [{cpu:03}] .....     1.{us:06}: {what} attrs=\n")
 }
@@ -181,13 +180,13 @@ fn a_trace_gives_the_addresses_that_it_prints() {
         line(0, 3, "dma_alloc: 0000:00:03.0 dir=BIDIRECTIONAL dma_addr=ff009000 size=4096 virt_addr=0000000000000001 flags=GFP_KERNEL"),
         line(0, 4, &unmap(NIC, "FROM_DEVICE", 0xff00_0840, 100)),
         line(0, 5, &unmap(NIC, "FROM_DEVICE", 0xff00_2ff0, 0x1011)),
-        // Another ring: the burst goes on. A map of this one ends it.
+        // This map is on another ring, so the burst stays open. The next map ends it.
         line(0, 6, &map(NIC, "TO_DEVICE", 0xff00_6000, 1)),
         line(0, 7, &map(NIC, "FROM_DEVICE", 0xff00_0840, 100)),
-        // On another processor, and one that the time ends.
+        // An unmap on another CPU, and one after the burst's 50 us.
         line(1, 8, &unmap(NIC, "FROM_DEVICE", 0xff00_0840, 100)),
         line(0, 58, &unmap(NIC, "TO_DEVICE", 0xff00_5000, 1)),
-        // What was never mapped is not there, and what is replaced was not used.
+        // The unmap of an unmapped address has no effect. A replaced mapping counts as unused.
         line(0, 59, &unmap(NIC, "TO_DEVICE", 0xff00_5000, 1)),
         line(0, 60, &map(NIC, "TO_DEVICE", 0xff00_6000, 1)),
     ]
@@ -230,7 +229,7 @@ fn a_trace_gives_the_addresses_that_it_prints() {
         EndBurst(0),
         Use(2),
         Unmap(2),
-        // The replaced one, then the burst that the new one ends.
+        // The replaced mapping, then the burst that the new one ends.
         Unmap(3),
         EndBurst(1),
         Map(5),
@@ -296,8 +295,8 @@ fn a_buffer_costs_bounded_work() {
     assert!(recorded::streams("t", &b""[..]).unwrap().is_empty());
 }
 
-/// The bundled trace against a count over its operations, which come by another way and know no
-/// IOVA.
+/// Compares the bundled trace with a count over its operations, which another parser path produces
+/// and which have no IOVAs.
 #[test]
 fn every_page_of_every_unmap_of_the_sample_is_accessed_once() {
     let mut operations = Operations::new("sample", sample(), TraceOptions::default());
@@ -359,12 +358,12 @@ fn every_page_of_every_unmap_of_the_sample_is_accessed_once() {
     assert_eq!(summary.first_misses, buffers);
 }
 
-/// The sample's text.
+/// The bundled sample.
 fn sample() -> TraceSource {
     TraceSource::from_reader("sample", SAMPLE).unwrap()
 }
 
-/// Pages inside a buffer are predicted by their distance, the next buffer is not.
+/// Distance predicts the pages inside a buffer but not the next buffer.
 #[test]
 fn the_order_of_buffers_is_counted_apart_from_the_pages_inside() {
     let buffers = [0xf0_0000_u64, 0x10_0000, 0x77_0000, 0x30_0000];

@@ -178,7 +178,8 @@ impl FindingRow {
 pub enum Verdict {
     /// Every row passes its requirement, and every group has the paper's order.
     Reproduced,
-    /// Every group has the paper's order, but numbers differ by more than [`TOLERANCE`].
+    /// Every group has the paper's order, but a number fails a requirement other than
+    /// [`Requirement::Exact`].
     OrderingOnly,
     /// A group has another order, an exact number differs, or an experiment without groups has a
     /// number that fails its requirement.

@@ -133,8 +133,8 @@ pub struct GuestCounts {
     pub instructions: Option<f64>,
     /// Guest instructions of a map and an unmap of a page that was mapped before.
     pub map_unmap: f64,
-    /// Accesses of any device that the IOMMU stopped since the guest's start. Every access here is
-    /// one that the driver intended, so 0 is expected.
+    /// Accesses of any device that the IOMMU stopped since the guest's start. The drivers intended
+    /// all of them: only a cache as published causes any.
     pub stopped: f64,
     /// Requests of the device since the guest's start whose status it could not write.
     pub unanswered: f64,

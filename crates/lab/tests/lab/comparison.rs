@@ -1,4 +1,4 @@
-//! What `compare` says of a trace.
+//! Results of `compare`.
 
 use ringfence_lab::compare::{CompareOptions, Comparison, compare};
 use ringfence_lab::row::Row;
@@ -19,8 +19,8 @@ fn run(lines: &[String], options: &CompareOptions) -> Result<Comparison, LabErro
     compare("script", trace(lines), options, |_| {})
 }
 
-/// Two devices in turn: `eth` has `pairs` mappings, `disk` half as many, and one of `disk` lives at
-/// the end.
+/// Traffic of two devices: `eth` has `pairs` mappings and `disk` half as many. One mapping of
+/// `disk` is live at the end.
 fn two_devices(pairs: u64) -> Vec<String> {
     let mut lines = Vec::new();
     for pair in 0..pairs {
@@ -90,8 +90,7 @@ fn charges_follow_the_invalidations() {
     let [none, strict, fence, hosted] = &comparison.rows[..] else {
         panic!("{comparison:?}");
     };
-    // The meter is left out: cycles are not 0 but unknown, and what was charged is known all the
-    // same.
+    // Without the meter, executed cycles are unknown rather than 0. Charged cycles are known.
     for row in &comparison.rows {
         assert_eq!((row.map_cycles, row.unmap_cycles), (None, None));
         assert_eq!((row.charged_share, row.relative_throughput), (None, None));
@@ -108,7 +107,7 @@ fn charges_follow_the_invalidations() {
     assert_eq!(hosted.requests, hosted.maps + hosted.unmaps);
     assert_eq!(hosted.kicks, hosted.requests);
     assert!((charged(hosted) - 1600.0).abs() < 1e-9);
-    // Timed, the same charges are part of the cycles.
+    // With the meter, the same charges are part of the cycles.
     options.repetitions = 1;
     for row in run(&lines, &options).unwrap().rows {
         let parts = row.components.unwrap().cycles;
@@ -155,8 +154,8 @@ fn the_meter_reports_components_that_add_up() {
     for row in run(&lines, &options).unwrap().rows {
         assert_eq!((row.attempts, row.violations), (None, None), "{}", row.mode);
         assert!(row.maps > 0 && row.unmaps > 0, "{}", row.mode);
-        // The whole is by pair; a trace in which all but one mapping end has nearly as many unmaps
-        // as maps.
+        // The whole is per pair. In this trace all mappings but one are unmapped, so there are
+        // nearly as many unmaps as maps.
         let (maps, unmaps) = (row.maps as f64, row.unmaps as f64);
         let sum = row.map_cycles.unwrap() + row.unmap_cycles.unwrap() * unmaps / maps;
         let components = row.components.unwrap();
@@ -171,7 +170,7 @@ fn the_meter_reports_components_that_add_up() {
 
 #[test]
 fn no_safety_is_claimed_for_what_the_trace_does_not_say() {
-    // A driver that skips unmaps maps the same address again and again.
+    // A driver that skips unmaps maps the same address repeatedly.
     let skipping: Vec<String> = (0..40)
         .map(|_| map_line("disk", 0x5000, SMALL))
         .chain((0..40).flat_map(|_| {
@@ -190,7 +189,7 @@ fn no_safety_is_claimed_for_what_the_trace_does_not_say() {
     assert_eq!((all.maps, all.unmaps), (80, 79));
     options.devices = Some(vec!["disk".into()]);
     assert_eq!(row(&options).status, ReplayStatus::SkipsUnmaps);
-    // What another driver does says nothing of this one.
+    // Another driver's skipped unmaps do not affect this one.
     options.devices = Some(vec!["eth".into()]);
     let eth = row(&options);
     assert_eq!(

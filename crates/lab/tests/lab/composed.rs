@@ -1,4 +1,4 @@
-//! Modes that nobody has named.
+//! User-composed modes.
 
 use ringfence_lab::compare::{CompareOptions, Comparison, compare, runner};
 use ringfence_lab::compose::{Axis, ComposeError, compose};
@@ -6,7 +6,7 @@ use ringfence_lab::modes::{Alloc, FlushKind, Mode, Safety, TableKind};
 
 use crate::script::*;
 
-/// Every row of answers that is taken, by its names.
+/// Returns every supported combination of the axes' values.
 fn taken() -> Vec<Mode> {
     let mut modes = Vec::new();
     for alloc in Alloc::names() {
@@ -34,7 +34,7 @@ fn whatever_makes_sense_is_built() {
     }
 }
 
-/// Two devices on one bus, whose mappings live and die in turn.
+/// Traffic of two devices on one bus.
 fn traffic(pairs: u64) -> Vec<String> {
     let mut lines = Vec::new();
     let at = |pair: u64| (pair % 64 + 1) << 12 | 0x80;
@@ -77,7 +77,8 @@ fn a_flat_table_is_replayed_judged_and_timed() {
             let violations = found.violations.unwrap();
             assert_eq!(violations.total > 0, safety == Safety::Bounded, "{row}");
             assert_eq!(violations.foreign, 0, "{row}: each has a table of its own");
-            // A table a device, of 2^20 entries of 8 bytes; no walk reads more than one.
+            // Each device has a table of 2^20 entries of 8 bytes. No walk reads more than one
+            // entry.
             assert_eq!(found.table_bytes, 2 * (8 << 20), "{row}");
             assert!(
                 (found.walk_references.unwrap() - 1.0).abs() < 1e-12,
@@ -100,7 +101,7 @@ fn the_flat_table_as_its_own_bitmap_searches_like_the_bitmap() {
     assert!(table.violations.unwrap().stale > 0 && table.stale_window_max_ns > 0);
 }
 
-/// No replica of a row refuses what the row itself does, whatever was taken away from it.
+/// No replica of a mode refuses a step that the full mode performs, whatever component it lacks.
 #[test]
 fn whatever_makes_sense_is_timed() {
     let mut modes = taken();
@@ -135,8 +136,8 @@ fn the_meter_takes_the_table_away_from_an_allocator_that_lives_in_it() {
         .rows
         .remove(0);
     assert_eq!(row.status.to_string(), "ok");
-    // Cycles of one repetition may be anything on a busy machine; that no replica refused a step is
-    // in the status.
+    // Cycles of one repetition can have any value on a busy machine. The status shows that no
+    // replica refused a step.
     assert!(row.unmap_cycles.unwrap().is_finite());
     assert!(row.components.unwrap().executed != 0.0);
 }

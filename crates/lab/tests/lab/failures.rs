@@ -1,4 +1,4 @@
-//! What a replay says when its hardware or its memory fails.
+//! Replays whose hardware or memory fails.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -32,11 +32,11 @@ use ringfence_types::{
 use crate::script::*;
 
 thread_local! {
-    /// Invalidations that succeed, and after them those that fail.
+    /// Number of invalidations that succeed, and of those after them that fail.
     static FORTUNE: Cell<(u32, u32)> = const { Cell::new((0, 0)) };
 }
 
-/// A VT-d unit that fails as [`FORTUNE`] has it.
+/// A VT-d unit that fails invalidations as [`FORTUNE`] says.
 #[derive(Debug)]
 struct Fickle(Vtd);
 
@@ -164,7 +164,7 @@ fn a_buffer_whose_invalidation_failed_is_withheld_until_it_succeeds() {
     for id in 0..3 {
         script.unmap(10_000, (0, 0), id);
     }
-    // The replay goes on for 12 ms, and looks at timers every millisecond.
+    // The replay continues for 12 ms and polls timers every millisecond.
     let (plan, _) = planned(&script.chunk);
     let run = |fortune| {
         FORTUNE.set(fortune);
@@ -173,8 +173,8 @@ fn a_buffer_whose_invalidation_failed_is_withheld_until_it_succeeds() {
     let fine = run((0, 0));
     assert_eq!((fine.not_flushed, fine.release_delay_max_ns), (0, 0));
 
-    // Two fail at their unmaps; at the first tick one of them fails again, and is settled at the
-    // second.
+    // Two invalidations fail at their unmaps. At the first tick one of them fails again; it
+    // succeeds at the second.
     let settled = run((1, 3));
     assert_eq!((settled.unmaps, settled.refused_unmaps), (3, 0));
     assert_eq!(settled.not_flushed, 0);
@@ -186,7 +186,7 @@ fn a_buffer_whose_invalidation_failed_is_withheld_until_it_succeeds() {
     assert_eq!((never.unmaps, never.not_flushed), (3, 2));
 }
 
-/// What the maps of a replica with `frames` frames for tables came to.
+/// Counts the refused maps of a replica with this many frames for tables.
 struct Cramped<'a>(&'a Plan, u64);
 
 impl ModeVisitor for Cramped<'_> {
@@ -238,14 +238,15 @@ impl ModeVisitor for Cramped<'_> {
 #[test]
 fn maps_that_a_timed_replay_refuses_are_counted() {
     let mut script = Script::default();
-    // Two maps that need a leaf table each: 2 MiB apart in a tree that hands out downwards.
+    // Two maps that need a leaf table each: they are 2 MiB apart in a tree that allocates
+    // downwards.
     for id in 0..2 {
         script.map(u64::from(id), (0, 0, RX), id, &[memory(0, 2 << 20)]);
     }
     let (plan, _) = planned(&script.chunk);
     let refused = |frames| dispatch(&mode("strict"), Cramped(&plan, frames)).unwrap();
     assert_eq!(refused(64), None);
-    // The root and a table of each of three levels: no room for the second leaf table.
+    // The root and a table of each of three levels leave no frame for the second leaf table.
     assert_eq!(refused(4), Some(1));
 }
 

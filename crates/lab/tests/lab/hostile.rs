@@ -1,4 +1,4 @@
-//! Traces that ask a replay for more than their size warrants.
+//! Traces that demand more resources from a replay than their size warrants.
 
 use std::fmt::Write;
 use std::io::Cursor;
@@ -42,14 +42,14 @@ fn options(mode: &str, limits: ReplayLimits) -> CompareOptions {
     }
 }
 
-/// Cycles of these lengths, as many as can be counted.
+/// Cycles of these lengths, with the largest countable number of cycles.
 fn counted(lengths: &[u64]) -> Vec<RtcParams> {
     let cycles = Cycles::new(Cycles::MAX).unwrap();
     let counted = |&cycle_ns: &u64| RtcParams { cycle_ns, cycles };
     lengths.iter().map(counted).collect()
 }
 
-/// Steps of the plans of a text, and the most of one plan.
+/// Returns the number of steps in the plans of a text, and the maximum of one plan.
 fn steps(text: &str, cycles: &[RtcParams]) -> (u64, usize) {
     let mut planner = Planner::new().with_cycles(cycles.iter().copied());
     let (mut all, mut most) = (0, 0);
@@ -64,7 +64,7 @@ fn steps(text: &str, cycles: &[RtcParams]) -> (u64, usize) {
     (all, most)
 }
 
-/// 584 years between two lines are not counted through.
+/// The planner does not step through a gap of 584 years between two lines.
 #[test]
 fn a_gap_of_the_clock_costs_a_bounded_number_of_steps() {
     let text = map(0, "d", 4096) + &unmap(18_446_744_073, "d", 4096);
@@ -77,8 +77,8 @@ fn a_gap_of_the_clock_costs_a_bounded_number_of_steps() {
         let (all, _) = steps(&text, &counted(cycles));
         assert!(all <= 40 + 256 * cycles.len() as u64, "{all} {cycles:?}");
     }
-    // All cycles that a cache can count end in it, of each length: the longest one's last end is
-    // there although the shortest one's are many.
+    // The gap has as many ends of cycles as a cache can count, for each length: the last end of the
+    // longest one is present, although the shortest one has many.
     let mut planner = Planner::new().with_cycles(counted(&[1_000_000_000, HOUR_NS]));
     let mut last = 0;
     each_plan(&mut operations(&text), &mut planner, None, |_, plan, _| {
@@ -87,14 +87,14 @@ fn a_gap_of_the_clock_costs_a_bounded_number_of_steps() {
     })
     .unwrap();
     assert!(last >= 255 * HOUR_NS, "{last}");
-    // The document's cache is empty after eight.
+    // The paper's cache is empty after eight ends.
     let (none, _) = steps(&text, &[]);
     let (all, _) = steps(&text, &[RtcParams::PAPER]);
     assert_eq!(all, none + 8);
 }
 
-/// The clock has no cycle left in which the as-published cache lets go of the second mapping, which
-/// it has lost: it is not waited for.
+/// The clock has no cycle left in which the cache as published could evict the second mapping,
+/// which it has lost. The replay does not wait for it.
 #[test]
 fn a_replay_ends_at_the_end_of_the_clock() {
     let line = |what: &str| format!("t-1 [0] ..... 18446744073.709551615: {what} attrs=\n");
@@ -189,7 +189,7 @@ fn devices_are_bounded_and_named() {
     let mut limits = ReplayLimits::default();
     limits.devices = 1100;
     assert!(run(limits, None).is_ok());
-    // `size` counts and replays.
+    // `size` counts in one pass and replays in another; both apply the limit.
     let refused = measure_demand(operations(&text), None, ReplayLimits::default(), |_| {});
     assert!(matches!(refused, Err(LabError::DeviceLimit { .. })));
     let usage = measure_demand(operations(&text), None, limits, |_| {}).unwrap();
@@ -231,7 +231,7 @@ fn buffers_on_one_page_are_bounded() {
         limits.buffers_on_a_page = 300;
         assert!(compare("t", operations(&text), &options(mode, limits), |_| {}).is_ok());
     }
-    // One after the other they are fine, and so they are where each has pages of its own.
+    // Mappings that follow each other pass, also in a mode that gives each its own page.
     let mut text = String::new();
     for n in 1..=300 {
         text += &map(1, "d", n << 12);
@@ -246,7 +246,7 @@ fn buffers_on_one_page_are_bounded() {
     }
 }
 
-/// While the clock stands still, bursts end only because others begin.
+/// While the clock does not advance, only other bursts end a burst.
 #[test]
 fn open_bursts_are_bounded() {
     let mut text = String::new();
@@ -267,7 +267,7 @@ fn open_bursts_are_bounded() {
             .unwrap();
         }
     }
-    // Maps of the page end bursts too; here each has a page of its own.
+    // A map of the page would end bursts; here each map has a page of its own.
     let mut page = 0;
     let text: String = text
         .lines()
@@ -290,12 +290,12 @@ fn open_bursts_are_bounded() {
         Ok(())
     })
     .unwrap();
-    // The oldest ends right behind the unmap that would be one too many.
+    // The oldest burst ends right after the unmap that exceeds the limit.
     assert_eq!((most, open), (1025, 0));
     assert_eq!(planner.bursts, 3000);
 }
 
-/// A ring of one slot, and very many maps that wait: the youngest gives up first.
+/// A ring of one slot, and many maps that wait. The youngest gives up first.
 #[test]
 fn to_give_up_waiting_does_not_walk_the_queue() {
     use ringfence_dma::ring::SlotChoice;
@@ -328,8 +328,8 @@ fn to_give_up_waiting_does_not_walk_the_queue() {
     assert_eq!(stalls.stalled_out, u64::from(count) - 1);
 }
 
-/// Pages that are mapped one by one; then every second one is unmapped, and two pages are mapped.
-/// Each hole is too small for them, so each search walks down all that is mapped below.
+/// Maps pages one by one. Then unmaps every second one and maps two pages after each unmap. Each
+/// hole is too small for two pages, so each search walks through all mappings below.
 fn holes(pages: u64) -> String {
     let two_pages = |at| map(1, "d", at).replace("size=64", "size=8192");
     let first: String = (1..=pages).map(|n| map(1, "d", n << 12)).collect();
@@ -346,7 +346,7 @@ fn searches_of_allocators_are_bounded() {
         compare("t", operations(&holes(pages)), &options, |_| {})
             .map(|done| done.rows[0].search_len_mean.unwrap() * done.rows[0].maps as f64)
     };
-    // The steps grow with the square of the trace: that is the allocator's own behaviour.
+    // The steps grow with the square of the trace, which is the allocator's own behaviour.
     for pages in [100, 200] {
         let steps = searched(pages, ReplayLimits::default()).unwrap();
         let square = (pages * pages) as f64;
@@ -388,7 +388,7 @@ fn mappings_that_a_cache_keeps_are_bounded() {
     assert!(run("pviommu", 0).is_ok());
 }
 
-/// The para-virtual IOMMU lists fewer devices than a replay may have: the error names its limit.
+/// The paravirtual IOMMU supports fewer devices than a replay. The error names its limit.
 #[test]
 fn the_para_virtual_iommus_limit_of_devices_is_named() {
     let text = |devices: u64| -> String {

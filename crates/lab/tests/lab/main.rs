@@ -1,5 +1,5 @@
-//! The laboratory on hand-made traces whose counts can be worked out on paper. One binary: building
-//! the layers of every mode takes long.
+//! Replays of hand-made traces whose counts can be derived by hand. All tests share one binary,
+//! because building the layers of every mode takes long.
 
 mod comparison;
 mod composed;

@@ -1,4 +1,4 @@
-//! When bursts end and timers are looked at.
+//! Ends of bursts, and ticks.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ use crate::script::*;
 const US: u64 = 1_000;
 const MS: u64 = 1_000_000;
 
-/// Steps in short, without ticks: `12 map 0`, `14 unmap 0`, `64 end 0:0:to-device`; times in
+/// Formats the steps without ticks: `12 map 0`, `14 unmap 0`, `64 end 0:0:to-device`. Times are in
 /// microseconds.
 fn shown(plan: &Plan) -> Vec<String> {
     let at = |time: u64| (time - START) as f64 / US as f64;
@@ -38,23 +38,23 @@ fn shown(plan: &Plan) -> Vec<String> {
 #[test]
 fn bursts_end_as_the_decision_says() {
     let page = |number: u64| [memory(number << 12, 100)];
-    // Devices and processors: the key is all three.
+    // A burst's key is device, CPU and direction.
     let (rx, tx) = ((0, 0, RX), (0, 0, TX));
     let mut script = Script::default();
     for (id, key) in [rx, rx, rx, tx, (1, 0, RX), (0, 1, RX)].iter().enumerate() {
         script.map(0, *key, id as u32, &page(id as u64 + 1));
     }
-    // A burst of two; another direction, device or processor does not end it.
+    // A burst of two. Unmaps of another direction, device or CPU do not end it.
     script.unmap(10 * US, (0, 0), 0);
     script.unmap(11 * US, (0, 0), 3);
     script.unmap(12 * US, (1, 0), 4);
     script.unmap(13 * US, (0, 1), 5);
     script.map(14 * US, (0, 2, RX), 6, &page(20));
     script.unmap(15 * US, (0, 0), 1);
-    // A map of its key does.
+    // A map of the same key ends it.
     script.map(16 * US, rx, 7, &page(21));
-    // 50 us after the first unmap the others end, in the order in which they began, before what
-    // happens then.
+    // The other bursts end 50 us after their first unmap, in the order in which they began, and
+    // before any operation of that time.
     script.unmap(61 * US, (0, 0), 2);
     let (plan, planner) = planned(&script.chunk);
     assert_eq!(
@@ -119,14 +119,14 @@ fn the_50_us_count_from_the_first_unmap() {
 #[test]
 fn a_map_of_a_withheld_page_ends_the_bursts_that_withhold_it_and_is_counted() {
     let mut script = Script::default();
-    // Two buffers on one page, in two bursts; a third burst elsewhere.
+    // Two buffers on one page, in two bursts, and a third burst elsewhere.
     script.map(0, (0, 0, RX), 0, &[memory(0x5000, 0x100)]);
     script.map(0, (0, 1, RX), 1, &[memory(0x5800, 0x100)]);
     script.map(0, (0, 2, RX), 2, &[memory(0x9000, 0x100)]);
     script.unmap(US, (0, 0), 0);
     script.unmap(2 * US, (0, 1), 1);
     script.unmap(3 * US, (0, 2), 2);
-    // Another device, another direction; the second piece reaches into the page.
+    // A map of another device and direction, whose second segment overlaps the page.
     let pieces = [memory(0x20000, 0x1000), memory(0x4ff0, 0x20)];
     script.map(4 * US, (1, 3, TX), 3, &pieces);
     let (plan, planner) = planned(&script.chunk);
@@ -144,7 +144,7 @@ fn a_map_of_a_withheld_page_ends_the_bursts_that_withhold_it_and_is_counted() {
 
 #[test]
 fn a_burst_of_all_of_memory_is_one_run() {
-    // Page by page, the first two would take for ever.
+    // Page by page, the first two would take too long.
     let all = memory(0, u64::MAX);
     let top = memory(u64::MAX - 9, 10);
     let large = memory(7 << 12, 64 << 30);
@@ -184,8 +184,8 @@ fn timers_run_through_quiet_time_and_the_clock_jumps_over_the_rest() {
         .filter(|timed| timed.step == Step::Tick)
         .map(|timed| (timed.time.0 - START) / MS)
         .collect();
-    // Every millisecond, through 12 ms after the last operation before the quiet time, and again
-    // after the last of all.
+    // Every millisecond, for 12 ms after the last operation before the quiet time, and for 12 ms
+    // after the last operation.
     let expected: Vec<u64> = (1..=12).chain(10_001..=10_012).collect();
     assert_eq!(ticks, expected);
 }
@@ -201,7 +201,7 @@ fn only_the_chosen_devices_are_planned() {
     let maps = |names: Option<&[&str]>| {
         let mut operations: Operations<TraceSource> = trace(&lines);
         let mut chunk = Chunk::default();
-        // All of it fits into one chunk.
+        // The whole trace fits into one chunk.
         operations.next_chunk(&mut chunk).unwrap();
         let (mut planner, mut plan) = (ringfence_lab::plan::Planner::new(), Plan::default());
         if let Some(names) = names {
@@ -229,8 +229,7 @@ fn only_the_chosen_devices_are_planned() {
     assert_eq!(maps(Some(&["none such"])), (0, 0, 0, BTreeSet::new()));
 }
 
-/// One operation of a generated trace: what is there to unmap is only known when it is put in its
-/// place.
+/// One operation of a generated trace. The mapping to unmap is chosen when the operation is placed.
 #[derive(Debug, Clone)]
 struct Draft {
     pause: u64,
@@ -271,7 +270,7 @@ fn draft() -> impl Strategy<Value = Draft> {
         )
 }
 
-/// A trace in which every unmap has its map.
+/// A trace in which every unmap has a map.
 fn written(drafts: &[Draft]) -> Script {
     let mut script = Script::default();
     let mut live: Vec<(u32, u16)> = Vec::new();
@@ -309,16 +308,16 @@ fn pages(piece: &PhysRange) -> impl Iterator<Item = u64> + use<> {
 /// A burst as the reference finds it.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Clone)]
 struct Found {
-    /// Which operation it ends in front of; one past the last at the end.
+    /// Index of the operation before which it ends; the number of operations if it ends last.
     before: usize,
     time: u64,
     key: (u16, u16, &'static str),
 }
 
-/// Looks at the whole trace from the first unmap of each burst on: no state but who is a member
-/// already.
+/// Scans the whole trace from the first unmap of each burst. The only state is the set of unmaps
+/// that belong to a burst already.
 fn reference(chunk: &Chunk) -> (Vec<Found>, u64) {
-    // Processors in order of appearance are rows.
+    // CPUs are numbered in the order of their appearance.
     let mut rows: Vec<u16> = Vec::new();
     for op in &chunk.ops {
         if !rows.contains(&op.cpu) {
@@ -431,9 +430,9 @@ proptest! {
         prop_assert_eq!(planner.bursts, expected.len() as u64);
         prop_assert_eq!(planner.bursts_cut_by_map, cut);
         prop_assert_eq!(done, chunk.ops.len());
-        // Time never runs backwards.
+        // Time is monotonic.
         prop_assert!(plan.steps.is_sorted_by_key(|timed| timed.time), "{:?}", shown(&plan));
-        // A timer of 10 ms set at any operation is seen to be due at most a tick late.
+        // A timer of 10 ms set at any operation expires at most one tick late.
         let ticks: Vec<u64> = plan
             .steps
             .iter()

@@ -1,4 +1,4 @@
-//! What the replay and the oracle count on traces small enough to count by hand.
+//! Counts of the replay and the oracle on traces that are small enough to count by hand.
 
 use ringfence_lab::compare::runner;
 use ringfence_lab::guest::LookupStats;
@@ -11,8 +11,8 @@ use crate::script::*;
 
 const US: u64 = 1_000;
 
-/// 600 buffers of 100 bytes, each on a page of its own, mapped and unmapped one after the other, an
-/// operation a microsecond.
+/// 600 buffers of 100 bytes, each on a page of its own, each unmapped before the next map. One
+/// operation per microsecond.
 const PAIRS: u64 = 600;
 const BYTES: u64 = 100;
 
@@ -29,7 +29,7 @@ fn pairs() -> Script {
     script
 }
 
-/// `bursts` times: 32 maps, then 32 unmaps, an operation a microsecond.
+/// `bursts` times 32 maps followed by 32 unmaps, one operation per microsecond.
 fn bursts(bursts: u64) -> Script {
     let mut script = Script::default();
     let mut time = 0;
@@ -46,7 +46,7 @@ fn bursts(bursts: u64) -> Script {
     script
 }
 
-/// The metered pass, and the hostile one.
+/// Runs the metered and the hostile pass.
 fn replay(name: &str, plan: &Plan, alive: &[(MappingId, DeviceIndex)]) -> (Outcomes, Outcomes) {
     let mut runner = runner(&mode(name), &judged_only(true)).unwrap();
     let devices = Devices::new();
@@ -61,38 +61,38 @@ fn every_mode_counts_what_can_be_counted_by_hand() {
     let (plan, planner) = planned(&pairs().chunk);
     // The last step is the last tick within 12 ms of the last operation.
     let end = 13_000 * US;
-    // Mode; invalidations; longest stale window.
+    // Mode, invalidations, longest stale window.
     let cases = [
         ("none", 0, end - US),
         ("hwpt", 0, end - US),
         ("swpt", 0, end - US),
         ("strict", 600, 0),
         ("strict+", 600, 0),
-        // At the 250th and the 500th entry; the rest by the timer, at the first tick 10 ms after
-        // the 501st.
+        // Flushes at the 250th and the 500th entry. The timer flushes the rest, at the first tick
+        // 10 ms after the 501st.
         ("defer", 3, 12_000 * US - 1001 * US),
         ("defer+", 3, 12_000 * US - 1001 * US),
-        // No wrap of 2^20 pages in 600.
+        // 600 allocations do not wrap 2^20 pages.
         ("bitmap", 0, end - US),
         ("strict-bitmap", 600, 0),
         ("freebsd", 600, 0),
         ("freebsd-fixed", 600, 0),
         ("linux-strict", 600, 0),
-        // With the 257th and the 513th unmap, whose entries are cleared by then; the rest by the
-        // timer, 10 ms after the 513th.
+        // Flushes with the 257th and the 513th unmap, whose entries are cleared by then. The timer
+        // flushes the rest, 10 ms after the 513th.
         ("linux-lazy", 3, 12_000 * US - 1027 * US),
         ("fence", 600, 0),
-        // Each unmap is followed by a map of its key.
+        // A map of the same key follows each unmap.
         ("fence-burst", 600, 0),
         ("kvm-baseline", 0, end - US),
-        // The host's.
+        // Invalidations by the host.
         ("virtio-strict", 600, 0),
         ("pviommu", 600, 0),
-        // No cycle ends.
+        // No cache cycle ends.
         ("pviommu+rtc", 0, end - US),
         ("pviommu+rtc+hopt", 0, end - US),
-        // Each goes with the map that follows, a microsecond later; the last one by the timer, 10
-        // ms after the 513th.
+        // Each unmap request is sent with the following map, a microsecond later. The timer sends
+        // the last one, 10 ms after the 513th.
         ("virtio-lazy", 600, 12_000 * US - 1199 * US),
     ];
     for (name, invalidations, window) in cases {
@@ -106,7 +106,7 @@ fn every_mode_counts_what_can_be_counted_by_hand() {
             assert_eq!(outcomes.tally.false_faults, 0, "{name}");
             assert_eq!(outcomes.refused_maps + outcomes.refused_unmaps, 0, "{name}");
         }
-        // A device that behaves: one access a page, all granted.
+        // A correct device makes one access per page, and every one is granted.
         assert_eq!(metered.tally.accesses, PAIRS, "{name}");
         assert_eq!(metered.attempts, 0, "{name}");
         assert_eq!(
@@ -114,7 +114,7 @@ fn every_mode_counts_what_can_be_counted_by_hand() {
             0,
             "{name}"
         );
-        // One that does not tries both ends of each dead range, and beside each buffer.
+        // The attacker accesses both ends of each dead range, and bytes beside each buffer.
         assert!(
             hostile.attempts >= 2 * PAIRS,
             "{name}: {}",
@@ -177,8 +177,8 @@ fn one_invalidation_ends_a_burst_and_gives_its_buffers_back() {
     for outcomes in [&metered, &hostile] {
         assert_eq!(outcomes.invalidations, 10);
         assert_eq!(outcomes.live_max, 32);
-        // Nine bursts last until the next map, 32 us after their first unmap; the last one its 50
-        // us.
+        // Nine bursts last until the next map, 32 us after their first unmap. The last one lasts
+        // its full 50 us.
         assert_eq!(outcomes.release_delay_max_ns, 50 * US);
         assert_eq!(outcomes.stale_max_ns, 0);
         assert_eq!(outcomes.tally.violations(), 0);
@@ -193,7 +193,7 @@ fn one_invalidation_ends_a_burst_and_gives_its_buffers_back() {
 
 #[test]
 fn addresses_are_flushed_once_a_wrap() {
-    // Half of a space of 2^20 pages less the first at once: the third map finds none left.
+    // Each map takes half of a space of 2^20 pages minus the first. The third finds no free range.
     let pages = 1 << 19;
     let mut script = Script::default();
     for turn in 0..3 {
@@ -210,7 +210,7 @@ fn addresses_are_flushed_once_a_wrap() {
     runner.metered.run(&plan, &Devices::new()).unwrap();
     let outcomes = runner.metered.finish(&planner.live_mappings());
     assert_eq!((outcomes.maps, outcomes.invalidations), (3, 1));
-    // The first window lasts from its unmap to the third map; the last one is open at the end, 12
+    // The first window lasts from its unmap to the third map. The last one is open at the end, 12
     // ms later.
     assert_eq!(outcomes.stale_max_ns, 12_000 * US - 5 * US);
 }
@@ -251,8 +251,8 @@ fn what_lives_at_the_end_is_taken_down_without_being_counted() {
 
 #[test]
 fn devices_have_domains_of_their_own_and_share_the_old_queue() {
-    // 250 unmaps of two devices in turn: the queue of the unit fills once, those of the domains do
-    // not.
+    // 250 unmaps alternate between two devices. They fill the unit's queue once, but not the
+    // domains' queues.
     let mut script = Script::default();
     for pair in 0..250_u64 {
         let device = (pair % 2) as u16;
@@ -260,7 +260,7 @@ fn devices_have_domains_of_their_own_and_share_the_old_queue() {
         script.unmap((2 * pair + 1) * US, (device, device), 0);
     }
     let (plan, planner) = planned(&script.chunk);
-    // By the timer: both domains are flushed.
+    // The timer flushes both domains of linux-lazy.
     for (name, invalidations, window) in [
         ("defer", 1, 2 * 249 * US),
         ("linux-lazy", 2, 11_000 * US - US),
@@ -283,14 +283,14 @@ fn swpt_is_looked_up_in_a_table_and_hwpt_is_not() {
         let (metered, _) = replay(name, &plan, &planner.live_mappings());
         assert_eq!(metered.hardware.lookups(), lookups, "{name}");
         assert_eq!(metered.hardware.walk_references > 0, walks, "{name}");
-        // The table is made before the first map, and no map adds to it.
+        // The table exists before the first map, and no map adds to it.
         let tables = metered.table_bytes > 3 * 4096;
         assert_eq!(tables, walks, "{name}: {}", metered.table_bytes);
     }
 }
 
-/// As seen with real guests (Linux 6.12 and 7.2): about one notification a request in strict mode,
-/// and one for two in lazy mode.
+/// Matches observations of real guests (Linux 6.12 and 7.2): about one notification per request in
+/// strict mode, and one per two requests in lazy mode.
 #[test]
 fn a_guest_asks_its_host_as_often_as_linux_does() {
     let (plan, planner) = planned(&pairs().chunk);
@@ -300,11 +300,11 @@ fn a_guest_asks_its_host_as_often_as_linux_does() {
         ("kvm-baseline", 0, 0, 0),
         ("virtio-strict", 2 * PAIRS, PAIRS, PAIRS),
         ("pviommu", 2 * PAIRS, PAIRS, PAIRS),
-        // Nothing is used again, and nothing leaves.
+        // No page recurs, and no mapping expires.
         ("pviommu+rtc", PAIRS, PAIRS, 0),
         ("pviommu+rtc+hopt", PAIRS, PAIRS, 0),
-        // Every unmap but the last goes with the next map. The queue fills at the 257th and 513th
-        // unmap, and takes that one along; by the timer the last.
+        // Every unmap but the last is sent with the next map. The queue fills at the 257th and
+        // 513th unmap, whose request it sends as well. The timer sends the last.
         ("virtio-lazy", 2 * PAIRS, PAIRS, 3),
     ];
     for (name, requests, in_maps, in_unmaps) in cases {
@@ -318,11 +318,11 @@ fn a_guest_asks_its_host_as_often_as_linux_does() {
     }
 }
 
-/// The host finds each page by a walk, or through its pointer if that knows the table; a page gets
-/// a frame once, from the pool if there is one.
+/// The host finds each page by a walk, or through its pointer if that has the table. A page gets a
+/// frame once, from the pool if the mode has one.
 #[test]
 fn a_host_looks_its_guests_pages_up() {
-    // Pages again and again, in two tables in turns: 600 buffers on 150 pages of either.
+    // Recurring pages, alternating between two tables: 600 buffers on 150 pages of each.
     let mut script = Script::default();
     for turn in 0..600 {
         let page = 1024 + turn % 2 * 512 + turn / 2 % 150;
@@ -340,8 +340,8 @@ fn a_host_looks_its_guests_pages_up() {
     };
     assert_eq!(lookups("linux-strict"), LookupStats::default());
     assert_eq!(lookups("virtio-strict"), LookupStats::default());
-    // Each of the two tables is missing once, and looked for again when it is there. No table is
-    // needed twice in a row.
+    // Each of the two tables is missing once, and walked to again after it was added. No table is
+    // used twice in a row.
     let plain = LookupStats {
         walks: 600 + 2,
         through_pointer: 0,
@@ -356,7 +356,7 @@ fn a_host_looks_its_guests_pages_up() {
     };
     let strict = "alloc=linux-rcache,table=radix,flush=per-unmap,who=pviommu-hopt";
     assert_eq!(lookups(strict), hopt);
-    // Behind the cache a page is asked for once.
+    // Behind the cache, the guest requests each page once.
     let once = LookupStats {
         walks: 300 + 2,
         reads: 4 * 300 + 1 + 3,
@@ -372,7 +372,7 @@ fn a_host_looks_its_guests_pages_up() {
     );
 }
 
-/// A list of three pieces is three requests and one notification, and goes by one request.
+/// A list of three segments takes three map requests with one notification, and one unmap request.
 #[test]
 fn a_list_is_mapped_with_one_notification() {
     let mut script = Script::default();
@@ -390,16 +390,16 @@ fn a_list_is_mapped_with_one_notification() {
         assert_eq!(traffic.requests, 4, "{name}");
         assert_eq!(traffic.kicks_in_maps, 1, "{name}");
         assert_eq!(traffic.kicks_in_unmaps, in_unmaps, "{name}");
-        // One range to the unit, though mapped in three.
+        // One invalidated range, though it was mapped in three requests.
         assert_eq!(metered.invalidations, 1, "{name}");
         assert_eq!(metered.tally.accesses, 4, "{name}");
         assert_eq!(hostile.tally.false_faults, 0, "{name}");
     }
 }
 
-/// One buffer, again and again: a request in all. The window closes with each reuse, and the last
-/// one with the batch that takes it: 40 ms in cycles of 10, after an unmap in the first. What is
-/// kept at the end is said.
+/// One buffer, mapped repeatedly, takes one request in all. The stale window closes with each
+/// reuse. The last window closes with the batch that evicts the mapping: 40 ms in cycles of 10 ms,
+/// after an unmap in the first cycle. The outcome reports the mappings kept at the end.
 #[test]
 fn a_cache_asks_once_and_lets_go_in_time() {
     const MS: u64 = 1_000 * US;
@@ -408,7 +408,7 @@ fn a_cache_asks_once_and_lets_go_in_time() {
         script.map(2 * turn * US, (0, 0, RX), 0, &buffer(0));
         script.unmap((2 * turn + 1) * US, (0, 0), 0);
     }
-    // Time passes: the machine does something else.
+    // Time passes; another device is active.
     let late = 60 * MS;
     script.map(late, (1, 0, TX), 1, &buffer(1));
     script.unmap(late + US, (1, 0), 1);
@@ -419,7 +419,7 @@ fn a_cache_asks_once_and_lets_go_in_time() {
     let (plan, planner) = planned_with(&script.chunk, &[options.rtc]);
     runner.metered.run(&plan, &Devices::new()).unwrap();
     let metered = runner.metered.finish(&planner.live_mappings());
-    // Two maps, and the batch of one.
+    // Two maps, and one unmap batch.
     assert_eq!(metered.traffic.requests, 3);
     assert_eq!(metered.invalidations, 1);
     assert_eq!(metered.stale_max_ns, 40 * MS - 199 * US);
@@ -430,8 +430,8 @@ fn a_cache_asks_once_and_lets_go_in_time() {
     let all = metered.stale_byte_seconds * 1e9 / BYTES as f64;
     let closed = (99 * US + 40 * MS - 199 * US) as f64;
     assert!((all - kept - closed).abs() < 1e-3, "{all} {kept} {closed}");
-    // It goes in the fourth cycle after its own, 39,999 us after its release, and nothing is left
-    // then.
+    // The cache evicts it in the fourth cycle after its own, 39,999 us after its release, and is
+    // empty then.
     let exposure = metered.exposure;
     assert_eq!(exposure.max_ns, 40 * MS - US);
     let exposed = exposure.byte_seconds * 1e9 / BYTES as f64;
@@ -442,10 +442,10 @@ fn a_cache_asks_once_and_lets_go_in_time() {
     assert_eq!(metered.tally.violations() + metered.tally.false_faults, 0);
 }
 
-/// What a cache exposes after a trace, which is most of it: 600 buffers that never come again and
-/// one that always does. Attackers reach the dead ones until they go; the adaptive cache lets go of
-/// them as soon as it knows the one's rhythm; the tree keeps each for less than T x (C + 1); modes
-/// without a cache have nothing left.
+/// Exposure by caches after a trace, which is most of it. 600 buffers never recur and one always
+/// does. Attackers reach the dead ones until the cache evicts them. The adaptive cache evicts them
+/// as soon as it knows the rhythm of the recurring one. The tree keeps each for less than T x (C +
+/// 1). Modes without a cache expose nothing after the trace.
 #[test]
 fn the_oracle_measures_what_caches_expose_after_the_trace() {
     const MS: u64 = 1_000 * US;
@@ -470,8 +470,8 @@ fn the_oracle_measures_what_caches_expose_after_the_trace() {
         both[0].clone()
     };
     let fixed = exposed("pviommu+rtc");
-    // All in the first cycle, the trace's end in the second at most: 40 ms less what was over of
-    // the cycle.
+    // All in the first cycle, and the trace's end in the second at the latest: 40 ms minus the
+    // elapsed part of the cycle.
     assert!(fixed.exposure.max_ns < 40 * MS && fixed.exposure.max_ns > 38 * MS);
     assert!(fixed.exposure.byte_seconds > 2.5 * fixed.stale_byte_seconds);
     assert!(fixed.exposure.reached_after_end > 0);
@@ -487,8 +487,8 @@ fn the_oracle_measures_what_caches_expose_after_the_trace() {
         assert_eq!(exposure.max_ns, outcomes.stale_max_ns, "{name}");
         assert_eq!((exposure.after_end_ns, exposure.reached_after_end), (0, 0));
     }
-    // Sections of the queue leave with their cycle in the literal one, too, as long as its tree
-    // loses nothing.
+    // The cache as published also evicts sections of its queue with their cycle, as long as its
+    // tree loses no mapping.
     let literal = exposed("rtc-literal");
     assert_eq!(literal.exposure.max_ns, fixed.exposure.max_ns);
 }

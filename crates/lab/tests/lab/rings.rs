@@ -1,4 +1,4 @@
-//! Modes with rings, on traces whose counts can be worked out on paper.
+//! Ring modes on traces whose counts can be derived by hand.
 
 use ringfence_lab::ReplayStatus;
 use ringfence_lab::compare::{CompareOptions, of_replay, runner};
@@ -18,7 +18,7 @@ fn buffer(number: u64) -> [PhysRange; 1] {
     [memory((16 << 12) + number * 128 + 0x40, BYTES)]
 }
 
-/// The metered pass and the hostile one, with rings of `slots` slots.
+/// Runs the metered and the hostile pass with rings of `slots` slots.
 fn replay(name: &str, plan: &Plan, planner: &Planner, slots: u32) -> (Outcomes, Outcomes) {
     let options = CompareOptions {
         rings: RingSizes::Every(slots),
@@ -33,7 +33,7 @@ fn replay(name: &str, plan: &Plan, planner: &Planner, slots: u32) -> (Outcomes, 
     (runner.metered.finish(&alive), hostile.finish(&alive))
 }
 
-/// So many maps, then as many unmaps within one burst, in the order of `order`.
+/// `count` maps, then as many unmaps within one burst, in the order of `order`.
 fn one_burst(count: u64, order: impl Iterator<Item = u64>) -> Script {
     let mut script = Script::default();
     for id in 0..count {
@@ -51,13 +51,13 @@ fn a_literal_burst_leaves_every_buffer_that_it_hands_back_within_reach() {
     for name in ["riommu-literal", "riommu--literal"] {
         let (_, hostile) = replay(name, &plan, &planner, 512);
         assert_eq!((hostile.unmaps, hostile.invalidations), (200, 1), "{name}");
-        // The replayer touches the first and the last byte of each as soon as it is back, and its
-        // entry is still there. With the figure's driver, which knows that an unmap is its burst's
-        // last, the last one is not: 199. In a trace a burst's end shows later: 200.
+        // The attacker touches the first and the last byte of each buffer at once after its unmap,
+        // while its entry is still valid. The driver of Fig. 11 knows the last unmap of a burst, so
+        // only 199 buffers would be stale. A trace shows a burst's end later, so 200 are.
         assert_eq!(hostile.tally.stale, 2 * 200, "{name}: {:?}", hostile.tally);
         assert_eq!(hostile.tally.violations(), 2 * 200, "{name}");
-        // Erratum 6: an access of two bytes that begins at a buffer's last one goes through, to
-        // what lies behind it.
+        // Erratum 6: an access of two bytes that begins at a buffer's last byte reaches the byte
+        // after the buffer.
         assert_eq!(hostile.tally.colocated, 200, "{name}: {:?}", hostile.tally);
         assert_eq!(hostile.stale_max_ns, 50 * US, "{name}");
     }
@@ -72,8 +72,8 @@ fn a_literal_burst_leaves_every_buffer_that_it_hands_back_within_reach() {
     }
 }
 
-/// Four buffers in a ring of four; the second one goes, a fifth one comes, whose slot the tail says
-/// is the first one's.
+/// Four buffers in a ring of four. The driver unmaps the second and maps a fifth, for which the
+/// tail selects the first buffer's slot.
 fn out_of_order() -> Script {
     let mut script = Script::default();
     for id in 0..4 {
@@ -91,18 +91,18 @@ fn out_of_order() -> Script {
 fn a_literal_tail_overwrites_what_is_live() {
     let (plan, planner) = planned(&out_of_order().chunk);
     let (literal, _) = replay("riommu-literal", &plan, &planner, 4);
-    // The first buffer's device writes through the fifth one's entry, to memory that it was given
-    // and not by this address; the fifth one's entry goes with the first one's unmap, and its
-    // device is stopped.
+    // The device of the first buffer writes through the fifth buffer's entry: granted memory at the
+    // wrong address. The unmap of the first buffer clears the fifth one's entry, so the fifth one's
+    // device faults.
     assert_eq!((literal.maps, literal.unmaps, literal.stalls), (5, 5, 0));
     assert_eq!(literal.tally.false_faults, 1, "{:?}", literal.tally);
 
-    // Repaired, the map waits until the first one goes.
+    // In the repaired driver, the map waits until the first buffer is unmapped.
     let (tail, _) = replay("riommu", &plan, &planner, 4);
     assert_eq!((tail.maps, tail.unmaps), (5, 5));
     assert_eq!((tail.stalls, tail.stalled_out), (1, 0));
     assert_eq!(tail.tally.violations() + tail.tally.false_faults, 0);
-    // Or takes the slot of the second.
+    // The out-of-order driver takes the second buffer's slot.
     let (free, _) = replay("riommu-ooo", &plan, &planner, 4);
     assert_eq!((free.maps, free.unmaps, free.stalls), (5, 5, 0));
     assert_eq!(free.tally.violations() + free.tally.false_faults, 0);
@@ -111,11 +111,11 @@ fn a_literal_tail_overwrites_what_is_live() {
 #[test]
 fn who_waits_waits_in_line_and_may_wait_in_vain() {
     let mut script = Script::default();
-    // One that stays, at the head of a ring of two.
+    // One buffer that stays mapped, at the head of a ring of two.
     script.map(0, (0, 0, RX), 0, &buffer(0));
     script.map(US, (0, 0, RX), 1, &buffer(1));
     script.unmap(2 * US, (0, 0), 1);
-    // The tail is at the first slot again: these wait, though a slot is free from 52 us on.
+    // The tail is at the first slot again. These maps wait, although a slot is free from 52 us on.
     for id in 2..5 {
         script.map(
             (100 + u64::from(id)) * US,
@@ -124,12 +124,12 @@ fn who_waits_waits_in_line_and_may_wait_in_vain() {
             &buffer(u64::from(id)),
         );
     }
-    // Another ring is not held up.
+    // Another ring does not wait.
     script.map(110 * US, (0, 0, TX), 5, &buffer(5));
     script.unmap(111 * US, (0, 0), 5);
-    // The second in line gives up.
+    // The second waiting map gives up.
     script.unmap(120 * US, (0, 0), 3);
-    // The first slot is free at the end of its burst: two are let in, in order.
+    // The first slot is free at the end of its burst. Two maps then succeed, in order.
     script.unmap(200 * US, (0, 0), 0);
     script.unmap(300 * US, (0, 0), 2);
     let (plan, planner) = planned(&script.chunk);
@@ -144,7 +144,7 @@ fn who_waits_waits_in_line_and_may_wait_in_vain() {
             assert_eq!(outcomes.tally.false_faults, 0, "{name}");
         }
     }
-    // Three live, or two and a burst: four slots are enough for any order.
+    // At most four buffers are live or withheld at once, so no map waits for one of eight slots.
     let (free, _) = replay("riommu-ooo", &plan, &planner, 8);
     assert_eq!((free.maps, free.unmaps, free.stalls), (6, 5, 0));
 }
@@ -177,19 +177,19 @@ fn pieces_of_a_list_have_slots_of_their_own_and_are_attacked_each() {
     let (plan, planner) = planned(&script.chunk);
     for name in ["riommu", "riommu-", "riommu-ooo"] {
         let (metered, hostile) = replay(name, &plan, &planner, 4);
-        // One access a page of each piece's own addresses: 1 + 2 + 1.
+        // One access per page of each segment: 1 + 2 + 1.
         assert_eq!(metered.tally.accesses, 4, "{name}");
         assert_eq!(metered.tally.faults, 0, "{name}");
         assert_eq!(hostile.tally.violations(), 0, "{name}");
         assert_eq!(hostile.tally.colocated, 0, "{name}");
-        // Behind each piece: no neighbour is reached, though two of them share a page.
+        // The attacker reaches no neighbour after any segment, though two segments share a page.
         assert!(hostile.tally.faults >= 3, "{name}: {:?}", hostile.tally);
     }
     let mut census = RingUsage::default();
     census.add(&plan);
     assert_eq!(census.live_max(DeviceIndex(0), TX), 3);
     assert_eq!(census.sizes().of(DeviceIndex(0)), [8, 1, 1]);
-    // More pieces than slots: refused for good, and nobody waits for it.
+    // A map with more segments than slots is refused at once and does not wait.
     let (small, _) = replay("riommu", &plan, &planner, 2);
     assert_eq!((small.maps, small.refused_maps, small.stalls), (0, 1, 0));
 }
@@ -231,8 +231,8 @@ fn doorbells_follow_runs_of_maps() {
 
 #[test]
 fn a_row_in_which_many_maps_wait_in_vain_is_not_taken_at_its_word() {
-    // One buffer stays at the head of a ring of four; `more` maps come and go behind it. Three find
-    // a slot, the others wait in vain.
+    // One buffer stays at the head of a ring of four; the driver maps and unmaps `more` others
+    // behind it. Three get a slot, and the other maps wait in vain.
     let row = |more: u32, name: &str| {
         let mut script = Script::default();
         script.map(0, (0, 0, RX), 0, &buffer(0));

@@ -1,4 +1,4 @@
-//! Hand-made traces.
+//! Helpers for hand-made traces.
 
 use ringfence_lab::Profile;
 use ringfence_lab::compare::CompareOptions;
@@ -16,15 +16,15 @@ use ringfence_types::{Direction, Nanos, PhysAddr, PhysRange};
 pub(crate) const RX: Direction = Direction::FromDevice;
 pub(crate) const TX: Direction = Direction::ToDevice;
 
-/// When scripts begin, in nanoseconds: any moment but 0.
+/// Start time of scripts in nanoseconds; any value but 0.
 pub(crate) const START: u64 = 7_000_000_000;
 
-/// A buffer.
+/// A buffer of `bytes` bytes at `at`.
 pub(crate) fn memory(at: u64, bytes: u64) -> PhysRange {
     PhysRange::new(PhysAddr::new(at), bytes).unwrap()
 }
 
-/// Operations, written one by one. Times are nanoseconds since [`START`].
+/// A trace under construction. Times are nanoseconds since [`START`].
 #[derive(Default)]
 pub(crate) struct Script {
     pub(crate) chunk: Chunk,
@@ -66,13 +66,13 @@ impl Script {
     }
 }
 
-/// The plan of a whole trace, in chunks of `size` operations put together, and its planner.
+/// Plans a trace in chunks of `size` operations. Returns the concatenated plan and the planner.
 pub(crate) fn planned_in_chunks(chunk: &Chunk, size: usize) -> (Plan, Planner) {
     let mut planner = Planner::new();
     let mut whole = Plan::default();
     let mut plan = Plan::default();
     let mut add = |plan: &Plan| {
-        // Segments are not looked at by tests that cut.
+        // Segment indices are not adjusted: tests that split a trace do not read segments.
         whole.steps.extend_from_slice(&plan.steps);
         whole.segments.extend_from_slice(&plan.segments);
         whole.maps += plan.maps;
@@ -94,12 +94,12 @@ pub(crate) fn planned_in_chunks(chunk: &Chunk, size: usize) -> (Plan, Planner) {
     (whole, planner)
 }
 
-/// The plan of a whole trace in one chunk.
+/// Plans a trace as one chunk.
 pub(crate) fn planned(chunk: &Chunk) -> (Plan, Planner) {
     planned_with(chunk, &[])
 }
 
-/// With these cycles.
+/// Plans a trace as one chunk, with these cache cycles.
 pub(crate) fn planned_with(chunk: &Chunk, cycles: &[RtcParams]) -> (Plan, Planner) {
     let mut planner = Planner::new().with_cycles(cycles.iter().copied());
     let mut plan = Plan::default();
@@ -108,7 +108,7 @@ pub(crate) fn planned_with(chunk: &Chunk, cycles: &[RtcParams]) -> (Plan, Planne
     (plan, planner)
 }
 
-/// No meter; the hostile pass if wanted.
+/// Options without the meter, and with the hostile pass if `hostile` is set.
 pub(crate) fn judged_only(hostile: bool) -> CompareOptions {
     CompareOptions {
         limits: Default::default(),
@@ -127,7 +127,7 @@ pub(crate) fn mode(name: &str) -> Mode {
     Mode::find(name).unwrap_or_else(|| compose(name).unwrap())
 }
 
-/// Lines as tracefs prints them, one a microsecond.
+/// A trace with these lines in tracefs format, one per microsecond.
 pub(crate) fn trace(lines: &[String]) -> Operations<TraceSource> {
     let mut text = String::new();
     for (number, line) in lines.iter().enumerate() {
@@ -135,7 +135,7 @@ pub(crate) fn trace(lines: &[String]) -> Operations<TraceSource> {
     }
     let source =
         TraceSource::from_reader("script", std::io::Cursor::new(text.into_bytes())).unwrap();
-    // Some scripts map more at once than a trace may unless its user says so.
+    // Some scripts map more at once than the default limit of a trace.
     let mut options = TraceOptions::default();
     options.limits.mapping = 1 << 36;
     Operations::new("script", source, options)
@@ -148,7 +148,7 @@ pub(crate) fn map_line(device: &str, at: u64, bytes: u64) -> String {
     )
 }
 
-/// The line that unmaps it.
+/// The line that unmaps the mapping of [`map_line`].
 pub(crate) fn unmap_line(device: &str, at: u64, bytes: u64) -> String {
     format!("dma_unmap_phys: {device} dir=FROM_DEVICE dma_addr={at:x} size={bytes} attrs=")
 }

@@ -1,4 +1,5 @@
-//! What `size` counts and predicts, against the driver's own replay and against counts on paper.
+//! Counts and predictions of `size`, compared with the driver's own replay and with counts made by
+//! hand.
 
 use proptest::prelude::*;
 use ringfence_dma::ring::SlotChoice;
@@ -30,7 +31,7 @@ fn usage(plan: &Plan) -> TraceDemand {
     usage
 }
 
-/// What is asked of the only ring of a plan.
+/// Returns the demand on the only ring of a plan.
 fn only(plan: &Plan) -> RingDemand {
     let usage = usage(plan);
     let mut rings = usage.rings();
@@ -49,7 +50,7 @@ fn replayed(mode: &str, plan: &Plan, planner: &Planner, slots: u32) -> Outcomes 
     runner.metered.finish(&planner.live_mappings())
 }
 
-/// By direction: what the driver did, and what the model of slots says.
+/// For each direction: the stalls of the driver, and those of the model of slots.
 fn both(choice: SlotChoice, plan: &Plan, planner: &Planner, slots: u32) -> Vec<(Stalls, Stalls)> {
     let mode = match choice {
         SlotChoice::Tail => "riommu",
@@ -96,8 +97,8 @@ fn both(choice: SlotChoice, plan: &Plan, planner: &Planner, slots: u32) -> Vec<(
         .collect()
 }
 
-/// One operation of a random trace: how long after the one before, on which processor, towards
-/// which direction, with how many pieces, or the unmap of which mapping.
+/// One operation of a random trace: delay since the previous one in microseconds, CPU, direction
+/// (true for to-device), number of segments, true for an unmap, and the mapping to unmap.
 type Drawn = (u64, u16, bool, u64, bool, prop::sample::Index);
 
 fn drawn(operations: &[Drawn]) -> Script {
@@ -129,8 +130,8 @@ proptest! {
         ..ProptestConfig::default()
     })]
 
-    /// The model of slots shares no code with the driver: it says how many maps wait, and for how
-    /// many in vain. And it is no use to count what is needed if one slot less would do.
+    /// The model of slots shares no code with the driver. It predicts how many maps wait, and how
+    /// many of them in vain. The computed need is tight: with one slot less, maps wait.
     #[test]
     fn the_driver_stalls_as_predicted_and_where_the_counts_say(
         operations in prop::collection::vec(
@@ -191,7 +192,7 @@ fn order_is_counted() {
 
     let (plan, _) = planned(&burst((0..8).rev()).chunk);
     let ring = only(&plan);
-    // 7 overtakes seven others, 6 six, ... and 0 none.
+    // Buffer 7 overtakes seven others, 6 overtakes six, ..., and 0 overtakes none.
     assert_eq!(
         (ring.out_of_order, ring.overtaken_max, ring.overtaken_sum),
         (7, 7, 28)
@@ -199,8 +200,8 @@ fn order_is_counted() {
     assert_eq!(ring.next_in_turn, 0);
 }
 
-/// One buffer that stays while others come and go: a tail that must not pass it needs a slot for
-/// each of them.
+/// One buffer stays mapped while the driver maps and unmaps others. An in-order tail must not pass
+/// it, so the ring needs a slot for each of them.
 #[test]
 fn a_buffer_that_stays_makes_a_ring_in_order_long() {
     let mut script = Script::default();
@@ -219,7 +220,7 @@ fn a_buffer_that_stays_makes_a_ring_in_order_long() {
     assert_eq!(replayed("riommu-ooo", &plan, &planner, 2).stalls, 0);
 }
 
-/// A burst longer than the layer invalidates at once: its first part is free again before its end.
+/// A burst longer than the layer's burst limit: its first part is free before its end.
 #[test]
 fn long_bursts_are_released_in_parts() {
     let mut script = Script::default();
@@ -229,7 +230,7 @@ fn long_bursts_are_released_in_parts() {
     for id in 0..600 {
         script.unmap(10 * US + u64::from(id), (0, 0), id);
     }
-    // Another processor maps while the first one's burst is open.
+    // Another CPU maps while the first CPU's burst is open.
     for id in 600..900 {
         script.map(11 * US, (0, 1, RX), id, &[buffer(u64::from(id))]);
     }
@@ -338,10 +339,10 @@ fn a_trace_is_advised_on_and_the_advice_holds() {
             .find(|p| (p.sets, p.ways) == (sets, ways));
         point.unwrap().hit_rate.unwrap()
     };
-    // Half of the touches are a page's first. What an IOTLB of all live pages would keep, one of
-    // 4096 entries keeps.
+    // Half of the accesses are the first of a page. An IOTLB of 4096 entries hits as often as one
+    // that holds all live pages.
     assert!((0.3..=0.5).contains(&of(256, 16)), "{iotlb:?}");
-    // LRU: a set that is larger holds all that a smaller one holds.
+    // LRU: a larger set holds everything that a smaller one holds.
     assert!(of(16, 1) <= of(16, 4) && of(16, 4) <= of(16, 16));
     assert!(of(64, 1) <= of(64, 4) && of(64, 4) <= of(64, 16));
     let best = iotlb

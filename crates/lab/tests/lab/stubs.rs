@@ -1,5 +1,5 @@
-//! The meter's stubs answer what the real components answered: no replica refuses what the full one
-//! did, or does what it refused.
+//! The meter's stubs answer like the real components: no replica refuses a map that the full one
+//! performs, or performs one that it refuses.
 
 use std::rc::Rc;
 
@@ -44,7 +44,7 @@ fn queued(arena: &Rc<Arena>) -> InvalidationQueue {
     InvalidationQueue::new(Rc::clone(arena), PhysAddr::new(0), PhysAddr::new(0x1000))
 }
 
-/// What every map of the plan gets, in words.
+/// Replays the plan and returns the result of every map, as text and as a trace.
 fn answers<S: Space, F: Flush<S, u64>, I: Invalidator>(
     flush: F,
     bench: TimedPlatform<I>,
@@ -62,11 +62,11 @@ fn answers<S: Space, F: Flush<S, u64>, I: Invalidator>(
     (format!("{tape:?}"), tape)
 }
 
-/// Of a plan, with rings of so many slots.
+/// Runs all replicas of a mode on a plan, with rings of this many slots.
 struct AllReplicas<'a>(&'a Plan, u32);
 
 impl ModeVisitor for AllReplicas<'_> {
-    /// What the maps get in the full replica, and in every other by its name.
+    /// Results of the maps in the full replica, and in every other replica by name.
     type Output = Option<(String, Vec<(&'static str, String)>)>;
 
     fn identity(self, _: TableKind) -> Self::Output {
@@ -82,7 +82,7 @@ impl ModeVisitor for AllReplicas<'_> {
         let plan = self.0;
         let flush = recipe.flush;
         let rounding = recipe.rounding;
-        // A table that a host keeps needs the host.
+        // A table that the host maintains requires the host.
         if HostOf::<T>::REMOTE {
             return None;
         }
@@ -193,7 +193,7 @@ impl ModeVisitor for AllReplicas<'_> {
     }
 }
 
-/// What the maps get in a ring whose slots come from `tape`.
+/// Results of the maps in a ring whose slots come from `tape`.
 fn taped<D, L, F, const ENTRIES: bool>(
     recipe: RingParts<D, L, F>,
     sizes: RingSizes,
@@ -216,8 +216,8 @@ where
     answers(flush, bench(queued), plan, Some(tape), make).0
 }
 
-/// Sizes, devices, processors and lives in a fixed disorder, and one map that no 32-bit space has
-/// room for.
+/// A fixed pseudo-random mix of sizes, devices, CPUs and lifetimes, and one map that no 32-bit
+/// space can hold.
 fn disorder() -> Plan {
     let mut script = Script::default();
     let mut seed = 11_u64;
@@ -261,7 +261,7 @@ fn stubs_answer_what_the_real_components_answered() {
         };
         let answers = full.matches("Some(").count() as u64;
         if mode.has_rings() {
-            // One a piece.
+            // One answer per segment.
             assert_eq!(answers, plan.segments.len() as u64, "{}", mode.name);
         } else {
             assert_eq!(answers, plan.maps, "{}", mode.name);

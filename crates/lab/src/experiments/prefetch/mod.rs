@@ -1,24 +1,30 @@
-//! X07: TLB prefetchers against the rIOTLB's two entries (rIOMMU section 5.4).
+//! X07: TLB prefetchers compared with the rIOTLB's two entries per ring (rIOMMU section 5.4).
 //!
-//! The document states, without numbers: the prefetchers as published are ineffective on DMA,
-//! because addresses are invalidated right after use; Recency and Markov, if they keep invalidated
-//! addresses and walk the table before they propose, predict most accesses, but only with a history
-//! larger than the ring; Distance stays ineffective; two entries for a ring are always right.
+//! The rIOMMU paper makes four claims, without numbers:
 //!
-//! [`measure`] feeds one [`DeviceStream`] to every prefetcher at several sizes of history, and to a
-//! pair of entries for each ring. Streams come from [`Synthetic`] rings and from [`recorded`]
-//! traces.
+//! - The prefetchers as published are ineffective on DMA, because the driver invalidates addresses
+//!   right after use.
+//! - Modified Recency and Markov keep invalidated addresses and walk the table before they propose
+//!   a page. They predict most accesses, but only with a history larger than the ring.
+//! - Distance stays ineffective.
+//! - Two entries per ring are always right.
 //!
-//! What comes out agrees with the document on rings whose addresses recur: Markov and Recency
-//! predict nothing with a history smaller than the ring and everything after the first lap with a
-//! larger one, and two entries predict everything at once. It departs in three points, and each is
-//! a row here rather than a remark. Distance is effective wherever neighbours of a ring, or pages
-//! of a buffer, lie side by side, even as published if a burst is used before it is unmapped; rows
-//! count the first pages of buffers apart, because a ring's entry spans its buffer. Addresses that
-//! do not come again, or late because frees are deferred, leave Markov and Recency nothing, or ask
-//! for a longer history. And the two entries are right but not free: the invalidation that ends a
-//! burst takes them, so each burst begins with a walk, and a ring with a single buffer in flight
-//! has no next entry to fetch.
+//! [`measure`] feeds one [`DeviceStream`] to every prefetcher at several history sizes, and to a
+//! pair of entries per ring. Streams come from [`Synthetic`] rings and from [`recorded`] traces.
+//!
+//! The results agree with the paper on rings whose addresses recur. Markov and Recency predict
+//! nothing with a history smaller than the ring, and everything after the first lap with a larger
+//! one. Two entries predict everything from the start. The results depart from the paper in three
+//! points, each of which has rows:
+//!
+//! - Distance is effective if neighbours of a ring, or pages of a buffer, have adjacent addresses.
+//!   This holds even as published if the device uses a burst before the driver unmaps it. Rows
+//!   count the first pages of buffers separately, because a ring entry spans its whole buffer.
+//! - Markov and Recency cannot predict addresses that never recur. Addresses that recur late,
+//!   because frees are deferred, require a longer history.
+//! - The two entries are right but not free. The invalidation at the end of a burst removes them,
+//!   so each burst begins with a walk. A ring with a single buffer in flight has no next entry to
+//!   fetch.
 
 pub mod recorded;
 mod shape;
@@ -41,21 +47,21 @@ pub use synthetic::{Addresses, Synthetic};
 
 use crate::error::LabError;
 
-/// Sizes of history that are tried, in quarters of the most pages that the device has mapped at
+/// History sizes to try, in quarters of the maximum number of pages that the device has mapped at
 /// once.
 pub const QUARTERS: [u64; 7] = [1, 2, 3, 4, 5, 8, 32];
 
-/// Buffers that a recorded device has to use to be counted: of fewer, no share says anything.
+/// Minimum number of buffer uses of a recorded device. With fewer, shares are not meaningful.
 pub const USES: u64 = 1000;
 
-/// Entries of the IOTLB beside a prefetcher. Pages used once are in it for a moment only, so it
-/// hardly matters.
+/// Entries of the IOTLB that a prefetcher fills. The size hardly matters, because pages used once
+/// stay only briefly.
 pub const IOTLB_ENTRIES: u32 = 64;
 
-/// Entries of the buffer for what was prefetched.
+/// Entries of the prefetch buffer.
 pub const BUFFER_ENTRIES: u32 = 16;
 
-/// What predicts.
+/// A predictor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Predictor {
@@ -71,15 +77,15 @@ pub enum Predictor {
     RecencyModified,
     /// [`Distance`], modified.
     DistanceModified,
-    /// [`RingPair`]s, each invalidated at the end of a burst of its ring: what rIOMMU does.
+    /// [`RingPair`]s, each invalidated at the end of a burst of its ring, as in rIOMMU.
     Riotlb,
-    /// [`RingPair`]s that nothing invalidates: their predictions alone, as the prefetchers are
-    /// judged, and no safe IOMMU.
+    /// [`RingPair`]s that are never invalidated. They show the predictions alone, as for the
+    /// prefetchers, but are no safe IOMMU.
     RiotlbUninvalidated,
 }
 
 impl Predictor {
-    /// Those with a history.
+    /// The predictors with a history.
     pub const PREFETCHERS: [Self; 6] = [
         Self::Markov,
         Self::Recency,
@@ -90,47 +96,47 @@ impl Predictor {
     ];
 }
 
-/// One predictor on one stream.
+/// Results of one predictor on one stream.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PrefetchRow {
-    /// The stream.
+    /// Name of the stream.
     pub source: String,
-    /// Rings of the device.
+    /// Number of rings of the device.
     pub rings: u64,
-    /// Buffers that they hold at once, at most.
+    /// Maximum number of buffers in the rings at once.
     pub ring_entries: u64,
-    /// Pages that these buffers have, at most.
+    /// Maximum number of pages that the device has mapped at once.
     pub ring_pages: u64,
-    /// What the device is like.
+    /// Access pattern of the device.
     pub shape: Shape,
-    /// What predicts.
+    /// Predictor of this row.
     pub predictor: Predictor,
-    /// Entries it remembers: of the history, or two for each ring.
+    /// Entries of the history, or two per ring.
     pub history: u64,
-    /// Accesses that were not cached: of pages, and of buffers for the two of the rIOTLB.
+    /// Accesses that missed: pages, or buffers for the rIOTLB's predictors.
     pub misses: u64,
-    /// Of these, predicted.
+    /// Misses that were predicted.
     pub predicted: u64,
-    /// Predictions followed in vain.
+    /// Predictions that were followed without use.
     pub mispredicted: u64,
-    /// Predictions that an invalidation took before they were used.
+    /// Predictions that an invalidation removed before use.
     pub discarded: u64,
-    /// Walks that verified a prediction before it was followed.
+    /// Walks that verified a prediction before the prefetch.
     pub verification_walks: u64,
-    /// Predictions that this dropped.
+    /// Predictions that such a walk rejected.
     pub rejected: u64,
     /// `predicted / misses`; 0 without misses.
     pub hit_rate: f64,
-    /// Of the misses, those of a buffer's first page. The others follow it at a distance of one.
+    /// Misses on the first page of a buffer. The other pages follow it at a distance of one.
     pub first_misses: u64,
-    /// Of these, predicted: what a prefetcher knows of the order of buffers, as two entries a ring
-    /// do.
+    /// First-page misses that were predicted. They show the prefetcher's knowledge of the order of
+    /// buffers, comparable to two entries per ring.
     pub first_predicted: u64,
-    /// `first_predicted / first_misses`; 0 without any.
+    /// `first_predicted / first_misses`; 0 without first-page misses.
     pub first_hit_rate: f64,
 }
 
-/// The pages mapped, each with the number of mappings that have it.
+/// Mapped pages, each with its number of mappings.
 #[derive(Debug, Default)]
 struct Mapped(HashMap<Pfn, u32>);
 
@@ -139,7 +145,7 @@ impl Mapped {
         *self.0.entry(page).or_default() += 1;
     }
 
-    /// Whether that was the last mapping of the page.
+    /// Removes one mapping of `page`. Returns true if it was the last.
     fn remove(&mut self, page: Pfn) -> bool {
         let Some(count) = self.0.get_mut(&page) else {
             return false;
@@ -153,7 +159,7 @@ impl Mapped {
     }
 }
 
-/// What happened to the first pages of buffers.
+/// Counts on the first pages of buffers.
 #[derive(Debug, Clone, Copy, Default)]
 struct First {
     misses: u64,
@@ -170,7 +176,7 @@ impl First {
     }
 }
 
-/// A prefetcher whose type is forgotten.
+/// Type-erased prefetcher.
 trait DynPrefetcher {
     fn access(&mut self, page: Pfn, mapped: &Mapped) -> LookupOutcome;
     fn unmap(&mut self, page: Pfn);
@@ -213,8 +219,8 @@ fn prefetcher(predictor: Predictor, history: u32) -> Option<Box<dyn DynPrefetche
     })
 }
 
-/// Feeds `stream` to every prefetcher at each of `histories`, and to the pairs of its rings: a row
-/// for each.
+/// Feeds `stream` to every prefetcher at each of `histories`, and to the pairs of its rings.
+/// Returns one row for each.
 pub fn measure(stream: &DeviceStream, histories: &[u32]) -> Vec<PrefetchRow> {
     let mut prefetchers = Vec::new();
     for predictor in Predictor::PREFETCHERS {
@@ -334,7 +340,8 @@ fn row(
     }
 }
 
-/// Histories around the size of the stream's rings: [`QUARTERS`] of its pages, without doubles.
+/// History sizes around the size of the stream's rings: [`QUARTERS`] of its pages, without
+/// duplicates.
 pub fn histories(stream: &DeviceStream) -> Vec<u32> {
     let quarters = QUARTERS.map(|quarters| stream.live_pages().saturating_mul(quarters) / 4);
     let mut sizes: Vec<u32> = quarters
@@ -345,9 +352,9 @@ pub fn histories(stream: &DeviceStream) -> Vec<u32> {
     sizes
 }
 
-/// The synthetic devices of X07, as rings and longest burst: single rings of three sizes whose
-/// buffers are unmapped one by one, the largest again with the document's bursts of 200, and a
-/// receive with a transmit ring.
+/// The synthetic devices of X07, as ring sizes and burst limit. Three single rings are unmapped
+/// buffer by buffer; the largest also appears with the paper's bursts of 200. The last device has a
+/// receive and a transmit ring.
 pub const DEVICES: [(&[u32], u32); 5] = [
     (&[64], 1),
     (&[256], 1),
@@ -356,7 +363,7 @@ pub const DEVICES: [(&[u32], u32); 5] = [
     (&[512, 256], 16),
 ];
 
-/// The synthetic half of X07: [`DEVICES`] with each kind of addresses.
+/// The synthetic half of X07: [`DEVICES`] with each kind of address.
 ///
 /// # Errors
 /// As [`Synthetic::stream`].
@@ -390,41 +397,41 @@ pub fn of_trace<R: Read>(name: &str, reader: R) -> Result<Vec<PrefetchRow>, LabE
         .collect())
 }
 
-/// The rows of one stream at a glance: shares of buffers whose first page was predicted, with the
-/// best history of the range.
+/// Summary of one stream's rows. Rates are shares of buffers whose first page was predicted, with
+/// the best history of the range.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PrefetchSummary {
-    /// The stream.
+    /// Name of the stream.
     pub source: String,
-    /// Pages that the device has mapped at once, at most.
+    /// Maximum number of pages that the device has mapped at once.
     pub ring_pages: u64,
-    /// What the device is like.
+    /// Access pattern of the device.
     pub shape: Shape,
-    /// Buffers used whose first page was not cached.
+    /// Buffer uses whose first page missed.
     pub first_misses: u64,
-    /// The best of the three as published, at any history.
+    /// Best rate of the three prefetchers as published, at any history.
     pub best_baseline: f64,
-    /// Markov modified, with a history smaller than the ring.
+    /// Modified Markov, with a history smaller than the ring.
     pub markov_below: f64,
-    /// Markov modified, with a history as large as the ring or larger.
+    /// Modified Markov, with a history of the ring's size or larger.
     pub markov_above: f64,
-    /// Recency modified, with a history smaller than the ring.
+    /// Modified Recency, with a history smaller than the ring.
     pub recency_below: f64,
-    /// Recency modified, with a history as large as the ring or larger.
+    /// Modified Recency, with a history of the ring's size or larger.
     pub recency_above: f64,
-    /// Distance modified, with a history smaller than the ring.
+    /// Modified Distance, with a history smaller than the ring.
     pub distance_below: f64,
-    /// Distance modified, with a history as large as the ring or larger.
+    /// Modified Distance, with a history of the ring's size or larger.
     pub distance_above: f64,
-    /// Two entries a ring, invalidated at the end of each burst.
+    /// Two entries per ring, invalidated at the end of each burst.
     pub riotlb: f64,
-    /// Two entries a ring, never invalidated.
+    /// Two entries per ring, never invalidated.
     pub riotlb_uninvalidated: f64,
-    /// Of the predictions of the latter, those followed in vain.
+    /// Predictions of the two uninvalidated entries that were followed without use.
     pub riotlb_mispredicted: u64,
 }
 
-/// Sums up the rows of [`measure`]: a line for each stream, in their order.
+/// Summarises the rows of [`measure`]: one summary for each stream, in the order of the rows.
 pub fn summarise(rows: &[PrefetchRow]) -> Vec<PrefetchSummary> {
     let same = |a: &PrefetchRow, b: &PrefetchRow| a.source == b.source;
     rows.chunk_by(same)

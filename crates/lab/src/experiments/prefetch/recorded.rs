@@ -1,8 +1,9 @@
-//! Streams of recorded traces, with the IOVAs that the kernel gave out (PF07).
+//! Streams from recorded traces, with the IOVAs that the kernel allocated (PF07).
 //!
-//! A trace shows no access of a device, so each page of a buffer is taken to be accessed once just
-//! before its unmap, as everywhere in the laboratory. Streaming mappings count; coherent buffers
-//! are mapped for good and the IOTLB's, and ranges that only `iommu:*` lines show have no device.
+//! A trace does not show device accesses. As everywhere in this crate, the replay assumes that the
+//! device accesses each page of a buffer once, just before its unmap. Only streaming mappings
+//! count. Coherent buffers stay mapped and in the IOTLB. Ranges that appear only in `iommu:*` lines
+//! have no device.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::Read;
@@ -15,20 +16,20 @@ use super::stream::{DeviceStream, pages_of};
 use crate::error::LabError;
 use crate::plan::BURST_NS;
 
-/// How many of a scatterlist's starts a map prints.
+/// Maximum number of segment addresses that a map event prints for a scatterlist.
 const LISTED: usize = 128;
 
-/// What an unmap of a scatterlist names it by: how many segments, and the first of their starts.
+/// Key by which an unmap names a scatterlist: the number of segments and their first addresses.
 type List = (usize, Vec<u64>);
 
-/// One device under way.
+/// State of one device while its trace is read.
 #[derive(Debug, Default)]
 struct Device {
     stream: DeviceStream,
     rings: HashMap<Direction, u16>,
     singles: HashMap<Iova, u32>,
     lists: HashMap<(Direction, List), VecDeque<u32>>,
-    /// Ring, processor, and when the burst began.
+    /// Open bursts: ring, CPU, and start time in nanoseconds.
     bursts: Vec<(u16, u16, u64)>,
 }
 
@@ -41,7 +42,7 @@ impl Device {
             .or_insert_with(|| stream.add_ring())
     }
 
-    /// Ends the bursts that `over` picks.
+    /// Ends the bursts for which `over` returns true.
     fn end_bursts(&mut self, over: impl Fn(u16, u16, u64) -> bool) {
         let stream = &mut self.stream;
         self.bursts.retain(|&(ring, cpu, since)| {
@@ -75,8 +76,8 @@ impl Device {
     }
 }
 
-/// Reads a trace: a stream for each device with streaming mappings, in order of their appearance.
-/// `name` stands in errors and in the names of the streams.
+/// Reads a trace. Returns a stream for each device with streaming mappings, in the order of their
+/// appearance. `name` appears in errors and in the names of the streams.
 ///
 /// # Errors
 /// [`LabError::Trace`].
@@ -106,7 +107,7 @@ pub fn streams<R: Read>(name: &str, reader: R) -> Result<Vec<DeviceStream>, LabE
     Ok(streams)
 }
 
-/// The state of a device, made if it is new.
+/// Returns the state of a device, creating it if necessary.
 fn of(devices: &mut Vec<Device>, index: DeviceIndex) -> &mut Device {
     if devices.len() <= index.index() {
         devices.resize_with(index.index() + 1, Device::default);

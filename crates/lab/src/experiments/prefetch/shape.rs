@@ -1,5 +1,5 @@
-//! What a device is like, measured on its stream without any predictor, and what it is called for
-//! it (decision 0013).
+//! Access pattern of a device, measured on its stream without a predictor, and the device's
+//! classification (decision 0013).
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -8,46 +8,47 @@ use serde::Serialize;
 
 use super::stream::{BufferEvent, DeviceStream};
 
-/// Shares between 0 and 1.
+/// Measured access pattern. All fields except `reuse` are shares.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Shape {
-    /// Of all unmaps, those of the oldest mapping of their ring.
+    /// Share of unmaps that take the oldest mapping of their ring.
     pub in_order: f64,
-    /// Of all uses, those at which the ring's next buffer was mapped already.
+    /// Share of uses at which the ring's next buffer is already mapped.
     pub ahead: f64,
-    /// Of all uses, those of a first page that was used before.
+    /// Share of uses whose first page was used before.
     pub again: f64,
-    /// Of all uses, those that follow the same page as when their own was last used.
+    /// Share of uses that follow the same page as at the page's previous use.
     pub same_next: f64,
-    /// The same among the uses of a ring.
+    /// The same share, computed within each ring.
     pub same_next_in_ring: f64,
-    /// Uses between two uses of a page, the median, over the buffers that are mapped at once at
-    /// most; 0 without any.
+    /// Median number of uses between two uses of a page, divided by the maximum number of buffers
+    /// mapped at once; 0 if no page recurs.
     pub reuse: f64,
 }
 
-/// What a device is called.
+/// Class of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
-    /// Its rings are not unmapped in order.
+    /// The driver does not unmap the rings in order.
     OutOfOrder,
-    /// The next buffer is mapped only after this one was used.
+    /// The driver maps the next buffer only after the device used this one.
     OneAtATime,
-    /// Its addresses do not come again.
+    /// Addresses do not recur.
     NewAddresses,
-    /// Each ring's order comes again, that of both together does not.
+    /// The order within each ring recurs; that of all rings together does not.
     RingsInterleave,
-    /// Its addresses come again in another order.
+    /// Addresses recur in another order.
     AnotherOrder,
-    /// The order comes again before the ring is around.
+    /// The order recurs before the ring completes a lap.
     SmallCircle,
-    /// The same addresses in the same order, a ring's length apart: the document's device.
+    /// The same addresses recur in the same order, a ring's length apart: the rIOMMU paper's
+    /// device.
     Ring,
 }
 
 impl Kind {
-    /// All, in the order in which they are tried.
+    /// All classes, in the order in which [`Shape::kind`] tries them.
     pub const ALL: [Self; 7] = [
         Self::OutOfOrder,
         Self::OneAtATime,
@@ -58,7 +59,7 @@ impl Kind {
         Self::Ring,
     ];
 
-    /// How a finding calls it.
+    /// Name in findings.
     pub const fn name(self) -> &'static str {
         match self {
             Self::OutOfOrder => "out of order",
@@ -71,7 +72,7 @@ impl Kind {
         }
     }
 
-    /// Why predictors fare as they do on it.
+    /// Reason for the predictors' results on such a device.
     pub const fn reason(self) -> &'static str {
         match self {
             Self::OutOfOrder => {
@@ -92,16 +93,16 @@ impl Kind {
         }
     }
 
-    /// Whether two entries a ring have something to predict: the next buffer is there, and is the
-    /// next one used.
+    /// Returns true if two entries per ring can predict: the next buffer is mapped, and the device
+    /// uses it next.
     pub const fn in_order_and_ahead(self) -> bool {
         !matches!(self, Self::OutOfOrder | Self::OneAtATime)
     }
 }
 
-/// One unmap in ten may be out of turn.
+/// Minimum share of unmaps in order: one in ten may be out of order.
 const IN_ORDER: f64 = 0.9;
-/// Everything else counts from half on.
+/// Threshold of all other measures.
 const HALF: f64 = 0.5;
 
 impl Shape {
@@ -131,7 +132,7 @@ impl Shape {
         }
     }
 
-    /// What such a device is called: the first name that fits.
+    /// Classifies the device: the first class that fits.
     pub fn kind(&self) -> Kind {
         if self.in_order < IN_ORDER {
             Kind::OutOfOrder
@@ -151,7 +152,7 @@ impl Shape {
     }
 }
 
-/// Which page came after which when it was last used.
+/// Predecessor of each page at its last use.
 #[derive(Debug, Clone, Default)]
 struct PageOrder {
     last: Option<Pfn>,
@@ -169,10 +170,10 @@ impl PageOrder {
     }
 }
 
-/// Counts under way.
+/// Running counts.
 #[derive(Debug, Default)]
 struct ShapeCounts {
-    /// By ring, the entries that are mapped.
+    /// Mapped entries of each ring.
     live: Vec<BTreeSet<u64>>,
     device: PageOrder,
     in_ring: Vec<PageOrder>,
@@ -224,8 +225,8 @@ mod tests {
 
     use super::*;
 
-    /// A ring of `depth` buffers, whose buffer `n` has the page that `page` says; the oldest is
-    /// used and unmapped before the next is mapped, or the youngest.
+    /// A ring of `depth` buffers; buffer `n` has the page `page(n)`. Before each map, the oldest
+    /// buffer is used and unmapped, or the youngest if `youngest` is set.
     fn ring(depth: u32, uses: u32, youngest: bool, page: impl Fn(u32) -> u64) -> DeviceStream {
         let mut stream = DeviceStream::new("ring".into());
         let ring = stream.add_ring();
@@ -248,7 +249,7 @@ mod tests {
 
     #[test]
     fn every_kind_is_recognised_by_what_makes_it() {
-        // Pages in an order without pattern, another one in each lap.
+        // Pages in an irregular order that differs from lap to lap.
         let shuffled = |number: u32| {
             let (lap, place) = (u64::from(number / 64), u64::from(number % 64));
             (place * (2 * lap + 1) + lap * 17) % 64
@@ -269,7 +270,7 @@ mod tests {
                 ring(64, 1000, true, |n| u64::from(n % 64)),
                 Kind::OutOfOrder,
             ),
-            // Sixteen go around among sixty-four.
+            // Sixteen pages recur among sixty-four mapped buffers.
             (
                 ring(64, 1000, false, |n| u64::from(n % 16)),
                 Kind::SmallCircle,
@@ -280,7 +281,7 @@ mod tests {
         }
     }
 
-    /// Two rings, each in order, of which now this one is used and now that one.
+    /// Two rings, each in order, used alternately at random.
     #[test]
     fn rings_that_take_turns_at_random_interleave() {
         let mut stream = DeviceStream::new("two".into());

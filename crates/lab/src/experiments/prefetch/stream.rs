@@ -1,25 +1,25 @@
-//! What one device does, as an IOTLB sees it: buffers mapped, used and unmapped.
+//! The events of one device as an IOTLB sees them: buffers mapped, used and unmapped.
 
 use ringfence_types::{Iova, IovaRange, PfnRange};
 
-/// Most pages of a buffer that count; what lies behind them is left out, so that a damaged trace
-/// costs no more than a sound one.
+/// Maximum pages of a buffer that count. Further pages are dropped, so that a damaged trace costs
+/// no more than a sound one.
 const MAX_PAGES: u64 = 4096;
 
-/// Something happens to a buffer, named by its number in [`DeviceStream`].
+/// An event of a buffer, identified by its number in [`DeviceStream`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BufferEvent {
-    /// It is mapped.
+    /// The driver maps the buffer.
     Map(u32),
     /// The device accesses each of its pages once, in order.
     Use(u32),
-    /// It is unmapped; its pages are invalidated.
+    /// The driver unmaps the buffer; its pages are invalidated.
     Unmap(u32),
-    /// A burst of unmaps of this ring ends. This is when a ring is invalidated.
+    /// A burst of unmaps of this ring ends, at which the ring is invalidated.
     EndBurst(u16),
 }
 
-/// One mapping.
+/// A mapped buffer.
 #[derive(Debug, Clone, Copy)]
 struct TracedBuffer {
     ring: u16,
@@ -31,7 +31,7 @@ struct TracedBuffer {
 /// The events of one device.
 #[derive(Debug, Clone, Default)]
 pub struct DeviceStream {
-    /// What it comes from.
+    /// Name of the source.
     pub name: String,
     events: Vec<BufferEvent>,
     buffers: Vec<TracedBuffer>,
@@ -39,11 +39,11 @@ pub struct DeviceStream {
     rings: Vec<StreamRing>,
     mapped_now: u64,
     live_pages: u64,
-    /// Buffers of which pages were left out because they had more than 4096.
+    /// Number of buffers that lost pages because they had more than 4096.
     pub cut_buffers: u64,
 }
 
-/// One ring of the device: its mappings of one direction.
+/// A ring of the device: its mappings of one direction.
 #[derive(Debug, Clone, Default)]
 struct StreamRing {
     mapped: u32,
@@ -60,13 +60,13 @@ impl DeviceStream {
         }
     }
 
-    /// A new ring.
+    /// Adds a ring and returns its number.
     pub(super) fn add_ring(&mut self) -> u16 {
         self.rings.push(StreamRing::default());
         u16::try_from(self.rings.len() - 1).unwrap_or(u16::MAX)
     }
 
-    /// A buffer of `ring`, at the ring's next entry, is mapped; its number.
+    /// Maps a buffer at the next entry of `ring` and returns its number.
     pub(super) fn map(&mut self, ring: u16, ranges: impl IntoIterator<Item = PfnRange>) -> u32 {
         let first = self.pages.len();
         let mut left = MAX_PAGES;
@@ -97,12 +97,12 @@ impl DeviceStream {
         number
     }
 
-    /// The device uses a buffer.
+    /// Records that the device uses a buffer.
     pub(super) fn use_buffer(&mut self, number: u32) {
         self.events.push(BufferEvent::Use(number));
     }
 
-    /// A buffer is unmapped.
+    /// Records that the driver unmaps a buffer.
     pub(super) fn unmap(&mut self, number: u32) {
         let pages = self.pages(number).iter().map(PfnRange::pages).sum::<u64>();
         self.mapped_now = self.mapped_now.saturating_sub(pages);
@@ -112,18 +112,18 @@ impl DeviceStream {
         self.events.push(BufferEvent::Unmap(number));
     }
 
-    /// A burst of unmaps ends.
+    /// Records the end of a burst of unmaps.
     pub(super) fn end_burst(&mut self, ring: u16) {
         self.events.push(BufferEvent::EndBurst(ring));
     }
 
-    /// What happens, in order.
+    /// Returns the events in order.
     pub fn events(&self) -> &[BufferEvent] {
         &self.events
     }
 
-    /// The pages of a buffer, a range for each of its pieces; none for a number that no event
-    /// names.
+    /// Returns the pages of a buffer, one range for each segment. Empty if no buffer has this
+    /// number.
     pub fn pages(&self, number: u32) -> &[PfnRange] {
         let buffer = self.buffers.get(number as usize);
         let pages = buffer.and_then(|buffer| {
@@ -133,29 +133,29 @@ impl DeviceStream {
         pages.unwrap_or(&[])
     }
 
-    /// The ring of a buffer and its entry there, counted up from 0 without end.
+    /// Returns the ring of a buffer and its entry, which counts up from 0 without wrapping.
     pub fn ring_position(&self, number: u32) -> (u16, u64) {
         let buffer = self.buffers.get(number as usize);
         buffer.map_or((0, 0), |buffer| (buffer.ring, u64::from(buffer.entry)))
     }
 
-    /// How many rings there are.
+    /// Returns the number of rings.
     pub fn rings(&self) -> usize {
         self.rings.len()
     }
 
-    /// Buffers alive at once, at most, summed over the rings: their sizes as far as they are used.
+    /// Returns the maximum number of live buffers of each ring, summed over the rings.
     pub fn ring_entries(&self) -> u64 {
         self.rings.iter().map(|ring| ring.max_live).sum()
     }
 
-    /// Pages mapped at once, at most.
+    /// Returns the maximum number of pages mapped at once.
     pub fn live_pages(&self) -> u64 {
         self.live_pages
     }
 }
 
-/// The pages of `bytes` bytes from `iova`; `None` if there are none or they wrap.
+/// Returns the pages of `bytes` bytes from `iova`; `None` if `bytes` is 0 or the range wraps.
 pub(super) fn pages_of(iova: Iova, bytes: u64) -> Option<PfnRange> {
     IovaRange::new(iova, bytes).map(|range| PfnRange::covering(&range))
 }

@@ -1,4 +1,4 @@
-//! Streams of ring devices as they could be: sizes, bursts and addresses are chosen.
+//! Streams of synthetic ring devices with configurable sizes, bursts and addresses.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -16,29 +16,29 @@ use super::stream::DeviceStream;
 use crate::error::LabError;
 use crate::meter::{FreeInvalidator, NullTable, TimedPlatform};
 
-/// The highest page of a 32-bit device.
+/// Highest page frame number that a 32-bit device can address.
 const TOP: u64 = 0xf_ffff;
 
-/// Where the addresses of the buffers come from.
+/// Source of the buffers' addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Addresses {
-    /// An entry of a ring has the same address in every lap, and neighbours lie side by side, from
-    /// the top down.
+    /// An entry of a ring has the same address in every lap. Neighbours are adjacent, from the top
+    /// down.
     Tidy,
-    /// The same address in every lap, in an order without pattern.
+    /// An entry of a ring has the same address in every lap, in an irregular order.
     Scattered,
-    /// An address never comes again, and the next one lies beside it: the bitmap's, between two
+    /// Addresses never recur, and consecutive ones are adjacent, as with the bitmap between two
     /// flushes.
     Fresh,
-    /// Linux 3.4's allocator, addresses freed at the unmap (`strict`).
+    /// Linux 3.4's allocator; the driver frees an address at its unmap (`strict`).
     Tree,
-    /// The same, addresses freed 250 at a time (`defer`).
+    /// Linux 3.4's allocator; addresses are freed in batches of 250 (`defer`).
     TreeDeferred,
 }
 
 impl Addresses {
-    /// All.
+    /// All sources.
     pub const ALL: [Self; 5] = [
         Self::Tidy,
         Self::Scattered,
@@ -48,27 +48,27 @@ impl Addresses {
     ];
 }
 
-/// A device with full rings of one-page buffers. It uses the oldest buffers of a ring, a burst of
-/// them; the driver unmaps these and maps as many new ones.
+/// A device with full rings of one-page buffers. The device uses a burst of the oldest buffers of a
+/// ring; the driver unmaps them and maps as many new ones.
 #[derive(Debug, Clone)]
 pub struct Synthetic {
-    /// Entries of each ring.
+    /// Number of entries of each ring.
     pub rings: Vec<u32>,
-    /// Longest burst. With one ring every burst is as long; with several each burst is of a ring
-    /// and of a length drawn from `seed`, in proportion to the rings' sizes.
+    /// Burst limit. With one ring every burst has this length. With several, `seed` determines the
+    /// ring of each burst, in proportion to the rings' sizes, and its length.
     pub burst: u32,
-    /// How often each ring is gone around, on average.
+    /// Mean number of laps of each ring.
     pub laps: u32,
-    /// Where addresses come from.
+    /// Source of the addresses.
     pub addresses: Addresses,
-    /// Of all that is drawn.
+    /// Seed of all random choices.
     pub seed: u64,
 }
 
-/// Addresses that are freed this many at a time by a deferred mode.
+/// Number of addresses that a deferred mode frees at a time.
 const DEFERRED: usize = 250;
 
-/// xorshift64: the same seed gives the same run everywhere.
+/// xorshift64. Equal seeds give equal runs on every platform.
 struct Random(u64);
 
 impl Random {
@@ -80,20 +80,20 @@ impl Random {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
-        // The low bits of the first numbers resemble the seed's.
+        // The low bits of the first numbers resemble the seed.
         (self.0 >> 11) % bound.max(1)
     }
 }
 
-/// Hands out pages, one at a time.
+/// Page allocator of a stream.
 enum Pages {
-    /// Each slot of each ring has its page; pages come back with their slot.
+    /// Each slot of each ring has a fixed page.
     Fixed(Vec<Vec<Pfn>>),
     Fresh(u64),
     Tree(Box<AddressSource>),
 }
 
-/// The allocator, and what stands between an unmap and its free.
+/// An IOVA allocator, with the unmap and invalidation that precede each free.
 struct AddressSource {
     allocator: Locked<CachedTree, RefCell<CachedTree>>,
     table: NullTable,
@@ -106,7 +106,7 @@ impl AddressSource {
     fn new(batch: usize) -> Result<Self, LabError> {
         let space = PfnRange::inclusive(Pfn::new(1), Pfn::new(TOP));
         let space = space.ok_or(LabError::Internal("address space"))?;
-        // No table needs them; the type of a platform does.
+        // No table uses this memory; the platform's type requires it.
         let arena = Rc::new(Arena::new(1 << 20)?);
         let region = PhysRange::new(PhysAddr::ZERO, 1 << 20);
         let region = region.ok_or(LabError::Internal("region"))?;
@@ -150,7 +150,7 @@ impl AddressSource {
 }
 
 impl Synthetic {
-    /// Plays it.
+    /// Generates the stream.
     ///
     /// # Errors
     /// [`LabError`] if the allocator runs out of pages.
@@ -161,7 +161,7 @@ impl Synthetic {
             "{:?} addresses, rings of {:?}, bursts up to {}",
             self.addresses, self.rings, self.burst
         ));
-        // Of each ring the buffers, oldest first, with their slots.
+        // Buffers of each ring, oldest first, with their slots.
         let mut rings: Vec<VecDeque<(u32, usize)>> = Vec::new();
         for (ring, &entries) in self.rings.iter().enumerate() {
             let number = stream.add_ring();
@@ -200,7 +200,7 @@ impl Synthetic {
         Ok(stream)
     }
 
-    /// Whose burst comes next, and its length.
+    /// Chooses the ring and the length of the next burst.
     fn turn(&self, random: &mut Random, entries: u64) -> (usize, usize) {
         let burst = u64::from(self.burst.max(1));
         if self.rings.len() == 1 {

@@ -52,8 +52,8 @@ fn a_literal_burst_leaves_every_buffer_that_it_hands_back_within_reach() {
         let (_, hostile) = replay(name, &plan, &planner, 512);
         assert_eq!((hostile.unmaps, hostile.invalidations), (200, 1), "{name}");
         // The attacker touches the first and the last byte of each buffer at once after its unmap,
-        // while its entry is still valid. The driver of Fig. 11 knows the last unmap of a burst, so
-        // only 199 buffers would be stale. A trace shows a burst's end later, so 200 are.
+        // while its entry is still valid. With the driver of Fig. 11, which knows the last unmap of
+        // a burst, 199 buffers would be stale. A trace shows a burst's end later, so 200 are.
         assert_eq!(hostile.tally.stale, 2 * 200, "{name}: {:?}", hostile.tally);
         assert_eq!(hostile.tally.violations(), 2 * 200, "{name}");
         // Erratum 6: an access of two bytes that begins at a buffer's last byte reaches the byte

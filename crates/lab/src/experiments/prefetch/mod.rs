@@ -117,13 +117,13 @@ pub struct PrefetchRow {
     pub misses: u64,
     /// Misses that were predicted.
     pub predicted: u64,
-    /// Predictions that were followed without use.
+    /// Prefetches that were not used, or whose page was not mapped.
     pub mispredicted: u64,
     /// Predictions that an invalidation removed before use.
     pub discarded: u64,
     /// Walks that verified a prediction before the prefetch.
     pub verification_walks: u64,
-    /// Predictions that such a walk rejected.
+    /// Predictions dropped because such a walk found the page unmapped.
     pub rejected: u64,
     /// `predicted / misses`; 0 without misses.
     pub hit_rate: f64,
@@ -427,7 +427,7 @@ pub struct PrefetchSummary {
     pub riotlb: f64,
     /// Two entries per ring, never invalidated.
     pub riotlb_uninvalidated: f64,
-    /// Predictions of the two uninvalidated entries that were followed without use.
+    /// Prefetches of the two uninvalidated entries that were not used, or whose page was not mapped.
     pub riotlb_mispredicted: u64,
 }
 

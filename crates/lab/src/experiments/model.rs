@@ -52,8 +52,9 @@ pub fn model_line(clock_ghz: f64, cycles: &[f64]) -> Vec<Point> {
 }
 
 /// Executes the thin line of Fig. 8. For each of `cycles`, it busy-waits that many cycles for each
-/// of `packets` packets and computes the throughput from the elapsed time. `now` returns a
-/// monotonic count of cycles at `clock_ghz`. The line is empty if `packets` is 0.
+/// of `packets` packets and computes the throughput from the elapsed time. `now` reads a
+/// free-running counter of cycles at `clock_ghz`, which may wrap. The line is empty if `packets` is
+/// 0.
 ///
 /// The points carry the requested cycles. The elapsed time includes the loop's own work and other
 /// work on the CPU, which therefore appear as deviation from the model.

@@ -170,8 +170,8 @@ pub(super) enum TimedSubject {
 }
 
 impl TimedSubject {
-    /// The subject of a mode's name. Of the ring modes, only `riommu`, `riommu-` and
-    /// `riommu--literal` exist.
+    /// Returns the subject for a mode's name. Of the ring modes, only `riommu`, `riommu-` and
+    /// `riommu--literal` can be timed.
     ///
     /// # Errors
     /// No mode has this name.

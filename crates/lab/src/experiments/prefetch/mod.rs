@@ -427,7 +427,8 @@ pub struct PrefetchSummary {
     pub riotlb: f64,
     /// Two entries per ring, never invalidated.
     pub riotlb_uninvalidated: f64,
-    /// Prefetches of the two uninvalidated entries that were not used, or whose page was not mapped.
+    /// Prefetches of the two uninvalidated entries that were not used, or whose page was not
+    /// mapped.
     pub riotlb_mispredicted: u64,
 }
 

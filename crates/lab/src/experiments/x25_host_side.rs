@@ -33,8 +33,8 @@ const STREAM: (&str, &str) = ("test", "TCP_STREAM");
 /// Requests per timed block.
 const BLOCK: u64 = 512;
 
-/// Second-stage walks and wrong translations per request, after all of the guest's memory has
-/// frames.
+/// Second-stage walks per map request once all of the guest's memory has frames, and share of pages
+/// that resolve to another page's frame.
 struct TranslationCost {
     walks: f64,
     wrong: f64,

@@ -286,8 +286,8 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     Ok(found)
 }
 
-/// Returns the maximum number of addresses that were allocated before and are free at the same time.
-/// Lists of this capacity leave nothing to the tree.
+/// Returns the maximum number of addresses that were allocated before and are free at the same
+/// time. Lists of this capacity leave nothing to the tree.
 fn most_free(runs: &[Run]) -> Result<f64, LabError> {
     let mut driven = DrivenAllocator::new(Some(Capacity::Unbounded), W)?;
     for run in runs {

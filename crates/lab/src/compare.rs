@@ -1,4 +1,4 @@
-//! A trace through modes, side by side.
+//! Replays one trace in several modes and builds a row for each.
 
 use std::io::Read;
 
@@ -18,23 +18,23 @@ use crate::status::ReplayStatus;
 use crate::meter::TIMED_REPLAYS;
 pub use crate::runner::{Runner, meter, runner};
 
-/// What to run, and how.
+/// The modes to run and their options.
 #[derive(Debug, Clone)]
 pub struct CompareOptions {
     /// The modes, in the order of the rows.
     pub modes: Vec<Mode>,
     /// Costs and geometry.
     pub profile: Profile,
-    /// Names of the devices to replay; none means all.
+    /// Names of the devices to replay; `None` for all.
     pub devices: Option<Vec<String>>,
-    /// Timed repetitions; 0 leaves the meter out.
+    /// Number of timed repetitions; 0 disables the meter.
     pub repetitions: usize,
-    /// Whether the hostile pass is run.
+    /// True to run the attack pass.
     pub attack: bool,
-    /// Whether the device of the metered pass touches a buffer's pages when it is mapped, too, and
-    /// not only before its unmap.
+    /// True if the device of the metered pass accesses the pages of a buffer at its map as well as
+    /// before its unmap.
     pub early_touches: bool,
-    /// Slots of the rings of ring modes.
+    /// Slots of the rings in ring modes.
     pub rings: RingSizes,
     /// T and C of modes with a reverse translation cache.
     pub rtc: RtcParams,
@@ -43,7 +43,7 @@ pub struct CompareOptions {
 }
 
 impl CompareOptions {
-    /// All named modes under the profile of the documents' machine.
+    /// Returns options for all named modes with the profile of the papers' machine.
     pub fn new() -> Self {
         Self {
             modes: Mode::named(),
@@ -60,8 +60,9 @@ impl CompareOptions {
 }
 
 impl CompareOptions {
-    /// How many pages may be mapped at once so that the tables of all timed replays stay below 4
-    /// GiB: they live side by side, and a trace of one line can map 64 GiB.
+    /// Returns the number of pages that may be mapped at once so that the tables of all timed
+    /// replays stay below 4 GiB. The tables exist at the same time, and one trace line can map 64
+    /// GiB.
     fn timed_pages(&self) -> u64 {
         const TABLES: u64 = 4 << 30;
         let replays =
@@ -76,29 +77,30 @@ impl Default for CompareOptions {
     }
 }
 
-/// A comparison, complete.
+/// The result of a comparison.
 #[derive(Debug)]
 pub struct Comparison {
-    /// One row a mode.
+    /// One row for each mode.
     pub rows: Vec<Row>,
-    /// What was left out of the trace or bent.
+    /// Trace events that the reader dropped or changed.
     pub summary: Summary,
     /// Names of the devices.
     pub devices: Vec<String>,
-    /// Lines of the trace that the replay stands for.
+    /// Trace lines that the replay covers.
     pub lines: u64,
-    /// Bursts of unmaps.
+    /// Number of bursts of unmaps.
     pub bursts: u64,
     /// Bursts ended because a withheld page was mapped again.
     pub bursts_cut_by_map: u64,
 }
 
-/// Replays a trace in every mode of `options`, chunk by chunk and mode by mode, so that neither a
-/// long trace nor a noisy machine favours one of them. `progress` is told the lines replayed so
-/// far.
+/// Replays a trace in every mode of `options`. Modes alternate chunk by chunk, so neither a long
+/// trace nor machine noise favours one of them. Calls `progress` with the number of lines replayed
+/// so far.
 ///
 /// # Errors
-/// The trace is malformed, or a mode cannot be built.
+/// The trace is malformed or exceeds a limit, it does not name a device of `options`, or a mode
+/// cannot be built.
 pub fn compare<R: Read>(
     name: &str,
     mut operations: Operations<R>,
@@ -198,8 +200,8 @@ pub fn compare<R: Read>(
     })
 }
 
-/// Reads a trace to its end, and refuses it if it does not name all of the devices. Quicker than to
-/// find out after a replay.
+/// Reads the trace until it has named every device in `names`. This is quicker than failing after a
+/// replay.
 ///
 /// # Errors
 /// The trace is malformed, or it does not name a device.
@@ -225,8 +227,8 @@ fn known(trace: &str, devices: &Devices, names: &[String]) -> Result<(), LabErro
     }
 }
 
-/// Why the rows of a trace cannot be taken at their word, if so. Devices that are not replayed
-/// spoil nothing.
+/// Returns the status that the trace itself implies. Devices that are not replayed do not affect
+/// it.
 pub(crate) fn status_of_trace(summary: &Summary, planner: &Planner) -> ReplayStatus {
     if summary.lost > 0 {
         return ReplayStatus::LostEvents(summary.lost);
@@ -238,7 +240,7 @@ pub(crate) fn status_of_trace(summary: &Summary, planner: &Planner) -> ReplaySta
     ReplayStatus::Ok
 }
 
-/// What a mode did not do that the trace asks for; `None` if it did all.
+/// Returns the reason why a replay covers less than the trace; `None` if it covers all of it.
 pub fn of_replay(outcomes: &Outcomes) -> Option<ReplayStatus> {
     if let Some(first) = outcomes.first_refusal {
         let count = outcomes.refused_maps;
@@ -258,5 +260,5 @@ pub fn of_replay(outcomes: &Outcomes) -> Option<ReplayStatus> {
     })
 }
 
-/// One map in so many may wait in vain, and the row still stands for its trace.
+/// At most one map in this many may miss its slot without invalidating the row.
 const STALLED_OUT_DIVISOR: u64 = 100;

@@ -1,4 +1,4 @@
-//! What can go wrong with an experiment.
+//! The errors of replays and experiments.
 
 use std::fmt;
 
@@ -14,84 +14,85 @@ use ringfence_types::Iova;
 use crate::compose::hint;
 use crate::modes::Mode;
 
-/// Why an experiment could not be run.
+/// The reason why a replay or an experiment failed.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum LabError {
-    /// The arena could not be mapped.
+    /// The arena could not be reserved.
     Arena(ArenaError),
-    /// No room for tables.
+    /// A table could not be allocated.
     Table(TableError),
-    /// The rings of a device could not be laid out.
+    /// The rings of a device could not be laid out in memory.
     Rings(RingError),
     /// The static table could not be filled.
     Static(MapError),
-    /// An allocator could not be made.
+    /// An allocator could not be created.
     Alloc(AllocError),
-    /// IOTLB or walk caches of an impossible shape.
+    /// The profile gives an invalid IOTLB or walk-cache geometry.
     Geometry(GeometryError),
-    /// The trace.
+    /// The trace is malformed or cannot be read.
     Trace(TraceError),
-    /// A mode that does not exist.
+    /// No mode has this name.
     NoSuchMode(String),
-    /// A row that makes sense and that nothing here carries out.
+    /// The mode is consistent, but no types implement it.
     NotBuilt(String),
-    /// A build without the feature `experiments`.
+    /// The build lacks the feature `experiments`.
     NoExperiments,
-    /// A device that the trace does not name.
+    /// The trace does not name the device.
     NoSuchDevice {
-        /// As given.
+        /// Name that the caller gave.
         name: String,
-        /// The trace.
+        /// Name of the trace.
         trace: String,
-        /// Devices that it names.
+        /// Devices that the trace names.
         known: Vec<String>,
     },
-    /// A workload that could not go on.
+    /// The simulated NIC workload failed.
     Station(TestbedError),
-    /// More devices than domains.
+    /// The trace has more devices than domains, or than the mode's hardware supports.
     TooManyDevices,
-    /// More devices than the para-virtual IOMMU's host lists, in a mode behind it.
+    /// The mode is behind the para-virtual IOMMU, whose host cannot list all devices of the trace.
     UnlistedDevice {
-        /// Devices that it lists at most.
+        /// Number of devices that the host lists.
         limit: usize,
     },
-    /// More devices map memory than [`ReplayLimits::devices`](crate::ReplayLimits::devices).
+    /// More devices map memory than [`ReplayLimits::devices`](crate::ReplayLimits::devices) allows.
     DeviceLimit {
-        /// The limit.
+        /// The limit that the trace exceeds.
         limit: usize,
     },
     /// More buffers are alive on one page than
-    /// [`ReplayLimits::buffers_on_a_page`](crate::ReplayLimits::buffers_on_a_page).
+    /// [`ReplayLimits::buffers_on_a_page`](crate::ReplayLimits::buffers_on_a_page) allows.
     CrowdedPage {
         /// The device's name.
         device: String,
         /// First address of the page.
         page: Iova,
-        /// The limit.
+        /// The limit that the trace exceeds.
         limit: usize,
     },
-    /// The searches of a mode's allocator step over more ranges than
-    /// [`ReplayLimits::search`](crate::ReplayLimits::search).
+    /// The searches of a mode's allocator visit more ranges than
+    /// [`ReplayLimits::search`](crate::ReplayLimits::search) allows.
     LongSearch {
-        /// The limit.
+        /// The limit that the trace exceeds.
         limit: u64,
     },
-    /// The product of devices and processors that map memory is above
+    /// The product of the numbers of devices and CPUs that map memory exceeds
     /// [`ReplayLimits::device_cpus`](crate::ReplayLimits::device_cpus).
     DeviceCpus {
-        /// The limit.
+        /// The limit that the trace exceeds.
         limit: usize,
     },
-    /// The caches of all devices have more ends of cycles while the trace is quiet than
-    /// [`ReplayLimits::cycle_ends`](crate::ReplayLimits::cycle_ends).
+    /// While the trace is quiet, the caches of all devices have more cycle ends than
+    /// [`ReplayLimits::cycle_ends`](crate::ReplayLimits::cycle_ends) allows.
     CycleEnds {
-        /// The limit.
+        /// The limit that the trace exceeds.
         limit: u64,
     },
-    /// A mode's cache keeps more mappings than [`ReplayLimits::kept`](crate::ReplayLimits::kept).
+    /// A mode's cache keeps more mappings than [`ReplayLimits::kept`](crate::ReplayLimits::kept)
+    /// allows.
     Kept {
-        /// The limit.
+        /// The limit that the trace exceeds.
         limit: usize,
     },
     /// A defect of Ringfence.

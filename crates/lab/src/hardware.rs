@@ -1,5 +1,5 @@
-//! The IOMMU of a replay's machine: one that walks radix tables behind context entries, one flat
-//! table a host bridge, or the rings of a device.
+//! The IOMMUs of a replay: VT-d walks radix tables behind context entries, Calgary one flat table
+//! for each host bridge, rIOMMU the rings of a device.
 
 use std::fmt;
 use std::rc::Rc;
@@ -20,45 +20,45 @@ use crate::error::LabError;
 use crate::guest::QueueStats;
 use crate::meter::{InvalidationQueue, invalidation_queue};
 
-/// Where a device's accesses are directed.
+/// The destination of a device's accesses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ContextTarget {
-    /// To the table at this root; where devices have rings, to the rDEVICE.
+    /// The table at this root; for ring units, the rDEVICE at this address.
     Table(PhysAddr),
-    /// Past all tables.
+    /// Pass-through: no table.
     PassThrough,
 }
 
-/// An IOMMU and what it reads to find a device's table.
+/// An IOMMU with the structures that it reads to find a device's table.
 pub trait Hardware: fmt::Debug + Sized + 'static {
-    /// Who keeps its tables.
+    /// The owner of the tables.
     type Host: Host;
-    /// What the layer has it forget something by.
+    /// The layer's interface for invalidations.
     type Invalidator: Invalidator;
 
-    /// The unit that `profile` describes, for a machine with this memory.
+    /// Creates the unit that `profile` describes, on a platform with this memory.
     ///
     /// # Errors
-    /// Caches of an impossible shape, or no room for what directs devices.
+    /// A cache geometry is invalid, or the context tables cannot be allocated.
     fn new(
         profile: &Profile,
         memory: &Rc<Arena>,
         frames: &Rc<Frames<Rc<Arena>>>,
     ) -> Result<Self, LabError>;
 
-    /// Lets all accesses through untranslated.
+    /// Turns translation off: all accesses pass through.
     fn disable(&mut self);
 
-    /// The requester ID under which the device in `row` of the trace's devices makes its accesses;
-    /// `recorded` is its own. `None` if the hardware has no place for so many.
+    /// Returns the requester ID of the device at index `row` of the trace's device list; `recorded`
+    /// is the ID in the trace. `None` if the hardware cannot have so many devices.
     fn requester(_row: u16, recorded: RequesterId) -> Option<RequesterId> {
         Some(recorded)
     }
 
-    /// Directs a device's accesses.
+    /// Directs the accesses of `device` to the target `to`.
     ///
     /// # Errors
-    /// No room for what directs devices, or nothing that could direct it there.
+    /// The context tables cannot be allocated, or the hardware does not support the target.
     fn attach(
         &mut self,
         memory: &Arena,
@@ -68,10 +68,10 @@ pub trait Hardware: fmt::Debug + Sized + 'static {
         to: ContextTarget,
     ) -> Result<(), LabError>;
 
-    /// Makes an access without moving bytes, before the eyes of `observer`.
+    /// Translates an access without moving bytes, and reports it to `observer`.
     ///
     /// # Errors
-    /// The fault that stopped it.
+    /// The fault that stopped the access.
     fn probe<O: Observer>(
         &mut self,
         memory: &Arena,
@@ -79,49 +79,49 @@ pub trait Hardware: fmt::Debug + Sized + 'static {
         observer: O,
     ) -> Result<(), Fault>;
 
-    /// Where the layer's invalidations go.
+    /// Returns the interface for the layer's invalidations.
     fn invalidator(&mut self) -> &mut Self::Invalidator;
 
-    /// What it has counted.
+    /// Returns the hardware's counters.
     fn stats(&self) -> IommuStats;
 
-    /// Who keeps the tables, if it is not the layer.
+    /// Returns the host that owns the tables; `None` if the layer owns them.
     fn host(&self) -> Option<&Self::Host> {
         None
     }
 
-    /// Forgets all that it has cached, whatever the layer believes.
+    /// Invalidates all caches, independently of the layer's state.
     ///
     /// # Errors
-    /// It may not have.
+    /// The invalidation failed; cached translations may remain.
     fn invalidate_all(&mut self) -> Result<(), InvalidationError> {
         self.invalidator().submit(Invalidation::Global).map(drop)
     }
 
-    /// Moves the invalidations that the host had it complete since the last call to the end of
-    /// `completed`.
+    /// Appends to `completed` the invalidations that the host completed since the last call.
     fn drain_completed(&mut self, completed: &mut Vec<Invalidation>) {
         let _ = completed;
     }
 
-    /// What went through the queue to the host.
+    /// Returns the counters of the queue to the host.
     fn traffic(&self) -> QueueStats {
         QueueStats::default()
     }
 }
 
-/// Who keeps the tables that the hardware looks up: the layer itself ([`()`](unit)), or a host that
-/// it asks to.
+/// The owner of the tables that the hardware walks: the layer itself ([`()`](unit)), or a host that
+/// the layer sends requests to.
 pub trait Host: Sized + 'static {
-    /// Whether it is somebody else.
+    /// True if the owner is a host.
     const REMOTE: bool;
-    /// How the layer waits for an invalidation where time is measured.
+    /// The layer's interface for waiting for an invalidation in timed replays.
     type Invalidator: Invalidator + 'static;
 
-    /// One for a timed replay whose layer keeps what it keeps in `memory`.
+    /// Creates the host and the invalidator of a timed replay whose layer keeps its state in
+    /// `memory`.
     ///
     /// # Errors
-    /// No room.
+    /// Memory is short.
     fn for_meter(
         memory: &Rc<Arena>,
         coherency: Coherency,
@@ -143,7 +143,7 @@ impl Host for () {
 /// A VT-d unit with its root and context tables.
 #[derive(Debug)]
 pub struct Vtd {
-    /// The unit.
+    /// The modelled unit.
     pub unit: VtdUnit,
     contexts: ContextTables,
 }
@@ -208,9 +208,10 @@ impl Hardware for Vtd {
     }
 }
 
-/// A Calgary unit, every device behind a host bridge of its own: a bridge has one space for all
-/// devices behind it (CG02), and a replay gives each device a space. What it purges it purges
-/// whole, as Linux's driver does (`tce_cache_blast` in `arch/x86/kernel/pci-calgary_64.c`; HW07).
+/// A Calgary unit with one host bridge for each device. A bridge has one address space for all
+/// devices behind it (CG02), and a replay gives each device its own space. The unit only
+/// invalidates globally, like the Linux driver (`tce_cache_blast` in
+/// `arch/x86/kernel/pci-calgary_64.c`; HW07).
 #[derive(Debug)]
 pub struct Calgary {
     unit: CalgaryUnit,
@@ -238,7 +239,7 @@ impl Hardware for Calgary {
         self.unit.disable();
     }
 
-    /// The row is the bus.
+    /// Uses `row` as the bus number.
     fn requester(row: u16, _recorded: RequesterId) -> Option<RequesterId> {
         (row < 256).then(|| RequesterId::new(row << 8))
     }
@@ -295,8 +296,8 @@ impl<L: RingLogic + 'static> Hardware for Riommu<L> {
     type Host = ();
     type Invalidator = RingUnit<L>;
 
-    /// The documents give each ring one entry and do not say for how many: here as many rings have
-    /// one as the profile's IOTLB has entries, in the same geometry.
+    /// The rIOMMU paper gives each ring one entry and does not state the number of rings. Here the
+    /// rIOTLB has the number of entries and the geometry of the profile's IOTLB.
     fn new(
         profile: &Profile,
         memory: &Rc<Arena>,
@@ -353,8 +354,8 @@ impl<L: RingLogic + 'static> Hardware for Riommu<L> {
         &mut self.unit
     }
 
-    /// In the words of a unit with tables: a hit is an access that read no table, a miss one that
-    /// read the rPTE, and before it the rRING where the ring had no entry.
+    /// Converts ring counters to those of a unit with tables. A hit is an access that read no
+    /// table. A miss read the rPTE and, if the ring had no entry, first the rRING.
     fn stats(&self) -> IommuStats {
         let ring = self.unit.stats();
         let mut stats = IommuStats::default();
@@ -370,7 +371,7 @@ impl<L: RingLogic + 'static> Hardware for Riommu<L> {
     }
 }
 
-/// The caches of a profile.
+/// Returns the cache geometry of a profile.
 fn config(profile: &Profile) -> Result<UnitConfig, GeometryError> {
     let fully = |entries: u32| Geometry::new(1, entries);
     let [one, two, three] = profile.walk_cache;

@@ -1,10 +1,10 @@
-//! The laboratory: modes, replay, oracle and meter.
+//! Replays traces in modes: plan, replay, oracle and meter.
 //!
-//! A trace comes in as operations ([`ringfence_trace`]); [`plan`] decides once for all modes what
-//! happens when; [`mode_dispatch`] turns a mode's row of answers into types; [`replay`] performs
-//! the plan with devices, hardware and [`oracle`]; [`meter`] times the layer alone; [`compare`]
-//! runs both for each mode and puts its [`row`] together. [`experiments`] are the documents' own.
-//! What rows say to people and programs is the crate above.
+//! [`ringfence_trace`] reads a trace as operations. [`plan`] decides once, for all modes, which
+//! step happens at which time. [`mode_dispatch`] maps a mode to the types that implement it.
+//! [`replay`] performs the plan with devices, hardware and the [`oracle`]. [`meter`] times the DMA
+//! layer alone. [`compare`] runs both for each mode and builds its [`row`]. [`experiments`]
+//! reproduce the papers' results. The `report` crate formats the rows.
 
 pub mod compare;
 pub mod compose;

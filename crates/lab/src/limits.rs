@@ -1,26 +1,26 @@
-//! Bounds on what one replay may ask for.
+//! Limits on the resources of one replay.
 
-/// Bounds on one replay. [`ReplayLimits::default`] suits machines; a caller that trusts a larger
-/// trace raises them.
+/// Limits on one replay. [`ReplayLimits::default`] suits traces of real machines; a caller that
+/// trusts a larger trace raises them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ReplayLimits {
-    /// Devices that map memory. Every mode keeps tables for each.
+    /// Devices that map memory. Every mode keeps tables for each device.
     pub devices: usize,
-    /// Product of the devices and the processors that map memory. A mode may keep free addresses
-    /// for each pair, and a flush queue: 13 KiB in all.
+    /// Product of the numbers of devices and CPUs that map memory. A mode may keep free addresses
+    /// and a flush queue for each pair: 13 KiB in all.
     pub device_cpus: usize,
-    /// Buffers alive on one I/O virtual page, where a mode lets buffers share pages. Each access
-    /// is judged against all of them.
+    /// Buffers alive on one I/O virtual page, in modes that let buffers share pages. The oracle
+    /// checks each access against all of them.
     pub buffers_on_a_page: usize,
-    /// Ranges that the searches of a mode's allocator step over in all. `None`: 2^28 plus 4096
-    /// for each mapped range. Allocators of Linux search a list that grows with the live ranges,
-    /// so a trace can make the time of a replay grow with its square.
+    /// Ranges that the allocator searches of a mode visit in total. `None`: 2^28 plus 4096 for each
+    /// mapped range. Linux allocators search a list that grows with the live ranges, so a trace can
+    /// make the replay time quadratic.
     pub search: Option<u64>,
-    /// Mappings that a mode with a cache keeps at once behind their unmaps, of all devices.
+    /// Unmapped mappings that the caches of a mode keep at once, over all devices.
     pub kept: usize,
-    /// Ends of cycles in the caches of all devices while the trace is quiet. `None`: 2^27 plus
-    /// 4096 for each operation. Each long gap between two lines has up to 256 ends for each device.
+    /// Cycle ends in the caches of all devices while the trace is quiet. `None`: 2^27 plus 4096 for
+    /// each operation. Each long gap between two trace lines has up to 256 ends for each device.
     pub cycle_ends: Option<u64>,
 }
 
@@ -38,13 +38,13 @@ impl Default for ReplayLimits {
 }
 
 impl ReplayLimits {
-    /// The bound on searches behind `ranges` mapped ranges.
+    /// Returns the limit on search steps after `ranges` mapped ranges.
     pub(crate) fn search_of(&self, ranges: u64) -> u64 {
         let relative = ranges.saturating_mul(4096).saturating_add(1 << 28);
         self.search.unwrap_or(relative)
     }
 
-    /// The bound on ends of cycles behind `operations` operations.
+    /// Returns the limit on cycle ends after `operations` operations.
     pub(crate) fn cycle_ends_of(&self, operations: u64) -> u64 {
         let relative = operations.saturating_mul(4096).saturating_add(1 << 27);
         self.cycle_ends.unwrap_or(relative)

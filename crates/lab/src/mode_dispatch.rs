@@ -1,8 +1,7 @@
-//! From a mode's row of answers to the types that carry them out: the one dispatch of a replay.
+//! Maps a mode to the types that implement it.
 //!
-//! Everything behind [`dispatch`] is monomorphised over the answers; in front of it there are only
-//! rows. What is timed goes there. What is judged goes through [`dispatch_dyn`], where many modes
-//! have their types in common.
+//! [`dispatch`] monomorphises the visitor for each named mode; timed replays use these types.
+//! Oracle replays use [`dispatch_dyn`], which shares types between modes to save compile time.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -32,29 +31,30 @@ use crate::meter::{FlushFor, FlushForRings, ReplayAlloc, ReplayRing, StaticStubs
 use crate::modes::{Alloc, FlushKind, Mode, Owner, TableKind};
 use crate::ring::RingParts;
 
-/// A table that a replay can have.
+/// An I/O page table that a replay can use.
 pub trait ReplayTable: IoPageTable + Sized + 'static {
-    /// The hardware that looks it up.
+    /// The hardware that walks the table.
     type Hardware: Hardware;
 
-    /// The highest page that it translates.
+    /// The highest page that the table translates.
     const LAST_PAGE: u64 = LAST_PAGE_48_BIT;
 
-    /// Where the hardware begins.
+    /// Returns the address at which the hardware starts its walk.
     fn root(&self) -> PhysAddr;
 }
 
-/// Who keeps a table.
+/// The owner of a table: the layer itself or a host.
 pub type HostOf<T> = <<T as ReplayTable>::Hardware as Hardware>::Host;
 
-/// Makes the empty table of a domain, which a host keeps if there is one; fails for want of room.
+/// Creates the empty table of a domain. A host, if the mode has one, owns it. Fails if memory is
+/// short.
 pub type MakeTable<T> =
     fn(DomainId, Coherency, &Arena, &Frames<Rc<Arena>>, Option<&HostOf<T>>) -> Result<T, LabError>;
 
-/// Makes the allocator of a domain; fails for want of room.
+/// Creates the allocator of a domain. Fails if memory is short.
 pub type MakeAlloc<A> = fn(&AllocEnv<'_>) -> Result<A, LabError>;
 
-/// The format of every radix table of a replay: four levels, as the documents' machine has.
+/// Returns the format of every radix table of a replay: four levels, like the papers' machine.
 fn format() -> SecondStage {
     SecondStage::new(Levels::Four)
 }
@@ -92,7 +92,7 @@ impl ReplayTable for ReclaimingRadix {
     }
 }
 
-/// A radix table that keeps its pages.
+/// Creates a radix table that never frees table pages.
 fn radix(
     domain: DomainId,
     coherency: Coherency,
@@ -134,7 +134,7 @@ pub(crate) fn flat_table(
     Ok(PlainTable(table))
 }
 
-/// Writes back the whole table page at every unmap, as documented.
+/// Creates a table that writes back the whole table page at every unmap, as published.
 pub(crate) fn reclaiming_radix_full_page(
     domain: DomainId,
     coherency: Coherency,
@@ -147,7 +147,7 @@ pub(crate) fn reclaiming_radix_full_page(
     Ok(Reclaiming::new(table, RefCell::new))
 }
 
-/// Writes back what was touched, as repaired.
+/// Creates a table that writes back only the touched lines: the fixed form.
 pub(crate) fn reclaiming_radix(
     domain: DomainId,
     coherency: Coherency,
@@ -160,7 +160,7 @@ pub(crate) fn reclaiming_radix(
     Ok(Reclaiming::new(table, RefCell::new))
 }
 
-/// Kept by a host behind a virtio-iommu.
+/// Creates a table that a host behind a virtio-iommu owns.
 pub(crate) fn virtio_table(
     domain: DomainId,
     _: Coherency,
@@ -172,38 +172,38 @@ pub(crate) fn virtio_table(
     VirtioTable::new(host, domain)
 }
 
-/// Room for the one level of a flat table.
+/// Allocates the single level of a flat table.
 fn flat_root(frames: &Frames<Rc<Arena>>) -> Option<PhysAddr> {
     let bytes = Table::root_bytes_of(&CalgaryTce::FULL);
     let count = bytes.div_ceil(PageSize::Size4K.bytes());
     frames.alloc_contiguous(count).ok()
 }
 
-/// Where the allocator of a domain comes to stand.
+/// The inputs for creating the allocator of a domain.
 pub struct AllocEnv<'a> {
-    /// The row's answer to question 1.
+    /// The mode's allocator.
     pub kind: Alloc,
-    /// Memory.
+    /// The memory of the replay.
     pub memory: &'a Rc<Arena>,
-    /// Frames in it.
+    /// Frames of `memory`.
     pub frames: &'a Frames<Rc<Arena>>,
-    /// The root of the domain's table; none where the meter has taken the table away.
+    /// The root of the domain's table; `None` in the ablation that has no table.
     pub table: Option<PhysAddr>,
     /// The highest page that the table translates.
     pub last_page: u64,
 }
 
-/// How one makes a mode's parts.
+/// The constructors of a mode's components.
 pub struct ModeParts<A, T: ReplayTable, F> {
-    /// The allocator of a domain.
+    /// Creates the allocator of a domain.
     pub alloc: MakeAlloc<A>,
-    /// The row's answer to question 1.
+    /// The mode's allocator.
     pub kind: Alloc,
-    /// The flush policy of the unit.
+    /// Creates the flush policy of the unit.
     pub flush: fn() -> F,
-    /// How much is reserved.
+    /// The rounding of a request to the reserved size.
     pub rounding: Rounding,
-    /// The table of a domain.
+    /// Creates the table of a domain.
     pub table: MakeTable<T>,
 }
 
@@ -216,11 +216,11 @@ impl<A, T: ReplayTable, F> Clone for ModeParts<A, T, F> {
 impl<A, T: ReplayTable, F> Copy for ModeParts<A, T, F> {}
 
 impl<A, T: ReplayTable, F> ModeParts<A, T, F> {
-    /// The allocator of a domain with `table`, which is as it was made; without one, as if there
-    /// were.
+    /// Creates the allocator of a domain with the new, empty `table`. Without a table, the
+    /// allocator behaves as if the domain had one.
     ///
     /// # Errors
-    /// No room.
+    /// Memory is short.
     pub fn allocator(
         &self,
         memory: &Rc<Arena>,
@@ -237,21 +237,21 @@ impl<A, T: ReplayTable, F> ModeParts<A, T, F> {
     }
 }
 
-/// What is to be done with a mode's types.
+/// A computation over the types of a mode.
 pub trait ModeVisitor {
-    /// What comes of it.
+    /// The result.
     type Output;
-    /// For modes without an allocator.
+    /// Visits a mode without an allocator.
     fn identity(self, table: TableKind) -> Self::Output;
-    /// For modes with an allocator and a table.
+    /// Visits a mode with an allocator and a table.
     fn paged<A, T, F>(self, recipe: ModeParts<A, T, F>) -> Self::Output
     where
         A: ReplayAlloc,
         T: ReplayTable,
         F: FlushFor<A, T> + 'static;
-    /// For modes with a reverse translation cache.
+    /// Visits a mode with a reverse translation cache.
     fn rtc(self, recipe: RtcParts) -> Self::Output;
-    /// For modes whose tables are rings.
+    /// Visits a mode whose tables are rings.
     fn rings<D, L, F>(self, recipe: RingParts<D, L, F>) -> Self::Output
     where
         D: ReplayRing,
@@ -259,7 +259,7 @@ pub trait ModeVisitor {
         F: FlushForRings<D> + 'static;
 }
 
-/// A cell for what the processors of a replay, which is one thread, share.
+/// A cell for state that the CPUs of a replay share. A replay is one thread.
 pub type ThreadCell<T> = RefCell<T>;
 pub(crate) type RbTreeAlloc = Locked<CachedTree, ThreadCell<CachedTree>>;
 pub(crate) type EiovarAlloc = Locked<Eiovar<CachedTree>, ThreadCell<Eiovar<CachedTree>>>;
@@ -275,7 +275,7 @@ pub(crate) type LeafCachedRadix = CachedTable<SecondStage>;
 pub(crate) type FlatTable = PlainTable<CalgaryTce>;
 pub(crate) type TableBitmapAlloc = TableBitmap<Rc<Arena>, ThreadCell<TableCursor>>;
 
-/// A table that gives empty pages back (FreeBSD).
+/// A table that frees empty table pages (FreeBSD).
 pub(crate) type ReclaimingRadix = Reclaiming<SecondStage, ThreadCell<ReclaimingTable<SecondStage>>>;
 
 impl StaticStubs for RbTreeAlloc {}
@@ -286,16 +286,16 @@ impl StaticStubs for RcacheAlloc {}
 impl StaticStubs for MagazineAlloc {}
 
 const LAST_PAGE_48_BIT: u64 = (1 << 36) - 1;
-/// The bitmap of the document covers 4 GiB, and so does a flat table.
+/// Fujita and Moriai's bitmap covers 4 GiB, and so does a flat table.
 const LAST_PAGE_32_BIT: u64 = (1 << 20) - 1;
 
 impl AllocEnv<'_> {
-    /// All pages that the table translates but page 0, which is never handed out.
+    /// Returns all pages that the table translates except page 0, which is never handed out.
     fn full_range(&self) -> Result<PfnRange, LabError> {
         self.range_up_to(u64::MAX)
     }
 
-    /// The same up to `last`.
+    /// Returns the pages of [`full_range`](Self::full_range) up to `last`.
     fn range_up_to(&self, last: u64) -> Result<PfnRange, LabError> {
         PfnRange::inclusive(Pfn::new(1), Pfn::new(last.min(self.last_page)))
             .ok_or(LabError::Internal("space"))
@@ -332,7 +332,8 @@ pub(crate) fn bitmap_as_published(site: &AllocEnv<'_>) -> Result<BitmapAlloc, La
     )?)
 }
 
-/// The entries that the hardware reads are the bitmap; without a table, entries that nobody reads.
+/// Creates the allocator whose bitmap is the table that the hardware reads. Without a table, it
+/// allocates entries that no hardware reads.
 pub(crate) fn table_bitmap(site: &AllocEnv<'_>) -> Result<TableBitmapAlloc, LabError> {
     let table = site.table.or_else(|| flat_root(site.frames));
     let table = table.ok_or(TableError::OutOfFrames)?;
@@ -375,8 +376,8 @@ pub(crate) fn per_cpu_flush() -> PerCpuFlush {
     PerCpuQueue::new(QueueConfig::default(), RefCell::new, RefCell::new)
 }
 
-/// Calls the job with the types of `mode`. Rows without a name are put together from parts that
-/// dispatch at each operation (`dynamic/`).
+/// Calls `job` with the types of `mode`: static types for named modes and for identity, rings and
+/// caches, enum-dispatched components (`dynamic/`) for the others.
 ///
 /// # Errors
 /// The mode is not built in.
@@ -384,11 +385,10 @@ pub fn dispatch<J: ModeVisitor>(mode: &Mode, job: J) -> Result<J::Output, LabErr
     dispatch_static(mode, job).or_else(|job| dispatch_dyn(mode, job))
 }
 
-/// The same for modes that have a name, an allocator and a table: only these have types of their
-/// own.
+/// Calls `job` with the static types of a named mode that has an allocator and a table.
 ///
 /// # Errors
-/// The mode is none of them: the job comes back.
+/// Returns `job` if `mode` is not such a mode.
 pub(crate) fn dispatch_static<J: ModeVisitor>(mode: &Mode, job: J) -> Result<J::Output, J> {
     use Rounding::{Exact, PowerOfTwo};
     use {Alloc as A, FlushKind as F, Owner as W, TableKind as T};
@@ -534,9 +534,9 @@ pub(crate) fn dispatch_static<J: ModeVisitor>(mode: &Mode, job: J) -> Result<J::
     })
 }
 
-/// Calls the job with parts that dispatch at each operation, whether the mode has a name or not:
-/// for whoever judges and counts, and whom it serves to be compiled for few types. What is one
-/// object, as a ring or a cache, has no other parts.
+/// Calls `job` with enum-dispatched components, also for named modes. Oracle replays and counters
+/// use it, because it compiles them for few types. Rings and caches implement several axes in one
+/// object and keep their own types.
 ///
 /// # Errors
 /// The mode is not built in.
@@ -548,7 +548,7 @@ pub fn dispatch_dyn<J: ModeVisitor>(mode: &Mode, job: J) -> Result<J::Output, La
     }
 }
 
-/// Whether one object carries out several of a mode's answers: identity, rings, a reverse
+/// Returns true if one object implements several axes of the mode: identity, rings or a reverse
 /// translation cache.
 pub(crate) fn is_special(mode: &Mode) -> bool {
     let cached = matches!(
@@ -558,7 +558,7 @@ pub(crate) fn is_special(mode: &Mode) -> bool {
     mode.alloc == Alloc::Identity || mode.has_rings() || cached
 }
 
-/// Calls the job with the types of a mode that [is whole](is_special).
+/// Calls `job` with the types of a [special](is_special) mode.
 ///
 /// # Errors
 /// The mode is not built in.

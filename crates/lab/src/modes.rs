@@ -1,11 +1,11 @@
-//! The table of all named modes: each is a row of four answers and nothing else.
+//! The table of named modes: each mode is one choice for each of the four axes.
 
 use std::fmt;
 
-/// Question 1: where does the I/O virtual address come from?
+/// Axis 1: the source of the I/O virtual address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Alloc {
-    /// It is the physical address.
+    /// The IOVA equals the physical address.
     Identity,
     /// Linux 3.4: red-black tree with a cached node.
     CachedRbTree,
@@ -13,8 +13,7 @@ pub enum Alloc {
     Eiovar(Option<usize>),
     /// Fujita and Moriai: next-fit bitmap.
     Bitmap,
-    /// The same as the document has it: addresses freed ahead of the pointer are reused before the
-    /// flush.
+    /// The bitmap as published: addresses freed ahead of the pointer are reused before the flush.
     BitmapAsPublished,
     /// The bitmap whose bits are the entries of the flat table.
     TableBitmap,
@@ -24,48 +23,49 @@ pub enum Alloc {
     LinuxRcache,
     /// Ringfence: per-CPU magazines for every size.
     Magazine,
-    /// rIOMMU: the slot at the tail of the ring; if that is not free, the map waits.
+    /// rIOMMU: the slot at the tail of the ring; the map waits until that slot is free.
     RingTail,
-    /// Ringfence: the next free slot of the ring, from the tail on.
+    /// Ringfence: the next free slot of the ring, searched from the tail.
     RingFree,
-    /// The tail as the document has it: a live entry is overwritten.
+    /// The tail as published: the map overwrites a live entry.
     RingTailAsPublished,
 }
 
-/// Question 2: what does the hardware look up?
+/// Axis 2: the structure that the hardware looks up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TableKind {
-    /// Nothing: the IOMMU is off.
+    /// No table: the IOMMU is off.
     None,
-    /// The context entry says pass-through.
+    /// No table: the context entry selects pass-through.
     PassThrough,
-    /// A radix table that maps all memory to itself, once.
+    /// A radix table that maps all memory to itself, filled once.
     StaticRadix,
-    /// A VT-d second-stage radix table; table pages stay (Linux).
+    /// A VT-d second-stage radix table that never frees table pages (Linux).
     Radix,
-    /// The same with a per-CPU cache of leaf tables in front.
+    /// [`Radix`](Self::Radix) with a per-CPU cache of leaf tables.
     CachedRadix,
-    /// The same, reclaiming empty table pages and writing back the whole page at every unmap
-    /// (FreeBSD as documented).
+    /// [`Radix`](Self::Radix) that frees empty table pages and writes back the whole table page at
+    /// every unmap (FreeBSD as published).
     RadixReclaimPage,
-    /// The same, reclaiming, and writing back what was touched (FreeBSD repaired).
+    /// [`Radix`](Self::Radix) that frees empty table pages and writes back only the touched lines
+    /// (FreeBSD, fixed).
     RadixReclaim,
-    /// One flat table of 2^20 entries a device: IBM's Calgary.
+    /// IBM Calgary: one flat table of 2^20 entries for each device.
     Flat,
-    /// A flat table a ring, of 16 bytes a slot: rIOMMU, whose walks snoop whatever the platform's
-    /// do.
+    /// rIOMMU: one flat table for each ring, 16 bytes a slot. Its walks always snoop, even if the
+    /// platform's walks do not.
     Ring,
-    /// The same, and the walks do not snoop: every touched line is written back.
+    /// [`Ring`](Self::Ring) whose walks do not snoop: the driver writes back every touched line.
     RingNonCoherent,
-    /// [`Ring`](Self::Ring) looked up as the document has it: the first byte of an access is
-    /// checked against the length.
+    /// [`Ring`](Self::Ring) with the lookup as published: the unit checks only the first byte of an
+    /// access against the length.
     RingAsPublished,
-    /// [`RingNonCoherent`](Self::RingNonCoherent) looked up so.
+    /// [`RingNonCoherent`](Self::RingNonCoherent) with the lookup as published.
     RingNonCoherentAsPublished,
 }
 
 impl TableKind {
-    /// Whether it is rings.
+    /// Returns true if the table consists of rings.
     pub fn is_ring(self) -> bool {
         matches!(
             self,
@@ -77,68 +77,69 @@ impl TableKind {
     }
 }
 
-/// Question 3: when does a stale translation die?
+/// Axis 3: the time at which a stale translation is invalidated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FlushKind {
-    /// Never.
+    /// Never: the mode invalidates nothing.
     Never,
-    /// At each unmap, before the buffer is back.
+    /// At each unmap, before the driver gets the buffer back.
     PerUnmap,
-    /// 250 entries or 10 ms for the unit, one global invalidation.
+    /// One global invalidation for 250 entries of the unit, or after 10 ms.
     Deferred,
-    /// 256 entries per domain and processor, or 10 ms, one domain invalidation.
+    /// One domain invalidation for 256 entries per domain and CPU, or after 10 ms.
     PerCpuQueue,
     /// When the allocator has handed out every address once.
     PerWrap,
-    /// At the end of a burst of unmaps; buffers are withheld until then.
+    /// At the end of a burst of unmaps. The layer withholds the buffers until then.
     Burst,
-    /// The same as rIOMMU's figures have it: buffers are back at once.
+    /// [`Burst`](Self::Burst) as rIOMMU's figures have it: the driver gets buffers back at once.
     BurstAsPublished,
-    /// After C whole timer cycles without a user, in one batch: a reverse translation cache stands
-    /// in front of question 1, and finds what was released by the pages that it leads to.
+    /// In one batch, after C whole timer cycles without a user. A reverse translation cache in
+    /// front of the allocator finds released mappings by their pages.
     PerCycle,
-    /// The same as long as reuse has been taking, and never longer.
+    /// [`PerCycle`](Self::PerCycle) with a residency that follows the recent time between reuses.
+    /// It never exceeds that of `PerCycle`.
     PerCycleAdaptive,
-    /// The same as the document has it: direction and length are not asked for, and whoever
-    /// releases first of several users releases all.
+    /// [`PerCycle`](Self::PerCycle) as published (PVIOMMU): the cache compares neither direction
+    /// nor length, and the first of several users to release a mapping releases it for all.
     PerCycleAsPublished,
 }
 
-/// Question 4: who does the work?
+/// Axis 4: the owner of the I/O page table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Owner {
-    /// This kernel.
+    /// This kernel itself.
     Kernel,
-    /// The host, before the guest runs; nobody asks it for anything.
+    /// The host, before the guest runs. The guest sends no requests.
     Host,
-    /// The host, asked through a virtqueue as virtio-iommu has it: a request maps or unmaps one run
-    /// of addresses.
+    /// The host, on request over a virtio-iommu virtqueue. A request maps or unmaps one run of
+    /// addresses.
     VirtioIommu,
-    /// The host, asked through a virtqueue as the para-virtual IOMMU has it: a request maps or
-    /// unmaps pages.
+    /// The host, on request over the virtqueue of the para-virtual IOMMU. A request maps or unmaps
+    /// pages.
     Pviommu,
-    /// The same with the document's optimisations of the host: frames from a pool, and a pointer to
-    /// the last table of the second stage.
+    /// [`Pviommu`](Self::Pviommu) with the PVIOMMU paper's host optimisations: frames from a pool,
+    /// and a pointer to the last table of the second stage.
     PviommuHopt,
 }
 
 impl Owner {
-    /// Whether it is a host behind the para-virtual IOMMU.
+    /// Returns true if the owner is a host behind the para-virtual IOMMU.
     pub fn is_pviommu(self) -> bool {
         matches!(self, Self::Pviommu | Self::PviommuHopt)
     }
 }
 
-/// What a mode promises; what it does is measured.
+/// The protection that a mode promises. Replays measure the actual protection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Safety {
-    /// No protection within the device's reach.
+    /// The mode does not bound the device's access.
     None,
-    /// A device may reach a buffer for a stated time after it was handed back.
+    /// A device may reach a buffer for a bounded time after the driver got it back.
     Bounded,
-    /// No access outside live mappings, to the page.
+    /// A device cannot access pages outside live mappings.
     Strict,
-    /// No access outside live mappings, to the byte.
+    /// A device cannot access bytes outside live mappings.
     ByteGranular,
 }
 
@@ -153,24 +154,24 @@ impl fmt::Display for Safety {
     }
 }
 
-/// One mode.
+/// A mode: one choice for each axis.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mode {
-    /// Name.
+    /// Name, as given to `--modes` and printed in reports.
     pub name: String,
-    /// Question 1.
+    /// Axis 1: the source of addresses.
     pub alloc: Alloc,
-    /// Question 2.
+    /// Axis 2: the table.
     pub table: TableKind,
-    /// Question 3.
+    /// Axis 3: the time of invalidations.
     pub flush: FlushKind,
-    /// Question 4.
+    /// Axis 4: the owner of the table.
     pub owner: Owner,
-    /// Where it comes from, in a line.
+    /// Origin of the mode, in one line.
     pub about: &'static str,
 }
 
-/// The named modes, in the order in which reports show them.
+/// The named modes, in report order.
 #[rustfmt::skip]
 pub const NAMED: &[(&str, Alloc, TableKind, FlushKind, Owner, &str)] = {
     use {Alloc::*, FlushKind::*, TableKind as T, Owner::*};
@@ -208,7 +209,7 @@ pub const NAMED: &[(&str, Alloc, TableKind, FlushKind, Owner, &str)] = {
 };
 
 impl Mode {
-    /// All named modes.
+    /// Returns all named modes.
     pub fn named() -> Vec<Self> {
         NAMED
             .iter()
@@ -223,17 +224,17 @@ impl Mode {
             .collect()
     }
 
-    /// The mode of that name.
+    /// Returns the named mode `name`.
     pub fn find(name: &str) -> Option<Self> {
         Self::named().into_iter().find(|mode| mode.name == name)
     }
 
-    /// What the mode promises.
+    /// Returns the protection that the mode promises.
     pub fn safety(&self) -> Safety {
         match self.flush {
-            // The literal ring overwrites live entries and lets accesses run past a buffer's end,
-            // and the literal cache lets a device write what it was to read, for as long as that is
-            // in use: nothing bounds that.
+            // The ring as published overwrites live entries and lets accesses run past the end of a
+            // buffer. The cache as published lets a device write a read-only mapping while the
+            // mapping is in use. Neither exposure has a bound.
             FlushKind::Never | FlushKind::BurstAsPublished | FlushKind::PerCycleAsPublished => {
                 Safety::None
             }
@@ -247,7 +248,7 @@ impl Mode {
         }
     }
 
-    /// The bound that a `bounded` mode states.
+    /// Returns the stated bound of a `bounded` mode; `None` for other modes.
     pub fn bound(&self) -> Option<&'static str> {
         match self.flush {
             FlushKind::PerCycle | FlushKind::PerCycleAdaptive => {
@@ -260,12 +261,12 @@ impl Mode {
         }
     }
 
-    /// Whether it needs a unit that looks up rings, which no machine has today.
+    /// Returns true if the mode needs a unit that looks up rings. No machine has one today.
     pub fn has_rings(&self) -> bool {
         self.table.is_ring()
     }
 
-    /// Whether devices' accesses are translated at all.
+    /// Returns true if the IOMMU translates device accesses.
     pub fn translates(&self) -> bool {
         !matches!(self.alloc, Alloc::Identity)
     }

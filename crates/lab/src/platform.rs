@@ -1,4 +1,4 @@
-//! The machine of a replay: memory, frames, one IOMMU, context tables, and a clock that the trace
+//! The platform of a replay: memory, frames, one IOMMU, context tables, and a clock that the trace
 //! drives.
 
 use std::rc::Rc;
@@ -18,27 +18,27 @@ use crate::error::LabError;
 use crate::guest::QueueStats;
 use crate::hardware::{ContextTarget, Hardware, Host, Vtd};
 
-/// Where the buffers of a trace lie; traces are renamed to fit. A reservation of addresses: memory
-/// is what the tables take.
+/// Size of the region that holds the buffers of a trace; the reader renames trace addresses to fit.
+/// The region only reserves addresses: just the tables take memory.
 pub const DATA_BYTES: u64 = ringfence_trace::ARENA_BYTES;
-/// Room for tables above them: enough to map all data by 4 KiB pages.
+/// Size of the table region above the buffers: enough to map all buffers with 4 KiB pages.
 const TABLE_BYTES: u64 = 4 << 30;
-/// Both together: coherent memory comes from where tables do.
+/// Size of both regions. Coherent allocations come from the table region.
 pub const MEMORY_BYTES: u64 = DATA_BYTES + TABLE_BYTES;
 
-/// The IOMMU as the mapping layer sees it, with a list of the invalidations it has completed.
+/// The IOMMU as the DMA layer sees it. It logs completed invalidations.
 #[derive(Debug)]
 pub struct LoggedIommu<H> {
-    /// The hardware.
+    /// The modelled hardware.
     pub hardware: H,
-    /// Completed and not yet looked at.
+    /// Completed invalidations since the last call of `each_completed`.
     completed: Vec<Invalidation>,
-    /// All invalidations that the layer asked for so far.
+    /// Invalidations that the layer requested so far.
     count: u64,
 }
 
 impl<H: Hardware> LoggedIommu<H> {
-    /// Calls `each` for every invalidation completed since the last call, whoever asked for it.
+    /// Calls `each` for every invalidation completed since the last call, from any requester.
     pub fn each_completed(&mut self, each: impl FnMut(Invalidation)) {
         if H::Host::REMOTE {
             self.hardware.drain_completed(&mut self.completed);
@@ -51,8 +51,8 @@ impl<H: Hardware> Invalidator for LoggedIommu<H> {
     #[inline]
     fn submit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {
         let ticket = self.hardware.invalidator().submit(request)?;
-        // A host has asked the unit itself; else the unit completes what it accepts before it
-        // returns.
+        // A remote host invalidates the unit itself. A local unit completes a request before
+        // `submit` returns.
         if !H::Host::REMOTE {
             self.count += 1;
             self.completed.push(request);
@@ -72,14 +72,15 @@ pub struct ReplayPlatform<H = Vtd> {
     arena: Rc<Arena>,
     frames: Rc<Frames<Rc<Arena>>>,
     coherency: Coherency,
-    /// The IOMMU.
+    /// The IOMMU with its log of invalidations.
     pub iommu: LoggedIommu<H>,
-    /// The time.
+    /// Current time on the trace's clock.
     pub now: Nanos,
 }
 
 impl<H: Hardware> ReplayPlatform<H> {
-    /// A machine as `profile` describes it. With `enabled` false its IOMMU is off.
+    /// Creates the platform that `profile` describes. Its IOMMU translates only if `enabled` is
+    /// true.
     pub fn new(profile: &Profile, enabled: bool) -> Result<Self, LabError> {
         let arena = Rc::new(Arena::new(MEMORY_BYTES)?);
         let region = PhysRange::new(PhysAddr::new(DATA_BYTES), TABLE_BYTES)
@@ -102,7 +103,7 @@ impl<H: Hardware> ReplayPlatform<H> {
         })
     }
 
-    /// Directs a device's accesses.
+    /// Directs the accesses of `device` to the target `to`.
     pub fn attach(
         &mut self,
         device: RequesterId,
@@ -113,26 +114,26 @@ impl<H: Hardware> ReplayPlatform<H> {
         hardware.attach(&self.arena, &self.frames, device, domain, to)
     }
 
-    /// An access of a device, before the eyes of `observer`.
+    /// Translates an access of a device and reports it to `observer`.
     ///
     /// # Errors
-    /// The fault that stopped it.
+    /// The fault that stopped the access.
     #[inline]
     pub fn probe<O: Observer>(&mut self, request: &DmaRequest, observer: O) -> Result<(), Fault> {
         self.iommu.hardware.probe(&self.arena, request, observer)
     }
 
-    /// What the hardware has counted.
+    /// Returns the hardware's counters.
     pub fn stats(&self) -> IommuStats {
         self.iommu.hardware.stats()
     }
 
-    /// What went through the queue to a host.
+    /// Returns the counters of the queue to a host.
     pub fn traffic(&self) -> QueueStats {
         self.iommu.hardware.traffic()
     }
 
-    /// Invalidations so far, whoever asked for them.
+    /// Returns the number of invalidations so far, from any requester.
     pub fn invalidations(&self) -> u64 {
         if H::Host::REMOTE {
             self.traffic().invalidations
@@ -141,22 +142,22 @@ impl<H: Hardware> ReplayPlatform<H> {
         }
     }
 
-    /// Who keeps the tables, if it is not the layer.
+    /// Returns the host that owns the tables; `None` if the layer owns them.
     pub fn host(&self) -> Option<&H::Host> {
         self.iommu.hardware.host()
     }
 
-    /// Whether the walker snoops.
+    /// Returns the page walker's coherency.
     pub fn coherency(&self) -> Coherency {
         self.coherency
     }
 
-    /// The memory, for use beside the hardware.
+    /// Returns the memory.
     pub fn arena(&self) -> &Rc<Arena> {
         &self.arena
     }
 
-    /// Bytes of table frames in use and at most.
+    /// Returns the bytes of table frames in use, and their peak.
     pub fn table_bytes(&self) -> (u64, u64) {
         (self.frames.in_use() * 4096, self.frames.peak() * 4096)
     }

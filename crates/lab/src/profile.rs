@@ -1,4 +1,4 @@
-//! Cost profiles: what no user program can execute is charged from here, and the geometry of the
+//! Cost profiles: charges for work that no user program can execute, and the geometry of the
 //! modelled hardware.
 
 use std::fmt;
@@ -7,29 +7,29 @@ use ringfence_hw::{Geometry, GeometryError};
 use ringfence_pgtable::Coherency;
 use serde::{Deserialize, Serialize};
 
-/// Costs and geometry of one platform. Charged cycles are the platform's own; executed cycles are
-/// those of the processor that runs the replay. Reports keep the two apart.
+/// Costs and geometry of one platform. Charged cycles come from the profile; executed cycles are
+/// those of the CPU that runs the replay. Reports show the two separately.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Profile {
     /// Name, as given to `--profile`.
     pub name: String,
-    /// Where the numbers come from.
+    /// Source of the numbers.
     pub source: String,
-    /// Cycles of one IOTLB invalidation, from the submission to its completion. Charged per
-    /// invalidation command.
+    /// Cycles of one IOTLB invalidation, from submission to completion. Charged per invalidation
+    /// command.
     pub invalidation_cycles: u64,
-    /// Cycles from the moment a guest notifies its host until the host's work begins, and back:
-    /// charged per notification, in modes where a host does the work. Profiles from before there
-    /// was such a field have what [`r210_2015`](Self::r210_2015) assumes.
+    /// Cycles of a guest's notification: from the notification to the start of the host's work, and
+    /// back. Charged per notification, in modes in which a host owns the table. If an older profile
+    /// lacks this field, it takes the value of [`r210_2015`](Self::r210_2015).
     #[serde(default = "assumed_kick")]
     pub kick_cycles: u64,
-    /// Cycles a device waits for an IOTLB miss. Reported beside the hit rate; no part of the
-    /// processor's cost.
+    /// Cycles that a device waits for an IOTLB miss. Reported with the hit rate; not part of the
+    /// CPU cost.
     pub miss_cycles: u64,
-    /// Cycles a packet costs without protection, per mapping: the c of `relative_throughput`.
+    /// Cycles of a packet without protection, per mapping: the c of `relative_throughput`.
     pub c_none: f64,
-    /// Whether the page walker snoops the processor's caches.
+    /// True if the page walker snoops the CPU caches.
     pub coherent: bool,
     /// IOTLB sets, a power of two.
     pub iotlb_sets: u32,
@@ -39,8 +39,8 @@ pub struct Profile {
     pub walk_cache: [u32; 3],
 }
 
-/// No document prices a notification. This is the order of one exit from a guest and the entry
-/// back; waking a host's thread costs more.
+/// No paper gives the cost of a notification. This is the order of one guest exit and the entry
+/// back; waking a host thread costs more.
 const ASSUMED_KICK: u64 = 2000;
 
 fn assumed_kick() -> u64 {
@@ -48,14 +48,16 @@ fn assumed_kick() -> u64 {
 }
 
 impl Profile {
-    /// The machine of the rIOMMU and EIOVAR documents: Dell R210, Xeon E3-1220 at 3.1 GHz, Mellanox
-    /// 40 Gb/s.
+    /// The machine of the rIOMMU and EIOVAR papers: Dell R210, Xeon E3-1220 at 3.1 GHz, Mellanox 40
+    /// Gb/s.
     ///
-    /// Invalidation: about 2150 cycles (rIOMMU section 5.1; Table 1 prints 2127 to 2135). Miss:
-    /// 1532 cycles (section 5.3). c: half of the 1816 cycles that a packet of two mappings costs
-    /// without protection (Fig. 7). Page walks do not snoop (section 3.2). The documents print
-    /// neither IOTLB nor walk-cache geometry, nor what a guest's notification costs; these are
-    /// assumptions, printed with every report.
+    /// - Invalidation: about 2150 cycles (rIOMMU section 5.1; Table 1 prints 2127 to 2135).
+    /// - Miss: 1532 cycles (section 5.3).
+    /// - c: half of the 1816 cycles of a packet with two mappings and no protection (Fig. 7).
+    /// - Page walks do not snoop (section 3.2).
+    ///
+    /// The papers print neither the IOTLB and walk-cache geometry nor the cost of a guest's
+    /// notification. These values are assumptions; every report prints them.
     pub fn r210_2015() -> Self {
         Self {
             name: "r210-2015".into(),
@@ -72,7 +74,7 @@ impl Profile {
         }
     }
 
-    /// Refuses what no machine can be: every field is looked at before a replay begins.
+    /// Checks every field for a possible value. Callers check before a replay begins.
     ///
     /// # Errors
     /// See [`ProfileError`].
@@ -104,7 +106,7 @@ impl Profile {
         geometry("walk_cache level 3", 1, three)
     }
 
-    /// Whether the walker snoops, as tables want to know it.
+    /// Returns the page walker's coherency, for the tables.
     pub fn coherency(&self) -> Coherency {
         if self.coherent {
             Coherency::Coherent
@@ -113,35 +115,35 @@ impl Profile {
         }
     }
 
-    /// Profiles that come with the program.
+    /// Returns the bundled profiles.
     pub fn builtin() -> Vec<Self> {
         vec![Self::r210_2015()]
     }
 }
 
-/// A second, at the clock of today's fastest processors: more is a slip of the pen.
+/// About a second at the clock of today's fastest CPUs. A larger value is a typing error.
 const MAX_CYCLES: u64 = 10_000_000_000;
 
-/// What is wrong with a profile.
+/// The reason why a profile is invalid.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum ProfileError {
-    /// Reports could not say what charged.
+    /// The name is empty: reports could not name the profile.
     NoName,
-    /// A cost of more than seconds.
+    /// A cost exceeds `MAX_CYCLES`.
     TooManyCycles {
-        /// Which cost.
+        /// Name of the field.
         field: &'static str,
-        /// As given.
+        /// Value of the field.
         cycles: u64,
     },
-    /// `c_none` is not above 0, or no number.
+    /// `c_none` is not above 0, or not a finite number.
     NotPositive(f64),
-    /// A cache of an impossible shape.
+    /// A cache has an invalid geometry.
     Geometry {
-        /// Which cache.
+        /// Name of the cache.
         cache: &'static str,
-        /// Why it is impossible.
+        /// The reason why the geometry is invalid.
         source: GeometryError,
     },
 }
@@ -172,7 +174,7 @@ mod tests {
         // waits 2150. Section 5.3: a miss takes 1532.
         assert_eq!(profile.invalidation_cycles, 2150);
         assert_eq!(profile.miss_cycles, 1532);
-        // Fig. 7: 1816 cycles a packet, two mappings a packet.
+        // Fig. 7: 1816 cycles per packet, two mappings per packet.
         assert!((2.0 * profile.c_none - 1816.0).abs() < f64::EPSILON);
     }
 

@@ -9,22 +9,22 @@ use crate::modes::{Mode, Safety};
 use crate::oracle::Tally;
 use crate::replay::Outcomes;
 
-/// Version of the JSON form. Fields may be added under the same version, never removed or given
-/// another meaning. Version 2 writes null for a number that was not measured.
+/// Version of the JSON form. A version may gain fields, but never removes a field or changes its
+/// meaning. Version 2 writes null for a number that was not measured.
 pub const SCHEMA: u32 = 2;
 
-/// Violations by class.
+/// Violations by class: accesses that the IOMMU let through outside live grants.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Violations {
-    /// Through the mapping of an address that was released.
+    /// Accesses through the mapping of a released address.
     pub stale: u64,
-    /// Where there never was a mapping.
+    /// Accesses to addresses that never had a mapping.
     pub never: u64,
-    /// Against the direction of the mapping.
+    /// Accesses against the direction of the mapping.
     pub direction: u64,
-    /// Through another device's mapping.
+    /// Accesses to pages that only another device has mapped.
     pub foreign: u64,
-    /// All of them.
+    /// Sum of all classes.
     pub total: u64,
 }
 
@@ -40,121 +40,126 @@ impl From<Tally> for Violations {
     }
 }
 
-/// A trace in a mode. `docs/JSON.md` says what every field means. A field that is `None` was not
-/// measured.
+/// A trace in a mode. `docs/JSON.md` specifies every field. A `None` field was not measured.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Row {
     /// Name of the trace.
     pub trace: String,
     /// Name of the mode.
     pub mode: String,
-    /// What the mode promises: `byte-granular`, `strict`, `bounded` or `none`.
+    /// The promised protection: `byte-granular`, `strict`, `bounded` or `none`.
     pub safety: String,
-    /// The bound of a bounded mode.
+    /// The stated bound of a bounded mode.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bound: Option<String>,
-    /// `ok`, or what keeps the row from being taken at its word.
+    /// `ok`, or the reason why the row is not valid.
     pub status: ReplayStatus,
-    /// Mappings made.
+    /// Completed maps.
     pub maps: u64,
-    /// Mappings ended.
+    /// Unmaps that the replay performed, including refused ones.
     pub unmaps: u64,
     /// Average cycles of a map, executed and charged. `None` without a timed replay or a map.
     pub map_cycles: Option<f64>,
     /// Average cycles of an unmap, executed and charged. `None` without a timed replay or an unmap.
     pub unmap_cycles: Option<f64>,
-    /// The same by component. `None` without a timed replay or a map.
+    /// The same cycles by component. `None` without a timed replay or a map.
     pub components: Option<Components>,
-    /// Cycles that the profile charges for a map and an unmap, timed or not. `None` without both.
+    /// Cycles that the profile charges for a map and an unmap, with or without a timed replay.
+    /// `None` without a map or an unmap.
     pub charged_cycles: Option<f64>,
-    /// Share of map and unmap cycles that was charged by the profile.
+    /// Charged cycles as a share of the map and unmap cycles.
     pub charged_share: Option<f64>,
     /// c / (c + map + unmap).
     pub relative_throughput: Option<f64>,
-    /// Average length of the allocator's search. `None` without a map.
+    /// Average number of steps of the allocator's search. `None` without a map.
     pub search_len_mean: Option<f64>,
-    /// Longest search.
+    /// Number of steps of the longest search.
     pub search_len_max: u32,
-    /// Invalidation commands.
+    /// Number of invalidation commands.
     pub invalidations: u64,
-    /// Hits of the IOTLB in the metered pass, as a share of its lookups. `None` without a lookup.
+    /// IOTLB hits in the metered pass, as a share of the lookups. `None` without a lookup.
     pub iotlb_hit_rate: Option<f64>,
-    /// Hits of the walk caches of level 1, 2, 3 as shares of their lookups. `None` without a
+    /// Hits of the walk caches of levels 1, 2 and 3, as shares of their lookups. `None` without a
     /// lookup.
     pub walk_cache_hit_rate: [Option<f64>; 3],
     /// Words read from tables per walk. `None` without a walk.
     pub walk_references: Option<f64>,
-    /// Most mappings alive at once.
+    /// Peak number of live mappings.
     pub live_max: u64,
-    /// Bytes of tables, at most.
+    /// Peak size of the tables in bytes.
     pub table_bytes: u64,
-    /// Accesses of the device in the metered pass: one a page of each mapping.
+    /// Accesses of the device in the metered pass: one for each page of each mapping.
     pub accesses: u64,
-    /// Accesses of the attackers in the hostile pass. `None` without that pass.
+    /// Accesses of the attackers in the attack pass. `None` without that pass.
     pub attempts: Option<u64>,
-    /// Accesses let through outside live grants, both passes. `None` without the hostile pass.
+    /// Accesses outside live grants that the IOMMU let through, in both passes. `None` without the
+    /// attack pass.
     pub violations: Option<Violations>,
-    /// Accesses let through beside a buffer on its page. `None` without the hostile pass.
+    /// Accesses beside a buffer on its page that the IOMMU let through. `None` without the attack
+    /// pass.
     pub colocated: Option<u64>,
-    /// Accesses stopped inside a live grant, in the passes that were run.
+    /// Accesses inside a live grant that the IOMMU stopped, in all passes that ran.
     pub false_faults: u64,
-    /// Longest time from unmap's return to the end of the invalidation, on the trace's clock.
+    /// Longest time from the return of an unmap to the end of the invalidation, on the trace's
+    /// clock.
     pub stale_window_max_ns: u64,
-    /// Bytes times seconds of all such windows.
+    /// Sum over all such windows of bytes times seconds.
     pub stale_byte_seconds: f64,
-    /// Longest time a buffer was withheld.
+    /// Longest time for which the layer withheld a buffer.
     pub release_delay_max_ns: u64,
-    /// Mappings alive when the trace ends.
+    /// Number of live mappings at the end of the trace.
     pub live_at_end: u64,
     /// [`ReplayStatus::code`] of `status`.
     pub status_code: &'static str,
     /// Maps that waited for a slot of their ring.
     pub stalls: u64,
-    /// Maps that never got one: their mapping ended, or the trace, while they waited. They are not
-    /// among `maps` and `unmaps`.
+    /// Maps that never got a slot: their mapping or the trace ended while they waited. `maps` and
+    /// `unmaps` do not count them.
     pub stalled_out: u64,
-    /// Requests to a host to map or to unmap; 0 where the kernel does it itself.
+    /// Map and unmap requests to a host; 0 if the kernel owns the table.
     pub requests: u64,
-    /// Notifications of the host: requests that wait together have one.
+    /// Notifications of the host. Requests that wait together share one.
     pub kicks: u64,
-    /// Walks of the guest's second stage by the host; 0 where guest-physical is physical.
+    /// Walks of the guest's second stage by the host; 0 if guest-physical addresses equal physical
+    /// ones.
     pub host_walks: u64,
-    /// Words of the second stage that finding pages has read, by walks or through the pointer to
-    /// the last table.
+    /// Words of the second stage that the host read to find pages, by walks or through the pointer
+    /// to the last table.
     pub host_reads: u64,
-    /// Frames given to pages of the guest that had none.
+    /// Frames that the host gave to guest pages without one.
     pub host_frames: u64,
-    /// Those of them that were not in the host's pool, and were asked for while the guest waited.
+    /// Those of `host_frames` that the host allocated outside its pool while the guest waited.
     pub host_frames_awaited: u64,
-    /// Mappings that nobody used and a cache still kept when the trace ended.
+    /// Unused mappings that a cache still kept at the end of the trace.
     pub kept_at_end: u64,
-    /// Their part of `stale_byte_seconds`: until the end of the trace, not of their residency.
+    /// Share of these mappings in `stale_byte_seconds`: up to the end of the trace, not of their
+    /// residency.
     pub kept_byte_seconds: f64,
-    /// Like `stale_window_max_ns`, to the end of the last window: modes with a cache run on after
-    /// the trace.
+    /// Like `stale_window_max_ns`, up to the end of the last window. Modes with a cache run on
+    /// after the end of the trace.
     pub exposed_max_ns: u64,
-    /// Like `stale_byte_seconds`, to the end of the last window.
+    /// Like `stale_byte_seconds`, up to the end of the last window.
     pub exposed_byte_seconds: f64,
-    /// From the end of the trace to the invalidation of the last mapping that a cache kept.
+    /// Time from the end of the trace to the invalidation of the last mapping that a cache kept.
     pub exposed_after_end_ns: u64,
-    /// Accesses of the attackers let through outside live grants after the trace's end; not among
-    /// `violations`. `None` without the hostile pass.
+    /// Accesses of the attackers outside live grants that the IOMMU let through after the end of
+    /// the trace. `violations` does not count them. `None` without the attack pass.
     pub reached_after_end: Option<u64>,
-    /// Mappings that a cache still kept when the time of its bound was over.
+    /// Mappings that a cache kept beyond its stated bound.
     pub overdue: u64,
 }
 
-/// What a row is made of.
+/// The inputs of a row.
 pub struct RowInputs<'a> {
     /// Name of the trace.
     pub trace: &'a str,
-    /// The mode.
+    /// The mode of the row.
     pub mode: &'a Mode,
-    /// The metered pass.
+    /// Outcomes of the metered pass.
     pub metered: &'a Outcomes,
-    /// The hostile pass.
+    /// Outcomes of the attack pass; `None` without that pass.
     pub attack: Option<&'a Outcomes>,
-    /// The meter; `None` without a timed replay.
+    /// Cycles from the meter; `None` without a timed replay.
     pub components: Option<Components>,
     /// The c of `relative_throughput`.
     pub baseline_cycles: f64,
@@ -164,18 +169,18 @@ pub struct RowInputs<'a> {
     pub kick_cycles: u64,
     /// T and C of modes with a cache.
     pub rtc: RtcParams,
-    /// Whether safety may be claimed, and if not, why.
+    /// `Ok` if the row may claim safety; otherwise the reason why not.
     pub status: ReplayStatus,
 }
 
-/// `None` where there is nothing to take a share of.
+/// Returns `part / whole`; `None` if `whole` is 0.
 fn ratio(part: u64, whole: u64) -> Option<f64> {
     (whole > 0).then(|| part as f64 / whole as f64)
 }
 
 impl Row {
-    /// A row of zeros as a run over a trace with maps and unmaps gives one: `timed` with
-    /// repetitions, `hostile` with the hostile pass. It says which fields have a value.
+    /// Returns a row of zeros with the same `Some` fields as a run over a trace with maps and
+    /// unmaps. `timed` is true for a run with repetitions, `hostile` for one with the attack pass.
     pub fn of_run(timed: bool, hostile: bool) -> Self {
         let cycles = timed.then_some(0.0);
         let count = hostile.then_some(0);
@@ -199,12 +204,12 @@ impl Row {
         }
     }
 
-    /// Cycles of a map and an unmap together, if both were measured.
+    /// Returns the cycles of a map plus an unmap; `None` unless both were measured.
     pub fn cycles(&self) -> Option<f64> {
         Some(self.map_cycles? + self.unmap_cycles?)
     }
 
-    /// Puts a row together.
+    /// Builds a row.
     pub fn new(parts: &RowInputs<'_>) -> Self {
         let RowInputs {
             trace,
@@ -242,7 +247,7 @@ impl Row {
         let hardware = &metered.hardware;
         let walks = hardware.iotlb_misses;
         let safe = parts.status.is_ok();
-        // Exposure is measured: a promise that the oracle saw broken is not repeated.
+        // A row does not repeat a promise that the oracle saw broken.
         let promise = mode.safety();
         let broken = promise >= Safety::Strict && tally.violations() > 0;
         let status = if safe && broken {
@@ -262,7 +267,7 @@ impl Row {
                 Safety::None.to_string()
             },
             bound: match parts.rtc.for_mode(mode) {
-                // The bound is the same whatever the cycles are that a mode has it in.
+                // All modes with a cache state the same bound, computed from T and C.
                 Some(_) if promise == Safety::Bounded => Some(parts.rtc.to_string()),
                 _ => mode.bound().map(str::to_owned),
             },

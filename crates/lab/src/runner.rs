@@ -1,4 +1,4 @@
-//! What runs for one mode: its passes under the oracle, and its meter.
+//! The replays of one mode: its passes under the oracle, and its meter.
 
 use ringfence_devices::{
     Attacker, DmaPort, DriverEvent, Neighbour, Racer, Replayer, Reuse, Straddler,
@@ -28,11 +28,11 @@ use crate::platform::{DATA_BYTES, ReplayPlatform};
 use crate::replay::{AttachInfo, CheckedReplay, MakeSpace, Outcomes};
 use crate::ring::RingParts;
 
-/// A replay under the oracle, whatever its mode.
+/// A replay that the oracle checks, for any mode.
 pub trait OracleReplay {
     /// Performs a plan.
     fn run(&mut self, plan: &Plan, devices: &Devices) -> Result<(), LabError>;
-    /// Ends the replay.
+    /// Ends the replay and returns its outcomes. `alive` lists the mappings that are still live.
     fn finish(&mut self, alive: &[(MappingId, DeviceIndex)]) -> Outcomes;
 }
 
@@ -52,17 +52,17 @@ where
     }
 }
 
-/// Whom rings meet as well: who looks beside a buffer, and who does not stop at its end.
+/// Attackers for rings only: one accesses the bytes beside a buffer, one runs past its end.
 type BufferEdgeAttackers = (Neighbour, Straddler);
 
-/// Who attacks in a pass. A value and no type, so that both passes of a mode are one type.
+/// The attackers of a pass. An enum, so that both passes of a mode have the same type.
 enum PassAttackers {
-    /// Nobody, in the metered pass.
+    /// No attacker, in the metered pass.
     None,
-    /// Whom every mode meets.
+    /// The attackers of every mode.
     Paged(Box<(Replayer, Neighbour)>),
-    /// Rings meet the straddler too, and the racer last: what it keeps warm next takes the place of
-    /// what the replayer has just tried.
+    /// Adds the straddler and the racer. The racer runs last, because the entry that it keeps warm
+    /// replaces the one that the replayer has just tried.
     Rings(Box<((Replayer, BufferEdgeAttackers), Racer)>),
 }
 
@@ -95,23 +95,23 @@ impl Attacker for PassAttackers {
     }
 }
 
-/// Makes the replays of one mode.
+/// Creates the oracle replays of one mode.
 struct BuildReplays<'a> {
     options: &'a CompareOptions,
 }
 
-/// What runs for one mode.
+/// The replays of one mode.
 pub struct Runner {
     /// The metered pass.
     pub metered: Box<dyn OracleReplay>,
-    /// The hostile pass.
+    /// The attack pass; `None` if the options disable it.
     pub attack: Option<Box<dyn OracleReplay>>,
-    /// The meter.
+    /// The meter; `None` without repetitions.
     pub meter: Option<Box<dyn Meter>>,
 }
 
 impl BuildReplays<'_> {
-    /// The passes under the oracle, without a meter.
+    /// Creates the passes under the oracle, without a meter.
     fn oracle_replays<H, S, F>(
         &self,
         enabled: bool,
@@ -156,7 +156,7 @@ impl ModeVisitor for BuildReplays<'_> {
                 let domain = of.domain;
                 let directed = match kind {
                     TableKind::StaticRadix => {
-                        // Pages of 2 MiB: what a kernel uses for such a map.
+                        // Kernels use 2 MiB pages for such a map.
                         let format =
                             SecondStage::new(Levels::Four).with_pages_up_to(PageSize::Size2M);
                         let table = Table::new(
@@ -217,9 +217,10 @@ impl ModeVisitor for BuildReplays<'_> {
         self.oracle_replays(true, Ownership::Shared, flush, attackers, make, cycles)
     }
 
-    /// The attackers of the other modes and two more. An entry of a ring's cache is overwritten by
-    /// its successor's, so that a stale one is only met by a device that keeps it warm; and a unit
-    /// that looks buffers up by the byte may stop an access at its first byte only.
+    /// Uses the attackers of the other modes and two more. The cache entry of a ring is overwritten
+    /// by that of the next slot, so only a device that keeps a stale entry warm (the racer) can use
+    /// it. A unit that looks up buffers by the byte may check only the first byte of an access (the
+    /// straddler).
     fn rings<D, L, F>(self, recipe: RingParts<D, L, F>) -> Self::Output
     where
         D: ReplayRing,
@@ -248,10 +249,10 @@ impl ModeVisitor for BuildReplays<'_> {
     }
 }
 
-/// What runs for `mode`.
+/// Creates the replays of `mode`.
 ///
 /// # Errors
-/// The mode is not built in, or no memory could be had.
+/// The mode is not built in, or memory is short.
 pub fn runner(mode: &Mode, options: &CompareOptions) -> Result<Runner, LabError> {
     let mut runner = dispatch_dyn(mode, BuildReplays { options })??;
     if options.repetitions > 0 {
@@ -260,7 +261,7 @@ pub fn runner(mode: &Mode, options: &CompareOptions) -> Result<Runner, LabError>
     Ok(runner)
 }
 
-/// Makes the meter alone.
+/// Creates the meter alone.
 struct BuildMeter<'a> {
     options: &'a CompareOptions,
 }
@@ -315,10 +316,10 @@ impl ModeVisitor for BuildMeter<'_> {
     }
 }
 
-/// The meter of `mode`, without machine and oracle.
+/// Creates the meter of `mode`, without a platform and an oracle.
 ///
 /// # Errors
-/// The mode is not built in, or no memory could be had.
+/// The mode is not built in, or memory is short.
 pub fn meter(mode: &Mode, options: &CompareOptions) -> Result<Box<dyn Meter>, LabError> {
     let alone = BuildMeter { options };
     if is_special(mode) {

@@ -1,4 +1,4 @@
-//! Whether a row may be taken at its word.
+//! The validity of a row.
 
 use std::fmt;
 
@@ -7,67 +7,66 @@ use serde::{Serialize, Serializer};
 
 use crate::modes::Safety;
 
-/// `Ok`, or what keeps a row from being taken at its word. Serialised as the sentence that it
-/// prints as; [`code`](Self::code) is for programs.
+/// `Ok`, or the reason why a row does not represent its trace and mode. Serialised as the sentence
+/// that it displays; programs use [`code`](Self::code).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ReplayStatus {
-    /// Nothing.
+    /// The row is valid.
     #[default]
     Ok,
-    /// The kernel lost events: pairs are broken.
+    /// The kernel lost this many events, so maps and unmaps do not pair.
     LostEvents(u64),
     /// The driver of a replayed device skips unmaps.
     SkipsUnmaps,
-    /// The layer refused maps: the row stands for less than the trace.
+    /// The DMA layer refused maps: the row covers less than the trace.
     RefusedMaps {
-        /// How many.
+        /// Number of refused maps.
         count: u64,
-        /// The first.
+        /// Error of the first refused map.
         first: MapError,
     },
-    /// The layer refused unmaps: their mappings stay.
+    /// The DMA layer refused this many unmaps; their mappings stay.
     RefusedUnmaps(u64),
-    /// Buffers never came back, because their invalidation failed.
+    /// The driver never got this many buffers back, because their invalidation failed.
     NotFlushed(u64),
-    /// More than one map in a hundred never got a slot of its ring: the driver unmaps in another
-    /// order than a tail can follow, and the row stands for the rest of the trace only.
+    /// More than one map in a hundred never got a slot of its ring. The driver unmaps in an order
+    /// that a ring tail cannot follow; the row covers only the other maps.
     RingDoesNotFit {
-        /// Maps that waited in vain.
+        /// Maps that never got a slot.
         stalled_out: u64,
-        /// Maps that the trace asks for.
+        /// Maps that the trace requests.
         wanted: u64,
     },
-    /// Maps were refused in a timed replay, and in no other: the cycles stand for less than the
-    /// trace.
+    /// Only the timed replay refused maps: the cycles cover less than the trace.
     RefusedInMeter {
-        /// How many, in the replay that refused most.
+        /// Number of refused maps, in the replay that refused most.
         count: u64,
-        /// The first.
+        /// Error of the first refused map.
         first: MapError,
     },
-    /// So much is mapped at once that the tables of all timed replays would not fit into memory: no
-    /// cycles.
+    /// No cycles: the trace maps so much at once that the tables of all timed replays would not fit
+    /// into memory.
     NotTimed {
-        /// Most bytes mapped at once, in whole pages.
+        /// Peak of mapped bytes, in whole pages.
         bytes: u64,
     },
-    /// The oracle saw the mode's promise broken.
+    /// The oracle saw accesses that the mode promises to prevent.
     Broken {
-        /// Violations.
+        /// Number of violations.
         violations: u64,
-        /// What was promised.
+        /// The broken promise.
         promise: Safety,
     },
 }
 
 impl ReplayStatus {
-    /// Whether the row may be taken at its word.
+    /// Returns true if the row is valid.
     pub fn is_ok(&self) -> bool {
         *self == Self::Ok
     }
 
-    /// A name that does not change.
+    /// Returns a stable name for programs.
     pub fn code(&self) -> &'static str {
         match self {
             Self::Ok => "ok",

@@ -1,37 +1,37 @@
-//! The names of the answers to the four questions, as `ringfence modes` prints them and `--mode`
-//! takes them.
+//! The command-line names of the choices on each axis, as `ringfence modes` prints them and
+//! `--mode` takes them.
 
 use std::fmt;
 
 use super::hint;
 use crate::modes::{Alloc, FlushKind, Owner, TableKind};
 
-/// An answer that has a name on the command line.
+/// A choice that has a name on the command line.
 pub trait Axis: Sized + Copy {
-    /// The question, as the key of `--mode`.
+    /// The name of the axis: a key of `--mode`.
     const KEY: &'static str;
 
-    /// The name.
+    /// Returns the name of the choice.
     fn name(self) -> String;
 
-    /// The names that [`Axis::parse`] takes.
+    /// Returns the names that [`Axis::parse`] accepts.
     fn names() -> Vec<String>;
 
-    /// The answer of that name.
+    /// Returns the choice named `text`.
     ///
     /// # Errors
-    /// There is none.
+    /// No choice has this name.
     fn parse(text: &str) -> Result<Self, ParseAxisError>;
 }
 
-/// A name that is no answer.
+/// The name is not a choice of the axis.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParseAxisError {
-    /// The question.
+    /// The name of the axis.
     pub axis: &'static str,
-    /// The name.
+    /// The unknown name.
     pub name: String,
-    /// What it could have been.
+    /// The valid names.
     pub candidates: Vec<String>,
 }
 
@@ -53,7 +53,7 @@ impl fmt::Display for ParseAxisError {
 
 impl std::error::Error for ParseAxisError {}
 
-/// Looks a name up among the answers of a question.
+/// Returns the choice in `all` with this name.
 fn parse_among<T: Axis>(text: &str, all: &[T]) -> Result<T, ParseAxisError> {
     let found = all.iter().find(|answer| answer.name() == text);
     found.copied().ok_or_else(|| ParseAxisError {
@@ -108,7 +108,7 @@ impl Axis for Alloc {
     }
 
     fn parse(text: &str) -> Result<Self, ParseAxisError> {
-        // Freelists of at most K: `eiovar-64`.
+        // Freelists of at most K entries: `eiovar-64`.
         match text.strip_prefix("eiovar-").map(str::parse::<usize>) {
             Some(Ok(k)) if k > 0 => Ok(Self::Eiovar(Some(k))),
             _ => parse_among(text, Self::ALL),

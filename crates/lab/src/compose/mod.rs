@@ -1,4 +1,4 @@
-//! A mode composed by the user: `alloc=magazine,table=radix,flush=burst`, or the reason why not.
+//! Modes that a user composes: `alloc=magazine,table=radix,flush=burst`.
 
 mod axes;
 mod suggest;
@@ -10,25 +10,25 @@ use std::fmt;
 
 use crate::modes::{Alloc, FlushKind, Mode, Owner, TableKind};
 
-/// Why a row of answers is no mode.
+/// The reason why a composition is not a mode.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ComposeError {
-    /// A part that is no `question=answer`.
+    /// A part has no `axis=choice` form.
     NotKeyValue(String),
-    /// A question that is not one of the four.
+    /// The key is not one of the four axes.
     NoSuchAxis(String),
-    /// A question answered twice.
+    /// The composition gives an axis twice.
     Twice(&'static str),
-    /// A question not answered.
+    /// The composition lacks an axis.
     Missing(&'static str),
-    /// An answer that there is not.
+    /// The axis has no such choice.
     NoSuchValue(ParseAxisError),
-    /// The answers make no sense together.
+    /// The choices do not fit together.
     Unsupported {
-        /// The row, as composed.
+        /// The composition, as the user wrote it.
         mode: String,
-        /// Why.
+        /// The reason, as a sentence.
         reason: &'static str,
     },
 }
@@ -76,7 +76,8 @@ fn set<T: Axis>(slot: &mut Option<T>, text: &str) -> Result<(), ComposeError> {
     Ok(())
 }
 
-/// The mode that `row` describes. A row that a named mode has keeps that name.
+/// Returns the mode that `row` composes. If a named mode has the same choices, the result is that
+/// mode, with its name.
 ///
 /// # Errors
 /// See [`ComposeError`].
@@ -123,7 +124,7 @@ pub fn compose(row: &str) -> Result<Mode, ComposeError> {
     }))
 }
 
-/// Why these answers do not go together.
+/// Returns the reason why these choices do not fit together; `None` if they do.
 fn senseless(alloc: Alloc, table: TableKind, flush: FlushKind) -> Option<&'static str> {
     use {Alloc as A, FlushKind as F, TableKind as T};
     let fixed = matches!(table, T::None | T::PassThrough | T::StaticRadix);
@@ -186,7 +187,7 @@ fn senseless(alloc: Alloc, table: TableKind, flush: FlushKind) -> Option<&'stati
     }
 }
 
-/// Why a row that makes sense in a kernel makes none where somebody else does the work.
+/// Returns the reason why the owner does not fit the other choices; `None` if it does.
 fn misplaced(alloc: Alloc, table: TableKind, flush: FlushKind, who: Owner) -> Option<&'static str> {
     use {Alloc as A, FlushKind as F, TableKind as T};
     let cached = matches!(

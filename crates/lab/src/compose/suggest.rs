@@ -1,19 +1,19 @@
-//! What a mistyped name was probably meant to be.
+//! Suggestions for mistyped names.
 
-/// The candidate that differs least from `given`, if it differs little: a third of its letters,
-/// each added, left out or replaced.
+/// Returns the candidate with the smallest edit distance from `given`, if that is at most a third
+/// of the letters of `given`.
 fn nearest<'a>(given: &str, candidates: &'a [String]) -> Option<&'a str> {
     let distances = candidates.iter().map(|name| (distance(given, name), name));
     let (least, name) = distances.min_by_key(|(distance, _)| *distance)?;
     (least * 3 <= given.chars().count().max(3)).then_some(name.as_str())
 }
 
-/// `did you mean fence? ` where one candidate is near; nothing where none is.
+/// Returns `did you mean fence? ` if a candidate is close; an empty string otherwise.
 pub fn hint(given: &str, candidates: &[String]) -> String {
     nearest(given, candidates).map_or_else(String::new, |name| format!("did you mean {name}? "))
 }
 
-/// Levenshtein's distance.
+/// Returns the Levenshtein distance.
 fn distance(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();

@@ -1,12 +1,12 @@
-//! A chunk of a trace as the replay performs it: what every mode does alike is decided here once,
-//! before any mode runs.
+//! The steps of a trace chunk that are common to all modes. The planner decides them once, before
+//! any mode runs.
 //!
-//! Beside maps and unmaps a plan says where bursts end. A burst is a run of unmaps of one (device,
-//! direction, CPU); it ends at any other event of that key, 50 us after its first unmap, or before
-//! a map of a page that it still withholds (decision 0005).
+//! Besides maps and unmaps, a plan contains the ends of bursts. A burst is a run of unmaps of one
+//! (device, direction, CPU). It ends at any other event of that key, 50 us after its first unmap,
+//! or before a map of a page that it still withholds (decision 0005).
 //!
-//! If asked, it says too where doorbells are: after each run of maps of one (device, direction,
-//! CPU), which any other operation or tick ends (decision 0012).
+//! On request, a plan also contains doorbells. A doorbell follows each run of maps of one (device,
+//! direction, CPU); any other operation or tick ends the run (decision 0012).
 
 mod pass;
 mod withheld;
@@ -24,112 +24,113 @@ use crate::error::LabError;
 use crate::guest::RtcParams;
 use crate::limits::ReplayLimits;
 
-/// How long a burst may last on the trace's clock.
+/// Longest duration of a burst on the trace's clock.
 pub const BURST_NS: u64 = 50_000;
 
-/// How often timers are looked at on the trace's clock: a jiffy.
+/// Interval between timer ticks on the trace's clock: a jiffy.
 const TICK_NS: u64 = 1_000_000;
 
-/// How long timers are looked at while nothing happens: no timer of a policy runs longer.
+/// Time for which ticks continue after the last operation. No policy has a longer timer.
 const QUIET_NS: u64 = 12_000_000;
 
-/// Most bursts that are open at once, each of a device, direction and CPU. A machine has few
-/// within the 50 us that a burst lasts; a trace whose clock stands still could open any number,
-/// and each operation looks for its own among them.
+/// Maximum number of open bursts; each belongs to a (device, direction, CPU). A machine has few
+/// within the 50 us of a burst. A trace whose clock stands still could open any number, and each
+/// operation searches all of them.
 const MAX_OPEN_BURSTS: usize = 1024;
 
-/// Most ends of cycles behind [`QUIET_NS`] of quiet, for each length of a cycle. A cache keeps a
-/// mapping for C cycles, C is at most 254, so all that it kept has left at the last of 256.
+/// Maximum number of cycle ends to plan after [`QUIET_NS`] of quiet, for each cycle length. A cache
+/// keeps a mapping for C cycles and C is at most 254, so the cache is empty after 256 ends.
 const MAX_IDLE_CYCLES: u64 = 256;
 
-/// Ends of cycles after which a cache of C cycles has let go of all that nobody uses. The literal
-/// one gives a mapping that was used again a second round of C + 1.
+/// Returns the number of cycle ends after which a cache of C cycles has dropped all unused
+/// mappings. The cache as published keeps a reused mapping for a second round of C + 1.
 fn idle_cycle_ends(cycles: Cycles) -> u64 {
     MAX_IDLE_CYCLES.min(2 * (u64::from(cycles.get()) + 1))
 }
 
-/// Steps behind which a plan ends: a chunk of long gaps has many more steps than operations.
+/// Number of steps after which a plan ends. A chunk with long gaps has many more steps than
+/// operations.
 const MAX_STEPS: usize = 64 * 1024;
 
-/// One step.
+/// One step of a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
     /// Map `segments[first..first + count]`.
     Map {
         /// Slot of the mapping.
         id: MappingId,
-        /// Whose.
+        /// Device that maps.
         device: DeviceIndex,
-        /// On which processor.
+        /// Index of the CPU.
         cpu: u16,
-        /// Direction.
+        /// Direction of the DMA.
         direction: Direction,
         /// First segment in [`Plan::segments`].
         first: u32,
         /// Number of segments.
         count: u32,
     },
-    /// Unmap.
+    /// Unmap the mapping `id`.
     Unmap {
         /// Slot of the mapping.
         id: MappingId,
-        /// Whose.
+        /// Device that unmaps.
         device: DeviceIndex,
-        /// On which processor.
+        /// Index of the CPU.
         cpu: u16,
-        /// Direction.
+        /// Direction of the DMA.
         direction: Direction,
     },
-    /// The device is told of a run of maps.
+    /// Ring the device's doorbell after a run of maps.
     Doorbell {
-        /// Whose.
+        /// Device of the maps.
         device: DeviceIndex,
-        /// On which processor.
+        /// Index of the CPU.
         cpu: u16,
-        /// Of which direction.
+        /// Direction of the maps.
         direction: Direction,
     },
-    /// A burst ends.
+    /// End the burst of a (device, CPU, direction).
     EndBurst {
-        /// Whose.
+        /// Device of the burst.
         device: DeviceIndex,
-        /// On which processor.
+        /// Index of the CPU.
         cpu: u16,
-        /// Of which direction.
+        /// Direction of the burst.
         direction: Direction,
     },
-    /// Time has passed: timers may be due.
+    /// Check timers: some may be due.
     Tick,
 }
 
 /// A step and its time.
 #[derive(Debug, Clone, Copy)]
 pub struct TimedStep {
-    /// On the trace's clock.
+    /// Time on the trace's clock.
     pub time: Nanos,
-    /// What to do.
+    /// The step.
     pub step: Step,
 }
 
 /// The steps of one chunk.
 #[derive(Debug, Default)]
 pub struct Plan {
-    /// In order.
+    /// Steps in order of time.
     pub steps: Vec<TimedStep>,
-    /// What the maps refer to.
+    /// Segments that the maps refer to.
     pub segments: Vec<PhysRange>,
-    /// Maps among the steps.
+    /// Number of maps among the steps.
     pub maps: u64,
-    /// Unmaps among the steps.
+    /// Number of unmaps among the steps.
     pub unmaps: u64,
-    /// Lines of the trace that the steps stand for.
+    /// Trace lines that the steps cover.
     pub lines: u64,
-    /// Times of the ticks at which cycles end and nothing else is due, in order.
+    /// Times of the ticks that only a cycle end requires, in order.
     pub quiet: Vec<Nanos>,
 }
 
 impl Plan {
-    /// The segments of a map.
+    /// Returns the segments of a map.
     #[inline]
     pub fn segments(&self, first: u32, count: u32) -> &[PhysRange] {
         let first = first as usize;
@@ -149,44 +150,43 @@ struct OpenBurst {
     withheld: Withheld,
 }
 
-/// Turns chunks into plans. Remembers what is live and which bursts are open between chunks.
+/// Turns chunks into plans. Keeps live mappings and open bursts across chunks.
 #[derive(Debug)]
 pub struct Planner {
     /// Device and direction of each live mapping, by slot.
     live: Vec<Option<(DeviceIndex, Direction)>>,
-    /// Processors in order of appearance: the rows of per-CPU state.
+    /// CPUs in order of appearance. The position is the index of the per-CPU state.
     cpus: Vec<u16>,
-    /// Segments of live mappings, by slot, for the pages that a burst withholds.
+    /// Segments of live mappings by slot, for the pages that a burst withholds.
     pages: Vec<Vec<PhysRange>>,
-    /// Oldest first.
+    /// Open bursts, oldest first.
     open: Vec<OpenBurst>,
     withheld: Withheld,
     ticked: Nanos,
-    /// Time of the operation before the last.
+    /// Time of the previous operation.
     last: Nanos,
     now: Nanos,
-    /// No operation so far.
+    /// True before the first operation.
     first: bool,
     /// Bursts ended because a withheld page was mapped again.
     pub bursts_cut_by_map: u64,
-    /// Bursts.
+    /// Number of bursts.
     pub bursts: u64,
     live_pages: u64,
-    /// Most pages mapped at once, counted once for each mapping.
+    /// Peak number of mapped pages. A page counts once for each mapping.
     pub live_pages_max: u64,
-    /// Whether doorbells are wanted, and the run of maps that has none yet.
+    /// True if plans contain doorbells. `rings` is the run of maps without a doorbell so far.
     doorbells: bool,
     rings: Option<Key>,
-    /// Cycles, at whose ends timers are looked at whatever happens.
+    /// Cycle parameters of the caches. Timers tick at the end of each cycle.
     cycles: Vec<RtcParams>,
-    /// Operations planned, and the ends of cycles in the caches of all devices while there was
-    /// none.
+    /// Planned operations, and cycle ends in the caches of all devices during quiet time.
     operations: u64,
     cycle_ends: u64,
-    /// Devices to keep; none means all.
+    /// Devices to plan; `None` for all.
     only: Option<Vec<DeviceIndex>>,
     limits: ReplayLimits,
-    /// By device: whether it has mapped memory.
+    /// By device: true if it has mapped memory.
     seen: Vec<bool>,
     devices: usize,
 }
@@ -198,7 +198,7 @@ impl Default for Planner {
 }
 
 impl Planner {
-    /// A planner for all devices of a trace.
+    /// Returns a planner for all devices of a trace.
     pub fn new() -> Self {
         Self {
             live: Vec::new(),
@@ -226,41 +226,41 @@ impl Planner {
         }
     }
 
-    /// Refuses, from now on, traces beyond `limits`.
+    /// Enforces `limits` from now on.
     pub fn with_limits(mut self, limits: ReplayLimits) -> Self {
         self.limits = limits;
         self
     }
 
-    /// Says from now on where devices are told of maps.
+    /// Plans doorbells from now on.
     pub fn with_doorbells(mut self) -> Self {
         self.doorbells = true;
         self
     }
 
-    /// Looks at timers, from now on, at each end of these cycles too, until a cache that has them
+    /// Also plans a tick at each end of these cycles from now on, until a cache with these cycles
     /// is empty.
     pub fn with_cycles(mut self, cycles: impl IntoIterator<Item = RtcParams>) -> Self {
         let cycles = cycles.into_iter().filter(|cycling| cycling.cycle_ns > 0);
         self.cycles.extend(cycles);
-        // Of one length the one that keeps longest.
+        // Of several entries with the same length, keep the one with the most cycles.
         self.cycles
             .sort_unstable_by_key(|cycling| (cycling.cycle_ns, Reverse(cycling.cycles)));
         self.cycles.dedup_by_key(|cycling| cycling.cycle_ns);
         self
     }
 
-    /// Skips, from now on, the operations of devices that are not called one of `names`.
+    /// From now on, plans only the operations of the devices in `names`.
     pub fn only_devices(&mut self, devices: &Devices, names: &[String]) {
         self.only = Some(names.iter().filter_map(|name| devices.find(name)).collect());
     }
 
-    /// Whether operations of `device` are planned.
+    /// Returns true if the planner plans operations of `device`.
     pub fn keeps(&self, device: DeviceIndex) -> bool {
         self.only.as_ref().is_none_or(|only| only.contains(&device))
     }
 
-    /// Mappings that are alive, and whose.
+    /// Returns the live mappings and their devices.
     pub fn live_mappings(&self) -> Vec<(MappingId, DeviceIndex)> {
         let ids = (0..).map(MappingId);
         ids.zip(&self.live)
@@ -268,7 +268,7 @@ impl Planner {
             .collect()
     }
 
-    /// Whether `device`, which maps memory, is one of as many as may.
+    /// Counts `device` as one that maps memory. Returns false above the limit on devices.
     fn admit(&mut self, device: DeviceIndex) -> bool {
         let index = device.index();
         if self.seen.len() <= index {
@@ -280,16 +280,16 @@ impl Planner {
         self.devices <= self.limits.devices
     }
 
-    /// Plans the operations of `chunk` into `plan`, whose memory is reused.
+    /// Plans the operations of `chunk` into `plan`, and reuses its memory.
     ///
     /// # Errors
-    /// More devices map memory than may.
+    /// The trace exceeds a limit on devices, CPUs or cycle ends.
     pub fn plan(&mut self, chunk: &Chunk, plan: &mut Plan) -> Result<(), LabError> {
         self.plan_part(chunk, 0, usize::MAX, plan).map(drop)
     }
 
-    /// The same from operation `first` on, until there are `most` steps or more; returns the
-    /// operation to go on with.
+    /// Plans from operation `first` on, until the plan has at least `most` steps. Returns the index
+    /// of the next operation.
     fn plan_part(
         &mut self,
         chunk: &Chunk,
@@ -417,7 +417,7 @@ impl Planner {
         }
     }
 
-    /// Ends all bursts and lets all timers run out, at the end of the trace.
+    /// Ends all bursts and lets all timers expire, at the end of the trace.
     pub fn finish(&mut self, plan: &mut Plan) {
         self.last = self.now;
         let time = Nanos(self.now.0.saturating_add(QUIET_NS));
@@ -429,7 +429,7 @@ impl Planner {
         }
     }
 
-    /// Lets the clock run to `time`, burst ends and ticks in order.
+    /// Advances the clock to `time` and emits burst ends and ticks in order.
     fn tick_until(&mut self, time: Nanos, plan: &mut Plan) {
         let quiet = Nanos(self.last.0.saturating_add(QUIET_NS));
         while time.since(self.ticked) >= TICK_NS {
@@ -443,7 +443,7 @@ impl Planner {
                     step: Step::Tick,
                 });
             } else {
-                // Nothing can be pending but what cycles end: the clock jumps.
+                // Only cycle ends can be pending: skip to the next one.
                 self.ticked = match self.next_cycle(due, quiet) {
                     Some(end) if end <= time => {
                         plan.steps.push(TimedStep {
@@ -460,7 +460,8 @@ impl Planner {
         }
     }
 
-    /// The first end of a cycle from `due` on, as far as one can matter behind `quiet`.
+    /// Returns the first cycle end at or after `due` at which a cache can still hold mappings.
+    /// Quiet time began at `quiet`.
     fn next_cycle(&self, due: Nanos, quiet: Nanos) -> Option<Nanos> {
         let ends = self.cycles.iter().filter_map(|cycling| {
             let ns = cycling.cycle_ns;
@@ -470,8 +471,7 @@ impl Planner {
         ends.min().map(Nanos)
     }
 
-    /// The row of a processor. A trace that names more processors than there are rows shares the
-    /// last one.
+    /// Returns the index of a CPU. CPUs beyond the last index share it.
     fn cpu_index(&mut self, cpu: u16) -> u16 {
         const ROWS: usize = 512;
         let found = self.cpus.iter().position(|known| *known == cpu);
@@ -524,7 +524,7 @@ impl Planner {
         }
     }
 
-    /// The device is told of the maps that it has not been told of.
+    /// Plans a doorbell for the maps that have none yet.
     #[inline]
     fn ring_doorbell(&mut self, plan: &mut Plan) {
         if let Some((device, cpu, direction)) = self.rings.take() {
@@ -567,7 +567,7 @@ impl Planner {
     }
 }
 
-/// Pages that the entries of a table for `pieces` would be.
+/// Returns the number of table entries for `pieces`.
 fn pages_of(pieces: &[PhysRange]) -> u64 {
     let pages = pieces.iter().map(|piece| piece.pages(PageSize::Size4K));
     pages.fold(0, u64::saturating_add)

@@ -7,12 +7,11 @@ use ringfence_trace::{Chunk, Devices, Operations};
 use super::{MAX_STEPS, Plan, Planner};
 use crate::error::LabError;
 
-/// Reads a trace to its end and gives `each` the plan of one chunk after the other, with the
-/// planner and the devices named so far. Only operations of the devices called one of `only` are
-/// planned, or all.
+/// Reads a trace to its end and calls `each` with the plan of each chunk, the planner and the
+/// devices named so far. With `only`, it plans the operations of the devices in that list alone.
 ///
 /// # Errors
-/// The trace is malformed, or what `each` says.
+/// The trace is malformed, or `each` fails.
 pub fn each_plan<R: Read>(
     operations: &mut Operations<R>,
     planner: &mut Planner,

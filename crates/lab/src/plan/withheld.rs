@@ -1,11 +1,12 @@
-//! Which pages open bursts withhold: runs of pages, so that a mapping of 64 GiB is one entry.
+//! The pages that open bursts withhold. They are runs of pages, so a mapping of 64 GiB takes one
+//! entry.
 
 use std::collections::BTreeMap;
 
 use ringfence_types::{PageSize, PhysRange};
 
-/// Pages, from the first to one behind the last. A physical address has 64 bits, so there are at
-/// most 2^52.
+/// A run of pages; `end` is exclusive. Physical addresses have 64 bits, so page numbers are at most
+/// 2^52.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct PageRun {
     first: u64,
@@ -13,7 +14,7 @@ pub(super) struct PageRun {
 }
 
 impl PageRun {
-    /// The pages that a buffer touches.
+    /// Returns the pages that a buffer covers.
     pub(super) fn of(buffer: &PhysRange) -> Self {
         let shift = PageSize::Size4K.shift();
         Self {
@@ -23,27 +24,27 @@ impl PageRun {
     }
 }
 
-/// How many times each page is withheld. Two edges a run at most, so its size is bounded by the
-/// buffers of open bursts.
+/// Counts how many times each page is withheld. A run adds at most two edges, so the buffers of
+/// open bursts bound its size.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Withheld {
-    /// From this page up to the next edge every page is withheld so many times. No two neighbours
-    /// have the same number, and the first one is not 0: nothing is withheld below it.
+    /// Maps a page to the count of every page from it up to the next edge. Neighbouring counts
+    /// differ, and the first is not 0: pages below the first edge are not withheld.
     edges: BTreeMap<u64, u32>,
 }
 
 impl Withheld {
-    /// Withholds the pages of `run` once more.
+    /// Increments the count of the pages of `run`.
     pub(super) fn add(&mut self, run: PageRun) {
         self.change(run, |times| times.saturating_add(1));
     }
 
-    /// The opposite of an [`add`](Self::add).
+    /// Undoes one [`add`](Self::add).
     pub(super) fn remove(&mut self, run: PageRun) {
         self.change(run, |times| times.saturating_sub(1));
     }
 
-    /// Whether any page of `run` is withheld.
+    /// Returns true if any page of `run` is withheld.
     pub(super) fn any(&self, run: &PageRun) -> bool {
         self.at(run.first) > 0 || self.edges.range(run.first..run.end).any(|(_, &n)| n > 0)
     }
@@ -61,8 +62,8 @@ impl Withheld {
         for (_, times) in self.edges.range_mut(run.first..run.end) {
             *times = change(*times);
         }
-        // All numbers in between changed alike: only the two ends can have become equal to what is
-        // below them.
+        // All counts in between change equally. Only at the two ends can a count now equal the one
+        // below it.
         for edge in [run.first, run.end] {
             let below = self.edges.range(..edge).next_back();
             let below = below.map_or(0, |(_, &times)| times);

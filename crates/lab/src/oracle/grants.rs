@@ -1,10 +1,10 @@
-//! Grants: what a device was allowed to reach, and for how long.
+//! Grants: the bytes that a device may access, and the time for which it may.
 
 use ringfence_types::{Access, Direction, Iova, IovaRange, PhysAddr, PhysRange};
 
 use super::Verdict;
 
-/// Names a grant, for as long as anybody remembers it and after.
+/// Identifies a grant. The ID stays unique after the oracle has forgotten the grant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct GrantId {
     slot: GrantSlot,
@@ -16,12 +16,12 @@ impl GrantId {
         self.slot
     }
 
-    /// As one number, to travel through the mapping layer as the buffer's name.
+    /// Returns the ID as one number. The DMA layer carries it as the buffer.
     pub fn to_raw(self) -> u64 {
         u64::from(self.slot.0) << 32 | u64::from(self.serial)
     }
 
-    /// Back from that number.
+    /// Returns the ID for a number from [`to_raw`](Self::to_raw).
     pub fn from_raw(raw: u64) -> Self {
         Self {
             slot: GrantSlot((raw >> 32) as u32),
@@ -30,29 +30,29 @@ impl GrantId {
     }
 }
 
-/// Where a grant is kept; used again once the grant is forgotten.
+/// Index of a grant in [`Grants`]. A new grant reuses the slot of a forgotten one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct GrantSlot(pub(super) u32);
 
-/// Where a grant stands in its life.
+/// The state of a grant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GrantState {
-    /// Between map's return and unmap's return.
+    /// From the return of map to the return of unmap.
     Live,
-    /// Unmap has returned, the buffer is still with the layer.
+    /// Unmap has returned, but the layer still withholds the buffer.
     Withheld,
-    /// The buffer is back with its owner.
+    /// The driver has the buffer back.
     Dead,
 }
 
-/// One piece of a grant: device-visible bytes and where they lead.
+/// One segment of a grant: device-visible bytes and their physical address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct GrantRange {
     iova: IovaRange,
     physical: PhysAddr,
 }
 
-/// The pieces of a grant; nearly all have one.
+/// The segments of a grant; nearly all grants have one.
 #[derive(Debug, Clone)]
 enum GrantRanges {
     One(GrantRange),
@@ -75,26 +75,27 @@ impl GrantRanges {
     }
 }
 
-/// One grant.
+/// Bytes that a device may access.
 #[derive(Debug, Clone)]
 pub struct Grant {
     ranges: GrantRanges,
-    /// What the device may do.
+    /// Direction that the device may use.
     pub direction: Direction,
-    /// Where it stands in its life.
+    /// Current state.
     pub state: GrantState,
-    /// Pages that name this grant as an owner, plus one while it is not dead.
+    /// Number of pages that the grant owns, plus one until it is dead.
     pins: u32,
     serial: u32,
 }
 
 impl Grant {
-    /// The buffers, as the device sees them.
+    /// Returns the IOVA ranges of the segments.
     pub fn pieces(&self) -> impl ExactSizeIterator<Item = IovaRange> + '_ {
         self.ranges.as_slice().iter().map(|piece| piece.iova)
     }
 
-    /// Where the `bytes` bytes at `iova` lead, if they lie in one piece of the grant.
+    /// Returns the physical address of the `bytes` bytes at `iova`; `None` unless they lie in one
+    /// segment.
     #[inline]
     pub fn translate(&self, iova: Iova, bytes: u64) -> Option<PhysAddr> {
         let range = IovaRange::new(iova, bytes)?;
@@ -107,7 +108,7 @@ impl Grant {
         Some(piece.physical.wrapping_add(offset))
     }
 
-    /// Whether a piece of an identity grant shares a byte with `range`.
+    /// Returns true if a segment of an identity grant shares a byte with `range`.
     pub(super) fn overlaps(&self, range: &PhysRange) -> bool {
         self.ranges.as_slice().iter().any(|piece| {
             piece.iova.start().get() <= range.last().get()
@@ -115,7 +116,7 @@ impl Grant {
         })
     }
 
-    /// Judges an access that was let through at an address that this grant owns.
+    /// Judges an access that the hardware let through at an address that this grant owns.
     #[inline]
     pub(super) fn judge(
         &self,
@@ -134,8 +135,8 @@ impl Grant {
         }
     }
 
-    /// Whether the address is on a page of this grant, outside its bytes, and leads where the
-    /// grant's bytes lead if they went on: to what lies beside them in memory.
+    /// Returns true if the address is on a page of this grant, outside its bytes, and reaches the
+    /// memory beside the buffer on that page.
     fn is_colocated(&self, iova: Iova, reached: PhysAddr) -> bool {
         self.ranges.as_slice().iter().any(|piece| {
             let (first, last) = (piece.iova.start(), piece.iova.last());
@@ -147,7 +148,7 @@ impl Grant {
     }
 }
 
-/// All grants that are live or still own an address.
+/// All grants that are not dead or still own a page.
 #[derive(Debug, Default)]
 pub(super) struct Grants {
     rows: Vec<Option<Grant>>,
@@ -156,7 +157,8 @@ pub(super) struct Grants {
 }
 
 impl Grants {
-    /// A grant of `pieces` at consecutive pages, the first byte at `iova.start()`.
+    /// Inserts a grant whose segments lie at consecutive pages; the first byte is at
+    /// `iova.start()`.
     pub(super) fn insert(
         &mut self,
         iova: IovaRange,
@@ -175,7 +177,7 @@ impl Grants {
         self.push(GrantRanges::of(pieces.len(), placed), direction)
     }
 
-    /// A grant of `pieces`, each at the addresses of the same place in `iovas`.
+    /// Inserts a grant of `pieces`, each at the IOVA range of the same index in `iovas`.
     pub(super) fn insert_per_segment(
         &mut self,
         iovas: &[IovaRange],
@@ -189,7 +191,7 @@ impl Grants {
         self.push(GrantRanges::of(pieces.len(), placed), direction)
     }
 
-    /// A grant whose device-visible addresses are the physical ones.
+    /// Inserts a grant whose IOVAs equal the physical addresses.
     pub(super) fn insert_identity(
         &mut self,
         pieces: &[PhysRange],
@@ -204,7 +206,7 @@ impl Grants {
         self.push(GrantRanges::of(pieces.len(), placed), direction)
     }
 
-    /// The name that the next grant will have.
+    /// Returns the ID of the next grant.
     pub(super) fn next(&self) -> GrantId {
         let row = self.free.last().copied();
         GrantId {
@@ -239,7 +241,7 @@ impl Grants {
         }
     }
 
-    /// The grant of that name, unless it is forgotten.
+    /// Returns the grant; `None` if it is forgotten.
     #[inline]
     pub(super) fn named(&self, id: GrantId) -> Option<&Grant> {
         self.get(id.slot).filter(|grant| grant.serial == id.serial)
@@ -258,7 +260,7 @@ impl Grants {
         }
     }
 
-    /// One more page names the grant.
+    /// Adds an owned page.
     #[inline]
     pub(super) fn pin(&mut self, id: GrantSlot) {
         if let Some(Some(grant)) = self.rows.get_mut(id.0 as usize) {
@@ -266,7 +268,8 @@ impl Grants {
         }
     }
 
-    /// One page less names the grant, or it died: without any it is forgotten.
+    /// Removes an owned page, or the reference of a grant that dies. Forgets the grant at the last
+    /// reference.
     #[inline]
     pub(super) fn unpin(&mut self, id: GrantSlot) {
         if let Some(row) = self.rows.get_mut(id.0 as usize)
@@ -280,7 +283,7 @@ impl Grants {
         }
     }
 
-    /// Grants that are remembered.
+    /// Returns the number of remembered grants.
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.rows.iter().flatten().count()

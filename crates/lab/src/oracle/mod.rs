@@ -1,9 +1,9 @@
-//! The oracle: ghost state outside every model, which judges what devices reach.
+//! The oracle: state outside every model that judges device accesses.
 //!
-//! It knows, for every I/O virtual page of every device, who owns it: the grant that lives there,
-//! or the last one that did. A grant begins when map returns and ends when the layer hands the
-//! buffer back. Each access that the hardware lets through is judged by the present owner of the
-//! address it used, and by whether the byte reached is the one that owner was granted.
+//! For every I/O virtual page of every device, the oracle knows the owner: the live grant, or the
+//! last one before. A grant begins when map returns and ends when the layer returns the buffer. The
+//! oracle judges each access that the hardware lets through. It compares the reached byte with the
+//! grant of the page's present owner.
 
 mod grants;
 mod owners;
@@ -21,35 +21,35 @@ use owners::Owners;
 
 use crate::limits::ReplayLimits;
 
-/// Whether an I/O virtual page has one owner at a time, or as many as there are buffers on it.
+/// The number of owners that an I/O virtual page can have at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ownership {
-    /// Pages are given out: a new mapping takes the page from whoever had it last.
+    /// One owner: a new mapping takes the page from the previous owner.
     Page,
-    /// Pages stay with the memory they lead to, and live mappings of it share them: a new mapping
-    /// takes the page from those that are dead.
+    /// Several live owners: a page stays with the memory that it maps, and live mappings share it.
+    /// A new mapping removes dead owners.
     Shared,
-    /// The address is the physical address: buffers share pages.
+    /// Several owners, because the IOVA equals the physical address and buffers share pages.
     Byte,
 }
 
-/// The ghost state of one machine.
+/// The oracle's state for one platform.
 #[derive(Debug)]
 pub struct Oracle {
     grants: Grants,
-    /// By device.
+    /// Owners by device.
     owners: Vec<Owners>,
     ownership: Ownership,
-    /// Most owners that a page may have.
+    /// Maximum number of owners of a page.
     max_sharers: usize,
-    /// First page that had more.
+    /// First page that exceeded `max_sharers`.
     crowded: Option<u64>,
-    /// What has been judged.
+    /// Counts of verdicts.
     pub tally: Tally,
 }
 
 impl Oracle {
-    /// Nothing granted.
+    /// Creates an oracle without grants.
     pub fn new(ownership: Ownership) -> Self {
         Self {
             grants: Grants::default(),
@@ -61,18 +61,20 @@ impl Oracle {
         }
     }
 
-    /// Lets as many as `most` buffers share a page.
+    /// Allows at most `most` buffers on a page.
     pub fn with_most(mut self, most: usize) -> Self {
         self.max_sharers = most;
         self
     }
 
-    /// The first page that more buffers shared than may. What they reach is not judged any more.
+    /// Returns the first page that exceeded the limit on buffers. The oracle does not judge
+    /// accesses to the excess buffers.
     pub fn crowded(&self) -> Option<Iova> {
         self.crowded.map(|page| Iova::new(page << 12))
     }
 
-    /// Map has returned: `device` may use `iova` to reach `pieces`, which lie at consecutive pages.
+    /// Grants `pieces` to `device` when map returns. The pieces lie at consecutive pages from
+    /// `iova`.
     pub fn grant(
         &mut self,
         device: usize,
@@ -106,8 +108,8 @@ impl Oracle {
         }
     }
 
-    /// The same where each piece has addresses of its own, on pages that no other mapping has:
-    /// `iovas`, as many as there are pieces.
+    /// Like [`grant`](Self::grant), for pieces with separate IOVA ranges. `iovas` has one range for
+    /// each piece, on pages that no other mapping uses.
     pub fn grant_per_segment(
         &mut self,
         device: usize,
@@ -122,7 +124,7 @@ impl Oracle {
         id
     }
 
-    /// Whether a live grant of `device` shares a page with `iova`.
+    /// Returns true if a live grant of `device` shares a page with `iova`.
     pub fn is_live(&self, device: usize, iova: &IovaRange) -> bool {
         let Some(owners) = self.owners.get(device) else {
             return false;
@@ -136,7 +138,7 @@ impl Oracle {
         })
     }
 
-    /// Makes `id` the owner of the pages of `iova`.
+    /// Makes `id` an owner of the pages of `iova`.
     fn set_owner(&mut self, device: usize, iova: &IovaRange, id: GrantId) {
         let (owners, grants) = (row_of(&mut self.owners, device), &mut self.grants);
         let pages = ringfence_types::PfnRange::covering(iova);
@@ -155,29 +157,30 @@ impl Oracle {
         }
     }
 
-    /// The name of the next grant, as [`GrantId::to_raw`] will give it.
+    /// Returns the ID of the next grant, as [`GrantId::to_raw`] gives it.
     pub fn next(&self) -> u64 {
         self.grants.next().to_raw()
     }
 
-    /// The grant behind `id`.
+    /// Returns the grant `id`; `None` if it is forgotten.
     pub fn get(&self, id: GrantId) -> Option<&Grant> {
         self.grants.named(id)
     }
 
-    /// Unmap has returned without the buffer: the device has no business there any more, but the
-    /// owner does not use it yet.
+    /// Marks the grant as withheld: unmap has returned without the buffer. The device should not
+    /// access it, but the driver does not use it yet.
     pub fn withhold(&mut self, id: GrantId) {
         self.grants.set(id, GrantState::Withheld);
     }
 
-    /// The layer has handed the buffer back.
+    /// Marks the grant as dead: the layer has returned the buffer.
     pub fn release(&mut self, id: GrantId) {
         self.grants.set(id, GrantState::Dead);
         self.grants.unpin(id.row());
     }
 
-    /// The hardware let `device` reach `reached` through `iova`. `bytes` stay within one page.
+    /// Judges an access of `device` that the hardware let through from `iova` to `reached`. `bytes`
+    /// must stay within one page.
     #[inline]
     pub fn allowed(
         &mut self,
@@ -192,7 +195,7 @@ impl Oracle {
         verdict
     }
 
-    /// The hardware stopped `device`.
+    /// Judges an access of `device` that the hardware stopped.
     #[inline]
     pub fn faulted(&mut self, device: usize, iova: Iova, bytes: u64, access: Access) -> Verdict {
         self.tally.faults += 1;
@@ -226,8 +229,8 @@ impl Oracle {
         let page = iova.get() >> 12;
         let mut worst = None;
         if let Some(owners) = self.owners.get(device) {
-            // Where mappings share a page, it is theirs who live: what somebody had there before is
-            // beside what they have.
+            // On a shared page, live owners decide. They see a dead owner's bytes as bytes beside
+            // their own.
             let lives = |id| {
                 self.grants
                     .get(id)
@@ -269,7 +272,7 @@ impl Oracle {
     }
 }
 
-/// The owners of a device's pages.
+/// Returns the page owners of a device, and creates the entry if necessary.
 fn row_of(owners: &mut Vec<Owners>, device: usize) -> &mut Owners {
     if owners.len() <= device {
         owners.resize_with(device + 1, Owners::default);

@@ -1,5 +1,5 @@
-//! Who owns an I/O virtual page: two levels of arrays where all memory of a replay lies, and a map
-//! above.
+//! The owners of I/O virtual pages: a two-level array for the pages of replay memory, and a map for
+//! higher pages.
 
 use std::collections::HashMap;
 
@@ -8,9 +8,9 @@ use super::grants::{GrantSlot, Grants};
 const LEAF: usize = 1024;
 const LOW_PAGES: u64 = crate::platform::DATA_BYTES >> 12;
 
-/// No owner.
+/// Entry of a page without an owner.
 const NONE: u32 = u32::MAX;
-/// Set in a slot that names a row of `shared` instead of a grant.
+/// Flag of an entry that is an index in `shared` instead of a grant slot.
 const SHARED: u32 = 1 << 31;
 
 /// Owners of the pages of one device.
@@ -18,7 +18,7 @@ const SHARED: u32 = 1 << 31;
 pub(super) struct Owners {
     low: Vec<Option<Box<[u32; LEAF]>>>,
     high: HashMap<u64, u32>,
-    /// Lists of pages with several owners.
+    /// Owner lists of pages with several owners.
     shared: Vec<Vec<GrantSlot>>,
 }
 
@@ -49,7 +49,7 @@ impl Owners {
         }
     }
 
-    /// The owners of `page`.
+    /// Returns the owners of `page`.
     #[inline]
     pub(super) fn owners_of(&self, page: u64) -> impl Iterator<Item = GrantSlot> + '_ {
         let slot = self.slot(page);
@@ -64,7 +64,7 @@ impl Owners {
         one.into_iter().chain(many.iter().copied())
     }
 
-    /// Makes `id` the only owner of `page`; `lost` is told who was before.
+    /// Makes `id` the only owner of `page`, and passes the previous owner to `lost`.
     #[inline]
     pub(super) fn acquire(&mut self, page: u64, id: GrantSlot, mut lost: impl FnMut(GrantSlot)) {
         let slot = self.slot(page);
@@ -74,8 +74,8 @@ impl Owners {
         self.set(page, id.0);
     }
 
-    /// Adds `id` to the owners of `page`; owners that do not outlive it are forgotten. False, and
-    /// nothing added, if `most` are left.
+    /// Adds `id` to the owners of `page` and removes the owners for which `outlives` is false.
+    /// Returns false, and adds nothing, if `most` owners remain.
     pub(super) fn share(
         &mut self,
         page: u64,

@@ -16,8 +16,8 @@ use Access::{Read, Write};
 #[test]
 fn verdicts_on_a_page_granular_space() {
     let mut oracle = Oracle::new(Ownership::Page);
-    // Device 0 has 0x100 bytes at 0x5100 and a list of two pieces at 0x8f00; device 1 a page at
-    // 0x7000.
+    // Device 0 has 0x100 bytes at 0x5100 and a list of two segments at 0x8f00; device 1 has a page
+    // at 0x7000.
     oracle.grant(0, iova(0x5100, 0x100), &[pa(0x20100, 0x100)], RX);
     oracle.grant(
         0,
@@ -32,10 +32,10 @@ fn verdicts_on_a_page_granular_space() {
         (0, 0x5100, 1, Read, 0x20100, Verdict::Direction),
         (0, 0x50ff, 1, Write, 0x200ff, Verdict::Colocated),
         (0, 0x5200, 1, Write, 0x20200, Verdict::Colocated),
-        // The page belongs to a live grant, the memory reached does not.
+        // A live grant owns the page, but the access reaches other memory.
         (0, 0x5100, 1, Write, 0x90100, Verdict::Stale),
         (0, 0x5200, 1, Write, 0x90200, Verdict::Stale),
-        // Straddles the end of the buffer.
+        // The access crosses the end of the buffer.
         (0, 0x51ff, 2, Write, 0x201ff, Verdict::Colocated),
         (0, 0x8fff, 1, Read, 0x30fff, Verdict::Granted),
         (0, 0x9000, 1, Read, 0x40000, Verdict::Granted),
@@ -62,7 +62,7 @@ fn a_released_mapping_is_stale_until_its_page_is_given_out_again() {
     let touch = |oracle: &mut Oracle, reached| {
         oracle.allowed(0, Iova::new(0x5000), 1, Write, PhysAddr::new(reached))
     };
-    // Withheld: the buffer is not back, so nobody is harmed; and a fault there is no false fault.
+    // The layer still withholds the buffer, so the access does no harm, and a fault is not false.
     assert_eq!(touch(&mut oracle, 0x20000), Verdict::Granted);
     assert_eq!(
         oracle.faulted(0, Iova::new(0x5000), 1, Write),
@@ -175,14 +175,14 @@ fn windows_that_nothing_closes_last_until_the_end_and_take_no_memory() {
     };
     assert_eq!(sums(&mut added_up), sums(&mut listed));
     assert_eq!(added_up.longest_ns, 8000);
-    // Ended once, they count no more.
+    // A second `finish` adds nothing.
     let before = added_up.byte_ns;
     added_up.finish(Nanos(99_000));
     assert_eq!(added_up.byte_ns, before);
 }
 
-/// Buffers in one page, at one address: what a released one had is stale when nobody is left, and
-/// beside the others until then.
+/// Two buffers share one page. The bytes of a released buffer are colocated while the other buffer
+/// lives, and stale after that.
 #[test]
 fn a_shared_page_is_theirs_who_live() {
     let mut oracle = Oracle::new(Ownership::Shared);
@@ -204,7 +204,7 @@ fn a_shared_page_is_theirs_who_live() {
     for stale in [0x5000, 0x5800, 0x5400] {
         assert_eq!(at(&mut oracle, stale), Verdict::Stale);
     }
-    // In use again.
+    // A new grant uses the page again.
     oracle.grant_per_segment(0, &[iova(0x5000, 0x100)], &[pa(0x20000, 0x100)], RX);
     assert_eq!(at(&mut oracle, 0x5000), Verdict::Granted);
     assert_eq!(at(&mut oracle, 0x5800), Verdict::Colocated);

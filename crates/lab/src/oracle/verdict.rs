@@ -1,32 +1,32 @@
-//! What the oracle says of an access, and how it counts.
+//! The oracle's verdicts and their counts.
 
 use serde::Serialize;
 
-/// The judgement of one access.
+/// The verdict on one access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Verdict {
-    /// Inside a live grant of this device and direction.
+    /// Let through inside a grant of this device and direction that is live or withheld.
     Granted,
-    /// Let through although the mapping of the address was released, or to memory that its present
-    /// owner was not given.
+    /// Let through after the release of the address's mapping, or to memory that the present owner
+    /// was not granted.
     Stale,
-    /// Let through although there never was a mapping at this address.
+    /// Let through at an address that never had a mapping.
     Never,
     /// Let through against the direction of the mapping.
     Direction,
-    /// Let through by a mapping of another device.
+    /// Let through on a page that only another device has mapped.
     Foreign,
-    /// The address belongs to a live mapping of this device, the byte lies outside its buffer: what
-    /// page granularity leaks.
+    /// Let through on a page of a live mapping of this device, outside the buffer: the leak of page
+    /// granularity.
     Colocated,
-    /// Stopped, and rightly.
+    /// Stopped correctly.
     Stopped,
     /// Stopped inside a live grant.
     FalseFault,
 }
 
 impl Verdict {
-    /// Whether this is a violation of safety.
+    /// Returns true if the verdict is a violation.
     pub fn is_violation(self) -> bool {
         matches!(
             self,
@@ -34,8 +34,8 @@ impl Verdict {
         )
     }
 
-    /// Of two owners' verdicts on one address that lies in neither's grant, the one by the closer
-    /// owner: the exact mapping before the page's.
+    /// Returns the verdict of the closer of two owners of an address: an owner whose mapping
+    /// contains the address precedes one that only shares its page.
     pub(super) fn closer(self, other: Self) -> Self {
         let rank = |verdict| match verdict {
             Self::Direction => 0,
@@ -54,21 +54,21 @@ impl Verdict {
 /// Counts of verdicts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Tally {
-    /// Accesses judged.
+    /// Number of judged accesses.
     pub accesses: u64,
-    /// Accesses stopped by the hardware.
+    /// Accesses that the hardware stopped.
     pub faults: u64,
-    /// See [`Verdict::Stale`].
+    /// Accesses with [`Verdict::Stale`].
     pub stale: u64,
-    /// See [`Verdict::Never`].
+    /// Accesses with [`Verdict::Never`].
     pub never: u64,
-    /// See [`Verdict::Direction`].
+    /// Accesses with [`Verdict::Direction`].
     pub direction: u64,
-    /// See [`Verdict::Foreign`].
+    /// Accesses with [`Verdict::Foreign`].
     pub foreign: u64,
-    /// See [`Verdict::Colocated`].
+    /// Accesses with [`Verdict::Colocated`].
     pub colocated: u64,
-    /// See [`Verdict::FalseFault`].
+    /// Accesses with [`Verdict::FalseFault`].
     pub false_faults: u64,
 }
 
@@ -88,12 +88,12 @@ impl Tally {
         }
     }
 
-    /// All violations: every class but colocated.
+    /// Returns the number of violations: colocated accesses and faults do not count.
     pub fn violations(&self) -> u64 {
         self.stale + self.never + self.direction + self.foreign
     }
 
-    /// Adds another count.
+    /// Adds the counts of `other`.
     pub fn add(&mut self, other: &Self) {
         self.accesses += other.accesses;
         self.faults += other.faults;

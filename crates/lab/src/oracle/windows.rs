@@ -1,34 +1,35 @@
-//! Stale windows: from unmap's return to the end of the invalidation that covers the range.
+//! Stale windows: from the return of unmap to the end of the invalidation that covers the range.
 
 use std::collections::HashMap;
 
 use ringfence_types::{CachedLevels, DomainId, Invalidation, Nanos, PfnRange};
 
-/// Windows that are open, and what the closed ones add up to.
+/// Open windows, and sums over the closed ones.
 #[derive(Debug, Clone, Default)]
 pub struct Windows {
-    /// By domain: an invalidation looks through those of its own.
+    /// Open windows by domain, because most invalidations affect one domain.
     open: HashMap<DomainId, Vec<Window>>,
-    /// Those of mappings that the space has kept, by domain and first page: reuse closes them, too.
+    /// Windows of mappings that a cache keeps, by domain and first page. Reuse closes them as well.
     kept: HashMap<(DomainId, u64), Window>,
-    /// Windows of kept mappings that were open when the trace ended, and their part of `byte_ns`.
+    /// Number of kept mappings whose windows were open at the end of the trace, and their share of
+    /// `byte_ns`.
     pub kept_at_end: (u64, u128),
     /// Longest window, in nanoseconds of the trace's clock.
     pub longest_ns: u64,
     /// Sum of bytes times nanoseconds.
     pub byte_ns: u128,
-    /// Windows of any length, zero included.
+    /// Number of windows, including those of length zero.
     pub count: u64,
-    /// What is added up of windows that nothing closes; `None` without any.
+    /// Sums over the windows that no invalidation closes; `None` without any.
     for_good: Option<PermanentWindows>,
 }
 
-/// Windows that nothing closes. A list of them would grow with the trace.
+/// Windows that no invalidation closes. A list of them would grow with the trace.
 #[derive(Debug, Clone)]
 struct PermanentWindows {
     first: Nanos,
     bytes: u128,
-    /// Sum of bytes times the moment they were left open.
+    /// Sum of bytes times opening time.
     byte_moments: u128,
 }
 
@@ -41,7 +42,8 @@ struct Window {
 }
 
 impl Windows {
-    /// Unmap has returned a buffer of `bytes` bytes while the hardware may still translate `range`.
+    /// Opens a window: unmap has returned a buffer of `bytes` bytes, but the hardware may still
+    /// translate `range`.
     pub fn open(&mut self, domain: DomainId, range: PfnRange, bytes: u64, now: Nanos) {
         self.count += 1;
         self.open.entry(domain).or_default().push(Window {
@@ -52,7 +54,7 @@ impl Windows {
         });
     }
 
-    /// The same where the space keeps the mapping for the next map of the same memory.
+    /// Opens a window of a mapping that the space keeps for the next map of the same memory.
     pub fn keep(&mut self, domain: DomainId, range: PfnRange, bytes: u64, now: Nanos) {
         self.count += 1;
         let window = Window {
@@ -66,20 +68,20 @@ impl Windows {
         }
     }
 
-    /// A mapping that begins at the first page of `range` is in use again: the device may reach
-    /// what it reaches.
+    /// Closes the window of the kept mapping at the first page of `range`: the driver uses it
+    /// again, so the device may access it.
     pub fn reuse(&mut self, domain: DomainId, range: PfnRange, now: Nanos) {
         if let Some(window) = self.kept.remove(&(domain, range.lo().get())) {
             self.closed(&window, now);
         }
     }
 
-    /// Whether a window of a kept mapping is open.
+    /// Returns true if a window of a kept mapping is open.
     pub fn any_kept(&self) -> bool {
         !self.kept.is_empty()
     }
 
-    /// Kept mappings with a window that is open.
+    /// Returns the number of kept mappings with an open window.
     pub fn kept(&self) -> usize {
         self.kept.len()
     }
@@ -96,7 +98,8 @@ impl Windows {
         let covered =
             |window: &Window| request.covers(window.domain, &window.range, CachedLevels::Leaves);
         let gone: Vec<_> = match request {
-            // Most are of a run of pages: as many look-ups as it has, if that is less than all.
+            // Most invalidations cover a run of pages: look up each page if there are fewer pages
+            // than windows.
             Invalidation::Pages { domain, range, .. } if range.pages() < self.kept.len() as u64 => {
                 (range.lo().get()..=range.hi().get())
                     .map(|page| (*domain, page))
@@ -115,8 +118,7 @@ impl Windows {
         }
     }
 
-    /// The same where no invalidation will ever end it: the window stays open until
-    /// [`finish`](Self::finish).
+    /// Opens a window that no invalidation closes: it stays open until [`finish`](Self::finish).
     pub fn open_for_good(&mut self, bytes: u64, now: Nanos) {
         self.count += 1;
         let all = self.for_good.get_or_insert(PermanentWindows {
@@ -128,7 +130,7 @@ impl Windows {
         all.byte_moments += u128::from(bytes) * u128::from(now.0);
     }
 
-    /// The hardware has completed an invalidation.
+    /// Closes the windows that a completed invalidation covers.
     pub fn close(&mut self, request: &Invalidation, now: Nanos) {
         if !self.kept.is_empty() {
             self.close_kept(request, now);
@@ -159,7 +161,7 @@ impl Windows {
         }
     }
 
-    /// The trace ends: what is still open counts until now.
+    /// Ends the trace and closes all open windows at `now`.
     pub fn finish(&mut self, now: Nanos) {
         for (_, window) in std::mem::take(&mut self.kept) {
             let byte_ns = self.closed(&window, now);
@@ -173,7 +175,7 @@ impl Windows {
         }
     }
 
-    /// Sum of bytes times seconds.
+    /// Returns the sum of bytes times seconds.
     pub fn byte_seconds(&self) -> f64 {
         self.byte_ns as f64 / 1e9
     }

@@ -8,23 +8,23 @@ use ringfence_types::{Direction, DomainId, RequesterId};
 
 use crate::ring::{RINGS, ring_index, ring_of};
 
-/// A device that maps for the first time, for which a space is to be made.
+/// A device that maps for the first time and needs a space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AttachInfo {
-    /// The domain that its translations are tagged with.
+    /// Domain that tags its translations.
     pub domain: DomainId,
-    /// Under which requester ID it makes its accesses.
+    /// Requester ID of its accesses.
     pub device: RequesterId,
-    /// Its row among the trace's devices.
+    /// Index in the trace's device list.
     pub index: DeviceIndex,
 }
 
-/// The attachments of a device, one a direction: in spaces without rings they are all the same.
+/// The attachments of a device, one for each direction. Without rings, all are the same.
 #[derive(Debug, Clone, Copy)]
 pub struct Attachments([Attachment; RINGS]);
 
 impl Attachments {
-    /// Those of `device`.
+    /// Returns the attachments of `device`.
     #[inline(never)]
     pub fn new<S: Space, F: Flush<S, B>, B>(dma: &Dma<S, F, B>, device: Attachment) -> Self {
         let mut all = [device; RINGS];
@@ -36,7 +36,7 @@ impl Attachments {
         Self(all)
     }
 
-    /// The one for buffers of `direction`.
+    /// Returns the attachment for buffers of `direction`.
     #[inline]
     pub fn for_direction(&self, direction: Direction) -> &Attachment {
         &self.0[ring_index(direction)]

@@ -1,4 +1,4 @@
-//! The bus as the devices of a replay use it: every access is translated, judged and counted.
+//! The bus of a replay: it translates, judges and counts every device access.
 
 use ringfence_devices::{DmaPort, DmaRequest};
 use ringfence_types::Fault;
@@ -8,12 +8,12 @@ use crate::hardware::Hardware;
 use crate::oracle::Oracle;
 use crate::platform::ReplayPlatform;
 
-/// Accesses go through `machine` before the eyes of `oracle`.
+/// A DMA port that sends accesses through `machine` and reports them to `oracle`.
 pub(super) struct CheckedBus<'a, H> {
     pub(super) machine: &'a mut ReplayPlatform<H>,
     pub(super) oracle: &'a mut Oracle,
     pub(super) rows: &'a DeviceIndexTable,
-    /// So far.
+    /// Number of accesses so far.
     pub(super) accesses: u64,
 }
 

@@ -1,22 +1,22 @@
-//! What a driver holds for a mapping.
+//! The token that a driver holds for a mapping.
 
 use ringfence_dma::{Mapping, SgMapping};
 use ringfence_types::IovaRange;
 
-/// The token of a mapping, of either kind.
+/// The token of a mapping of either kind.
 #[derive(Debug, Default)]
 pub enum MappingToken {
-    /// Nothing.
+    /// No mapping.
     #[default]
     None,
-    /// A buffer.
+    /// A single buffer.
     Single(Mapping<u64>),
     /// A scatterlist.
     List(SgMapping<u64>),
 }
 
 impl MappingToken {
-    /// The device-visible bytes; `None` for nothing, and for a list whose pieces lie apart.
+    /// Returns the IOVA range; `None` without a mapping, and for a list with separate ranges.
     #[inline]
     pub fn range(&self) -> Option<IovaRange> {
         match self {

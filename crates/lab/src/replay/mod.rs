@@ -1,4 +1,4 @@
-//! Replays under the oracle.
+//! Replays that the oracle checks.
 
 mod attachments;
 mod bus;

@@ -1,11 +1,11 @@
-//! The oracle on the bus: it sees every access of every device.
+//! Reports every device access on the bus to the oracle.
 
 use ringfence_devices::{DmaRequest, Observer};
 use ringfence_types::{Fault, PhysRange, RequesterId};
 
 use crate::oracle::Oracle;
 
-/// Rows of the devices, by requester ID.
+/// Device indices by requester ID.
 #[derive(Debug)]
 pub(super) struct DeviceIndexTable(Box<[u16]>);
 
@@ -16,7 +16,7 @@ impl Default for DeviceIndexTable {
 }
 
 impl DeviceIndexTable {
-    /// Notes the row of a device.
+    /// Records the index of a device.
     pub(super) fn set(&mut self, device: RequesterId, row: u16) {
         self.0[usize::from(device.get())] = row;
     }
@@ -27,12 +27,12 @@ impl DeviceIndexTable {
     }
 }
 
-/// Tells the oracle.
+/// Reports accesses to the oracle.
 #[derive(Debug)]
 pub(super) struct OracleObserver<'a> {
-    /// The judge.
+    /// The oracle.
     pub(super) oracle: &'a mut Oracle,
-    /// Who is who.
+    /// Device indices by requester ID.
     pub(super) rows: &'a DeviceIndexTable,
 }
 
@@ -42,7 +42,7 @@ impl Observer for OracleObserver<'_> {
         let row = self.rows.get(request.device);
         let mut iova = request.iova;
         for range in ranges {
-            // One verdict for each page: owners are by page.
+            // Owners are per page, so report each page separately.
             let mut at = range.start();
             let mut left = range.bytes();
             while left > 0 {
@@ -58,8 +58,7 @@ impl Observer for OracleObserver<'_> {
     #[inline]
     fn faulted(&mut self, request: &DmaRequest, fault: &Fault) {
         let row = self.rows.get(request.device);
-        // The whole access was stopped; what matters is whether the byte it was stopped at was
-        // granted.
+        // The hardware stopped the whole access. Judge only the bytes at which it stopped.
         let bytes = if fault.iova == request.iova {
             request.bytes.min(4096 - request.iova.offset_in(4096))
         } else {

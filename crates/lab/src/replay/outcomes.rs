@@ -1,4 +1,4 @@
-//! What one replay has shown.
+//! The outcomes of a replay.
 
 use ringfence_dma::MapError;
 use ringfence_hw::IommuStats;
@@ -9,88 +9,90 @@ use crate::oracle::Tally;
 /// Maps of one ring that did not get a slot at once.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RingOutcomes {
-    /// Maps that had to wait.
+    /// Maps that waited.
     pub stalls: u64,
     /// Maps that never got a slot.
     pub stalled_out: u64,
-    /// Maps that were refused.
+    /// Maps that the layer refused.
     pub refused: u64,
 }
 
-/// What one replay has shown.
+/// The outcomes of one replay.
 #[derive(Debug, Clone, Default)]
 pub struct Outcomes {
-    /// Mappings made.
+    /// Number of successful maps.
     pub maps: u64,
-    /// Mappings ended by the trace.
+    /// Number of unmaps in the trace that found their mapping, including refused ones.
     pub unmaps: u64,
-    /// Maps that had to wait for a slot of their ring.
+    /// Maps that waited for a slot of their ring.
     pub stalls: u64,
-    /// Maps that never got one: their mapping ended, or the trace, while they waited.
+    /// Maps that never got a slot: their mapping or the trace ended while they waited.
     pub stalled_out: u64,
-    /// The same by ring, with the maps refused: by device, then by place of the direction. Rings
-    /// without any may be missing at the end.
+    /// The same by ring, with refused maps, at index device times `RINGS` plus ring. Trailing rings
+    /// without such maps are absent.
     pub rings: Vec<RingOutcomes>,
     /// Maps that the layer refused.
     pub refused_maps: u64,
-    /// The first refusal.
+    /// Error of the first refused map.
     pub first_refusal: Option<MapError>,
-    /// Unmaps that the layer refused: nothing changed.
+    /// Unmaps that the layer refused without any change.
     pub refused_unmaps: u64,
-    /// Buffers that never came back because their invalidation failed, to the end.
+    /// Buffers that the layer never returned, because their invalidation failed until the end.
     pub not_flushed: u64,
-    /// Verdicts.
+    /// Counts of verdicts.
     pub tally: Tally,
-    /// Accesses of the attackers.
+    /// Number of attacker accesses.
     pub attempts: u64,
-    /// Steps of the allocator's searches, summed up.
+    /// Sum of the steps of the allocator's searches.
     pub search_steps: u64,
-    /// Longest search.
+    /// Number of steps of the longest search.
     pub search_max: u32,
-    /// Invalidations the layer submitted.
+    /// Number of invalidations, from the layer or from a host.
     pub invalidations: u64,
-    /// What went through the queue to a host.
+    /// Counters of the queue to a host.
     pub traffic: QueueStats,
-    /// What the hardware counted.
+    /// Counters of the hardware.
     pub hardware: IommuStats,
-    /// Most mappings alive at once.
+    /// Peak number of live mappings.
     pub live_max: u64,
-    /// Bytes of tables, at most.
+    /// Peak size of the tables in bytes.
     pub table_bytes: u64,
-    /// Longest stale window.
+    /// Longest stale window, in nanoseconds.
     pub stale_max_ns: u64,
-    /// Bytes times seconds of all stale windows.
+    /// Sum over all stale windows of bytes times seconds.
     pub stale_byte_seconds: f64,
-    /// Mappings that nobody used and the space still kept when the trace ended.
+    /// Unused mappings that the space still kept at the end of the trace.
     pub kept_at_end: u64,
-    /// Their part of [`stale_byte_seconds`](Self::stale_byte_seconds): until the end of the trace.
+    /// Share of these mappings in [`stale_byte_seconds`](Self::stale_byte_seconds), up to the end
+    /// of the trace.
     pub kept_byte_seconds: f64,
-    /// The same windows to their end, which may come after the trace's.
+    /// Exposure up to the end of the last window, which may come after the end of the trace.
     pub exposure: Exposure,
-    /// Longest time a buffer was withheld.
+    /// Longest time for which the layer withheld a buffer.
     pub release_delay_max_ns: u64,
     /// Mappings that the trace does not end.
     pub alive_at_end: u64,
 }
 
-/// What buffers that came back were exposed to until the last mapping that a space kept was gone: a
-/// caching mode's replay runs on after its trace.
+/// Exposure of returned buffers until the space has dropped the last kept mapping. A replay of a
+/// mode with a cache runs on after the trace.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Exposure {
     /// Longest stale window, in nanoseconds.
     pub max_ns: u64,
-    /// Bytes times seconds of all stale windows.
+    /// Sum over all stale windows of bytes times seconds.
     pub byte_seconds: f64,
-    /// From the end of the trace to the invalidation of the last mapping kept; 0 without any.
+    /// Time from the end of the trace to the invalidation of the last kept mapping; 0 without any.
     pub after_end_ns: u64,
-    /// Accesses of the attackers that were let through outside live grants after the trace's end.
+    /// Accesses of the attackers outside live grants that the IOMMU let through after the end of
+    /// the trace.
     pub reached_after_end: u64,
-    /// Kept mappings that were still there when the time that the mode promises was over.
+    /// Kept mappings that remained when the mode's bound had passed.
     pub overdue: u64,
 }
 
 impl Outcomes {
-    /// What is counted of the ring at `place`.
+    /// Returns the counts of the ring with index `place`.
     #[cold]
     pub(super) fn ring(&mut self, place: usize) -> &mut RingOutcomes {
         if self.rings.len() <= place {

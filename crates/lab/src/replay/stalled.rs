@@ -8,55 +8,55 @@ use ringfence_types::{Direction, PhysRange};
 
 use crate::ring::{RINGS, ring_index};
 
-/// A map as the trace asked for it.
+/// A waiting map, as the trace requests it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StalledMap {
     /// Slot of the mapping.
     pub id: MappingId,
-    /// On which processor.
+    /// Index of the CPU.
     pub cpu: u16,
-    /// The buffers.
+    /// Segments of the buffer.
     pub pieces: Box<[PhysRange]>,
 }
 
-/// A queue for each (device, direction): who comes later waits behind those who wait. To give up
-/// takes as long as to wait, however many do.
+/// One queue for each (device, direction), first in, first out. Removal from the middle takes
+/// logarithmic time.
 #[derive(Debug, Default)]
 pub struct StalledMaps {
-    /// By turn.
+    /// Queues by ring, each ordered by ticket.
     queues: Vec<BTreeMap<i64, StalledMap>>,
-    /// The turn of who comes next.
+    /// The next ticket.
     next: i64,
-    /// By mapping: its turn.
+    /// Ticket of each mapping.
     turns: HashMap<MappingId, i64>,
 }
 
-/// The place of a ring among those of all devices.
+/// Returns the index of a ring among those of all devices.
 #[inline]
 pub(super) fn ring_number(device: DeviceIndex, direction: Direction) -> usize {
     device.index() * RINGS + ring_index(direction)
 }
 
 impl StalledMaps {
-    /// Whether nobody waits.
+    /// Returns true if no map waits.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.turns.is_empty()
     }
 
-    /// How many wait.
+    /// Returns the number of waiting maps.
     pub fn len(&self) -> usize {
         self.turns.len()
     }
 
-    /// Whether a map would have to wait behind others.
+    /// Returns true if a map would have to wait behind others of its ring.
     #[inline]
     pub fn queues(&self, device: DeviceIndex, direction: Direction) -> bool {
         let queue = self.queues.get(ring_number(device, direction));
         queue.is_some_and(|queue| !queue.is_empty())
     }
 
-    /// Behind all others of its ring.
+    /// Appends a map to the queue of its ring.
     #[cold]
     pub fn push_back(&mut self, device: DeviceIndex, direction: Direction, map: StalledMap) {
         let place = ring_number(device, direction);
@@ -68,7 +68,7 @@ impl StalledMaps {
         self.next += 1;
     }
 
-    /// The first of a ring leaves its queue.
+    /// Removes the first map from the queue of a ring.
     pub fn pop(&mut self, device: DeviceIndex, direction: Direction) -> Option<StalledMap> {
         let (_, first) = self
             .queues
@@ -78,7 +78,7 @@ impl StalledMaps {
         Some(first)
     }
 
-    /// It has to wait on, in front.
+    /// Puts a map back in front of its queue.
     pub fn push_front(&mut self, device: DeviceIndex, direction: Direction, map: StalledMap) {
         if let Some(queue) = self.queues.get_mut(ring_number(device, direction)) {
             let first = queue.first_key_value().map_or(self.next, |(turn, _)| *turn);
@@ -87,7 +87,7 @@ impl StalledMaps {
         }
     }
 
-    /// Gives up waiting, as its mapping has ended; whether it waited.
+    /// Removes the map of a mapping that has ended. Returns true if the map waited.
     pub fn give_up(&mut self, device: DeviceIndex, direction: Direction, id: MappingId) -> bool {
         let Some(queue) = self.queues.get_mut(ring_number(device, direction)) else {
             return false;
@@ -103,7 +103,7 @@ impl StalledMaps {
         true
     }
 
-    /// All give up; how many there were, ring by ring.
+    /// Removes all maps and returns their number by ring.
     pub fn clear(&mut self) -> Vec<u64> {
         self.turns.clear();
         let waited = self.queues.drain(..).map(|queue| queue.len() as u64);

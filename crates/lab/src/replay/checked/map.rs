@@ -1,4 +1,4 @@
-//! The maps of a replay, and those that wait for a slot of their ring.
+//! Maps, and maps that wait for a slot of their ring.
 
 use ringfence_devices::{Attacker, DeviceMapping as Target, DriverEvent};
 use ringfence_dma::flush::Flush;
@@ -14,16 +14,16 @@ use crate::oracle::GrantId;
 use crate::replay::stalled::ring_number;
 use crate::replay::{MappingToken, StalledMap};
 
-/// What became of a map.
+/// The result of a map.
 enum MapAttempt {
-    /// It is mapped, or refused for good.
+    /// The map succeeded, or the layer refused it for good.
     Settled,
-    /// Its ring is full.
+    /// The ring is full.
     Full,
 }
 
 impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> CheckedReplay<H, S, F, X> {
-    /// Maps, unless the ring is full or others wait for it: then the map waits behind them.
+    /// Maps a buffer. If the ring is full or other maps wait for it, queues the map.
     pub(super) fn map_in_turn(
         &mut self,
         id: MappingId,
@@ -47,7 +47,7 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> CheckedReplay<H, S, F
         Ok(())
     }
 
-    /// Maps what waits for a ring, in order, as far as there are slots.
+    /// Performs the waiting maps of a ring in order until the ring is full.
     #[inline]
     pub(super) fn retry(
         &mut self,
@@ -86,7 +86,8 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> CheckedReplay<H, S, F
             return Err(LabError::Internal("attachment"));
         };
         let at = attached.for_direction(direction);
-        // The grant's name travels as the buffer; it is known only once the addresses are.
+        // The DMA layer carries the grant ID as the buffer. The oracle can add the grant only once
+        // the addresses are known, so take its ID in advance.
         let next = self.oracle.next();
         let mapped = if let [piece] = pieces {
             self.dma
@@ -155,7 +156,7 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> CheckedReplay<H, S, F
             }
             self.oracle.grant_per_segment(row, told, pieces, direction)
         } else {
-            // Where addresses are the memory's own, the first piece stands for the list.
+            // With identity addresses, the range of the first segment represents the list.
             let alone =
                 |piece: &PhysRange| IovaRange::new(Iova::new(piece.start().get()), piece.bytes());
             let range = held.range().or_else(|| pieces.first().and_then(alone));

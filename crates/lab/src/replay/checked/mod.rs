@@ -1,4 +1,4 @@
-//! One replay with devices, hardware and oracle: every access is made, translated and judged.
+//! A replay with devices, hardware and oracle: it translates and judges every access.
 
 mod drain;
 mod map;
@@ -28,7 +28,7 @@ use crate::oracle::{GrantId, Oracle, Ownership, Windows};
 use crate::plan::{Plan, Step};
 use crate::platform::ReplayPlatform;
 
-/// No attacker.
+/// The absence of an attacker.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NoAttacker;
 
@@ -37,11 +37,11 @@ impl Attacker for NoAttacker {
     fn on<P: DmaPort>(&mut self, _event: &DriverEvent, _port: &mut P) {}
 }
 
-/// The space of a device, made when it first maps, and where its context points.
+/// Creates the space of a device at its first map, and the target of its context entry.
 pub type MakeSpace<S, H> =
     Box<dyn FnMut(&AttachInfo, &ReplayPlatform<H>) -> Result<(S, ContextTarget), LabError>>;
 
-/// A mapping layer, a machine and an oracle, driven by plans.
+/// A DMA layer, a platform and an oracle, driven by plans.
 pub struct CheckedReplay<H, S: Space, F: Flush<S, u64>, X> {
     machine: ReplayPlatform<H>,
     dma: Dma<S, F, u64>,
@@ -52,30 +52,30 @@ pub struct CheckedReplay<H, S: Space, F: Flush<S, u64>, X> {
     segments: Vec<DmaSegment>,
     make: MakeSpace<S, H>,
     oracle: Oracle,
-    /// Whether a map installs anything that an invalidation could ever remove.
+    /// True if maps install translations that an invalidation can remove.
     installs: bool,
     rows: DeviceIndexTable,
     windows: Windows,
     withheld: HashMap<u64, Nanos>,
-    /// Mappings whose invalidation failed: their buffers are withheld until it succeeds.
+    /// Mappings whose invalidation failed. The layer withholds their buffers until it succeeds.
     not_invalidated: Vec<NotInvalidated<u64>>,
     attacker: X,
     live: u64,
     search: Search,
-    /// Whether the device touches each page of a buffer as soon as it is mapped, too.
+    /// True if the device also accesses each page of a buffer right after its map.
     early: bool,
-    /// T and C of a space that keeps what is unmapped.
+    /// T and C of a space that keeps unmapped mappings; `None` for other spaces.
     cycling: Option<RtcParams>,
     scratch: Vec<IovaRange>,
-    /// What devices are told of the mapping at hand: one range, or one a piece where pieces lie
-    /// apart.
+    /// IOVA ranges of the current mapping: one, or one for each segment if segments have separate
+    /// ranges.
     device_ranges: Vec<IovaRange>,
     outcomes: Outcomes,
     limits: ReplayLimits,
 }
 
 impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> CheckedReplay<H, S, F, X> {
-    /// A replay of a layer with `flush` on `machine`.
+    /// Creates a replay of a DMA layer with the policy `flush` on `machine`.
     pub fn new(
         machine: ReplayPlatform<H>,
         flush: F,
@@ -110,15 +110,15 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> CheckedReplay<H, S, F
         }
     }
 
-    /// Has the device touch each page of a buffer as soon as it is mapped, beside the touch before
-    /// its unmap. Not for walkers that see a map only after its doorbell.
+    /// If `early` is true, the device accesses each page of a buffer right after its map, as well
+    /// as before its unmap. Not for walkers that see a map only after its doorbell.
     #[must_use]
     pub fn with_early_touches(mut self, early: bool) -> Self {
         self.early = early;
         self
     }
 
-    /// Bounds the replay.
+    /// Sets the limits of the replay.
     #[must_use]
     pub fn with_limits(mut self, limits: ReplayLimits) -> Self {
         self.limits = limits;
@@ -126,8 +126,8 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> CheckedReplay<H, S, F
         self
     }
 
-    /// Has the replay run on after its trace until everything is gone that a space with these
-    /// cycles has kept.
+    /// Runs the replay on after its trace until a space with these cycles has dropped all mappings
+    /// that it keeps.
     #[must_use]
     pub fn with_cycling(mut self, cycling: Option<RtcParams>) -> Self {
         self.cycling = cycling;
@@ -135,6 +135,9 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> CheckedReplay<H, S, F
     }
 
     /// Performs the steps of `plan`.
+    ///
+    /// # Errors
+    /// The trace exceeds a limit, or a device cannot be attached.
     pub fn run(&mut self, plan: &Plan, devices: &Devices) -> Result<(), LabError> {
         for timed in &plan.steps {
             self.machine.now = timed.time;
@@ -184,7 +187,7 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> CheckedReplay<H, S, F
                     cpu,
                     direction,
                 } => self.doorbell(device, cpu, direction),
-                // Others are not to be attacked more often because a mode beside them has cycles.
+                // Skip ticks that only the cycles of other modes require: they would add attacks.
                 Step::Tick
                     if !S::CACHES_UNMAPPED && plan.quiet.binary_search(&timed.time).is_ok() => {}
                 Step::Tick => {
@@ -203,7 +206,7 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> CheckedReplay<H, S, F
         Ok(())
     }
 
-    /// Whether the oracle can still judge every access.
+    /// Fails if a page has more buffers than the oracle can judge.
     #[inline]
     fn check_page(&self, device: DeviceIndex, devices: &Devices) -> Result<(), LabError> {
         match self.oracle.crowded() {
@@ -219,7 +222,7 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> CheckedReplay<H, S, F
         }
     }
 
-    /// Whether the cache keeps few enough mappings.
+    /// Fails if the cache keeps more mappings than the limit allows.
     #[inline]
     fn check_kept(&self) -> Result<(), LabError> {
         let limit = self.limits.kept;
@@ -272,12 +275,12 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> CheckedReplay<H, S, F
         Ok(())
     }
 
-    /// Whether the pieces of a list have addresses of their own.
+    /// Returns true if the segments of a list have separate IOVA ranges.
     fn is_apart(&self) -> bool {
         self.installs && !S::CONTIGUOUS_SG
     }
 
-    /// Tells the attacker what the driver does with the mapping at hand.
+    /// Reports the driver's operation on the current mapping to the attacker.
     fn attack_event(
         &mut self,
         what: fn(Target) -> DriverEvent,
@@ -295,7 +298,8 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> CheckedReplay<H, S, F
         self.device_ranges = told;
     }
 
-    /// One access to each page of the buffer, in its direction.
+    /// Accesses each page of the buffer once, in its direction. Sets `bytes` to the size of the
+    /// grant.
     fn use_buffer(&mut self, grant: GrantId, target: &Target, bytes: &mut u64) {
         let mut pieces = core::mem::take(&mut self.scratch);
         pieces.clear();
@@ -331,7 +335,7 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> CheckedReplay<H, S, F
         self.outcomes.attempts += port.accesses;
     }
 
-    /// The device is told of what was mapped.
+    /// Makes the maps of a run visible to the device, before the driver rings the doorbell.
     fn doorbell(&mut self, device: DeviceIndex, cpu: u16, direction: Direction) {
         if let (Some(Some(attached)), Some(own)) = (
             self.attached.get(device.index()),
@@ -342,8 +346,8 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> CheckedReplay<H, S, F
         }
     }
 
-    /// Ends the replay: counts windows that are open until now, runs on until what the space has
-    /// kept is gone, and takes down what is alive, unmetered.
+    /// Ends the replay. Closes open windows at the current time, drains the space's cache, and
+    /// unmaps the live mappings without counting them.
     pub fn finish(&mut self, alive: &[(MappingId, DeviceIndex)]) -> Outcomes {
         for (place, waiting) in self.stalled.clear().into_iter().enumerate() {
             self.outcomes.stalled_out += waiting;

@@ -1,4 +1,4 @@
-//! The searches of the allocator, counted against their bound.
+//! Counts the steps of allocator searches and enforces their limit.
 
 use ringfence_types::IovaRange;
 
@@ -8,8 +8,8 @@ use crate::limits::ReplayLimits;
 /// A map tries addresses below 4 GiB first.
 const LOW: u64 = 1 << 32;
 
-/// Ranges that the searches have stepped over. A failed search reports no steps: it counts as one
-/// step for each range that is mapped or kept.
+/// Number of ranges that the searches visited. A failed search reports no steps, so it counts as
+/// one step for each mapped or kept range.
 #[derive(Debug, Default)]
 pub(super) struct Search {
     steps: u64,
@@ -20,7 +20,7 @@ pub(super) struct Search {
 }
 
 impl Search {
-    /// A map made `placed` in `steps` steps while a cache keeps `kept` mappings.
+    /// Counts a map of `placed` that took `steps` steps while a cache kept `kept` mappings.
     #[inline]
     pub(super) fn mapped(
         &mut self,
@@ -40,7 +40,7 @@ impl Search {
         self.check(limits)
     }
 
-    /// A map was refused.
+    /// Counts a refused map.
     #[cold]
     pub(super) fn refused(&mut self, kept: usize, limits: &ReplayLimits) -> Result<(), LabError> {
         self.ranges += 1;
@@ -48,7 +48,7 @@ impl Search {
         self.check(limits)
     }
 
-    /// An unmap released or kept `ranges` ranges.
+    /// Counts an unmap that released or kept `ranges` ranges.
     #[inline]
     pub(super) fn unmapped(&mut self, ranges: usize) {
         self.live = self.live.saturating_sub(ranges as u64);
@@ -86,7 +86,7 @@ mod tests {
         let mut search = Search::default();
         search.mapped(&[page(4096); 10], 7, 1, &limits).unwrap();
         assert_eq!((search.steps, search.ranges, search.live), (7, 10, 10));
-        // Above 4 GiB after a search below it; without steps nothing was searched.
+        // An address above 4 GiB implies a failed search below. Without steps there was no search.
         search.mapped(&[page(LOW)], 1, 5, &limits).unwrap();
         search.mapped(&[page(LOW)], 0, 5, &limits).unwrap();
         assert_eq!((search.steps, search.live), (7 + 1 + 15, 12));

@@ -1,4 +1,4 @@
-//! The unmaps of a replay, and how their buffers come back.
+//! Unmaps, and the return of buffers.
 
 use std::collections::HashMap;
 
@@ -77,8 +77,8 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> CheckedReplay<H, S, F
                         let pages = PfnRange::covering(&range);
                         let now = self.machine.now;
                         if self.installs {
-                            // A flush that this unmap triggered came after its entry was cleared:
-                            // it closes this window too.
+                            // If this unmap triggered a flush, the flush followed the clearing of
+                            // its entries, so it closes this window too.
                             self.windows.open(at.domain(), pages, bytes, now);
                             self.close_windows();
                         } else {
@@ -103,8 +103,8 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> CheckedReplay<H, S, F
         }
     }
 
-    /// The space has kept the mapping at hand. As long as another buffer is in use on its pages,
-    /// what the device reaches there lies beside that.
+    /// Opens windows for the current mapping, which the space keeps. A range has no window while
+    /// its pages hold another live buffer: accesses then count as beside that buffer.
     fn keep_windows(&mut self, device: usize, domain: DomainId) {
         let now = self.machine.now;
         for range in &self.device_ranges {
@@ -115,13 +115,13 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> CheckedReplay<H, S, F
         }
     }
 
-    /// The buffer stays with the layer.
+    /// Records that the layer withholds the buffer.
     fn withhold(&mut self, grant: GrantId) {
         self.oracle.withhold(grant);
         self.withheld.insert(grant.to_raw(), self.machine.now);
     }
 
-    /// Tries the invalidations again that have failed.
+    /// Retries the failed invalidations.
     #[cold]
     pub(super) fn retry_invalidations(&mut self) {
         let Some(own) = self.cpus.first_mut() else {
@@ -149,7 +149,7 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> CheckedReplay<H, S, F
         let now = self.machine.now;
         let (oracle, withheld, outcomes) =
             (&mut self.oracle, &mut self.withheld, &mut self.outcomes);
-        // A failed invalidation leaves the buffers withheld: they are in no danger.
+        // A failed invalidation leaves the buffers withheld, which is safe.
         let _ = self
             .dma
             .end_burst(own, &mut self.machine, at, direction, |raw| {
@@ -158,7 +158,7 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> CheckedReplay<H, S, F
     }
 }
 
-/// A withheld buffer is back with its owner.
+/// Records the return of a withheld buffer to its driver.
 fn return_buffer(
     oracle: &mut Oracle,
     withheld: &mut HashMap<u64, Nanos>,

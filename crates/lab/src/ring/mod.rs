@@ -1,7 +1,7 @@
-//! What only ring modes need: how large a replay's rings are, and how one makes them.
+//! Rings of ring modes: sizes and construction.
 //!
-//! In a replay a ring is a (device, direction): ring number and direction are one ([`ring_of`]).
-//! Decision 0012 says why.
+//! In a replay, each (device, direction) has one ring, so the direction determines the ring number
+//! ([`ring_of`]). Decision 0012 gives the reason.
 
 mod parts;
 mod ring_usage;
@@ -13,10 +13,10 @@ pub use sizes::RingSizes;
 
 use ringfence_types::{Direction, RingId};
 
-/// Rings of a device in a replay.
+/// Number of rings of a device in a replay.
 pub const RINGS: usize = Direction::ALL.len();
 
-/// Which of a device's rings the buffers of a direction go to, by its place.
+/// Returns the index of the ring for the buffers of a direction, among a device's rings.
 #[inline]
 pub const fn ring_index(direction: Direction) -> usize {
     match direction {
@@ -26,7 +26,7 @@ pub const fn ring_index(direction: Direction) -> usize {
     }
 }
 
-/// The same, by its number.
+/// Returns the ring ID for the buffers of a direction.
 #[inline]
 pub const fn ring_of(direction: Direction) -> RingId {
     RingId::new(ring_index(direction) as u16)

@@ -1,4 +1,4 @@
-//! How one makes the rings of a device.
+//! Creates the rings of a device.
 
 use std::cell::RefCell;
 use std::marker::PhantomData;
@@ -15,14 +15,14 @@ use crate::error::LabError;
 use crate::mode_dispatch::ThreadCell;
 use crate::replay::AttachInfo;
 
-/// How one makes a ring mode's parts: `D` drives its rings, `L` is the logic of its unit, `F` its
+/// The constructors of a ring mode. `D` drives the rings, `L` is the logic of the unit, `F` the
 /// flush policy.
 pub struct RingParts<D, L, F> {
-    /// Which slot a map takes, and whether walks snoop.
+    /// The slot choice of maps and the coherency of walks.
     pub setup: RingSetup,
-    /// The flush policy of the unit.
+    /// Creates the flush policy of the unit.
     pub flush: fn() -> F,
-    /// The driver and the logic are types.
+    /// Marks the driver and logic types.
     types: PhantomData<fn() -> (D, L)>,
 }
 
@@ -35,7 +35,7 @@ impl<D, L, F> Clone for RingParts<D, L, F> {
 impl<D, L, F> Copy for RingParts<D, L, F> {}
 
 impl<D, L, F> RingParts<D, L, F> {
-    /// Rings of `choice`, whose entries the unit's walks see as `coherency` says.
+    /// Returns constructors for rings with this slot choice and coherency.
     pub fn new(choice: SlotChoice, coherency: Coherency, flush: fn() -> F) -> Self {
         Self {
             setup: RingSetup { choice, coherency },
@@ -46,10 +46,10 @@ impl<D, L, F> RingParts<D, L, F> {
 }
 
 impl<D: RingDriver + From<Ring>, L, F> RingParts<D, L, F> {
-    /// The rings of a device, empty, and its rDEVICE.
+    /// Creates the empty rings of a device. Returns them with the address of the rDEVICE.
     ///
     /// # Errors
-    /// No room, or a size that no ring can have.
+    /// Memory is short, or a ring size is invalid.
     pub fn space(
         &self,
         of: &AttachInfo,
@@ -62,7 +62,7 @@ impl<D: RingDriver + From<Ring>, L, F> RingParts<D, L, F> {
         Ok((space, base))
     }
 
-    /// The rings in memory, before anybody drives them.
+    /// Lays the rings out in memory.
     fn lay_out(
         &self,
         of: &AttachInfo,

@@ -1,4 +1,4 @@
-//! How many slots the rings of a trace would need: a pass over it before the replay.
+//! Counts the ring slots that a trace needs, in one pass before the replay.
 
 use std::io::Read;
 
@@ -10,16 +10,16 @@ use crate::error::LabError;
 use crate::limits::ReplayLimits;
 use crate::plan::{Plan, Planner, Step, each_plan};
 
-/// What a trace does to the rings of its devices.
+/// The ring usage of a trace.
 #[derive(Debug, Clone, Default)]
 pub struct RingUsage {
-    /// By device and [place](ring_index).
+    /// Counts by device and [ring](ring_index).
     devices: Vec<[SlotCount; RINGS]>,
-    /// By mapping: how many slots it has, of which ring.
+    /// Number of slots of each live mapping, with its device and direction.
     live: Vec<Option<(DeviceIndex, Direction, u32)>>,
 }
 
-/// Slots of one ring.
+/// Live slots of one ring, now and at most.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct SlotCount {
     live: u64,
@@ -27,7 +27,7 @@ struct SlotCount {
 }
 
 impl RingUsage {
-    /// Counts the steps of `plan`.
+    /// Adds the steps of `plan`.
     pub fn add(&mut self, plan: &Plan) {
         for timed in &plan.steps {
             match timed.step {
@@ -66,23 +66,24 @@ impl RingUsage {
         &mut self.devices[device.index()][ring_index(direction)]
     }
 
-    /// Most slots of a ring that are mapped at once: a scatterlist has one for each piece.
+    /// Returns the peak number of mapped slots of a ring. Each segment of a scatterlist takes a
+    /// slot.
     pub fn live_max(&self, device: DeviceIndex, direction: Direction) -> u64 {
         let device = self.devices.get(device.index());
         device.map_or(0, |rings| rings[ring_index(direction)].most)
     }
 
-    /// Rings of twice as many slots as are mapped at once.
+    /// Returns ring sizes of at least twice the peak number of mapped slots.
     pub fn sizes(&self) -> RingSizes {
         let twice = |rings: &[SlotCount; RINGS]| rings.map(|ring| RingSizes::twice(ring.most));
         RingSizes::Counted(self.devices.iter().map(twice).collect())
     }
 }
 
-/// Reads a trace to its end and counts the operations of `devices`, or all.
+/// Reads a trace to its end and counts the operations of `devices`, or of all devices.
 ///
 /// # Errors
-/// The trace is malformed.
+/// The trace is malformed or exceeds a limit.
 pub fn count_ring_usage<R: Read>(
     mut operations: Operations<R>,
     devices: Option<&[String]>,

@@ -1,30 +1,32 @@
-//! How many slots the rings of a replay have.
+//! Ring sizes of a replay.
 
 use ringfence_trace::DeviceIndex;
 
 use super::RINGS;
 
-/// The slots of each ring.
+/// The number of slots of each ring.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RingSizes {
-    /// As many in every ring.
+    /// The same number for every ring.
     Every(u32),
-    /// By device and [place](super::ring_index), as a [`RingUsage`](super::RingUsage) advises.
+    /// Numbers by device and [ring](super::ring_index), from a [`RingUsage`](super::RingUsage).
     Counted(Vec<[u32; RINGS]>),
 }
 
 impl RingSizes {
-    /// The most slots that a replay gives a ring of its own accord: half of what an address can
+    /// The largest size that a replay chooses by itself: half of the entries that an address can
     /// name.
     pub const MAX_SLOTS: u32 = 1 << 17;
 
-    /// The power of two that is at least twice `live`, within [`MAX_SLOTS`](Self::MAX_SLOTS).
+    /// Returns the smallest power of two that is at least twice `live`, but at most
+    /// [`MAX_SLOTS`](Self::MAX_SLOTS).
     pub fn twice(live: u64) -> u32 {
         let wanted = live.saturating_mul(2).clamp(1, u64::from(Self::MAX_SLOTS));
         wanted.next_power_of_two() as u32
     }
 
-    /// The slots of the rings of `device`, by place. A device that was not counted maps nothing.
+    /// Returns the sizes of the rings of `device`. A device without a count maps nothing and gets
+    /// rings of one slot.
     pub fn of(&self, device: DeviceIndex) -> [u32; RINGS] {
         match self {
             Self::Every(slots) => [*slots; RINGS],
@@ -34,8 +36,8 @@ impl RingSizes {
 }
 
 impl Default for RingSizes {
-    /// For a replay of a trace that nobody has counted: enough for what a queue of a network card
-    /// keeps mapped.
+    /// The size for a trace without a count: enough for the buffers that a network-card queue keeps
+    /// mapped.
     fn default() -> Self {
         Self::Every(4096)
     }

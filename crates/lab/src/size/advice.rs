@@ -1,5 +1,5 @@
-//! What follows from the counts and the sweeps: sizes, whether a ring fits, and a recommendation in
-//! two sentences.
+//! Advice from counts and sweeps: ring sizes, the ring that fits, and a recommendation of two
+//! sentences.
 
 use serde::Serialize;
 
@@ -9,50 +9,50 @@ use crate::ring::RingSizes;
 /// Bytes of a slot in memory (rIOMMU Fig. 9c).
 const SLOT_BYTES: u64 = 16;
 
-/// Maps that had to wait, of one ring of one size.
+/// Stalled maps of one ring at one size.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Stalls {
-    /// Maps that waited for a slot, or behind one that did.
+    /// Maps that waited for a slot, or behind a waiting map.
     pub stalls: u64,
-    /// Those of them that never got one.
+    /// Waiting maps that never got a slot.
     pub stalled_out: u64,
-    /// Lists with more pieces than the ring has slots.
+    /// Scatterlists with more segments than the ring has slots.
     pub refused: u64,
 }
 
-/// One ring at one size.
+/// The results for one ring at one size.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct SizePoint {
-    /// N.
+    /// N: number of slots.
     pub entries: u32,
-    /// Bytes of its table.
+    /// Bytes of the ring's table.
     pub bytes: u64,
-    /// Takes the slot at its tail only (mode `riommu`): what the model of slots predicts.
+    /// Prediction of the slot model for a ring that uses only the slot at its tail (mode `riommu`).
     pub in_order_predicted: Stalls,
-    /// The same, as replayed on the driver.
+    /// Result of the replay for that ring.
     pub in_order: Stalls,
-    /// Takes any free slot (mode `riommu-ooo`): predicted.
+    /// Prediction of the slot model for a ring that uses any free slot (mode `riommu-ooo`).
     pub any_order_predicted: Stalls,
-    /// The same, replayed.
+    /// Result of the replay for that ring.
     pub any_order: Stalls,
 }
 
-/// Which ring fits.
+/// The kind of ring that fits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fit {
-    /// The document's ring, which takes the slot at its tail.
+    /// The ring as published (rIOMMU), which uses the slot at its tail.
     InOrder,
-    /// One that takes any free slot: unmaps are out of order.
+    /// A ring that uses any free slot, because unmaps are out of order.
     AnyOrder,
-    /// Buffers stay mapped: entries of a ring's static table (RI13), written once.
+    /// A ring's static table (RI13), written once, because buffers stay mapped.
     Static,
-    /// None: more is mapped at once than a ring can name.
+    /// No ring: more slots are mapped at once than a ring can name.
     None,
 }
 
 impl Fit {
-    /// As reports print it.
+    /// Returns the name that reports print.
     pub const fn name(self) -> &'static str {
         match self {
             Self::InOrder => "in-order",
@@ -66,57 +66,59 @@ impl Fit {
 /// Advice for one ring.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct RingAdvice {
-    /// As the trace prints it.
+    /// Device name, as in the trace.
     pub device: String,
-    /// `to-device`, `from-device`, `bidirectional`.
+    /// Direction: `to-device`, `from-device` or `bidirectional`.
     pub direction: String,
-    /// Mappings made and ended.
+    /// Number of maps.
     pub maps: u64,
-    /// See there.
+    /// Number of unmaps.
     pub unmaps: u64,
-    /// L: most slots mapped at once.
+    /// L: peak number of mapped slots.
     pub live_max: u64,
-    /// D: most mappings alive at once.
+    /// D: peak number of live mappings.
     pub mappings_max: u64,
-    /// K: most slots of one mapping.
+    /// K: slots of the largest mapping.
     pub pieces_max: u64,
-    /// B: slots of the longest burst of unmaps.
+    /// Slots of the longest burst of unmaps.
     pub burst_max: u64,
-    /// Most slots withheld at once in open bursts.
+    /// B: peak number of slots that open bursts withhold.
     pub withheld_max: u64,
-    /// L and what bursts withhold: N from here on never stalls a ring that takes any free slot.
+    /// L + B: with this many slots, a ring that uses any free slot never stalls.
     pub rule: u64,
-    /// D x K and what bursts withhold.
+    /// D x K + B.
     pub descriptor_rule: u64,
-    /// Fewest slots with which this trace stalls no map in a ring that takes any free slot.
+    /// Smallest number of slots with which no map of this trace stalls in a ring that uses any free
+    /// slot.
     pub any_order_need: u64,
-    /// The same for a ring that takes the slot at its tail.
+    /// Smallest number of slots with which no map of this trace stalls in a ring that uses the slot
+    /// at its tail.
     pub in_order_need: u64,
-    /// Unmaps of another mapping than the oldest.
+    /// Unmaps of a mapping other than the oldest.
     pub out_of_order: u64,
-    /// Older mappings alive at an unmap: at most.
+    /// Peak number of older live mappings at an unmap.
     pub overtaken_max: u64,
-    /// On average; none without unmaps.
+    /// Average number of older live mappings at an unmap; `None` without unmaps.
     pub overtaken_mean: Option<f64>,
-    /// Share of unmaps of the slot after the one unmapped before: there a prefetched next entry is
-    /// right. None without unmaps.
+    /// Share of unmaps of the slot after the previously unmapped one, for which a prefetched next
+    /// entry is right. `None` without unmaps.
     pub next_in_turn: Option<f64>,
-    /// Mappings alive at the end of the trace.
+    /// Live mappings at the end of the trace.
     pub live_at_end: u64,
-    /// Which ring fits.
+    /// The kind of ring that fits.
     pub fit: Fit,
-    /// Why.
+    /// The reason for `fit`.
     pub why: String,
-    /// N to choose: a power of two; 0 where none fits.
+    /// N to choose: a power of two; 0 if no ring fits.
     pub entries: u32,
-    /// Bytes of its table.
+    /// Bytes of the ring's table.
     pub bytes: u64,
-    /// The sizes that were tried.
+    /// The results of the sweep, by size.
     pub sweep: Vec<SizePoint>,
 }
 
 impl RingAdvice {
-    /// What the counts alone say.
+    /// Returns the advice that follows from the counts alone.
     pub(super) fn new(device: &str, direction: &str, ring: &RingDemand) -> Self {
         let any_order = power(ring.rule());
         let in_order = power(ring.rule().max(ring.in_order_need));
@@ -160,7 +162,7 @@ impl RingAdvice {
         }
     }
 
-    /// A point of the sweep, with nothing measured yet.
+    /// Returns a point of the sweep without results.
     pub(super) fn point(entries: u32) -> SizePoint {
         SizePoint {
             entries,
@@ -170,7 +172,8 @@ impl RingAdvice {
     }
 }
 
-/// The power of two that holds `need` slots, if a replay has such rings.
+/// Returns the smallest power of two that holds `need` slots; `None` above the largest ring of a
+/// replay.
 pub(super) fn power(need: u64) -> Option<u32> {
     let power = need.max(1).checked_next_power_of_two()?;
     u32::try_from(power)
@@ -222,33 +225,33 @@ fn ratio(part: u64, whole: u64) -> Option<f64> {
 /// The IOTLB at one geometry.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct IotlbPoint {
-    /// Sets.
+    /// Number of sets.
     pub sets: u32,
-    /// Ways.
+    /// Number of ways.
     pub ways: u32,
     /// Sets times ways.
     pub entries: u32,
-    /// Hits as a share of lookups; none without lookups.
+    /// Hits as a share of lookups; `None` without lookups.
     pub hit_rate: Option<f64>,
-    /// Entries that had to go to make room for others.
+    /// Entries that the IOTLB evicted.
     pub evictions: u64,
 }
 
 /// Advice on the IOTLB in one mode.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct IotlbAdvice {
-    /// The mode.
+    /// Name of the mode.
     pub mode: String,
-    /// Pages looked up.
+    /// Number of page lookups.
     pub lookups: u64,
-    /// The best hit rate of all geometries; none without lookups.
+    /// The best hit rate of all geometries; `None` without lookups.
     pub attainable: Option<f64>,
-    /// Fewest entries with which 90% of that is reached, whatever the ways; none where nothing ever
-    /// hits.
+    /// Smallest number of entries that reaches 90% of `attainable` with any number of ways; `None`
+    /// if no lookup ever hits.
     pub entries_90: Option<u32>,
     /// The same for 99%.
     pub entries_99: Option<u32>,
-    /// What was tried.
+    /// Results by geometry.
     pub points: Vec<IotlbPoint>,
 }
 
@@ -273,7 +276,7 @@ impl IotlbAdvice {
         }
     }
 
-    /// The best hit rate, to rank modes by: without lookups the last.
+    /// Returns the best hit rate, for ranking modes; 0 without lookups.
     fn best(&self) -> f64 {
         self.attainable.unwrap_or(0.0)
     }
@@ -282,20 +285,20 @@ impl IotlbAdvice {
 /// Advice for one trace.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct TraceSizing {
-    /// Its name.
+    /// Name of the trace.
     pub trace: String,
-    /// What keeps the counts from being taken at their word; `ok` otherwise.
+    /// `ok`, or the reason why the counts are not valid.
     pub status: String,
-    /// By ring.
+    /// Advice by ring.
     pub rings: Vec<RingAdvice>,
-    /// By mode.
+    /// Advice by mode.
     pub iotlb: Vec<IotlbAdvice>,
-    /// Two sentences.
+    /// A recommendation of two sentences.
     pub recommendation: String,
 }
 
 impl TraceSizing {
-    /// Slots and bytes of all rings that are advised.
+    /// Returns the slots and bytes of all advised rings.
     pub fn total(&self) -> (u64, u64) {
         let entries: u64 = self.rings.iter().map(|ring| u64::from(ring.entries)).sum();
         (entries, entries * SLOT_BYTES)

@@ -1,10 +1,10 @@
-//! What open bursts withhold: unmapped, and not to be given out again before an invalidation.
+//! Slots that open bursts withhold: unmapped, but not reusable before an invalidation.
 
-/// Unmaps that one invalidation covers at most: a longer burst is invalidated in parts
-/// (`Burst::default()` of the mapping layer).
+/// Maximum number of unmaps that one invalidation covers. A longer burst is invalidated in parts
+/// (`Burst::default()` of the DMA layer).
 const PART: usize = 256;
 
-/// The open bursts of one ring, by processor.
+/// The open bursts of one ring, by CPU.
 #[derive(Debug, Clone)]
 pub(super) struct Bursts<T> {
     open: Vec<(u16, Vec<T>)>,
@@ -17,8 +17,8 @@ impl<T> Default for Bursts<T> {
 }
 
 impl<T> Bursts<T> {
-    /// Withholds `item` until the burst of `cpu` ends. If the burst is as long as a part may be,
-    /// what it withheld so far comes back.
+    /// Withholds `item` until the burst of `cpu` ends. If the burst has reached the maximum length,
+    /// returns the items withheld so far.
     pub(super) fn withhold(&mut self, cpu: u16, item: T) -> Vec<T> {
         let place = self.open.iter().position(|(of, _)| *of == cpu);
         let place = place.unwrap_or_else(|| {
@@ -35,7 +35,7 @@ impl<T> Bursts<T> {
         part
     }
 
-    /// Ends the burst of `cpu`.
+    /// Ends the burst of `cpu` and returns its items.
     pub(super) fn end(&mut self, cpu: u16) -> Vec<T> {
         let open = self.open.iter_mut().find(|(of, _)| *of == cpu);
         open.map(|(_, held)| std::mem::take(held))

@@ -1,10 +1,10 @@
-//! The IOTLB in several shapes under modes that map pages: the modelled unit of `compare`, once for
-//! each.
+//! Simulates IOTLBs of several geometries in page-granular modes, each with the modelled unit of
+//! `compare`.
 //!
-//! A trace has no accesses. A device that touched a page only once would miss whatever the IOTLB;
-//! here it touches each page twice, when its buffer is mapped and before it is unmapped. How many
-//! other pages it touches meanwhile is the trace's, and the question is whether an IOTLB still
-//! holds the first translation: half of the lookups can hit at most.
+//! A trace has no device accesses. A device that accessed a page only once would miss with any
+//! IOTLB. Here the device accesses each page twice: when its buffer is mapped and before it is
+//! unmapped. The trace determines how many other pages it accesses in between. The second access
+//! hits if the IOTLB still holds the first translation, so at most half of the lookups hit.
 
 use ringfence_hw::IommuStats;
 
@@ -16,20 +16,20 @@ use crate::modes::Mode;
 
 use super::advice::{IotlbAdvice, IotlbPoint};
 
-/// Entries that are tried.
+/// Numbers of entries to try.
 pub const ENTRIES: [u32; 5] = [16, 64, 256, 1024, 4096];
-/// Ways that each number of entries is tried with.
+/// Numbers of ways to try with each number of entries.
 pub const WAYS: [u32; 3] = [1, 4, 16];
 
 const TRIALS: usize = ENTRIES.len() * WAYS.len();
 
-/// Sets and ways that are tried, by ways.
+/// Returns the (sets, ways) pairs to try, ordered by ways.
 pub fn geometries() -> impl Iterator<Item = (u32, u32)> {
     WAYS.into_iter()
         .flat_map(|ways| ENTRIES.map(|entries| (entries / ways, ways)))
 }
 
-/// A mode and the geometry of an IOTLB.
+/// A mode and an IOTLB geometry.
 #[derive(Clone)]
 pub(super) struct Shape<'a> {
     mode: &'a Mode,
@@ -37,7 +37,7 @@ pub(super) struct Shape<'a> {
     ways: u32,
 }
 
-/// `modes` at all geometries, in order of the modes.
+/// Returns `modes` with all geometries, in order of the modes.
 pub(super) fn shapes(modes: &[Mode]) -> impl Iterator<Item = Shape<'_>> {
     let shape = |mode, (sets, ways)| Shape { mode, sets, ways };
     modes
@@ -46,7 +46,7 @@ pub(super) fn shapes(modes: &[Mode]) -> impl Iterator<Item = Shape<'_>> {
 }
 
 impl Shape<'_> {
-    /// A replay.
+    /// Creates the replay.
     ///
     /// # Errors
     /// The mode is not built in.
@@ -69,7 +69,7 @@ impl Shape<'_> {
     }
 }
 
-/// The results, mode by mode.
+/// Turns the results into advice, mode by mode.
 pub(super) fn advice(results: &[(Shape<'_>, IommuStats)]) -> Vec<IotlbAdvice> {
     results
         .chunks(TRIALS)

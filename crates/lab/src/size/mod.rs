@@ -1,12 +1,12 @@
-//! How large a trace wants its rings and its IOTLB: what `ringfence size` computes.
+//! Ring and IOTLB sizes for a trace: the computation behind `ringfence size`.
 //!
-//! One pass counts what the trace asks of each ring ([`TraceDemand`]); from that follow the sizes
-//! that need no trial. A second pass replays the trace with rings of several sizes, on the shipped
-//! driver and unit, and says where maps had to wait ([`size`]); beside it stands what a model of
-//! slots that shares no code with the driver predicts ([`RingSlots`]). The same pass tries IOTLBs
-//! of several shapes.
+//! One pass counts the demand of the trace on each ring ([`TraceDemand`]). Some sizes follow from
+//! these counts without a trial. A second pass replays the trace with rings of several sizes, on
+//! the shipped driver and unit, and counts the maps that waited ([`size`]). [`RingSlots`] predicts
+//! the same counts with a model that shares no code with the driver. The second pass also tries
+//! IOTLBs of several geometries.
 //!
-//! A ring is a (device, direction), as in every replay (decision 0012).
+//! Each (device, direction) has one ring, as in every replay (decision 0012).
 
 mod advice;
 mod bursts;

@@ -1,12 +1,12 @@
-//! Numbers that come in ascending order and leave in any, and how many smaller ones are left.
+//! A set of ascending numbers with removal in any order; a removal counts the smaller numbers.
 
-/// Fewest entries that are worth to be compacted.
+/// Minimum number of entries for compaction.
 const SMALL: usize = 64;
 
-/// Counts by a Fenwick tree (Fenwick 1994): a step takes the logarithm of how many there are.
+/// Counts with a Fenwick tree (Fenwick 1994): operations take logarithmic time.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Ranks {
-    /// Ascending; those that have left stay until there are more of them than others.
+    /// Ascending. Removed numbers stay until they outnumber the present ones.
     numbers: Vec<u64>,
     present: Vec<bool>,
     /// `tree[i]` counts the last `lowest_bit(i + 1)` entries up to `i`.
@@ -19,12 +19,12 @@ fn lowest_bit(place: usize) -> usize {
 }
 
 impl Ranks {
-    /// How many are left.
+    /// Returns the number of present numbers.
     pub(super) fn len(&self) -> usize {
         self.count
     }
 
-    /// Adds a number above all others.
+    /// Adds a number larger than all others.
     pub(super) fn push(&mut self, number: u64) {
         self.numbers.push(number);
         self.present.push(true);
@@ -39,7 +39,7 @@ impl Ranks {
         self.count += 1;
     }
 
-    /// Takes a number out; how many smaller ones are left. `None` if it is not there.
+    /// Removes a number and returns how many smaller ones remain. `None` if the number is absent.
     pub(super) fn remove(&mut self, number: u64) -> Option<usize> {
         let index = self.numbers.binary_search(&number).ok()?;
         if !std::mem::replace(&mut self.present[index], false) {
@@ -87,7 +87,7 @@ mod tests {
         };
         let (mut ranks, mut list) = (Ranks::default(), Vec::new());
         for step in 0..20_000_u64 {
-            // The list grows to thousands, and then shrinks.
+            // The list grows to thousands of entries and then shrinks.
             if random(10) < 6 + 2 * usize::from(step < 9000) - 4 * usize::from(step > 15_000) {
                 ranks.push(step);
                 list.push(step);

@@ -1,5 +1,5 @@
-//! Which maps would wait in a ring of N slots: a model of slots and nothing else, to stand beside
-//! what the driver does.
+//! Predicts the maps that wait in a ring of N slots. The model is independent of the driver and
+//! checks it.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -10,20 +10,19 @@ use super::advice::Stalls;
 use super::bursts::Bursts;
 use crate::plan::Step;
 
-/// A ring of N slots, free, live or withheld, and the maps that wait for it in line (decision
-/// 0012).
+/// A ring of N slots, each free, live or withheld, with its queue of waiting maps (decision 0012).
 #[derive(Debug, Clone)]
 pub struct RingSlots {
     choice: SlotChoice,
     size: u32,
     used: u32,
     tail: u32,
-    /// Whether each slot is in use; only looked at where the tail alone is taken.
+    /// True for each slot in use. Unused, and empty, with `SlotChoice::NextFree`.
     busy: Vec<bool>,
-    /// First slot and number of slots of each mapping; no slots, no mapping.
+    /// First slot and number of slots of each mapping; 0 slots if unmapped.
     mapped: Vec<(u32, u32)>,
     bursts: Bursts<(u32, u32)>,
-    /// By turn, and by mapping its turn: to give up takes as long as to wait.
+    /// Waiting maps by ticket, and the ticket of each mapping, so that removal is logarithmic.
     waiting: BTreeMap<u64, (MappingId, u32)>,
     turns: HashMap<MappingId, u64>,
     next: u64,
@@ -31,7 +30,7 @@ pub struct RingSlots {
 }
 
 impl RingSlots {
-    /// A ring of `size` slots, all free.
+    /// Creates a ring of `size` free slots.
     pub fn new(choice: SlotChoice, size: u32) -> Self {
         Self {
             choice,
@@ -51,7 +50,7 @@ impl RingSlots {
         }
     }
 
-    /// One step of a plan, of this ring.
+    /// Performs one step of a plan for this ring.
     pub fn step(&mut self, step: &Step) {
         match *step {
             Step::Map { id, count, .. } => {
@@ -86,13 +85,13 @@ impl RingSlots {
         }
     }
 
-    /// Who still waits when the trace ends has waited in vain.
+    /// Ends the trace. Maps that still wait count as stalled out.
     pub fn finish(mut self) -> Stalls {
         self.stalls.stalled_out += self.waiting.len() as u64;
         self.stalls
     }
 
-    /// Whether the map need not wait: it has its slots, or never will.
+    /// Returns true if the map need not wait: it got its slots, or it is larger than the ring.
     fn map(&mut self, id: MappingId, count: u32) -> bool {
         if count > self.size {
             self.stalls.refused += 1;

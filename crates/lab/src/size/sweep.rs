@@ -1,5 +1,4 @@
-//! The second pass: the trace replayed with rings of several sizes, and with IOTLBs of several
-//! shapes.
+//! The second pass: replays the trace with rings of several sizes and IOTLBs of several geometries.
 
 use std::io::Read;
 
@@ -20,7 +19,7 @@ use crate::plan::{Plan, Planner, Step, each_plan};
 use crate::replay::Outcomes;
 use crate::ring::{RINGS, RingSizes, ring_index};
 
-/// Sizes of a ring that are tried unless the caller names some.
+/// Number of sizes to try if the caller names none.
 const SIZES: usize = 8;
 
 /// Memory for the replays of one reading.
@@ -31,18 +30,18 @@ fn at_once(usage: &TraceDemand) -> usize {
     (REPLAYS_BYTES / usage.replay_bytes()).clamp(1, 64) as usize
 }
 
-/// What to try.
+/// The sizes and geometries to try.
 #[derive(Debug, Clone)]
 pub struct SizeOptions {
-    /// Geometry of what is not swept.
+    /// The profile; the sweeps replace its IOTLB geometry.
     pub profile: Profile,
-    /// Names of the devices to look at; none means all.
+    /// Names of the devices to replay; `None` for all.
     pub devices: Option<Vec<String>>,
-    /// RingSlots to try in every ring; none: around what each needs.
+    /// Slots to try in every ring; if empty, sizes around each ring's need.
     pub entries: Vec<u32>,
-    /// Modes under which the IOTLB is looked at; none leaves it out.
+    /// Modes for the IOTLB sweep; if empty, that sweep is skipped.
     pub modes: Vec<Mode>,
-    /// Bounds on the replay.
+    /// Limits on the replay.
     pub limits: ReplayLimits,
 }
 
@@ -51,7 +50,7 @@ struct SweptRing {
     device: DeviceIndex,
     direction: Direction,
     advice: RingAdvice,
-    /// By size, both choices.
+    /// Models by size, one for each slot choice.
     predicted: Vec<[RingSlots; 2]>,
 }
 
@@ -62,8 +61,8 @@ struct RingTrial {
     choice: SlotChoice,
 }
 
-/// Sizes around what a ring needs: below it, where maps wait, the need itself, and above it until a
-/// ring that takes only its tail's slot is served as well.
+/// Returns sizes around a ring's need: smaller ones, at which maps wait; the need itself; and
+/// larger ones, up to the need of a ring that uses only the slot at its tail.
 fn sizes(ring: &RingDemand) -> [u32; SIZES] {
     let most = u64::from(RingSizes::MAX_SLOTS);
     let need = ring.any_order_need.clamp(1, most);
@@ -83,7 +82,7 @@ fn sizes(ring: &RingDemand) -> [u32; SIZES] {
     sizes
 }
 
-/// Times that [`size`] reads the trace.
+/// Returns the number of times that [`size`] reads the trace.
 pub fn readings(usage: &TraceDemand, options: &SizeOptions) -> u64 {
     let rings = ring_trials(options).len().div_ceil(at_once(usage));
     let iotlbs = iotlb::shapes(&options.modes)
@@ -103,12 +102,12 @@ fn ring_trials(options: &SizeOptions) -> Vec<RingTrial> {
     (0..columns).flat_map(both).collect()
 }
 
-/// Replays a trace whose use of its rings is `usage`. `open` opens it anew for each of the
-/// [`readings`], which bound the memory of replays side by side. `progress` is told the lines
-/// replayed so far, in all readings.
+/// Replays a trace with the ring demand `usage`. Calls `open` for each of the [`readings`], which
+/// bound the memory of concurrent replays. Calls `progress` with the number of lines replayed so
+/// far, over all readings.
 ///
 /// # Errors
-/// The trace is malformed or cannot be opened, or a mode cannot be built.
+/// The trace is malformed, exceeds a limit or cannot be opened, or a mode cannot be built.
 pub fn size<R: Read, E: From<LabError>>(
     name: &str,
     mut open: impl FnMut() -> Result<Operations<R>, E>,
@@ -209,17 +208,17 @@ fn subject(
     }
 }
 
-/// The trace, read again and again.
+/// State across the readings of the trace.
 struct Reading<'a> {
     options: &'a SizeOptions,
     lines: u64,
     progress: &'a mut dyn FnMut(u64),
-    /// The status of the trace, from the first reading.
+    /// Status of the trace, from the first reading.
     status: Option<String>,
 }
 
 impl Reading<'_> {
-    /// Replays the trace on `runners`, and returns what is mapped at its end.
+    /// Replays the trace on `runners` and returns the live mappings at its end.
     fn replay<R: Read>(
         &mut self,
         mut operations: Operations<R>,

@@ -1,5 +1,4 @@
-//! What a trace asks of each ring, counted in one pass: the numbers from which a ring's size
-//! follows.
+//! Counts the demand of a trace on each ring in one pass. Ring sizes follow from these counts.
 
 use std::collections::VecDeque;
 use std::io::Read;
@@ -14,56 +13,58 @@ use crate::limits::ReplayLimits;
 use crate::plan::{Plan, Planner, Step, each_plan};
 use crate::ring::{RINGS, ring_index};
 
-/// What is asked of one ring, with as many slots as it could ever want.
+/// Demand on one ring with an unlimited number of slots.
 #[derive(Debug, Clone, Default)]
 pub struct RingDemand {
-    /// Mappings made; a scatterlist is one.
+    /// Number of maps; a scatterlist counts as one.
     pub maps: u64,
-    /// Mappings ended.
+    /// Number of unmaps.
     pub unmaps: u64,
-    /// Slots taken: a piece of a scatterlist has one of its own.
+    /// Number of slots taken; each segment of a scatterlist takes one.
     pub slots: u64,
-    /// L: most slots mapped at once.
+    /// L: peak number of mapped slots.
     pub live_max: u64,
-    /// D: most mappings alive at once.
+    /// D: peak number of live mappings.
     pub mappings_max: u64,
-    /// K: most slots of one mapping.
+    /// K: slots of the largest mapping.
     pub pieces_max: u64,
-    /// B: slots of the longest burst of unmaps.
+    /// Slots of the longest burst of unmaps.
     pub burst_max: u64,
-    /// Most slots withheld at once, in the open bursts of all processors.
+    /// B: peak number of slots that the open bursts of all CPUs withhold.
     pub withheld_max: u64,
-    /// Most slots mapped or withheld at a map: what a ring needs that takes any free slot.
+    /// Peak number of mapped or withheld slots at a map: the need of a ring that uses any free
+    /// slot.
     pub any_order_need: u64,
-    /// Most slots from the oldest one that is mapped or withheld to the youngest: what a ring needs
-    /// that takes only the slot at its tail.
+    /// Peak distance in slots from the oldest mapped or withheld slot to the newest: the need of a
+    /// ring that uses only the slot at its tail.
     pub in_order_need: u64,
-    /// Unmaps of another mapping than the oldest.
+    /// Unmaps of a mapping other than the oldest.
     pub out_of_order: u64,
-    /// Older mappings alive at such an unmap, at most.
+    /// Peak number of older live mappings at such an unmap.
     pub overtaken_max: u64,
-    /// Their sum over all unmaps.
+    /// Sum of these numbers over all unmaps.
     pub overtaken_sum: u64,
-    /// Unmaps of the slot after the one unmapped before: those for which a prefetched next entry
+    /// Unmaps of the slot after the previously unmapped one, for which a prefetched next entry
     /// would have been right.
     pub next_in_turn: u64,
-    /// Mappings alive at the end of the trace.
+    /// Live mappings at the end of the trace.
     pub live_at_end: u64,
     live: u64,
     withheld: u64,
     burst: Vec<(u16, u64)>,
     bursts: Bursts<(u64, u32)>,
-    /// Ordinal of the first slot that is not free again, and whether it and those behind it are.
+    /// Ordinal of the oldest slot that is not free again. `free_again` has a flag for it and for
+    /// each newer slot.
     oldest: u64,
     free_again: VecDeque<bool>,
-    /// Ordinals of the live mappings' first slots, ascending.
+    /// Ordinals of the first slots of live mappings, ascending.
     alive: Ranks,
-    /// Ordinal of the slot after the one unmapped last.
+    /// Ordinal of the slot after the last unmapped one.
     next: u64,
 }
 
 impl RingDemand {
-    /// Returns the ordinal of the first slot.
+    /// Returns the ordinal of the mapping's first slot.
     fn map(&mut self, count: u32) -> u64 {
         let first = self.oldest + self.free_again.len() as u64;
         self.maps += 1;
@@ -124,37 +125,37 @@ impl RingDemand {
         }
     }
 
-    /// Share of the unmaps that were not of the oldest mapping.
+    /// Returns the share of unmaps of a mapping other than the oldest.
     pub fn out_of_order_share(&self) -> f64 {
         self.out_of_order as f64 / self.unmaps.max(1) as f64
     }
 
-    /// N that suffices whatever the order, L and what bursts withhold: the document's N >= L with
-    /// the term that safety adds.
+    /// Returns the N that suffices for any order: L + B. The rIOMMU paper requires N >= L; B is the
+    /// cost of safety.
     pub fn rule(&self) -> u64 {
         self.live_max + self.withheld_max
     }
 
-    /// N by the document's other rule, D x K, with the same term.
+    /// Returns N by the rIOMMU paper's other rule, D x K, plus B.
     pub fn descriptor_rule(&self) -> u64 {
         let all = self.mappings_max.saturating_mul(self.pieces_max);
         all.saturating_add(self.withheld_max)
     }
 }
 
-/// What is asked of each ring of a trace.
+/// Demand on each ring of a trace.
 #[derive(Debug, Clone, Default)]
 pub struct TraceDemand {
     devices: Vec<[RingDemand; RINGS]>,
     names: Vec<String>,
     mappings: Vec<Option<(DeviceIndex, Direction, u64, u32)>>,
     cpus: u64,
-    /// Lines that the steps stand for.
+    /// Trace lines that the steps cover.
     pub lines: u64,
 }
 
 impl TraceDemand {
-    /// Counts the steps of `plan`.
+    /// Adds the steps of `plan`.
     pub fn add(&mut self, plan: &Plan) {
         self.lines += plan.lines;
         for timed in &plan.steps {
@@ -201,8 +202,8 @@ impl TraceDemand {
         }
     }
 
-    /// Bytes that one replay takes, at most about: what it keeps of segments that are mapped, and
-    /// of each device on each processor.
+    /// Returns the approximate maximum memory of one replay in bytes: state of mapped segments, and
+    /// of each (device, CPU) pair.
     pub(super) fn replay_bytes(&self) -> u64 {
         const BASE: u64 = 2 << 20;
         const OF_A_SEGMENT: u64 = 640;
@@ -225,7 +226,7 @@ impl TraceDemand {
         &mut self.devices[device.index()][ring_index(direction)]
     }
 
-    /// The rings that are used, with their device's name.
+    /// Returns the rings in use, with the names of their devices.
     pub fn rings(&self) -> impl Iterator<Item = (DeviceIndex, &str, Direction, &RingDemand)> {
         let devices = (0..).map(DeviceIndex).zip(&self.devices);
         devices.flat_map(|(device, rings)| {
@@ -238,11 +239,11 @@ impl TraceDemand {
     }
 }
 
-/// Reads a trace to its end and counts the operations of `devices`, or all. `progress` is told the
-/// lines so far.
+/// Reads a trace to its end and counts the operations of `devices`, or of all devices. Calls
+/// `progress` with the number of lines so far.
 ///
 /// # Errors
-/// The trace is malformed.
+/// The trace is malformed or exceeds a limit.
 pub fn measure_demand<R: Read>(
     mut operations: Operations<R>,
     devices: Option<&[String]>,

@@ -1,5 +1,5 @@
-//! Allocators that dispatch: one for each of the two things that a range must have gone through to
-//! be freed.
+//! Enum-dispatched allocators: one for allocators that free flushed ranges, one for those that free
+//! cleared ranges.
 
 use std::rc::Rc;
 
@@ -15,15 +15,15 @@ use crate::mode_dispatch::{
 };
 use crate::modes::Alloc;
 
-/// Any allocator that takes flushed ranges back.
+/// Any allocator that frees flushed ranges.
 pub(super) struct DynAlloc {
     which: AllocImpl,
-    /// Whether it is asked to find.
+    /// True if lookups are enabled.
     finds: bool,
 }
 
-/// Which it is; the recorded one too, so that the meter's replicas of it are one type.
-// There is one a domain, and it stays where it is.
+/// The allocator, real or replayed, so that the meter's ablations share one type.
+// One per domain, and it never moves.
 #[allow(clippy::large_enum_variant)]
 enum AllocImpl {
     Recorded(ReplayedAlloc<Flushed>),
@@ -36,7 +36,7 @@ enum AllocImpl {
     Magazines(MagazineAlloc),
 }
 
-/// One processor's part of any allocator.
+/// The per-CPU part of any allocator.
 pub(super) enum DynAllocCpu {
     None(()),
     Bitmap(<BitmapAlloc as IovaAllocator>::PerCpu),
@@ -183,14 +183,14 @@ impl IovaAllocator for DynAlloc {
     }
 }
 
-/// Either allocator that takes cleared ranges back and asks for a flush when it wraps.
+/// Any allocator that frees cleared ranges and requests a flush when it wraps.
 pub(super) enum DynBitmap {
     Recorded(ReplayedAlloc<Unmapped>),
     Own(BitmapAlloc),
     Table(TableBitmapAlloc),
 }
 
-/// One processor's part of either.
+/// The per-CPU part of either bitmap.
 pub(super) enum DynBitmapCpu {
     None(()),
     Own(<BitmapAlloc as IovaAllocator>::PerCpu),

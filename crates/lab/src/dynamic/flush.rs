@@ -1,4 +1,4 @@
-//! Any flush policy.
+//! The enum-dispatched flush policy.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use ringfence_types::InvalidationError;
 
 use crate::mode_dispatch::{DeferredFlush, PerCpuFlush, ThreadCell};
 
-/// Any policy for tables that keep their pages.
+/// Any policy for tables that keep their table pages.
 pub(super) enum DynFlush {
     Strict,
     Deferred(DeferredFlush),
@@ -20,20 +20,20 @@ pub(super) enum DynFlush {
     Burst(Burst),
 }
 
-/// One processor's part of any policy.
+/// The per-CPU part of any policy.
 pub(super) enum DynFlushCpu {
     None(()),
     Ring(Arc<ThreadCell<FlushQueue>>),
     Burst(Box<BurstCpu<u64>>),
 }
 
-/// The shared part of any policy.
+/// The per-domain part of any policy.
 pub(super) enum DynFlushDomain {
     None(()),
     Rings(ThreadCell<Vec<Arc<ThreadCell<FlushQueue>>>>),
 }
 
-/// What unmap gives back under any policy.
+/// The outcome of an unmap under any policy.
 pub(super) enum DynUnmapOutcome {
     Released(Released<u64>),
     Stale(ReleasedStale<u64>),
@@ -100,7 +100,7 @@ impl<S: Space<UnmapResult = ClearedRange>> Flush<S, u64> for DynFlush {
             (Self::Burst(burst), _, DynFlushCpu::Burst(own)) => burst
                 .queue_unmap(&(), own, home, platform, item)
                 .map(DynUnmapOutcome::Withheld),
-            // Strict, and what cannot be: handles of another policy are flushed at once.
+            // Strict, and impossible combinations: flush handles of another policy at once.
             _ => Strict
                 .queue_unmap(&(), &mut (), home, platform, item)
                 .map(DynUnmapOutcome::Released),

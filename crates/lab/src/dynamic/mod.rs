@@ -1,6 +1,6 @@
-//! Parts that dispatch at each operation. What is judged and counted goes through them in every
-//! mode with an allocator, so that there is one copy of it for many modes; what is timed, only in
-//! rows that nobody has named ([`timed_replay`]).
+//! Enum-dispatched components. Oracle replays of all allocator-based modes use them, so they are
+//! compiled once. Timed replays use them only for user-composed modes ([`timed_replay`]); named
+//! modes are monomorphised.
 
 mod alloc;
 mod flush;
@@ -66,31 +66,31 @@ fn flush_of(mode: &Mode) -> fn() -> DynFlush {
     }
 }
 
-/// Tables that keep their pages.
+/// Tables that keep their table pages.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum TableBackend {
     Plain,
     Cached,
     Flat,
     Virtio,
-    /// With or without what the document has the host do less by.
+    /// With or without the host optimisations of the PVIOMMU paper.
     Pviommu(Owner),
 }
 
-/// What a row is put together from.
+/// The kinds of components of a composed mode.
 pub(crate) enum Composition {
-    /// An allocator that takes flushed ranges back.
+    /// An allocator that frees flushed ranges.
     Kept(TableBackend),
-    /// One that asks for a flush when it wraps.
+    /// An allocator that frees cleared ranges and requests a flush when it wraps.
     Bitmap(TableBackend),
-    /// One that takes flushed ranges back, and a table that gives empty pages back.
+    /// An allocator that frees flushed ranges, and a table that frees empty table pages.
     Reclaiming(MakeTable<ReclaimingRadix>),
 }
 
-/// What `mode` is put together from.
+/// Returns the kinds of components of `mode`.
 ///
 /// # Errors
-/// A row that makes no sense, or that identity, rings or a cache carry out in one piece.
+/// The mode is invalid, or one object implements it: identity, rings or a cache.
 pub(crate) fn composition(mode: &Mode) -> Result<Composition, LabError> {
     use {Alloc as A, FlushKind as F, TableKind as T};
     let not_built = || Err(LabError::NotBuilt(mode.name.clone()));
@@ -157,7 +157,7 @@ pub(crate) fn composition(mode: &Mode) -> Result<Composition, LabError> {
     })
 }
 
-/// Calls the job with parts that dispatch.
+/// Calls `job` with enum-dispatched components.
 pub(crate) fn dispatch<J: ModeVisitor>(mode: &Mode, job: J) -> Result<J::Output, LabError> {
     let flush = flush_of(mode);
     Ok(match composition(mode)? {

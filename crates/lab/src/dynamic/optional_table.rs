@@ -1,4 +1,4 @@
-//! Tables of rows that nobody has named, and what is there when the meter has taken them away.
+//! Tables of user-composed modes, and their stubs in the meter.
 
 use std::rc::Rc;
 
@@ -22,7 +22,7 @@ use crate::mode_dispatch::{
     FlatTable, MakeTable, ReclaimingRadix, ReplayTable, flat_table, virtio_table,
 };
 
-/// A table that keeps its pages, or none.
+/// A table that keeps its table pages, or the stub.
 pub(super) enum DynTable {
     None(NullTable),
     Radix(DynRadix),
@@ -31,8 +31,8 @@ pub(super) enum DynTable {
     Pviommu(PviommuTable),
 }
 
-/// One processor's part of it.
-// There is one a domain and processor, and it stays where it is.
+/// The per-CPU part of a table.
+// One per domain and CPU, and it never moves.
 #[allow(clippy::large_enum_variant)]
 pub(super) enum DynTableCpu {
     None(()),
@@ -105,7 +105,7 @@ impl OptionalTable for DynTable {
     }
 }
 
-/// What cannot be: a handle of another table.
+/// Returns the error for a handle of another table, which is impossible.
 const fn corrupt(request: &MapRequest) -> MapError {
     MapError::Corrupt { iova: request.iova }
 }
@@ -232,7 +232,7 @@ impl IoPageTable for DynTable {
     }
 }
 
-/// A table that gives empty pages back, or none.
+/// A table that frees empty table pages, or the stub.
 pub(super) enum DynReclaimingTable {
     None(NullTable),
     Some(ReclaimingRadix),

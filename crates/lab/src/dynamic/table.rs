@@ -1,4 +1,4 @@
-//! A radix table of either kind.
+//! The enum-dispatched radix table.
 
 use std::rc::Rc;
 
@@ -12,7 +12,7 @@ use crate::error::LabError;
 use crate::hardware::Vtd;
 use crate::mode_dispatch::{LeafCachedRadix, PlainRadix, ReplayTable};
 
-/// A radix table that keeps its pages, with or without a leaf cache in front.
+/// A radix table that keeps its table pages, with or without a leaf cache.
 pub(super) enum DynRadix {
     Plain(PlainRadix),
     Cached(LeafCachedRadix),
@@ -51,7 +51,7 @@ impl ReplayTable for DynRadix {
 }
 
 impl IoPageTable for DynRadix {
-    /// The cache stays empty where there is none.
+    /// The leaf cache stays empty for a plain table.
     type PerCpu = (LeafCache, DirtyLines);
     type Pages = ();
 

@@ -1,8 +1,8 @@
-//! What is timed of rows that nobody has named: one type for all of a row's replicas, and for all
-//! rows with like allocators.
+//! Timed replays of user-composed modes: one type for all ablations of a mode, and for all modes
+//! with similar allocators.
 //!
-//! A branch decides at each operation what is taken away. The replicas of named modes are types of
-//! their own, and have no such branches.
+//! A branch at each operation selects the ablated components. The timed replays of named modes have
+//! static types and no such branches.
 
 use std::rc::Rc;
 
@@ -27,18 +27,18 @@ use crate::mode_dispatch::{AllocEnv, MakeAlloc};
 use crate::modes::{Alloc, Mode};
 use crate::replay::AttachInfo;
 
-/// A table that may have been taken away.
+/// A table that an ablation can replace by a stub.
 pub(super) trait OptionalTable: IoPageTable + Sized + 'static {
-    /// Which table it is.
+    /// The kind of table.
     type Kind: Copy + 'static;
 
-    /// Who keeps it, if the layer does not.
+    /// Returns the host that owns the table; `None` if the layer owns it.
     fn host(kind: Self::Kind) -> Option<TableHost>;
 
-    /// The highest page that it translates.
+    /// Returns the highest page that the table translates.
     fn last_page(kind: Self::Kind) -> u64;
 
-    /// An empty one and its root; fails for want of room.
+    /// Creates an empty table and returns it with its root. Fails if memory is short.
     fn make(
         kind: Self::Kind,
         domain: DomainId,
@@ -48,25 +48,25 @@ pub(super) trait OptionalTable: IoPageTable + Sized + 'static {
         hosts: &Hosts,
     ) -> Result<(Self, PhysAddr), LabError>;
 
-    /// None.
+    /// Creates the stub.
     fn none(domain: DomainId) -> Self;
 }
 
-/// Who keeps tables for a guest.
+/// The kind of host that owns tables for a guest.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum TableHost {
     Virtio,
     Pviommu,
 }
 
-/// The host of a replica, if it has one.
+/// The host of a timed replay; both `None` without one.
 #[derive(Default)]
 pub(super) struct Hosts {
     pub(super) virtio: Option<SharedHost<VirtioHost>>,
     pub(super) pviommu: Option<SharedHost<PviommuHost>>,
 }
 
-/// How a replica waits for invalidations.
+/// The invalidator of a timed replay.
 enum DynInvalidator {
     Immediate(FreeInvalidator),
     Queue(InvalidationQueue),
@@ -75,7 +75,7 @@ enum DynInvalidator {
 }
 
 impl DynInvalidator {
-    /// As in the mode, and the host that answers.
+    /// Creates the invalidator of the mode itself, and the host that completes its requests.
     fn of(
         keeper: Option<TableHost>,
         memory: &Rc<Arena>,
@@ -120,7 +120,7 @@ impl Invalidator for DynInvalidator {
     }
 }
 
-/// What is left of the allocator.
+/// The state of the allocator in an ablation.
 #[derive(Clone, Copy)]
 enum AllocAblation {
     Full,
@@ -128,7 +128,7 @@ enum AllocAblation {
     Replayed,
 }
 
-/// What a replica is made of.
+/// The components of a timed replay.
 #[derive(Clone, Copy)]
 struct EnabledParts {
     alloc: AllocAblation,
@@ -136,7 +136,7 @@ struct EnabledParts {
     invalidation: bool,
 }
 
-/// How the parts of a row are made.
+/// The constructors of a composed mode's components.
 struct ReplicaParts<A, T: OptionalTable, F> {
     alloc: MakeAlloc<A>,
     kind: Alloc,
@@ -223,7 +223,7 @@ where
         Ok(Box::new(TimedReplay::new((self.flush)(), bench, make)))
     }
 
-    /// The replicas that a mode with types of its own has, in their order.
+    /// Creates the same ablations, in the same order, as for a mode with static types.
     fn ablations(self, repetitions: usize) -> Result<Box<dyn Meter>, LabError> {
         let remote = T::host(self.table).is_some();
         let make = |alloc, table, invalidation| {
@@ -259,10 +259,10 @@ where
     }
 }
 
-/// The meter of a row that is put together from parts.
+/// Creates the meter of a user-composed mode.
 ///
 /// # Errors
-/// The row makes no sense, or there is no room.
+/// The mode is invalid, or memory is short.
 pub(crate) fn meter(
     mode: &Mode,
     coherency: Coherency,

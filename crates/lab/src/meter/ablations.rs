@@ -1,4 +1,4 @@
-//! The replicas of one mode, and what they add up to.
+//! The timed replays of one mode, and the computation of their components.
 
 use std::rc::Rc;
 
@@ -26,14 +26,16 @@ use crate::ring::{RingParts, RingSizes};
 
 /// The meter of one mode.
 pub trait Meter {
-    /// Replays one chunk in every replica.
+    /// Replays one chunk in every timed replay.
     fn chunk(&mut self, plan: &Plan) -> Result<(), LabError>;
-    /// What the chunks so far add up to.
+    /// Returns the cycles by component of the chunks so far.
     fn finish(&self) -> Components;
-    /// Maps refused by the layer in any replica: their number where it is greatest, and the first.
+    /// Returns the largest number of refused maps in any timed replay, and the error of the first.
+    /// `None` if the layer refused no map.
     fn refusals(&self) -> Option<(u64, MapError)>;
-    /// Replays one chunk in one replica, the `config`th of [`CONFIG_NAMES`], inside `measured`: for
-    /// counting instructions from outside. `false` if the mode has no such replica.
+    /// Replays one chunk in the timed replay with index `config` in [`CONFIG_NAMES`], inside
+    /// `measured`. For counting instructions from outside. Returns false if the mode lacks this
+    /// replay.
     fn replay_one(
         &mut self,
         config: usize,
@@ -42,22 +44,23 @@ pub trait Meter {
     ) -> Result<bool, LabError>;
 }
 
-/// Replays that have tables, for each repetition: four configurations, once for blocks and once for
-/// runs.
+/// Number of timed replays with tables, for each repetition: four configurations, timed by block
+/// and by run.
 pub(crate) const TIMED_REPLAYS: u64 = 8;
 
-/// The replicas of a meter, in the order of their sums.
+/// Names of the timed replays, in the order of their sums.
 pub const CONFIG_NAMES: [&str; CONFIGS] = ["full", "no_find", "a", "at", "ati", "i", "it", "idle"];
 
-/// One replica of each configuration, in the order of [`CONFIG_NAMES`]. Identity modes have fewer.
+/// One timed replay of each configuration, in the order of [`CONFIG_NAMES`]. Identity modes have
+/// fewer.
 pub(crate) struct AblationSet {
     pub(crate) replicas: [Option<Box<dyn DynTimedReplay>>; CONFIGS],
 }
 
-/// All sets of a mode.
+/// All timed replays of a mode.
 pub struct Ablations {
     trace: Rc<AllocTrace>,
-    /// Records what the others play.
+    /// Records the allocator results that the ablations replay.
     recorder: Box<dyn DynTimedReplay>,
     split_timed: Vec<AblationSet>,
     timed: Vec<AblationSet>,
@@ -101,7 +104,7 @@ impl Ablations {
         })
     }
 
-    /// The meter of a mode with an allocator and a table.
+    /// Creates the meter of a mode with an allocator and a table.
     pub fn paged<A, T, F>(
         recipe: ModeParts<A, T, F>,
         coherency: Coherency,
@@ -130,9 +133,8 @@ impl Ablations {
         };
         let flush = recipe.flush;
         let scout = replica(flush, alloc, site, mode_invalidator::<T>)?;
-        // A host invalidates what it unmaps before it answers: the layer's own invalidation is
-        // nothing that could be taken away. Asked where it decides, so that what there is not is
-        // not compiled.
+        // With a remote table there is no local invalidation to ablate. The test is on a constant,
+        // so unused replays are not compiled.
         Self::new(repetitions, Rc::clone(&tape), scout, &mut || {
             let tape = || recorded.clone();
             Ok(AblationSet {
@@ -162,7 +164,7 @@ impl Ablations {
         })
     }
 
-    /// The meter of a mode with rings.
+    /// Creates the meter of a mode with rings.
     pub fn rings<D, L, F>(
         recipe: RingParts<D, L, F>,
         sizes: &RingSizes,
@@ -213,7 +215,7 @@ impl Ablations {
         Ok(sets)
     }
 
-    /// The meter of a mode without an allocator: nothing can be taken away but the whole.
+    /// Creates the meter of a mode without an allocator. It has no components to ablate.
     pub fn identity<F>(flush: fn() -> F, repetitions: usize) -> Result<Self, LabError>
     where
         F: Flush<Identity, u64> + 'static,
@@ -241,7 +243,7 @@ impl Ablations {
     }
 }
 
-/// What reading the clock twice in a row costs.
+/// Returns the smallest measured cost of two consecutive clock reads.
 fn clock_overhead() -> u64 {
     (0..64)
         .map(|_| {
@@ -252,7 +254,7 @@ fn clock_overhead() -> u64 {
         .unwrap_or(0)
 }
 
-/// The median over repetitions of each block, summed over blocks.
+/// Returns the sum over blocks of the median over repetitions.
 fn sum_of_medians(repetitions: &[Vec<u64>]) -> f64 {
     let blocks = repetitions.iter().map(Vec::len).min().unwrap_or(0);
     let mut column = Vec::with_capacity(repetitions.len());
@@ -309,8 +311,8 @@ impl Meter for Ablations {
         self.recorder
             .run_plan(plan, &mut Clock::blocks(), Some(&self.trace));
         let turns = |repetition: usize, chunk: usize| {
-            // Another one comes first each time, so that no configuration always finds the caches
-            // as its neighbour left them.
+            // Rotate the order, so that no configuration always runs after the same neighbour and
+            // finds its cache contents.
             (0..CONFIGS).map(move |turn| (turn + repetition * 3 + chunk) % CONFIGS)
         };
         let mut times = [const { Vec::new() }; CONFIGS];
@@ -354,19 +356,20 @@ impl Meter for Ablations {
     fn refusals(&self) -> Option<(u64, MapError)> {
         let sets = self.timed.iter().chain(&self.split_timed);
         let replicas = sets.flat_map(|set| set.replicas.iter().flatten());
-        // The scout first: what it refuses the recorded allocators refuse as well, in their own
-        // words.
+        // Start with the recorder, which wins ties: replayed allocators refuse the same maps, but
+        // with an error of their own.
         let all = std::iter::once(&self.recorder).chain(replicas);
         let refusals = all.filter_map(|replica| replica.refusals());
         refusals.reduce(|one, other| if other.0 > one.0 { other } else { one })
     }
 
     fn finish(&self) -> Components {
-        // Identity has only the whole and the idle loop: the whole is "other".
+        // Identity modes have only `full` and `idle`: all cycles count as `other`.
         let partial = self.timed.iter().all(|set| set.replicas[2].is_none());
-        // Where there is no index to find in there is nothing that could be left out.
+        // An allocator without an index has no lookups to ablate.
         let finds = self.timed.iter().any(|set| set.replicas[1].is_some());
-        // A host's invalidations are part of its table: what is without the table is without them.
+        // The table of a host includes its invalidations, so replays without the table have
+        // neither.
         let remote = !partial && self.timed.iter().all(|set| set.replicas[3].is_none());
         let sums = |of: &Sums| {
             let [full, mut no_find, a, mut at, ati, mut i, second, idle] = *of;
@@ -381,7 +384,7 @@ impl Meter for Ablations {
             }
             [full, no_find, a, at, ati, i, second, idle]
         };
-        // What never got a slot has cost nothing, and is no mapping.
+        // Maps that never got a slot cost nothing, so they do not count.
         let (maps, unmaps) = self.recorder.stalled_out();
         let mut found = components(
             &sums(&self.whole),

@@ -2,17 +2,17 @@
 
 use super::cycles;
 
-/// Reads the cycle counter: at both ends of each block, and where runs of maps and runs of unmaps
-/// meet if it is told to. One type for both, since every replica is compiled for it.
+/// Reads the cycle counter at both ends of each block and, in run mode, between runs of maps and
+/// runs of unmaps. One type for both modes, because every timed replay is compiled for it.
 #[derive(Debug, Default)]
 pub struct Clock {
     /// Cycles of each block.
     pub blocks: Vec<u64>,
-    /// Cycles of each block in runs of maps; empty unless runs are told apart.
+    /// Cycles of each block in runs of maps; empty in block mode.
     pub in_maps: Vec<u64>,
-    /// Cycles of each block in runs of unmaps; empty unless runs are told apart.
+    /// Cycles of each block in runs of unmaps; empty in block mode.
     pub in_unmaps: Vec<u64>,
-    /// What reading the counter twice costs, if runs are told apart.
+    /// Cycles of two counter reads; `None` in block mode.
     overhead: Option<u64>,
     began: u64,
     mapping: bool,
@@ -21,13 +21,13 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// Times blocks.
+    /// Creates a clock that times blocks.
     pub fn blocks() -> Self {
         Self::default()
     }
 
-    /// Times runs of maps and of unmaps within blocks; `overhead` is what reading the counter twice
-    /// costs.
+    /// Creates a clock that times runs of maps and of unmaps within blocks; `overhead` is the cost
+    /// of two counter reads.
     pub fn runs(overhead: u64) -> Self {
         Self {
             overhead: Some(overhead),
@@ -42,7 +42,7 @@ impl Clock {
         self.since = self.began;
     }
 
-    /// A map comes next.
+    /// Notes that a map follows.
     #[inline]
     pub(super) fn map(&mut self) {
         if let Some(overhead) = self.overhead
@@ -52,7 +52,7 @@ impl Clock {
         }
     }
 
-    /// An unmap, or what belongs to one, comes next.
+    /// Notes that an unmap, or work that belongs to one, follows.
     #[inline]
     pub(super) fn unmap(&mut self) {
         if let Some(overhead) = self.overhead

@@ -1,27 +1,27 @@
-//! Cycles by component, as Table 1 of the rIOMMU document has them.
+//! Cycles by component, as in Table 1 of the rIOMMU paper.
 
 use serde::Serialize;
 
 /// Average cycles of one map and one unmap, by component.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Cycles {
-    /// Map: finding an I/O virtual address.
+    /// Map: allocating an I/O virtual address.
     pub map_iova_alloc: f64,
-    /// Map: installing entries.
+    /// Map: writing table entries.
     pub map_table: f64,
-    /// Map: everything else.
+    /// Map: all other work.
     pub map_other: f64,
-    /// Unmap: finding the range of an address.
+    /// Unmap: looking up the range of an address.
     pub unmap_iova_find: f64,
-    /// Unmap: giving the range back.
+    /// Unmap: freeing the range.
     pub unmap_iova_free: f64,
-    /// Unmap: clearing entries.
+    /// Unmap: clearing table entries.
     pub unmap_table: f64,
-    /// Unmap: writing the invalidation's descriptors and looking for the answer; executed.
+    /// Unmap: writing the invalidation descriptors and polling for completion; executed.
     pub unmap_invalidation: f64,
     /// Unmap: waiting for the hardware; charged.
     pub unmap_invalidation_charged: f64,
-    /// Unmap: everything else.
+    /// Unmap: all other work.
     pub unmap_other: f64,
     /// Map: notifying the host; charged.
     pub map_kick_charged: f64,
@@ -30,12 +30,12 @@ pub struct Cycles {
 }
 
 impl Cycles {
-    /// All of map.
+    /// Returns the cycles of a map, including charged cycles.
     pub fn map(&self) -> f64 {
         self.map_iova_alloc + self.map_table + self.map_other + self.map_kick_charged
     }
 
-    /// All of unmap, charged cycles included.
+    /// Returns the cycles of an unmap, including charged cycles.
     pub fn unmap(&self) -> f64 {
         self.unmap_iova_find
             + self.unmap_iova_free
@@ -47,53 +47,53 @@ impl Cycles {
     }
 }
 
-/// What the meter found.
+/// The result of the meter.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Components {
-    /// By component.
+    /// Cycles by component.
     #[serde(flatten)]
     pub cycles: Cycles,
-    /// Unprobed cycles of a map and an unmap together, executed, less the replay's own loop.
+    /// Executed cycles of a map plus an unmap, timed by block, without the replay's own loop.
     pub executed: f64,
-    /// Difference between the two orders of ablation, as a share of `executed`: how far the
-    /// components can be trusted.
+    /// Largest difference between the two orders of ablation, as a share of `executed`: the error
+    /// of the components.
     pub order_spread: f64,
-    /// Difference between the slowest and the fastest repetition of the whole, as a share of the
+    /// Difference between the slowest and the fastest repetition of `full`, as a share of the
     /// median.
     pub repetition_spread: f64,
 }
 
-/// Configurations of a replica.
+/// Number of configurations of a timed replay.
 pub(super) const CONFIGS: usize = 8;
 
-/// Summed cycles of the replicas, in the order of [`CONFIG_NAMES`](super::CONFIG_NAMES).
+/// Summed cycles of the timed replays, in the order of [`CONFIG_NAMES`](super::CONFIG_NAMES).
 pub(super) type Sums = [f64; CONFIGS];
 
-/// What each component costs in the two orders of ablation, from the sums of the replicas in the
+/// Cost of each component in the two orders of ablation, from the sums of the timed replays in the
 /// order of [`CONFIG_NAMES`](super::CONFIG_NAMES).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AblationOrders {
-    /// Allocator, table, invalidation: the allocator is taken away first.
+    /// Cost of allocator, table and invalidation, removing the allocator first.
     pub forward: [f64; 3],
-    /// The same components: the invalidation is taken away first.
+    /// Cost of the same components, removing the invalidation first.
     pub backward: [f64; 3],
-    /// What is left without all three, less the replay's own loop.
+    /// Cost without all three, less the replay's own loop.
     pub other: f64,
-    /// The whole, less the replay's own loop.
+    /// Cost of the whole, less the replay's own loop.
     pub whole: f64,
 }
 
-/// What the replica without invalidation and without one more part is without.
+/// The component that replay `it` lacks in addition to the invalidation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SecondAblation {
     /// The table.
     Table,
-    /// The allocator: the two are one object, of which that part can be taken away first only.
+    /// The allocator. The two are one object, of which only the allocator can be removed first.
     Allocator,
 }
 
 impl AblationOrders {
-    /// Differences of neighbours.
+    /// Returns the differences of neighbours.
     pub fn new(
         [full, _, a, at, ati, i, second, idle]: [f64; CONFIGS],
         without: SecondAblation,
@@ -110,7 +110,7 @@ impl AblationOrders {
         }
     }
 
-    /// Largest disagreement between the orders, as a share of the whole.
+    /// Returns the largest difference between the orders, as a share of the whole.
     pub fn spread(&self) -> f64 {
         if self.whole <= 0.0 {
             return 0.0;
@@ -120,7 +120,7 @@ impl AblationOrders {
     }
 }
 
-/// The share of `part` of `part + rest`, with noise below zero cut off.
+/// Returns `part / (part + rest)`, with negative noise set to 0.
 fn share(part: f64, rest: f64) -> f64 {
     let (part, rest) = (part.max(0.0), rest.max(0.0));
     if part + rest > 0.0 {
@@ -130,8 +130,8 @@ fn share(part: f64, rest: f64) -> f64 {
     }
 }
 
-/// Components from the totals of unprobed replicas and the shares of probed ones (`maps`, `unmaps`:
-/// cycles in runs of either).
+/// Computes the components from the totals of block-timed replays (`whole`) and the shares of
+/// run-timed ones (`maps`, `unmaps`: cycles in runs of maps and of unmaps).
 pub(super) fn components(
     whole: &Sums,
     maps: &Sums,
@@ -191,8 +191,8 @@ mod tests {
 
     #[test]
     fn components_of_a_ring_add_up_to_the_whole() {
-        // The whole 1000; without slots 600; without entries 300; without invalidation 150, and the
-        // same from the other end.
+        // The whole takes 1000 cycles, without slots 600, also without entries 300, also without
+        // invalidation 150. The backward order gives the same costs.
         let whole = [1000.0, 1000.0, 600.0, 300.0, 150.0, 870.0, 450.0, 50.0];
         let orders = AblationOrders::new(whole, SecondAblation::Allocator);
         assert_eq!(orders.forward, [400.0, 300.0, 150.0]);

@@ -1,4 +1,4 @@
-//! The replicas of a mode, each as an object that is driven without knowing its types.
+//! The timed replays of a mode as objects without static types.
 
 use std::rc::Rc;
 
@@ -20,21 +20,22 @@ use crate::plan::Plan;
 use crate::replay::AttachInfo;
 use crate::ring::{RingParts, RingSizes};
 
-/// Memory of one replica: tables only, no buffers.
+/// Memory of one timed replay: tables only, no buffers.
 const ARENA: u64 = 256 << 20;
-/// Frames touched beforehand, so that no page fault of this process is taken for work of the layer.
+/// Frames that are touched in advance, so that page faults of this process do not count as work of
+/// the layer.
 const WARM_FRAMES: u64 = 64;
-/// Those of the invalidation queue, which are the first.
+/// Frames of the invalidation queue, the first ones of the memory.
 const QUEUE_FRAMES: u64 = 2;
 
-/// A platform for one replica.
+/// Creates a platform for one timed replay.
 pub(crate) fn timed_platform<I>(
     invalidator: impl FnOnce(&Rc<Arena>) -> I,
 ) -> Result<TimedPlatform<I>, LabError> {
     warmed_platform(WARM_FRAMES, invalidator)
 }
 
-/// A platform for one replica without tables.
+/// Creates a platform for one timed replay without tables.
 pub(super) fn queue_platform<I>(
     invalidator: impl FnOnce(&Rc<Arena>) -> I,
 ) -> Result<TimedPlatform<I>, LabError> {
@@ -72,17 +73,17 @@ pub(crate) fn free_invalidator(_: &Rc<Arena>) -> FreeInvalidator {
     FreeInvalidator
 }
 
-/// A platform with an invalidation queue, for a host's side of a replica.
+/// Creates a platform with an invalidation queue, for the host of a timed replay.
 pub(crate) fn host_platform() -> Result<TimedPlatform<InvalidationQueue>, LabError> {
     timed_platform(invalidation_queue)
 }
 
-/// How a replica with a table waits for invalidations, and who keeps the table if it is not the
-/// layer.
+/// Creates the invalidator of a timed replay with a table, and the host that owns the table; `None`
+/// if the layer owns it.
 pub(super) type MakeInvalidator<T, I> =
     fn(&Memory, Coherency) -> Result<(Option<HostOf<T>>, I), LabError>;
 
-/// No table that a host keeps is invalidated by a stub: the host would not know of it.
+/// Creates a stub invalidator. Not for tables that a host owns: the stub does not reach the host.
 pub(super) fn no_invalidator<T: ReplayTable>(
     _: &Memory,
     _: Coherency,
@@ -90,10 +91,10 @@ pub(super) fn no_invalidator<T: ReplayTable>(
     Ok((None, FreeInvalidator))
 }
 
-/// A host, if there is one, and how the layer waits for it.
+/// The host, or `None`, and the invalidator with which the layer waits for it.
 type HostAndInvalidator<H> = (Option<H>, <H as Host>::Invalidator);
 
-/// As in the mode.
+/// Creates the host and the invalidator of the mode itself.
 pub(super) fn mode_invalidator<T: ReplayTable>(
     memory: &Memory,
     coherency: Coherency,
@@ -101,14 +102,14 @@ pub(super) fn mode_invalidator<T: ReplayTable>(
     HostOf::<T>::for_meter(memory, coherency)
 }
 
-/// A replica that can be driven without knowing its types.
+/// A timed replay without static types.
 pub(crate) trait DynTimedReplay {
     fn prepare_for(&mut self, needs: &PlanResources) -> Result<(), LabError>;
     fn run_plan(&mut self, plan: &Plan, clock: &mut Clock, tape: Option<&AllocTrace>);
     fn refusals(&self) -> Option<(u64, MapError)> {
         None
     }
-    /// Maps and unmaps of the trace that were none, for want of a slot.
+    /// Returns the numbers of maps and unmaps in the trace that did not happen for lack of a slot.
     fn stalled_out(&self) -> (u64, u64) {
         (0, 0)
     }
@@ -145,7 +146,7 @@ impl DynTimedReplay for EmptyLoop {
 pub(super) type Memory = Rc<Arena>;
 pub(super) type TableFrames = Frames<Rc<Arena>>;
 
-/// What the spaces of all replicas of a mode have in common.
+/// Common inputs for the spaces of a mode's timed replays.
 pub(super) struct SpaceEnv<T: ReplayTable> {
     pub(super) rounding: Rounding,
     pub(super) coherency: Coherency,
@@ -191,7 +192,7 @@ where
     Ok(Box::new(TimedReplay::new(flush(), bench, make)))
 }
 
-/// A replica without a table; the allocator is that of a space with a table `T`.
+/// Creates a timed replay without a table. The allocator is that of a space with a table `T`.
 pub(super) fn without_table<A, T, F, I>(
     flush: fn() -> F,
     alloc: impl Fn(&Memory, &TableFrames, Option<&T>) -> Result<A, LabError> + 'static,
@@ -215,7 +216,7 @@ where
     )))
 }
 
-/// A replica with rings.
+/// Creates a timed replay with rings.
 pub(super) fn with_rings<D, L, F, I>(
     recipe: RingParts<D, L, F>,
     sizes: &RingSizes,
@@ -239,7 +240,7 @@ where
     )))
 }
 
-/// A replica whose slots come from `tape`, with or without entries.
+/// Creates a timed replay whose slots come from `tape`, with or without entries.
 pub(super) fn with_replayed_rings<D, L, F, I, const ENTRIES: bool>(
     recipe: RingParts<D, L, F>,
     sizes: &RingSizes,

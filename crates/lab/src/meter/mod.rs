@@ -1,33 +1,35 @@
-//! The meter: cycles by component, by telescoping ablation.
+//! The meter: cycles by component, by ablation.
 //!
-//! A map and an unmap together take less time than reading the clock twice, so probes around
-//! components would measure themselves. Instead the whole trace is replayed with one component
-//! after the other replaced by a stub that answers what the real one answered, in two orders; what
-//! a component costs is the difference between two neighbours, so the components add up to the
-//! whole by construction. The mean of the two orders is reported, and their spread.
+//! A map plus an unmap take less time than two reads of the clock, so probes around components
+//! would measure themselves. Instead the meter replays the whole trace several times. Each timed
+//! replay replaces one more component by a stub that returns the recorded results of the real one,
+//! in two orders. The cost of a component is the difference between two neighbours, so the
+//! components add up to the whole by construction. The meter reports the mean of the two orders and
+//! their spread.
 //!
-//! | replica | IOVA allocator | table | invalidation |
+//! | replay | IOVA allocator | table | invalidation |
 //! |---|---|---|---|
 //! | `full` | real | real | real |
-//! | `no_find` | real, but asked for no find | real | real |
-//! | `a` | recorded | real | real |
-//! | `at` | recorded | none | real |
-//! | `ati` | recorded | none | none |
+//! | `no_find` | real, without lookups | real | real |
+//! | `a` | replayed | real | real |
+//! | `at` | replayed | none | real |
+//! | `ati` | replayed | none | none |
 //! | `i` | real | real | none |
 //! | `it` | real | none | none |
 //! | `idle` | the replay's own loop | | |
 //!
-//! A ring is allocator and table in one, and there is no way to have its slots without its entries:
-//! whether a slot is free is what its entry says. There the allocator is what goes when slots come
-//! from a recording while entries are filled and cleared as ever; the table is what goes with them
-//! after that. `it` is such a ring without invalidation: in both orders the allocator is taken away
-//! before the table. A ring is asked for no find.
+//! A ring is allocator and table in one. Its slots cannot exist without its entries, because the
+//! entry tells whether a slot is free. For rings, the allocator is the cost that disappears when
+//! slots come from a recording while the replay still fills and clears entries. The table is the
+//! cost that disappears with the entries after that. `it` is a ring with recorded slots and without
+//! invalidation: both orders remove the allocator before the table. A ring has no lookups.
 //!
-//! Where a host keeps the table, what it does for a request is part of the table, its invalidations
-//! included: the layer has none of its own, so that `at` is `ati` and `i` is `full`.
+//! If a host owns the table, the table component includes the host's work for a request and its
+//! invalidations. The layer then has no invalidations of its own, so `at` equals `ati` and `i`
+//! equals `full`.
 //!
-//! The split of a component between map and unmap comes from a second set of replicas that reads
-//! the clock where runs of maps and runs of unmaps meet; only the ratio is taken from there.
+//! A second set of timed replays splits a component between map and unmap. It reads the clock
+//! between runs of maps and runs of unmaps; the meter uses only the ratio.
 
 mod ablations;
 mod clock;
@@ -59,7 +61,7 @@ pub use tsc::cycles;
 use ringfence_dma::flush::Flush;
 use ringfence_dma::space::{IoPageTable, Paged};
 
-/// A flush policy that fits an allocator and a table, real or stubbed.
+/// A flush policy that works with an allocator and a table, real or stubbed.
 pub trait FlushFor<A: ReplayAlloc, T: IoPageTable>:
     Flush<Paged<A, T>, u64>
     + Flush<Paged<A::NoFind, T>, u64>

@@ -1,5 +1,5 @@
-//! The executed part of an invalidation: the descriptors that a driver writes (VT-d specification,
-//! section 6.5.2). What the hardware then takes to answer is charged by the profile.
+//! The executed part of an invalidation: writing descriptors as a driver does (VT-d specification,
+//! section 6.5.2). The profile charges the response time of the hardware.
 
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,7 +13,7 @@ use ringfence_types::{
 /// Descriptors in the queue: one page of 128-bit descriptors.
 const ENTRIES: usize = 256;
 
-/// A queue of 128-bit descriptors in memory, each request followed by a wait descriptor.
+/// An invalidation queue of 128-bit descriptors in memory. A wait descriptor follows each request.
 #[derive(Debug)]
 pub struct InvalidationQueue {
     memory: Rc<Arena>,
@@ -24,7 +24,7 @@ pub struct InvalidationQueue {
 }
 
 impl InvalidationQueue {
-    /// A queue in the page at `base` that is answered in the word at `status`.
+    /// Creates a queue in the page at `base` with its status word at `status`.
     pub fn new(memory: Rc<Arena>, base: PhysAddr, status: PhysAddr) -> Self {
         Self {
             memory,
@@ -35,7 +35,7 @@ impl InvalidationQueue {
         }
     }
 
-    /// Requests that were written so far.
+    /// Returns the number of requests so far.
     pub fn requests(&self) -> u64 {
         self.sequence
     }
@@ -61,7 +61,8 @@ fn store(words: &[AtomicU64], [low, high]: [u64; 2]) {
     }
 }
 
-/// The smallest naturally aligned power of two of pages that covers `range`: its binary logarithm.
+/// Returns the binary logarithm of the smallest naturally aligned power of two of pages that covers
+/// `range`.
 #[inline]
 fn address_mask(range: &PfnRange) -> u64 {
     let differing = range.lo().get() ^ range.hi().get();
@@ -74,8 +75,8 @@ fn encode(request: &Invalidation) -> [u64; 2] {
     const IOTLB: u64 = 0x2;
     const CONTEXT: u64 = 0x1;
     const DRAIN: u64 = 0b11 << 6;
-    // No specification has a descriptor for a ring. Ours names device and ring, under a type that
-    // VT-d does not use.
+    // No specification has a descriptor for a ring. This one names device and ring, with a type
+    // that VT-d does not use.
     const RING: u64 = 0xf;
     match request {
         Invalidation::Pages {
@@ -110,7 +111,7 @@ impl Invalidator for InvalidationQueue {
         self.sequence += 1;
         self.write(encode(&request))?;
         self.write([WAIT_AND_WRITE | self.sequence << 32, self.status.get()])?;
-        // The hardware's answer; how long it takes is charged.
+        // Complete the request for the hardware. The profile charges the waiting time.
         let status = self
             .memory
             .word(self.status)

@@ -1,5 +1,5 @@
-//! Stubs for rings, where slot and entry are one object's work: what is left of it without the
-//! slots' bookkeeping, and without the entries.
+//! Stubs for rings, whose slots and entries are one object: rings without slot management, and also
+//! without entries.
 
 use std::cell::RefCell;
 use std::marker::PhantomData;
@@ -25,7 +25,7 @@ use crate::replay::AttachInfo;
 use crate::ring::ring_of;
 use ringfence_types::Direction;
 
-/// A flush policy that fits a ring, real or stubbed.
+/// A flush policy that works with a ring, real or stubbed.
 pub trait FlushForRings<D: ReplayRing>:
     Flush<Rings<D, ThreadCell<D>>, u64>
     + Flush<ReplayedRings<D, true>, u64>
@@ -40,9 +40,10 @@ impl<D: ReplayRing, F> FlushForRings<D> for F where
 {
 }
 
-/// A driver of rings that a replay can have.
+/// A ring driver that a replay can use.
 pub trait ReplayRing: RingDriver + From<Ring> + 'static {
-    /// Whether each entry is written back by itself, as Fig. 11 has it, or each line once.
+    /// True if the driver writes back each entry separately, as in Fig. 11; false if it writes back
+    /// each line once.
     const WRITES_ENTRIES_BACK: bool;
 }
 
@@ -54,8 +55,8 @@ impl ReplayRing for RingAsPublished {
     const WRITES_ENTRIES_BACK: bool = true;
 }
 
-/// The rings of a device whose slots come from a [`AllocTrace`]. With `ENTRIES` their entries are
-/// filled, cleared and written back; without, nothing is left but addresses.
+/// The rings of a device whose slots come from an [`AllocTrace`]. With `ENTRIES`, the replay fills,
+/// clears and writes back entries; without, it only computes addresses.
 pub struct ReplayedRings<D, const ENTRIES: bool> {
     domain: DomainId,
     device: RequesterId,
@@ -67,16 +68,16 @@ pub struct ReplayedRings<D, const ENTRIES: bool> {
 
 impl<const ENTRIES: bool> ReusesUnflushed for ReplayedRings<RingAsPublished, ENTRIES> {}
 
-/// One of them.
+/// One ring of [`ReplayedRings`].
 struct ReplayedRing {
     table: RingTable,
-    /// The slot after each in its list; itself at the end of one.
+    /// The next slot of the same list by slot; the slot itself at the end of a list.
     next: Vec<u32>,
-    /// Lines, by number, that the last map and the last unmap were at.
+    /// Numbers of the lines that the last map and the last unmap changed.
     changed: [Option<u64>; 2],
 }
 
-/// Which of the two lines a change is noted at.
+/// The operation that changed a line.
 #[derive(Clone, Copy)]
 enum ChangedLine {
     Fill = 0,
@@ -126,10 +127,10 @@ impl ReplayedRing {
 }
 
 impl<D, const ENTRIES: bool> ReplayedRings<D, ENTRIES> {
-    /// Plays `tape` into the rings of a device whose rDEVICE is at `rings`.
+    /// Replays `tape` in the rings of a device whose rDEVICE is at `rings`.
     ///
     /// # Errors
-    /// There is no rDEVICE.
+    /// The rDEVICE cannot be read.
     pub fn new(
         of: &AttachInfo,
         coherency: Coherency,
@@ -330,7 +331,7 @@ impl<D: ReplayRing, const ENTRIES: bool> Space for ReplayedRings<D, ENTRIES> {
     }
 }
 
-/// Notes, or writes back, what has changed.
+/// Records or writes back the changed line.
 #[inline]
 fn write_back<D: ReplayRing, P: Platform>(
     ring: &mut ReplayedRing,

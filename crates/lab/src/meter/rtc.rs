@@ -1,7 +1,8 @@
 //! The meter of modes with a reverse translation cache.
 //!
-//! Allocator and table are taken away behind the cache, and are asked by what it misses and by what
-//! leaves it; the cache itself is in every replica but the idle one, and so part of `other`.
+//! The ablations remove allocator and table behind the cache. Only cache misses and expired
+//! mappings reach them. The cache itself is part of every timed replay except `idle`, so it counts
+//! as `other`.
 
 use std::rc::Rc;
 
@@ -27,8 +28,8 @@ use crate::mode_dispatch::RcacheAlloc;
 use crate::plan::Plan;
 use crate::replay::AttachInfo;
 
-/// An allocator that may note its answers: a map that the cache knows asks for none, so that they
-/// cannot be noted map by map.
+/// An allocator that can record its results. A map that hits in the cache allocates nothing, so the
+/// replay cannot record results per map.
 #[derive(Debug)]
 struct RecordingAlloc<A> {
     inner: A,
@@ -81,7 +82,7 @@ impl<A: IovaAllocator> IovaAllocator for RecordingAlloc<A> {
     }
 }
 
-/// A replica whose allocator notes its answers itself.
+/// A timed replay whose allocator records its own results.
 struct SelfRecording(Box<dyn DynTimedReplay>);
 
 impl DynTimedReplay for SelfRecording {
@@ -98,7 +99,7 @@ impl DynTimedReplay for SelfRecording {
     }
 }
 
-/// What the replicas of a mode have in common.
+/// Common inputs for the timed replays of a mode.
 #[derive(Clone, Copy)]
 struct RtcReplicaParts {
     recipe: RtcParts,
@@ -107,7 +108,7 @@ struct RtcReplicaParts {
 }
 
 impl RtcReplicaParts {
-    /// A replica with a host, or without a table and an invalidation that costs nothing.
+    /// Creates a timed replay with a host, or without a table and with free invalidation.
     fn replica<A, T, I>(
         self,
         alloc: impl Fn(&Memory, &TableFrames) -> Result<A, LabError> + 'static,
@@ -169,10 +170,10 @@ impl RtcReplicaParts {
 }
 
 impl Ablations {
-    /// The meter of a mode with a reverse translation cache.
+    /// Creates the meter of a mode with a reverse translation cache.
     ///
     /// # Errors
-    /// No room.
+    /// Memory is short.
     pub fn cached(
         recipe: RtcParts,
         cycling: RtcParams,

@@ -1,4 +1,4 @@
-//! Stubs that answer what the real components answered.
+//! Stubs that return the recorded results of the real components.
 
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
@@ -13,7 +13,7 @@ use ringfence_types::{
     Ticket, Unmapped, WholeDomain,
 };
 
-/// The answers of an allocator over one chunk, in the order in which they were given.
+/// The results of an allocator for one chunk, in order.
 #[derive(Debug, Default)]
 pub struct AllocTrace {
     results: RefCell<Vec<Option<PfnRange>>>,
@@ -21,18 +21,18 @@ pub struct AllocTrace {
 }
 
 impl AllocTrace {
-    /// Forgets everything.
+    /// Removes all results.
     pub fn clear(&self) {
         self.results.borrow_mut().clear();
         self.next.set(0);
     }
 
-    /// Notes one answer.
+    /// Appends one result.
     pub fn record(&self, answer: Option<PfnRange>) {
         self.results.borrow_mut().push(answer);
     }
 
-    /// Back to the first answer.
+    /// Returns to the first result.
     pub fn rewind(&self) {
         self.next.set(0);
     }
@@ -45,7 +45,7 @@ impl AllocTrace {
     }
 }
 
-/// An allocator that plays a [`AllocTrace`].
+/// An allocator that replays an [`AllocTrace`].
 #[derive(Debug)]
 pub struct ReplayedAlloc<R> {
     trace: Rc<AllocTrace>,
@@ -53,7 +53,7 @@ pub struct ReplayedAlloc<R> {
 }
 
 impl<R> ReplayedAlloc<R> {
-    /// Plays `tape`.
+    /// Creates an allocator that replays `trace`.
     pub fn new(trace: Rc<AllocTrace>) -> Self {
         Self {
             trace,
@@ -96,7 +96,7 @@ impl<R: FreeProof> IovaAllocator for ReplayedAlloc<R> {
     }
 }
 
-/// An allocator that is never asked to find.
+/// An allocator without lookups.
 #[derive(Debug)]
 pub struct NoFind<A>(pub A);
 
@@ -138,21 +138,21 @@ impl<A: IovaAllocator> IovaAllocator for NoFind<A> {
     }
 }
 
-/// An allocator that a replay can have, and what stands in for it in replicas.
+/// An allocator that a replay can use, with the types of its stubs.
 pub trait ReplayAlloc: IovaAllocator + Sized + 'static {
-    /// The same, asked for no find.
+    /// The allocator without lookups.
     type NoFind: IovaAllocator<FreeProof = Self::FreeProof> + 'static;
-    /// What plays its answers.
+    /// The allocator that replays recorded results.
     type Replayed: IovaAllocator<FreeProof = Self::FreeProof> + 'static;
 
-    /// From now on it is asked for no find.
+    /// Disables lookups.
     fn without_find(self) -> Self::NoFind;
 
-    /// Plays `tape`.
+    /// Creates an allocator that replays `tape`.
     fn replayed(tape: Rc<AllocTrace>) -> Self::Replayed;
 }
 
-/// An allocator whose stubs are types of their own, so that nothing is asked at a timed operation.
+/// An allocator whose stubs have static types, so that timed operations need no dispatch.
 pub trait StaticStubs: IovaAllocator + 'static {}
 
 impl<A: StaticStubs> ReplayAlloc for A {
@@ -168,7 +168,7 @@ impl<A: StaticStubs> ReplayAlloc for A {
     }
 }
 
-/// A table that is not there.
+/// The stub of a table without entries.
 #[derive(Debug)]
 pub struct NullTable(pub DomainId);
 
@@ -195,7 +195,7 @@ impl IoPageTable for NullTable {
         _: &mut P,
         range: PfnRange,
     ) -> Result<(Unmapped, CachedLevels, ()), UnmapError> {
-        // There is no entry that could be present.
+        // There are no entries to clear.
         Ok((
             Unmapped::attest_cleared(self.0, range),
             CachedLevels::Leaves,
@@ -211,7 +211,7 @@ impl IoPageTable for NullTable {
     fn sync<P: Platform>(&self, (): &mut (), _: &mut P) {}
 }
 
-/// Invalidations that cost nothing.
+/// The stub of an invalidator: requests complete at no cost.
 #[derive(Debug, Default)]
 pub struct FreeInvalidator;
 

@@ -1,4 +1,4 @@
-//! One replay of the mapping layer alone, timed: no device, no oracle.
+//! A timed replay of the DMA layer alone, without device and oracle.
 
 use std::hint::black_box;
 use std::rc::Rc;
@@ -25,11 +25,11 @@ use crate::replay::{AttachInfo, Attachments, MappingToken, StalledMap, StalledMa
 pub struct TimedPlatform<I> {
     /// Memory for tables.
     pub arena: Rc<Arena>,
-    /// Frames in it.
+    /// Frames of `arena`.
     pub frames: Frames<Rc<Arena>>,
-    /// Invalidations.
+    /// The layer's interface for invalidations.
     pub invalidator: I,
-    /// The trace's time.
+    /// Current time on the trace's clock.
     pub now: Nanos,
 }
 
@@ -59,11 +59,11 @@ impl<I: Invalidator> Platform for TimedPlatform<I> {
     }
 }
 
-/// Steps that are timed together: long enough that reading the clock does not count, short enough
-/// that most are undisturbed by other processes.
+/// Number of steps between clock reads: enough to make the reads negligible, and few enough that
+/// other processes disturb few blocks.
 const BLOCK: usize = 1024;
 
-/// A mapping layer on a platform of its own, driven by plans.
+/// A DMA layer on its own platform, driven by plans.
 pub struct TimedReplay<S: Space, F: Flush<S, u64>, I> {
     dma: Dma<S, F, u64>,
     cpus: Vec<Cpu<S, F, u64>>,
@@ -72,7 +72,7 @@ pub struct TimedReplay<S: Space, F: Flush<S, u64>, I> {
     stalled: StalledMaps,
     stalled_out: u64,
     segments: Vec<DmaSegment>,
-    /// The platform.
+    /// Memory, clock and invalidator of this replay.
     pub platform: TimedPlatform<I>,
     refused: u64,
     first_refusal: Option<MapError>,
@@ -81,7 +81,7 @@ pub struct TimedReplay<S: Space, F: Flush<S, u64>, I> {
 }
 
 impl<S: Space, F: Flush<S, u64>, I: Invalidator> TimedReplay<S, F, I> {
-    /// A layer without domains; `make` makes the space of each device when it first maps.
+    /// Creates a layer without domains. `make` creates the space of each device at its first map.
     pub fn new(
         flush: F,
         platform: TimedPlatform<I>,
@@ -102,12 +102,13 @@ impl<S: Space, F: Flush<S, u64>, I: Invalidator> TimedReplay<S, F, I> {
         }
     }
 
-    /// Makes everything that the steps of `plan` need, so that the timed loop makes nothing.
+    /// Allocates everything that the steps of `plan` need, so that the timed loop does not
+    /// allocate.
     pub fn prepare(&mut self, plan: &Plan) -> Result<(), LabError> {
         self.provide(&PlanResources::of(plan))
     }
 
-    /// The same for steps whose needs are known.
+    /// Like [`prepare`](Self::prepare), for known needs.
     pub(crate) fn provide(&mut self, needs: &PlanResources) -> Result<(), LabError> {
         make_room(
             needs,
@@ -129,8 +130,8 @@ impl<S: Space, F: Flush<S, u64>, I: Invalidator> TimedReplay<S, F, I> {
     fn attach(&mut self, device: DeviceIndex) -> Result<Attachments, LabError> {
         let (platform, make) = (&self.platform, &mut self.make);
         let id = RequesterId::new(device.0);
-        // Behind a pointer: replicas of equal spaces on different platforms share one copy of what
-        // calls it.
+        // Use dynamic dispatch, so that replays with the same space on different platforms share
+        // one copy of the caller.
         let make: &mut dyn FnMut(DomainId) -> Result<S, LabError> = &mut |domain| {
             let newcomer = AttachInfo {
                 domain,
@@ -147,13 +148,13 @@ impl<S: Space, F: Flush<S, u64>, I: Invalidator> TimedReplay<S, F, I> {
         Ok(Attachments::new(&self.dma, at))
     }
 
-    /// Maps that the layer refused, and the first.
+    /// Returns the number of refused maps and the first error; `None` if the layer refused no map.
     pub fn refusals(&self) -> Option<(u64, MapError)> {
         self.first_refusal.map(|first| (self.refused, first))
     }
 
-    /// Performs the steps of `plan` and tells `clock` of each. With a tape, notes the ranges that
-    /// the maps got.
+    /// Performs the steps of `plan` and reports each to `clock`. With a tape, records the ranges
+    /// that the maps got.
     pub fn run(&mut self, plan: &Plan, clock: &mut Clock, tape: Option<&AllocTrace>) {
         for block in plan.steps.chunks(BLOCK) {
             clock.begin();
@@ -250,7 +251,7 @@ impl<S: Space, F: Flush<S, u64>, I: Invalidator> TimedReplay<S, F, I> {
                     cpu,
                     direction,
                 } => {
-                    // What it writes back belongs to the maps before it.
+                    // The write-backs belong to the preceding maps.
                     clock.map();
                     if let (Some(Some(attached)), Some(own)) = (
                         self.attachments.get(device.index()),
@@ -336,7 +337,7 @@ impl<S: Space, F: Flush<S, u64>, I: Invalidator> TimedReplay<S, F, I> {
         MapAttempt::Done
     }
 
-    /// The trace unmaps what is not mapped: its map was refused, or waits still.
+    /// Handles an unmap without a mapping: the layer refused its map, or the map still waits.
     #[cold]
     fn unmap_unmapped(
         &mut self,
@@ -351,10 +352,10 @@ impl<S: Space, F: Flush<S, u64>, I: Invalidator> TimedReplay<S, F, I> {
         }
     }
 
-    /// Maps what waits for a ring, in order, as far as there are slots.
+    /// Performs the waiting maps of a ring in order until the ring is full.
     #[cold]
     fn retry(&mut self, device: DeviceIndex, direction: Direction, tape: Option<&AllocTrace>) {
-        // Elsewhere nothing ever waits: no need for one more copy of all that maps.
+        // In other spaces no map waits: avoid another copy of the map code.
         if !S::CAN_BE_FULL {
             return;
         }
@@ -367,22 +368,22 @@ impl<S: Space, F: Flush<S, u64>, I: Invalidator> TimedReplay<S, F, I> {
         }
     }
 
-    /// Maps that the trace asks for and that never got a slot, or wait for one still; those among
-    /// them whose unmap was passed over.
+    /// Returns the number of maps in the trace that never got a slot, or still wait for one. The
+    /// second number counts those whose unmap was skipped.
     pub fn stalled_out(&self) -> (u64, u64) {
         let waiting = self.stalled.len() as u64;
         (self.stalled_out + waiting, self.stalled_out)
     }
 }
 
-/// What the steps of a plan need.
+/// The resources that the steps of a plan need.
 #[derive(Debug, Default)]
 pub(crate) struct PlanResources {
     mappings: usize,
-    /// Of the longest list.
+    /// Number of segments of the longest list.
     segments: usize,
     cpus: usize,
-    /// In the order of their first steps.
+    /// Devices in order of their first steps.
     devices: Vec<DeviceIndex>,
 }
 
@@ -419,7 +420,8 @@ impl PlanResources {
     }
 }
 
-/// Apart from [`TimedReplay::prepare`], which there is once for every replica's types.
+/// Grows the tables of a replay. Separate from [`TimedReplay::prepare`], which is compiled for
+/// every replay's types.
 fn make_room(
     needs: &PlanResources,
     held: &mut Vec<MappingToken>,
@@ -442,22 +444,22 @@ fn make_room(
     Ok(())
 }
 
-/// Takes a buffer that comes back. A function, which all replicas have in common, and no closure,
-/// which each would have of its own.
+/// Consumes a returned buffer. A function rather than a closure, so that all replays share one
+/// copy.
 #[inline]
 fn discard_buffer(buffer: u64) {
     black_box(buffer);
 }
 
-/// What became of a map.
+/// The result of a map.
 enum MapAttempt {
-    /// It is mapped, or refused for good.
+    /// The map succeeded, or the layer refused it for good.
     Done,
-    /// Its ring is full.
+    /// The ring is full.
     RingFull,
 }
 
-/// The pages that the allocator gave for a mapping.
+/// Returns the pages that the allocator reserved for a mapping.
 fn reserved<S: Space, F: Flush<S, u64>>(
     dma: &Dma<S, F, u64>,
     at: &Attachment,
@@ -467,14 +469,14 @@ fn reserved<S: Space, F: Flush<S, u64>>(
     Some(dma.space(at)?.reserved(mapped))
 }
 
-/// The replay's own loop, with everything but the layer.
+/// The replay's own loop without the DMA layer.
 #[derive(Debug, Default)]
 pub struct EmptyLoop {
     tokens: Vec<MappingToken>,
 }
 
 impl EmptyLoop {
-    /// As [`TimedReplay::run`].
+    /// Performs the steps like [`TimedReplay::run`].
     pub fn run(&mut self, plan: &Plan, clock: &mut Clock) {
         for block in plan.steps.chunks(BLOCK) {
             clock.begin();

@@ -1,7 +1,7 @@
-//! The processor's cycle counter.
+//! The CPU's cycle counter.
 
-/// Cycles since some moment; not serialised, so that reading it disturbs little. Nanoseconds on
-/// processors without such a counter.
+/// Returns cycles since an arbitrary time. The read does not serialise, so it disturbs little. On
+/// CPUs without such a counter, returns nanoseconds.
 #[inline]
 pub fn cycles() -> u64 {
     #[cfg(target_arch = "x86_64")]

@@ -1,14 +1,15 @@
-//! Tables that a host keeps for a guest (question 4: a virtqueue).
+//! Tables that a host owns for a guest (axis 4: a virtqueue).
 //!
-//! The mapping layer is the guest's. Its table is a
-//! [`IoPageTable`](ringfence_dma::space::IoPageTable) whose maps and unmaps are requests; they wait
-//! in a queue until the guest kicks, and are answered before the kick returns. The host's side of
-//! the queue changes the table that the unit walks and has the unit forget what was unmapped,
-//! before it answers. So the layer's [`Invalidator`] submits nothing of its own: it kicks, and its
-//! ticket is a request's place in the queue (decisions 0002, 0019).
+//! The DMA layer runs in the guest. Its table is an
+//! [`IoPageTable`](ringfence_dma::space::IoPageTable) that turns maps and unmaps into requests.
+//! Requests wait in a queue until the guest kicks; the host completes them before the kick returns.
+//! The host's end of the queue changes the table that the unit walks, and invalidates the unmapped
+//! pages before it completes an unmap. So the layer's [`Invalidator`] submits no invalidation of
+//! its own: it kicks, and its ticket is the position of a request in the queue (decisions 0002,
+//! 0019).
 //!
-//! Guest and host are one thread. What that leaves out, an exit from the guest and the way to the
-//! host's thread, is charged for each kick.
+//! Guest and host are one thread. A charge for each kick stands for the missing cost: the exit from
+//! the guest and the wake-up of the host's thread.
 
 mod pviommu;
 mod queue;
@@ -46,12 +47,12 @@ use crate::hardware::{ContextTarget, Hardware, Host, Vtd};
 use crate::meter::{TimedPlatform, host_platform};
 use second_stage::GuestAddressObserver;
 
-/// The host's side of a queue, and the queue.
+/// The queue and the host's end of it.
 pub trait HostBackend: fmt::Debug + Sized + 'static {
-    /// A host that keeps its tables in `memory`, for `unit`.
+    /// Creates a host that keeps its tables in `memory`, for `unit`.
     ///
     /// # Errors
-    /// No room.
+    /// Memory is short.
     fn new(
         memory: &Rc<Arena>,
         frames: &Rc<Frames<Rc<Arena>>>,
@@ -59,32 +60,33 @@ pub trait HostBackend: fmt::Debug + Sized + 'static {
         unit: HostUnit,
     ) -> Result<Self, LabError>;
 
-    /// Does something with the unit.
+    /// Calls `act` with the unit.
     fn with_unit<R>(&mut self, act: impl FnOnce(&mut HostUnit) -> R) -> R;
 
-    /// Sees to it that everything is answered that was asked so far, `request` or not; the place in
-    /// the queue of the last request.
+    /// Completes all requests so far, and returns the queue position of the last one. `request` is
+    /// the layer's invalidation; a host may ignore it.
     ///
     /// # Errors
-    /// The host did not unmap what it was asked to.
+    /// The host refused an unmap.
     fn commit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError>;
 
-    /// Whether the request at that place was answered.
+    /// Returns true if the request at position `ticket` is complete.
     ///
     /// # Errors
     /// As for [`commit`](Self::commit).
     fn is_completed(&mut self, ticket: Ticket) -> Result<bool, InvalidationError>;
 
-    /// What went through the queue.
+    /// Returns the counters of the queue.
     fn traffic(&self) -> QueueStats;
 
-    /// Who is in the frames that devices reach; none where the guest has the machine's addresses.
+    /// Returns the reverse map of the frames that devices access; `None` if guest-physical
+    /// addresses equal physical ones.
     fn frame_rmap(&self) -> Option<Rc<FrameRmap>> {
         None
     }
 }
 
-/// A host, as the guest's tables and the unit share it.
+/// A host that the guest's tables and the hardware share.
 #[derive(Debug)]
 pub struct SharedHost<V>(Rc<RefCell<V>>);
 
@@ -95,7 +97,7 @@ impl<V> Clone for SharedHost<V> {
 }
 
 impl<V> SharedHost<V> {
-    /// Nobody who is called back borrows it again.
+    /// Borrows the host. `act` must not borrow it again.
     #[inline]
     fn with<R>(&self, act: impl FnOnce(&mut V) -> R) -> R {
         act(&mut self.0.borrow_mut())
@@ -107,7 +109,7 @@ impl<V: HostBackend> Host for SharedHost<V> {
     type Invalidator = Self;
 
     fn for_meter(_: &Rc<Arena>, coherency: Coherency) -> Result<(Option<Self>, Self), LabError> {
-        // The host's memory is its own: the guest's replica has tables of nothing.
+        // The host has its own memory. The guest's memory in this replay holds no tables.
         let TimedPlatform {
             arena,
             frames,
@@ -121,7 +123,7 @@ impl<V: HostBackend> Host for SharedHost<V> {
     }
 }
 
-/// The guest's way to an invalidation: the host has done it when it has answered.
+/// The guest's invalidator: the host has invalidated when it completes a request.
 impl<V: HostBackend> Invalidator for SharedHost<V> {
     #[inline]
     fn submit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {
@@ -134,7 +136,7 @@ impl<V: HostBackend> Invalidator for SharedHost<V> {
     }
 }
 
-/// A VT-d unit that a host directs to the tables that it keeps.
+/// A VT-d unit that walks the tables of a host.
 #[derive(Debug)]
 pub struct VirtIommuHardware<V> {
     host: SharedHost<V>,
@@ -168,7 +170,7 @@ impl<V: HostBackend> Hardware for VirtIommuHardware<V> {
     }
 
     fn disable(&mut self) {
-        // There always is one here.
+        // The unit is always modelled here.
         let _ = self.with_unit(Vtd::disable);
     }
 
@@ -198,7 +200,7 @@ impl<V: HostBackend> Hardware for VirtIommuHardware<V> {
             };
             host.with_unit(|unit| match unit {
                 HostUnit::Modelled { vtd, .. } => vtd.probe(memory, request, observer),
-                // No machine has this one, and nothing would translate its accesses.
+                // No platform has this unit, and it translates no accesses.
                 HostUnit::CostOnly(_) => Ok(()),
             })
         })

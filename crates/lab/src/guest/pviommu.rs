@@ -1,8 +1,8 @@
-//! The para-virtual IOMMU of Tang et al., frontend and backend (`docs/PVIOMMU.md`): a map waits for
-//! its answer, a list kicks once, an unmap is answered before its buffer comes back.
+//! The para-virtual IOMMU of Tang et al., frontend and backend (`docs/PVIOMMU.md`). A map waits for
+//! its completion, a list kicks once, and an unmap completes before its buffer is returned.
 //!
-//! A guest has one queue. Each device has an I/O page table of its own, which the host makes when
-//! the device is attached.
+//! A guest has one queue. Each device has its own I/O page table, which the host creates when the
+//! guest attaches the device.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -34,12 +34,12 @@ use crate::error::LabError;
 use crate::mode_dispatch::{HostOf, MakeTable, ReplayTable};
 use crate::modes::Owner;
 
-/// Devices of a guest, numbered from 1 as their domains are.
+/// Devices of a guest, numbered from 1 like their domains.
 const DEVICES: u32 = DEVICES_LIMIT as u32;
 /// Requests that can wait, as in the module's queue of 256 descriptors.
 const CHAINS: u16 = 128;
 
-/// The unit, as every device's table invalidates it.
+/// The unit, as the tables of the devices invalidate it.
 #[derive(Debug, Clone)]
 struct SharedUnit(Rc<RefCell<HostUnit>>);
 
@@ -57,11 +57,11 @@ impl Invalidator for SharedUnit {
 
 type DeviceTable = HardwareTables<Rc<Arena>, HostFrames, SharedUnit>;
 
-/// The tables of the devices that were attached so far.
+/// The tables of the attached devices.
 #[derive(Debug, Default)]
 struct DeviceTables(Vec<Option<DeviceTable>>);
 
-/// Each has one of its own.
+/// The only slot of each device's own table set.
 const FIRST_SLOT: DeviceSlot = DeviceSlot::new(0);
 
 impl DeviceTables {
@@ -95,11 +95,11 @@ impl IoTables for DeviceTables {
     }
 }
 
-/// The queue of a guest and its backend, which counts what goes through it.
+/// The queue of a guest with its backend. It counts the requests.
 #[derive(Debug)]
 pub struct PviommuQueue {
     device: Loopback<GuestMemory, DeviceTables>,
-    /// Whether a map waits for the next kick.
+    /// True if a map waits for the next kick.
     maps: bool,
     traffic: QueueStats,
 }
@@ -165,7 +165,7 @@ impl HostBackend for PviommuHost {
         let Ok(config) = Config::new(window, PAGES_LIMIT, 1..=DEVICES) else {
             return Err(refused);
         };
-        // A replay maps what its trace maps: frames are the limit.
+        // The trace determines the mappings; only frames limit them.
         let limits = BackendLimits {
             mappings: u64::MAX,
             leaves: u64::MAX,
@@ -178,7 +178,7 @@ impl HostBackend for PviommuHost {
             maps: false,
             traffic: QueueStats::default(),
         };
-        // The host answers as soon as it is polled.
+        // The host completes a request at the first poll.
         let options = ChannelOptions {
             pages_max: PAGES_LIMIT,
             patience: 16,
@@ -232,8 +232,8 @@ impl HostBackend for PviommuHost {
 }
 
 impl PviommuHost {
-    /// Makes the table of the device of `domain`; where its walks begin. All devices of a guest
-    /// find its memory by one `side`, which the first decides, before anything is mapped.
+    /// Creates the table of the device of `domain` and returns its root. All devices of a guest use
+    /// the same frame lookup `side`. The first device chooses it, before anything is mapped.
     fn attach(&mut self, domain: DomainId, side: FrameLookup) -> Result<PhysAddr, LabError> {
         if self.side != side {
             let memory = guest_memory(side, &self.occupants)?;
@@ -282,17 +282,17 @@ impl PviommuHost {
     }
 }
 
-/// The guest's table of a domain: requests to the backend.
+/// The guest's table of a domain: it sends requests to the backend.
 pub struct PviommuTable {
     remote: RemoteTable<Rc<GuestLink>, PviommuQueue, RefCell<Channel<PviommuQueue>>>,
     root: PhysAddr,
 }
 
 impl PviommuTable {
-    /// The table of a device of its own in a new domain of `host`.
+    /// Creates the table of a device, the only one in a new domain of `host`.
     ///
     /// # Errors
-    /// The host has no room.
+    /// The host is out of memory, or it cannot list the device.
     pub fn new(
         host: &SharedHost<PviommuHost>,
         domain: DomainId,
@@ -311,7 +311,7 @@ impl PviommuTable {
     }
 }
 
-/// Makes the table of a domain, which a host of some kind keeps.
+/// Creates the table of a domain, which a host with or without optimisations owns.
 fn table<const OPTIMISED: bool>(
     domain: DomainId,
     _: Coherency,
@@ -327,8 +327,8 @@ fn table<const OPTIMISED: bool>(
     PviommuTable::new(host, domain, side)
 }
 
-/// How the table of a domain is made, which a host of the kind of `who` keeps. A value and no type:
-/// replicas are compiled for both at once.
+/// Returns the constructor of tables that a host of the kind `who` owns. A function pointer rather
+/// than a type, so that replays are compiled once for both kinds.
 pub(crate) fn pviommu(who: Owner) -> MakeTable<PviommuTable> {
     match who {
         Owner::PviommuHopt => table::<true>,
@@ -339,7 +339,7 @@ pub(crate) fn pviommu(who: Owner) -> MakeTable<PviommuTable> {
 impl ReplayTable for PviommuTable {
     type Hardware = VirtIommuHardware<PviommuHost>;
 
-    /// The host's: no guest knows it.
+    /// The root of the host's table. The guest does not know it.
     fn root(&self) -> PhysAddr {
         self.root
     }

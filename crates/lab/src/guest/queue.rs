@@ -1,46 +1,46 @@
-//! What goes through a queue is counted here.
+//! Counters of a queue.
 
-/// What the guest waits for when it kicks.
+/// The reason for a kick.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KickCause {
-    /// A map.
+    /// The guest waits for a map.
     Map,
-    /// An unmap, or a flush.
+    /// The guest waits for an unmap or a flush.
     Unmap,
 }
 
-/// What a host did to find the frames of its guest's pages.
+/// Work of a host to find the frames of guest pages.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LookupStats {
     /// Walks of the second stage.
     pub walks: u64,
     /// Entries found through the pointer to the last table, without a walk.
     pub through_pointer: u64,
-    /// Words of the second stage read by both.
+    /// Words of the second stage that both read.
     pub reads: u64,
-    /// Frames given to pages that had none.
+    /// Frames given to pages without one.
     pub frames: u64,
-    /// Those of them that the host's allocator was asked for while the guest waited.
+    /// Those of `frames` that the host's allocator supplied while the guest waited.
     pub frames_awaited: u64,
 }
 
-/// What went through a queue.
+/// Counters of a queue and its host.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct QueueStats {
-    /// Requests to map or to unmap.
+    /// Map and unmap requests.
     pub requests: u64,
     /// Notifications of the host while a map waited.
     pub kicks_in_maps: u64,
     /// Notifications of the host while an unmap or a flush waited.
     pub kicks_in_unmaps: u64,
-    /// Invalidations that the host had the unit complete.
+    /// Invalidations that the host requested and the unit completed.
     pub invalidations: u64,
-    /// How the host found the guest's memory, if it has to look for it.
+    /// Lookups of guest memory by the host; zeros if guest-physical addresses equal physical ones.
     pub lookups: LookupStats,
 }
 
 impl QueueStats {
-    /// The host is notified.
+    /// Counts a notification of the host.
     #[inline]
     pub(super) fn kick(&mut self, cause: KickCause) {
         match cause {

@@ -1,8 +1,8 @@
-//! The reverse translation cache in front of a para-virtual IOMMU, as a mode's answer to question 3
-//! asks for it (decision 0021).
+//! The reverse translation cache in front of a para-virtual IOMMU, for modes whose flush axis
+//! requires it (decision 0021).
 //!
-//! There is one type for all of these modes: which cache it is, is decided at run time. What that
-//! costs is a branch an operation.
+//! One type serves all of these modes and selects the cache at run time. This costs one branch per
+//! operation.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -24,38 +24,39 @@ use crate::error::LabError;
 use crate::mode_dispatch::{AllocEnv, MakeTable, ModeVisitor, RcacheAlloc, ReplayTable, rcache};
 use crate::modes::{Alloc, FlushKind, Mode, TableKind};
 
-/// Mappings of a device that are cached at most; a trace has fewer.
+/// Maximum number of cached mappings of a device; traces have fewer.
 const MAX_CACHED_MAPPINGS: usize = 1 << 20;
 
-/// Cycles of the adaptive cache within the bound of the others.
+/// Cycles into which the adaptive cache divides the bound of the other caches.
 const ADAPTIVE_CYCLES: u8 = 250;
 
-/// Reuses in a thousand that may come too late for the adaptive cache.
+/// Reuses per thousand that may miss in the adaptive cache because they come too late.
 const ADAPTIVE_LATE_PER_MILLE: u16 = 10;
 
-/// T and C: a released mapping leaves with the (C + 1)th end of a cycle of T, or before.
+/// T and C: a cache drops a released mapping at the latest at the (C + 1)th end of a cycle of
+/// length T.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RtcParams {
     /// T in nanoseconds, not 0.
     pub cycle_ns: u64,
-    /// C.
+    /// C: the number of whole cycles.
     pub cycles: Cycles,
 }
 
 impl RtcParams {
-    /// The document's: 10 s and 3.
+    /// The values of the PVIOMMU paper: 10 s and 3.
     pub const PAPER: Self = Self {
         cycle_ns: Cycles::PAPER_SECONDS * 1_000_000_000,
         cycles: Cycles::PAPER,
     };
 
-    /// T x (C + 1), in nanoseconds.
+    /// Returns the bound T x (C + 1), in nanoseconds.
     pub fn bound_ns(&self) -> u64 {
         self.cycle_ns
             .saturating_mul(u64::from(self.cycles.get()) + 1)
     }
 
-    /// The same bound in the shortest cycles that a cache can count.
+    /// Returns the same bound with the shortest cycles that a cache can count.
     fn fine(&self) -> Self {
         Self {
             cycle_ns: (self.bound_ns() / u64::from(ADAPTIVE_CYCLES)).max(1),
@@ -63,7 +64,7 @@ impl RtcParams {
         }
     }
 
-    /// What `mode` has of it; `None` without a cache.
+    /// Returns the parameters that apply to `mode`; `None` without a cache.
     pub fn for_mode(&self, mode: &Mode) -> Option<Self> {
         self.for_flush(mode.flush)
     }
@@ -91,14 +92,14 @@ impl fmt::Display for RtcParams {
     }
 }
 
-/// One of the caches.
+/// A reverse translation cache of any kind.
 #[derive(Debug)]
 pub enum DynCache {
-    /// The document's tree, repaired.
+    /// The PVIOMMU paper's tree, fixed.
     Tree(Box<Rtc>),
     /// Ringfence's table, whose residency follows reuse.
     Adaptive(Box<FlatRtc>),
-    /// As printed.
+    /// The PVIOMMU paper's cache, as published.
     AsPublished(Box<RtcAsPublished>),
 }
 
@@ -170,21 +171,21 @@ pub type DynRtcSpace<A = RcacheAlloc, T = PviommuTable> =
 /// The flush policy of modes with a cache.
 pub type CycleFlush = PerCycle<RefCell<RangeBatch>>;
 
-/// How one makes the parts of a mode with a cache.
+/// The constructors of a mode with a cache.
 #[derive(Debug, Clone, Copy)]
 pub struct RtcParts {
     flush: FlushKind,
-    /// The table of a domain.
+    /// Creates the table of a domain.
     pub(crate) table: MakeTable<PviommuTable>,
 }
 
 impl RtcParts {
-    /// The policy.
+    /// Creates the flush policy.
     pub fn flush() -> CycleFlush {
         PerCycle::new(RefCell::new)
     }
 
-    /// What the cache has of T and C.
+    /// Returns the parameters that apply to this cache; `None` without a cache.
     pub fn cycling(self, cycling: RtcParams) -> Option<RtcParams> {
         cycling.for_flush(self.flush)
     }
@@ -220,10 +221,11 @@ impl RtcParts {
         RtcSpace::new(paged, cache, cycle_ns, strays, RefCell::new)
     }
 
-    /// The space of a domain, and where the hardware's walks begin.
+    /// Creates the space of a domain. Returns it with the root of the table that the hardware
+    /// walks.
     ///
     /// # Errors
-    /// No room.
+    /// Memory is short.
     pub fn space(
         self,
         domain: DomainId,
@@ -240,10 +242,10 @@ impl RtcParts {
     }
 }
 
-/// The allocator behind a cache.
+/// Creates the allocator behind a cache.
 ///
 /// # Errors
-/// No room.
+/// Memory is short.
 pub(crate) fn allocator(
     memory: &Rc<Arena>,
     frames: &Frames<Rc<Arena>>,
@@ -258,10 +260,10 @@ pub(crate) fn allocator(
     })
 }
 
-/// Calls the job with the parts of `mode`, if it has a cache.
+/// Calls `job` with the constructors of `mode` if it has a cache.
 ///
 /// # Errors
-/// A row that nothing here carries out.
+/// The mode is not built in.
 pub(crate) fn dispatch<J: ModeVisitor>(mode: &Mode, job: J) -> Result<J::Output, LabError> {
     match (mode.alloc, mode.table, mode.flush) {
         (

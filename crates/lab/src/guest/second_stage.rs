@@ -1,10 +1,10 @@
-//! A guest's memory as the para-virtual IOMMU's host keeps it: frames on demand behind a second
-//! stage, which is walked in memory for each page that is mapped (PVIOMMU sections 4.1 and 4.6;
+//! Guest memory on the host of the para-virtual IOMMU: frames on demand behind a second stage. The
+//! host walks the second stage in memory for each page of a map (PVIOMMU sections 4.1 and 4.6;
 //! decision 0019).
 //!
-//! The second stage is its processors', so no device's walk reads it, and its tables are not among
-//! those of a mode. Frames hold nothing, for no byte moves in a replay: they are addresses that no
-//! page of the guest has.
+//! Only the guest's CPUs use the second stage: devices do not walk it, and its tables do not count
+//! as tables of a mode. A replay moves no bytes, so frames are mere addresses, outside those of the
+//! guest's pages.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -22,40 +22,40 @@ use super::queue::LookupStats;
 use crate::error::LabError;
 use crate::platform::MEMORY_BYTES;
 
-/// The first frame: above all memory that a guest has.
+/// Address of the first frame, above all guest memory.
 const FIRST_FRAME: u64 = 1 << 40;
-/// Addresses for the second stage's own tables: enough to map all of a guest's memory.
+/// Address space for the second stage's own tables: enough to map all guest memory.
 const TABLE_BYTES: u64 = 2 << 30;
-/// Frames of it touched beforehand, so that no page fault of this process is taken for the host's
-/// work.
+/// Table frames that are touched in advance, so that page faults of this process do not count as
+/// work of the host.
 const WARM_FRAMES: u64 = 16;
-/// Set in the address of what devices reach and no page of the guest holds.
+/// Flag in the address of memory that a device reaches outside all guest pages.
 const NO_PAGE: u64 = 1 << 63;
-/// What the guest's processors cache of the second stage is tagged with; nobody asks here.
+/// Domain tag of the second stage in the guest CPUs' TLBs; unused in a replay.
 const SECOND_STAGE_DOMAIN: DomainId = DomainId::new(1);
 
-/// How a host finds the frame of a page.
+/// The way in which a host finds the frame of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FrameLookup {
-    /// By a walk; it asks for a frame when a page wants one.
+    /// By a walk. The host allocates a frame when a page needs one.
     Plain,
-    /// With the pool of 256 frames, and the pointer to the last table.
+    /// With the pool of 256 frames and the pointer to the last table.
     Optimised,
 }
 
-/// Frames for a guest: addresses, the lowest first.
+/// Frames for a guest: addresses, lowest first.
 #[derive(Debug, Default)]
 pub(super) struct GuestFrames {
     fresh: Cell<u64>,
     free: RefCell<Vec<PhysAddr>>,
 }
 
-/// The host's frames.
+/// A frame source of the host.
 #[derive(Debug, Clone)]
 pub(super) enum HostFrames {
-    /// For tables.
+    /// Frames for tables.
     Tables(Rc<Frames<Rc<Arena>>>),
-    /// For the guest.
+    /// Frames for the guest.
     Guest(Rc<GuestFrames>),
 }
 
@@ -80,19 +80,19 @@ impl FrameSource for HostFrames {
     }
 }
 
-/// Which page of the guest is in which frame, noted when the page gets it: what a judge believes,
-/// whatever the second stage or a pointer into it say.
+/// Maps frames to guest pages. The host records an entry when a page gets its frame, so the map is
+/// independent of the second stage and of pointers into it. The oracle relies on it.
 #[derive(Debug, Default)]
 pub struct FrameRmap {
-    /// By number of the frame; addresses of pages.
+    /// Guest page addresses by frame number.
     pages: RefCell<Vec<u64>>,
-    /// Storage.
+    /// Reused storage for `with_guest_ranges`.
     buffer: RefCell<Vec<PhysRange>>,
 }
 
 impl FrameRmap {
-    /// The guest's address of the byte at `at`; what is in no page of its memory is beyond all of
-    /// it.
+    /// Returns the guest address of the byte at `at`. For memory outside all guest pages, returns
+    /// an address above all guest memory.
     fn guest_address(&self, at: PhysAddr) -> PhysAddr {
         let number = at.get().checked_sub(FIRST_FRAME).map(|at| at / PAGE_BYTES);
         let pages = self.pages.borrow();
@@ -103,7 +103,7 @@ impl FrameRmap {
         }
     }
 
-    /// Tells `look` of `ranges` by the guest's addresses.
+    /// Calls `look` with `ranges` in guest addresses.
     fn with_guest_ranges(&self, ranges: &[PhysRange], look: impl FnOnce(&[PhysRange])) {
         let mut told = self.buffer.take();
         told.clear();
@@ -131,7 +131,7 @@ impl FrameRmap {
     }
 }
 
-/// Notes for a guest's memory who gets which frame.
+/// Records the frames of guest pages in a [`FrameRmap`].
 #[derive(Debug)]
 pub(super) struct RmapRecorder(Rc<FrameRmap>);
 
@@ -146,9 +146,9 @@ impl Pager for RmapRecorder {
     }
 }
 
-/// Sees what devices reach by the guest's addresses, which are those of its mappings.
+/// Reports device accesses by guest address, because mappings contain guest addresses.
 pub(super) struct GuestAddressObserver<O> {
-    /// None where the guest's addresses are the machine's.
+    /// `None` if guest addresses equal physical ones.
     pub(super) rmap: Option<Rc<FrameRmap>>,
     pub(super) observer: O,
 }
@@ -174,10 +174,10 @@ impl<O: Observer> Observer for GuestAddressObserver<O> {
 /// All memory of a guest.
 pub(super) type GuestMemory = OnDemand<Rc<Arena>, HostFrames, Option<FixedLastTable>, RmapRecorder>;
 
-/// All memory of a guest, without a frame yet.
+/// Creates all memory of a guest, without frames.
 ///
 /// # Errors
-/// No room.
+/// Memory is short.
 pub(super) fn guest_memory(
     side: FrameLookup,
     occupants: &Rc<FrameRmap>,
@@ -190,7 +190,7 @@ pub(super) fn guest_memory(
         }
     }
     let region = PhysRange::new(PhysAddr::new(PAGE_BYTES), TABLE_BYTES - PAGE_BYTES);
-    // Coherent memory of the guest has the addresses at which the machine has tables.
+    // The guest's coherent memory uses the addresses of the platform's table region.
     let all = AddressRange::new(Gpa::new(0), MEMORY_BYTES);
     let (Some(region), Some(all)) = (region, all) else {
         return Err(wrong);
@@ -217,7 +217,7 @@ pub(super) fn guest_memory(
     })
 }
 
-/// What was done to find the frames of pages.
+/// Returns the counters of frame lookups.
 pub(super) fn lookups(memory: &GuestMemory) -> LookupStats {
     let stats = memory.stats();
     LookupStats {
@@ -240,7 +240,8 @@ mod tests {
         for side in [FrameLookup::Plain, FrameLookup::Optimised] {
             let occupants = Rc::new(FrameRmap::default());
             let mut memory = guest_memory(side, &occupants).unwrap();
-            // Neighbours that get their frames apart, and a stranger in between.
+            // Two adjacent pages whose frames are not adjacent: another page gets the frame in
+            // between.
             let pages = [0x5000, 0x9000, 0x6000];
             let frames = pages.map(|page| memory.pin(Gpa::new(page)).unwrap());
             assert!(frames.iter().all(|frame| frame.get() >= FIRST_FRAME));
@@ -255,14 +256,14 @@ mod tests {
                 range(frames[2].get(), 100),
             ];
             assert_eq!(heard(&both), [range(0x5fa0, 196)], "{side:?}");
-            // All three frames in a row are no range of the guest's.
+            // Three adjacent frames are no guest range.
             let apart: Vec<_> = frames
                 .iter()
                 .map(|frame| range(frame.get(), PAGE_BYTES))
                 .collect();
             let named = pages.map(|page| range(page, PAGE_BYTES));
             assert_eq!(heard(&apart), named, "{side:?}");
-            // A frame of the pool, which no page has, and memory that is no frame.
+            // A frame of the pool without a page, and memory outside the frames.
             let unused = frames.iter().map(|frame| frame.get()).max().unwrap() + PAGE_BYTES;
             for at in [unused, 0x5000, 1 << 50] {
                 assert_eq!(heard(&[range(at, 8)]), [range(at | NO_PAGE, 8)], "{side:?}");
@@ -281,7 +282,7 @@ mod tests {
             lookups(&memory)
         };
         let (plain, optimised) = (counted(FrameLookup::Plain), counted(FrameLookup::Optimised));
-        // A page more for each of the two tables, which the first walk does not find.
+        // The first walk of each of the two tables needs one more.
         assert_eq!((plain.walks, plain.through_pointer), (2048 + 2, 0));
         assert_eq!((plain.frames, plain.frames_awaited), (1024, 1024));
         assert_eq!((optimised.walks, optimised.through_pointer), (6, 2044));

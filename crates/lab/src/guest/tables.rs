@@ -1,4 +1,4 @@
-//! The host's tables, as a virtio-iommu device changes them.
+//! The host's tables, as the virtio-iommu device updates them.
 
 use std::rc::Rc;
 
@@ -11,27 +11,27 @@ use ringfence_virtio_iommu::{
 
 use super::HostUnit;
 
-/// A second-stage table for each domain. The guest's physical addresses are the machine's: it has
-/// one guest.
+/// A second-stage table for each domain. Guest-physical addresses equal physical ones, because the
+/// platform has one guest.
 #[derive(Debug)]
 pub(super) struct DomainTables {
     memory: Rc<Arena>,
     frames: Rc<Frames<Rc<Arena>>>,
     coherency: Coherency,
     pub(super) unit: HostUnit,
-    /// By number of the domain, which counts from 1 up.
+    /// Tables by domain number, which counts up from 1.
     tables: Vec<Option<Table<SecondStage>>>,
     dirty: DirtyLines,
-    /// Unmapped in this batch, and perhaps cached by the unit.
+    /// Ranges unmapped in this batch, which the unit may still cache.
     unmapped: Vec<(DomainId, PfnRange, CachedLevels)>,
 }
 
-/// The number of a domain in both worlds; the guest's replay has no more than 2^16 of them.
+/// Returns the unit's domain number; a guest in a replay has at most 2^16 domains.
 fn number(domain: VirtioDomain) -> Option<DomainId> {
     u16::try_from(domain.get()).ok().map(DomainId::new)
 }
 
-/// What is wanted of the guest's addresses that do not fit.
+/// Converts the error of a map to the error of the sink.
 fn refused(error: MapError, range: IovaRange) -> SinkError {
     match error {
         MapError::OutOfFrames => SinkError::OutOfMemory,
@@ -64,12 +64,12 @@ impl DomainTables {
         table.and_then(Option::as_ref).ok_or(SinkError::Failed)
     }
 
-    /// Where the walks of a domain begin.
+    /// Returns the root of a domain's table.
     pub(super) fn root(&self, domain: VirtioDomain) -> Option<PhysAddr> {
         self.table(domain).ok().map(Table::root)
     }
 
-    /// Whether nothing is mapped in a domain.
+    /// Returns true if a domain has no mappings.
     pub(super) fn is_empty(&self, domain: VirtioDomain) -> bool {
         self.table(domain)
             .map_or(true, |table| table.is_empty(&*self.memory))
@@ -101,7 +101,7 @@ impl Sink for DomainTables {
         Ok(())
     }
 
-    /// No endpoint is attached to it any more; its frames stay where they are until the replay
+    /// Drops the table when the last endpoint detaches. Its frames stay allocated until the replay
     /// ends.
     fn destroy(&mut self, domain: VirtioDomain) {
         if let Some(table) = self.tables.get_mut(domain.get() as usize) {
@@ -109,7 +109,7 @@ impl Sink for DomainTables {
         }
     }
 
-    /// The machine directs the device's accesses when it attaches it, which is next.
+    /// Only checks the domain. The platform directs the device's accesses right afterwards.
     fn attach(
         &mut self,
         _endpoint: EndpointId,
@@ -123,7 +123,7 @@ impl Sink for DomainTables {
         Err(SinkError::Unsupported)
     }
 
-    /// A replay's endpoints are attached once and stay.
+    /// Endpoints of a replay stay attached.
     fn block(&mut self, _endpoint: EndpointId) {}
 
     #[inline]
@@ -149,8 +149,8 @@ impl Sink for DomainTables {
         let (_, levels) = table
             .unmap_nosync(&*self.memory, range, &mut self.dirty)
             .map_err(|_| SinkError::Failed)?;
-        // The pieces of a list are mapped one by one and unmapped together: they are one range to
-        // the unit.
+        // The driver maps the segments of a list one by one and unmaps them together: join them
+        // into one range for the invalidation.
         match self.unmapped.last_mut() {
             Some((last, run, of)) if *last == id && run.hi().get() + 1 == range.lo().get() => {
                 if let Some(joined) = PfnRange::inclusive(run.lo(), range.hi()) {
@@ -163,7 +163,7 @@ impl Sink for DomainTables {
         Ok(())
     }
 
-    /// One invalidation for each run of pages: the guest is told when the unit has forgotten them.
+    /// Invalidates each run of pages once, before the guest sees the completion.
     #[inline]
     fn commit(&mut self) -> Result<(), SinkError> {
         if self.unmapped.is_empty() {

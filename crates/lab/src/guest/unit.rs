@@ -1,4 +1,4 @@
-//! The unit as the host uses it.
+//! The host's interface to the unit.
 
 use ringfence_types::{Invalidation, InvalidationError, Invalidator, Ticket};
 
@@ -8,21 +8,21 @@ use crate::meter::InvalidationQueue;
 /// The unit that walks a host's tables.
 #[derive(Debug)]
 pub enum HostUnit {
-    /// The modelled one.
+    /// A modelled unit.
     Modelled {
-        /// It.
+        /// The modelled VT-d unit.
         vtd: Box<Vtd>,
-        /// Invalidations completed and not yet looked at.
+        /// Completed invalidations since the last call of `drain_completed`.
         completed: Vec<Invalidation>,
-        /// All of them so far.
+        /// Number of completed invalidations so far.
         count: u64,
     },
-    /// The meter's: descriptors are written, and nobody translates.
+    /// The unit of timed replays: it writes descriptors and translates nothing.
     CostOnly(InvalidationQueue),
 }
 
 impl HostUnit {
-    /// The modelled one.
+    /// Creates a modelled unit.
     pub fn modelled(vtd: Vtd) -> Self {
         Self::Modelled {
             vtd: Box::new(vtd),
@@ -31,14 +31,14 @@ impl HostUnit {
         }
     }
 
-    /// Moves what was completed since the last call to the end of `into`.
+    /// Appends the invalidations completed since the last call to `into`.
     pub fn drain_completed(&mut self, into: &mut Vec<Invalidation>) {
         if let Self::Modelled { completed, .. } = self {
             into.append(completed);
         }
     }
 
-    /// Invalidations so far.
+    /// Returns the number of invalidations so far.
     pub fn invalidations(&self) -> u64 {
         match self {
             Self::Modelled { count, .. } => *count,
@@ -46,10 +46,10 @@ impl HostUnit {
         }
     }
 
-    /// Has it forget something, and waits for that.
+    /// Submits an invalidation and waits for its completion.
     ///
     /// # Errors
-    /// It may not have.
+    /// The invalidation failed; cached translations may remain.
     #[inline]
     pub fn invalidate(&mut self, request: Invalidation) -> Result<(), InvalidationError> {
         let ticket = self.submit(request)?;
@@ -69,7 +69,7 @@ impl Invalidator for HostUnit {
             } => {
                 let ticket = vtd.unit.submit(request)?;
                 *count += 1;
-                // The unit completes what it accepts before it returns.
+                // The unit completes a request before `submit` returns.
                 completed.push(request);
                 Ok(ticket)
             }

@@ -1,10 +1,10 @@
 //! The stock virtio-iommu, driver and device (virtio 1.3, section 5.13).
 //!
-//! The driver is Linux's (`drivers/iommu/virtio-iommu.c`, 6.12): a map adds a MAP and kicks, a list
-//! adds one for each piece and kicks once (`iotlb_sync_map`); an unmap adds an UNMAP, which a
-//! strict flush kicks (`iotlb_sync`) and a lazy one leaves to the next map's kick, or to the
-//! queue's flush (`flush_iotlb_all`). Linux kicks at such a flush even if nothing waits; here it
-//! does not.
+//! The driver follows Linux (`drivers/iommu/virtio-iommu.c`, 6.12). A map adds a MAP and kicks. A
+//! list adds a MAP for each segment and kicks once (`iotlb_sync_map`). An unmap adds an UNMAP. A
+//! strict flush kicks it (`iotlb_sync`); a lazy flush leaves it to the kick of the next map or of
+//! the flush queue (`flush_iotlb_all`). Linux kicks at that flush even if no request waits; this
+//! driver does not.
 
 use std::rc::Rc;
 
@@ -33,10 +33,10 @@ use crate::mode_dispatch::ReplayTable;
 /// Requests that can wait. The queue of `crates/live` has 256 descriptors, and a request takes two.
 const SLOTS: usize = 128;
 
-/// Mappings that a host keeps for its guest: all pages of a replay's memory.
+/// Maximum number of mappings that a host keeps: all pages of a replay's memory.
 const MAPPINGS: usize = 1 << 24;
 
-/// A request and the room for its reply.
+/// A request and its reply buffer.
 #[derive(Debug, Clone, Copy)]
 struct RequestSlot {
     request: [u8; MAP_BYTES],
@@ -50,23 +50,23 @@ const EMPTY: RequestSlot = RequestSlot {
     reply: [0; TAIL_BYTES],
 };
 
-/// A virtio-iommu device with its queue of requests, and what the driver knows of it.
+/// A virtio-iommu device with its request queue and the driver's state.
 #[derive(Debug)]
 pub struct VirtioHost {
     device: Device<DomainTables>,
     slots: Box<[RequestSlot]>,
-    /// Slots in use, from the first one on.
+    /// Number of used slots, from the first one on.
     waiting: usize,
-    /// How many of them are MAPs.
+    /// Number of MAPs among them.
     maps_waiting: usize,
-    /// Requests so far: the place of the last one.
+    /// Number of requests so far: the position of the last one.
     added: u64,
-    /// The place of the last one that was answered.
+    /// Position of the last completed request.
     answered: u64,
-    /// The status of the first MAP that was refused and that nobody has asked for yet.
+    /// Status of the first refused MAP that the driver has not reported yet.
     refused: Option<u8>,
-    /// An UNMAP was refused, or the device does not answer: nothing can be said of what it still
-    /// translates.
+    /// True if the device refused an UNMAP or does not answer. It may then still translate any
+    /// address.
     broken: bool,
     traffic: QueueStats,
 }
@@ -133,8 +133,8 @@ impl HostBackend for VirtioHost {
 }
 
 impl VirtioHost {
-    /// The guest attaches an endpoint of its own to a domain: where the host directs it. Part of no
-    /// replay's traffic.
+    /// Attaches a new endpoint to a domain and returns the root of the domain's table. The request
+    /// does not count as traffic.
     fn attach(&mut self, domain: VirtioDomain) -> Result<PhysAddr, LabError> {
         let endpoint = EndpointId::new(domain.get());
         self.device
@@ -201,7 +201,7 @@ impl VirtioHost {
         self.add(&request, KickCause::Unmap);
     }
 
-    /// Notifies the host, which answers everything that waits; then looks at the answers.
+    /// Notifies the host, which completes all waiting requests; then checks the replies.
     #[inline]
     fn kick(&mut self, cause: KickCause) {
         if self.waiting == 0 {
@@ -236,7 +236,7 @@ impl VirtioHost {
     }
 }
 
-/// The guest's table of a domain: requests to the host that keeps it.
+/// The guest's table of a domain: it sends requests to the host that owns the table.
 #[derive(Debug)]
 pub struct VirtioTable {
     host: SharedHost<VirtioHost>,
@@ -246,10 +246,10 @@ pub struct VirtioTable {
 }
 
 impl VirtioTable {
-    /// Attaches a device of its own to a new domain of `host`.
+    /// Attaches a new device to a new domain of `host`.
     ///
     /// # Errors
-    /// The host has no room.
+    /// The host is out of memory.
     pub fn new(host: &SharedHost<VirtioHost>, domain: DomainId) -> Result<Self, LabError> {
         let name = VirtioDomain::new(domain.get().into());
         let root = host.with(|host| host.attach(name))?;
@@ -265,7 +265,7 @@ impl VirtioTable {
 impl ReplayTable for VirtioTable {
     type Hardware = VirtIommuHardware<VirtioHost>;
 
-    /// The host's: no guest knows it.
+    /// The root of the host's table. The guest does not know it.
     fn root(&self) -> PhysAddr {
         self.root
     }
@@ -310,7 +310,7 @@ impl IoPageTable for VirtioTable {
         Ok(())
     }
 
-    /// The answers to what [`map_nosync`](Self::map_nosync) asked.
+    /// Returns the result of the requests of [`map_nosync`](Self::map_nosync).
     #[inline]
     fn iotlb_sync_map<P: Platform>(&self, _: &mut P, _: PfnRange) -> Result<(), InvalidationError> {
         match self.host.with(|host| host.refused.take()) {
@@ -319,8 +319,8 @@ impl IoPageTable for VirtioTable {
         }
     }
 
-    /// Cleared when the host has answered: before the layer's invalidation completes, which is what
-    /// frees the range.
+    /// Queues the unmap. The host clears the entries before the layer's invalidation completes, and
+    /// only that frees the range.
     #[inline]
     fn unmap<P: Platform>(
         &self,
@@ -340,7 +340,7 @@ impl IoPageTable for VirtioTable {
         })
     }
 
-    /// Kicks for maps. Unmaps wait for their invalidation, or for the next map.
+    /// Kicks for maps. Unmaps wait for their invalidation or for the next map.
     #[inline]
     fn sync<P: Platform>(&self, (): &mut (), _: &mut P) {
         self.host.with(|host| {
@@ -351,7 +351,7 @@ impl IoPageTable for VirtioTable {
     }
 }
 
-/// Why the host did not map, as far as its status tells.
+/// Converts the status of a refused map to an error.
 #[cold]
 fn refusal(status: u8, iova: Iova) -> MapError {
     match status {

@@ -1,8 +1,8 @@
-//! Conditions on rows: what `--fail-if` takes.
+//! Conditions on rows, for `--fail-if`.
 //!
-//! `[MODE:]FIELD OP NUMBER`, several joined by commas. FIELD is a field of a JSON row; a dot
-//! reaches into it (`violations.stale`, `components.map_table`, `walk_cache_hit_rate.0`); an object
-//! with a `total` stands for it.
+//! The form is `[MODE:]FIELD OP NUMBER`; commas join several conditions. FIELD is a field of a JSON
+//! row. A dot selects a nested value (`violations.stale`, `components.map_table`,
+//! `walk_cache_hit_rate.0`). The name of an object with a `total` means that total.
 
 use std::fmt;
 
@@ -21,7 +21,7 @@ enum Op {
     NotEqual,
 }
 
-/// Longer signs first, so that `<=` is not read as `<`.
+/// Operators. Longer ones first, so that the parser does not read `<=` as `<`.
 const OPS: &[(&str, Op)] = &[
     ("<=", Op::LessOrEqual),
     (">=", Op::GreaterOrEqual),
@@ -32,7 +32,7 @@ const OPS: &[(&str, Op)] = &[
     ("=", Op::Equal),
 ];
 
-/// One condition.
+/// A condition on rows.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Condition {
     mode: Option<String>,
@@ -42,47 +42,47 @@ pub struct Condition {
     text: String,
 }
 
-/// Why a text is no condition, or says nothing about a report.
+/// The reason why a text is not a condition, or does not apply to a report.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum ConditionError {
-    /// No `FIELD OP NUMBER`.
+    /// The text has no `FIELD OP NUMBER` form.
     Syntax(String),
-    /// What stands right of the operator.
+    /// The right side is not a number.
     NotANumber {
         /// The condition.
         condition: String,
         /// Its right side.
         given: String,
     },
-    /// No such field, or one that is no number.
+    /// Rows have no such field, or the field is not a number.
     NoSuchField {
-        /// As given.
+        /// Field that the user gave.
         field: String,
-        /// Fields that can be compared.
+        /// Fields that a condition can compare.
         known: Vec<String>,
     },
-    /// The field has no number in a row: the run did not measure it.
+    /// The field has no number in a row, because the run did not measure it.
     NotMeasured {
         /// The condition.
         condition: String,
-        /// The trace and the mode of the row; none before the run.
+        /// Trace and mode of the row; `None` before the run.
         row: Option<(String, String)>,
-        /// The option that has it measured.
+        /// Advice to the user on measuring the field.
         advice: &'static str,
     },
-    /// A row stands for no map: every condition would pass without a look.
+    /// A row covers no map, so the condition would check nothing.
     NoMaps {
         /// The condition.
         condition: String,
-        /// The trace.
+        /// Name of the trace.
         trace: String,
-        /// The mode.
+        /// Name of the mode.
         mode: String,
     },
-    /// The condition is about a mode that did not run.
+    /// The condition names a mode that did not run.
     NoSuchMode {
-        /// As given.
+        /// Mode that the user gave.
         mode: String,
         /// Modes that ran.
         ran: Vec<String>,
@@ -102,7 +102,7 @@ impl fmt::Display for ConditionError {
             Self::NoSuchField { field, known } => {
                 let hint = hint(field, known);
                 write!(f, "rows have no number called {field:?}; {hint}")?;
-                // The whole list is longer than a screen is wide: only where nothing is near.
+                // The full list is longer than a screen line: print it only without a suggestion.
                 if hint.is_empty() {
                     write!(f, "they have {}", known.join(", "))
                 } else {
@@ -146,13 +146,13 @@ impl std::error::Error for ConditionError {}
 /// A row for which a condition holds.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FailedCondition {
-    /// The trace.
+    /// Name of the trace.
     pub trace: String,
-    /// The mode.
+    /// Name of the mode.
     pub mode: String,
-    /// The condition, as given.
+    /// The condition, as the user gave it.
     pub condition: String,
-    /// The value of its field.
+    /// Value of the condition's field.
     pub value: f64,
 }
 
@@ -211,12 +211,11 @@ impl Condition {
         })
     }
 
-    /// The rows for which the condition holds.
+    /// Returns the rows for which the condition holds.
     ///
     /// # Errors
-    /// The condition is about a field or a mode that the rows do not have, about a number that was
-    /// not measured, or about a row without a map: it would never hold, which its author did not
-    /// mean.
+    /// The rows lack the field or the mode, the run did not measure the number, or a row has no
+    /// map. Such a condition checks nothing, which its author did not intend.
     pub fn matching_rows(&self, rows: &[Row]) -> Result<Vec<FailedCondition>, ConditionError> {
         let mut found = Vec::new();
         let mut seen = false;
@@ -253,11 +252,11 @@ impl Condition {
         }
     }
 
-    /// Refuses a condition about a field or a mode that a run of `modes` will not have, before the
-    /// run: `timed` with repetitions, `hostile` with the hostile pass.
+    /// Checks before a run of `modes` that its rows will have the field and the mode. `timed` is
+    /// true for a run with repetitions, `hostile` for one with the attack pass.
     ///
     /// # Errors
-    /// As [`Condition::matching_rows`].
+    /// As for [`Condition::matching_rows`].
     pub fn check(
         &self,
         modes: &[String],
@@ -280,7 +279,7 @@ impl Condition {
         number(&object(timed, hostile), &self.field).is_some()
     }
 
-    /// Why there is no number in a row, or in all of them.
+    /// Returns the reason why `row` lacks the number; `None` stands for all rows.
     fn no_number(&self, row: Option<&Row>) -> ConditionError {
         if !self.has_number(true, true) {
             let mut known = Vec::new();
@@ -315,12 +314,12 @@ impl Condition {
     }
 }
 
-/// A row of a run, in its JSON form.
+/// Returns a row of a run in its JSON form.
 fn object(timed: bool, hostile: bool) -> Value {
     serde_json::to_value(Row::of_run(timed, hostile)).unwrap_or_default()
 }
 
-/// The number at a dotted path.
+/// Returns the number at a dotted path.
 pub(super) fn number(object: &Value, path: &str) -> Option<f64> {
     let mut at = object;
     for step in path.split('.') {
@@ -332,7 +331,7 @@ pub(super) fn number(object: &Value, path: &str) -> Option<f64> {
     at.as_f64().or_else(|| at.get("total")?.as_f64())
 }
 
-/// Paths of all numbers in an object.
+/// Appends the paths of all numbers in an object to `out`.
 pub(super) fn names(value: &Value, prefix: &str, out: &mut Vec<String>) {
     let join = |key: &str| match prefix {
         "" => key.to_owned(),
@@ -429,7 +428,7 @@ mod tests {
             matches!(error, Err(ConditionError::NoMaps { .. })),
             "{error:?}"
         );
-        // A condition about another row does not look at that one.
+        // A condition on another row ignores this one.
         let rows = [without_maps, row("defer", 3)];
         assert_eq!(
             one("defer:violations>0")

@@ -1,4 +1,4 @@
-//! Rows as comma-separated values (RFC 4180): a column for each number and text of the JSON row,
+//! Rows as comma-separated values (RFC 4180). Each number and text of the JSON row has a column,
 //! named by its path.
 
 use serde::Serialize;
@@ -7,15 +7,14 @@ use serde_json::Value;
 use ringfence_lab::row::Row;
 use ringfence_trace::printable_line;
 
-/// All rows under one header; the cell of what was not measured is empty. Nested fields are named
-/// with dots: `violations.total`, `components.map_table`, `walk_cache_hit_rate.0`.
+/// Formats all rows under one header. The cell of an unmeasured value is empty. Dots name nested
+/// fields: `violations.total`, `components.map_table`, `walk_cache_hit_rate.0`.
 pub fn csv(rows: &[Row]) -> String {
-    // The header comes from a row with every optional field present, so that it does not depend on
-    // the rows.
+    // The header comes from a row with every optional field, so it does not depend on the rows.
     table_of(&Row::of_run(true, true), rows)
 }
 
-/// A line for each of `rows` under the names of the fields of `full`.
+/// Formats a line for each of `rows` under the field names of `full`.
 pub(super) fn table_of(full: &impl Serialize, rows: &[impl Serialize]) -> String {
     let mut header = Vec::new();
     leaves(

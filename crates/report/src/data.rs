@@ -1,4 +1,4 @@
-//! What a report is made of, in its JSON form.
+//! The contents of a report, in its JSON form.
 
 use serde::Serialize;
 
@@ -6,21 +6,20 @@ use ringfence_lab::Profile;
 use ringfence_lab::compare::Comparison;
 use ringfence_lab::row::{Row, SCHEMA};
 
-/// The processor that executed what was executed.
+/// The CPU that executed the timed replays.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ExecutedOn {
-    /// Model, as the processor calls itself.
+    /// Model name, as the CPU reports it.
     pub cpu: String,
     /// Instruction set.
     pub arch: &'static str,
-    /// What `*_cycles` of executed code are counted in: `tsc`, or `ns` where there is no such
-    /// counter.
+    /// Unit of executed `*_cycles`: `tsc`, or `ns` on a CPU without such a counter.
     pub unit: &'static str,
-    /// Of the layer: `release` or `debug`; costs of a debug build say nothing.
+    /// Build of the DMA layer: `release` or `debug`. Costs of a debug build are meaningless.
     pub build: &'static str,
 }
 
-/// What happened to one trace on its way to its rows.
+/// Notes on the conversion of one trace into its rows.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct TraceNotes {
     /// Name of the trace, as in its rows.
@@ -29,41 +28,41 @@ pub struct TraceNotes {
     pub devices: Vec<String>,
     /// Lines read.
     pub lines: u64,
-    /// Events that say something about DMA or something else.
+    /// Events of all kinds.
     pub events: u64,
-    /// Lines that the replay stands for.
+    /// Lines that the replay covers.
     pub lines_replayed: u64,
-    /// Bursts of unmaps.
+    /// Number of bursts of unmaps.
     pub bursts: u64,
-    /// Bursts ended because a page still withheld was mapped again.
+    /// Bursts that ended because the driver mapped a withheld page again.
     pub bursts_cut_by_map: u64,
     /// Events that the kernel lost.
     pub lost: u64,
-    /// Events that say nothing about DMA.
+    /// Events that do not concern DMA.
     pub unknown: u64,
-    /// Lines skipped as malformed (`--lenient`).
+    /// Malformed lines that the reader skipped (`--lenient`).
     pub malformed: u64,
     /// Maps that the kernel refused.
     pub failed_maps: u64,
-    /// Unmaps whose map the trace does not show.
+    /// Unmaps whose map is not in the trace.
     pub unmatched_unmaps: u64,
-    /// Frees of coherent buffers whose allocation the trace does not show.
+    /// Frees of coherent buffers whose allocation is not in the trace.
     pub unmatched_frees: u64,
-    /// Mappings known by `iommu:*` lines alone.
+    /// Mappings that only `iommu:*` lines show.
     pub iommu_only_maps: u64,
-    /// Maps from before the driver: ignored.
+    /// Maps from before the driver started: ignored.
     pub setup_maps: u64,
-    /// `iommu:*` lines cut off from their `dma:*` line by the end of the trace.
+    /// `iommu:*` lines whose `dma:*` line lies beyond the end of the trace.
     pub cut_lines: u64,
-    /// Scatterlists that the kernel printed in part.
+    /// Scatterlists that the kernel printed only in part.
     pub truncated_lists: u64,
-    /// Maps whose lengths are a guess.
+    /// Maps whose segment lengths are guessed.
     pub guessed_lengths: u64,
-    /// Coherent buffers whose physical address the trace does not show.
+    /// Coherent buffers whose physical address is not in the trace.
     pub fresh_frames: u64,
-    /// Maps of an address that was mapped: the old mapping was ended first.
+    /// Maps of a live address: the reader first ended the old mapping.
     pub replaced: u64,
-    /// Mappings above 64 GiB, renamed to fit.
+    /// Mappings above 64 GiB that the reader renamed to fit.
     pub renamed: u64,
     /// Mappings alive at the end.
     pub live_at_end: u64,
@@ -105,29 +104,29 @@ impl TraceNotes {
     }
 }
 
-/// One run of `compare`: what `--json` prints.
+/// One run of `compare`: the output of `--json`.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
     /// Version of this form.
     pub schema: u32,
     /// Version of the program.
     pub version: &'static str,
-    /// What was charged, and the hardware that was modelled.
+    /// Charged costs and the modelled hardware.
     pub profile: Profile,
-    /// What executed the rest.
+    /// The CPU of the executed cycles.
     pub executed_on: ExecutedOn,
-    /// Timed repetitions; 0: no cycles were measured.
+    /// Timed repetitions; 0 if no cycles were measured.
     pub repetitions: usize,
-    /// Whether the hostile pass was run.
+    /// True if the attack pass ran.
     pub hostile: bool,
-    /// One object a trace.
+    /// One object for each trace.
     pub traces: Vec<TraceNotes>,
-    /// One row a trace and mode.
+    /// One row for each trace and mode.
     pub results: Vec<Row>,
 }
 
 impl Report {
-    /// A report without traces yet.
+    /// Creates a report without traces.
     pub fn new(
         profile: Profile,
         executed_on: ExecutedOn,
@@ -152,7 +151,7 @@ impl Report {
         self.results.extend(comparison.rows);
     }
 
-    /// The rows of one trace.
+    /// Returns the rows of one trace.
     pub fn rows_of(&self, trace: &str) -> Vec<&Row> {
         let rows = self.results.iter();
         rows.filter(|row| row.trace == trace).collect()

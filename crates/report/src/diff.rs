@@ -1,4 +1,4 @@
-//! Two reports side by side: what changed from one run to the next.
+//! Compares two reports and lists the changes from one run to the next.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -12,15 +12,15 @@ use super::number::{count, cycles, or_dash};
 use ringfence_lab::row::SCHEMA;
 use ringfence_trace::printable_line;
 
-/// Why two files cannot be compared.
+/// The reason why a file cannot be compared.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum DiffError {
-    /// No JSON.
+    /// The file is not JSON.
     Json(serde_json::Error),
-    /// JSON, but no report of `compare --json`.
+    /// The file is JSON, but not a report of `compare --json`.
     NotAReport,
-    /// A report of another version of the form.
+    /// The report has another version of the form.
     Schema(u64),
 }
 
@@ -41,39 +41,39 @@ impl fmt::Display for DiffError {
 
 impl std::error::Error for DiffError {}
 
-/// A number that is not what it was.
+/// A number that changed.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Change {
-    /// The field, as a path.
+    /// Path of the field.
     pub field: String,
-    /// In the first report.
+    /// Value in the first report.
     pub before: f64,
-    /// In the second.
+    /// Value in the second report.
     pub after: f64,
 }
 
-/// A trace and mode that both reports have.
+/// The difference of a row that both reports have.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct RowDiff {
-    /// The trace.
+    /// Name of the trace.
     pub trace: String,
-    /// The mode.
+    /// Name of the mode.
     pub mode: String,
-    /// Cycles of a map and an unmap in the first report; none where it did not measure them.
+    /// Cycles of a map and an unmap in the first report; `None` if it did not measure them.
     pub before: Option<f64>,
-    /// The same in the second.
+    /// The same in the second report.
     pub after: Option<f64>,
-    /// `after / before`; none where one of them was not measured, or the first is not above 0.
+    /// `after / before`; `None` if a report did not measure it, or `before` is not above 0.
     pub ratio: Option<f64>,
-    /// What should be the same in two runs over the same trace and is not: everything but cycles
-    /// and what follows from them.
+    /// Changed fields that two runs over the same trace should agree on: all except cycles and
+    /// values derived from them.
     pub changes: Vec<Change>,
-    /// Fields on which a verdict rests that at least one of the reports did not measure.
+    /// Fields that a verdict needs and at least one report did not measure.
     pub not_measured: Vec<&'static str>,
 }
 
-/// Why two reports do not say whether something got worse: a row, and what it lacks. No row: the
-/// reports have none in common.
+/// The reason why two reports give no verdict: a row and the fields that it lacks. `None` if the
+/// reports have no row in common.
 #[derive(Debug, Clone, PartialEq)]
 pub struct IncomparableRow(pub Option<(String, Vec<&'static str>)>);
 
@@ -92,7 +92,7 @@ impl fmt::Display for IncomparableRow {
 
 impl std::error::Error for IncomparableRow {}
 
-/// What a verdict rests on.
+/// The fields that a verdict needs.
 const JUDGED: [&str; 5] = [
     "map_cycles",
     "unmap_cycles",
@@ -101,22 +101,22 @@ const JUDGED: [&str; 5] = [
     "colocated",
 ];
 
-/// Cycles of a map and an unmap that are within the noise of a clock. A ratio to less says nothing:
-/// modes that do nothing cost about 0.
+/// Clock noise in the cycles of a map and an unmap. Ratios to smaller values mean nothing: modes
+/// without work cost about 0.
 const NOISE_CYCLES: f64 = 10.0;
 
-/// What changed.
+/// The difference of two reports.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Diff {
-    /// Rows of both.
+    /// Rows of both reports.
     pub rows: Vec<RowDiff>,
     /// `trace mode` of rows that only the first report has.
     pub only_before: Vec<String>,
-    /// The same for the second.
+    /// `trace mode` of rows that only the second report has.
     pub only_after: Vec<String>,
 }
 
-/// Fields that vary from run to run.
+/// Returns true for fields that vary from run to run.
 fn is_timing(field: &str) -> bool {
     field.starts_with("components.")
         || matches!(
@@ -151,7 +151,7 @@ impl Diff {
     /// Compares two reports in their JSON form.
     ///
     /// # Errors
-    /// Which of the two (0 or 1) cannot be read, and why.
+    /// The index (0 or 1) of the report that cannot be read, and the reason.
     pub fn of(before: &str, after: &str) -> Result<Self, (usize, DiffError)> {
         let before = rows(before).map_err(|e| (0, e))?;
         let after = rows(after).map_err(|e| (1, e))?;
@@ -179,12 +179,12 @@ impl Diff {
         Ok(diff)
     }
 
-    /// Rows that cost more than `percent` per cent more than before, expose more, or are in the
-    /// first report only: each in a line.
+    /// Returns a line for each row that costs more than `percent` per cent more than before,
+    /// exposes more, or is missing in the second report.
     ///
     /// # Errors
-    /// The reports have no row in common, or in a row of both one has not measured what the verdict
-    /// rests on: cycles, or what got through.
+    /// The reports have no row in common, or one report did not measure a field that the verdict
+    /// needs: cycles or exposure.
     pub fn worse_by(&self, percent: f64) -> Result<Vec<String>, IncomparableRow> {
         if self.rows.is_empty() {
             return Err(IncomparableRow(None));
@@ -202,7 +202,7 @@ impl Diff {
         Ok(worse.map(RowDiff::to_string).chain(lost).collect())
     }
 
-    /// The table for people.
+    /// Formats the difference as a table.
     pub fn table(&self, look: TableStyle) -> String {
         let mut grid = Grid::new(&[
             Column::left("trace"),
@@ -249,7 +249,7 @@ impl RowDiff {
             .into_iter()
             .filter(|field| !is_timing(field))
             .filter_map(|field| {
-                // A field that only one version has is no change of the run.
+                // A field that only one version has is not a change between runs.
                 let (before, after) = (number(old, &field)?, number(new, &field)?);
                 (before != after).then_some(Change {
                     field,
@@ -279,7 +279,8 @@ impl RowDiff {
         })
     }
 
-    /// Whether more got through, or more was wrongly stopped, than before.
+    /// Returns true if the IOMMU let more accesses through, or stopped more legal ones, than
+    /// before.
     fn exposes_more(&self) -> bool {
         self.changes.iter().any(|change| {
             matches!(
@@ -363,7 +364,7 @@ mod tests {
         let worse = judged(&[good(), row("b", 1.0, 0)], &[good()]).unwrap();
         assert_eq!(worse.len(), 1);
         assert!(worse[0].starts_with("t b: "), "{worse:?}");
-        // A row that is new is no harm.
+        // A new row is not a regression.
         assert_eq!(
             judged(&[good()], &[good(), row("b", 1.0, 9)]),
             Ok(Vec::new())

@@ -1,40 +1,40 @@
-//! Tables of text: columns as wide as they need to be, split into several tables where the terminal
-//! is too narrow.
+//! Text tables. Columns are as wide as their contents; a table that exceeds the terminal is split
+//! into several.
 
 use unicode_width::UnicodeWidthStr;
 
 use ringfence_trace::printable_line;
 
-/// How a table is to look.
+/// The style of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TableStyle {
-    /// Columns of the terminal; none in a pipe, where lines are never split.
+    /// Columns of the terminal; `None` for a pipe, where lines are never split.
     pub width: Option<usize>,
-    /// Whether colours may be used.
+    /// True if the output may use colours.
     pub colour: bool,
 }
 
 impl TableStyle {
-    /// For pipes and files.
+    /// The style for pipes and files.
     pub const PLAIN: Self = Self {
         width: None,
         colour: false,
     };
 }
 
-/// What a cell tells beside its text.
+/// The meaning of a cell, shown as a colour.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum CellStyle {
-    /// Nothing.
+    /// No meaning.
     #[default]
     Plain,
-    /// As it should be.
+    /// An expected value.
     Good,
-    /// What should not be.
+    /// A value that indicates a problem.
     Bad,
-    /// Of no weight.
+    /// An unimportant value.
     Faint,
-    /// What the table is about.
+    /// The subject of the table.
     Strong,
 }
 
@@ -62,7 +62,7 @@ impl Cell {
         Self::toned(text, CellStyle::Plain)
     }
 
-    /// A cell never holds what a terminal obeys: only [`push`] writes escape sequences.
+    /// Removes terminal control characters from the text: only [`push`] writes escape sequences.
     pub(super) fn toned(text: impl Into<String>, tone: CellStyle) -> Self {
         let text = text.into();
         Self {
@@ -72,7 +72,7 @@ impl Cell {
     }
 }
 
-/// One column: the group it belongs to (repeated for its neighbours, blank for none) and its name.
+/// One column with its group; adjacent columns share a group name, and a blank name is no group.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Column {
     pub(super) group: &'static str,
@@ -124,7 +124,7 @@ impl Grid {
             .unwrap_or(0)
     }
 
-    /// Columns of each table to print: as many as fit, the first one in each.
+    /// Returns the columns of each partial table: as many as fit, each with the first column.
     fn split(&self, widths: &[usize], limit: Option<usize>) -> Vec<Vec<usize>> {
         let Some(limit) = limit else {
             return vec![(0..widths.len()).collect()];
@@ -149,8 +149,8 @@ impl Grid {
         tables
     }
 
-    /// Columns at the end of `table` that belong to the group of `column` and should move on with
-    /// it: none if that would leave the table empty.
+    /// Returns the columns at the end of `table` that belong to the group of `column` and should
+    /// move with it. Empty if moving them would leave the table empty.
     fn unfinished_group(&self, table: &[usize], column: usize) -> Vec<usize> {
         let group = |column: usize| self.columns.get(column).map_or("", |column| column.group);
         if group(column).is_empty() {
@@ -169,7 +169,7 @@ impl Grid {
         }
     }
 
-    /// The table as text.
+    /// Formats the table as text.
     pub(super) fn render(&self, look: TableStyle) -> String {
         let widths: Vec<usize> = (0..self.columns.len()).map(|c| self.width(c)).collect();
         let tables = self.split(&widths, look.width);
@@ -220,7 +220,7 @@ impl Grid {
     }
 }
 
-/// The names of the groups over their columns, with a rule as long as the group is wide.
+/// Formats the group names above their columns, each with a rule as wide as the group.
 fn group_line(picked: &[(usize, Column, usize)]) -> String {
     let mut line = String::new();
     let mut at = 0;
@@ -274,8 +274,8 @@ fn push(out: &mut String, text: &str, tone: CellStyle, look: TableStyle) {
     }
 }
 
-/// Breaks text at blanks so that no line is longer than the look allows, with `indent` before all
-/// lines but the first. As in a cell, nothing of the text is obeyed by a terminal.
+/// Breaks text at blanks so that no line exceeds the width of the style. Indents all lines except
+/// the first by `indent`. Removes terminal control characters.
 pub(super) fn wrap(text: &str, look: TableStyle, indent: usize) -> String {
     let text = printable_line(text);
     let limit = look.width.unwrap_or(usize::MAX).max(20);

@@ -1,11 +1,11 @@
-//! What a trace is like, for people.
+//! The summary of a trace for people.
 
 use ringfence_trace::{Flow, Info, Pages, printable_line};
 
 use super::grid::{Cell, CellStyle, Column, Grid, TableStyle, wrap};
 use super::number::{bytes, count, or_dash, percent_of};
 
-/// A headline, the devices' flows as a table, and what is odd.
+/// Formats a headline, a table of the devices' flows, and oddities.
 pub fn trace_info(name: &str, info: &Info, look: TableStyle) -> String {
     let seconds = info.duration_ns as f64 / 1e9;
     let mut out = format!(
@@ -105,13 +105,13 @@ fn flows(info: &Info) -> Grid {
     grid
 }
 
-/// Mappings per page; a dash without pages.
+/// Formats the number of mappings per page; a dash without pages.
 fn reuse(pages: Pages) -> String {
     let reuse = (pages.distinct > 0).then(|| pages.reuse());
     or_dash(reuse, |reuse| format!("{reuse:.1}"))
 }
 
-/// The three most frequent sizes.
+/// Formats the three most frequent sizes.
 fn sizes(flow: &Flow) -> String {
     let sizes = flow.sizes.iter().take(3);
     let sizes: Vec<String> = sizes

@@ -1,8 +1,7 @@
-//! Reports: what a comparison says, for people (terminal, Markdown, plots) and for programs (JSON,
-//! CSV).
+//! Reports of a comparison: terminal, Markdown and plots for people; JSON and CSV for programs.
 //!
-//! A [`Report`] is the one thing that all of them render. Nothing here computes a result; what is
-//! computed from rows, a recommendation, a condition, a difference, says from which.
+//! All of these formats render a [`Report`]. This crate computes no results of its own. It derives
+//! recommendations, conditions and differences from rows, and names those rows.
 #![forbid(unsafe_code)]
 
 mod condition;

@@ -6,7 +6,7 @@ use super::recommend::recommend;
 use super::terminal::{cost, hardware, headline, remarks, safety};
 use ringfence_trace::printable;
 
-/// The whole report as Markdown.
+/// Formats the whole report as Markdown.
 pub fn markdown(report: &Report) -> String {
     let mut out = String::new();
     for notes in &report.traces {
@@ -31,7 +31,7 @@ pub fn markdown(report: &Report) -> String {
     printable(&out).into_owned()
 }
 
-/// A grid as a Markdown table; groups stand before the names of their columns.
+/// Formats a grid as a Markdown table; the group name precedes the names of its columns.
 pub(super) fn table(grid: &Grid) -> String {
     let mut out = String::from("|");
     for column in &grid.columns {

@@ -1,4 +1,4 @@
-//! The table of modes: four answers and a promise each.
+//! The table of modes: four axes and a promise for each mode.
 
 use serde::Serialize;
 
@@ -9,26 +9,26 @@ use ringfence_lab::modes::{Alloc, FlushKind, Mode, Owner, Safety, TableKind};
 /// A mode, as `ringfence modes --json` prints it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ModeRow {
-    /// Name.
+    /// Name of the mode.
     pub mode: String,
-    /// Question 1: where does the I/O virtual address come from?
+    /// Axis 1: the source of the I/O virtual address.
     pub alloc: String,
-    /// Question 2: what does the hardware look up?
+    /// Axis 2: the structure that the hardware looks up.
     pub table: String,
-    /// Question 3: when does a stale translation die?
+    /// Axis 3: the time at which a stale translation is invalidated.
     pub flush: String,
-    /// Question 4: who does the work?
+    /// Axis 4: the owner of the table.
     pub who: String,
-    /// What the mode promises.
+    /// The protection that the mode promises.
     pub safety: String,
-    /// The bound of a bounded mode.
+    /// The stated bound of a bounded mode.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bound: Option<String>,
-    /// Where it comes from.
+    /// Origin of the mode.
     pub about: String,
 }
 
-/// Rows for `modes`.
+/// Returns the rows for `modes`.
 pub fn mode_rows(modes: &[Mode]) -> Vec<ModeRow> {
     modes
         .iter()
@@ -45,7 +45,7 @@ pub fn mode_rows(modes: &[Mode]) -> Vec<ModeRow> {
         .collect()
 }
 
-/// The table for people.
+/// Formats the modes as a table.
 pub fn modes_table(modes: &[Mode], look: TableStyle) -> String {
     let mut grid = Grid::new(&[
         Column::left("mode"),
@@ -72,7 +72,7 @@ pub fn modes_table(modes: &[Mode], look: TableStyle) -> String {
     grid.render(look)
 }
 
-/// The answers that `--mode` takes, for people.
+/// Formats the choices that `--mode` accepts as a table.
 pub fn axes_table(look: TableStyle) -> String {
     let mut grid = Grid::new(&[Column::left("question"), Column::left("answers")]);
     for (question, names) in [
@@ -81,7 +81,7 @@ pub fn axes_table(look: TableStyle) -> String {
         (FlushKind::KEY, FlushKind::names()),
         (Owner::KEY, Owner::names()),
     ] {
-        // Lines of a width that most terminals have.
+        // Keep lines to a width that most terminals have.
         let mut line = String::new();
         let mut label = question;
         for name in &names {

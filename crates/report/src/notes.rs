@@ -1,14 +1,14 @@
-//! What is odd about a trace, in sentences; nothing where nothing is.
+//! Oddities of a trace, as sentences.
 
 use super::data::TraceNotes;
 use super::number::count;
 
-/// One sentence for each way in which the replay is not all of the trace, or the trace not all of
-/// what happened; the worst first.
+/// Returns a sentence for each way in which the replay does not cover the trace, or the trace does
+/// not cover the recording; the worst comes first. Empty without oddities.
 pub fn oddities(notes: &TraceNotes) -> Vec<String> {
     let mut out: Vec<String> = Vec::new();
     if notes.lines_replayed == 0 {
-        // The first thing that anyone has to know.
+        // This comes first, because it invalidates everything else.
         out.push(match notes.lines {
             0 => "the trace is empty: nothing was replayed".into(),
             _ => "no event of the trace maps anything (a recording needs dma:* or iommu:* events): nothing was replayed".into(),

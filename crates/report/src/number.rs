@@ -1,6 +1,6 @@
-//! Numbers as people read them.
+//! Numbers for people.
 
-/// Cycles: whole, and tenths below ten, where they matter.
+/// Formats cycles: integers, with tenths below ten.
 pub(super) fn cycles(value: f64) -> String {
     if value.abs() < 9.95 && value != 0.0 {
         format!("{value:.1}")
@@ -9,7 +9,7 @@ pub(super) fn cycles(value: f64) -> String {
     }
 }
 
-/// A count with thousands apart.
+/// Formats a count with thousands separators.
 pub(super) fn count(value: u64) -> String {
     let digits = value.to_string();
     group(&digits)
@@ -24,7 +24,7 @@ fn grouped_f64(value: f64) -> String {
     }
 }
 
-/// Thousands apart by a comma, from five digits on: 2150 is easier read as it is.
+/// Separates thousands by commas from five digits on: 2150 stays as is.
 fn group(digits: &str) -> String {
     if digits.len() <= 4 {
         return digits.to_owned();
@@ -39,12 +39,12 @@ fn group(digits: &str) -> String {
     out
 }
 
-/// A share as per cent.
+/// Formats a share in per cent.
 pub(super) fn percent(share: f64) -> String {
     format!("{:.0}%", share * 100.0)
 }
 
-/// A share as per cent with a decimal; a dash when there was nothing to take a share of.
+/// Formats a share in per cent with one decimal; a dash if `whole` is 0.
 pub(super) fn percent_of(share: f64, whole: u64) -> String {
     if whole == 0 {
         "-".to_owned()
@@ -53,12 +53,12 @@ pub(super) fn percent_of(share: f64, whole: u64) -> String {
     }
 }
 
-/// A number that was measured; a dash for one that was not.
+/// Formats a number; a dash for `None`.
 pub(super) fn or_dash<T>(value: Option<T>, text: impl FnOnce(T) -> String) -> String {
     value.map_or_else(|| "-".to_owned(), text)
 }
 
-/// A time span given in nanoseconds.
+/// Formats a time span in nanoseconds.
 pub(super) fn span(nanos: u64) -> String {
     let value = nanos as f64;
     match nanos {
@@ -70,7 +70,7 @@ pub(super) fn span(nanos: u64) -> String {
     }
 }
 
-/// An amount of memory.
+/// Formats an amount of memory.
 pub(super) fn bytes(value: u64) -> String {
     match value {
         0..1024 => format!("{value} B"),
@@ -79,7 +79,7 @@ pub(super) fn bytes(value: u64) -> String {
     }
 }
 
-/// Bytes times seconds, which span many orders of magnitude.
+/// Formats bytes times seconds, which span many orders of magnitude.
 pub(super) fn byte_seconds(value: f64) -> String {
     if value == 0.0 {
         "0".to_owned()
@@ -92,7 +92,7 @@ pub(super) fn byte_seconds(value: f64) -> String {
     }
 }
 
-/// Three digits that count.
+/// Formats three significant digits.
 fn short(value: f64, unit: &str) -> String {
     let decimals = if value >= 99.95 {
         0

@@ -1,4 +1,4 @@
-//! A recommendation for one trace, computed from its rows.
+//! The recommendation for one trace, from its rows.
 
 use super::number::{byte_seconds, count, cycles, percent, span};
 use ringfence_lab::Profile;
@@ -7,9 +7,8 @@ use ringfence_lab::compose::Axis as _;
 use ringfence_lab::modes::{Mode, Safety, TableKind};
 use ringfence_lab::row::Row;
 
-/// Two sentences about hardware that exists: what to use if nothing may get through, and what a
-/// mode with a window would give and expose instead. A third one, where modes with rings were
-/// compared, on what such hardware would give.
+/// Returns two sentences on existing hardware: the best strict mode, and the gain and exposure of a
+/// mode with a stale window. If modes with rings ran, a third sentence gives their benefit.
 pub fn recommend(rows: &[&Row], profile: &Profile) -> String {
     let (rings, rows): (Vec<&Row>, Vec<&Row>) =
         rows.iter().copied().partition(|row| has_rings(&row.mode));
@@ -24,8 +23,8 @@ pub fn recommend(rows: &[&Row], profile: &Profile) -> String {
     text
 }
 
-/// Whether the mode of that name needs a unit that looks up rings. A composed mode is named after
-/// its answers.
+/// Returns true if the named mode needs a unit that looks up rings. The name of a composed mode
+/// consists of its choices.
 fn has_rings(mode: &str) -> bool {
     match Mode::find(mode) {
         Some(mode) => mode.has_rings(),
@@ -36,8 +35,8 @@ fn has_rings(mode: &str) -> bool {
     }
 }
 
-/// What a unit with rings would give: of the modes that let nothing through, the best that turns no
-/// map away.
+/// Returns a sentence on a unit with rings. It recommends the best mode without violations,
+/// preferably one that refuses no map for lack of a slot.
 fn ring_sentence(rows: &[&Row]) -> Option<String> {
     let complete = best(rows, |row| {
         row.status.is_ok() && is_safe(row) && row.stalled_out == 0
@@ -100,7 +99,7 @@ fn existing(rows: &[&Row], profile: &Profile) -> String {
     )
 }
 
-/// Whether a row promises to let nothing through and kept to it.
+/// Returns true if a row promises strict protection and the oracle confirmed it.
 fn is_safe(row: &Row) -> bool {
     matches!(row.safety.as_str(), "strict" | "byte-granular")
         && row
@@ -109,12 +108,12 @@ fn is_safe(row: &Row) -> bool {
         && row.false_faults == 0
 }
 
-/// Accesses that got through, of those that were measured.
+/// Returns the number of violations; 0 if not measured.
 fn through(row: &Row) -> u64 {
     row.violations.map_or(0, |violations| violations.total)
 }
 
-/// Relative throughput of a row that [`best`] has chosen.
+/// Returns the relative throughput of a row that [`best`] has chosen.
 fn throughput(row: &Row) -> f64 {
     row.relative_throughput.unwrap_or_default()
 }
@@ -180,8 +179,8 @@ fn strict_sentence(strict: &Row, rows: &[&Row], profile: &Profile) -> String {
 }
 
 fn other_sentence(strict: &Row, rows: &[&Row]) -> String {
-    // What today's kernel does unless told otherwise; else the fastest that is no exhibit of a
-    // defect.
+    // Prefer the default of today's Linux. Otherwise take the fastest mode that does not
+    // demonstrate a defect.
     let deferred = |row: &Row| row.safety == "bounded" && !row.mode.ends_with("-literal");
     let usual = best(rows, |row| row.mode == "linux-lazy" && deferred(row));
     let Some(bounded) = usual.or(best(rows, deferred)) else {

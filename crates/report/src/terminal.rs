@@ -1,5 +1,5 @@
-//! A report for people at a terminal: per trace what each mode costs, what it exposes, what the
-//! hardware saw, and what to do.
+//! A report at a terminal: for each trace the cost of each mode, its exposure, the hardware
+//! counters and a recommendation.
 
 use super::data::{Report, TraceNotes};
 use super::grid::{Cell, CellStyle, Column, Grid, TableStyle, wrap};
@@ -11,7 +11,7 @@ use ringfence_lab::meter::Cycles;
 use ringfence_lab::row::Row;
 use ringfence_trace::printable_line;
 
-/// The whole report as text.
+/// Formats the whole report as text.
 pub fn terminal(report: &Report, look: TableStyle) -> String {
     let mut out = String::new();
     for notes in &report.traces {
@@ -28,7 +28,7 @@ pub fn terminal(report: &Report, look: TableStyle) -> String {
     out
 }
 
-/// One part of the report of a trace: under its title a table, or lines.
+/// A section of a trace's report: a title with a table or lines.
 pub(super) struct Section {
     pub(super) title: Option<String>,
     pub(super) text: String,
@@ -68,7 +68,7 @@ fn sections(report: &Report, notes: &TraceNotes, rows: &[&Row], look: TableStyle
     out
 }
 
-/// The trace in a line.
+/// Summarises the trace in one line.
 pub(super) fn headline(notes: &TraceNotes, rows: &[&Row]) -> String {
     let devices = match notes.devices.as_slice() {
         [] => "no device".to_owned(),
@@ -85,7 +85,7 @@ pub(super) fn headline(notes: &TraceNotes, rows: &[&Row]) -> String {
     )
 }
 
-/// Cycles by component, as Table 1 of the rIOMMU document has them.
+/// Returns the table of cycles by component, as in Table 1 of the rIOMMU paper.
 pub(super) fn cost(rows: &[&Row]) -> Grid {
     const MAP: &str = "map";
     const UNMAP: &str = "unmap";
@@ -153,7 +153,7 @@ pub(super) fn cost(rows: &[&Row]) -> Grid {
     grid
 }
 
-/// What got through, and for how long.
+/// Returns the table of violations and stale windows.
 pub(super) fn safety(rows: &[&Row]) -> Grid {
     const LET: &str = "let through";
     const WINDOW: &str = "stale window";
@@ -196,7 +196,7 @@ pub(super) fn safety(rows: &[&Row]) -> Grid {
     grid
 }
 
-/// Searches, invalidations, caches, memory.
+/// Returns the table of searches, invalidations, caches and memory.
 pub(super) fn hardware(rows: &[&Row]) -> Grid {
     const SEARCH: &str = "search length";
     const WALK: &str = "walk cache hits";
@@ -226,7 +226,7 @@ pub(super) fn hardware(rows: &[&Row]) -> Grid {
     }
     let mut grid = Grid::new(&columns);
     for row in rows {
-        // Where nothing is looked up there is no rate.
+        // Without lookups there is no rate.
         let share = |rate: Option<f64>| or_dash(rate, |rate| percent_of(rate, row.accesses));
         let mut cells = vec![
             Cell::toned(&row.mode, CellStyle::Strong),
@@ -255,12 +255,12 @@ pub(super) fn hardware(rows: &[&Row]) -> Grid {
     grid
 }
 
-/// Whether a host does the work of any of the rows.
+/// Returns true if a host owns the table of any row.
 fn uses_host(rows: &[&Row]) -> bool {
     rows.iter().any(|row| row.requests > 0)
 }
 
-/// A promise kept is good, one broken is bad.
+/// Returns the style of a promise: good if kept, bad if broken.
 fn promise(row: &Row) -> CellStyle {
     match row.safety.as_str() {
         "strict" | "byte-granular" if row.violations.is_some_and(|all| all.total > 0) => {
@@ -271,7 +271,7 @@ fn promise(row: &Row) -> CellStyle {
     }
 }
 
-/// What one has to know to read the tables: what was executed, what was charged, what is odd.
+/// Returns remarks on the tables: executed and charged costs, warnings and oddities.
 pub(super) fn remarks(report: &Report, notes: &TraceNotes, rows: &[&Row]) -> Vec<String> {
     let mut out = Vec::new();
     if report.repetitions > 0 {
@@ -333,7 +333,7 @@ fn modelled(profile: &Profile) -> String {
     )
 }
 
-/// A warning where the components cannot be told apart, with advice.
+/// Returns a warning, with advice, if the split into components is unreliable.
 fn component_warning(report: &Report, rows: &[&Row]) -> Option<String> {
     if report.repetitions == 0 {
         return None;

@@ -1,11 +1,11 @@
-//! JSON of an input, fit to be shown on a terminal.
+//! Input JSON, made safe for a terminal.
 
 use std::borrow::Cow;
 
 use ringfence_trace::steers_terminal;
 
-/// JSON in which what steers a terminal is a `\u` escape: JSON itself demands that of C0 only. A
-/// reader of the JSON gets the same text.
+/// Escapes characters that control a terminal as `\u`; JSON itself requires that only for C0. A
+/// JSON parser reads the same text.
 pub fn printable_json(json: &str) -> Cow<'_, str> {
     let obeyed = |character: char| steers_terminal(character) && character != '\n';
     if !json.contains(obeyed) {

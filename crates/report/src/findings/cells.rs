@@ -1,24 +1,24 @@
-//! The cells of a row, as text: the terminal and the page show the same.
+//! The cells of a row as text, common to the terminal and the page.
 
 use crate::number::{cycles, percent};
 use ringfence_lab::experiments::{FindingRow, Requirement};
 
-/// Names of the columns. The last two are the parts of `measured`, where it is a cost.
+/// Names of the columns. The last two split `measured`, if it is a cost.
 pub(super) const COLUMNS: [&str; 8] = [
     "what", "printed", "measured", "spread", "ratio", "holds", "executed", "charged",
 ];
 
-/// Rows that stand together.
+/// Adjacent rows with a common heading.
 #[derive(Debug, PartialEq)]
 pub(super) struct Group<'a> {
-    /// What their names begin with, if they begin alike.
+    /// Common prefix of their names; `None` without one.
     pub(super) heading: Option<&'a str>,
-    /// Each by the rest of its name.
+    /// Rows, each with the rest of its name.
     pub(super) rows: Vec<(&'a str, &'a FindingRow)>,
 }
 
-/// Rows whose names begin alike, up to a colon, one after the other, under a heading; rows that
-/// begin like none of their neighbours, without.
+/// Groups adjacent rows whose names share a prefix up to a colon under that prefix. Other rows form
+/// groups without a heading.
 pub(super) fn groups(rows: &[FindingRow]) -> Vec<Group<'_>> {
     let beginning = |row: &FindingRow| row.what.find(": ");
     let alike = |one: &FindingRow, other: &FindingRow| {
@@ -48,7 +48,7 @@ pub(super) fn groups(rows: &[FindingRow]) -> Vec<Group<'_>> {
     out
 }
 
-/// A number with as many digits as count.
+/// Formats a number with its significant digits.
 fn number(value: f64) -> String {
     if !value.is_finite() {
         return "-".into();
@@ -65,7 +65,7 @@ fn number(value: f64) -> String {
     }
 }
 
-/// The cells of a row, in the order of [`COLUMNS`].
+/// Returns the cells of a row, in the order of [`COLUMNS`].
 pub(super) fn cells(row: &FindingRow) -> [String; 8] {
     let unit = match row.unit {
         "" => String::new(),
@@ -98,7 +98,7 @@ pub(super) fn cells(row: &FindingRow) -> [String; 8] {
     ]
 }
 
-/// Whether a row holds what it is held to, in a word or two.
+/// Returns the requirement of a row and its outcome, in a word or two.
 fn requirement_text(row: &FindingRow) -> String {
     let demand = match row.demand {
         Requirement::Exact => "exact",

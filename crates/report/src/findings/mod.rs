@@ -1,4 +1,4 @@
-//! What `ringfence reproduce` found: as JSON, at a terminal, as a page.
+//! The findings of `ringfence reproduce`: as JSON, at a terminal, as a page.
 
 mod cells;
 mod page;
@@ -15,8 +15,8 @@ use super::data::ExecutedOn;
 use ringfence_lab::Profile;
 use ringfence_lab::experiments::{Experiment, Finding, TOLERANCE, Verdict};
 
-/// Version of the JSON form: under one version fields may be added, and none is removed or given
-/// another meaning.
+/// Version of the JSON form. A version may gain fields, but never removes a field or changes its
+/// meaning.
 const SCHEMA: u32 = 1;
 
 /// The findings of one call.
@@ -26,26 +26,26 @@ pub struct Reproduction {
     pub schema: u32,
     /// Version of the program.
     pub version: &'static str,
-    /// What executed what was executed.
+    /// The CPU of the executed cycles.
     pub executed_on: ExecutedOn,
-    /// What charged what was charged.
+    /// The profile of the charged cycles.
     pub profile: Profile,
-    /// How far a number may be off.
+    /// Tolerance of a number, relative to the printed one.
     pub tolerance: f64,
-    /// In the order in which they were asked for.
+    /// Findings in the order of the request.
     pub findings: Vec<Finding>,
-    /// Experiments of the documents that this program does not run yet.
+    /// Experiments of the papers that this build does not run.
     pub not_built: Vec<&'static str>,
 }
 
-/// Ids of the experiments that a complete program runs.
+/// IDs of the experiments that a complete build runs.
 const WANTED: [&str; 25] = [
     "X01", "X02", "X03", "X04", "X05", "X06", "X07", "X08", "X09", "X10", "X11", "X12", "X13",
     "X14", "X15", "X16", "X17", "X18", "X19", "X21", "X22", "X23", "X24", "X25", "X26",
 ];
 
 impl Reproduction {
-    /// Without findings yet.
+    /// Creates a reproduction without findings.
     pub fn new(executed_on: ExecutedOn, profile: Profile) -> Self {
         Self {
             schema: SCHEMA,
@@ -61,7 +61,7 @@ impl Reproduction {
         }
     }
 
-    /// How many findings have that verdict.
+    /// Returns the number of findings with this verdict.
     pub fn count(&self, verdict: Verdict) -> usize {
         let same = self
             .findings

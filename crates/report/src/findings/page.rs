@@ -1,5 +1,4 @@
-//! Findings as one page of HTML that needs nothing else: no script, no font, no picture from
-//! elsewhere.
+//! Findings as a self-contained HTML page, without scripts, fonts or pictures from elsewhere.
 
 use std::fmt::Write;
 
@@ -38,7 +37,7 @@ fn chip(verdict: Verdict) -> String {
     )
 }
 
-/// The page.
+/// Formats the page.
 pub fn page(reproduction: &Reproduction) -> String {
     let mut out = String::new();
     // Writing to a string does not fail.
@@ -153,7 +152,7 @@ fn section(finding: &Finding, out: &mut String) {
             lines(figure)
         );
     }
-    // Hundreds of rows are unfolded by whoever wants them.
+    // Fold tables of more than `MANY` rows.
     const MANY: usize = 60;
     let folded = finding.rows.len() > MANY;
     if folded {
@@ -170,7 +169,7 @@ fn section(finding: &Finding, out: &mut String) {
     sources(finding, out);
 }
 
-/// The rows, under headings where their names begin alike.
+/// Formats the rows, with a heading for names with a common prefix.
 fn numbers(finding: &Finding, out: &mut String) {
     out.push_str("<table class=\"number\"><thead><tr>");
     for name in COLUMNS {
@@ -207,7 +206,7 @@ fn numbers(finding: &Finding, out: &mut String) {
     out.push_str("</tbody></table>\n");
 }
 
-/// Where each printed number stands, to be unfolded.
+/// Formats the sources of the printed numbers in a folded section.
 fn sources(finding: &Finding, out: &mut String) {
     let printed = finding
         .rows

@@ -17,7 +17,7 @@ fn tone(verdict: Verdict) -> CellStyle {
     }
 }
 
-/// One finding: its verdict, its table, its words.
+/// Formats one finding: its verdict, its table, its texts.
 pub fn finding(found: &Finding, look: TableStyle) -> String {
     let mut out = format!(
         "{}  {}  [{}]\n",
@@ -41,11 +41,11 @@ pub fn finding(found: &Finding, look: TableStyle) -> String {
     out
 }
 
-/// Columns that stand beside the names; the parts of a cost follow in a table of their own where
-/// both do not fit.
+/// Index of the first cost column. The cost columns move to a second table if the terminal is too
+/// narrow.
 const PARTS: usize = 6;
 
-/// The rows, under headings where their names begin alike.
+/// Formats the rows, with a heading for names with a common prefix.
 fn table(rows: &[FindingRow], look: TableStyle) -> String {
     let every: Vec<usize> = (1..COLUMNS.len()).collect();
     let widest = |place: usize| {
@@ -59,7 +59,7 @@ fn table(rows: &[FindingRow], look: TableStyle) -> String {
         let taken: usize = places.iter().map(|place| widest(*place)).sum();
         look.width.map(|width| width.saturating_sub(taken))
     };
-    // Names of fewer letters a line are no longer read as names.
+    // Shorter lines would make names unreadable.
     const NAME: usize = 28;
     if room(&every).is_none_or(|room| room >= NAME) {
         return part(rows, &every, room(&every), look);
@@ -86,7 +86,7 @@ fn table(rows: &[FindingRow], look: TableStyle) -> String {
     out
 }
 
-/// The columns in `places`, behind names of at most `room` letters a line.
+/// Formats the columns in `places`, after names of at most `room` letters per line.
 fn part(rows: &[FindingRow], places: &[usize], room: Option<usize>, look: TableStyle) -> String {
     let mut columns = vec![Column::left(COLUMNS[0])];
     let names = places
@@ -134,7 +134,7 @@ fn part(rows: &[FindingRow], places: &[usize], room: Option<usize>, look: TableS
     grid.render(look)
 }
 
-/// The column that says whether a row holds what it is held to.
+/// Index of the column that says whether a row meets its requirement.
 const HOLDS: usize = 5;
 
 fn held(row: &FindingRow) -> CellStyle {
@@ -145,7 +145,7 @@ fn held(row: &FindingRow) -> CellStyle {
     }
 }
 
-/// The verdicts of all findings.
+/// Formats the verdicts of all findings.
 pub fn summary(reproduction: &Reproduction, look: TableStyle) -> String {
     let mut grid = Grid::new(&[
         Column::left("id"),
@@ -177,10 +177,9 @@ pub fn summary(reproduction: &Reproduction, look: TableStyle) -> String {
     out
 }
 
-/// Puts `title` and `source` behind `cells`: in one cell, or under one another where that does not
-/// fit.
+/// Adds `title` and `source` after `cells`, in one cell or in several lines if one is too narrow.
 fn titled(grid: &mut Grid, mut cells: Vec<Cell>, title: &str, source: &str, look: TableStyle) {
-    // Beside id, verdict and seconds.
+    // Width of the columns for id, verdict and seconds.
     const OTHER_COLUMNS_WIDTH: usize = 32;
     let room = look
         .width
@@ -203,7 +202,7 @@ fn titled(grid: &mut Grid, mut cells: Vec<Cell>, title: &str, source: &str, look
     }
 }
 
-/// What there is to run.
+/// Formats the list of experiments.
 pub fn experiments(look: TableStyle) -> String {
     let mut grid = Grid::new(&[Column::left("id"), Column::left("experiment, document")]);
     for experiment in Experiment::ALL {
@@ -257,7 +256,7 @@ mod tests {
             text.contains("executed") && text.contains("123,456"),
             "{text}"
         );
-        // In a pipe a row stays a line.
+        // In a pipe a row stays one line.
         assert!(
             finding(&found, TableStyle::PLAIN)
                 .contains("two entries a ring, invalidated by bursts  ")

@@ -1,8 +1,8 @@
-//! What the modes cost: on the left the cycles that were executed, by component; on the right the
-//! same with what was charged.
+//! The cost plot: on the left executed cycles by component, on the right executed and charged
+//! cycles.
 //!
-//! Two scales, because a charged invalidation is fifty times what a good layer executes: on one
-//! scale either would hide the other.
+//! The panels have separate scales, because a charged invalidation is fifty times the executed cost
+//! of a good layer. On a common scale one would hide the other.
 
 use super::scale::{Linear, drawable, end_of_bars};
 use super::svg::{Anchor, Svg, text_width};
@@ -15,12 +15,12 @@ const TOP: f64 = 104.0;
 const ROW: f64 = 26.0;
 const BAR: f64 = 16.0;
 const MEASURED_WIDTH: f64 = 380.0;
-/// Between the panels: room for the number after a bar.
+/// Gap between the panels, with room for the number after a bar.
 const BETWEEN: f64 = 90.0;
 const TOTAL: f64 = 240.0;
 const RIGHT: f64 = 140.0;
 
-/// Names in the legend, in the order of the stack; the class is `c` and the place.
+/// Names in the legend, in stacking order; the class is `c` and the index.
 const PARTS: [&str; 7] = [
     "map: IOVA",
     "map: table",
@@ -31,9 +31,9 @@ const PARTS: [&str; 7] = [
     "other",
 ];
 
-/// What was executed, in parts that can be stacked: noise can make a part negative, and then the
-/// others are larger than the whole. They are drawn in their proportions, and as long as the whole,
-/// which is what the number beside them says.
+/// Returns the executed cycles as parts that can be stacked. Noise can make a part negative, and
+/// then the sum of the others exceeds the whole. The parts are scaled to the length of the whole,
+/// which the number beside the bar gives.
 fn parts(row: &Row) -> [f64; 7] {
     let Some(components) = &row.components else {
         return [0.0; 7];
@@ -136,7 +136,7 @@ fn legend(svg: &mut Svg) {
     }
 }
 
-/// Lines and numbers of a scale, and what it shows.
+/// Draws the lines and numbers of a scale and its title.
 fn frame(svg: &mut Svg, scale: &Linear, bottom: f64, what: &str) {
     svg.text(scale.from, TOP - 24.0, Anchor::Start, "faint", what);
     for tick in scale.ticks() {
@@ -147,7 +147,7 @@ fn frame(svg: &mut Svg, scale: &Linear, bottom: f64, what: &str) {
     }
 }
 
-/// A stack of segments, broken where it is longer than its scale.
+/// Draws a stack of segments, with a break mark if it exceeds its scale.
 fn bar(svg: &mut Svg, scale: &Linear, y: f64, segments: &[(f64, String)]) {
     let mut sum = 0.0;
     for (value, class) in segments {

@@ -1,11 +1,11 @@
-//! A figure of lines and crosses over two scales: what the documents' figures mostly are.
+//! Plots of lines and crosses over two scales, the form of most figures in the papers.
 
 use super::scale::{Linear, drawable};
 use super::svg::{Anchor, Svg, text_width};
 use crate::number::cycles;
 use ringfence_lab::experiments::Figure;
 
-/// So narrow that letters stay readable where a phone shrinks the drawing to its screen.
+/// Narrow enough that letters stay readable when a phone shrinks the drawing to its screen.
 const WIDTH: f64 = 400.0;
 const LEFT: f64 = 56.0;
 const RIGHT: f64 = 26.0;
@@ -77,11 +77,10 @@ impl XAxis {
     }
 }
 
-/// The figure as a drawing, without its title: the page has that above it, where it can break.
-/// Values that cannot be drawn are left out.
+/// Draws the figure without its title, which the page prints above it as breakable text. Omits
+/// values that cannot be drawn.
 pub(crate) fn lines(figure: &Figure) -> String {
-    // Names and their places in the legend first: how many lines it takes decides where the plot
-    // begins.
+    // Lay out the legend first: its number of lines determines the top of the plot.
     let mut places = Vec::new();
     let (mut x, mut line) = (LEFT, 0.0);
     for series in &figure.series {

@@ -1,5 +1,5 @@
-//! Plots as SVG: one a question. Plain files without scripts or foreign fonts, readable on light
-//! and dark ground.
+//! Plots as SVG, one for each question: plain files without scripts or foreign fonts, readable on
+//! light and dark backgrounds.
 
 mod cost;
 mod lines;
@@ -11,17 +11,17 @@ mod svg;
 use super::data::Report;
 pub(super) use lines::lines;
 
-/// A plot and the name of its file.
+/// A plot and its file name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plot {
-    /// `TRACE-QUESTION.svg`, with nothing in it that a file name cannot have.
+    /// `TRACE-QUESTION.svg`, with characters that every file system allows.
     pub file: String,
-    /// The text of the file.
+    /// Contents of the file.
     pub svg: String,
 }
 
-/// The plots of a report, trace by trace: what the modes cost (where that was measured), what that
-/// buys, and how far allocators searched.
+/// Returns the plots of a report, trace by trace: cost (if measured), safety (if measured), and
+/// search lengths.
 pub fn plots(report: &Report) -> Vec<Plot> {
     let mut out = Vec::new();
     for notes in &report.traces {
@@ -39,7 +39,7 @@ pub fn plots(report: &Report) -> Vec<Plot> {
     out
 }
 
-/// What may stand in a file name anywhere.
+/// Returns `trace` with only those characters that every file system allows.
 pub(super) fn file_name(trace: &str) -> String {
     let safe = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '+');
     let name: String = trace

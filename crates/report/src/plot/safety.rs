@@ -1,5 +1,4 @@
-//! What a mode's price buys: relative throughput against how much stays within a device's reach,
-//! for how long.
+//! The safety plot: relative throughput against exposure in byte-seconds.
 
 use super::scale::drawable;
 use super::svg::{Anchor, Svg, text_width};
@@ -10,9 +9,9 @@ const WIDTH: f64 = 860.0;
 const LEFT: f64 = 96.0;
 const RIGHT: f64 = 40.0;
 const TOP: f64 = 106.0;
-/// The part with a logarithmic scale.
+/// Height of the part with a logarithmic scale.
 const LOG: f64 = 260.0;
-/// The part where nothing is exposed: a value that a logarithm does not have.
+/// Height of the part for zero exposure, which has no logarithm.
 const ZERO: f64 = 110.0;
 const LINE: f64 = 15.0;
 
@@ -33,7 +32,7 @@ impl Rect {
     }
 }
 
-/// Powers of ten that hold all values above 0.
+/// Returns powers of ten that enclose all values above 0.
 fn decades(rows: &[&Row]) -> (i32, i32) {
     let logs = rows
         .iter()
@@ -144,7 +143,7 @@ fn legend(svg: &mut Svg) {
     }
 }
 
-/// A shape for each class, so that colour is not needed.
+/// Draws a separate shape for each safety class, so that colours are not essential.
 fn marker(svg: &mut Svg, x: f64, y: f64, safety: &str) {
     match safety {
         "strict" | "byte-granular" => svg.circle(x, y, 5.5, "strict"),
@@ -156,18 +155,17 @@ fn marker(svg: &mut Svg, x: f64, y: f64, safety: &str) {
     }
 }
 
-/// Modes that are drawn at one place.
+/// Modes whose markers share a position.
 struct Cluster<'a> {
     x: f64,
     y: f64,
     rows: Vec<&'a Row>,
 }
 
-/// Markers that would cover each other.
+/// Distance at which markers would cover each other.
 const NEAR: f64 = 8.0;
 
-/// Markers, then their names beside them where there is room, with a thin line to those that had to
-/// move.
+/// Draws the markers, then their names beside them. A thin line connects a name that had to move.
 fn points(svg: &mut Svg, rows: &[&Row], x_of: impl Fn(f64) -> f64, y_of: impl Fn(&Row) -> f64) {
     let mut placed: Vec<(f64, f64, &Row)> = rows
         .iter()
@@ -225,7 +223,7 @@ fn points(svg: &mut Svg, rows: &[&Row], x_of: impl Fn(f64) -> f64, y_of: impl Fn
     }
 }
 
-/// The nearest place for a name that covers nothing.
+/// Returns the nearest free position for a name.
 fn free_label_position(x: f64, y: f64, width: f64, taken: &[Rect]) -> Rect {
     let at = |side: f64, shift: f64| Rect {
         x: if side > 0.0 {
@@ -245,7 +243,8 @@ fn free_label_position(x: f64, y: f64, width: f64, taken: &[Rect]) -> Rect {
             && rect.y + rect.height <= limits.3
             && !taken.iter().any(|other| other.overlaps(rect))
     };
-    // Names of what is exposed rather go up, those of what is not go down: they stay in their band.
+    // Prefer to move names of exposed modes up and those of others down, so that they stay in their
+    // band.
     let down = if y > TOP + LOG { 1.0 } else { -1.0 };
     let shifts = (0..12).flat_map(|n| [f64::from(n) * down, f64::from(-n) * down]);
     let mut places = shifts.flat_map(|shift| [at(1.0, shift), at(-1.0, shift)]);

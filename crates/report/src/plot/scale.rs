@@ -1,6 +1,6 @@
-//! From values to places.
+//! Scales that convert values to positions.
 
-/// A number that can be drawn.
+/// Converts a value to one that can be drawn: finite and not negative.
 pub(super) fn drawable(value: f64) -> f64 {
     if value.is_finite() {
         value.max(0.0)
@@ -9,7 +9,7 @@ pub(super) fn drawable(value: f64) -> f64 {
     }
 }
 
-/// A straight scale from 0 to `top`, drawn from `from` on over `length`.
+/// A linear scale from 0 to `top`, drawn from `from` over `length`.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Linear {
     pub(super) from: f64,
@@ -19,7 +19,7 @@ pub(super) struct Linear {
 }
 
 impl Linear {
-    /// Reaches `largest`, with about four round steps.
+    /// Creates a scale that reaches `largest` in about four round steps.
     pub(super) fn reaching(largest: f64, from: f64, length: f64) -> Self {
         let largest = if largest > 0.0 { largest } else { 1.0 };
         let power = 10f64.powf((largest / 4.0).log10().floor());
@@ -36,12 +36,12 @@ impl Linear {
         }
     }
 
-    /// Where `value` is drawn; what lies beyond the scale, at its end.
+    /// Returns the position of `value`; the end of the scale for larger values.
     pub(super) fn at(&self, value: f64) -> f64 {
         self.from + (drawable(value) / self.top).min(1.0) * self.length
     }
 
-    /// Values that get a line and a number.
+    /// Returns the values that get a line and a number.
     pub(super) fn ticks(&self) -> impl Iterator<Item = f64> {
         let (step, top) = (self.step, self.top);
         (0..=20)
@@ -50,8 +50,8 @@ impl Linear {
     }
 }
 
-/// Where a scale of bars should end: at the largest value, unless a few are so long that they would
-/// flatten all others. Those are then drawn broken.
+/// Returns the end of a scale for bars: the largest value, unless a few bars would flatten all
+/// others. Those are drawn with a break mark.
 pub(super) fn end_of_bars(values: &[f64]) -> f64 {
     let mut sorted: Vec<f64> = values.iter().map(|value| drawable(*value)).collect();
     sorted.sort_by(f64::total_cmp);

@@ -1,4 +1,4 @@
-//! How far allocators search: mean and longest, on a scale that shows 1 beside 1000.
+//! The search plot: mean and longest search lengths, on a logarithmic scale.
 
 use super::scale::drawable;
 use super::svg::{Anchor, Svg};
@@ -28,7 +28,7 @@ pub(super) fn plot(trace: &str, rows: &[&Row]) -> String {
         .max()
         .unwrap_or(0)
         .max(9);
-    // log(1 + steps): 0 has a place.
+    // log(1 + steps), because 0 needs a position.
     let log = |steps: f64| (1.0 + drawable(steps)).log10();
     let top = log(f64::from(longest));
     let x_of = |steps: f64| LEFT + (log(steps) / top).min(1.0) * (WIDTH - LEFT - RIGHT);

@@ -1,8 +1,8 @@
-//! The few shapes that plots are drawn with.
+//! The SVG shapes of the plots.
 
 use std::fmt::Write;
 
-/// Where a text is anchored.
+/// The part of a text that its coordinates refer to.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Anchor {
     Start,
@@ -17,8 +17,8 @@ pub(super) struct Svg {
     body: String,
 }
 
-/// Colours are named here once. Middle tones, told apart by eyes that confuse red and green (after
-/// Paul Tol's "bright" scheme); lines and letters follow the reader's ground.
+/// All colours: middle tones that readers with red-green blindness can tell apart (after Paul Tol's
+/// "bright" scheme). Lines and letters follow the reader's colour scheme.
 const STYLE: &str = "\
 text{font:12px system-ui,'Segoe UI','DejaVu Sans',sans-serif;fill:#24292f}\
 .title{font-size:15px;font-weight:600}.faint{fill:#59636e}.strong{font-weight:600}\
@@ -63,7 +63,7 @@ impl Svg {
         ));
     }
 
-    /// A bar; nothing where it would be thinner than a hair.
+    /// Draws a bar, unless it is too thin to see.
     pub(super) fn bar(&mut self, x: f64, y: f64, width: f64, height: f64, class: &str) {
         if width > 0.05 {
             self.push(format_args!(
@@ -96,7 +96,7 @@ impl Svg {
         ));
     }
 
-    /// Points joined by lines; nothing without two of them.
+    /// Draws points joined by lines; draws nothing for fewer than two.
     pub(super) fn polyline(&mut self, points: &[(f64, f64)], class: &str) {
         if points.len() < 2 {
             return;
@@ -111,7 +111,7 @@ impl Svg {
         ));
     }
 
-    /// The mark of a bar that is longer than its scale.
+    /// Draws the break mark of a bar that exceeds its scale.
     pub(super) fn break_mark(&mut self, x: f64, y: f64, height: f64) {
         for shift in [0.0, 5.0] {
             let (x, half) = (x + shift, height / 2.0);
@@ -125,7 +125,7 @@ impl Svg {
         }
     }
 
-    /// The file. `about` is what a screen reader says.
+    /// Returns the file. Screen readers read `about`.
     pub(super) fn finish(self, about: &str) -> String {
         let Self {
             width,
@@ -146,11 +146,11 @@ fn escape(text: &str) -> String {
         .replace('&', "&amp;")
         .replace('<', "&lt;")
         .replace('>', "&gt;");
-    // What XML 1.0 has no place for.
+    // XML 1.0 does not allow control characters.
     text.chars().filter(|c| !c.is_control()).collect()
 }
 
-/// About how wide a text is drawn.
+/// Returns the approximate width of a text.
 pub(super) fn text_width(text: &str) -> f64 {
     text.chars().count() as f64 * 6.7
 }

@@ -1,4 +1,4 @@
-//! Advice on sizes: as JSON, at a terminal, as Markdown, as rows, as plots.
+//! Advice on sizes: as JSON, at a terminal, as Markdown, as CSV, as plots.
 
 mod plots;
 mod rows;
@@ -13,8 +13,8 @@ use serde::Serialize;
 use ringfence_lab::Profile;
 use ringfence_lab::size::TraceSizing;
 
-/// Version of the JSON form: under one version fields may be added, and none is removed or given
-/// another meaning. Version 2 writes null for a share of nothing.
+/// Version of the JSON form. A version may gain fields, but never removes a field or changes its
+/// meaning. Version 2 writes null for a share of nothing.
 const SCHEMA: u32 = 2;
 
 /// The advice of one call.
@@ -24,14 +24,14 @@ pub struct Sizing {
     pub schema: u32,
     /// Version of the program.
     pub version: &'static str,
-    /// The hardware that was modelled, but for what was swept.
+    /// The modelled hardware; the sweeps replace its IOTLB geometry.
     pub profile: Profile,
-    /// One object a trace.
+    /// One object for each trace.
     pub traces: Vec<TraceSizing>,
 }
 
 impl Sizing {
-    /// Without advice yet.
+    /// Creates a result without advice.
     pub fn new(profile: Profile) -> Self {
         Self {
             schema: SCHEMA,

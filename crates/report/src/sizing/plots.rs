@@ -1,11 +1,11 @@
-//! Two plots a trace: maps that wait against N, and hits against entries of the IOTLB.
+//! Two plots for each trace: waiting maps against N, and IOTLB hits against entries.
 
 use super::Sizing;
 use crate::plot::{Plot, file_name, lines};
 use ringfence_lab::experiments::{Figure, Series};
 use ringfence_lab::size::{TraceSizing, WAYS};
 
-/// The plots, trace by trace.
+/// Returns the plots, trace by trace.
 pub fn sizing_plots(sizing: &Sizing) -> Vec<Plot> {
     let mut out = Vec::new();
     for trace in &sizing.traces {

@@ -1,4 +1,4 @@
-//! The sweep of every ring as comma-separated values, with the advice beside each point.
+//! The sweep of every ring as comma-separated values, with the advice at each point.
 
 use serde::Serialize;
 
@@ -26,7 +26,7 @@ struct Line<'a> {
     point: SizePoint,
 }
 
-/// All points under one header; nested fields are named with dots.
+/// Formats all points under one header; dots name nested fields.
 pub fn sizing_csv(sizing: &Sizing) -> String {
     let rings = sizing
         .traces

@@ -1,4 +1,4 @@
-//! The advice for people.
+//! The advice as text and Markdown tables.
 
 use super::Sizing;
 use crate::grid::{Cell, CellStyle, Column, Grid, TableStyle, wrap};
@@ -9,7 +9,7 @@ use ringfence_lab::size::{
 };
 use ringfence_trace::{printable, printable_line};
 
-/// Everything as text.
+/// Formats the advice as text.
 pub fn sizing_terminal(sizing: &Sizing, look: TableStyle) -> String {
     let mut out = String::new();
     for trace in &sizing.traces {
@@ -43,7 +43,7 @@ pub fn sizing_terminal(sizing: &Sizing, look: TableStyle) -> String {
     out
 }
 
-/// The same as Markdown, for an issue or a merge request.
+/// Formats the advice as Markdown, for an issue or a merge request.
 pub fn sizing_markdown(sizing: &Sizing) -> String {
     let mut out = String::new();
     for trace in &sizing.traces {
@@ -183,7 +183,7 @@ fn sweep(trace: &TraceSizing) -> Grid {
     grid
 }
 
-/// What is refused for good is shown with what waited in vain: neither was mapped.
+/// Counts refused maps with maps that waited in vain: neither got a slot.
 fn waits(predicted: Stalls, measured: Stalls) -> [Cell; 3] {
     let tone = |number: u64| match number {
         0 => CellStyle::Good,
@@ -242,7 +242,7 @@ fn enough(entries: Option<u32>) -> String {
     entries.map_or("-".into(), |entries| count(entries.into()))
 }
 
-/// What one has to know to read the tables.
+/// Returns remarks on the tables.
 fn remarks(trace: &TraceSizing) -> Vec<String> {
     let mut out = vec![
         "L, D: slots and mappings alive at once; K: slots of a mapping; B: slots withheld at once in open bursts, which are not given \

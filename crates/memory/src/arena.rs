@@ -9,11 +9,10 @@ use crate::WriteBack;
 use crate::line::LINE;
 use crate::mmap_region::MmapRegion;
 
-/// Physical memory from address 0 on, backed only where it has been written. Reads zero where it
-/// has not.
+/// Physical memory from address 0, backed only where it was written. Other memory reads as zero.
 ///
-/// Tables and buffers lie in the same arena; who wants them apart gives [`Frames`](crate::Frames) a
-/// range above the buffers.
+/// Tables and buffers share an arena. To separate them, give [`Frames`](crate::Frames) a range
+/// above the buffers.
 #[derive(Debug)]
 pub struct Arena {
     mapping: MmapRegion,
@@ -22,20 +21,20 @@ pub struct Arena {
 }
 
 impl Arena {
-    /// `bytes` bytes, written back by the host's best instruction.
+    /// Creates an arena of `bytes` bytes that writes lines back by the host's best instruction.
     ///
     /// # Errors
     /// As for [`with_write_back`](Self::with_write_back).
     pub fn new(bytes: u64) -> Result<Self, ArenaError> {
-        // What this host can execute is asked of it once: under a hypervisor the answer takes
-        // microseconds.
+        // Query the CPU once: under a hypervisor CPUID takes microseconds.
         Self::map(bytes, WriteBack::best())
     }
 
-    /// `bytes` bytes, written back by the instruction given.
+    /// Creates an arena of `bytes` bytes that writes lines back by the given instruction.
     ///
     /// # Errors
-    /// [`ArenaError`]: the size is zero, no multiple of 4 KiB, more than the host maps, or the instruction does not exist here.
+    /// [`ArenaError`]: the size is zero, not a multiple of 4 KiB, or more than the host maps, or
+    /// the host lacks the instruction.
     pub fn with_write_back(bytes: u64, write_back: WriteBack) -> Result<Self, ArenaError> {
         if !write_back.is_available() {
             return Err(ArenaError::NoSuchInstruction(write_back));
@@ -59,25 +58,25 @@ impl Arena {
         })
     }
 
-    /// Size in bytes: the addresses below it exist.
+    /// Returns the size in bytes; all addresses below it exist.
     #[inline]
     pub const fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// The instruction that writes lines back.
+    /// Returns the instruction that writes lines back.
     #[inline]
     pub const fn write_back_kind(&self) -> WriteBack {
         self.write_back
     }
 
-    /// Index of the word at `at`, which may lie outside.
+    /// Returns the index of the word at `at`, which may lie outside the arena.
     #[inline]
     fn index(at: PhysAddr, align: u64) -> Result<usize, MemoryError> {
         if !at.is_aligned(align) {
             return Err(MemoryError::Misaligned { at });
         }
-        // A host with narrower pointers has no arena that reaches so far: the index stays outside.
+        // On a host with narrower pointers, such an index lies outside every arena.
         Ok(usize::try_from(at.get() / 8).unwrap_or(usize::MAX))
     }
 }
@@ -148,23 +147,23 @@ impl PhysMemory for Arena {
     }
 }
 
-/// Why there is no arena.
+/// The reason why an arena cannot be created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ArenaError {
-    /// Zero, no multiple of 4 KiB, or more than this host can address.
+    /// The size is zero, not a multiple of 4 KiB, or more than the host can address.
     BadSize {
-        /// The size asked for.
+        /// Requested size.
         bytes: u64,
     },
-    /// The host did not map that much.
+    /// The host refused to map that much.
     Refused {
-        /// The size asked for.
+        /// Requested size.
         bytes: u64,
         /// The host's error number.
         errno: i32,
     },
-    /// The host has no such instruction.
+    /// The host lacks the instruction.
     NoSuchInstruction(WriteBack),
 }
 

@@ -1,8 +1,9 @@
-//! Byte access for devices' data.
+//! Byte access for device data.
 //!
-//! A device may write wherever a translation leads it, into a table too, while processors use the
-//! same words as atomics. So bytes are moved by whole atomic words, the first and last one by
-//! compare-and-exchange: no access tears a word, none is a data race, and no unsafe code is needed.
+//! A device may write to any address that a translation gives it, even into a table, while CPUs use
+//! the same words as atomics. Byte accesses therefore move whole atomic words, and update the first
+//! and last word by compare-and-exchange. No access tears a word or causes a data race, and no
+//! unsafe code is needed.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -61,14 +62,14 @@ impl Arena {
         Ok(())
     }
 
-    /// The byte at `at`.
+    /// Reads the byte at `at`.
     #[inline]
     pub fn read_byte(&self, at: PhysAddr) -> Result<u8, MemoryError> {
         let word = self.word(at.align_down(WORD))?.load(Ordering::Relaxed);
         Ok((word >> (8 * at.offset_in(WORD))) as u8)
     }
 
-    /// Sets the byte at `at`.
+    /// Writes the byte at `at`.
     #[inline]
     pub fn write_byte(&self, at: PhysAddr, byte: u8) -> Result<(), MemoryError> {
         let word = self.word(at.align_down(WORD))?;
@@ -76,7 +77,7 @@ impl Arena {
         Ok(())
     }
 
-    /// The words that hold the `bytes` bytes from `at`.
+    /// Returns the words that hold the `bytes` bytes from `at`.
     #[inline]
     fn words_of(&self, at: PhysAddr, bytes: u64) -> Result<&[AtomicU64], MemoryError> {
         let first = at.align_down(WORD);
@@ -96,7 +97,7 @@ impl Arena {
     }
 }
 
-/// Replaces the bytes of `word` from byte `skip` on by `bytes`, which fit.
+/// Replaces the bytes of `word` from byte `skip` on by `bytes`, which must fit.
 #[inline]
 fn merge(word: &AtomicU64, skip: usize, bytes: &[u8]) {
     let mut mask = 0_u64;

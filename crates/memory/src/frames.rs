@@ -1,4 +1,4 @@
-//! Table frames out of a region of memory.
+//! Table frames from a region of memory.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -10,8 +10,8 @@ use ringfence_types::{
 
 const FRAME: u64 = PageSize::Size4K.bytes();
 
-/// Hands out the frames of a region: freed ones first, then those never used. Shared by threads
-/// behind one lock; tables need a frame rarely.
+/// Allocates the frames of a region: freed ones first, then unused ones. Threads share it behind
+/// one lock, because tables rarely need a frame.
 #[derive(Debug)]
 pub struct Frames<M> {
     mem: M,
@@ -21,7 +21,7 @@ pub struct Frames<M> {
 
 #[derive(Debug)]
 struct State {
-    /// First byte of the region never handed out; none when there is none left.
+    /// First unused byte of the region; `None` if the region is used up.
     fresh: Option<PhysAddr>,
     free: Vec<PhysAddr>,
     in_use: u64,
@@ -29,7 +29,7 @@ struct State {
 }
 
 impl<M: PhysMemory> Frames<M> {
-    /// The whole frames inside `region`, which lies in `mem`.
+    /// Creates a source of the whole frames inside `region`, which must lie in `mem`.
     pub fn new(mem: M, region: PhysRange) -> Self {
         let fresh = region
             .start()
@@ -47,11 +47,11 @@ impl<M: PhysMemory> Frames<M> {
         }
     }
 
-    /// `count` consecutive frames, zeroed, aligned to their size rounded up to a power of two: the
-    /// root of a flat table. They are not taken back.
+    /// Allocates `count` consecutive zeroed frames, aligned to their size rounded up to a power of
+    /// two: the root of a flat table. They cannot be freed.
     ///
     /// # Errors
-    /// The rest of the region that was never used is too small.
+    /// The unused rest of the region is too small.
     pub fn alloc_contiguous(&self, count: u64) -> Result<PhysAddr, OutOfFrames> {
         let bytes = count.checked_mul(FRAME).ok_or(OutOfFrames)?;
         let align = bytes
@@ -68,7 +68,7 @@ impl<M: PhysMemory> Frames<M> {
         if !self.region.contains(&range) {
             return Err(OutOfFrames);
         }
-        // What the alignment skips is not lost.
+        // The frames that the alignment skips stay available.
         let mut skipped = fresh;
         while skipped < at {
             state.free.push(skipped);
@@ -82,12 +82,12 @@ impl<M: PhysMemory> Frames<M> {
         Ok(at)
     }
 
-    /// Frames handed out and not taken back.
+    /// Returns the number of allocated frames.
     pub fn in_use(&self) -> u64 {
         self.lock().in_use
     }
 
-    /// The most frames that were ever handed out at a time.
+    /// Returns the peak number of allocated frames.
     pub fn peak(&self) -> u64 {
         self.lock().peak
     }
@@ -95,7 +95,7 @@ impl<M: PhysMemory> Frames<M> {
     fn zero(&self, frame: PhysAddr) -> Result<(), OutOfFrames> {
         let words = self.mem.table(frame).map_err(|_| OutOfFrames)?;
         for word in words {
-            // Storing zeroes over zeroes would make a sparse arena dense.
+            // Storing zeros over zeros would populate a sparse arena.
             if word.load(Ordering::Relaxed) != 0 {
                 word.store(0, Ordering::Relaxed);
             }
@@ -104,8 +104,7 @@ impl<M: PhysMemory> Frames<M> {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // The state is whole between any two statements, so another thread's panic means nothing
-        // here.
+        // Every statement leaves the state consistent, so another thread's panic does not matter.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,10 +1,9 @@
-//! Memory behind [`PhysMemory`](ringfence_types::PhysMemory): one sparse mapped [`Arena`] that
-//! holds tables, rings and buffers at the addresses a trace or a driver gives them, the host's real
-//! cache-line write-back, and [`Frames`] for tables.
+//! Memory behind [`PhysMemory`](ringfence_types::PhysMemory). A sparse mapped [`Arena`] holds
+//! tables, rings and buffers at the addresses that a trace or a driver gives them, and uses the
+//! host's real cache-line write-back. [`Frames`] allocates table frames.
 //!
-//! Unsafe code stands in two files: `mapping.rs` (the mapping and the words in it) and `line.rs`
-//! (write-back instructions). [`fake`] has memories and frame sources that punish misuse, for
-//! tests.
+//! Two files contain unsafe code: `mmap_region.rs` (the mapping and its words) and `line.rs`
+//! (write-back instructions). [`fake`] has memories and frame sources for tests that punish misuse.
 
 mod arena;
 mod bytes;

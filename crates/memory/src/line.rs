@@ -1,29 +1,29 @@
-//! The host processor's own cache-line write-back.
+//! The host CPU's cache-line write-back.
 //!
-//! What a walker that does not snoop needs is that the bytes are in memory. The VT-d specification
-//! (section 3.10 "Memory Type Considerations", and the Coherency field of the extended capability
-//! register) leaves it to software to flush structures out of the processor's caches and names
-//! CLFLUSH as an example. CLWB and CLFLUSHOPT do that as well: the Intel SDM (volume 2, "CLWB")
-//! says that the line, if modified, is written to memory from any level of the cache hierarchy of
-//! the coherence domain. CLWB may keep the line; a kept line is unmodified, so it hides nothing
-//! from a reader of memory. It would only matter if the *device* wrote the line behind the
-//! processor's back, which a walker without accessed and dirty bits does not.
+//! A walker that does not snoop needs the bytes in memory. The VT-d specification (section 3.10
+//! "Memory Type Considerations", and the Coherency field of the extended capability register)
+//! requires software to flush structures out of the CPU caches, and names CLFLUSH as an example.
+//! CLWB and CLFLUSHOPT do that as well. According to the Intel SDM (volume 2, "CLWB"), a modified
+//! line is written to memory from any level of the cache hierarchy of the coherence domain. CLWB
+//! may keep the line; a kept line is unmodified, so it hides nothing from a reader of memory. It
+//! would matter only if the *device* wrote the line, which a walker without accessed and dirty bits
+//! does not.
 //!
-//! All three are ordered after earlier stores to the same line. CLWB and CLFLUSHOPT are ordered
-//! with later stores by SFENCE (same pages), and it is a later store (a doorbell, an invalidation
-//! register) that makes the device look.
+//! All three are ordered after earlier stores to the same line. SFENCE orders CLWB and CLFLUSHOPT
+//! with later stores (SDM, same pages). Only a later store (a doorbell, an invalidation register)
+//! makes the device read the structures.
 
-/// Which instruction writes a line back.
+/// The instruction that writes a line back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum WriteBack {
-    /// Writes back, may keep the line.
+    /// Writes back; may keep the line.
     Clwb,
-    /// Writes back and drops the line, weakly ordered.
+    /// Writes back and drops the line; weakly ordered.
     ClflushOpt,
-    /// Writes back and drops the line, ordered with every other CLFLUSH and store: one at a time.
+    /// Writes back and drops the line; ordered with every other CLFLUSH and store, one at a time.
     Clflush,
-    /// A full fence only: this host has no instruction for it that a program may execute. Correct
-    /// wherever devices are modelled in software; of no use against real hardware.
+    /// A full fence only: programs on this host cannot execute a write-back instruction. Correct
+    /// for devices modelled in software; useless for real hardware.
     FenceOnly,
 }
 
@@ -31,14 +31,14 @@ pub enum WriteBack {
 pub(crate) const LINE: u64 = 64;
 
 impl WriteBack {
-    /// Everything that this host can execute, cheapest first.
+    /// Returns all kinds that this host can execute, cheapest first.
     pub fn available() -> Vec<Self> {
         let mut found = host::available();
         found.push(Self::FenceOnly);
         found
     }
 
-    /// The cheapest that this host can execute.
+    /// Returns the cheapest kind that this host can execute.
     pub fn best() -> Self {
         Self::available()
             .first()
@@ -46,12 +46,12 @@ impl WriteBack {
             .unwrap_or(Self::FenceOnly)
     }
 
-    /// Whether this host can execute it.
+    /// Returns true if this host can execute this kind.
     pub fn is_available(self) -> bool {
         Self::available().contains(&self)
     }
 
-    /// Writes the line that holds `byte` back.
+    /// Writes back the line that holds `byte`.
     ///
     /// `self` must be [available](Self::is_available).
     #[inline]
@@ -59,13 +59,13 @@ impl WriteBack {
         host::line(self, byte);
     }
 
-    /// Asks for the line that holds `byte`, to be changed.
+    /// Prefetches the line that holds `byte` for writing.
     #[inline]
     pub(crate) fn prefetch(byte: *const u8) {
         host::prefetch(byte);
     }
 
-    /// Orders write-backs so far before every later store.
+    /// Orders all earlier write-backs before every later store.
     #[inline]
     pub(crate) fn drain(self) {
         host::drain(self);
@@ -104,10 +104,10 @@ mod host {
     pub(super) fn line(kind: WriteBack, byte: *const u8) {
         match kind {
             // SAFETY: the instruction writes a cache line to memory and changes no value that a
-            // program can see; on an address that is not mapped it faults, and the only caller
-            // passes addresses inside its live mapping. It exists on this host: `Arena` refuses
-            // kinds that `available` does not name. As a memory clobber the block is not moved
-            // across the stores it is to write back.
+            // program can see. It faults on an unmapped address, but the only caller passes
+            // addresses inside its live mapping. The instruction exists on this host: `Arena`
+            // refuses kinds that `available` does not return. The block clobbers memory, so the
+            // compiler does not move it across the stores that it writes back.
             WriteBack::Clwb => unsafe {
                 asm!("clwb byte ptr [{}]", in(reg) byte, options(nostack, preserves_flags));
             },
@@ -125,8 +125,8 @@ mod host {
 
     #[inline]
     pub(super) fn prefetch(byte: *const u8) {
-        // SAFETY: a hint, which changes no value and faults on no address; processors without it
-        // take it for one without effect (SDM volume 2, "PREFETCHW").
+        // SAFETY: the instruction is a hint that changes no value and faults on no address. CPUs
+        // without it execute it as a no-op (SDM volume 2, "PREFETCHW").
         unsafe {
             asm!("prefetchw byte ptr [{}]", in(reg) byte, options(nostack, preserves_flags, readonly));
         }
@@ -135,12 +135,12 @@ mod host {
     #[inline]
     pub(super) fn drain(kind: WriteBack) {
         match kind {
-            // SAFETY: a fence; SSE is part of x86-64. As a memory clobber the block also holds back
-            // the compiler.
+            // SAFETY: the instruction is a fence, and SSE is part of x86-64. The block clobbers
+            // memory, so it also orders the compiler.
             WriteBack::Clwb | WriteBack::ClflushOpt => unsafe {
                 asm!("sfence", options(nostack, preserves_flags));
             },
-            // SAFETY: as above. MFENCE orders CLFLUSH on every processor that has it; SFENCE only
+            // SAFETY: as above. MFENCE orders CLFLUSH on every CPU that has it; SFENCE does so only
             // on newer ones.
             WriteBack::Clflush => unsafe {
                 asm!("mfence", options(nostack, preserves_flags));

@@ -59,7 +59,7 @@ fn bounds_and_alignment() {
         "a refused write writes nothing"
     );
     assert!(arena.write_bytes(at(SIZE - 1), &[1]).is_ok());
-    // Lines outside are ignored, whatever is asked.
+    // Write-backs ignore lines outside the arena.
     arena.write_back(at(SIZE), 64);
     arena.write_back(at(SIZE - 1), u64::MAX);
     arena.write_back(at(u64::MAX), u64::MAX);

@@ -14,7 +14,7 @@ fn range(start: u64, bytes: u64) -> PhysRange {
 #[test]
 fn frames_are_distinct_bounded_and_zero_when_used_again() {
     let arena = Arena::new(64 << 10).expect("arena");
-    // Not aligned at either end: 7 whole frames from 0x2000 on.
+    // Neither end is aligned: 7 whole frames from 0x2000.
     let frames = Frames::new(&arena, range(0x1800, 0x8000));
     let mut got = Vec::new();
     while let Ok(frame) = frames.alloc_zeroed() {

@@ -1,11 +1,11 @@
-//! A frame source that fails on demand and keeps accounts.
+//! A frame source that fails on request and tracks its frames.
 
 use std::collections::HashSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ringfence_types::{FrameSource, OutOfFrames, PhysAddr};
 
-/// Wraps a frame source: fails the allocations it is told to, and knows which frames are out.
+/// Wraps a frame source. It fails requested allocations and tracks allocated frames.
 #[derive(Debug)]
 pub struct FaultyFrames<S> {
     inner: S,
@@ -21,7 +21,7 @@ struct State {
 }
 
 impl<S: FrameSource> FaultyFrames<S> {
-    /// Never fails of itself.
+    /// Creates a source that does not fail by itself.
     pub fn new(inner: S) -> Self {
         Self {
             inner,
@@ -29,28 +29,29 @@ impl<S: FrameSource> FaultyFrames<S> {
         }
     }
 
-    /// Lets `count` more allocations pass and fails all that follow.
+    /// Lets `count` more allocations succeed and fails all later ones.
     pub fn fail_after(&self, count: u64) {
         let mut state = self.lock();
         state.fail_from = Some(state.asked + count);
     }
 
-    /// Fails no more.
+    /// Stops failing.
     pub fn recover(&self) {
         self.lock().fail_from = None;
     }
 
-    /// Allocations asked for, those that failed included.
+    /// Returns the number of requested allocations, including failed ones.
     pub fn asked(&self) -> u64 {
         self.lock().asked
     }
 
-    /// Frames handed out and not taken back.
+    /// Returns the number of allocated frames.
     pub fn outstanding(&self) -> usize {
         self.lock().out.len()
     }
 
-    /// Frames given back that were not out: double frees, or somebody else's.
+    /// Returns the number of frees of unallocated frames: double frees, or frames of another
+    /// source.
     pub fn wrong_frees(&self) -> u64 {
         self.lock().wrong_frees
     }

@@ -1,5 +1,5 @@
-//! Fakes that punish misuse: a memory with caches that do not snoop, a frame source that runs dry
-//! and keeps accounts, and a memory of a few pages for hostile tables.
+//! Fakes that punish misuse: a memory behind caches without snooping, a frame source that fails on
+//! request and tracks its frames, and a memory of a few pages for hostile tables.
 
 mod faulty_frames;
 mod non_coherent;

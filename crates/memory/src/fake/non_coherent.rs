@@ -1,4 +1,4 @@
-//! Memory as a device sees it that does not snoop the processor's caches.
+//! Memory for a device that does not snoop the CPU caches.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,10 +11,10 @@ use crate::line::LINE;
 
 const LINE_WORDS: usize = (LINE / 8) as usize;
 
-/// Two memories: what processors see, and what devices see. A line goes from the first to the
-/// second in two steps, as it does in a processor: [`write_back`](PhysMemory::write_back) copies it
-/// as it is then, [`drain`](PhysMemory::drain) publishes the copies. Who skips one of them finds
-/// the device reading the old bytes.
+/// Two memories: one that CPUs see and one that devices see. A line moves from the first to the
+/// second in two steps, as in a CPU. [`write_back`](PhysMemory::write_back) copies the current
+/// line; [`drain`](PhysMemory::drain) publishes the copies. If code skips a step, the device reads
+/// the old bytes.
 #[derive(Debug)]
 pub struct NonCoherent<M> {
     processors: M,
@@ -30,8 +30,8 @@ struct State {
 }
 
 impl<M: PhysMemory> NonCoherent<M> {
-    /// `processors` and `devices` have the same size and, at first, whatever the caller put there:
-    /// `devices` may start with rubbish, as memory does.
+    /// Creates the pair. `processors` and `devices` must have the same size. `devices` may start
+    /// with arbitrary contents, like real memory.
     pub fn new(processors: M, devices: M) -> Self {
         Self {
             processors,
@@ -40,28 +40,28 @@ impl<M: PhysMemory> NonCoherent<M> {
         }
     }
 
-    /// What devices see; give this to a hardware model.
+    /// Returns the memory that devices see, for a hardware model.
     pub fn device_view(&self) -> &M {
         &self.devices
     }
 
-    /// What processors see.
+    /// Returns the memory that CPUs see.
     pub fn processor_view(&self) -> &M {
         &self.processors
     }
 
-    /// Lines written back so far.
+    /// Returns the number of lines written back.
     pub fn write_backs(&self) -> u64 {
         self.lock().write_backs
     }
 
-    /// Drains so far.
+    /// Returns the number of drains.
     pub fn drains(&self) -> u64 {
         self.lock().drains
     }
 
-    /// Publishes the line that holds `at` as it is now: a cache may write a modified line to memory
-    /// whenever it likes.
+    /// Publishes the current contents of the line that holds `at`: a cache may write back a
+    /// modified line at any time.
     pub fn evict(&self, at: PhysAddr) {
         let line = at.align_down(LINE);
         if let Some(words) = self.copy(line) {

@@ -1,4 +1,4 @@
-//! A few pages at arbitrary addresses, for tables that an enemy wrote.
+//! A few pages at arbitrary addresses, for tables that an attacker wrote.
 
 use std::collections::HashMap;
 
@@ -8,18 +8,17 @@ use ringfence_types::{MemoryError, PageSize, PhysAddr, PhysMemory, TABLE_WORDS};
 
 const PAGE: u64 = PageSize::Size4K.bytes();
 
-/// Memory that exists only where a word has been set. Nothing crosses a page.
+/// Memory that exists only on pages where a word was set. No access crosses a page.
 #[derive(Debug, Default)]
 pub struct SparseMemory(HashMap<u64, Box<[AtomicU64; TABLE_WORDS]>>);
 
 impl SparseMemory {
-    /// No memory at all.
+    /// Creates an empty memory.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Sets the word at `at`, rounded down to a multiple of 8; its page comes into being if need
-    /// be.
+    /// Sets the word at `at`, rounded down to a multiple of 8, and creates its page if necessary.
     pub fn set(&mut self, at: PhysAddr, word: u64) {
         let page = self
             .0
@@ -30,7 +29,7 @@ impl SparseMemory {
         }
     }
 
-    /// Makes the page that holds `at` exist.
+    /// Creates the page that holds `at`.
     pub fn add(&mut self, at: PhysAddr) {
         let old = self
             .word(at.align_down(8))

@@ -1,6 +1,7 @@
 //! The rules on sources that neither the compiler nor clippy checks, one a file.
 
 mod core_crates;
+mod language;
 mod layers;
 mod panics;
 mod sizes;
@@ -62,6 +63,11 @@ pub(crate) fn tokens(repo: &Repo) -> anyhow::Result<String> {
 /// Temporary files are new and private.
 pub(crate) fn temporary(repo: &Repo) -> anyhow::Result<String> {
     verdict(&temporary::check(repo.sources()?))
+}
+
+/// Comments, lines and names follow the style.
+pub(crate) fn language(repo: &Repo) -> anyhow::Result<String> {
+    verdict(&language::check(repo.sources()?))
 }
 
 /// Files stay short.

@@ -1,0 +1,151 @@
+//! The rules on text: doc comments say something and begin with their subject, lines are short, and
+//! names that were given up stay so.
+
+use crate::source::{Kind, Source};
+use crate::violation::Violation;
+
+/// Most characters of a line, code and comments.
+const COLUMNS: usize = 100;
+
+/// First words of a sentence without a subject.
+const OPENERS: &[&str] = &["What", "Whether", "Who", "Where", "Of", "How"];
+
+/// Words of a doc comment that repeats a name.
+const FEWEST_WORDS: usize = 3;
+
+/// Identifiers of the private language that the field's words have replaced.
+const BANNED: &[(&str, &str)] = &[
+    ("Booth", "GuestRunner"),
+    ("Custody", "HeldBuffer"),
+    ("Gone", "ClearedRange"),
+    ("Judged", "CheckedReplay"),
+    ("Leaving", "UnmapResult"),
+    ("Misanswer", "InjectedReply"),
+    ("Occupants", "FrameRmap"),
+    ("Owed", "NotInvalidated"),
+    ("Seat", "DomainSlot"),
+    ("Tenant", "DomainHandle"),
+    ("has_seen_off", "is_stale"),
+    ("misanswer", "inject_reply"),
+    ("purge", "invalidate"),
+    ("purge_all", "invalidate_all"),
+    ("take_down", "unmap_common"),
+    ("vacancy", "free_slot"),
+];
+
+pub(super) fn check(sources: &[Source]) -> Vec<Violation> {
+    let mut found = Vec::new();
+    for source in sources {
+        check_lines(source, &mut found);
+        check_names(source, &mut found);
+    }
+    found
+}
+
+fn check_lines(source: &Source, found: &mut Vec<Violation>) {
+    let mut error =
+        |line: usize, message: String| found.push(Violation::error(&source.path, line, message));
+    let lines: Vec<&str> = source.text.lines().collect();
+    for (index, line) in lines.iter().enumerate() {
+        let columns = line.chars().count();
+        if columns > COLUMNS {
+            error(
+                index + 1,
+                format!("{columns} columns, at most {COLUMNS} allowed"),
+            );
+        }
+        let Some(text) = doc_text(line) else {
+            continue;
+        };
+        if index > 0 && doc_text(lines[index - 1]).is_some() {
+            continue;
+        }
+        let first = text.split_whitespace().next().unwrap_or("");
+        if OPENERS.contains(&first) {
+            error(
+                index + 1,
+                format!("a doc comment begins with `{first}`: begin with the subject"),
+            );
+        }
+        let alone = lines
+            .get(index + 1)
+            .is_none_or(|next| doc_text(next).is_none());
+        if alone && text.split_whitespace().count() < FEWEST_WORDS {
+            error(
+                index + 1,
+                format!("`{text}` says nothing that the name does not"),
+            );
+        }
+    }
+}
+
+/// The text of a line of a doc comment.
+fn doc_text(line: &str) -> Option<&str> {
+    let line = line.trim_start();
+    let text = line
+        .strip_prefix("///")
+        .or_else(|| line.strip_prefix("//!"))?;
+    // Four slashes are no doc comment.
+    (!text.starts_with('/')).then(|| text.trim())
+}
+
+fn check_names(source: &Source, found: &mut Vec<Violation>) {
+    for token in &source.tokens {
+        let Kind::Ident(name) = &token.kind else {
+            continue;
+        };
+        let Some((_, better)) = BANNED.iter().find(|(banned, _)| banned == name) else {
+            continue;
+        };
+        let message = format!("`{name}` is no word of the field: `{better}`");
+        found.push(Violation::error(&source.path, token.line, message));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::testing::{shown, source};
+
+    fn errors(text: &str) -> Vec<String> {
+        shown(&check(&[source("crates/hw/src/a.rs", text)]))
+    }
+
+    #[test]
+    fn doc_comments_begin_with_their_subject() {
+        for opener in OPENERS {
+            let text = format!("/// {opener} is mapped there.\nfn f() {{}}\n");
+            assert_eq!(errors(&text).len(), 1, "{opener}");
+            let text = format!("//! {opener} is mapped there.\n");
+            assert_eq!(errors(&text).len(), 1, "{opener}");
+        }
+        // In later lines, and in plain comments, they are words.
+        let text = "/// The page and\n/// What follows it.\n// What follows.\nfn f() {}\n";
+        assert_eq!(errors(text), [""; 0]);
+        assert_eq!(errors("/// Whatever is mapped.\nfn f() {}\n"), [""; 0]);
+    }
+
+    #[test]
+    fn doc_comments_say_something() {
+        assert_eq!(errors("/// The ring.\nfn ring() {}\n").len(), 1);
+        assert_eq!(errors("/// The rIOMMU ring.\nfn ring() {}\n"), [""; 0]);
+        let text = "/// Errors.\n///\n/// # Errors\n/// None.\nfn f() {}\n";
+        assert_eq!(errors(text), [""; 0]);
+        assert_eq!(errors("//// No doc\nfn f() {}\n"), [""; 0]);
+    }
+
+    #[test]
+    fn lines_are_short() {
+        let line = |columns: usize| format!("// {}\n", "ü".repeat(columns - 3));
+        assert_eq!(errors(&line(COLUMNS)), [""; 0]);
+        assert_eq!(errors(&line(COLUMNS + 1)).len(), 1);
+    }
+
+    #[test]
+    fn banned_names_are_found_in_code_alone() {
+        let found = errors("struct Seat;\n");
+        assert_eq!(found.len(), 1);
+        assert!(found[0].contains("DomainSlot"), "{found:?}");
+        assert_eq!(errors("// a Seat\nconst A: &str = \"Seat\";\n"), [""; 0]);
+    }
+}

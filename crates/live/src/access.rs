@@ -1,8 +1,7 @@
-//! Who may use the sockets and files of this process, and how they are made so that nobody else
-//! can.
+//! Access control for the sockets and files of this process.
 //!
-//! Sockets get their mode before they get their name: there is no moment at which others could
-//! connect. Each connection's user is checked as well, since a mode can be changed later.
+//! A socket gets its mode before its name, so other users can never connect in between. Each
+//! connection's user is checked as well, since the mode can be changed later.
 
 mod directory;
 
@@ -24,23 +23,23 @@ pub use rustix::process::{Gid, Uid};
 
 use crate::stale_socket;
 
-/// Most connections that wait to be accepted at a socket; later ones wait in `connect`.
+/// Most connections in the accept queue of a socket; further clients block in `connect`.
 const BACKLOG: i32 = 128;
 
-/// Who may connect to the devices' sockets beside the user who runs this process, and root.
+/// Users who may connect to the devices' sockets, in addition to this process's user and root.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SocketAccess {
-    /// Nobody.
+    /// No other user.
     #[default]
     OwnUser,
-    /// Members of a group: for a QEMU of another user.
+    /// Members of a group, for a QEMU that runs as another user.
     Group(Gid),
 }
 
-/// A connection that was refused.
+/// A refused connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RefusedPeer {
-    /// Whose process asked.
+    /// User of the connecting process; `u32::MAX` if unknown.
     pub user: u32,
 }
 
@@ -64,7 +63,7 @@ impl SocketAccess {
         }
     }
 
-    /// Mode of a socket or a file.
+    /// Returns the mode of a socket or a file.
     fn mode(self) -> Mode {
         match self {
             Self::OwnUser => Mode::RUSR | Mode::WUSR,
@@ -72,15 +71,16 @@ impl SocketAccess {
         }
     }
 
-    /// Lets whoever may connect use the file at `path`, so far the user's alone.
+    /// Lets the users who may connect use the file at `path`, which only its owner could use so
+    /// far.
     ///
     /// # Errors
-    /// The file cannot be given to the group.
+    /// Changing the file's group or mode failed.
     pub fn share(self, path: &Path) -> io::Result<()> {
         self.open_up(path, self.mode())
     }
 
-    /// Gives what is at `path`, so far the user's alone, to the group as well.
+    /// Gives the group access to the file at `path`, which only its owner could use so far.
     fn open_up(self, path: &Path, mode: Mode) -> io::Result<()> {
         if let Self::Group(group) = self {
             chownat(CWD, path, None, Some(group), AtFlags::SYMLINK_NOFOLLOW)?;
@@ -89,10 +89,10 @@ impl SocketAccess {
         Ok(())
     }
 
-    /// Listens at `path`, where nobody listens yet.
+    /// Listens at `path` and replaces a stale socket there.
     ///
     /// # Errors
-    /// What listening meets.
+    /// The socket cannot be created, or another process listens at `path`.
     pub fn listen(self, path: &Path) -> io::Result<UnixListener> {
         stale_socket::clear(path)?;
         let socket = named(SocketType::STREAM, path)?;
@@ -101,13 +101,13 @@ impl SocketAccess {
         Ok(socket.into())
     }
 
-    /// Whether the process at the other end of `stream` may use it.
+    /// Checks that the process at the other end of `stream` may use it.
     ///
     /// # Errors
     /// [`RefusedPeer`].
     pub fn admit(self, stream: &UnixStream) -> Result<(), RefusedPeer> {
         let user = peer(stream).map_err(|_| RefusedPeer { user: u32::MAX })?;
-        // The kernel looked at the group when it let the process connect.
+        // The kernel checked the group when the process connected.
         if is_own(user) || self != Self::OwnUser {
             return Ok(());
         }
@@ -116,10 +116,10 @@ impl SocketAccess {
         })
     }
 
-    /// Writes `bytes` to a new file in place of what was at `path`.
+    /// Writes `bytes` to a new file at `path` and replaces an existing file.
     ///
     /// # Errors
-    /// What that meets.
+    /// Removing the old file or writing the new one failed.
     pub fn write(self, path: &Path, bytes: &[u8]) -> io::Result<()> {
         match fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -136,13 +136,13 @@ impl SocketAccess {
     }
 }
 
-/// A datagram socket at `path` that only this user can send to.
+/// Binds a datagram socket at `path` that only this user can send to.
 pub(crate) fn bind_datagram(path: &Path) -> io::Result<UnixDatagram> {
     stale_socket::clear(path)?;
     named(SocketType::DGRAM, path).map(Into::into)
 }
 
-/// A socket with a name, for this user alone: Linux gives the name the mode of the socket's inode.
+/// Binds a socket that only this user can use: Linux gives the file the mode of the socket's inode.
 fn named(kind: SocketType, path: &Path) -> io::Result<OwnedFd> {
     let socket = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
     fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
@@ -150,13 +150,13 @@ fn named(kind: SocketType, path: &Path) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Whose process the other end of a stream is: of a listener, who listened; of a client, who
-/// connected.
+/// Returns the user of the process at the other end: for a client, of the listener; for a listener,
+/// of the client.
 pub(crate) fn peer(stream: &UnixStream) -> io::Result<Uid> {
     Ok(rustix::net::sockopt::socket_peercred(stream.as_fd())?.uid)
 }
 
-/// Whether this process may trust that user as itself.
+/// Returns true if this process trusts `user` like its own user.
 pub(crate) fn is_own(user: Uid) -> bool {
     user == geteuid() || user.is_root()
 }
@@ -176,7 +176,7 @@ mod tests {
     impl Dir {
         fn new(name: &str) -> Self {
             let parent = tempfile::tempdir().unwrap();
-            // Another user reaches what is below, as in a directory of everybody's.
+            // Lets other users reach files below, as in a public directory.
             fs::set_permissions(parent.path(), fs::Permissions::from_mode(0o711)).unwrap();
             let path = parent.path().join(name);
             SocketAccess::OwnUser.make_directory(&path).unwrap();
@@ -188,8 +188,8 @@ mod tests {
         }
     }
 
-    /// A connection to `path` of a thread that is another user. None where this test may not become
-    /// one.
+    /// Connects to `path` from a thread of another user. `None` if this test may not change its
+    /// user.
     fn connect_as_nobody(path: &Path) -> Option<io::Result<UnixStream>> {
         let path = path.to_owned();
         let connect = move || {
@@ -206,7 +206,7 @@ mod tests {
         let (socket, file) = (dir.0.join("socket"), dir.0.join("file"));
         let _listener = SocketAccess::OwnUser.listen(&socket).unwrap();
         let _datagrams = bind_datagram(&dir.0.join("datagrams")).unwrap();
-        // What was there is replaced, not followed.
+        // An existing link is replaced, not followed.
         fs::write(dir.0.join("precious"), "precious").unwrap();
         std::os::unix::fs::symlink(dir.0.join("precious"), &file).unwrap();
         SocketAccess::OwnUser.write(&file, b"new").unwrap();

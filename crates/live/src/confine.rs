@@ -1,10 +1,10 @@
-//! What the daemon gives up once its sockets, files and devices are open.
+//! Privileges that the daemon drops once its sockets, files and devices are open.
 //!
-//! Each thread that serves somebody confines itself: it has no capabilities, can gain none, and
-//! asks the kernel for nothing but what serving takes. It opens no file, starts no process, names
-//! no socket, signals no other process, and has no memory that can be executed but the program's. A
-//! call that is not in the list fails with `EPERM`: the library that makes a new one goes on as it
-//! does on a kernel without it, and a thread that was taken over gains nothing by the difference.
+//! Each thread that serves a client confines itself: it has no capabilities, can gain none, and can
+//! make only the system calls that serving needs. It cannot open a file, start a process, bind a
+//! socket to a name or signal another process. Only the program's own code is executable. A call
+//! outside the list fails with `EPERM`, so a library that tries a new system call falls back as on
+//! an old kernel. An attacker who controls the thread gains nothing from that error code.
 
 use std::io;
 
@@ -19,9 +19,10 @@ use crate::privileges;
 use crate::sandbox::sys;
 use crate::seccomp::{Rule, program};
 
-/// Files of the daemon's own, a log for example, may become so long.
+/// Size limit of the daemon's own files, such as a log.
 const FILE_SIZE_LIMIT: u64 = 1 << 30;
-/// A limit of 1 byte keeps core dumps from files and from programs that take them (core(5)).
+/// Core dump limit. 1 byte prevents core files, and unlike 0 also stops pipes to a core handler
+/// (core(5)).
 const CORE_BYTES: u64 = 1;
 
 const fn allow(number: libc::c_long) -> Rule {
@@ -33,13 +34,13 @@ const fn fcntl(command: libc::c_int) -> Rule {
 }
 
 const fn ioctl(request: libc::Ioctl) -> Rule {
-    // The kernel takes no more of it.
+    // The kernel uses only the lower 32 bits.
     allow(libc::SYS_ioctl).with(1, request as u32)
 }
 
-/// Calls of a thread that serves.
+/// System calls of a serving thread.
 const SERVING: &[Rule] = &[
-    // Descriptors that are open.
+    // Files that are already open.
     allow(libc::SYS_read),
     allow(libc::SYS_write),
     allow(libc::SYS_readv),
@@ -63,14 +64,15 @@ const SERVING: &[Rule] = &[
     allow(libc::SYS_fdatasync),
     allow(libc::SYS_ftruncate),
     allow(libc::SYS_fallocate),
-    // Of the others, some send signals to any process of the user, and some type into a terminal.
+    // Other requests could make a descriptor signal any process of the user, or type into a
+    // terminal.
     ioctl(libc::FIONBIO),
     ioctl(libc::SECCOMP_IOCTL_NOTIF_RECV),
     ioctl(libc::SECCOMP_IOCTL_NOTIF_SEND),
     ioctl(libc::SECCOMP_IOCTL_NOTIF_ADDFD),
     allow(libc::SYS_poll),
     allow(libc::SYS_ppoll),
-    // An eventfd is known by the name of its descriptor.
+    // `is_eventfd` reads the name of a descriptor.
     allow(libc::SYS_readlink),
     allow(libc::SYS_readlinkat),
     // Interrupts: see event.rs.
@@ -79,7 +81,7 @@ const SERVING: &[Rule] = &[
     allow(libc::SYS_eventfd2),
     allow(libc::SYS_timerfd_create),
     allow(libc::SYS_timerfd_settime),
-    // Clients. A link's datagrams name the other side.
+    // Clients. Datagrams of a link carry the peer's address.
     allow(libc::SYS_accept4),
     allow(libc::SYS_sendto),
     allow(libc::SYS_sendmsg),
@@ -90,7 +92,7 @@ const SERVING: &[Rule] = &[
     allow(libc::SYS_getsockname),
     allow(libc::SYS_getpeername),
     allow(libc::SYS_shutdown),
-    // Memory: the guest's and the heap. None of it is executed.
+    // Guest memory and the heap, never executable.
     allow(libc::SYS_mmap).without(2, EXECUTABLE),
     allow(libc::SYS_mprotect).without(2, EXECUTABLE),
     allow(libc::SYS_munmap),
@@ -101,8 +103,8 @@ const SERVING: &[Rule] = &[
     allow(libc::SYS_munlock),
     allow(libc::SYS_memfd_create),
     allow(libc::SYS_membarrier),
-    // Threads of this process, such as a vhost-user session's. The flags of the newer call lie in
-    // memory: libraries use the older one where that is missing.
+    // Threads of this process, such as those of a vhost-user session. clone3 takes its flags from
+    // memory, which a filter cannot read; libraries fall back to clone on `ENOSYS`.
     allow(libc::SYS_clone).having(0, libc::CLONE_THREAD.cast_unsigned()),
     Rule::act(
         libc::SYS_clone3,
@@ -113,7 +115,7 @@ const SERVING: &[Rule] = &[
     allow(libc::SYS_rseq),
     allow(libc::SYS_gettid),
     allow(libc::SYS_getpid),
-    // Calls that cannot fail, and whose callers do not look: user and processor.
+    // Calls that never fail, so callers do not check for errors.
     allow(libc::SYS_getuid),
     allow(libc::SYS_geteuid),
     allow(libc::SYS_getgid),
@@ -129,18 +131,18 @@ const SERVING: &[Rule] = &[
     allow(libc::SYS_prctl).with(0, libc::PR_SET_NAME.cast_unsigned()),
     allow(libc::SYS_exit),
     allow(libc::SYS_exit_group),
-    // Time and chance.
+    // Clocks and random numbers.
     allow(libc::SYS_clock_gettime),
     allow(libc::SYS_clock_nanosleep),
     allow(libc::SYS_nanosleep),
     allow(libc::SYS_getrandom),
-    // The end of a device's process.
+    // Ending a device's process.
     allow(libc::SYS_pidfd_send_signal),
     allow(libc::SYS_waitid),
     allow(libc::SYS_wait4),
 ];
 
-/// What the first thread needs beside that: it waits for a signal, and removes the sockets.
+/// Further system calls of the main thread: it waits for a signal and removes the sockets.
 const ENDING: &[Rule] = &[
     allow(libc::SYS_pipe2),
     allow(libc::SYS_unlink),
@@ -150,37 +152,37 @@ const ENDING: &[Rule] = &[
 const EXECUTABLE: u32 = libc::PROT_EXEC.cast_unsigned();
 
 fn filter(more: &[Rule]) -> Vec<sock_filter> {
-    // Signals reach this process alone: the one that aborts it, for example.
+    // The process can signal only itself, for example to abort.
     let own = allow(libc::SYS_tgkill).with(0, getpid().as_raw_nonzero().get().cast_unsigned());
     let rules = [SERVING, more, &[own]].concat();
     program(&rules, SECCOMP_RET_ERRNO | libc::EPERM.cast_unsigned())
 }
 
-/// Confines the calling thread, which serves somebody, and the threads that it starts. They keep
+/// Confines the calling thread, which serves a client, and the threads that it starts. They keep
 /// those capabilities of `kept` that the thread has.
 ///
 /// # Errors
-/// The kernel refuses: such a thread must not serve.
+/// The kernel refused; the thread must not serve.
 pub(crate) fn serving_thread(kept: CapabilitySet) -> io::Result<()> {
     privileges::drop_all_but(kept)?;
     sys::confine(&filter(&[]), false).map(drop)
 }
 
-/// Takes the privileges of the calling thread, and of programs that it starts: for a process that
-/// still has one to start.
+/// Drops the privileges of the calling thread and of the programs that it starts. For a process
+/// that still has to start a program.
 ///
 /// # Errors
-/// The kernel refuses.
+/// The kernel refused.
 pub fn drop_privileges() -> io::Result<()> {
     privileges::drop_all()
 }
 
-/// Confines the first thread of a process whose devices are served, and bounds what the process can
-/// do: other processes of the user cannot look into it, it leaves no core dump, and no file grows
-/// beyond `file_bytes` or 1 GiB. It can start no program any more.
+/// Confines the main thread of a process that serves devices. Other processes of the user cannot
+/// inspect the process, it leaves no core dump, and it cannot start programs. No file grows beyond
+/// `file_bytes` or 1 GiB, whichever is larger.
 ///
 /// # Errors
-/// The kernel refuses.
+/// The kernel refused.
 pub fn serving_process(file_bytes: u64) -> io::Result<()> {
     set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
     sys::ignore_file_size_signal()?;
@@ -200,21 +202,21 @@ fn limit(resource: Resource, most: u64) -> io::Result<()> {
     Ok(setrlimit(resource, limit)?)
 }
 
-/// Looks at what the kernel tells once, before the process may ask no more.
+/// Reads and caches kernel parameters that the confined process could not read later.
 pub(crate) fn prepare() {
     event::prepare();
     let _ = rustix::param::page_size();
 }
 
 /// Lets this process lock as much memory as a guest has. Returns the capability that its threads
-/// have to keep for that: none if the process can raise its limit (`CAP_SYS_RESOURCE`), which a
-/// container may not let it.
+/// must keep for that. The set is empty if the process can raise its limit (`CAP_SYS_RESOURCE`),
+/// which a container may forbid.
 pub(crate) fn allow_locking() -> CapabilitySet {
     let unlimited = Rlimit {
         current: None,
         maximum: None,
     };
-    // Without either privilege the limit stays, and the map of a page beyond it is refused.
+    // Without either privilege the limit remains, and mapping a page beyond it fails.
     match setrlimit(Resource::Memlock, unlimited) {
         Ok(()) => CapabilitySet::empty(),
         Err(_) => CapabilitySet::IPC_LOCK,

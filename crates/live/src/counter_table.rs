@@ -1,10 +1,10 @@
-//! The counters as a table for people: what happened since the last look, and in all.
+//! The counters as a text table: totals, and rates since the last sample.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::time::Duration;
 
-/// The counters at a moment, by device.
+/// Values of all counters at one time, by device.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Sample {
     devices: Vec<(String, Readings)>,
@@ -13,7 +13,7 @@ pub struct Sample {
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Readings {
     totals: BTreeMap<String, u64>,
-    /// Bound in seconds, and how many took at most so long.
+    /// Histogram buckets: upper bound in seconds, and the number of requests within it.
     times: Vec<(f64, u64)>,
 }
 
@@ -24,8 +24,8 @@ impl Readings {
 }
 
 impl Sample {
-    /// Reads what [`prometheus`](crate::counters::prometheus) wrote. Lines about anything else are
-    /// passed over; none if there is nothing of ours.
+    /// Parses the output of [`prometheus`](crate::counters::prometheus) and skips lines of other
+    /// metrics. `None` if no metric of this program was found.
     pub fn parse(text: &str) -> Option<Self> {
         let mut sample = Self::default();
         for line in text.lines() {
@@ -68,8 +68,8 @@ impl Sample {
     }
 }
 
-/// The columns. Rates and times are of the time since `before`; without it there are no rates, and
-/// times are of all requests.
+/// The columns. Rates and service times cover the time since `before`. Without `before`, rates are
+/// empty and service times cover all requests.
 const TITLES: [&str; 11] = [
     "device",
     "requests/s",
@@ -84,7 +84,7 @@ const TITLES: [&str; 11] = [
     "refused",
 ];
 
-/// A table of `now`, and of what happened since `before`, so long ago.
+/// Formats `now` as a table. `before` is an earlier sample and its age.
 pub fn table(now: &Sample, before: Option<(&Sample, Duration)>) -> String {
     let none = Readings::default();
     let mut rows = vec![TITLES.map(str::to_owned)];
@@ -94,7 +94,7 @@ pub fn table(now: &Sample, before: Option<(&Sample, Duration)>) -> String {
             (found.map_or(&none, |(_, readings)| readings), ago)
         });
         let rate = |name: &str, unit: fn(f64) -> String| match earlier {
-            // A daemon that was started again counts from nothing.
+            // A restarted daemon counts from zero.
             Some((earlier, ago)) if !ago.is_zero() => {
                 let more = readings.total(name).saturating_sub(earlier.total(name));
                 unit(more as f64 / ago.as_secs_f64())
@@ -120,8 +120,8 @@ pub fn table(now: &Sample, before: Option<(&Sample, Duration)>) -> String {
     aligned(&rows)
 }
 
-/// The bound within which this part of the requests since `before` ended; nothing if there was
-/// none.
+/// Returns the bound within which the fraction `part` of the requests since `before` completed, or
+/// `-` if no request did.
 fn within(now: &Readings, before: &Readings, part: f64) -> String {
     let counts = now.times.iter().enumerate().map(|(at, (bound, count))| {
         let earlier = before.times.get(at).map_or(0, |(_, count)| *count);
@@ -157,7 +157,7 @@ fn bytes(bytes: f64) -> String {
     }
 }
 
-/// The first column to the left, the others to the right.
+/// Aligns the first column left and the others right.
 fn aligned(rows: &[[String; TITLES.len()]]) -> String {
     let mut text = String::new();
     for row in rows {
@@ -219,7 +219,7 @@ mod tests {
             cells(&first, 2)[..6],
             ["blk", "-", "-", "-", "1.1 s", "1.1 s"]
         );
-        // Started again meanwhile.
+        // The daemon has restarted in between.
         let text = table(&before, Some((&sample(), Duration::from_secs(1))));
         assert_eq!(cells(&text, 2)[1], "0");
     }

@@ -1,4 +1,4 @@
-//! How a device reaches the guest's memory.
+//! A device's access to the guest's memory.
 
 use vm_memory::{GuestMemory, GuestMemoryMmap};
 
@@ -6,33 +6,32 @@ use crate::handover::{DeviceState, HandOverBlocker};
 
 /// One device's view of the guest's memory.
 ///
-/// What a closure borrows ends with it. A device that has to wait, for a disk or a peer, copies,
-/// leaves, waits and comes back: then everything is looked up anew, and what the guest has unmapped
-/// meanwhile is gone.
+/// Anything that a closure borrows ends with it. A device that waits for a disk or a peer copies
+/// its data, leaves the closure, waits, and enters again. Each entry translates every address anew,
+/// so the device does not see pages that the guest has unmapped since.
 pub trait Dma: Send {
-    /// The memory, as crates of the rust-vmm family take it.
+    /// Memory type that rust-vmm crates accept.
     type View<'a>: GuestMemory
     where
         Self: 'a;
 
-    /// Runs `access` on the memory as it is now. `access` must not wait for anything.
+    /// Runs `access` on the current memory. `access` must not block.
     fn with<R>(&mut self, access: impl FnOnce(&Self::View<'_>) -> R) -> R;
 
-    /// Whether the last [`with`](Self::with) met an address that was not known and is now: then it
-    /// is worth doing again. May wait; never does where translations are not asked for.
+    /// Returns true if the last [`with`](Self::with) missed a translation that has now arrived, so
+    /// that a retry is useful. May block, but only for a device that requests translations.
     fn should_retry(&mut self) -> bool {
         false
     }
 
-    /// Whether waiting for a translation was cut short: the device is to stop. What it has in hand
-    /// is to be left as if it had not begun.
+    /// Returns true if a wait for a translation was aborted because the device must stop. The
+    /// device must then leave its current request as if it had not begun it.
     fn interrupted(&self) -> bool {
         false
     }
 
-    /// [`with`](Self::with), as often as it takes for every translation to be there that is to be
-    /// had. Of what `access` changes beside the guest's memory nothing may depend on how often it
-    /// ran.
+    /// Retries [`with`](Self::with) until no translation is missing. `access` may run several
+    /// times, so it must be idempotent except for writes to guest memory.
     fn with_retry<R>(&mut self, mut access: impl FnMut(&Self::View<'_>) -> R) -> R {
         loop {
             let result = self.with(&mut access);
@@ -42,25 +41,25 @@ pub trait Dma: Send {
         }
     }
 
-    /// The guest's memory is another one now; what was known of the old one is forgotten.
+    /// Replaces the guest's memory and discards all translations of the old one.
     fn set_memory(&mut self, memory: &GuestMemoryMmap);
 
-    /// What another process is told of the device whose accesses go through here: what it reaches
-    /// stands in the IOMMU's state, or is all of memory.
+    /// Adds to `device` the DMA state that another process needs. The default adds nothing: the
+    /// IOMMU's state holds the mappings, or the device can access all of memory.
     ///
     /// # Errors
-    /// It cannot have it.
+    /// [`HandOverBlocker`] if this view cannot be handed over.
     fn hand_over(&self, device: DeviceState) -> Result<DeviceState, HandOverBlocker> {
         Ok(device)
     }
 
-    /// For tests: whether the device goes on using, where it has none, the translations that it
-    /// once had. Only one that keeps them itself can: see [`sandbox`](crate::sandbox).
+    /// For tests: lets the device use stale translations where it has no current one. Only a device
+    /// that caches translations itself can do so: see [`sandbox`](crate::sandbox).
     fn use_stale(&mut self, _on: bool) {}
 }
 
-/// Without translation: the device sees guest-physical memory. For the IOMMU itself, and for guests
-/// without one.
+/// Access without translation: the device uses guest-physical addresses. For the IOMMU itself, and
+/// for guests without an IOMMU.
 #[derive(Debug, Default)]
 pub struct Direct {
     memory: GuestMemoryMmap,

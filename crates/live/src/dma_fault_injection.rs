@@ -1,7 +1,7 @@
-//! Devices that misbehave on purpose, to see what stops them.
+//! Devices that issue illegal DMA on purpose, to test protection.
 //!
-//! A class is tried as soon as a request gives the opportunity: an address that the class is about.
-//! What comes of it is told here and, if the IOMMU stops it, by the guest's own driver.
+//! The injector tries a class as soon as a request offers a suitable address. It reports each
+//! result here; the guest's driver reports an access that the IOMMU stops.
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -14,32 +14,32 @@ use crate::dma::Dma;
 use crate::iommu::EndpointMemory;
 use crate::virtio::chain::{Chain, ChainSegment};
 
-/// What a disk does that no driver asked for.
+/// A class of illegal DMA by a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InjectedDma {
-    /// Writes at an address that nobody gave to it.
+    /// Writes to an address that no driver mapped for the disk.
     Stray(Iova),
-    /// Writes where the data of an earlier request went, whose mapping is gone. Needs a driver with
-    /// one request at a time: one of [`LARGE_BYTES`] or more, then one of a page or less.
+    /// Writes to the data buffer of an earlier request, which is unmapped. Needs a driver with one
+    /// request in flight: one of [`LARGE_BYTES`] or more, then one of at most a page.
     AfterUnmap,
-    /// Writes to the header of a request, which is mapped for reading.
+    /// Writes to a request's header, which is mapped read-only.
     WriteReadOnly,
-    /// Reads the buffer of a request for data, which is mapped for writing.
+    /// Reads a request's data buffer, which is mapped write-only.
     ReadWriteOnly,
-    /// Another endpoint writes to a buffer of this one, at an address that is not mapped for the
-    /// other.
+    /// Another endpoint writes to a buffer of this one, at an address that is not mapped for that
+    /// endpoint.
     Foreign,
-    /// As [`AfterUnmap`](Self::AfterUnmap), by a device that translates for itself and goes on
-    /// using what it knows: nothing but the page's rights stops it. For a device in a process of
-    /// its own.
+    /// As [`AfterUnmap`](Self::AfterUnmap), by a device that translates for itself and keeps using
+    /// stale translations. Only the page protection of its process stops it. For a sandboxed
+    /// device.
     AfterRevoke,
-    /// Writes [`STORM`] times, one after the other, at an address that nobody gave to it: the guest
-    /// is told of as many faults as it can take. It begins with a request of [`LARGE_BYTES`] or
-    /// more, as a kernel makes none while it starts.
+    /// Writes [`STORM`] times in a row to an address that no driver mapped, so that the guest
+    /// receives as many faults as it can handle. It begins with a request of [`LARGE_BYTES`] or
+    /// more: a kernel makes none while it boots.
     Storm(Iova),
 }
 
-/// The names of all classes, as [`InjectedDma::from_str`] takes them.
+/// Names of all classes, in the syntax of [`InjectedDma::from_str`].
 pub const CLASSES: &[&str] = &[
     "stray:ADDRESS",
     "after-unmap",
@@ -50,15 +50,15 @@ pub const CLASSES: &[&str] = &[
     "storm:ADDRESS",
 ];
 
-/// Writes of an [`InjectedDma::Storm`].
+/// Number of writes of an [`InjectedDma::Storm`].
 pub const STORM: u32 = 1_000_000;
 
-/// Bytes of data from which on a request's pages are remembered for [`InjectedDma::AfterUnmap`],
-/// and it begins an [`InjectedDma::Storm`].
+/// Minimum data size of a request whose pages are remembered for [`InjectedDma::AfterUnmap`], or
+/// that starts an [`InjectedDma::Storm`].
 pub const LARGE_BYTES: u64 = 32 * 1024;
 
 const PAGE_BYTES: u64 = 4096;
-/// Bytes of an errant access.
+/// Bytes of an injected access.
 const BYTES: u64 = 8;
 
 impl FromStr for InjectedDma {
@@ -106,16 +106,16 @@ impl std::fmt::Display for InjectedDma {
     }
 }
 
-/// What came of it.
+/// Result of one injected access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InjectionResult {
-    /// The class.
+    /// Class that was injected.
     pub injected: InjectedDma,
-    /// What was tried.
+    /// Direction of the access.
     pub access: Access,
-    /// Where.
+    /// Address of the access.
     pub iova: Iova,
-    /// Whether it was stopped.
+    /// True if the access was stopped.
     pub stopped: bool,
 }
 
@@ -132,13 +132,13 @@ impl std::fmt::Display for InjectionResult {
     }
 }
 
-/// One device's misbehaviour: each class is tried once, one with a request.
+/// Injects each class once into one device, at most one class per request.
 pub struct DmaInjector {
     pending: Vec<InjectedDma>,
     other_endpoint: Option<EndpointMemory>,
     report: Box<dyn Fn(&InjectionResult) + Send>,
     counters: Arc<DeviceCounters>,
-    /// Where the data of an earlier request went.
+    /// Data buffers of an earlier large request.
     unmapped: Vec<ChainSegment>,
 }
 
@@ -149,8 +149,8 @@ impl std::fmt::Debug for DmaInjector {
 }
 
 impl DmaInjector {
-    /// Tries all of `classes`; `tell` hears what came of each. [`InjectedDma::Foreign`] is tried by
-    /// `other`, if there is one.
+    /// Creates an injector for all of `classes` that reports each result to `tell`.
+    /// `other_endpoint`, if present, performs [`InjectedDma::Foreign`].
     pub fn new(
         classes: &[InjectedDma],
         other_endpoint: Option<EndpointMemory>,
@@ -166,7 +166,7 @@ impl DmaInjector {
         }
     }
 
-    /// A request has come and is not served yet: its buffers are mapped.
+    /// Injects a class on a new request, which is not served yet: its buffers are mapped.
     pub fn on_request<A: Dma>(&mut self, chain: &Chain, dma: &mut A) {
         let found = self.pending.iter().enumerate().find_map(|(at, errant)| {
             let (access, iova) = self.opportunity(*errant, chain)?;
@@ -178,7 +178,8 @@ impl DmaInjector {
         };
         self.pending.remove(at);
         if errant == InjectedDma::WriteReadOnly {
-            // What was read is the harder to stop: an IOTLB has it.
+            // Read first: the IOTLB then holds the translation, which makes the write harder to
+            // stop.
             reach(dma, Access::Read, iova);
         }
         let through = match (errant, &mut self.other_endpoint) {
@@ -242,10 +243,10 @@ impl DmaInjector {
         }
     }
 
-    /// A page of an earlier, large request that this small one does not use. The driver waits for
-    /// each request, so it has unmapped it.
+    /// Returns a page of an earlier, large request that this small one does not use. The driver
+    /// waits for each request to complete, so it has unmapped that page.
     fn unmapped(&self, chain: &Chain) -> Option<Iova> {
-        // The status byte stands behind the data.
+        // The status byte follows the data.
         if chain.writable.bytes() > PAGE_BYTES + 1 {
             return None;
         }
@@ -259,7 +260,7 @@ impl DmaInjector {
     }
 }
 
-/// Whether an access goes through.
+/// Returns true if the access succeeds.
 fn reach<A: Dma>(dma: &mut A, access: Access, iova: Iova) -> bool {
     let at = GuestAddress(iova.get());
     let mut bytes = [0xff; BYTES as usize];

@@ -1,12 +1,13 @@
 //! Eventfds that a client has handed over, signalled without waiting.
 //!
-//! Whoever writes to an eventfd waits while its counter is full. Neither `O_NONBLOCK` nor a look
-//! beforehand helps against a client that lies: the flag is the descriptor's description's, and
-//! that and the counter are the client's as well, who takes the one away and fills the other up
-//! between any two instructions of ours. A device that waits there is one that the daemon's end
-//! waits for. The kernel itself signals eventfds without waiting, at the end of asynchronous I/O,
-//! and leaves a full counter full. So a signal is an asynchronous read of nothing (io_submit(2),
-//! `IOCB_FLAG_RESFD`).
+//! A write to an eventfd blocks while its counter is full. A blocked device also blocks the
+//! daemon's exit. Neither `O_NONBLOCK` nor a poll before the write helps against a hostile client.
+//! The flag belongs to the open file description, which the client shares, and so does the counter.
+//! The client can clear the flag and fill the counter between any two of our instructions.
+//!
+//! The kernel itself signals eventfds without blocking, when asynchronous I/O completes, and leaves
+//! a full counter unchanged. A signal is therefore an asynchronous read of zero bytes
+//! (io_submit(2), `IOCB_FLAG_RESFD`).
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -18,15 +19,15 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// `IOCB_CMD_PREAD` (Linux, include/uapi/linux/aio_abi.h).
 const IOCB_CMD_PREAD: u16 = 0;
-/// `IOCB_FLAG_RESFD`: an eventfd hears of the end.
+/// `IOCB_FLAG_RESFD`: the kernel signals an eventfd at completion.
 const IOCB_FLAG_RESFD: u32 = 1;
-/// Ends that the kernel keeps until they are taken; it makes room for some more.
+/// Completions that the context holds until they are reaped; the kernel allocates room for some
+/// more.
 const MAX_EVENTS: libc::c_long = 64;
-/// Times that others may fill what was emptied.
+/// Submissions per signal: other threads may fill the completion ring again after each reap.
 const ATTEMPTS: usize = 8;
 
-/// `struct iocb`. `key` and `rw_flags` change places where the highest byte comes first; both are
-/// zero.
+/// `struct iocb`. On big-endian machines `key` and `rw_flags` are swapped; both are zero here.
 #[repr(C)]
 #[derive(Default)]
 struct Iocb {
@@ -54,15 +55,14 @@ struct IoEvent {
     result2: i64,
 }
 
-/// What asynchronous I/O takes: the process's context, as the kernel has them, and a file to read
-/// nothing from.
+/// The process's AIO context, and a file for reads of zero bytes.
 struct AioContext {
     context: libc::c_ulong,
     dev_null: File,
 }
 
 impl AioContext {
-    /// The one that there is; none where the host offers no asynchronous I/O.
+    /// Returns the process's context. `None` if the host has no asynchronous I/O.
     fn get() -> Option<&'static Self> {
         static ONE: OnceLock<Option<AioContext>> = OnceLock::new();
         ONE.get_or_init(|| Self::new().ok()).as_ref()
@@ -71,8 +71,8 @@ impl AioContext {
     fn new() -> io::Result<Self> {
         let nothing = File::open("/dev/null")?;
         let mut context: libc::c_ulong = 0;
-        // SAFETY: the call writes a context's number where its second argument points, and that
-        // lives longer than the call.
+        // SAFETY: the call writes a context number where its second argument points; `context`
+        // outlives the call.
         if unsafe { libc::syscall(libc::SYS_io_setup, MAX_EVENTS, &raw mut context) } < 0 {
             return Err(io::Error::last_os_error());
         }
@@ -82,7 +82,7 @@ impl AioContext {
         })
     }
 
-    /// Whether it was signalled.
+    /// Returns true if the kernel signalled the eventfd.
     fn signal(&self, event: &OwnedFd) -> bool {
         let mut request = Iocb {
             operation: IOCB_CMD_PREAD,
@@ -94,8 +94,8 @@ impl AioContext {
         let one: libc::c_long = 1;
         for _ in 0..ATTEMPTS {
             let mut list = [&raw mut request];
-            // SAFETY: the list has one pointer, to a request that lives longer than the call, which
-            // alone uses both. The request names no buffer, as it reads no bytes.
+            // SAFETY: the list has one pointer, to a request that outlives the call; only the call
+            // uses both. The request names no buffer, as it reads no bytes.
             let sent =
                 unsafe { libc::syscall(libc::SYS_io_submit, self.context, one, list.as_mut_ptr()) };
             if sent == 1 {
@@ -109,7 +109,7 @@ impl AioContext {
         false
     }
 
-    /// Nobody wants to know how it ended.
+    /// Discards completions; their results are not needed.
     fn reap(&self) {
         let mut ends = [IoEvent::default(); MAX_EVENTS as usize];
         let at_once = libc::timespec {
@@ -117,9 +117,9 @@ impl AioContext {
             tv_nsec: 0,
         };
         let none: libc::c_long = 0;
-        // SAFETY: the call writes at most `MAX_EVENTS` ends where its fourth argument points, which
-        // has room for so many, and reads a time; both live longer than the call. Any bytes are an
-        // `IoEvent`.
+        // SAFETY: the call writes at most `MAX_EVENTS` completions where its fourth argument
+        // points, which has room for that many, and reads a time; both outlive the call. Any bytes
+        // are a valid `IoEvent`.
         let _ = unsafe {
             libc::syscall(
                 libc::SYS_io_getevents,
@@ -133,28 +133,29 @@ impl AioContext {
     }
 }
 
-/// Opens what signals take, before the process may open nothing any more.
+/// Creates the AIO context, before the process loses the right to open files.
 pub(crate) fn prepare() {
     let _ = AioContext::get();
 }
 
-/// Signals an eventfd. Never waits: a counter that is full is signalled already.
+/// Signals an eventfd. Never blocks: a full counter counts as signalled.
 pub(crate) fn signal(event: &OwnedFd) {
     if !AioContext::get().is_some_and(|asynchronous| asynchronous.signal(event)) {
         signal_if_there_is_room(event);
     }
 }
 
-/// Where there is no asynchronous I/O, a client could make this wait.
+/// Fallback without asynchronous I/O. A hostile client can make this block.
 fn signal_if_there_is_room(event: &OwnedFd) {
     let mut ready = [PollFd::new(event, PollFlags::OUT)];
     if matches!(poll(&mut ready, Some(&Timespec::default())), Ok(1)) {
-        // An error says that the client has closed or changed it; then nobody waits for it.
+        // On an error the client has closed or replaced the eventfd, so nothing waits for it.
         let _ = rustix::io::write(event, &1u64.to_ne_bytes());
     }
 }
 
-/// Anything else, such as a pipe or a file, could be made to block or to grow.
+/// Returns true if `fd` is an eventfd. Any other file, such as a pipe, could block a signal or grow
+/// without limit.
 pub(crate) fn is_eventfd(fd: &OwnedFd) -> bool {
     std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))
         .is_ok_and(|target| target.as_os_str() == "anon_inode:[eventfd]")
@@ -171,7 +172,7 @@ mod tests {
         rustix::io::read(event, &mut count).map_or(0, |_| u64::from_ne_bytes(count))
     }
 
-    /// More than the kernel keeps ends of, by several threads.
+    /// Several threads signal more often than the kernel holds completions.
     #[test]
     fn every_signal_arrives() {
         const EACH: u64 = 3000;

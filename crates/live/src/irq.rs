@@ -9,7 +9,7 @@ use crate::pci::BusMasterGuard;
 use crate::session::{ERROR_IRQ, FunctionError, MSIX_IRQ};
 use crate::wire::{IrqAction, IrqData, SetIrqs};
 
-/// "No vector" in virtio's registers (`VIRTIO_MSI_NO_VECTOR`).
+/// `VIRTIO_MSI_NO_VECTOR`: "no vector" in virtio's registers.
 pub(crate) const NO_VECTOR: u16 = 0xffff;
 
 /// The vectors of a function.
@@ -25,19 +25,20 @@ impl Vectors {
         }
     }
 
-    /// The descriptors, for another process.
+    /// Duplicates the eventfds for another process.
     ///
     /// # Errors
-    /// If the host has no descriptors left.
+    /// The host has no descriptors left.
     pub(crate) fn save(&self) -> io::Result<Vec<Option<OwnedFd>>> {
         let clone = |event: &Option<OwnedFd>| event.as_ref().map(OwnedFd::try_clone).transpose();
         self.events.iter().map(clone).collect()
     }
 
-    /// Takes as many as there are vectors, each an eventfd.
+    /// Replaces all vectors. `events` has one entry for each vector; each descriptor must be an
+    /// eventfd.
     ///
     /// # Errors
-    /// Nothing has changed.
+    /// The number or kind of descriptors is wrong. The vectors are unchanged.
     pub(crate) fn restore(&mut self, events: Vec<Option<OwnedFd>>) -> Result<(), StateError> {
         if events.len() != self.events.len() {
             return Err(StateError::Register { what: "vectors" });
@@ -57,12 +58,12 @@ impl Vectors {
         usize::from(vector) < self.events.len()
     }
 
-    /// The function writes a vector's message, which only a master of the bus can.
+    /// Sends the message of `vector` on behalf of the function, which must be a bus master.
     pub(crate) fn signal(&self, vector: u16, _by: BusMasterGuard<'_>) {
         self.raise(vector);
     }
 
-    /// Signals a vector, if it has a descriptor.
+    /// Signals a vector if it has an eventfd.
     fn raise(&self, vector: u16) {
         let Some(Some(event)) = self.events.get(usize::from(vector)) else {
             return;
@@ -83,12 +84,12 @@ impl Vectors {
             start,
             count,
         };
-        // An error is never reported that way, but clients want to be told of one: one vector,
-        // never signalled.
+        // The function never reports an error this way, but clients expect the error IRQ: one
+        // vector, never signalled.
         if index == ERROR_IRQ && start == 0 && count <= 1 {
             return Ok(());
         }
-        // The other kinds have no vectors; taking all of none down is no error.
+        // The other kinds have no vectors; disabling zero vectors succeeds.
         if index != MSIX_IRQ {
             return match (count, &data) {
                 (0, IrqData::None) => Ok(()),
@@ -137,7 +138,7 @@ impl Vectors {
         Ok(())
     }
 
-    /// The client asks for it: it crosses no bus.
+    /// Signals a vector for the client, without a bus transaction.
     fn trigger(&self, vector: u32) {
         if let Ok(vector) = u16::try_from(vector) {
             self.raise(vector);

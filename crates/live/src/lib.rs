@@ -1,9 +1,9 @@
-//! Virtio devices for an unmodified guest, served to QEMU over vfio-user, each behind a
-//! virtio-iommu.
+//! Virtio devices for an unmodified guest, each behind a virtio-iommu, served to QEMU over
+//! vfio-user.
 //!
-//! From the outside in: `wire` is the protocol as bytes, [`Session`] one client's conversation,
-//! `virtio` and `pci` the function it talks to, [`dma`] how a device reaches the guest's memory.
-//! None of these touches a socket: [`server`] does.
+//! From the outside in: `wire` encodes the protocol, and [`Session`] is one client's connection.
+//! `virtio` and `pci` implement the PCI function that the client drives. [`dma`] is a device's
+//! access to the guest's memory. None of these uses a socket: [`server`] does.
 #![deny(unsafe_code)]
 #![warn(missing_docs)]
 

@@ -1,43 +1,44 @@
-//! What one guest can make this process keep, or do at a time.
+//! Limits on the resources that one guest can use in this process.
 //!
-//! What a guest asks beyond is refused to it as its protocol says, and a few times it is said in
-//! the log; nothing else is touched. Not among these, because no guest decides about them: the
-//! devices there are, the ranges of memory that a client shares
-//! ([`MAX_RANGES`](crate::MAX_RANGES)), one message of a client's at a time, of at most
+//! A request beyond a limit fails as its protocol defines, and the daemon logs the first few; no
+//! other state changes. Resources that the guest does not control have no entry here. These are the
+//! number of devices and the memory ranges that a client shares
+//! ([`MAX_RANGES`](crate::MAX_RANGES)). Each client has one message in flight, of at most
 //! [`MAX_MESSAGE_BYTES`](crate::wire::MAX_MESSAGE_BYTES).
 
 use std::error::Error;
 
 use ringfence_softiommu::iotlb::IotlbLimits;
 
-/// The limits, all of them per guest.
+/// Limits of one guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GuestLimits {
-    /// Mappings of the guest's IOMMU driver, of all domains together. Beyond: `NOMEM`.
+    /// Mappings of the guest's IOMMU driver, over all domains. Beyond: `NOMEM`.
     pub mappings: usize,
     /// Domains. Beyond: `NOMEM`.
     pub domains: usize,
-    /// Tables of a domain, 4 KiB each; one maps 2 MiB. Beyond: `NOMEM`.
+    /// I/O page tables of a domain, 4 KiB each; a leaf table maps 2 MiB. Beyond: `NOMEM`.
     pub tables: usize,
-    /// Descriptors of a queue, a power of two: what the driver is offered.
+    /// Queue size offered to the driver, in descriptors; a power of two.
     pub queue_size: u16,
-    /// Bytes of one request to the disk. Beyond: an I/O error.
+    /// Bytes of one disk request. Beyond: an I/O error.
     pub request_bytes: u64,
-    /// Pages that a vhost-user back-end keeps of what its front-end tells. Beyond: the oldest go.
+    /// Pages that a vhost-user back-end's IOTLB holds. Beyond: it evicts the oldest.
     pub iotlb_pages: usize,
-    /// Misses that it has under way. Beyond: the device waits.
+    /// IOTLB misses in flight at a vhost-user back-end. Beyond: the device waits.
     pub iotlb_misses: usize,
-    /// Bytes of the file that records the IOMMU driver's requests. Beyond: they are only counted.
+    /// Bytes of the file that records the IOMMU driver's requests. Beyond: requests are only
+    /// counted.
     pub record_bytes: u64,
 }
 
-/// The fewest pages that [`GuestLimits::iotlb_pages`] can be: with fewer, an access to as many
-/// pages as one can have would never find all of them there.
+/// Smallest valid [`GuestLimits::iotlb_pages`]. With fewer pages, the IOTLB could not hold the
+/// translations of one access of maximum size, and the access would miss forever.
 pub const MIN_IOTLB_PAGES: usize = 1024;
 
 impl Default for GuestLimits {
-    /// 65536 mappings in 64 domains, each of 16 MiB of tables; queues of 256; requests of 16 MiB;
-    /// 8192 pages of an IOTLB, 64 misses; a record of 1 GiB.
+    /// 65536 mappings in 64 domains, each with 16 MiB of tables; queues of 256 descriptors;
+    /// requests of 16 MiB; an IOTLB of 8192 pages with 64 misses in flight; a record of 1 GiB.
     fn default() -> Self {
         let iotlb = IotlbLimits::default();
         Self {
@@ -54,7 +55,7 @@ impl Default for GuestLimits {
 }
 
 impl GuestLimits {
-    /// Those of a vhost-user back-end's IOTLB.
+    /// Returns the limits of a vhost-user back-end's IOTLB.
     pub fn iotlb(&self) -> IotlbLimits {
         IotlbLimits {
             pages: self.iotlb_pages,
@@ -64,20 +65,20 @@ impl GuestLimits {
     }
 }
 
-/// Most words about one device: a guest must not fill its host's log.
+/// Most log lines about one device, so that a guest cannot fill the host's log.
 const MAX_LINES: u32 = 16;
 
-/// Hears what was refused.
+/// Receives a refused request's error.
 type Tell = dyn Fn(&(dyn Error + 'static)) + Send;
 
-/// Says what was refused to a guest, as often as a log bears it.
+/// Logs the requests that a guest was refused, up to a fixed number of lines.
 pub struct RateLimitedLog {
     sink: Box<Tell>,
     lines_left: u32,
 }
 
 impl RateLimitedLog {
-    /// `tell` hears of the first ones.
+    /// Creates a log that passes the first refused requests to `tell`.
     pub fn new(tell: impl Fn(&(dyn Error + 'static)) + Send + 'static) -> Self {
         Self {
             sink: Box::new(tell),
@@ -94,7 +95,7 @@ impl RateLimitedLog {
 }
 
 impl Default for RateLimitedLog {
-    /// Nobody hears of them.
+    /// A log that discards everything.
     fn default() -> Self {
         Self::new(|_| ())
     }

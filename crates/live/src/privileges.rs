@@ -1,5 +1,5 @@
-//! Privileges that a thread gives up for good: capabilities(7), and those that a program file could
-//! give it.
+//! Privileges that a thread drops for good: capabilities(7), and those that an executed file could
+//! grant.
 
 use std::io;
 
@@ -9,11 +9,11 @@ use rustix::thread::{
     remove_capability_from_bounding_set, set_capabilities, set_no_new_privs,
 };
 
-/// Numbers that a capability can have. The kernel refuses those that it does not know.
+/// Possible capability numbers. The kernel refuses numbers that it does not know.
 const CAPABILITIES: u32 = 64;
 
-/// Takes all capabilities and all ways to new ones from the calling thread, and from the threads
-/// and processes that it starts later.
+/// Drops all capabilities of the calling thread, and all means to regain them. Threads and
+/// processes that it starts later have none either.
 ///
 /// # Errors
 /// See [`drop_all_but`].
@@ -21,16 +21,16 @@ pub(crate) fn drop_all() -> io::Result<()> {
     drop_all_but(CapabilitySet::empty())
 }
 
-/// The same, but the thread and the threads that it starts keep those of `kept` that it has. A
-/// program that it starts has none.
+/// Like [`drop_all`], but the thread and the threads that it starts keep those capabilities of
+/// `kept` that it has. Programs that it starts have none.
 ///
 /// # Errors
-/// The kernel's. The bounding set stays where the thread may not change it (`CAP_SETPCAP`): with
-/// `no_new_privs` no program gains capabilities from it.
+/// The kernel refused. The bounding set remains if the thread may not change it (`CAP_SETPCAP`):
+/// under `no_new_privs` no program gains capabilities from it.
 pub(crate) fn drop_all_but(kept: CapabilitySet) -> io::Result<()> {
     set_no_new_privs(true)?;
     match clear_ambient_capability_set() {
-        // Kernels before 4.3 have no such set.
+        // Kernels before 4.3 have no ambient set.
         Ok(()) | Err(Errno::INVAL) => {}
         Err(error) => return Err(error.into()),
     }
@@ -51,7 +51,7 @@ pub(crate) fn drop_all_but(kept: CapabilitySet) -> io::Result<()> {
     Ok(set_capabilities(None, sets)?)
 }
 
-/// The lines of `/proc/<pid>/status` of a thread that has given up all of them.
+/// Lines of `/proc/<pid>/status` of a thread that has dropped all privileges.
 pub(crate) const NO_PRIVILEGES: [&str; 5] = [
     "CapInh:\t0000000000000000",
     "CapPrm:\t0000000000000000",

@@ -1,21 +1,21 @@
-//! Programs for seccomp(2): which system calls a thread may make.
+//! Filter programs for seccomp(2): the system calls that a thread may make.
 //!
-//! A rule compares registers. Memory that an argument points to is never looked at: another thread
-//! could change it meanwhile.
+//! A rule compares registers only. It never reads memory behind a pointer argument, which another
+//! thread could change after the check.
 
 use libc::{
     BPF_ABS, BPF_JEQ, BPF_JMP, BPF_JSET, BPF_K, BPF_LD, BPF_RET, BPF_W, SECCOMP_RET_ALLOW,
     SECCOMP_RET_KILL_PROCESS, sock_filter,
 };
 
-/// `AUDIT_ARCH_X86_64`: a system call of another architecture has other numbers.
+/// `AUDIT_ARCH_X86_64`. Other architectures use other system call numbers.
 const ARCH: u32 = 0xc000_003e;
 /// Offsets in `struct seccomp_data`.
 const AT_NUMBER: u32 = 0;
 const AT_ARCH: u32 = 4;
 const AT_ARGUMENTS: u32 = 16;
 
-/// A system call, and what becomes of it.
+/// A system call and the filter's action for it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rule {
     number: libc::c_long,
@@ -23,7 +23,7 @@ pub(crate) struct Rule {
     action: u32,
 }
 
-/// A condition on the lower half of an argument; the kernel takes no more of a descriptor or of
+/// A condition on the lower 32 bits of an argument. The kernel uses only these for descriptors and
 /// flags.
 #[derive(Clone, Copy, Debug)]
 enum Condition {
@@ -34,12 +34,12 @@ enum Condition {
 }
 
 impl Rule {
-    /// The call is made.
+    /// Allows the call.
     pub(crate) const fn allow(number: libc::c_long) -> Self {
         Self::act(number, SECCOMP_RET_ALLOW)
     }
 
-    /// This becomes of the call.
+    /// Applies `action` to the call.
     pub(crate) const fn act(number: libc::c_long, action: u32) -> Self {
         Self {
             number,
@@ -48,27 +48,28 @@ impl Rule {
         }
     }
 
-    /// Only if this argument, counted from 0, has the value.
+    /// Restricts the rule to calls whose argument number `argument`, from 0, equals `value`.
     pub(crate) const fn with(mut self, argument: u32, value: u32) -> Self {
         self.condition = Condition::Equals { argument, value };
         self
     }
 
-    /// Only if this argument, counted from 0, has one of the bits.
+    /// Restricts the rule to calls whose argument number `argument`, from 0, has one of `bits` set.
     pub(crate) const fn having(mut self, argument: u32, bits: u32) -> Self {
         self.condition = Condition::Has { argument, bits };
         self
     }
 
-    /// Only if this argument, counted from 0, has none of the bits.
+    /// Restricts the rule to calls whose argument number `argument`, from 0, has none of `bits`
+    /// set.
     pub(crate) const fn without(mut self, argument: u32, bits: u32) -> Self {
         self.condition = Condition::Lacks { argument, bits };
         self
     }
 }
 
-/// The program for these rules, of which the first that fits a call decides. `otherwise` is the
-/// action for every other call of this architecture; one of another architecture ends the process.
+/// Builds the program for these rules. The first rule that matches a call decides. `otherwise` is
+/// the action for every other call. A call of another architecture kills the process.
 pub(crate) fn program(rules: &[Rule], otherwise: u32) -> Vec<sock_filter> {
     let load = |offset| statement(BPF_LD | BPF_W | BPF_ABS, offset);
     let end = |action| statement(BPF_RET | BPF_K, action);
@@ -99,7 +100,7 @@ pub(crate) fn program(rules: &[Rule], otherwise: u32) -> Vec<sock_filter> {
             argument(at),
             fits,
             end(rule.action),
-            // Another rule may fit the call.
+            // A later rule may match the call.
             load(AT_NUMBER),
         ]);
     }
@@ -117,7 +118,7 @@ fn equal(value: u32, yes: u8, no: u8) -> sock_filter {
 }
 
 fn jump(code: u32, k: u32, jt: u8, jf: u8) -> sock_filter {
-    // All codes are below 256.
+    // All opcodes are below 256.
     let code = (code & 0xffff) as u16;
     sock_filter { code, jt, jf, k }
 }

@@ -1,4 +1,4 @@
-//! Names of sockets whose process was killed. They stay, and nothing can listen there before they
+//! Sockets left in the file system by a killed process. Nothing can bind to their path until they
 //! are removed.
 
 use std::fs;
@@ -7,12 +7,11 @@ use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::Path;
 
-/// Removes the socket at `path` if nobody has it open any more. What is no socket, or is in use,
-/// stays.
+/// Removes the socket at `path` if no process has it open. Other files and sockets in use remain.
 ///
 /// # Errors
-/// [`AddrInUse`](io::ErrorKind::AddrInUse): something else has the name. Or what looking and
-/// removing meet.
+/// [`AddrInUse`](io::ErrorKind::AddrInUse) if another file or a live socket has this path. Other
+/// errors come from reading or removing the file.
 pub(crate) fn clear(path: &Path) -> io::Result<()> {
     let kind = match fs::symlink_metadata(path) {
         Ok(about) => about.file_type(),
@@ -23,7 +22,7 @@ pub(crate) fn clear(path: &Path) -> io::Result<()> {
     if !kind.is_socket() {
         return in_use("a file that is no socket has this name");
     }
-    // A socket of the other kind answers with another error.
+    // Connecting to a socket of the other type fails with another error.
     let refuses = |tried: io::Result<()>| {
         tried.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
     };

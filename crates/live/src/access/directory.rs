@@ -1,7 +1,7 @@
-//! Directories whose content no stranger changes: of sockets, and of files that are run.
+//! Private directories, for sockets and for files that are executed: no other user can change them.
 //!
-//! A directory is looked at by its path without links, and so are those above it: whoever may
-//! rename there puts another directory in its place after the look.
+//! A check resolves links in the path and covers every parent directory. A user who may rename
+//! entries of a parent could replace the directory after the check.
 
 use std::fs::{self, DirBuilder, Metadata};
 use std::io;
@@ -13,32 +13,32 @@ use rustix::process::{getegid, geteuid};
 
 use super::SocketAccess;
 
-/// Of the user alone.
+/// Mode of a directory that only its owner can use.
 const MODE: u32 = 0o700;
 const GROUP_WRITES: u32 = 0o020;
 const OTHERS_WRITE: u32 = 0o002;
-/// In such a directory nobody renames what belongs to another user.
+/// In a sticky directory, users cannot rename files of other users.
 const STICKY: u32 = 0o1000;
 const ROOT: u32 = 0;
 
-/// Why a directory is not safe from other users.
+/// Reason why a directory is not safe from other users.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NotPrivate {
-    /// Its owner is another user.
+    /// The directory belongs to another user.
     Owner {
-        /// That user.
+        /// User ID of the owner.
         user: u32,
     },
-    /// Others can change it.
+    /// Other users can write to the directory.
     Writable {
-        /// Its mode.
+        /// Mode of the directory.
         mode: u32,
     },
-    /// Others can replace a directory that it lies in.
+    /// Other users can replace a parent directory.
     Above {
-        /// That directory.
+        /// Path of that parent.
         directory: PathBuf,
-        /// Its own fault.
+        /// Reason why the parent is not safe.
         why: Box<Self>,
     },
 }
@@ -63,17 +63,17 @@ impl std::fmt::Display for NotPrivate {
 
 impl std::error::Error for NotPrivate {}
 
-/// Who may change a directory.
+/// Users and groups who may change a directory.
 #[derive(Debug)]
 struct Trusted {
-    /// Who may own it.
+    /// User IDs of permitted owners.
     users: Vec<u32>,
-    /// Whose group may write to it.
+    /// Group IDs that may have write permission.
     groups: Vec<u32>,
 }
 
 impl Trusted {
-    /// This user, whose sockets and files it holds.
+    /// Trusts this user, and the group that may connect.
     fn with_sockets(access: SocketAccess) -> Self {
         Self {
             users: vec![geteuid().as_raw()],
@@ -81,8 +81,8 @@ impl Trusted {
         }
     }
 
-    /// This user and group, root, and under sudo the user who called it: root trusts that user's
-    /// files already. Many systems give each user a group, and let it write.
+    /// Trusts this user and group, and root. Under sudo it also trusts the calling user, whose
+    /// files root trusts already. Many systems give each user a group with write permission.
     fn with_files() -> Self {
         let mut trusted = Self {
             users: vec![geteuid().as_raw(), ROOT],
@@ -108,7 +108,7 @@ impl Trusted {
         Ok(())
     }
 
-    /// One that others lie in.
+    /// Checks a parent directory.
     fn check_parent(&self, about: &Metadata) -> Result<(), NotPrivate> {
         match self.judge(about) {
             Err(NotPrivate::Writable { .. }) if about.mode() & STICKY != 0 => Ok(()),
@@ -116,7 +116,7 @@ impl Trusted {
         }
     }
 
-    /// The directory at `path`, without links.
+    /// Checks the directory at `path`; returns its path without links.
     fn check(&self, path: &Path, above: &Self) -> io::Result<PathBuf> {
         let path = fs::canonicalize(path)?;
         let about = fs::symlink_metadata(&path)?;
@@ -141,7 +141,8 @@ impl Trusted {
         Ok(())
     }
 
-    /// Makes the directory if it is not there, and checks it. `made` gets a new one's path.
+    /// Creates the directory if it does not exist, and checks it. Calls `made` with the path of a
+    /// new directory.
     fn make(
         &self,
         path: &Path,
@@ -158,7 +159,7 @@ impl Trusted {
         };
         fs::create_dir_all(parent)?;
         let new = fs::canonicalize(parent)?.join(name);
-        // Before anything is made or given away there.
+        // Check the parents before creating anything or changing a group below them.
         above.check_above(&new)?;
         match DirBuilder::new().mode(MODE).create(&new) {
             Ok(()) => made(&new)?,
@@ -174,32 +175,33 @@ fn refused(why: NotPrivate) -> io::Error {
 }
 
 impl SocketAccess {
-    /// Makes the directory of the sockets, if it is not there, and checks it; its path, without
+    /// Creates the sockets' directory if it does not exist, and checks it. Returns its path without
     /// links.
     ///
     /// # Errors
-    /// What making it meets; [`NotPrivate`].
+    /// Creating the directory failed, or [`NotPrivate`].
     pub fn make_directory(self, path: &Path) -> io::Result<PathBuf> {
-        // Members of the group find sockets whose names they know, and see no others.
+        // Group members can open sockets whose names they know, but cannot list the directory.
         let made = |path: &Path| self.open_up(path, Mode::RWXU | Mode::XGRP);
         Trusted::with_sockets(self).make(path, &Trusted::with_files(), made)
     }
 
-    /// Checks that the sockets in the directory stay what they are: its path, without links. It
-    /// belongs to this user, and nobody else can write to it but the group that may connect.
+    /// Checks that no other user can replace the sockets in the directory. Returns its path without
+    /// links. The directory must belong to this user; only the group that may connect can have
+    /// write permission.
     ///
     /// # Errors
-    /// What looking at it meets; [`NotPrivate`].
+    /// Reading the directory's metadata failed, or [`NotPrivate`].
     pub fn check_directory(self, path: &Path) -> io::Result<PathBuf> {
         Trusted::with_sockets(self).check(path, &Trusted::with_files())
     }
 }
 
-/// Makes a directory of files that are run, if it is not there, and checks it; its path, without
-/// links. It may be root's, or under sudo the caller's.
+/// Creates a directory for files that are executed, if it does not exist, and checks it. Returns
+/// its path without links. The directory may belong to root, or under sudo to the calling user.
 ///
 /// # Errors
-/// What making it meets; [`NotPrivate`].
+/// Creating the directory failed, or [`NotPrivate`].
 pub fn make_cache(path: &Path) -> io::Result<PathBuf> {
     let trusted = Trusted::with_files();
     trusted.make(path, &trusted, |_| Ok(()))
@@ -236,7 +238,7 @@ mod tests {
         };
         let user = about.uid();
         assert_eq!(stranger.judge(&about), Err(NotPrivate::Owner { user }));
-        // Sockets, sockets for a group, and files.
+        // Columns: sockets of the user, sockets of a group, executed files.
         let own = SocketAccess::Group(Gid::from_raw(about.gid()));
         let other = SocketAccess::Group(Gid::from_raw(about.gid() + 1));
         for (mode, sockets, group, files) in [
@@ -301,7 +303,7 @@ mod tests {
                 }
             }
         }
-        // Nothing was made where it was refused, and a link leads to what is checked.
+        // A refused call creates nothing, and a link resolves to the checked directory.
         let link = scratch.path().join("link");
         symlink(&dir, &link).unwrap();
         assert_eq!(SocketAccess::OwnUser.make_directory(&link).unwrap(), dir);
@@ -318,7 +320,7 @@ mod tests {
         let nobody = 65534;
         let scratch = tempfile::tempdir().unwrap();
         let theirs = fs::canonicalize(scratch.path()).unwrap();
-        // Only root can give files away.
+        // Only root can change a file's owner.
         if std::os::unix::fs::chown(&theirs, Some(nobody), None).is_err() {
             return;
         }

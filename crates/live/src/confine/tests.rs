@@ -1,4 +1,4 @@
-//! Tests: what a confined thread cannot do.
+//! Tests of the limits on a confined thread.
 #![allow(unsafe_code)]
 
 use std::fs::{self, File};
@@ -9,9 +9,9 @@ use std::thread;
 
 use super::*;
 
-/// asm-generic/fcntl.h.
+/// From asm-generic/fcntl.h.
 const F_SETSIG: libc::c_int = 10;
-/// asm-generic/sockios.h.
+/// From asm-generic/sockios.h.
 const FIOSETOWN: libc::c_ulong = 0x8901;
 
 fn confined<T: Send + 'static>(does: impl FnOnce() -> T + Send + 'static) -> T {
@@ -55,13 +55,13 @@ fn a_serving_thread_serves() {
         );
         theirs.fill(1);
         rustix::io::write(&mut ours, &1u64.to_ne_bytes()).unwrap();
-        // A thread of its own is as confined as it is.
+        // A new thread inherits the confinement.
         let opened = thread::spawn(|| File::open("/etc/passwd").err()).join();
         assert!(opened.unwrap().is_some());
     });
 }
 
-/// The error of a raw call, if it fails.
+/// Returns the error code of a raw call if it failed.
 fn error_of(result: libc::c_long) -> Option<i32> {
     (result < 0).then(|| io::Error::last_os_error().raw_os_error().unwrap_or(0))
 }
@@ -74,7 +74,7 @@ fn a_serving_thread_signals_no_other_process() {
     let errors = confined(move || {
         let socket = ours.as_raw_fd();
         let mut owner = number;
-        // SAFETY: none of these calls writes to memory of this process.
+        // SAFETY: none of these calls writes to the memory of this process.
         unsafe {
             [
                 error_of(libc::syscall(
@@ -107,7 +107,7 @@ fn a_serving_thread_types_nothing_into_its_terminal() {
         let nonblocking = theirs.set_nonblocking(true).err();
         (error_of(typed.into()), nonblocking.is_none())
     });
-    // Of a socket the kernel itself says ENOTTY, so EPERM is the filter's.
+    // The kernel itself returns ENOTTY for a socket, so EPERM comes from the filter.
     assert_eq!(errors, (Some(libc::EPERM), true));
 }
 
@@ -116,7 +116,7 @@ fn a_serving_thread_starts_threads_and_no_processes() {
     let errors = confined(|| {
         let (clone, mut arguments) = (libc::SIGCHLD, [0_u64; 11]);
         arguments[4] = libc::SIGCHLD as u64;
-        // SAFETY: a process that begins here ends at once.
+        // SAFETY: a process that starts here ends at once.
         let errors = unsafe {
             [
                 error_of(alone(libc::syscall(libc::SYS_clone, clone, 0, 0, 0, 0))),
@@ -133,13 +133,13 @@ fn a_serving_thread_starts_threads_and_no_processes() {
     assert_eq!(errors, ([Some(libc::EPERM), Some(libc::ENOSYS)], 7));
 }
 
-/// Ends a process that was just begun; gives what its parent got.
+/// Ends a process that was just started; returns the call's result in the parent.
 fn alone(got: libc::c_long) -> libc::c_long {
     if got == 0 {
         sys::end(0);
     }
     if let Ok(child @ 1..) = i32::try_from(got) {
-        // SAFETY: no status is asked for.
+        // SAFETY: the call writes no status.
         unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
     }
     got

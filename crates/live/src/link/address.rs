@@ -1,28 +1,28 @@
-//! Where a network device's far side is, as a person writes it.
+//! Addresses of network links, as written on the command line.
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use super::tap::MAX_NAME_BYTES;
 
-/// A far side.
+/// Address of a network device's peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
     /// A tap interface of the host: `tap=NAME`.
     Tap(String),
-    /// A stream socket: `socket=PATH`. Whoever comes first listens.
+    /// A stream socket: `socket=PATH`. The side that opens it first listens.
     Stream(PathBuf),
-    /// A pair of datagram sockets: `datagram=PATH:PATH`, this side's and the other's.
+    /// A pair of datagram sockets: `datagram=PATH:PATH`, local path first.
     Datagram {
-        /// This side's.
+        /// Path of the local socket.
         local: PathBuf,
-        /// The other's.
+        /// Path of the peer's socket.
         remote: PathBuf,
     },
 }
 
 impl Address {
-    /// What to name when it cannot be opened.
+    /// Returns the path or interface name to report in an error.
     pub fn path(&self) -> &Path {
         match self {
             Self::Tap(name) => name.as_ref(),
@@ -32,12 +32,12 @@ impl Address {
     }
 }
 
-/// Why a text is no address.
+/// Reason why a string is not an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AddressError {
-    /// It begins with none of the kinds there are.
+    /// The prefix is no known kind.
     Kind,
-    /// The name of an interface has 1 to 15 bytes, no `/` and no space.
+    /// Invalid interface name: it must have 1 to 15 bytes, no `/` and no space.
     Name,
     /// A path is missing.
     Path,

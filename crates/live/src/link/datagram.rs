@@ -15,7 +15,7 @@ use crate::access::bind_datagram;
 use crate::handover::{HandOverBlocker, LinkState, StateError};
 use crate::virtio::PollSource;
 
-/// A pair of sockets. What the other side has no room for is lost, as on a wire.
+/// A pair of sockets. Frames for which the peer has no room are lost, as on a wire.
 #[derive(Debug)]
 pub struct DatagramLink {
     socket: UnixDatagram,
@@ -23,10 +23,10 @@ pub struct DatagramLink {
 }
 
 impl DatagramLink {
-    /// Binds `local`; what is sent goes to `remote`, which need not be there yet.
+    /// Binds `local` and sends to `remote`, which need not exist yet.
     ///
     /// # Errors
-    /// What binding meets.
+    /// Binding failed.
     pub fn open(local: &Path, remote: &Path) -> io::Result<Self> {
         let local = from_the_root(local);
         let socket = bind_datagram(&local)?;
@@ -61,7 +61,7 @@ impl NetLink for DatagramLink {
     }
 
     fn receive(&mut self, buffer: &mut [u8]) -> ReceiveOutcome {
-        // What is longer than the buffer is cut, and the buffer is longer than any frame.
+        // The kernel truncates a datagram to the buffer, which is longer than any valid frame.
         match self.socket.recv(buffer) {
             Ok(got) => received(got),
             Err(_) => ReceiveOutcome::Nothing,
@@ -80,7 +80,7 @@ impl NetLink for DatagramLink {
         name(&self.socket)
     }
 
-    /// What has come and was not received stays in the socket.
+    /// Frames that were not received remain in the socket.
     fn save(&self) -> Result<LinkState, HandOverBlocker> {
         let named = self.name().is_some_and(|name| name.is_absolute());
         if !named || !self.remote.is_absolute() {

@@ -1,20 +1,20 @@
-//! Frames in a stream of bytes: each behind its length, four bytes, the highest first (QEMU's
-//! `-netdev stream`).
+//! Frames in a byte stream: each follows its length, a big-endian 32-bit number (QEMU's `-netdev
+//! stream`).
 
 use std::io::IoSlice;
 
 use super::{MAX_FRAME_BYTES, MIN_FRAME_BYTES};
 
-/// Bytes of a length.
+/// Bytes of a length prefix.
 pub const FRAME_PREFIX_BYTES: usize = 4;
-/// Longest frame that an honest peer sends, whatever its offloads: QEMU's own limit, 64 KiB and a
-/// page. A greater length says that the stream is no such stream.
+/// Longest frame, with any offload: QEMU's own limit of 64 KiB and a page. A larger length means
+/// that the stream is corrupt.
 pub const MAX_FRAMED_BYTES: usize = (1 << 16) + 4096;
 
-/// The stream cannot be followed any further.
+/// The stream is corrupt and no frame boundary can be found again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FramesLost {
-    /// The length that nobody sends.
+    /// Invalid length in the stream.
     pub bytes: u32,
 }
 
@@ -26,37 +26,39 @@ impl std::fmt::Display for FramesLost {
 
 impl std::error::Error for FramesLost {}
 
-/// What came out of a piece of the stream.
+/// Result of parsing a piece of the stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deframed {
-    /// A frame of this many bytes.
+    /// A complete frame of this many bytes.
     Frame(usize),
-    /// A frame that is too short or too long for the device; it was not kept.
+    /// A complete frame of invalid length, which was dropped.
     Dropped,
-    /// The piece ended in the middle of one.
+    /// The piece ended inside a frame.
     Part,
 }
 
-/// Puts frames together. It keeps no more than one, and of a frame that is too long nothing.
+/// Reassembles frames from a stream. Buffers at most one frame, and nothing of a frame that is too
+/// long.
 #[derive(Debug, Default)]
 pub struct Deframer {
     prefix: [u8; FRAME_PREFIX_BYTES],
-    /// Bytes of the length that have come.
+    /// Bytes of the length prefix received so far.
     known: usize,
-    /// Bytes of the frame that are to come, once its length is known.
+    /// Bytes of the frame still to come, once its length is known.
     missing: usize,
     frame: Vec<u8>,
 }
 
 impl Deframer {
-    /// The frame that has come in part: as much as is known of its length, and its bytes unless
-    /// they are dropped; how many bytes are to come.
+    /// Returns the partial frame: the received part of its prefix, its bytes unless it is being
+    /// dropped, and the number of bytes still to come.
     pub(super) fn part(&self) -> (Vec<u8>, usize) {
         let known = self.prefix.get(..self.known).unwrap_or(&[]);
         ([known, &self.frame].concat(), self.missing)
     }
 
-    /// One that has taken that part. None if no stream could have left it.
+    /// Restores a deframer that received this partial frame. `None` if no stream could have left
+    /// it.
     pub(super) fn with_part(mut part: &[u8], missing: usize) -> Option<Self> {
         let mut deframer = Self::default();
         let taken = deframer.feed(&mut part, &mut []);
@@ -64,7 +66,7 @@ impl Deframer {
             return None;
         }
         let whole = u32::from_be_bytes(deframer.prefix) as usize;
-        // Of what is dropped nothing is kept that would tell how much has come.
+        // A dropped frame has no buffered bytes, so `missing` alone tells how much has come.
         if deframer.missing > 0 && !is_wanted(whole) {
             let possible = deframer.missing == whole && (1..=whole).contains(&missing);
             deframer.missing = missing;
@@ -73,11 +75,11 @@ impl Deframer {
         (deframer.missing == missing).then_some(deframer)
     }
 
-    /// Takes bytes off the front of `piece` up to the end of a frame, which is copied to `to`, as
-    /// far as there is room.
+    /// Consumes bytes of `piece` up to the end of a frame, and copies a complete frame to `to`.
+    /// Drops a frame for which `to` has no room.
     ///
     /// # Errors
-    /// [`FramesLost`]; then it is of no further use.
+    /// [`FramesLost`]; the deframer must not be used again.
     pub fn feed(&mut self, piece: &mut &[u8], to: &mut [u8]) -> Result<Deframed, FramesLost> {
         while let Some(slot) = self.prefix.get_mut(self.known) {
             let Some((first, rest)) = piece.split_first() else {
@@ -110,7 +112,7 @@ impl Deframer {
         match to.get_mut(..frame.len()) {
             Some(to) if wanted => {
                 to.copy_from_slice(&frame);
-                // Its space is for the next.
+                // Reuse the allocation for the next frame.
                 self.frame = frame;
                 self.frame.clear();
                 Ok(Deframed::Frame(whole))
@@ -120,33 +122,35 @@ impl Deframer {
     }
 }
 
-/// Whether a frame of so many bytes is for the device.
+/// Returns true if a frame of this length is valid for the device.
 fn is_wanted(bytes: usize) -> bool {
     (MIN_FRAME_BYTES..=MAX_FRAME_BYTES).contains(&bytes)
 }
 
-/// Takes frames apart into what goes out. Of a frame that was begun it keeps the rest, at most one.
+/// Sends frames as a stream. Buffers the unsent rest of at most one frame.
 #[derive(Debug, Default)]
 pub struct Framer {
     rest: Vec<u8>,
 }
 
 impl Framer {
-    /// What is left of a frame that was sent in part.
+    /// Returns the unsent rest of a partially sent frame.
     pub(super) fn unsent(&self) -> &[u8] {
         &self.rest
     }
 
-    /// One that has this left. None if that is too much for a frame of which something was sent.
+    /// Restores a framer with this unsent rest. `None` if the rest is too long for a partially sent
+    /// frame.
     pub(super) fn with_unsent(rest: Vec<u8>) -> Option<Self> {
         (rest.len() < FRAME_PREFIX_BYTES + MAX_FRAME_BYTES).then_some(Self { rest })
     }
 
-    /// Sends a frame by `write`, which says how many bytes it took, perhaps none. Whether the frame
-    /// was taken: sent, or begun and its rest kept; else nothing of it was sent.
+    /// Sends a frame by `write`, which returns the number of bytes it accepted, possibly zero.
+    /// Returns true if the frame was sent, or begun and its rest buffered. Returns false if nothing
+    /// of it was sent.
     ///
     /// # Errors
-    /// What `write` says.
+    /// Errors of `write`.
     pub fn send<E>(
         &mut self,
         frame: &[u8],
@@ -165,10 +169,10 @@ impl Framer {
         Ok(true)
     }
 
-    /// Sends what is left of a frame, as far as `write` takes it.
+    /// Sends the rest of a partially sent frame, as far as `write` accepts it.
     ///
     /// # Errors
-    /// What `write` says.
+    /// Errors of `write`.
     pub fn flush<E>(
         &mut self,
         mut write: impl FnMut(&[IoSlice<'_>]) -> Result<usize, E>,
@@ -180,7 +184,7 @@ impl Framer {
         Ok(())
     }
 
-    /// Whether a frame was sent in part.
+    /// Returns true if a frame is partially sent.
     pub fn is_in_frame(&self) -> bool {
         !self.rest.is_empty()
     }
@@ -192,7 +196,7 @@ mod tests {
 
     use super::*;
 
-    /// What comes out of the stream, cut into these pieces: frames, and how many were dropped.
+    /// Returns the frames of a stream cut into these pieces, and the number of dropped frames.
     fn frames(stream: &[u8], cuts: &[usize]) -> Result<(Vec<Vec<u8>>, usize), FramesLost> {
         let mut deframer = Deframer::default();
         let (mut whole, mut dropped) = (Vec::new(), 0);
@@ -236,7 +240,7 @@ mod tests {
     }
 
     proptest! {
-        /// However the stream is cut, the frames are the same.
+        /// The frames do not depend on the pieces into which the stream is cut.
         #[test]
         fn frames_come_out_as_they_went_in(
             sent in prop::collection::vec((prop_oneof![0usize..40, 1500usize..1540, 60_000usize..69_000], any::<u8>()), 0..12),
@@ -254,8 +258,8 @@ mod tests {
             prop_assert!(whole == expected);
         }
 
-        /// However little is taken at a time, frames leave whole and in order, and one that was not
-        /// taken leaves nothing.
+        /// Frames leave whole and in order, however little `write` accepts at a time. A refused
+        /// frame sends nothing.
         #[test]
         fn frames_leave_whole(
             frames in prop::collection::vec((14usize..200, any::<u8>()), 1..10),

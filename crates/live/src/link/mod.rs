@@ -1,7 +1,7 @@
-//! The far side of a network device: whoever takes its frames and gives it others.
+//! Network links: the peer of a network device, which takes and delivers Ethernet frames.
 //!
-//! A link never waits. It holds at most one frame that was half sent; what does not fit stays where
-//! it is, in the guest's ring or in the host's kernel.
+//! A link never blocks. It buffers at most one partially sent frame; further frames stay in the
+//! guest's ring or in the host kernel.
 
 mod address;
 mod datagram;
@@ -26,62 +26,63 @@ use rustix::net::{AddressFamily, SocketType, sockopt};
 use crate::handover::{HandOverBlocker, LinkState, StateError};
 use crate::virtio::PollSource;
 
-/// Shortest frame: an Ethernet header.
+/// Shortest frame in bytes: an Ethernet header.
 pub const MIN_FRAME_BYTES: usize = 14;
-/// Longest frame: 1500 bytes of payload behind a header with one VLAN tag. Anything longer is
-/// dropped, from either side.
+/// Longest frame in bytes: 1500 bytes of payload after a header with one VLAN tag. Longer frames
+/// are dropped in both directions.
 pub const MAX_FRAME_BYTES: usize = 1518;
 
-/// The longest name of a socket (Linux, unix(7)), without the zero at its end.
+/// Longest path of a socket in bytes (Linux, unix(7)), without the terminating zero.
 pub const MAX_PATH_BYTES: usize = 107;
 
-/// What became of a frame.
+/// Result of sending a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SendOutcome {
-    /// It is on its way.
+    /// The link accepted the frame.
     Taken,
-    /// Not now; it was not taken. [`NetLink::waits_for`] says when to try again.
+    /// The link is full and did not accept the frame. [`NetLink::waits_for`] tells when to retry.
     Full,
-    /// It is lost: nobody is there.
+    /// The frame is lost because the link has no peer.
     Lost,
 }
 
-/// What came.
+/// Result of receiving a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReceiveOutcome {
-    /// A frame of this many bytes, within the limits.
+    /// A valid frame of this many bytes.
     Frame(usize),
-    /// Something that is no frame, or too long a one. There may be more.
+    /// A frame of invalid length. More frames may follow.
     Dropped,
-    /// Nothing.
+    /// No frame is available.
     Nothing,
 }
 
-/// A link.
+/// A network link.
 pub trait NetLink: Send {
-    /// Sends a frame. It keeps nothing of a frame that it did not take.
+    /// Sends a frame. On [`SendOutcome::Full`] the link keeps no part of the frame.
     fn send(&mut self, frame: &[u8]) -> SendOutcome;
 
-    /// Receives a frame into `buffer`, which has room for more than [`MAX_FRAME_BYTES`].
+    /// Receives a frame into `buffer`, which must have room for more than [`MAX_FRAME_BYTES`].
     fn receive(&mut self, buffer: &mut [u8]) -> ReceiveOutcome;
 
-    /// What to wait for until something comes (`input`), or until a frame can be sent that was not
-    /// taken (`output`).
+    /// Returns the descriptor to poll: for incoming frames (`input`), or until the link accepts
+    /// frames again (`output`).
     fn waits_for(&self, input: bool, output: bool) -> Option<PollSource<'_>>;
 
-    /// What it waits for has come: it goes on with what it has begun.
+    /// Continues a partial transfer after the descriptor became ready.
     fn on_ready(&mut self) {}
 
-    /// The file by which the other side finds this one. It is to be removed when the link has
-    /// ended, and not when another process has it.
+    /// Returns the path of the link's socket, by which the peer finds it. The caller removes it
+    /// when the link ends, but not after a hand-over.
     fn name(&self) -> Option<PathBuf> {
         None
     }
 
-    /// What another process needs to go on with it. Nothing is sent or received by that.
+    /// Returns the state that another process needs to continue the link. Sends and receives
+    /// nothing.
     ///
     /// # Errors
-    /// It cannot be handed over.
+    /// [`HandOverBlocker`] if the link cannot be handed over.
     fn save(&self) -> Result<LinkState, HandOverBlocker> {
         Err(HandOverBlocker::Keeps("a link of this kind"))
     }
@@ -116,7 +117,7 @@ impl<L: NetLink + ?Sized> NetLink for Box<L> {
 /// Opens the link of an address.
 ///
 /// # Errors
-/// What the host says.
+/// Opening the host's interface or socket failed.
 pub fn open(address: &Address) -> io::Result<Box<dyn NetLink>> {
     Ok(match address {
         Address::Tap(name) => Box::new(TapLink::open(name)?),
@@ -125,10 +126,10 @@ pub fn open(address: &Address) -> io::Result<Box<dyn NetLink>> {
     })
 }
 
-/// Goes on with another process's link. Nothing is sent or received by that.
+/// Continues another process's link. Sends and receives nothing.
 ///
 /// # Errors
-/// [`StateError`]: a descriptor of another kind, or a frame in part that no stream could have left.
+/// [`StateError`] if a descriptor has the wrong kind, or a partial frame is impossible.
 pub fn restore(state: LinkState) -> Result<Box<dyn NetLink>, StateError> {
     Ok(match state {
         LinkState::Tap { file } => Box::new(TapLink::restore(file)?),
@@ -137,19 +138,19 @@ pub fn restore(state: LinkState) -> Result<Box<dyn NetLink>, StateError> {
     })
 }
 
-/// The same path from the root, where another process finds it too. A socket's name may have no
-/// room for that: then it is as it was.
+/// Makes `path` absolute, so that another process finds it too. Returns `path` unchanged if the
+/// absolute path is too long for a socket.
 fn from_the_root(path: &Path) -> PathBuf {
     let whole = std::path::absolute(path).ok();
     let fits = whole.filter(|whole| whole.as_os_str().len() <= MAX_PATH_BYTES);
     fits.unwrap_or_else(|| path.to_owned())
 }
 
-/// Why a link stays whose socket's name has no room for a path from the root.
+/// A socket whose absolute path is too long cannot be handed over.
 const LONG_NAME: HandOverBlocker =
     HandOverBlocker::Keeps("a link whose socket's path is too long from the root");
 
-/// A local socket of this kind, one that listens or not.
+/// Checks that `fd` is a local socket of this type that listens or not, as `listens` says.
 fn local_socket(fd: OwnedFd, kind: SocketType, listens: bool) -> Result<OwnedFd, StateError> {
     let socket = fd.as_fd();
     let fits = sockopt::socket_domain(socket).is_ok_and(|family| family == AddressFamily::UNIX)
@@ -159,12 +160,13 @@ fn local_socket(fd: OwnedFd, kind: SocketType, listens: bool) -> Result<OwnedFd,
         .ok_or(StateError::NotA { what: "socket" })
 }
 
-/// Whether nobody ever waits at it. That belongs to what processes share of a descriptor.
+/// Returns true if the descriptor is non-blocking. The flag is part of the open file description
+/// that processes share.
 fn never_waits(fd: impl AsFd) -> bool {
     fcntl_getfl(fd).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK))
 }
 
-/// A frame as it was received, `got` bytes into a buffer with room for more than the longest.
+/// Classifies a received frame of `got` bytes. The buffer had room for more than the longest frame.
 fn received(got: usize) -> ReceiveOutcome {
     if (MIN_FRAME_BYTES..=MAX_FRAME_BYTES).contains(&got) {
         ReceiveOutcome::Frame(got)

@@ -1,4 +1,4 @@
-//! Frames over a stream socket (QEMU's `-netdev stream`), to one peer at a time.
+//! Frames over a stream socket (QEMU's `-netdev stream`), with one peer at a time.
 
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, OwnedFd};
@@ -17,11 +17,11 @@ use crate::handover::{HandOverBlocker, LinkState, PeerState, StateError};
 use crate::stale_socket;
 use crate::virtio::PollSource;
 
-/// Bytes that are read at once: some frames.
+/// Bytes per read: room for several frames.
 pub const CHUNK_BYTES: usize = 16 * 1024;
 
-/// A socket. Whoever opens a path first listens there; the other connects. The listener takes
-/// another peer when one has gone; whoever connected and lost its peer has none any more.
+/// A stream socket. The side that opens a path first listens; the other connects. The listener
+/// accepts a new peer after a disconnect; the connecting side does not reconnect.
 #[derive(Debug)]
 pub struct StreamLink {
     listener: Option<UnixListener>,
@@ -32,17 +32,17 @@ pub struct StreamLink {
 struct Peer {
     stream: UnixStream,
     deframer: Deframer,
-    /// What was read and not yet taken apart: from `consumed` on.
+    /// Bytes that were read; those before `consumed` are parsed.
     chunk: Vec<u8>,
     consumed: usize,
     framer: Framer,
 }
 
 impl StreamLink {
-    /// Connects to whoever listens at `path`, or listens there.
+    /// Connects to the listener at `path`, or listens there if there is no listener.
     ///
     /// # Errors
-    /// What connecting and listening meet.
+    /// Connecting or listening failed.
     pub fn open(path: &Path) -> io::Result<Self> {
         let path = &from_the_root(path);
         match UnixStream::connect(path) {
@@ -54,7 +54,7 @@ impl StreamLink {
             }
             Err(error) => match error.kind() {
                 io::ErrorKind::NotFound => {}
-                // Somebody who is no more has listened there.
+                // The listening process has ended.
                 io::ErrorKind::ConnectionRefused => stale_socket::clear(path)?,
                 _ => return Err(error),
             },
@@ -87,7 +87,7 @@ impl StreamLink {
         })
     }
 
-    /// Whether there is a peer.
+    /// Returns true if a peer is connected.
     pub fn connected(&self) -> bool {
         self.peer.is_some()
     }
@@ -180,7 +180,7 @@ fn name(listener: &UnixListener) -> Option<PathBuf> {
     address.as_pathname().map(Path::to_owned)
 }
 
-/// The peer went, or does not speak this language.
+/// The peer disconnected or sent a malformed stream.
 struct PeerLost;
 
 impl Peer {
@@ -195,7 +195,8 @@ impl Peer {
         })
     }
 
-    /// What was read or sent in part goes along; all else is in the socket.
+    /// Returns the peer with its partially received and sent frames; all other data is in the
+    /// socket.
     fn save(&self) -> io::Result<PeerState> {
         let (begun, missing) = self.deframer.part();
         Ok(PeerState {
@@ -221,7 +222,7 @@ impl Peer {
         })
     }
 
-    /// Whether it was taken.
+    /// Returns true if the frame was accepted.
     fn send(&mut self, frame: &[u8]) -> Result<bool, PeerLost> {
         let stream = &self.stream;
         self.framer.send(frame, |parts| write(stream, parts))
@@ -257,7 +258,7 @@ impl Peer {
     }
 }
 
-/// Bytes that were written, perhaps none.
+/// Returns the number of bytes written, possibly zero.
 fn write(stream: &UnixStream, parts: &[IoSlice<'_>]) -> Result<usize, PeerLost> {
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     match sendmsg(stream, parts, &mut SendAncillaryBuffer::default(), flags) {

@@ -13,7 +13,7 @@ use super::{NetLink, ReceiveOutcome, SendOutcome, never_waits, received};
 use crate::handover::{HandOverBlocker, LinkState, StateError};
 use crate::virtio::PollSource;
 
-/// Bytes of an interface's name, without the zero at its end.
+/// Longest interface name in bytes, without the terminating zero.
 pub(super) const MAX_NAME_BYTES: usize = 15;
 
 /// `struct ifreq` as the request takes it: a name, flags, and what this request does not use
@@ -25,34 +25,34 @@ struct IfReq {
     unused: [u8; 22],
 }
 
-/// `TUNSETIFF`, whose number says `int` though it takes a `struct ifreq` (Linux,
+/// `TUNSETIFF`. Its number encodes `int` although it takes a `struct ifreq` (Linux,
 /// include/uapi/linux/if_tun.h).
 const SET_INTERFACE: Opcode = opcode::write::<i32>(b'T', 202);
-/// `TUNGETIFF`, whose number says `unsigned int` though it fills a `struct ifreq`.
+/// `TUNGETIFF`. Its number encodes `unsigned int` although it fills a `struct ifreq`.
 const GET_INTERFACE: Opcode = opcode::read::<u32>(b'T', 210);
-/// What `/dev/net/tun` is (Linux, Documentation/admin-guide/devices.txt).
+/// Major and minor number of `/dev/net/tun` (Linux, Documentation/admin-guide/devices.txt).
 const DEVICE: (u32, u32) = (10, 200);
 const TUN: u16 = 1;
 const TAP: u16 = 2;
-/// Frames come without a header of the interface's own.
+/// `IFF_NO_PI`: frames carry no packet information header.
 const NO_INFORMATION: u16 = 0x1000;
-/// They come with a header for offloads.
+/// `IFF_VNET_HDR`: frames carry a virtio-net header for offloads.
 const OFFLOADS: u16 = 0x4000;
 
-/// An interface.
+/// A tap interface.
 #[derive(Debug)]
 pub struct TapLink {
     file: File,
-    /// It was taken away. Whoever waited for it would find it ready for ever.
+    /// True if the host removed the interface. Its descriptor then polls ready forever.
     removed: bool,
 }
 
 impl TapLink {
-    /// Opens the interface `name`, or makes one that goes away with this. It takes the right to do
-    /// so (`CAP_NET_ADMIN`) unless the interface belongs to this user.
+    /// Opens the interface `name`, or creates one that exists until this descriptor closes. Needs
+    /// `CAP_NET_ADMIN` unless the interface belongs to this user.
     ///
     /// # Errors
-    /// What the host says, or that the name is too long.
+    /// The host refused, or the name is too long.
     pub fn open(name: &str) -> io::Result<Self> {
         let mut request = IfReq {
             name: [0; MAX_NAME_BYTES + 1],
@@ -115,7 +115,7 @@ impl NetLink for TapLink {
         match (&self.file).write(frame) {
             Ok(_) => SendOutcome::Taken,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => SendOutcome::Full,
-            // It is down, or gone.
+            // The interface is down or removed.
             Err(_) => SendOutcome::Lost,
         }
     }
@@ -139,7 +139,7 @@ impl NetLink for TapLink {
         })
     }
 
-    /// The interface goes away with the last descriptor of it.
+    /// The interface exists until its last descriptor closes.
     fn save(&self) -> Result<LinkState, HandOverBlocker> {
         if self.removed {
             return Err(HandOverBlocker::Keeps(
@@ -156,8 +156,7 @@ impl NetLink for TapLink {
 mod tests {
     use super::*;
 
-    /// What stands for an interface that was taken away: it is always ready, and there is nothing
-    /// to read but an error.
+    /// Models a removed interface: the descriptor is always ready, and a read fails.
     #[test]
     fn an_interface_that_has_gone_is_not_waited_for() {
         let file = File::open("/").unwrap();

@@ -1,5 +1,5 @@
-//! Endpoints that the model of the hardware translates: each has a table of its own, into which its
-//! domain's mappings go.
+//! Endpoints that the hardware model translates: each has its own table, which receives its
+//! domain's mappings.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use vm_memory::GuestMemoryMmap;
 
 use crate::assigned::{AssignedTable, MapFailure};
 
-/// The table of each.
+/// The table of each endpoint.
 #[derive(Debug, Default)]
 pub(crate) struct AssignedEndpoints {
     endpoints: BTreeMap<EndpointId, AssignedTable>,
@@ -23,11 +23,11 @@ impl AssignedEndpoints {
         self.endpoints.contains_key(&endpoint)
     }
 
-    /// The endpoint reaches these mappings and no others. What has no room is not there, and
-    /// faults.
+    /// Replaces the endpoint's mappings with these. Mappings without room are left out, and
+    /// accesses to them fault.
     ///
     /// # Errors
-    /// There was no room for one.
+    /// A mapping had no room.
     pub(super) fn attach(
         &mut self,
         endpoint: EndpointId,
@@ -41,7 +41,7 @@ impl AssignedEndpoints {
         let mut whole = Ok(());
         for mapping in mappings {
             let mapped = table.map(mapping.iova, mapping.physical.get(), mapping.permissions);
-            // What is no memory is nowhere else either.
+            // An address outside guest memory is accessible nowhere else either.
             if let Err(MapFailure::NoRoom | MapFailure::Failed) = mapped {
                 whole = Err(SinkError::OutOfMemory);
             }
@@ -50,7 +50,7 @@ impl AssignedEndpoints {
         whole
     }
 
-    /// The endpoint reaches nothing.
+    /// Removes all mappings of the endpoint.
     pub(super) fn block(&mut self, endpoint: EndpointId) {
         if let Some(table) = self.endpoints.get_mut(&endpoint) {
             table.detach();
@@ -58,7 +58,7 @@ impl AssignedEndpoints {
         }
     }
 
-    /// A mapping for all endpoints of the domain, or none.
+    /// Adds a mapping for all endpoints of the domain, or for none on an error.
     pub(super) fn map(
         &mut self,
         attached: &BTreeMap<EndpointId, DomainId>,
@@ -102,10 +102,10 @@ impl AssignedEndpoints {
         of.map(|(_, table)| table)
     }
 
-    /// When it returns `Ok`, no endpoint reaches what was taken from it.
+    /// Completes the invalidations. On `Ok`, no endpoint can access an unmapped page.
     pub(super) fn commit(&mut self) -> Result<(), SinkError> {
         let settled = self.endpoints.values_mut().map(AssignedTable::commit);
-        // All of them, whatever becomes of one.
+        // Commit every table, even after a failure.
         let unsettled = settled.fold(false, |unsettled, one| unsettled | one.is_err());
         if unsettled {
             return Err(SinkError::CommitFailed);
@@ -113,7 +113,7 @@ impl AssignedEndpoints {
         Ok(())
     }
 
-    /// The guest's memory is another one.
+    /// Replaces the guest's memory.
     pub(super) fn set_memory(&mut self, memory: &GuestMemoryMmap) {
         for table in self.endpoints.values_mut() {
             table.set_memory(memory);

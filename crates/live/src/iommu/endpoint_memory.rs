@@ -1,4 +1,4 @@
-//! Guest memory as one endpoint sees it: each access under a pin of its own.
+//! Guest memory in an endpoint's view; each access holds its own read guard.
 
 use ringfence_softiommu::{ReadGuard, Reader};
 use ringfence_types::{Access, Fault, FaultReason, IovaRange, RequesterId};
@@ -8,7 +8,7 @@ use vm_memory::GuestMemoryMmap;
 use super::GuestIommu;
 use crate::dma::Dma;
 
-/// An endpoint's way to memory.
+/// An endpoint's view of guest memory.
 pub struct EndpointMemory {
     iommu: GuestIommu,
     device: RequesterId,
@@ -34,8 +34,8 @@ impl EndpointMemory {
         }
     }
 
-    /// Whether the driver has mapped the first byte of `range` for such an access, by the IOMMU's
-    /// own record. Nobody is told.
+    /// Returns true if the driver has mapped the first byte of `range` for `access`, according to
+    /// the IOMMU's own record. Reports no fault.
     pub fn reaches(&self, range: IovaRange, access: Access) -> bool {
         match &self.iommu {
             GuestIommu::Virtio(iommu) => {
@@ -55,7 +55,7 @@ impl Dma for EndpointMemory {
         let pin = online.guard();
         let result = access(&pin);
         let fault = pin.take_fault();
-        // Whoever holds the IOMMU may be waiting for this very pin to end.
+        // Drop the guard before taking the IOMMU's lock: its holder may be waiting for this reader.
         drop(online);
         if let Some(fault) = fault {
             let reason = reason(&fault);
@@ -65,16 +65,16 @@ impl Dma for EndpointMemory {
         result
     }
 
-    /// The guest's memory is the IOMMU's to tell.
+    /// Does nothing: the IOMMU sets the guest's memory.
     fn set_memory(&mut self, _memory: &GuestMemoryMmap) {}
 }
 
-/// The number by which VIOT names it.
+/// Returns the endpoint ID in the VIOT table.
 fn endpoint(device: RequesterId) -> EndpointId {
     EndpointId::new(device.get().into())
 }
 
-/// What the driver is told of a stopped access.
+/// Returns the fault reason that the driver receives.
 pub(crate) fn reason(fault: &Fault) -> TranslationFaultReason {
     match fault.reason {
         FaultReason::Blocked | FaultReason::RootNotPresent | FaultReason::ContextNotPresent => {

@@ -1,4 +1,4 @@
-//! Which of the two IOMMUs a device stands behind.
+//! The two kinds of IOMMU that a device can have.
 
 use std::io;
 use std::sync::Arc;
@@ -12,21 +12,21 @@ use crate::counters::DeviceCounters;
 use crate::pviommu::PvIommu;
 use crate::sandbox::Grants;
 
-/// An IOMMU. Clones are the same one.
+/// An IOMMU of the guest. Clones share it.
 #[derive(Clone, Debug)]
 pub enum GuestIommu {
     /// The virtio-iommu.
     Virtio(VirtioIommu),
-    /// The para-virtual one.
+    /// The para-virtual IOMMU.
     Para(PvIommu),
 }
 
 impl GuestIommu {
-    /// Adds an endpoint under its requester id; the para-virtual IOMMU was told of it before. What
-    /// its accesses go through.
+    /// Adds an endpoint under its requester ID and returns its view of guest memory. The
+    /// para-virtual IOMMU must already know the device.
     ///
     /// # Errors
-    /// If it is there already, or one too many.
+    /// The endpoint exists already, or there are too many.
     pub fn add_endpoint(&self, device: RequesterId) -> Result<EndpointMemory, AddError> {
         match self {
             Self::Virtio(iommu) => iommu.add_endpoint(device),
@@ -34,11 +34,11 @@ impl GuestIommu {
         }
     }
 
-    /// Adds an endpoint that the model of the hardware translates; the para-virtual IOMMU was told
-    /// of it as an assigned one before. What its accesses go through.
+    /// Adds an endpoint whose accesses the hardware model translates. The para-virtual IOMMU must
+    /// already know it as an assigned device.
     ///
     /// # Errors
-    /// If it is there already, one too many, or was told of as another kind of device.
+    /// The endpoint exists already or is another kind of device, or there are too many.
     pub fn assign(
         &self,
         device: RequesterId,
@@ -50,10 +50,10 @@ impl GuestIommu {
         }
     }
 
-    /// Another way to memory of an endpoint that is there already.
+    /// Adds a further reader of guest memory to an existing endpoint.
     ///
     /// # Errors
-    /// If it is not, or has too many.
+    /// The endpoint does not exist, or has too many readers.
     pub fn add_reader(&self, device: RequesterId) -> Result<EndpointMemory, AddError> {
         match self {
             Self::Virtio(iommu) => iommu.add_reader(device),
@@ -61,10 +61,11 @@ impl GuestIommu {
         }
     }
 
-    /// The device of an endpoint that is yet to be added is the process that has these grants.
+    /// Declares that a sandboxed process with these grants implements the device. Call it before
+    /// adding the endpoint.
     ///
     /// # Errors
-    /// The para-virtual IOMMU was not told of such a device, or was told of its process already.
+    /// The para-virtual IOMMU does not know such a device, or already has its grants.
     pub fn set_sandboxed(&self, device: RequesterId, grants: Grants) -> Result<(), AddError> {
         match self {
             Self::Virtio(iommu) => iommu.set_sandboxed(device, grants),
@@ -74,7 +75,7 @@ impl GuestIommu {
         Ok(())
     }
 
-    /// Does something with the grants of such a device.
+    /// Calls `with` on the grants of a sandboxed device. `None` if the device is not sandboxed.
     pub fn with_grants<R>(
         &self,
         device: RequesterId,
@@ -86,7 +87,7 @@ impl GuestIommu {
         }
     }
 
-    /// Tells the driver of an access that was stopped, as soon as it gives a buffer for that.
+    /// Reports a stopped access to the driver, once it provides a buffer for the fault.
     pub(crate) fn report(
         &self,
         device: RequesterId,
@@ -101,7 +102,7 @@ impl GuestIommu {
                 access,
                 reason,
             }),
-            // It knows the reason by its own record.
+            // The para-virtual IOMMU takes the reason from its own record.
             Self::Para(iommu) => iommu.report(device, iova, access),
         }
     }

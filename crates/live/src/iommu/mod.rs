@@ -1,7 +1,7 @@
 //! The guest's IOMMU, shared by the thread that serves it and the threads of the devices behind it.
 //!
-//! There is one guest, so there is one memory: what the IOMMU's own client shares. What an
-//! endpoint's client shares besides is known to its session and not used.
+//! One guest has one memory, which the client of the IOMMU device shares. An endpoint's session
+//! ignores the memory that the endpoint's own client shares.
 
 mod assigned;
 mod endpoint_memory;
@@ -36,36 +36,35 @@ use crate::host::Host;
 use crate::limits::GuestLimits;
 use crate::sandbox::Grants;
 
-/// First and last address at which writes are interrupts on a PC (Intel SDM volume 3, section
-/// 12.11.1).
+/// First and last address of the MSI window on a PC (Intel SDM volume 3, section 12.11.1).
 const DOORBELLS: (u64, u64) = (0xfee0_0000, 0xfeef_ffff);
-/// What the software IOMMU's tables can map.
+/// Last address that the software IOMMU's tables can map.
 const LAST_IOVA: u64 = (1 << 48) - 1;
 
 type Unit = Device<GuestIommuSink<GuestMemoryMmap>>;
 
-/// The IOMMU. Clones are the same one.
+/// The virtio-iommu. Clones share it.
 #[derive(Clone)]
 pub struct VirtioIommu {
     shared: Arc<Shared>,
 }
 
 struct Shared {
-    /// Whoever holds it may wait for readers, and so is none.
+    /// A holder of this lock may wait for readers, so it must not be a reader.
     unit: Mutex<Unit>,
-    /// Readable while there may be faults that the driver has not been told of.
+    /// Eventfd that is readable while faults may wait for the driver.
     faults: OwnedFd,
     counters: Arc<DeviceCounters>,
 }
 
-/// Why a device cannot stand behind the IOMMU.
+/// Reason why a device cannot be placed behind the IOMMU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AddError {
-    /// The virtio-iommu says no.
+    /// The virtio-iommu refused the endpoint.
     Endpoint(EndpointError),
-    /// The software IOMMU does.
+    /// The software IOMMU refused the endpoint.
     Unit(IommuError),
-    /// A process cannot stand for this device.
+    /// This device cannot be sandboxed.
     Sandboxed(RequesterId),
 }
 
@@ -88,19 +87,19 @@ impl std::fmt::Debug for VirtioIommu {
 }
 
 impl VirtioIommu {
-    /// An IOMMU whose endpoints reach nothing until they are attached, within the default
-    /// [`GuestLimits`].
+    /// Creates an IOMMU with the default [`GuestLimits`]. It blocks all accesses of an endpoint
+    /// until the driver attaches it.
     ///
     /// # Errors
-    /// If the host has no descriptors left.
+    /// The host has no descriptors left.
     pub fn new(counters: Arc<DeviceCounters>) -> io::Result<Self> {
         Self::with_limits(&GuestLimits::default(), counters)
     }
 
-    /// The same, within these.
+    /// Like [`new`](Self::new), with these limits.
     ///
     /// # Errors
-    /// If the host has no descriptors left.
+    /// The host has no descriptors left.
     pub fn with_limits(caps: &GuestLimits, counters: Arc<DeviceCounters>) -> io::Result<Self> {
         let mut options = Options::default();
         options.limits.mappings = caps.mappings;
@@ -125,10 +124,10 @@ impl VirtioIommu {
         })
     }
 
-    /// Adds an endpoint under the number by which VIOT names it; what its accesses go through.
+    /// Adds an endpoint under its ID in the VIOT table, and returns its view of guest memory.
     ///
     /// # Errors
-    /// If it is there already, or one too many.
+    /// The endpoint exists already, or there are too many.
     pub fn add_endpoint(&self, device: RequesterId) -> Result<EndpointMemory, AddError> {
         let (first, last) = DOORBELLS;
         let doorbells = IovaRange::inclusive(Iova::new(first), Iova::new(last));
@@ -151,23 +150,24 @@ impl VirtioIommu {
         ))
     }
 
-    /// The device of an endpoint that is yet to be added is the process that has these grants.
+    /// Declares that a sandboxed process with these grants implements the device. Call it before
+    /// adding the endpoint.
     pub fn set_sandboxed(&self, device: RequesterId, grants: Grants) {
         let endpoint = EndpointId::new(device.get().into());
         self.unit().sink_mut().sandboxed.add(endpoint, grants);
     }
 
-    /// Adds an endpoint whose accesses the model of the hardware translates, by a table of its own
-    /// into which every mapping of its domain goes.
+    /// Adds an endpoint whose accesses the hardware model translates. The endpoint gets its own
+    /// table, which receives every mapping of its domain.
     ///
     /// # Errors
-    /// If it is there already, or one too many, or the host has no memory for its tables.
+    /// The endpoint exists already, there are too many, or the host has no memory for its tables.
     pub fn assign(
         &self,
         device: RequesterId,
         counters: Arc<DeviceCounters>,
     ) -> io::Result<AssignedDma> {
-        // What it is told of it needs no reader there.
+        // The hardware model translates its accesses, so the endpoint needs no reader.
         drop(self.add_endpoint(device).map_err(io::Error::other)?);
         let host = Host::new(Arc::clone(&self.shared.counters))?;
         let hardware = Arc::new(Hardware::new(Arc::new(host))?);
@@ -178,7 +178,7 @@ impl VirtioIommu {
         Ok(AssignedDma::with_iommu(behind, &hardware, device, counters))
     }
 
-    /// Does something with the grants of such a device.
+    /// Calls `with` on the grants of a sandboxed device. `None` if the device is not sandboxed.
     pub fn with_grants<R>(
         &self,
         device: RequesterId,
@@ -188,10 +188,10 @@ impl VirtioIommu {
         self.unit().sink_mut().sandboxed.get(endpoint).map(with)
     }
 
-    /// Another way to memory of an endpoint that is there already.
+    /// Adds a further reader of guest memory to an existing endpoint.
     ///
     /// # Errors
-    /// If it is not, or has too many.
+    /// The endpoint does not exist, or has too many readers.
     pub fn add_reader(&self, device: RequesterId) -> Result<EndpointMemory, AddError> {
         let reader = self.unit().sink_mut().inner.reader(device);
         let reader = reader.map_err(AddError::Unit)?;
@@ -202,29 +202,30 @@ impl VirtioIommu {
         ))
     }
 
-    /// Takes over what another process's IOMMU held. All endpoints have been added, and the guest's
-    /// memory is here.
+    /// Restores the state of another process's IOMMU. All endpoints must be added and the guest's
+    /// memory set.
     ///
     /// # Errors
-    /// It is not to be used.
+    /// The snapshot is invalid, or a mapping has no room.
     pub(crate) fn restore(&self, snapshot: &[u8]) -> Result<(), SnapshotError> {
         let mut unit = self.unit();
         unit.restore(snapshot)?;
-        // Where it was, all of it was reached.
+        // The other process had room for every mapping.
         if unit.sink().is_incomplete() {
             return Err(SnapshotError::Sink(SinkError::OutOfMemory));
         }
         Ok(())
     }
 
-    /// Whether these are the features that the driver has accepted, those of the transport aside.
+    /// Returns true if the driver has accepted exactly these features, not counting transport
+    /// features.
     pub(crate) fn has_accepted(&self, features: u64) -> bool {
         let unit = self.unit();
         unit.accepted() == features & unit.features()
     }
 
-    /// What the IOMMU itself reaches memory through: directly. The memory that its client shares is
-    /// the guest's.
+    /// Returns the memory view of the IOMMU device itself, which has no translation. Its client
+    /// shares the guest's memory.
     pub fn memory(&self) -> GuestDma {
         GuestDma {
             iommu: self.clone(),
@@ -232,14 +233,14 @@ impl VirtioIommu {
         }
     }
 
-    /// The device. A thread that panicked while it held it has left it whole: it changes nothing
-    /// before it has checked everything.
+    /// Locks the device. A panic of another thread leaves it consistent: every change is preceded
+    /// by its checks.
     pub(crate) fn unit(&self) -> MutexGuard<'_, Unit> {
         let unit = self.shared.unit.lock();
         unit.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells the driver of an access that was stopped, as soon as it gives a buffer for that.
+    /// Reports a stopped access to the driver, once it provides a buffer for the fault.
     pub(crate) fn report(&self, denied: TranslationFault) {
         let mut unit = self.unit();
         if unit.sink().is_stale(&denied) {
@@ -251,23 +252,23 @@ impl VirtioIommu {
         self.poll_faults();
     }
 
-    /// There may be faults that the driver has not been told of.
+    /// Wakes the IOMMU's thread to deliver pending faults.
     pub(crate) fn poll_faults(&self) {
         let _ = rustix::io::write(&self.shared.faults, &1u64.to_ne_bytes());
     }
 
-    /// Readable after [`report`](Self::report).
+    /// Returns a descriptor that is readable after [`report`](Self::report).
     pub(crate) fn reported(&self) -> BorrowedFd<'_> {
         self.shared.faults.as_fd()
     }
 
-    /// The reports up to now are being looked after.
+    /// Resets the descriptor before the pending reports are handled.
     pub(crate) fn clear_reported(&self) {
         let _ = rustix::io::read(&self.shared.faults, &mut [0; 8]);
     }
 }
 
-/// The guest's memory as the IOMMU's client shares it.
+/// The guest's memory as the client of the IOMMU device shares it.
 #[derive(Debug)]
 pub struct GuestDma {
     iommu: VirtioIommu,
@@ -281,15 +282,14 @@ impl Dma for GuestDma {
         self.direct.with(access)
     }
 
-    /// When it returns, no endpoint holds anything of the memory before.
+    /// Replaces the guest's memory. When it returns, no endpoint holds any of the old memory.
     fn set_memory(&mut self, memory: &GuestMemoryMmap) {
         self.direct.set_memory(memory);
         let mut unit = self.iommu.unit();
         let sink = unit.sink_mut();
-        // This thread is no reader, so it is not refused.
+        // The call fails only for a reader, and this thread is not one.
         let _ = sink.inner.set_memory(memory.clone());
-        // A process that hangs in the kernel keeps the memory's pages, which are nobody else's by
-        // that.
+        // A process stuck in the kernel keeps the old pages. No other guest or device uses them.
         let _ = sink.sandboxed.set_memory(memory);
         sink.assigned.set_memory(memory);
     }

@@ -1,8 +1,9 @@
-//! What the guest's IOMMU driver asked for, written down as text: one request a line, in the order
-//! in which the device took them.
+//! Text record of the guest IOMMU driver's requests: one request per line, in the order in which
+//! the device took them.
 //!
-//! The guest decides how many there are, so the file has a limit. At the limit a line `full` ends
-//! the requests, and the last line says how many are not in it: `lost 17`.
+//! The guest controls the number of requests, so the file has a size limit. At the limit the
+//! recorder writes the line `full`. The last line then counts the missing requests, as in `lost
+//! 17`.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -14,28 +15,28 @@ use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat};
 use crate::handover::{RecordState, StateError};
 use crate::wire::fields::{u32_at, u64_at};
 
-/// Lines are written when there are so many bytes of them.
+/// Pending bytes at which the recorder writes them to the file.
 pub const PENDING_BYTES: usize = 8192;
 
-/// A file that fills with requests. Its last line is `end` if all of them are in it.
+/// A record file. Its last line is `end` if it contains all requests.
 #[derive(Debug)]
 pub struct Recorder {
     file: File,
     pending: Vec<u8>,
     whole: bool,
-    /// Bytes that requests may take in the file.
+    /// Limit for the bytes of requests in the file.
     max_bytes: u64,
-    /// Bytes of them that are in the file, or pending.
+    /// Bytes of requests written or pending.
     bytes: u64,
-    /// Requests that are not.
+    /// Number of requests that the file lacks.
     lost: u64,
 }
 
 impl Recorder {
-    /// Begins a file at `path`, with room for `most` bytes of requests.
+    /// Creates a file at `path` for at most `most` bytes of requests.
     ///
     /// # Errors
-    /// If it cannot be written.
+    /// The file cannot be created.
     pub fn create(path: &Path, most: u64) -> io::Result<Self> {
         Ok(Self {
             file: File::create(path)?,
@@ -47,7 +48,7 @@ impl Recorder {
         })
     }
 
-    /// Adds `request`, which was carried out or refused.
+    /// Adds `request`; `done` is false if the request was refused.
     pub fn add(&mut self, request: &[u8], done: bool) {
         if !self.whole {
             self.lost = self.lost.saturating_add(1);
@@ -69,7 +70,8 @@ impl Recorder {
         }
     }
 
-    /// No request follows, here or elsewhere. A file without its end says that it has none.
+    /// Ends the record: no request follows, in this process or in another. A file without an end
+    /// line is incomplete.
     pub fn end(&mut self) {
         if self.whole {
             self.put("end");
@@ -93,7 +95,7 @@ impl Recorder {
         self.pending.clear();
     }
 
-    /// What another process needs to go on with it. Nothing is written by that.
+    /// Returns the state that another process needs to continue the record. Writes nothing.
     pub(crate) fn save(&self) -> io::Result<RecordState> {
         Ok(RecordState {
             file: self.file.try_clone()?.into(),
@@ -103,10 +105,10 @@ impl Recorder {
         })
     }
 
-    /// Goes on with another process's, up to `most` bytes. Nothing is written by that.
+    /// Continues another process's record, up to `most` bytes. Writes nothing.
     ///
     /// # Errors
-    /// No file that can be written, or lines that nobody left.
+    /// The file is not writable, or the pending lines are invalid.
     pub(crate) fn restore(state: RecordState, most: u64) -> Result<Self, StateError> {
         let RecordState {
             file,
@@ -132,7 +134,7 @@ impl Recorder {
                 what: "lines of a record",
             });
         }
-        // What is no regular file stores nothing.
+        // Files other than regular ones have no size.
         let written = u64::try_from(about.st_size).unwrap_or(0);
         let bytes = written.saturating_add(pending.len() as u64);
         Ok(Self {
@@ -146,7 +148,7 @@ impl Recorder {
     }
 }
 
-/// The request's name, its numbers (virtio 1.3, section 5.13.6) and whether it was carried out.
+/// Formats the request's name, its fields (virtio 1.3, section 5.13.6), and its result.
 fn line(request: &[u8], done: bool) -> String {
     let end = if done { "ok" } else { "refused" };
     let word = |at| u32_at(request, at).unwrap_or(0);

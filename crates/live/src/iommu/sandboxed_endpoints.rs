@@ -1,7 +1,8 @@
-//! Endpoints whose device is a process of its own: each is granted what its domain maps.
+//! Endpoints whose device runs in a sandboxed process: each is granted the mappings of its domain.
 //!
-//! Whether a process keeps the rules is no business of the guest's driver: its requests succeed,
-//! and a process that breaks one is dead, reaches nothing, and its device asks to be reset.
+//! A protocol violation by such a process does not affect the guest driver's requests, which
+//! succeed. The violating process is killed, so it accesses nothing more, and its device requests a
+//! reset.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +11,7 @@ use vm_memory::GuestMemoryMmap;
 
 use crate::sandbox::{GrantError, Grants};
 
-/// The grants of each.
+/// The grants of each endpoint.
 #[derive(Debug, Default)]
 pub(crate) struct SandboxedEndpoints {
     endpoints: BTreeMap<EndpointId, Grants>,
@@ -29,10 +30,11 @@ impl SandboxedEndpoints {
         self.endpoints.get_mut(&endpoint)
     }
 
-    /// The endpoint has these mappings and no others. What has no room is not there, and faults.
+    /// Replaces the endpoint's mappings with these. Mappings without room are left out, and
+    /// accesses to them fault.
     ///
     /// # Errors
-    /// There was no room for one.
+    /// A mapping had no room.
     pub(super) fn attach(
         &mut self,
         endpoint: EndpointId,
@@ -52,7 +54,7 @@ impl SandboxedEndpoints {
         whole
     }
 
-    /// A mapping for all endpoints of the domain, or none.
+    /// Adds a mapping for all endpoints of the domain, or for none on an error.
     pub(super) fn map(
         &mut self,
         attached: &BTreeMap<EndpointId, DomainId>,
@@ -94,10 +96,10 @@ impl SandboxedEndpoints {
         endpoints.filter(move |(endpoint, _)| attached.get(endpoint) == Some(&domain))
     }
 
-    /// When it returns `Ok`, no process reaches what was taken from it.
+    /// Completes the revocations. On `Ok`, no process can access an unmapped page.
     pub(super) fn commit(&mut self) -> Result<(), SinkError> {
         let settled = self.endpoints.values_mut().map(Grants::commit);
-        // All of them, whatever becomes of one.
+        // Commit every process, even after a failure.
         let undead = settled.fold(false, |undead, one| undead | one.is_err());
         if undead {
             return Err(SinkError::CommitFailed);
@@ -105,7 +107,7 @@ impl SandboxedEndpoints {
         Ok(())
     }
 
-    /// The guest's memory is another one.
+    /// Replaces the guest's memory.
     pub(super) fn set_memory(&mut self, memory: &GuestMemoryMmap) -> Result<(), SinkError> {
         let set = self.endpoints.values_mut();
         let undead = set.fold(false, |undead, grants| {

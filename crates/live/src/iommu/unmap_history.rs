@@ -1,5 +1,5 @@
-//! The software IOMMU, and what was unmapped last: so that an access that is stopped can be told a
-//! stale one from one that never had a mapping.
+//! The software IOMMU with a history of recent unmaps. The history tells an access to a stale
+//! mapping from an access to an address that was never mapped.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -13,20 +13,21 @@ use ringfence_virtio_iommu::{
 use super::assigned::AssignedEndpoints;
 use super::sandboxed_endpoints::SandboxedEndpoints;
 
-/// Mappings that are remembered after they are gone, of all domains. An access that comes later
-/// than so many unmaps counts as one that never had a mapping.
+/// Unmaps in the history, over all domains. A stale access after this many further unmaps counts as
+/// never mapped.
 const UNMAPS_KEPT: usize = 4096;
 
 /// The sink of the guest's IOMMU.
 pub(crate) struct GuestIommuSink<M> {
     pub(super) inner: IommuSink<M>,
-    /// Endpoints whose device is a process of its own.
+    /// Endpoints whose device runs in a sandboxed process.
     pub(super) sandboxed: SandboxedEndpoints,
-    /// Endpoints that the model of the hardware translates.
+    /// Endpoints that the hardware model translates.
     pub(super) assigned: AssignedEndpoints,
     attached: BTreeMap<EndpointId, DomainId>,
     recently_unmapped: VecDeque<(DomainId, IovaRange)>,
-    /// An endpoint was attached to more than its device has room for.
+    /// True if an endpoint was attached to a domain with more mappings than its device has room
+    /// for.
     incomplete: bool,
 }
 
@@ -42,15 +43,16 @@ impl<M> GuestIommuSink<M> {
         }
     }
 
-    /// Whether an endpoint lacks mappings of its domain, for want of room: such accesses fault.
+    /// Returns true if an endpoint lacks mappings of its domain for want of room. Accesses to them
+    /// fault.
     pub(super) fn is_incomplete(&self) -> bool {
         self.incomplete
     }
 
-    /// Whether an access was stopped at an address whose mapping was taken away.
+    /// Returns true if the access was stopped at an address that was mapped earlier.
     pub(super) fn is_stale(&self, denied: &TranslationFault) -> bool {
-        // What is not mapped now and was once, was unmapped since, however often it was mapped in
-        // between.
+        // An address in the history that is not mapped now was unmapped last, even if it was
+        // remapped in between.
         denied.reason == TranslationFaultReason::NotMapped
             && self.attached.get(&denied.endpoint).is_some_and(|domain| {
                 let mut gone = self.recently_unmapped.iter();
@@ -79,7 +81,7 @@ impl<M> Sink for GuestIommuSink<M> {
         self.inner.create(domain)
     }
 
-    /// Another domain that gets its number has nothing to do with it.
+    /// Also drops the domain's history: a later domain with the same ID is unrelated.
     fn destroy(&mut self, domain: DomainId) {
         self.inner.destroy(domain);
         self.recently_unmapped.retain(|(of, _)| *of != domain);
@@ -102,8 +104,8 @@ impl<M> Sink for GuestIommuSink<M> {
     }
 
     fn bypass(&mut self, endpoint: EndpointId) -> Result<(), SinkError> {
-        // All of memory at once is what a process of its own is there to prevent; and what the
-        // hardware translates is mapped by somebody.
+        // Bypass would give a sandboxed process all of memory, and the hardware model translates
+        // only mapped addresses.
         if self.sandboxed.has(endpoint) || self.assigned.has(endpoint) {
             return Err(SinkError::Unsupported);
         }
@@ -115,7 +117,7 @@ impl<M> Sink for GuestIommuSink<M> {
     fn block(&mut self, endpoint: EndpointId) {
         self.inner.block(endpoint);
         self.attached.remove(&endpoint);
-        // Of nothing there is not too much.
+        // Attaching without mappings cannot run out of room.
         let _ = self.sandboxed.attach(endpoint, &[]);
         self.assigned.block(endpoint);
     }

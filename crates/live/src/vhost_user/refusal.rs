@@ -1,77 +1,76 @@
-//! Why a request was refused.
+//! Reasons for refusing a request.
 
 use ringfence_softiommu::iotlb::{FrameError, IotlbError, MessageError, RegionError};
 
 use super::request::{RequestError, VringAddress};
 use crate::memory::MemoryError;
 
-/// Why a request was refused. Where the front-end asks, it is told that it was; the log has the
-/// reason.
+/// Reason for refusing a request. The front-end receives only success or failure, if it requests a
+/// reply; the log has the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// It is no request.
+    /// The message is not a valid request.
     Request(RequestError),
-    /// The memory's files.
+    /// A memory file cannot be mapped.
     Memory(MemoryError),
-    /// The memory's regions, as the front-end addresses them.
+    /// The front-end addresses of the memory regions are invalid.
     Regions(RegionError),
-    /// A region of no bytes, or past 2^64 - 1.
+    /// A region is empty or ends after 2^64 - 1.
     Region {
-        /// Where it begins in the front-end.
+        /// Start address in the front-end.
         user: u64,
     },
-    /// No IOTLB message.
+    /// The IOTLB message is malformed.
     Message(MessageError),
-    /// The IOTLB.
+    /// The IOTLB refused the message.
     Iotlb(IotlbError),
-    /// No reply where one should be, on the back-end's channel.
+    /// The back-end channel received a malformed reply.
     Reply(FrameError),
-    /// Features that were not offered.
+    /// The front-end set features that were not offered.
     Features {
-        /// Those.
+        /// The offending features.
         features: u64,
     },
-    /// Of the features that it takes to be behind an IOMMU some are missing:
-    /// `VIRTIO_F_ACCESS_PLATFORM`, `VIRTIO_F_VERSION_1`, or of the protocol `REPLY_ACK` and
-    /// `BACKEND_REQ`.
+    /// A feature needed behind an IOMMU is missing: `VIRTIO_F_ACCESS_PLATFORM`,
+    /// `VIRTIO_F_VERSION_1`, or the protocol features `REPLY_ACK` and `BACKEND_REQ`.
     Untranslated {
-        /// The device's.
+        /// Device features that the front-end set.
         features: u64,
-        /// The protocol's.
+        /// Protocol features that the front-end set.
         protocol: u64,
     },
-    /// There is one ring.
+    /// The device has only ring 0.
     NoRing {
-        /// The one that was asked for.
+        /// Index of the requested ring.
         index: u32,
     },
-    /// No such size: a power of two up to the device's.
+    /// The ring size is not a power of two, or exceeds the device's maximum.
     Size {
-        /// The size.
+        /// Requested size in descriptors.
         size: u32,
     },
-    /// An index beyond 16 bits.
+    /// The ring index exceeds 16 bits.
     Base {
-        /// The index.
+        /// Requested index.
         base: u32,
     },
-    /// A ring whose parts are not aligned.
+    /// A part of the ring is misaligned.
     Misaligned {
-        /// The addresses.
+        /// Addresses of the ring's parts.
         address: VringAddress,
     },
-    /// Not while the ring is running.
+    /// The request is not allowed while the ring is running.
     Running,
-    /// A ring that is to start, and has no size, or no address.
+    /// The ring has no size or no address, so it cannot start.
     Incomplete,
-    /// A descriptor that is no eventfd.
+    /// The descriptor is not an eventfd.
     NotAnEvent,
-    /// A second channel.
+    /// The front-end sent a second back-end channel.
     Channel,
-    /// A channel that is no connected stream socket.
+    /// The back-end channel is not a connected stream socket.
     NotAStream,
-    /// The host has no descriptors left, or the device is lost.
+    /// The host has no descriptors left, or the device's thread panicked.
     Host,
 }
 

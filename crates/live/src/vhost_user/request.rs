@@ -1,5 +1,5 @@
-//! What a front-end asks: a message as a value, or why it is none. Everything here is written for a
-//! front-end that lies.
+//! Requests of a front-end: parsed messages, or the reason why a message is invalid. The parser
+//! trusts no field.
 
 use std::os::fd::OwnedFd;
 
@@ -9,14 +9,14 @@ use ringfence_types::PhysAddr;
 use crate::wire::fields::array_at;
 use crate::wire::{Framed, Message};
 
-/// Longest payload that is read. The longest that a front-end has to send is a memory table.
+/// Longest accepted payload in bytes. The longest payload that a front-end needs is a memory table.
 pub const MAX_PAYLOAD_BYTES: u32 = 512;
 /// Most regions of a memory table (`VHOST_MEMORY_BASELINE_NREGIONS`).
 pub const MAX_REGIONS: usize = 8;
-/// Longest configuration (`VHOST_USER_MAX_CONFIG_SIZE`).
+/// Longest configuration in bytes (`VHOST_USER_MAX_CONFIG_SIZE`).
 const MAX_CONFIG_BYTES: u32 = 256;
 
-/// Requests, under the specification's names.
+/// Request numbers, under the specification's names.
 mod number {
     pub(super) const GET_FEATURES: u32 = 1;
     pub(super) const SET_FEATURES: u32 = 2;
@@ -39,7 +39,7 @@ mod number {
     pub(super) const GET_CONFIG: u32 = 24;
 }
 
-/// Whether whoever sends it waits for more than whether it was done.
+/// Returns true if the sender waits for data, not only for an acknowledgement.
 pub(super) fn asks(header: &Header) -> bool {
     use number::{GET_CONFIG, GET_FEATURES, GET_PROTOCOL_FEATURES, GET_QUEUE_NUM, GET_VRING_BASE};
     !header.reply
@@ -49,14 +49,14 @@ pub(super) fn asks(header: &Header) -> bool {
         )
 }
 
-/// Why the stream cannot be followed any further.
+/// Reason why the rest of the stream cannot be parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamError {
-    /// Another version of the protocol.
+    /// The header has another protocol version.
     Frame(FrameError),
-    /// A payload longer than [`MAX_PAYLOAD_BYTES`].
+    /// The payload exceeds [`MAX_PAYLOAD_BYTES`].
     Long {
-        /// As stated.
+        /// Payload length in the header.
         bytes: u32,
     },
 }
@@ -94,41 +94,41 @@ impl Framed for Header {
     }
 }
 
-/// Why a message is no request. The next one can be read.
+/// Reason why a message is not a valid request. The stream remains usable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestError {
-    /// Nothing that was offered.
+    /// The request was not offered.
     Unknown {
-        /// Its number.
+        /// Request number.
         request: u32,
     },
-    /// A reply, though nothing was asked on this socket.
+    /// The message is a reply, but this socket carries no requests of the back-end.
     NotARequest {
-        /// Its number.
+        /// Request number.
         request: u32,
     },
-    /// A payload of another size than the request has.
+    /// The payload has the wrong length for the request.
     Length {
-        /// Its number.
+        /// Request number.
         request: u32,
-        /// Bytes of the payload.
+        /// Payload length in bytes.
         bytes: usize,
     },
-    /// Descriptors missing, or more than belong to it.
+    /// The message has too few or too many descriptors.
     Descriptors {
-        /// Its number.
+        /// Request number.
         request: u32,
-        /// How many came.
+        /// Number of descriptors received.
         given: usize,
     },
-    /// More regions than [`MAX_REGIONS`], or none.
+    /// The memory table is empty or has more than [`MAX_REGIONS`] regions.
     Regions {
-        /// How many.
+        /// Number of regions.
         given: u32,
     },
-    /// A ring that is to be looked at without being told (no kick), which is not offered.
+    /// The ring is to be polled without a kick eventfd, which is not supported.
     Polled {
-        /// The ring.
+        /// Index of the ring.
         index: u32,
     },
 }
@@ -154,102 +154,102 @@ impl std::fmt::Display for RequestError {
 
 impl std::error::Error for RequestError {}
 
-/// Where a ring's parts are, in the device's addresses.
+/// IOVAs of a ring's parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VringAddress {
     /// The descriptor table.
     pub descriptors: u64,
-    /// The ring that the driver writes.
+    /// The available ring, which the driver writes.
     pub available: u64,
-    /// The ring that the device writes.
+    /// The used ring, which the device writes.
     pub used: u64,
 }
 
-/// A region of a memory table, its offset in the file, and the file.
+/// A region of a memory table, its offset in the file in bytes, and the file.
 pub type SharedRegion = (Region, u64, OwnedFd);
 
-/// A request of the right form.
+/// A well-formed request.
 #[derive(Debug)]
 pub enum VhostUserRequest {
-    /// Which features there are.
+    /// Reads the offered device features.
     GetFeatures,
-    /// Which ones the driver and the front-end take.
+    /// Sets the device features that the driver and the front-end accept.
     SetFeatures(u64),
-    /// Which features of the protocol there are.
+    /// Reads the offered protocol features.
     GetProtocolFeatures,
-    /// Which ones the front-end takes.
+    /// Sets the protocol features that the front-end accepts.
     SetProtocolFeatures(u64),
-    /// How many rings there are.
+    /// Reads the number of rings.
     GetQueueNum,
-    /// A conversation begins.
+    /// Starts the connection.
     SetOwner,
-    /// It ends; no ring goes on.
+    /// Ends the connection and stops all rings.
     ResetOwner,
-    /// The guest's memory.
+    /// Sets the guest's memory.
     SetMemTable(Vec<SharedRegion>),
-    /// Where the back-end asks for translations.
+    /// Sets the channel on which the back-end sends IOTLB misses.
     SetBackendChannel(OwnedFd),
-    /// How many descriptors a ring has.
+    /// Sets the size of a ring.
     SetVringNum {
-        /// The ring.
+        /// Index of the ring.
         index: u32,
-        /// Descriptors.
+        /// Number of descriptors.
         size: u32,
     },
-    /// Where it is.
+    /// Sets the addresses of a ring.
     SetVringAddr {
-        /// The ring.
+        /// Index of the ring.
         index: u32,
-        /// Where.
+        /// Addresses of its parts.
         address: VringAddress,
     },
-    /// Where in it to go on.
+    /// Sets the index at which a ring continues.
     SetVringBase {
-        /// The ring.
+        /// Index of the ring.
         index: u32,
-        /// The next entry to be taken.
+        /// Index of the next available entry.
         base: u32,
     },
-    /// Stop, and say where.
+    /// Stops a ring and reads the index of its next available entry.
     GetVringBase {
-        /// The ring.
+        /// Index of the ring.
         index: u32,
     },
-    /// How the device is told of what is available.
+    /// Sets the eventfd by which the driver announces available buffers.
     SetVringKick {
-        /// The ring.
+        /// Index of the ring.
         index: u32,
-        /// An eventfd.
+        /// Eventfd of the kick.
         event: OwnedFd,
     },
-    /// How the driver is told of what was used; none: it is not.
+    /// Sets the eventfd by which the device announces used buffers.
     SetVringCall {
-        /// The ring.
+        /// Index of the ring.
         index: u32,
-        /// An eventfd.
+        /// Eventfd of the call. `None` if the driver wants no interrupts.
         event: Option<OwnedFd>,
     },
-    /// How the front-end is told that a ring is broken; none: it is not.
+    /// Sets the eventfd that reports a broken ring.
     SetVringErr {
-        /// The ring.
+        /// Index of the ring.
         index: u32,
-        /// An eventfd.
+        /// Eventfd of the error. `None` if the front-end wants no reports.
         event: Option<OwnedFd>,
     },
-    /// Whether the ring may go on.
+    /// Enables or disables a ring.
     SetVringEnable {
-        /// The ring.
+        /// Index of the ring.
         index: u32,
-        /// Whether it may.
+        /// True if the ring may run.
         on: bool,
     },
-    /// Something about the device's addresses.
+    /// Updates or invalidates a translation in the IOTLB.
     Iotlb([u8; IOTLB_BYTES]),
-    /// A part of the device's configuration.
+    /// Reads a part of the device's configuration space.
     GetConfig {
-        /// Where it begins.
+        /// Offset of the part.
         offset: u32,
-        /// Bytes, at most 256.
+        /// Length in bytes, at most 256.
         bytes: u32,
         /// Flags, which the reply repeats.
         flags: u32,
@@ -257,10 +257,10 @@ pub enum VhostUserRequest {
 }
 
 impl VhostUserRequest {
-    /// Reads a message.
+    /// Parses a message.
     ///
     /// # Errors
-    /// [`RequestError`]; the descriptors that came with it are closed.
+    /// [`RequestError`]; the message's descriptors are closed.
     pub fn parse(message: Message<Header>) -> Result<Self, RequestError> {
         let Message {
             header,
@@ -306,7 +306,7 @@ impl VhostUserRequest {
     }
 }
 
-/// A message that is being read.
+/// A message being parsed.
 struct Parts<'a> {
     request: u32,
     body: &'a [u8],
@@ -372,7 +372,7 @@ impl Parts<'_> {
             .ok_or(self.length())
     }
 
-    /// 32 bits at `at`, in the host's order as all of this protocol.
+    /// Reads 32 bits at `at` in host byte order, which the whole protocol uses.
     fn half(&self, at: usize) -> Result<u32, RequestError> {
         let bytes = array_at(self.body, at).ok_or(self.length())?;
         Ok(u32::from_ne_bytes(bytes))
@@ -388,14 +388,14 @@ impl Parts<'_> {
         self.long(0)
     }
 
-    /// `struct vhost_vring_state`: a ring and a number.
+    /// Parses `struct vhost_vring_state`: a ring index and a number.
     fn state(&self) -> Result<(u32, u32), RequestError> {
         self.of_length(8)?;
         Ok((self.half(0)?, self.half(4)?))
     }
 
-    /// `struct vhost_vring_addr`. Its flags and its last field are about a log of what was written,
-    /// which is not offered.
+    /// Parses `struct vhost_vring_addr`. Its flags and its last field concern the dirty log, which
+    /// is not offered.
     fn address(&self) -> Result<VhostUserRequest, RequestError> {
         self.of_length(40)?;
         Ok(VhostUserRequest::SetVringAddr {
@@ -421,7 +421,7 @@ impl Parts<'_> {
         })
     }
 
-    /// The one descriptor that belongs to it, and nothing else.
+    /// Returns the message's only descriptor; the payload must be empty.
     fn only(&self, fds: Vec<OwnedFd>) -> Result<OwnedFd, RequestError> {
         self.of_length(0)?;
         let given = fds.len();
@@ -435,7 +435,8 @@ impl Parts<'_> {
         }
     }
 
-    /// A ring, and its eventfd unless bit 8 says that there is none.
+    /// Returns the ring index and its eventfd. Bit 8 of the word means that the message has no
+    /// eventfd.
     fn event(&self, fds: Vec<OwnedFd>) -> Result<(u32, Option<OwnedFd>), RequestError> {
         const INDEX: u64 = 0xff;
         const NONE: u64 = 1 << 8;
@@ -447,7 +448,7 @@ impl Parts<'_> {
                 given,
             });
         }
-        // Eight bits.
+        // The mask leaves eight bits.
         Ok(((word & INDEX) as u32, fds.into_iter().next()))
     }
 

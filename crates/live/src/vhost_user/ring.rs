@@ -1,4 +1,4 @@
-//! The device's thread: from the ring's start to its stop.
+//! The device's thread, which runs from the start of the ring to its stop.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -16,25 +16,25 @@ use crate::event::signal;
 use crate::server::{EventHandler, ServeEvent, StopSignal, wait};
 use crate::virtio::{Device, PollSource, QueueBroken};
 
-/// Times that it is said of one front-end's ring that it broke.
+/// Most reports about broken rings of one front-end.
 const MAX_REPORTS: u32 = 16;
 
-/// A device that is not at work.
+/// A device whose ring is stopped.
 pub(super) struct IdleDevice<D> {
     pub(super) device: D,
     pub(super) dma: IotlbMemory,
 }
 
-/// Where others are told. Changed while the ring runs.
+/// Eventfds that the device signals. They can change while the ring runs.
 #[derive(Debug, Default)]
 pub(super) struct Events {
-    /// Of what was used: the driver.
+    /// Signals used buffers to the driver.
     pub(super) call: Mutex<Option<OwnedFd>>,
-    /// That the ring is broken: the front-end.
+    /// Signals a broken ring to the front-end.
     pub(super) error: Mutex<Option<OwnedFd>>,
-    /// Times that the ring broke.
+    /// Number of times that the ring broke.
     broken: AtomicU32,
-    /// The device waits for a kick.
+    /// True while the device waits for a kick.
     pub(super) idle: AtomicBool,
 }
 
@@ -43,7 +43,7 @@ fn notify(event: &Mutex<Option<OwnedFd>>) {
     event.as_ref().inspect(|event| signal(event));
 }
 
-/// What the device's thread works with.
+/// The ring and its device, as the device's thread needs them.
 pub(super) struct Vring<D> {
     pub(super) idle_device: IdleDevice<D>,
     pub(super) queue: Queue,
@@ -53,14 +53,14 @@ pub(super) struct Vring<D> {
     pub(super) report: EventHandler,
 }
 
-/// What is left when it has stopped.
+/// State of a ring that has stopped.
 pub(super) struct StoppedVring<D> {
     pub(super) idle_device: IdleDevice<D>,
-    /// The next entry to be taken.
+    /// Index of the next available entry.
     pub(super) base: u16,
 }
 
-/// A ring at work.
+/// A running ring.
 pub(super) struct RunningVring<D> {
     stop: StopSignal,
     kick: Arc<OwnedFd>,
@@ -80,16 +80,16 @@ impl<D: Device + Send + 'static> RunningVring<D> {
         }
     }
 
-    /// Whether it waits for a kick, and none has come; or works no more.
+    /// Returns true if the device waits for a kick and none is pending, or if its thread has ended.
     pub(super) fn is_idle(&self) -> bool {
         let mut kicked = [PollFd::new(&self.kick, PollFlags::IN)];
-        // In this order: who takes a kick is no longer idle by then.
+        // Poll before reading the flag: a thread that consumes a kick clears the flag first.
         let quiet = poll(&mut kicked, Some(&Timespec::default())) == Ok(0);
         quiet && self.events.idle.load(Ordering::Acquire) || self.thread.is_finished()
     }
 
-    /// Waits until it has stopped. Whoever calls this has cut short what the device waits for.
-    /// None: its thread panicked.
+    /// Stops the ring and waits for its thread. The caller must have aborted any wait for a
+    /// translation. `None` if the thread panicked.
     pub(super) fn stop(self) -> Option<StoppedVring<D>> {
         self.stop.stop();
         self.thread.join().ok()
@@ -103,7 +103,7 @@ impl<D: Device> Vring<D> {
             && !self.idle_device.dma.interrupted()
         {
             self.counters.broken_queues.add(1);
-            // The guest breaks it as often as it likes.
+            // The guest can break the ring any number of times.
             let said = self.events.broken.fetch_add(1, Ordering::Relaxed);
             if said < MAX_REPORTS {
                 (self.report)(&ServeEvent::Broken(&broken));
@@ -123,10 +123,10 @@ impl<D: Device> Vring<D> {
             ..
         } = self;
         let IdleDevice { device, dma } = parked;
-        // The front-end tells which entry is next, not how many were used.
+        // The front-end sends the next available index, but not the used index.
         let used = dma.with_retry(|memory| queue.used_idx(memory, Ordering::Acquire))?;
         queue.set_next_used(used.0);
-        // Whoever kicked before may have been heard by nobody.
+        // A kick from before the start may be lost, so process the ring once without one.
         let mut unfinished = true;
         loop {
             if unfinished {
@@ -148,7 +148,7 @@ impl<D: Device> Vring<D> {
             self.events.idle.store(!unfinished, Ordering::Release);
             let woken = wait(None, Some(kick), stop, unfinished);
             self.events.idle.store(false, Ordering::Release);
-            // A descriptor that cannot be waited for is one that the front-end has made so.
+            // Polling fails only if the front-end changed the descriptor.
             let Ok(woken) = woken else { return Ok(()) };
             if woken.stop {
                 return Ok(());
@@ -162,7 +162,7 @@ impl<D: Device> Vring<D> {
     }
 }
 
-/// Takes what an eventfd has counted. Does not wait, even if the front-end takes it first.
+/// Resets an eventfd's counter. Never blocks, even if the front-end reads it first.
 fn clear(event: &OwnedFd) {
     let mut count = [0; 8];
     let mut buffers = [std::io::IoSliceMut::new(&mut count)];

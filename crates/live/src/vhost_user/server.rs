@@ -1,4 +1,4 @@
-//! Sockets: one listens for one front-end at a time, and hands its messages to a [`Session`].
+//! The socket server: it accepts one front-end at a time and passes its messages to a [`Session`].
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,20 +16,20 @@ use crate::server::{EventHandler, LogBudget, ServeEvent, StopSignal, answer, rec
 use crate::virtio::{Device, PollSource};
 use crate::wire::MessageAssembler;
 
-/// Where front-ends come from.
+/// Listener of the front-ends, and the users who may connect.
 #[derive(Clone, Copy, Debug)]
 pub struct Clients<'a> {
-    /// The socket.
+    /// Listening socket.
     pub listener: &'a UnixListener,
-    /// Who may connect.
+    /// Users who may connect.
     pub access: SocketAccess,
 }
 
-/// Serves front-ends one after another until told to stop.
+/// Serves front-ends one after another until the stop signal.
 ///
 /// # Errors
-/// What listening meets; that the limits leave no room for an IOTLB; or a panic of the device. What
-/// a front-end does wrong is no error: it is reported and at worst ends its connection.
+/// Listening failed, the limits leave no room for an IOTLB, or the device's thread panicked. A
+/// front-end's mistakes are not errors: they are reported and at worst end its connection.
 pub fn serve<D: Device + Send + 'static>(
     clients: &Clients<'_>,
     mut device: D,
@@ -64,7 +64,7 @@ pub fn serve<D: Device + Send + 'static>(
     Ok(())
 }
 
-/// Until the front-end goes (true) or the stop comes (false).
+/// Serves one front-end. Returns true if it disconnected, and false on the stop signal.
 fn converse<D: Device + Send + 'static>(
     stream: &UnixStream,
     session: &mut Session<D>,
@@ -86,7 +86,7 @@ fn converse<D: Device + Send + 'static>(
         if woken.stop {
             return Ok(false);
         }
-        // The main socket first: what it says came before the reply that it leads to.
+        // Handle the main socket first: its messages precede the reply that they cause.
         if woken.main {
             let Some(piece) = receive_piece(stream, inbox.bytes_wanted(), RecvFlags::DONTWAIT)?
             else {
@@ -136,10 +136,10 @@ fn converse<D: Device + Send + 'static>(
     }
 }
 
-/// Bytes of a reply.
+/// Length of a reply in bytes.
 const REPLY_BYTES: usize = 20;
 
-/// A reply of the front-end's that arrives piece by piece.
+/// Assembles a reply of the front-end that arrives in pieces.
 #[derive(Default)]
 struct Replies {
     bytes: [u8; REPLY_BYTES],

@@ -1,4 +1,4 @@
-//! One front-end's conversation: requests in, replies out. No socket.
+//! One front-end's connection, without a socket: takes requests and produces replies.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,7 +21,7 @@ use crate::server::{EventHandler, StopSignal};
 use crate::virtio::{Device, F_ACCESS_PLATFORM, F_EVENT_IDX, F_INDIRECT_DESC, F_VERSION_1};
 use crate::wire::Message;
 
-/// `VHOST_USER_F_PROTOCOL_FEATURES`, among the device's features.
+/// `VHOST_USER_F_PROTOCOL_FEATURES`, one of the device's features.
 const F_PROTOCOL_FEATURES: u64 = 1 << 30;
 /// `VHOST_USER_PROTOCOL_F_REPLY_ACK`.
 const PROTOCOL_REPLY_ACK: u64 = 1 << 3;
@@ -31,31 +31,31 @@ const PROTOCOL_BACKEND_REQ: u64 = 1 << 5;
 const PROTOCOL_CONFIG: u64 = 1 << 9;
 const PROTOCOL: u64 = PROTOCOL_REPLY_ACK | PROTOCOL_BACKEND_REQ | PROTOCOL_CONFIG;
 
-/// Bytes of configuration that a front-end may ask for.
+/// Size of the configuration space that a front-end can read, in bytes.
 const CONFIG_BYTES: usize = 256;
 
-/// What the embedder decides.
+/// Settings of the embedder.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
-    /// By which name the device's faults go.
+    /// Requester ID that identifies the device in faults.
     pub device: RequesterId,
-    /// How much of what the front-end says is kept.
+    /// Limits of the IOTLB.
     pub iotlb: IotlbLimits,
 }
 
-/// What came of a message.
+/// Result of a message.
 #[derive(Debug)]
 pub struct Outcome {
-    /// What to send back.
+    /// Reply to send, if any.
     pub reply: Option<Vec<u8>>,
-    /// What was refused.
+    /// Reason if the request was refused.
     pub refusal: Option<Refusal>,
-    /// Whether the front-end waits for something that it cannot be given, or would take the reply
-    /// for: there is nothing left but to close.
+    /// True if the connection must close: the front-end waits for data that the back-end cannot
+    /// provide, and would misread an error reply as data.
     pub close: bool,
 }
 
-/// The ring's settings, as they come one by one.
+/// The ring's settings, which arrive in separate requests.
 #[derive(Debug, Default)]
 struct VringConfig {
     size: Option<u16>,
@@ -67,7 +67,7 @@ struct VringConfig {
 
 /// A front-end and a device.
 pub struct Session<D> {
-    /// The device while it is not at work.
+    /// The device while its ring is stopped.
     idle_device: Option<IdleDevice<D>>,
     running: Option<RunningVring<D>>,
     vring: VringConfig,
@@ -84,7 +84,7 @@ pub struct Session<D> {
 }
 
 impl<D: Device + Send + 'static> Session<D> {
-    /// Begins with a device as after power-on.
+    /// Creates a session with a device that is reset first.
     ///
     /// # Errors
     /// [`IotlbError`] if the limits leave no room for an IOTLB; the device is dropped.
@@ -124,34 +124,34 @@ impl<D: Device + Send + 'static> Session<D> {
         })
     }
 
-    /// The front-end has gone. None: the device's thread panicked.
+    /// Stops the ring and returns the device. `None` if its thread panicked.
     pub fn end(mut self) -> Option<D> {
         self.stop();
         self.idle_device.map(|parked| parked.device)
     }
 
-    /// Where the front-end answers what the back-end asks.
+    /// Returns the channel on which the front-end replies to the back-end's requests.
     pub fn channel(&self) -> Option<&Arc<OwnedFd>> {
         self.channel.as_ref()
     }
 
-    /// Whether the device has nothing to do but wait: for a kick, or for a translation. For whoever
-    /// drives it step by step, as tests do; true if it is not at work.
+    /// Returns true if the device waits for a kick or a translation, or is stopped. For callers
+    /// that drive it step by step, such as tests.
     pub fn rests(&self) -> bool {
         self.running
             .as_ref()
             .is_none_or(|running| self.translations.waits() || running.is_idle())
     }
 
-    /// The front-end has replied on the [`channel`](Self::channel).
+    /// Handles a reply of the front-end on the [`channel`](Self::channel).
     ///
     /// # Errors
-    /// Nothing was asked.
+    /// No request is outstanding.
     pub fn replied(&mut self, done: bool) -> Result<(), Refusal> {
         self.translations.replied(done)
     }
 
-    /// Does what a message asks.
+    /// Handles a message.
     pub fn handle(&mut self, message: Message<Header>) -> Outcome {
         let Header {
             request,
@@ -179,7 +179,7 @@ impl<D: Device + Send + 'static> Session<D> {
         }
     }
 
-    /// What to answer, where there is more to answer than that it was done.
+    /// Executes a request. Returns the payload of the reply if the request reads data.
     fn follow(&mut self, request: VhostUserRequest) -> Result<Option<Vec<u8>>, Refusal> {
         match request {
             VhostUserRequest::GetFeatures => return Ok(Some(self.offered.to_ne_bytes().to_vec())),
@@ -287,7 +287,7 @@ impl<D: Device + Send + 'static> Session<D> {
         reply
     }
 
-    /// The guest's memory is another one now. When it returns, nothing of the one before is held.
+    /// Replaces the guest's memory. When it returns `Ok`, no reader holds the old memory.
     fn set_memory(&mut self, shared: Vec<SharedRegion>) -> Result<(), Refusal> {
         let mut ram = GuestRam::default();
         let mut regions = Vec::new();
@@ -309,7 +309,7 @@ impl<D: Device + Send + 'static> Session<D> {
         set.map_err(Refusal::Iotlb)
     }
 
-    /// Starts the ring if all has been said that it takes.
+    /// Starts the ring if it is configured and enabled.
     fn start(&mut self) -> Result<(), Refusal> {
         let (Some(kick), true, None) = (&self.vring.kick, self.vring.enabled, &self.running) else {
             return Ok(());
@@ -361,8 +361,8 @@ impl<D: Device + Send + 'static> Session<D> {
         Ok(queue)
     }
 
-    /// Stops the ring. A request in hand is left for when it goes on. From here on the front-end
-    /// need not tell what the guest takes away, so nothing is believed any more.
+    /// Stops the ring. An unfinished request stays in the ring until the next start. The front-end
+    /// no longer needs to send invalidations, so all translations are discarded.
     fn stop(&mut self) {
         if let Some(running) = self.running.take() {
             self.translations.cut_short();
@@ -393,7 +393,8 @@ fn event_only(event: &OwnedFd) -> Result<(), Refusal> {
     }
 }
 
-/// What else there is has no replies to read, or loses where one ends.
+/// Checks that the channel is a connected stream socket. Other files cannot be read, or do not
+/// preserve the reply stream.
 fn stream_only(channel: &OwnedFd) -> Result<(), Refusal> {
     let is_stream = socket_domain(channel) == Ok(AddressFamily::UNIX)
         && socket_type(channel) == Ok(SocketType::STREAM)
@@ -423,7 +424,7 @@ fn halves<const N: usize>(halves: [u32; N]) -> Vec<u8> {
     halves.into_iter().flat_map(u32::to_ne_bytes).collect()
 }
 
-/// The reply to a request that asks for more than whether it was done.
+/// Builds the reply to a request that reads data.
 fn answer(request: u32, payload: &[u8]) -> Vec<u8> {
     let header = Header {
         request,

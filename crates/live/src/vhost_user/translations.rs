@@ -1,8 +1,8 @@
-//! What the device's thread and the conversation share: the IOTLB, and the misses under way.
+//! State shared by the device's thread and the session: the IOTLB and the misses in flight.
 //!
-//! The device's thread asks and waits, offline; the conversation's thread hears the answers.
-//! Neither waits for the other with the lock held: an invalidation waits for readers that are
-//! online, and those never take it.
+//! The device's thread sends misses and waits for them offline; the session's thread receives the
+//! answers. Neither thread waits for the other with the lock held. An invalidation waits for online
+//! readers, and an online reader never takes the lock.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
@@ -20,22 +20,22 @@ use super::refusal::Refusal;
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
 
-/// Times that a translation is asked for which is gone each time before it could be used.
+/// Retries of a miss whose translation is invalidated before the device can use it.
 const ATTEMPTS: usize = 16;
 
-/// Translations that one access may ask for. The longest access is that of a disk's piece, 256 KiB
-/// in at most 256 runs, and takes fewer pages; whoever needs more has them taken away as fast as
-/// they come, for want of room or by the front-end, and would ask for ever.
+/// Most misses of one access. The longest access is a disk's piece of 256 KiB in at most 256 runs,
+/// which spans fewer pages. An access beyond the limit loses translations as fast as they arrive,
+/// by eviction or invalidation, and would retry forever.
 const MAX_MISSES_PER_ACCESS: usize = 2048;
 
-/// What came of asking.
+/// Result of resolving a miss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LookupResult {
-    /// It is there.
+    /// The IOTLB has the translation.
     Present,
-    /// It is not to be had.
+    /// The front-end refused the translation.
     Refused,
-    /// The device is to stop.
+    /// The wait was aborted because the device must stop.
     CutShort,
 }
 
@@ -48,15 +48,15 @@ pub(super) struct Translations {
 
 struct State {
     iotlb: Iotlb<GuestMemoryMmap>,
-    /// Where misses are sent.
+    /// Channel to the front-end for misses.
     channel: Option<Arc<OwnedFd>>,
-    /// Misses that were sent, in the order in which replies come.
+    /// Misses without a reply, in the order in which replies arrive.
     unreplied: VecDeque<MissId>,
-    /// The miss that the device waits for, and what became of it.
+    /// The miss that the device waits for, and its outcome if known.
     waits_for: Option<(MissId, Option<MissOutcome>)>,
-    /// The device waits until fewer misses are under way.
+    /// True if the device waits because too many misses are in flight.
     crowded: bool,
-    /// Nothing is waited for any more.
+    /// True if all waits are aborted.
     cut_short: bool,
 }
 
@@ -76,7 +76,7 @@ impl Translations {
         }
     }
 
-    /// The state is whole whoever panicked: nothing is changed before it has been checked.
+    /// A panic leaves the state consistent: every change is preceded by its checks.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -91,7 +91,8 @@ impl Translations {
         })
     }
 
-    /// Whether the device waits for the front-end, and nothing that it was told since changes that.
+    /// Returns true if the device waits for the front-end, and no message received so far ends the
+    /// wait.
     pub(super) fn waits(&self) -> bool {
         let state = self.state();
         let unanswered = match state.waits_for {
@@ -101,7 +102,7 @@ impl Translations {
         (unanswered || state.crowded) && !state.cut_short
     }
 
-    /// Where the device asks.
+    /// Sets the channel on which the device sends misses.
     pub(super) fn set_channel(&self, channel: Arc<OwnedFd>) {
         self.state().channel = Some(channel);
     }
@@ -114,7 +115,7 @@ impl Translations {
         self.state().iotlb.set_memory(memory, regions)
     }
 
-    /// The front-end has something to say. When it returns `Ok`, it is done.
+    /// Handles an IOTLB message of the front-end. On `Ok`, an invalidation is complete.
     pub(super) fn receive(&self, bytes: &[u8; 32]) -> Result<(), Refusal> {
         let message = Message::decode(bytes).map_err(Refusal::Message)?;
         let mut state = self.state();
@@ -130,14 +131,13 @@ impl Translations {
         done.map_err(Refusal::Iotlb)
     }
 
-    /// Nothing that was said holds any more: the front-end no longer tells what the guest takes
-    /// away.
+    /// Discards all translations. The front-end no longer sends invalidations from here on.
     pub(super) fn clear(&self) {
-        // Nobody who calls this is a reader.
+        // The call fails only for a reader, and the caller is not one.
         let _ = self.state().iotlb.receive(&Message::Invalidate(None));
     }
 
-    /// The oldest miss has its reply.
+    /// Handles the reply to the oldest miss.
     pub(super) fn replied(&self, done: bool) -> Result<(), Refusal> {
         let mut state = self.state();
         let miss = state.unreplied.pop_front().ok_or(IotlbError::NoMiss);
@@ -154,8 +154,7 @@ impl Translations {
         Ok(())
     }
 
-    /// Whoever waits for a translation is sent away, and so is whoever comes, until
-    /// [`go_on`](Self::go_on).
+    /// Aborts current and future waits for translations, until [`go_on`](Self::go_on).
     pub(super) fn cut_short(&self) {
         self.state().cut_short = true;
         self.changed.notify_all();
@@ -180,7 +179,7 @@ impl Translations {
                 Ok(MissAction::Wait(miss)) => miss,
                 Ok(MissAction::Send(miss, message)) => {
                     if !state.send(&message) {
-                        // Without an answer it would stay under way.
+                        // No reply will come, so complete the miss here.
                         let _ = state.iotlb.replied(miss, false);
                         break LookupResult::Refused;
                     }
@@ -212,7 +211,7 @@ impl Translations {
             match outcome {
                 Some(MissOutcome::Present) => break LookupResult::Present,
                 Some(MissOutcome::Refused) => break LookupResult::Refused,
-                // Answered, and taken away meanwhile: asked again.
+                // The translation arrived and was invalidated in between, so ask again.
                 Some(MissOutcome::Invalidated) | None => gone += 1,
             }
         };
@@ -231,8 +230,8 @@ impl Translations {
 }
 
 impl State {
-    /// Whether the message is on its way. A front-end that does not read gets no more than its
-    /// socket holds.
+    /// Returns true if the message was sent. Does not block: a front-end that does not read gets
+    /// only as many messages as its socket buffers.
     fn send(&self, message: &Message) -> bool {
         let bytes = request(message);
         self.channel.as_ref().is_some_and(|channel| {
@@ -242,19 +241,19 @@ impl State {
     }
 }
 
-/// The device's way to memory.
+/// Guest memory as the device accesses it.
 pub(super) struct IotlbMemory {
     translations: Arc<Translations>,
     reader: Reader<GuestMemoryMmap>,
-    /// What the last access met.
+    /// Fault of the last access.
     fault: Option<Fault>,
-    /// Translations that were asked for since an access met no fault.
+    /// Misses since the last access without a fault.
     asked: usize,
     cut_short: bool,
 }
 
 impl IotlbMemory {
-    /// The device begins again.
+    /// Resets the state before the device's thread starts.
     pub(super) fn begin(&mut self) {
         self.fault = None;
         self.asked = 0;
@@ -296,6 +295,6 @@ impl Dma for IotlbMemory {
         self.cut_short
     }
 
-    /// The guest's memory is the front-end's to share.
+    /// Does nothing: the front-end shares the guest's memory.
     fn set_memory(&mut self, _memory: &GuestMemoryMmap) {}
 }

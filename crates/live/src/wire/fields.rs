@@ -1,27 +1,26 @@
 //! Little-endian fields at fixed offsets, for reading and writing messages and registers.
 
-/// The `N` bytes at `at`, if `bytes` is long enough.
+/// Returns the `N` bytes at `at`. `None` if `bytes` is too short.
 pub(crate) fn array_at<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..)?.first_chunk::<N>().copied()
 }
 
-/// The 16-bit field at `at`.
+/// Returns the 16-bit field at `at`. `None` if `bytes` is too short.
 pub(crate) fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
     array_at(bytes, at).map(u16::from_le_bytes)
 }
 
-/// The 32-bit field at `at`.
+/// Returns the 32-bit field at `at`. `None` if `bytes` is too short.
 pub(crate) fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     array_at(bytes, at).map(u32::from_le_bytes)
 }
 
-/// The 64-bit field at `at`.
+/// Returns the 64-bit field at `at`. `None` if `bytes` is too short.
 pub(crate) fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     array_at(bytes, at).map(u64::from_le_bytes)
 }
 
-/// Copies `from`, which lies at offset 0 of something, into `to`, which is its part at `offset`.
-/// What lies beyond is zero.
+/// Fills `to` with the bytes of `from` at `offset`, and with zeros after the end of `from`.
 pub(crate) fn copy_part(from: &[u8], offset: usize, to: &mut [u8]) {
     to.fill(0);
     if let Some(from) = from.get(offset..) {

@@ -1,18 +1,18 @@
-//! The header that every message begins with (vfio-user specification, "Header").
+//! The header of every message (vfio-user specification, "Header").
 
 use super::fields::{u16_at, u32_at};
 
-/// Bytes of a header.
+/// Length of a header in bytes.
 pub const HEADER_BYTES: usize = 16;
 
-/// Longest message that is read, header included. The longest that a client has to send is
-/// `VERSION` with its capabilities; `REGION_WRITE` carries at most [`MAX_DATA_BYTES`].
+/// Longest accepted message in bytes, including the header. The longest message that a client needs
+/// is `VERSION` with its capabilities; `REGION_WRITE` carries at most [`MAX_DATA_BYTES`].
 pub const MAX_MESSAGE_BYTES: usize = 8192;
 
-/// Longest payload of a region access. Announced as `max_data_xfer_size`.
+/// Longest payload of a region access in bytes. Announced as `max_data_xfer_size`.
 pub const MAX_DATA_BYTES: u32 = 4096;
 
-/// Most file descriptors with one message. Announced as `max_msg_fds`.
+/// Most file descriptors per message. Announced as `max_msg_fds`.
 pub const MAX_FDS: usize = 16;
 
 /// Commands, under the specification's names.
@@ -48,7 +48,7 @@ pub enum VfioUserCommand {
 }
 
 impl VfioUserCommand {
-    /// The command of this number.
+    /// Returns the command with this number. `None` if the number is unknown.
     pub const fn from_number(number: u16) -> Option<Self> {
         Some(match number {
             1 => Self::Version,
@@ -75,36 +75,36 @@ const TYPE_REPLY: u32 = 1;
 const NO_REPLY: u32 = 1 << 4;
 const ERROR: u32 = 1 << 5;
 
-/// A header in which only the framing has been checked.
+/// A header whose framing alone has been checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     /// Identifier that the reply repeats.
     pub id: u16,
-    /// Number of the command, known or not.
+    /// Command number, which may be unknown.
     pub command: u16,
-    /// Bytes of the whole message: from [`HEADER_BYTES`] to [`MAX_MESSAGE_BYTES`].
+    /// Length of the whole message in bytes, from [`HEADER_BYTES`] to [`MAX_MESSAGE_BYTES`].
     pub size: usize,
-    /// Whether the sender wants no reply.
+    /// True if the sender wants no reply.
     pub no_reply: bool,
 }
 
-/// Why the stream cannot be followed any further: where the next message begins is not known, or
-/// not worth reading up to.
+/// Reason why the rest of the stream cannot be parsed: the next message boundary is unknown or too
+/// far away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FramingError {
-    /// The size does not even cover the header.
+    /// The stated size does not cover the header.
     Short {
-        /// The size that was stated.
+        /// Size in the header.
         size: u32,
     },
     /// The message is longer than [`MAX_MESSAGE_BYTES`].
     Long {
-        /// The size that was stated.
+        /// Size in the header.
         size: u32,
     },
-    /// A reply, though nothing was asked, or neither a command nor a reply.
+    /// The message is not a command. Replies are invalid too, since the server sends no commands.
     NotACommand {
-        /// The flags.
+        /// Flags in the header.
         flags: u32,
     },
 }
@@ -129,10 +129,10 @@ impl std::fmt::Display for FramingError {
 impl std::error::Error for FramingError {}
 
 impl Header {
-    /// Reads a header.
+    /// Decodes a header.
     ///
     /// # Errors
-    /// [`FramingError`] if nothing after it can be understood.
+    /// [`FramingError`] if the rest of the stream cannot be parsed.
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, FramingError> {
         let field = |at| u32_at(bytes, at).unwrap_or(0);
         let (size, flags) = (field(4), field(8));
@@ -154,12 +154,12 @@ impl Header {
         })
     }
 
-    /// The whole reply to this command: its header, then `body`.
+    /// Builds the complete reply to this command: header and `body`.
     pub(crate) fn reply(&self, body: &[u8]) -> Vec<u8> {
         self.encode(TYPE_REPLY, 0, body)
     }
 
-    /// The reply that says which error (`errno`) this command met.
+    /// Builds the reply that reports the error number `errno` for this command.
     pub(crate) fn error_reply(&self, errno: u32) -> Vec<u8> {
         self.encode(TYPE_REPLY | ERROR, errno, &[])
     }

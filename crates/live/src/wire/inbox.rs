@@ -1,27 +1,27 @@
-//! Messages out of a byte stream.
+//! Assembles messages from a byte stream.
 //!
-//! Descriptors that travel with a message arrive with its first bytes. So the reader never asks for
-//! more than belongs to the message in hand: then it is certain which message a descriptor came
-//! with.
+//! A message's descriptors arrive with its first bytes. The reader never reads past the end of the
+//! current message, so each descriptor belongs to exactly one message.
 
 use std::os::fd::OwnedFd;
 
 use super::header::{FramingError, HEADER_BYTES, Header, MAX_FDS};
 
-/// What stands before every message of a protocol, and says how long it is.
+/// Header of a protocol's messages, which contains the message length.
 pub trait Framed: Copy {
-    /// Its own bytes.
+    /// Length of the header in bytes.
     const BYTES: usize;
-    /// Why a stream cannot be followed any further.
+    /// Reason why the rest of a stream cannot be parsed.
     type Error;
 
-    /// Reads it from the first [`BYTES`](Self::BYTES) bytes of a message.
+    /// Decodes the header from the first [`BYTES`](Self::BYTES) bytes of a message.
     ///
     /// # Errors
-    /// If nothing after it can be understood, or is worth reading.
+    /// The rest of the stream cannot be parsed, or is too long to read.
     fn decode_from(bytes: &[u8]) -> Result<Self, Self::Error>;
 
-    /// Bytes of the whole message, its own included; bounded by the protocol.
+    /// Returns the length of the whole message in bytes, including the header; the protocol bounds
+    /// it.
     fn message_bytes(&self) -> usize;
 }
 
@@ -39,23 +39,23 @@ impl Framed for Header {
     }
 }
 
-/// One message.
+/// A complete message.
 #[derive(Debug)]
 pub struct Message<H = Header> {
-    /// Its header.
+    /// Header of the message.
     pub header: H,
-    /// What follows the header, of exactly the length that the header states.
+    /// Bytes after the header; the header states their length.
     pub body: Vec<u8>,
-    /// The descriptors that came with it, in their order.
+    /// Descriptors of the message, in order.
     pub fds: Vec<OwnedFd>,
-    /// More descriptors came than a message may carry; those beyond were closed.
+    /// True if the message came with more descriptors than allowed; the excess ones were closed.
     pub too_many_fds: bool,
 }
 
-/// A message of vfio-user that arrives piece by piece.
+/// Assembler of vfio-user messages.
 pub type Inbox = MessageAssembler<Header>;
 
-/// A message that arrives piece by piece. Holds one message's bytes at most.
+/// Assembles a message that arrives in pieces. Holds the bytes of at most one message.
 #[derive(Debug)]
 pub struct MessageAssembler<H> {
     bytes: Vec<u8>,
@@ -76,7 +76,8 @@ impl<H> Default for MessageAssembler<H> {
 }
 
 impl<H: Framed> MessageAssembler<H> {
-    /// How many bytes to read next, at most: never 0, never past the end of the message in hand.
+    /// Returns the maximum number of bytes to read next. Never 0, and never past the end of the
+    /// current message.
     pub fn bytes_wanted(&self) -> usize {
         let end = self
             .header
@@ -84,11 +85,11 @@ impl<H: Framed> MessageAssembler<H> {
         end.saturating_sub(self.bytes.len()).max(1)
     }
 
-    /// Takes bytes, at most [`bytes_wanted`](Self::bytes_wanted) of them, and what came with them.
-    /// The message, if that was its end.
+    /// Takes at most [`bytes_wanted`](Self::bytes_wanted) bytes and the descriptors that came with
+    /// them. Returns the message if it is complete.
     ///
     /// # Errors
-    /// The stream has to be closed.
+    /// The caller must close the stream.
     pub fn feed(
         &mut self,
         bytes: &[u8],
@@ -128,14 +129,14 @@ impl<H: Framed> MessageAssembler<H> {
 }
 
 impl Inbox {
-    /// The part of a message that has come: its bytes, its descriptors, and whether there were too
-    /// many of these.
+    /// Returns the partial message: its bytes, its descriptors, and true if it had too many
+    /// descriptors.
     pub(crate) fn part(&self) -> (&[u8], &[OwnedFd], bool) {
         (&self.bytes, &self.fds, self.too_many_fds)
     }
 
-    /// Goes on with a part that another has read. None: it is no part of a message, but a whole
-    /// one, or none.
+    /// Continues a partial message that another process has read. `None` if the bytes are not a
+    /// partial message.
     pub(crate) fn with_part(bytes: &[u8], fds: Vec<OwnedFd>, too_many_fds: bool) -> Option<Self> {
         let mut inbox = Self::default();
         if bytes.is_empty() && (!fds.is_empty() || too_many_fds) {

@@ -1,5 +1,4 @@
-//! The vfio-user protocol as bytes: no socket, no device, no memory. Everything here is written for
-//! a client that lies.
+//! The vfio-user protocol as bytes, without sockets, devices or memory. The parser trusts no field.
 
 pub(crate) mod fields;
 mod header;

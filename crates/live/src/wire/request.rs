@@ -1,4 +1,4 @@
-//! What a client asks: a message's command and body as a value, or why it is none.
+//! Requests of a client: a message's command and body as a value, or the reason why it is invalid.
 
 use std::os::fd::OwnedFd;
 
@@ -8,35 +8,35 @@ use super::fields::{u16_at, u32_at, u64_at};
 use super::header::{MAX_DATA_BYTES, VfioUserCommand};
 use super::inbox::Message;
 
-/// A request of the right form. Whether it makes sense for the device is for the session to say.
+/// A well-formed request. The session decides if it is valid for the device.
 #[derive(Debug)]
 pub enum VfioUserRequest {
     /// `VERSION`.
     Version {
         /// The client's major version.
         major: u16,
-        /// Its minor version.
+        /// The client's minor version.
         minor: u16,
     },
     /// `DMA_MAP`.
     DmaMap {
-        /// The addresses that the range gets in the device's view: guest-physical where the guest
-        /// has no IOMMU of QEMU's.
+        /// Addresses of the range in the device's view. They are guest-physical if QEMU emulates no
+        /// IOMMU for the guest.
         range: IovaRange,
-        /// Whether the device may read there.
+        /// True if the device may read the range.
         readable: bool,
-        /// Whether it may write there.
+        /// True if the device may write the range.
         writable: bool,
-        /// Offset of the range in the file.
+        /// Offset of the range in the file, in bytes.
         offset: u64,
-        /// The memory. None: it can be reached only through the client.
+        /// File of the memory. `None` if only the client can access the memory.
         file: Option<OwnedFd>,
     },
     /// `DMA_UNMAP`.
     DmaUnmap {
-        /// What to unmap; none: everything.
+        /// Range to unmap. `None` to unmap everything.
         range: Option<IovaRange>,
-        /// The flags, which the reply repeats.
+        /// Flags, which the reply repeats.
         flags: u32,
     },
     /// `DEVICE_GET_INFO`.
@@ -48,118 +48,118 @@ pub enum VfioUserRequest {
     },
     /// `DEVICE_GET_IRQ_INFO`.
     IrqInfo {
-        /// Index of the kind of interrupt.
+        /// Index of the interrupt kind.
         index: u32,
     },
     /// `DEVICE_SET_IRQS`.
     SetIrqs(SetIrqs),
     /// `REGION_READ`.
     RegionRead {
-        /// Region.
+        /// Index of the region.
         region: u32,
-        /// Offset in it.
+        /// Offset in the region, in bytes.
         offset: u64,
-        /// Bytes, at most [`MAX_DATA_BYTES`].
+        /// Bytes to read, at most [`MAX_DATA_BYTES`].
         count: u32,
     },
     /// `REGION_WRITE`.
     RegionWrite {
-        /// Region.
+        /// Index of the region.
         region: u32,
-        /// Offset in it.
+        /// Offset in the region, in bytes.
         offset: u64,
-        /// The bytes, at most [`MAX_DATA_BYTES`].
+        /// Bytes to write, at most [`MAX_DATA_BYTES`].
         data: Vec<u8>,
     },
     /// `DEVICE_RESET`.
     Reset,
 }
 
-/// `DEVICE_SET_IRQS`: what to do with a run of vectors.
+/// `DEVICE_SET_IRQS`: changes a range of interrupt vectors.
 #[derive(Debug)]
 pub struct SetIrqs {
-    /// Index of the kind of interrupt.
+    /// Index of the interrupt kind.
     pub index: u32,
     /// First vector.
     pub start: u32,
-    /// Vectors. 0 with [`IrqAction::Trigger`] and [`IrqData::None`]: all of them are taken down.
+    /// Number of vectors. 0 with [`IrqAction::Trigger`] and [`IrqData::None`] disables all vectors.
     pub count: u32,
-    /// What to do.
+    /// Action for the vectors.
     pub action: IrqAction,
-    /// With what.
+    /// Data of the action.
     pub data: IrqData,
 }
 
-/// What to do with a run of vectors.
+/// Action for a range of vectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IrqAction {
-    /// Mask.
+    /// Masks the vectors.
     Mask,
-    /// Unmask.
+    /// Unmasks the vectors.
     Unmask,
-    /// Set how they are signalled, or signal them.
+    /// Sets the vectors' eventfds, or signals the vectors.
     Trigger,
 }
 
-/// The data of `DEVICE_SET_IRQS`.
+/// Data of `DEVICE_SET_IRQS`.
 #[derive(Debug)]
 pub enum IrqData {
-    /// None.
+    /// No data.
     None,
-    /// One byte a vector.
+    /// One byte per vector.
     Bools(Vec<u8>),
-    /// One event descriptor a vector; or none at all, which takes the vectors' descriptors away.
+    /// One eventfd per vector. An empty list removes the vectors' eventfds.
     Events(Vec<OwnedFd>),
 }
 
-/// Why a message is no request. The stream goes on with the next message.
+/// Reason why a message is not a valid request. The stream remains usable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestError {
-    /// No command has this number.
+    /// The command number is unknown.
     UnknownCommand {
-        /// The number.
+        /// Command number.
         command: u16,
     },
-    /// A command that only a server sends, or that is not offered.
+    /// The command is sent only by a server, or is not offered.
     Unsupported {
-        /// Which.
+        /// The command.
         command: VfioUserCommand,
     },
-    /// The body has another length than the command and its fields demand.
+    /// The body has the wrong length for the command and its fields.
     Length {
         /// The command.
         command: VfioUserCommand,
-        /// Bytes of the body.
+        /// Length of the body in bytes.
         bytes: usize,
     },
-    /// The message carries descriptors and may not, or another number than it has to.
+    /// The message has the wrong number of descriptors for its command.
     Descriptors {
         /// The command.
         command: VfioUserCommand,
     },
-    /// Flags that are not known, or that contradict each other.
+    /// The flags are unknown or contradict each other.
     Flags {
         /// The command.
         command: VfioUserCommand,
         /// The flags.
         flags: u32,
     },
-    /// A range that is empty or passes the end of the address space.
+    /// The range is empty or exceeds the address space.
     Range {
-        /// First address.
+        /// First address of the range.
         start: Iova,
-        /// Bytes.
+        /// Size of the range in bytes.
         size: u64,
     },
-    /// More data than one access carries.
+    /// The access carries more than [`MAX_DATA_BYTES`].
     TooMuchData {
-        /// Bytes.
+        /// Bytes of the access.
         count: u32,
     },
 }
 
 impl RequestError {
-    /// The error number of the reply.
+    /// Returns the error number of the reply.
     pub fn errno(&self) -> u32 {
         match self {
             Self::UnknownCommand { .. } | Self::Unsupported { .. } => errno::ENOTSUP,
@@ -169,9 +169,9 @@ impl RequestError {
     }
 }
 
-/// Error numbers, as Linux has them; the specification names no others.
+/// Linux error numbers; the specification names no others.
 pub mod errno {
-    /// No such file: here, no such range.
+    /// No such file; here, no such range.
     pub const ENOENT: u32 = 2;
     /// The list is too long.
     pub const E2BIG: u32 = 7;
@@ -179,7 +179,7 @@ pub mod errno {
     pub const ENOMEM: u32 = 12;
     /// Access denied.
     pub const EACCES: u32 = 13;
-    /// It exists.
+    /// The object exists.
     pub const EEXIST: u32 = 17;
     /// Invalid argument.
     pub const EINVAL: u32 = 22;
@@ -221,10 +221,10 @@ const IRQ_UNMASK: u32 = 16;
 const IRQ_TRIGGER: u32 = 32;
 
 impl VfioUserRequest {
-    /// What `message` asks.
+    /// Parses `message`.
     ///
     /// # Errors
-    /// [`RequestError`]: the message is answered with [`RequestError::errno`], and the next one read.
+    /// [`RequestError`]. The reply carries [`RequestError::errno`], and the stream remains usable.
     pub fn parse(message: Message) -> Result<Self, RequestError> {
         let number = message.header.command;
         let Some(command) = VfioUserCommand::from_number(number) else {
@@ -317,8 +317,8 @@ impl Parts {
         IovaRange::new(start, size).ok_or(RequestError::Range { start, size })
     }
 
-    /// The capabilities behind the versions are a string of JSON. This server wants nothing of a
-    /// client, so it reads none.
+    /// Parses the versions. The client's capabilities, a JSON string, are ignored: this server
+    /// needs none.
     fn version(&self) -> Result<VfioUserRequest, RequestError> {
         let field = |at| u16_at(&self.body, at).ok_or_else(|| self.length());
         Ok(VfioUserRequest::Version {

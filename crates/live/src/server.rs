@@ -1,4 +1,4 @@
-//! Sockets: one listens for one client at a time and hands its messages to a [`Session`].
+//! Socket server: it accepts one client at a time and passes its messages to a [`Session`].
 
 mod event;
 mod stream;
@@ -25,63 +25,63 @@ pub(crate) use self::stream::{Piece, answer, receive_piece};
 pub use self::waiting::StopSignal;
 pub(crate) use self::waiting::{ServeEnd, wait};
 
-/// A function that also waits for something of the host's.
+/// A function that also polls a host descriptor.
 pub trait PolledFunction: Function {
-    /// Its registers and what only it has, for another process.
+    /// Returns the registers and the device's own state, for another process.
     ///
     /// # Errors
-    /// It cannot be handed over.
+    /// The function cannot be handed over.
     fn save(&self) -> Result<(FunctionState, DeviceState), HandOverBlocker> {
         Err(HandOverBlocker::Keeps("a function of this kind"))
     }
 
-    /// It will serve no more, here or in another process.
+    /// Ends the function for good: no process will serve it again.
     fn end(&mut self) {}
 
-    /// Comes to the end of its turn if others work for it, by then. False if it has not: it goes
-    /// on.
+    /// Waits until `until` for the function's workers to become idle. Returns false on a timeout;
+    /// the function then keeps running.
     fn pause(&mut self, _until: Instant) -> bool {
         true
     }
 
-    /// Another process has it from now on. When this returns true, nothing that works for it is
-    /// left, or reaches anything.
+    /// Gives the function up to another process. Returns true if no worker remains that could
+    /// access memory.
     fn release(&mut self) -> bool {
         true
     }
 
-    /// Requests it has completed.
+    /// Returns the number of completed requests.
     fn completed(&self) -> u64 {
         0
     }
 
-    /// What to wait for beside messages.
+    /// Returns the descriptor to poll in addition to the client's socket.
     fn waits_for(&self) -> Option<PollSource<'_>> {
         None
     }
 
-    /// It has come.
+    /// Handles the ready descriptor.
     fn on_ready(&mut self) {}
 
-    /// Whether there is work left that nobody will ask for again.
+    /// Returns true if work remains for which no further event will come.
     fn unfinished(&self) -> bool {
         false
     }
 
-    /// Does a bounded part of what is left.
+    /// Does a bounded part of the remaining work.
     fn continue_work(&mut self) {}
 
-    /// Why a queue cannot be used any further, once for each time.
+    /// Returns the reason for a broken queue, once per failure.
     fn take_queue_error(&mut self) -> Option<QueueBroken> {
         None
     }
 }
 
-/// Serves clients one after another until told to stop.
+/// Serves clients one after another until the stop signal.
 ///
 /// # Errors
-/// What listening or waiting meets. What a client does wrong is no error: it is reported and at
-/// worst ends its connection.
+/// Listening or polling failed. A client's mistakes are not errors: they are reported and at worst
+/// end its connection.
 pub fn serve<F: PolledFunction>(
     listener: &UnixListener,
     function: F,
@@ -95,14 +95,14 @@ pub fn serve<F: PolledFunction>(
     Ok(())
 }
 
-/// A function, where it listens, and the client it has.
+/// A function, its listening socket, and its current client.
 #[derive(Debug)]
 pub(crate) struct ClientSlot<F> {
     listener: UnixListener,
     rules: MemoryRules,
     access: SocketAccess,
     client: ClientState<F>,
-    /// For the next client.
+    /// Log budget of the next client.
     words: LogBudget,
 }
 
@@ -114,7 +114,7 @@ enum ClientState<F> {
     Ended,
 }
 
-/// What there is of a client between two messages.
+/// State of a client between two messages.
 #[derive(Debug)]
 pub(crate) struct ClientConnection<F> {
     pub(crate) stream: UnixStream,
@@ -134,17 +134,17 @@ impl<F: PolledFunction> ClientSlot<F> {
         }
     }
 
-    /// Clients that come share memory under these rules.
+    /// Applies these rules to the memory that future clients share.
     pub(crate) fn with_memory_rules(self, rules: MemoryRules) -> Self {
         Self { rules, ..self }
     }
 
-    /// Only these may be its clients.
+    /// Restricts the clients to these users.
     pub(crate) fn with_access(self, access: SocketAccess) -> Self {
         Self { access, ..self }
     }
 
-    /// Goes on with a client.
+    /// Continues serving a client.
     pub(crate) fn with(listener: UnixListener, conversation: ClientConnection<F>) -> Self {
         Self {
             listener,
@@ -159,7 +159,7 @@ impl<F: PolledFunction> ClientSlot<F> {
         &self.listener
     }
 
-    /// The function, if there is no client.
+    /// Returns the function while no client is connected.
     pub(crate) fn idle_function(&self) -> Option<&F> {
         match &self.client {
             ClientState::Idle(function) => Some(function),
@@ -167,7 +167,7 @@ impl<F: PolledFunction> ClientSlot<F> {
         }
     }
 
-    /// The function, unless it was lost.
+    /// Returns the function, unless it was lost.
     pub(crate) fn function(&mut self) -> Option<&mut F> {
         match &mut self.client {
             ClientState::Idle(function) => Some(function),
@@ -176,14 +176,14 @@ impl<F: PolledFunction> ClientSlot<F> {
         }
     }
 
-    /// Told to stop: it has no client any more.
+    /// Ends the function after the stop signal, when its client is disconnected.
     pub(crate) fn end(&mut self) {
         if let ClientState::Idle(function) = &mut self.client {
             function.end();
         }
     }
 
-    /// The client, if there is one.
+    /// Returns the current client, if any.
     pub(crate) fn conversation(&self) -> Option<&ClientConnection<F>> {
         match &self.client {
             ClientState::Connected(conversation) => Some(conversation),
@@ -191,10 +191,11 @@ impl<F: PolledFunction> ClientSlot<F> {
         }
     }
 
-    /// Serves until told to stop, or called at the end of a turn: then no request is half done.
+    /// Serves clients until the stop signal or a pause request. It returns between messages, so no
+    /// request is half done.
     ///
     /// # Errors
-    /// What listening or waiting meets.
+    /// Listening or polling failed.
     pub(crate) fn serve(
         &mut self,
         counters: &DeviceCounters,
@@ -254,10 +255,10 @@ impl<F: PolledFunction> ClientSlot<F> {
     }
 }
 
-/// Answers whoever connects with a text of that moment, until told to stop.
+/// Sends the current text to each client that connects, until the stop signal.
 ///
 /// # Errors
-/// What listening or waiting meets.
+/// Listening or polling failed.
 pub fn serve_text(
     listener: &UnixListener,
     access: SocketAccess,
@@ -265,7 +266,7 @@ pub fn serve_text(
     text: impl Fn() -> String,
 ) -> io::Result<()> {
     while let Some(mut stream) = stop.accept(listener, access, |_| ())? {
-        // A reader who does not read is not waited for: the text fits into a socket's buffer.
+        // Do not wait for the reader: the text fits into a socket's buffer.
         stream.set_nonblocking(true)?;
         let _ = io::Write::write_all(&mut stream, text().as_bytes());
     }
@@ -273,7 +274,7 @@ pub fn serve_text(
 }
 
 impl<F: PolledFunction> ClientConnection<F> {
-    /// Until the client goes (none), or a pause comes.
+    /// Serves the client until it disconnects (`None`), or a pause or stop comes.
     fn go_on(
         &mut self,
         counters: &DeviceCounters,
@@ -298,8 +299,8 @@ impl<F: PolledFunction> ClientConnection<F> {
             if let Some(pause) = woken.serve_end() {
                 return Ok(Some(pause));
             }
-            // Neither keeps the other waiting: a flood of packets the driver's registers, or a
-            // flood of doorbells the packets.
+            // Handle both: a flood of packets must not delay register accesses, and a flood of
+            // doorbells must not delay packets.
             if woken.extra {
                 function.on_ready();
             }

@@ -1,4 +1,4 @@
-//! An assigned device's way to memory.
+//! An assigned device's access to guest memory.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -15,12 +15,12 @@ use crate::handover::{DeviceState, DiskKind, HandOverBlocker};
 use crate::host::Host;
 use crate::iommu::{GuestIommu, reason};
 
-/// Who keeps the device's table.
+/// Owner of the device's I/O page table.
 #[derive(Debug)]
 enum TableOwner {
-    /// The IOMMU that the guest has, which is told of stopped accesses.
+    /// The guest's IOMMU, which receives the stopped accesses.
     Iommu(GuestIommu),
-    /// The host has mapped all of the guest, at its own addresses: there is no IOMMU for the guest
+    /// The host, which has identity-mapped all guest memory because the guest has no IOMMU
     /// (kvm-baseline, PV01).
     HostIdentity {
         mapped: Box<AssignedTable>,
@@ -28,7 +28,7 @@ enum TableOwner {
     },
 }
 
-/// What the accesses of an assigned device go through.
+/// Memory view of an assigned device.
 #[derive(Debug)]
 pub struct AssignedDma {
     hardware: Arc<Hardware>,
@@ -38,7 +38,7 @@ pub struct AssignedDma {
 }
 
 impl AssignedDma {
-    /// For `device`, whose table an IOMMU keeps. What the unit does is counted by `counters`.
+    /// Creates the view of `device` whose table an IOMMU owns. `counters` count the unit's work.
     pub(crate) fn with_iommu(
         iommu: GuestIommu,
         hardware: &Arc<Hardware>,
@@ -53,8 +53,8 @@ impl AssignedDma {
         }
     }
 
-    /// For `device` of a guest without an IOMMU: all memory of the guest is mapped for it, at the
-    /// guest's own addresses, as soon as there is some.
+    /// Creates the view of `device` in a guest without an IOMMU. All guest memory is
+    /// identity-mapped for it as soon as the client shares it.
     ///
     /// # Errors
     /// The host has no memory for its tables.
@@ -78,7 +78,7 @@ impl AssignedDma {
             TableOwner::Iommu(iommu) => {
                 iommu.report(self.device, fault.iova, fault.access, reason(fault));
             }
-            // There is nobody to be told.
+            // Without an IOMMU no driver receives the fault.
             TableOwner::HostIdentity { .. } => self.counters.faults.add(1),
         }
     }
@@ -102,7 +102,8 @@ impl Dma for AssignedDma {
         let result = access(&view);
         let fault = view.fault.take();
         self.counters.add_unit(&before, silicon.unit.stats());
-        // Whoever holds the IOMMU may be waiting for this very access to end.
+        // Release the hardware before taking the IOMMU's lock: its holder may be waiting for this
+        // access.
         drop(silicon);
         if let Some(fault) = fault {
             self.report_fault(&fault);
@@ -110,7 +111,7 @@ impl Dma for AssignedDma {
         result
     }
 
-    /// Where there is an IOMMU the guest's memory is its to tell.
+    /// Follows the guest's memory without an IOMMU; with one, the IOMMU sets the memory.
     fn set_memory(&mut self, memory: &GuestMemoryMmap) {
         if let TableOwner::HostIdentity { mapped, ranges } = &mut self.keeper {
             mapped.set_memory(memory);

@@ -1,4 +1,4 @@
-//! The unit, and the guest's memory behind the frames.
+//! The IOMMU hardware model, and the guest memory behind the host's frames.
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,13 +11,13 @@ use vm_memory::GuestMemoryMmap;
 use crate::counters::DeviceCounters;
 use crate::host::Host;
 
-/// Sets and ways of the IOTLB, and entries of the walk caches and of the context cache: those of
-/// the profile `r210-2015`.
+/// Sets and ways of the IOTLB, entries of the paging-structure caches, and entries of the context
+/// cache, as in the profile `r210-2015`.
 const IOTLB: (u32, u32) = (16, 4);
 const WALK_CACHES: [u32; 3] = [32, 16, 4];
 const CONTEXTS: u32 = 64;
 
-/// What an access holds from its translation to its last byte.
+/// State that an access locks from its translation to its last byte.
 #[derive(Debug)]
 pub(super) struct IommuModel {
     pub(super) unit: VtdUnit,
@@ -26,20 +26,20 @@ pub(super) struct IommuModel {
     contexts: ContextTables,
 }
 
-/// The host's hardware, of one guest.
+/// The host's IOMMU hardware for one guest.
 #[derive(Debug)]
 pub(crate) struct Hardware {
     host: Arc<Host>,
-    /// One piece of hardware: an access holds it while it lasts, so that an invalidation has waited
-    /// for all accesses before it when it has the unit.
+    /// An access holds this lock until it ends. An invalidation takes the lock, so it waits for all
+    /// earlier accesses.
     model: Mutex<IommuModel>,
 }
 
 impl Hardware {
-    /// Hardware that stops every device. Its tables are in the memory of `host`.
+    /// Creates hardware that blocks every device. Its tables are in the memory of `host`.
     ///
     /// # Errors
-    /// If there is none left of that.
+    /// The host has no memory for the tables.
     pub(crate) fn new(host: Arc<Host>) -> io::Result<Self> {
         let contexts = ContextTables::new(Coherency::Coherent, host.memory(), host.contexts());
         let contexts = contexts.map_err(io::Error::other)?;
@@ -56,25 +56,24 @@ impl Hardware {
         })
     }
 
-    /// Where its tables are, and what stands behind the frames that they lead to.
+    /// Returns the host, which owns the table memory and the frames.
     pub(crate) fn host(&self) -> &Arc<Host> {
         &self.host
     }
 
-    /// The unit. Whoever panicked while he held it has left it whole: it is changed by
-    /// invalidations only, and filled with what the tables say.
+    /// Locks the hardware. A panic of another thread leaves it consistent: only invalidations and
+    /// table walks change it.
     pub(super) fn model(&self) -> MutexGuard<'_, IommuModel> {
         self.model.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// When it returns, no access reaches anything of the memory before.
+    /// Replaces the guest's memory. When it returns, no access uses the old memory.
     pub(crate) fn set_memory(&self, memory: &GuestMemoryMmap) {
         self.model().guest = memory.clone();
     }
 
-    /// The accesses of `device` are translated by `context`; without one it reaches nothing. When
-    /// it returns, none that began before is under way. If there is no frame for a table of
-    /// contexts, it reaches nothing either.
+    /// Sets the context entry of `device`; `None` blocks the device. When it returns, no earlier
+    /// access is in progress. The device is also blocked if no frame is free for the context table.
     pub(super) fn set_context(&self, device: RequesterId, context: Option<&Context>) {
         let mut silicon = self.model();
         let IommuModel { unit, contexts, .. } = &mut *silicon;
@@ -96,12 +95,12 @@ fn config() -> Result<UnitConfig, ringfence_hw::GeometryError> {
     })
 }
 
-/// The port to which tables send their invalidations.
+/// The port to which tables submit their invalidations.
 #[derive(Debug, Clone)]
 pub(crate) struct InvalidationPort(pub(super) Arc<Hardware>);
 
 impl Invalidator for InvalidationPort {
-    /// Whoever holds the unit is an access; so none that began before is under way.
+    /// The lock waits for each access in progress, so none that began earlier remains.
     fn submit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {
         let Self(hardware) = self;
         hardware.host.counters().unit_invalidations.add(1);
@@ -114,7 +113,7 @@ impl Invalidator for InvalidationPort {
 }
 
 impl DeviceCounters {
-    /// Adds what the unit has done for a device since `before`.
+    /// Adds the unit's work for a device since `before`.
     pub(super) fn add_unit(&self, before: &IommuStats, now: &IommuStats) {
         let more = |count: fn(&IommuStats) -> u64| count(now).wrapping_sub(count(before));
         self.unit_hits.add(more(|stats| stats.iotlb_hits));

@@ -1,5 +1,5 @@
-//! What one assigned device reaches, by ranges: for an IOMMU whose requests are ranges, and for the
-//! host that maps all of a guest.
+//! Mappings of one assigned device by range, for an IOMMU whose requests are ranges, and for a host
+//! that maps a whole guest.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -13,33 +13,33 @@ use vm_memory::{Address, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion}
 use super::{AssignedTables, Hardware};
 use crate::host::{HostPagePool, Memory};
 
-/// The only device of its tables.
+/// Slot of the only device of its tables.
 const ONLY: DeviceSlot = DeviceSlot::new(0);
 
-/// Why a range was not mapped. Nothing of it is.
+/// Reason why a range was not mapped. No page of it is mapped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MapFailure {
-    /// It leads to what is no memory of the guest, or is not made of whole pages.
+    /// The range is outside guest memory, or is not page-aligned.
     NotMemory,
-    /// No frame is left, or none for a table.
+    /// No frame is free, for a page or for a table.
     NoRoom,
-    /// Anything else.
+    /// Any other failure.
     Failed,
 }
 
-/// A device's table, and the frames that it holds.
+/// A device's I/O page table, and the frames that its entries pin.
 #[derive(Debug)]
 pub(crate) struct AssignedTable {
     memory: Memory,
     tables: AssignedTables,
-    /// By first address: the range, and the page that its first one leads to.
+    /// By first IOVA: the range, and the guest page of its first page.
     ranges: BTreeMap<Iova, (IovaRange, Gpa)>,
-    /// Cleared and not yet settled: their frames stay.
+    /// Unmapped ranges whose invalidation is not complete; their frames stay pinned.
     leaving: Vec<(IovaRange, Gpa)>,
 }
 
 impl AssignedTable {
-    /// Nothing for `device`, which reaches nothing until it is attached.
+    /// Creates an empty table for `device`, which is blocked until it is attached.
     ///
     /// # Errors
     /// The host has no memory for the tables.
@@ -52,23 +52,23 @@ impl AssignedTable {
         })
     }
 
-    /// The device reaches what is mapped.
+    /// Lets the device access the mapped pages.
     pub(crate) fn attach(&self) {
         self.tables.attach();
     }
 
-    /// When it returns, the device reaches nothing.
+    /// Blocks the device. When it returns, no access is in progress.
     pub(crate) fn detach(&self) {
         self.tables.detach();
     }
 
-    /// When it returns, the device reaches nothing of the memory before.
+    /// Replaces the guest's memory. When it returns, the device cannot access the old memory.
     pub(crate) fn set_memory(&mut self, memory: &GuestMemoryMmap) {
         self.memory.set_memory(memory);
         self.tables.set_memory(memory);
     }
 
-    /// `range` leads to the guest's memory from `to` on.
+    /// Maps `range` to the guest's memory at `to`.
     ///
     /// # Errors
     /// [`MapFailure`].
@@ -101,7 +101,7 @@ impl AssignedTable {
         Ok(())
     }
 
-    /// A frame and an entry, or neither.
+    /// Pins a frame and maps it, or does neither.
     fn map_page(&mut self, iova: Iova, gpa: Gpa, direction: Direction) -> Result<(), MapFailure> {
         let frame = self.memory.pin(gpa).map_err(|error| match error {
             PinError::NotMemory => MapFailure::NotMemory,
@@ -118,23 +118,23 @@ impl AssignedTable {
         })
     }
 
-    /// The range that begins at `start` leads nowhere from the next [`commit`](Self::commit) on at
-    /// the latest.
+    /// Unmaps the range that begins at `start`. The unmap is complete after the next
+    /// [`commit`](Self::commit).
     pub(crate) fn unmap(&mut self, start: Iova) {
         if let Some((range, to)) = self.ranges.remove(&start) {
             self.clear(range, to);
         }
     }
 
-    /// The same for all.
+    /// Like [`unmap`](Self::unmap), for all ranges.
     pub(crate) fn unmap_all(&mut self) {
         for (range, to) in std::mem::take(&mut self.ranges).into_values() {
             self.clear(range, to);
         }
     }
 
-    /// Maps what `memory` has beside `before`, each address to the page of the same number, and
-    /// unmaps what it no longer has. What is mapped then.
+    /// Identity-maps the ranges of `memory` that are not in `before`, and unmaps those that it no
+    /// longer has. Returns the mapped ranges.
     pub(super) fn follow(
         &mut self,
         before: &[IovaRange],
@@ -150,7 +150,7 @@ impl AssignedTable {
         }
         let _ = self.commit();
         now.retain(|range| {
-            // What has no room, or is no whole page, is not there, and faults.
+            // A range without room or with partial pages stays unmapped, and accesses to it fault.
             let to = range.start().get();
             before.contains(range) || self.map(*range, to, Permissions::READ_WRITE).is_ok()
         });
@@ -160,17 +160,17 @@ impl AssignedTable {
 
     fn clear(&mut self, range: IovaRange, to: Gpa) {
         for (iova, _) in pages(range, to) {
-            // It is mapped, so that only memory that is not as it was written refuses.
+            // The page is mapped, so only a corrupt table can refuse.
             let _ = self.tables.unmap(ONLY, iova);
         }
         self.leaving.push((range, to));
     }
 
-    /// When it returns `Ok`, the device does not reach what was unmapped, and no access through it
-    /// is under way.
+    /// Completes the invalidations. On `Ok`, the device cannot access the unmapped pages, and no
+    /// access to them is in progress.
     ///
     /// # Errors
-    /// It may, and its frames stay.
+    /// The device may still have access, and its frames stay pinned.
     pub(crate) fn commit(&mut self) -> Result<(), IoError> {
         self.tables.commit(ONLY)?;
         for (range, to) in self.leaving.drain(..) {
@@ -183,12 +183,12 @@ impl AssignedTable {
     }
 }
 
-/// The pages of `range`, and where each leads.
+/// Returns the pages of `range` with the guest page of each.
 fn pages(range: IovaRange, to: Gpa) -> impl Iterator<Item = (Iova, Gpa)> {
     let count = range.bytes() / PAGE_BYTES;
     (0..count).map(move |page| {
         let offset = page * PAGE_BYTES;
-        // Neither end wraps.
+        // Neither address wraps.
         (range.start().wrapping_add(offset), to.wrapping_add(offset))
     })
 }

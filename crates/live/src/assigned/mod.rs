@@ -1,13 +1,13 @@
-//! A device that is *assigned*: its accesses go through the model of the hardware, by tables in
-//! memory (decision 0023).
+//! Assigned devices: the hardware model translates their accesses, with tables in memory (decision
+//! 0023).
 //!
 //! ```text
-//! driver -> map -> a frame of the host for the page (second stage) -> an entry of the device's I/O page table
-//! device -> access -> IOTLB, or a walk of that table -> frame -> the page behind it -> the guest's memory
+//! map:    driver -> second stage: host frame for the page -> entry of the device's I/O page table
+//! access: device -> IOTLB, or a walk of that table -> frame -> guest page behind the frame
 //! ```
-//! Who keeps the table is the IOMMU that the guest has: the para-virtual one's backend, the
-//! virtio-iommu's sink, or nobody, where the host has mapped all of the guest before it ran. The
-//! hardware knows none of them: they meet in the tables, and in the invalidations that it is sent.
+//! The guest's IOMMU owns the table: the backend of the para-virtual one or the sink of the
+//! virtio-iommu. Without an IOMMU, the host has mapped all guest memory at boot. The hardware
+//! depends on none of them: they share only the tables and the invalidations.
 
 mod dma;
 mod hardware;

@@ -1,4 +1,4 @@
-//! I/O page tables of assigned devices, and the contexts that lead to them.
+//! I/O page tables of assigned devices, and the context entries that refer to them.
 
 use std::io;
 use std::sync::Arc;
@@ -13,8 +13,7 @@ use super::Hardware;
 use super::hardware::InvalidationPort;
 use crate::host::HostFrames;
 
-/// A table of the hardware's for each device, with a domain of its own. A [`DeviceSlot`] is a
-/// device's place among these.
+/// A hardware table and a domain for each device. A [`DeviceSlot`] is the index of a device here.
 #[derive(Debug)]
 pub(crate) struct AssignedTables {
     hardware: Arc<Hardware>,
@@ -23,10 +22,10 @@ pub(crate) struct AssignedTables {
 }
 
 impl AssignedTables {
-    /// Empty ones for `devices`, which reach nothing.
+    /// Creates empty tables for `devices`, all blocked.
     ///
     /// # Errors
-    /// The host has no memory for them.
+    /// The host has no memory for the tables.
     pub(crate) fn new(hardware: &Arc<Hardware>, devices: &[RequesterId]) -> io::Result<Self> {
         let domains: Vec<DomainId> = (1..).take(devices.len()).map(DomainId::new).collect();
         let host = hardware.host();
@@ -45,17 +44,17 @@ impl AssignedTables {
         })
     }
 
-    /// The hardware that walks them.
+    /// Returns the hardware that walks the tables.
     pub(crate) fn hardware(&self) -> &Arc<Hardware> {
         &self.hardware
     }
 
-    /// Whether `device` has one.
+    /// Returns true if `device` has a table.
     pub(crate) fn has(&self, device: RequesterId) -> bool {
         self.devices.contains(&device)
     }
 
-    /// Each device reaches what its table maps.
+    /// Attaches each device to its table.
     pub(crate) fn attach(&self) {
         for (device, index) in self.devices.iter().zip(0..) {
             let context = self.tables.context(DeviceSlot::new(index));
@@ -63,14 +62,14 @@ impl AssignedTables {
         }
     }
 
-    /// When it returns, no device reaches anything.
+    /// Blocks all devices. When it returns, no access is in progress.
     pub(crate) fn detach(&self) {
         for device in &self.devices {
             self.hardware.set_context(*device, None);
         }
     }
 
-    /// When it returns, no device reaches anything of the memory before.
+    /// Replaces the guest's memory. When it returns, no device can access the old memory.
     pub(crate) fn set_memory(&self, memory: &GuestMemoryMmap) {
         self.hardware.set_memory(memory);
     }

@@ -1,7 +1,9 @@
-//! Guest memory as an assigned device sees it, for one access: every address goes through the unit.
+//! Guest memory in an assigned device's view, for one access: the IOMMU hardware translates every
+//! address.
 //!
-//! The unit is held from the first translation to the last byte. So no translation is used after an
-//! invalidation of it has completed, and none of the slices that are lent here outlives the access.
+//! The access holds the hardware's lock from the first translation to the last byte. It therefore
+//! uses no translation after that translation's invalidation has completed. No slice outlives the
+//! access.
 
 use std::cell::{Cell, RefCell};
 use std::iter::FusedIterator;
@@ -22,24 +24,24 @@ use crate::host::FrameRmap;
 
 type Slice<'a> = VolatileSlice<'a, MS<'a, GuestMemoryMmap>>;
 
-/// What a device reaches while it holds the unit.
+/// Memory that a device can access while it holds the hardware's lock.
 #[derive(Debug)]
 pub struct HardwareView<'a> {
     pub(super) unit: RefCell<&'a mut VtdUnit>,
-    /// Where the unit's tables are.
+    /// Memory of the unit's tables.
     pub(super) tables: &'a Arena,
     pub(super) places: &'a FrameRmap,
     pub(super) guest: &'a GuestMemoryMmap,
     pub(super) device: RequesterId,
-    /// The first that was met.
+    /// First fault of the access.
     pub(super) fault: Cell<Option<Fault>>,
 }
 
-/// A part of a page, and how many bytes of it.
+/// A range within one page: guest-physical address and length in bytes.
 type Part = (GuestAddress, usize);
 
 impl HardwareView<'_> {
-    /// Where `count` bytes lie, all of which the device may access.
+    /// Translates `count` bytes at `addr`. Fails unless the device may access all of them.
     fn parts(
         &self,
         addr: GuestAddress,
@@ -53,7 +55,7 @@ impl HardwareView<'_> {
             Permissions::No => &[],
         };
         let mut parts = Vec::new();
-        // An access of no bytes needs no translation; one that is none leads nowhere.
+        // An access of zero bytes needs no translation. An access without a direction fails.
         if count == 0 {
             return Ok(parts);
         }
@@ -81,7 +83,7 @@ impl HardwareView<'_> {
         for range in found.as_slice() {
             let (mut at, mut left) = (range.start(), range.bytes());
             while left > 0 {
-                // Frames that follow each other have pages that need not.
+                // Contiguous frames may have scattered pages.
                 let here = left.min(PAGE_BYTES - at.offset_in(PAGE_BYTES));
                 let page = self.places.page(at).ok_or(Fault {
                     device: self.device,
@@ -120,7 +122,7 @@ impl GuestMemory for HardwareView<'_> {
     }
 }
 
-/// The slices of an access that was translated as a whole.
+/// Slices of an access that is completely translated.
 struct Slices<'a> {
     guest: &'a GuestMemoryMmap,
     parts: vec::IntoIter<Part>,

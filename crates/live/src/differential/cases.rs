@@ -1,16 +1,16 @@
-//! Random accesses: what a device may do, and what it may not, close to each other.
+//! Random accesses, allowed and forbidden ones close to each other.
 
 use ringfence_types::{Access, Iova, IovaRange};
 
 use super::shadow_iommu::QemuMapping;
 
 const PAGE_BYTES: u64 = 4096;
-/// Longest access.
+/// Longest access in bytes.
 const MAX_BYTES: u64 = 4096;
-/// Writes there are interrupts, not DMA.
+/// Addresses whose writes are interrupts, not DMA.
 const DOORBELLS: std::ops::RangeInclusive<u64> = 0xfee0_0000..=0xfeef_ffff;
 
-/// The same seed gives the same numbers (SplitMix64: Steele, Lea and Flood, OOPSLA 2014).
+/// Deterministic random numbers for a seed (SplitMix64: Steele, Lea and Flood, OOPSLA 2014).
 #[derive(Debug)]
 pub(super) struct Random(u64);
 
@@ -37,12 +37,12 @@ impl Random {
     }
 }
 
-/// An access to try.
+/// An access to test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Case {
     pub(super) access: Access,
     pub(super) range: IovaRange,
-    /// What it is about.
+    /// Name of the case's kind.
     pub(super) kind: &'static str,
 }
 
@@ -58,7 +58,7 @@ impl std::fmt::Display for Case {
     }
 }
 
-/// The next case, among what is mapped and what was.
+/// Returns the next case, chosen among live and past mappings.
 pub(super) fn next(random: &mut Random, live: &[QemuMapping], past: &[IovaRange]) -> Case {
     loop {
         if let Some(case) = candidate(random, live, past) {
@@ -110,7 +110,7 @@ fn candidate(random: &mut Random, live: &[QemuMapping], past: &[IovaRange]) -> O
             ("near", top - PAGE_BYTES - random.below(1 << 24), bytes)
         }
         _ => {
-            // All magnitudes.
+            // Addresses of all magnitudes.
             let shift = random.below(64);
             ("anywhere", random.next() >> shift, bytes)
         }

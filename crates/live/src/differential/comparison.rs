@@ -1,4 +1,4 @@
-//! Where accesses are tried: the conversation with QEMU, interrupted by cases.
+//! The connection to QEMU, and the accesses that are tried between its messages.
 
 use std::io;
 use std::path::PathBuf;
@@ -24,14 +24,15 @@ use crate::virtio::blk::Blk;
 use crate::wire::fields::{u32_at, u64_at};
 use crate::wire::{Message, VfioUserCommand, errno};
 
-/// Doorbells that the guest rings before anything is tried: while it boots, mappings are few.
+/// Doorbells before the first access is tried: the guest has few mappings while it boots.
 const QUIET: u32 = 8;
-/// Cases while the guest is stopped once.
+/// Accesses tried in each stop of the guest.
 const CASES_PER_STOP: u32 = 50;
-/// How long QEMU may take for an answer, in seconds.
+/// Longest wait for QEMU's answer, in seconds.
 const REPLY_TIMEOUT_S: i64 = 20;
 const PAGE_BYTES: u64 = 4096;
-/// In QEMU's structure the data begins before its padding, in the specification after it.
+/// Possible offsets of the data before its specified place. QEMU places the data before its
+/// structure's padding, the specification after it.
 const GAPS: [usize; 2] = [0, 4];
 
 pub(super) struct Comparison {
@@ -44,10 +45,9 @@ pub(super) struct Comparison {
     random: Random,
     cases_wanted: u32,
     doorbells: u32,
-    /// How many bytes before its message's end says QEMU has the data; found out before anything is
-    /// judged.
+    /// Offset in bytes of QEMU's data before its specified place, detected before the first case.
     reply_padding: Option<usize>,
-    /// What came while the guest was being stopped, and rings.
+    /// Doorbells that arrived while the guest was being stopped.
     deferred: Vec<Message>,
     report: DifferentialReport,
 }
@@ -81,7 +81,7 @@ impl Comparison {
         })
     }
 
-    /// Until QEMU goes or the stop comes.
+    /// Runs until QEMU disconnects or the stop signal comes.
     pub(super) fn run(mut self, stop: &StopSignal) -> io::Result<DifferentialReport> {
         loop {
             while self.session.function().unfinished() {
@@ -101,7 +101,7 @@ impl Comparison {
                     if rings(&message) {
                         self.doorbells += 1;
                         let due = self.doorbells > QUIET && self.report.cases() < self.cases_wanted;
-                        // QEMU lets nothing through of a function that is no master of the bus.
+                        // QEMU blocks all accesses of a function that is not a bus master.
                         let master = self.session.function().is_master();
                         if due && master && !self.shadow.live.is_empty() {
                             self.try_some()?;
@@ -141,7 +141,7 @@ impl Comparison {
         }
     }
 
-    /// Stops the guest, tries cases, lets it go on.
+    /// Stops the guest, tries some cases, and continues the guest.
     fn try_some(&mut self) -> io::Result<()> {
         self.order("stop")?;
         self.report.most_mapped = self.report.most_mapped.max(self.shadow.live.len());
@@ -163,7 +163,8 @@ impl Comparison {
         Ok(())
     }
 
-    /// Reads what is mapped until the bytes say where in a reply QEMU has the data.
+    /// Reads mapped pages until their bytes show where QEMU places the data in a reply. `None` if
+    /// no page decides.
     fn find_reply_padding(&mut self) -> io::Result<Option<usize>> {
         let ranges: Vec<IovaRange> = self.shadow.live.iter().map(|told| told.range).collect();
         for range in ranges {
@@ -183,8 +184,8 @@ impl Comparison {
         Ok(None)
     }
 
-    /// Gives the monitor an order and waits until it is carried out; answers the client meanwhile,
-    /// for which QEMU may be waiting.
+    /// Sends a monitor command and waits for its reply. Answers the client in between, since QEMU
+    /// may be waiting for it.
     fn order(&mut self, command: &str) -> io::Result<()> {
         let mut monitor = match self.monitor.take() {
             Some(monitor) => monitor,
@@ -208,7 +209,7 @@ impl Comparison {
         Ok(())
     }
 
-    /// Waits for the client or the monitor; whether the monitor has something.
+    /// Waits for the client or the monitor. Returns true if the monitor is readable.
     fn wait_for_event(&self, monitor: Option<&Monitor>) -> io::Result<bool> {
         let mut fds = vec![PollFd::from_borrowed_fd(self.link.fd(), PollFlags::IN)];
         fds.extend(monitor.map(|m| PollFd::from_borrowed_fd(m.fd(), PollFlags::IN)));
@@ -225,7 +226,8 @@ impl Comparison {
         Ok(fds.get(1).is_some_and(|fd| !fd.revents().is_empty()))
     }
 
-    /// Requests must not be served while the guest is looked at.
+    /// Defers doorbells, because the device must not serve requests during the test; answers other
+    /// messages.
     fn defer_or_reply(&mut self, message: Message) -> io::Result<()> {
         if rings(&message) {
             self.deferred.push(message);
@@ -265,8 +267,7 @@ impl Comparison {
         })
     }
 
-    /// Whether each page of what ours reads and QEMU does not is granted for reading or for writing
-    /// by QEMU.
+    /// Returns true if ours can read each page and QEMU grants each one for a read or a write.
     fn is_write_only_read(&mut self, range: IovaRange) -> io::Result<bool> {
         for page in pages(range) {
             let Some(bytes) = self.read(page) else {
@@ -279,9 +280,9 @@ impl Comparison {
         Ok(true)
     }
 
-    /// What is written is put back: ours writes a pattern, QEMU writes over it what was there.
-    /// Where only a part can be reached, QEMU may write that part before it rejects the rest, so
-    /// that part is what is there already.
+    /// Tries a write and preserves the contents: ours writes a pattern, then QEMU writes the
+    /// original bytes over it. QEMU may write a part before it rejects the rest, and then that part
+    /// equals the original bytes.
     fn try_write(&mut self, range: IovaRange) -> io::Result<CaseResult> {
         let before = self.read_pieces(range);
         let pattern: Vec<u8> = before.iter().map(|byte| !byte).collect();
@@ -316,7 +317,7 @@ impl Comparison {
             .is_ok()
     }
 
-    /// What is there, page by page; zero where nothing is.
+    /// Reads the range page by page, with zeros for inaccessible pages.
     fn read_pieces(&mut self, range: IovaRange) -> Vec<u8> {
         let piece = |page| self.read(page).unwrap_or_else(|| vec![0; length(page)]);
         pages(range).flat_map(piece).collect()
@@ -364,12 +365,12 @@ enum CaseResult {
     Differs(&'static str),
 }
 
-/// The data in the body of a reply to `DMA_READ`.
+/// Returns the data in the body of a `DMA_READ` reply.
 fn data(body: &[u8], gap: usize, count: usize) -> Option<&[u8]> {
     body.get(FIXED_BYTES.checked_sub(gap)?..)?.get(..count)
 }
 
-/// What lies in each page of `range`, in order.
+/// Splits `range` at page boundaries, in order.
 fn pages(range: IovaRange) -> impl Iterator<Item = IovaRange> {
     let (first, last) = (range.start().get(), range.last().get());
     let starts = (first / PAGE_BYTES..=last / PAGE_BYTES).map(|page| page * PAGE_BYTES);
@@ -383,7 +384,7 @@ fn length(range: IovaRange) -> usize {
     usize::try_from(range.bytes()).unwrap_or(0)
 }
 
-/// Whether a message is a doorbell.
+/// Returns true if the message is a doorbell write.
 fn rings(message: &Message) -> bool {
     let offset = u64_at(&message.body, 0).unwrap_or(0);
     let notify = u64::from(layout::NOTIFY)..u64::from(layout::NOTIFY + layout::NOTIFY_BYTES);

@@ -1,4 +1,4 @@
-//! The connection to QEMU's vfio-user client, with messages in both directions.
+//! The connection to QEMU's vfio-user client, with requests in both directions.
 
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,26 +15,26 @@ const TYPE_MASK: u32 = 0xf;
 const TYPE_REPLY: u32 = 1;
 const ERROR: u32 = 1 << 5;
 
-/// Bytes of `DMA_READ` and `DMA_WRITE` behind the header and before the data, as they count for the
-/// message's size.
+/// Bytes between the header and the data of `DMA_READ` and `DMA_WRITE`, as the message size counts
+/// them.
 pub(super) const FIXED_BYTES: usize = 16;
 
-/// What came.
+/// A received message.
 #[derive(Debug)]
 pub(super) enum QemuMessage {
-    /// A request of the client's.
+    /// A request of the client.
     Message(Message),
-    /// The answer to a request of ours: its number, and the body or an error number.
+    /// The reply to a request of ours: its ID, and the body or an error number.
     Reply(u16, Result<Vec<u8>, u32>),
 }
 
-/// Where in the message in hand we are.
+/// Position in the current message.
 enum State {
-    /// In the header, of which the bytes so far are kept.
+    /// In the header; the bytes so far are buffered.
     Head,
-    /// In a reply of so many bytes.
+    /// In a reply of this many bytes.
     Reply(usize),
-    /// In a request, kept by the inbox.
+    /// In a request, which the inbox assembles.
     Request,
 }
 
@@ -69,9 +69,9 @@ impl QemuLink {
         self.stream.write_all(bytes)
     }
 
-    /// Asks the client for an access to memory on the device's behalf; the number of the request.
-    /// `data` is what is written, or as long as what is read, and lies `gap` bytes before where the
-    /// message's size says.
+    /// Requests an access to memory on the device's behalf and returns the request's ID. `data` is
+    /// the data to write, or a buffer of the length to read. It starts `gap` bytes before its
+    /// specified place.
     pub(super) fn ask(
         &mut self,
         access: Access,
@@ -105,7 +105,7 @@ impl QemuLink {
         Ok(self.last_id)
     }
 
-    /// The next message, if it is here as a whole. An error at the end of the stream.
+    /// Returns the next message. `None` if it is incomplete; fails at the end of the stream.
     pub(super) fn receive(&mut self) -> io::Result<Option<QemuMessage>> {
         loop {
             let wants = match self.state {

@@ -1,16 +1,16 @@
-//! The software IOMMU judged by QEMU's own.
+//! Differential test of the software IOMMU against QEMU's.
 //!
-//! QEMU's `intel-iommu` stands in front of a disk that lives here, and a stock Linux maps for that
-//! disk. Each mapping that QEMU tells of (`DMA_MAP`) is put into the virtio-iommu device and the
-//! software IOMMU of this crate, through which the disk then works. While the guest waits for the
-//! disk, its processor is stopped, so that nothing changes, and random accesses are tried twice:
-//! through the software IOMMU, and as `DMA_READ` or `DMA_WRITE`, which QEMU lets through its own
-//! IOMMU by the tables that Linux wrote. Both have to reject it, or both let it through to the same
-//! bytes.
+//! QEMU runs a stock Linux with its `intel-iommu` in front of a disk that this process serves, and
+//! Linux maps memory for that disk. Each mapping that QEMU sends (`DMA_MAP`) is also entered into
+//! this crate's virtio-iommu and software IOMMU, through which the disk works. While the guest
+//! waits for the disk, the test stops its CPU, so that nothing changes. It then tries each random
+//! access twice. One goes through the software IOMMU. The other is a `DMA_READ` or `DMA_WRITE`,
+//! which QEMU translates by its own IOMMU and the tables that Linux wrote. Both must reject the
+//! access, or both must allow it and reach the same bytes.
 //!
-//! QEMU tells of a mapping that Linux made for writing only as one for reading and writing. A read
-//! that only QEMU rejects is put down to that, and counted apart, if QEMU grants each page of it,
-//! to a read or to a write of the bytes that are there.
+//! QEMU reports a write-only mapping of Linux as readable and writable. A read that only QEMU
+//! rejects is counted separately as caused by that, if QEMU grants each page of it. It must grant
+//! either a read or a write of the bytes already there.
 
 mod cases;
 mod comparison;
@@ -35,32 +35,32 @@ const NAME: &str = "blk";
 const MONITOR: &str = "monitor.sock";
 const MEMORY_MIB: u32 = 256;
 
-/// What is tried.
+/// Settings of a differential test.
 #[derive(Clone, Copy, Debug)]
 pub struct DifferentialSettings {
-    /// How many accesses.
+    /// Number of accesses.
     pub cases: u32,
-    /// Which: the same seed gives the same choices, among what is mapped then.
+    /// Seed of the random choices. The same seed makes the same choices among the same mappings.
     pub seed: u64,
 }
 
-/// What came of it.
+/// Result of a differential test.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DifferentialReport {
-    /// Both let it through, to the same bytes.
+    /// Accesses that both allowed, to the same bytes.
     pub allowed: u32,
-    /// Both rejected it.
+    /// Accesses that both rejected.
     pub rejected: u32,
-    /// Reads of what is mapped for writing only, which QEMU tells of as mapped for both.
+    /// Reads of write-only mappings, which QEMU reports as readable and writable.
     pub write_only_reads: u32,
-    /// Those in which they differ.
+    /// Accesses with different results.
     pub differing: Vec<String>,
-    /// How many mappings there were at most.
+    /// Largest number of mappings at one time.
     pub most_mapped: usize,
 }
 
 impl DifferentialReport {
-    /// Accesses that were tried.
+    /// Returns the number of accesses tried.
     pub fn cases(&self) -> u32 {
         let differing = u32::try_from(self.differing.len()).unwrap_or(u32::MAX);
         [
@@ -74,7 +74,7 @@ impl DifferentialReport {
     }
 }
 
-/// A judge at work.
+/// A running differential test.
 #[derive(Debug)]
 pub struct DifferentialTest {
     machine: QemuArgs,
@@ -84,10 +84,10 @@ pub struct DifferentialTest {
 }
 
 impl DifferentialTest {
-    /// Listens in `dir` for a QEMU with the arguments of [`machine`](Self::machine).
+    /// Listens in `dir` for a QEMU started with the arguments of [`machine`](Self::machine).
     ///
     /// # Errors
-    /// What opening the disk and listening meet.
+    /// Opening the disk or listening failed.
     pub fn start(dir: &Path, disk: fs::File, settings: DifferentialSettings) -> io::Result<Self> {
         let monitor = dir.join(MONITOR);
         let machine = QemuArgs {
@@ -128,18 +128,18 @@ impl DifferentialTest {
         })
     }
 
-    /// The machine to boot.
+    /// Returns the arguments of the virtual machine to boot.
     pub fn machine(&self) -> &QemuArgs {
         &self.machine
     }
 
-    /// What else the kernel's command line has to say.
+    /// Additional kernel command line.
     pub const KERNEL_WORDS: &str = "intel_iommu=on";
 
-    /// The guest has ended.
+    /// Ends the test after the guest has ended, and returns the result.
     ///
     /// # Errors
-    /// What the conversation with QEMU met.
+    /// The connection to QEMU failed.
     pub fn finish(self) -> io::Result<DifferentialReport> {
         self.stop.stop();
         let report = self

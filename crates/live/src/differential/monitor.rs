@@ -1,4 +1,4 @@
-//! QEMU's monitor (QMP): the guest's processor is stopped and goes on.
+//! QEMU's monitor (QMP), used to stop and continue the guest's CPU.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-/// Longest time that QEMU may take for a line that it has begun.
+/// Longest time for QEMU to complete a line that it has begun.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(super) struct Monitor {
@@ -20,18 +20,18 @@ impl Monitor {
         let mut monitor = Self {
             stream: BufReader::new(stream),
         };
-        // The greeting comes first and is no answer.
+        // The greeting precedes the first reply.
         monitor.ask("qmp_capabilities")?;
         while !monitor.answered()? {}
         Ok(monitor)
     }
 
-    /// Sends a command. [`answered`](Self::answered) says when it has been carried out.
+    /// Sends a command. [`answered`](Self::answered) returns true for its reply.
     pub(super) fn ask(&mut self, command: &str) -> io::Result<()> {
         writeln!(self.stream.get_mut(), "{{\"execute\":\"{command}\"}}")
     }
 
-    /// Reads a line; whether it says that the command was carried out. Others tell of events.
+    /// Reads a line. Returns true if it is the reply to the command; other lines are events.
     pub(super) fn answered(&mut self) -> io::Result<bool> {
         let mut line = String::new();
         if self.stream.read_line(&mut line)? == 0 {
@@ -43,7 +43,7 @@ impl Monitor {
         Ok(line.starts_with("{\"return\""))
     }
 
-    /// Whether a line is here already.
+    /// Returns true if a complete line is buffered.
     pub(super) fn has_line(&self) -> bool {
         self.stream.buffer().contains(&b'\n')
     }

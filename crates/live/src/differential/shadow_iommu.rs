@@ -1,4 +1,4 @@
-//! What QEMU tells of its IOMMU's mappings, put into ours.
+//! Copies the mappings that QEMU reports into the software IOMMU.
 
 use std::fs::File;
 use std::io;
@@ -13,10 +13,10 @@ use crate::memory::{GuestRam, RangeSource};
 use crate::wire::{Message, VfioUserRequest, errno};
 
 const DOMAIN: u32 = 1;
-/// Mappings that are gone and still known, to be tried.
+/// Number of past mappings kept for test accesses.
 const MAX_UNMAPPED: usize = 256;
 
-/// A mapping that QEMU told of.
+/// A mapping that QEMU reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct QemuMapping {
     pub(super) range: IovaRange,
@@ -25,7 +25,7 @@ pub(super) struct QemuMapping {
 
 pub(super) struct ShadowIommu {
     iommu: VirtioIommu,
-    /// The file behind the guest's memory: device and inode.
+    /// Device and inode of the guest's memory file.
     file: Option<(u64, u64)>,
     pub(super) live: Vec<QemuMapping>,
     pub(super) unmapped: Vec<IovaRange>,
@@ -54,7 +54,7 @@ impl ShadowIommu {
         let (first, flags) = words.split_at(words.len().min(1));
         let long = !longs.is_empty();
         request.extend(first.iter().flat_map(|word| word.to_le_bytes()));
-        // MAP's flags stand at its end, and UNMAP's reserved word too.
+        // The flags of MAP and the reserved word of UNMAP are at the end.
         if !long {
             request.extend(flags.iter().flat_map(|word| word.to_le_bytes()));
         }
@@ -68,7 +68,7 @@ impl ShadowIommu {
         handled.result.map_err(io::Error::other)
     }
 
-    /// Takes a `DMA_MAP` or a `DMA_UNMAP`; the reply's body, or the error number.
+    /// Applies a `DMA_MAP` or `DMA_UNMAP`. Returns the reply's body, or the error number.
     pub(super) fn change(&mut self, message: Message) -> Result<Vec<u8>, u32> {
         match VfioUserRequest::parse(message).map_err(|error| error.errno())? {
             VfioUserRequest::DmaMap {
@@ -78,7 +78,7 @@ impl ShadowIommu {
                 offset,
                 file,
             } => {
-                // What cannot be reached from here stays unmapped.
+                // Memory that this process cannot access stays unmapped.
                 let Some(file) = file else {
                     return Ok(Vec::new());
                 };
@@ -117,8 +117,8 @@ impl ShadowIommu {
         }
     }
 
-    /// Whether the file is the guest's memory, which is the first that comes. Offsets in it are
-    /// guest-physical addresses.
+    /// Returns true if the file is the guest's memory, which is the first file received. Offsets in
+    /// it are guest-physical addresses.
     fn is_memory(&mut self, file: File) -> Result<bool, u32> {
         let about = fstat(&file).map_err(|_| errno::EINVAL)?;
         let this = (about.st_dev, about.st_ino);

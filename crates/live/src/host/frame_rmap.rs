@@ -1,9 +1,9 @@
-//! The host's frames, and which page of the guest stands behind each.
+//! The host's frames, with the guest page behind each.
 //!
-//! All of a guest's memory is in this process already, as its client shares it. So a frame is a
-//! number, handed out when a page first needs one, and a reverse array leads from the number to the
-//! page: what a table entry, the IOTLB and an invalidation speak of is as real as on a host, and no
-//! byte is kept twice.
+//! All guest memory is mapped in this process, as its client shares it. A frame is therefore only a
+//! number, allocated when a device first needs a page; a reverse map leads from the number to the
+//! page. Table entries, the IOTLB and invalidations use frame addresses as on a real host, and no
+//! byte is stored twice.
 
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -12,22 +12,23 @@ use ringfence_pviommu::backend::Pager;
 use ringfence_pviommu::wire::{Gpa, PAGE_BYTES};
 use ringfence_types::{FrameSource, OutOfFrames, PhysAddr};
 
-/// Where frames for a guest begin: far above all tables, so that no address is both.
+/// Address of the first guest frame: far above all tables, so no address belongs to both.
 const FIRST_FRAME: u64 = 1 << 40;
 
 #[derive(Debug, Default)]
 struct State {
-    /// Of each frame that was ever handed out; none if no page stands behind it.
+    /// Guest page of each frame ever allocated. `None` if no page is behind it.
     pages: Vec<Option<Gpa>>,
     free: Vec<u64>,
 }
 
-/// The reverse array.
+/// The reverse map from frames to guest pages.
 #[derive(Debug, Default)]
 pub(crate) struct FrameRmap(RwLock<State>);
 
 impl FrameRmap {
-    /// The page behind `frame`, or the address in it if `frame` is one. None if no page is.
+    /// Returns the guest page behind `frame`, with the offset of `frame` in it. `None` if there is
+    /// no page.
     pub(crate) fn page(&self, frame: PhysAddr) -> Option<Gpa> {
         let index = usize::try_from(number(frame)?).ok()?;
         let state = self.0.read().unwrap_or_else(PoisonError::into_inner);
@@ -53,17 +54,17 @@ fn number(frame: PhysAddr) -> Option<u64> {
     Some(frame.get().checked_sub(FIRST_FRAME)? / PAGE_BYTES)
 }
 
-/// Where a second stage takes its frames from.
+/// Source of a second stage's frames.
 #[derive(Debug, Clone)]
 pub(crate) enum HostFrames {
     /// Frames for tables.
     Tables(Arc<Frames<Arc<Arena>>>),
-    /// Frames for the guest.
+    /// Frames for guest pages.
     Guest(Arc<FrameRmap>),
 }
 
 impl FrameSource for HostFrames {
-    /// A frame for the guest has no bytes until a page stands behind it.
+    /// Allocates a frame. A frame for the guest has no bytes until a page is behind it.
     fn alloc_zeroed(&self) -> Result<PhysAddr, OutOfFrames> {
         match self {
             Self::Tables(frames) => frames.alloc_zeroed(),
@@ -90,7 +91,7 @@ impl FrameSource for HostFrames {
     }
 }
 
-/// Puts a page behind the frame that it gets.
+/// Records the guest page of each frame that is loaded.
 #[derive(Debug)]
 pub(super) struct RmapRecorder(pub(super) Arc<FrameRmap>);
 

@@ -1,12 +1,12 @@
-//! What the host holds of one guest, whichever kind its devices are of: memory for tables, and
-//! which page of the guest stands behind each frame.
+//! Host-side state of one guest, for devices of any kind: memory for tables, and the guest page
+//! behind each frame.
 //!
 //! ```text
-//! driver maps a page -> a frame of the host for it (second stage) -> what its device is translated by
+//! map: driver -> second stage: host frame for the page -> translation of the device
 //! ```
-//! The second stage is the guest's; what a device is translated by is the device's: tables in this
-//! memory for one that is assigned ([`assigned`](crate::assigned)), the software IOMMU for one that
-//! the host simulates.
+//! The second stage belongs to the guest; the translation belongs to the device. An assigned device
+//! uses tables in this memory ([`assigned`](crate::assigned)); a simulated device uses the software
+//! IOMMU.
 
 mod frame_rmap;
 mod pages;
@@ -23,16 +23,16 @@ pub use self::second_stage::HostPagePool;
 pub(crate) use self::second_stage::Memory;
 use crate::counters::DeviceCounters;
 
-/// The host's memory for tables, sparse: as much as a guest can make of the second stage, then of
-/// I/O page tables.
+/// Size of the sparse host memory for tables: all that a guest can cause for the second stage, then
+/// the I/O page tables.
 const MEMORY: u64 = 512 << 20;
-/// Where the second stage's tables begin; below is what leads from a device to its table.
+/// Start of the second stage's tables; the context tables are below.
 const SECOND_STAGE: u64 = 4 << 20;
-/// Where I/O page tables begin.
+/// Start of the I/O page tables.
 const IO_TABLES: u64 = 160 << 20;
 const ALL: (u64, u64) = (4096, MEMORY);
 
-/// The host, of one guest.
+/// The host of one guest.
 #[derive(Debug)]
 pub(crate) struct Host {
     memory: Arc<Arena>,
@@ -40,15 +40,15 @@ pub(crate) struct Host {
     contexts: HostFrames,
     second_stage: HostFrames,
     io_tables: HostFrames,
-    /// Of what the host does: those of the IOMMU, or of the device if the guest has none.
+    /// Counters of the host's work: those of the IOMMU, or of the device if the guest has no IOMMU.
     counters: Arc<DeviceCounters>,
 }
 
 impl Host {
-    /// Nothing is in its tables, and no page has a frame.
+    /// Creates a host with empty tables and no frames.
     ///
     /// # Errors
-    /// If it does not map that much memory.
+    /// The process cannot map that much memory.
     pub(crate) fn new(counters: Arc<DeviceCounters>) -> io::Result<Self> {
         let memory = Arc::new(Arena::new(MEMORY).map_err(io::Error::other)?);
         let source = |from: u64, to: u64| {
@@ -67,22 +67,22 @@ impl Host {
         })
     }
 
-    /// Where tables are.
+    /// Returns the memory of the tables.
     pub(crate) fn memory(&self) -> &Arc<Arena> {
         &self.memory
     }
 
-    /// The pages behind frames.
+    /// Returns the reverse map from frames to guest pages.
     pub(crate) fn places(&self) -> &Arc<FrameRmap> {
         &self.places
     }
 
-    /// Frames for what leads from a device to its table.
+    /// Returns the frames for context tables.
     pub(crate) fn contexts(&self) -> &HostFrames {
         &self.contexts
     }
 
-    /// Frames for I/O page tables.
+    /// Returns the frames for I/O page tables.
     pub(crate) fn io_tables(&self) -> &HostFrames {
         &self.io_tables
     }

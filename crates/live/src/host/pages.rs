@@ -1,8 +1,8 @@
-//! The guest's memory as its client shares it: which pages there are, and which of them are locked
-//! into the host's memory, if that was asked for.
+//! The guest's memory as its client shares it: its pages, and optionally which pages are locked
+//! into host memory.
 //!
-//! The host takes back what it likes of the rest, while the guest runs; it is refused a page that a
-//! device reaches (PV10, attack A32).
+//! The host may reclaim unlocked pages while the guest runs. It cannot reclaim a locked page, which
+//! a device can access (PV10, attack A32).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,24 +15,25 @@ use vm_memory::{Address, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion}
 use crate::counters::DeviceCounters;
 use crate::memory::lock::{lock, unlock};
 
-/// All of it is mapped in this process, so that where a page lies is its own address.
+/// The guest's pages. All of them are mapped in this process, so the frame address of a page is its
+/// guest-physical address.
 #[derive(Debug)]
 pub(super) struct GuestPages {
     resident: Resident,
     locked: Option<LockedPages>,
 }
 
-/// Pages that are kept.
+/// Pages locked into host memory.
 #[derive(Debug)]
 struct LockedPages {
     memory: GuestMemoryMmap,
-    /// How often each is pinned.
+    /// Pin count of each page.
     pins: BTreeMap<u64, u32>,
     counters: Arc<DeviceCounters>,
 }
 
 impl GuestPages {
-    /// No memory yet.
+    /// Creates an empty set of pages.
     pub(super) fn new() -> Self {
         Self {
             resident: Resident::new(Vec::new()),
@@ -40,7 +41,7 @@ impl GuestPages {
         }
     }
 
-    /// From now on what is pinned is locked. Nothing is pinned yet.
+    /// Locks pages that are pinned from now on. No page may be pinned yet.
     pub(super) fn lock(&mut self, counters: Arc<DeviceCounters>) {
         self.locked = Some(LockedPages {
             memory: GuestMemoryMmap::default(),
@@ -49,7 +50,7 @@ impl GuestPages {
         });
     }
 
-    /// The memory is another one; what is pinned is locked there, as far as it is there.
+    /// Replaces the guest's memory and locks the pinned pages that exist in the new one.
     pub(super) fn set_memory(&mut self, memory: &GuestMemoryMmap) {
         let ranges = memory.iter().filter_map(|region| {
             let start = Gpa::new(region.start_addr().raw_value());
@@ -59,8 +60,8 @@ impl GuestPages {
         if let Some(locked) = &mut self.locked {
             locked.memory = memory.clone();
             for page in locked.pins.keys() {
-                // A page that is not there is reached by nobody; one that the host has no room for
-                // is only slower.
+                // No device can access a missing page. If the host cannot lock a page, access is
+                // only slower.
                 let _ = lock(memory, *page, PAGE_BYTES);
             }
         }
@@ -86,7 +87,7 @@ impl LockedPages {
         *pins -= 1;
         if *pins == 0 {
             self.pins.remove(&page);
-            // It is there still, or its mapping has gone and the lock with it.
+            // The page still exists, or its mapping and lock are gone together.
             let _ = unlock(&self.memory, page, PAGE_BYTES);
             self.counters.unlocked.add(1);
         }
@@ -122,7 +123,7 @@ mod tests {
 
     use super::*;
 
-    /// KiB that this process has locked; nothing else in these tests locks any.
+    /// Returns the KiB that this process has locked; no other test here locks memory.
     fn locked_kib() -> u64 {
         let status = fs::read_to_string("/proc/self/status").unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("VmLck:"));
@@ -148,10 +149,10 @@ mod tests {
         assert_eq!(locked_kib(), 8);
         frames.unpin(page);
         assert_eq!(locked_kib(), 8);
-        // The client shares other memory at the same place: what is pinned is locked there.
+        // The client shares other memory at the same address: the pinned pages are locked there.
         frames.set_memory(&memory(0x10_000, 8));
         assert_eq!(locked_kib(), 8);
-        // And memory where one of the two is not.
+        // One of the two pages is missing in this memory.
         frames.set_memory(&memory(0x13_000, 2));
         assert_eq!(locked_kib(), 4);
         frames.unpin(page);
@@ -159,11 +160,11 @@ mod tests {
         frames.unpin(other);
         assert_eq!(locked_kib(), 0);
         assert_eq!((counters.locked.get(), counters.unlocked.get()), (2, 2));
-        // One too many takes nothing.
+        // An excess unpin changes nothing.
         frames.unpin(other);
         assert_eq!(counters.unlocked.get(), 2);
         assert_eq!(frames.pin(page), Err(PinError::NotMemory));
-        // A page across two of the host's would share its fate with its neighbours.
+        // A guest page that spans two host pages cannot be locked without its neighbours.
         frames.set_memory(&memory(0x10_800, 8));
         assert_eq!(frames.pin(page), Err(PinError::NoRoom));
         assert_eq!(locked_kib(), 0);

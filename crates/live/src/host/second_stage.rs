@@ -1,5 +1,5 @@
-//! The guest's memory behind a second stage: a page gets its frame when a device first needs it
-//! (PVIOMMU section 4.3, step 5).
+//! Second-stage translation of the guest's memory: a page gets its frame when a device first needs
+//! it (PVIOMMU section 4.3, step 5).
 
 use std::io;
 use std::sync::Arc;
@@ -18,29 +18,29 @@ use super::frame_rmap::{HostFrames, RmapRecorder};
 use super::pages::GuestPages;
 use crate::counters::DeviceCounters;
 
-/// Guest-physical addresses that a second stage can have frames for: 64 GiB. Its counts of pins are
-/// sparse.
+/// Guest-physical address space that a second stage can back with frames: 64 GiB. Pin counts are
+/// stored sparsely.
 const GUEST_BYTES: u64 = 1 << 36;
-/// Tags what the guest's processors would cache of the second stage. Here they cache nothing: QEMU
-/// reaches the memory by itself.
+/// Domain ID of the guest's CPUs in the second stage. They cache nothing here: QEMU accesses the
+/// memory directly.
 const GUEST: DomainId = DomainId::new(u16::MAX);
 
-/// Whether the host takes frames in advance and keeps a pointer to the last table (PV17, PV18).
+/// Host optimisations: a pool of preallocated frames, and a pointer to the last table (PV17, PV18).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum HostPagePool {
-    /// Neither.
+    /// Both are off.
     #[default]
     Off,
-    /// Both.
+    /// Both are on.
     On,
 }
 
 type Frames = OnDemand<Arc<Arena>, HostFrames, Option<FixedLastTable>, RmapRecorder>;
 
-/// Guest memory, whose pages get frames when a device first needs them.
+/// Guest memory whose pages get frames when a device first needs them.
 #[derive(Debug)]
 pub(crate) struct Memory {
-    /// What there is now, and what of it is locked.
+    /// Current pages, with their locks.
     resident: GuestPages,
     frames: Frames,
     host: Arc<Host>,
@@ -48,7 +48,7 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// None yet, and no frames. Its tables are in the memory of `host`.
+    /// Creates an empty guest memory without frames. Its tables are in the memory of `host`.
     ///
     /// # Errors
     /// The host has no memory for its tables.
@@ -71,21 +71,20 @@ impl Memory {
         let frames = if on { frames } else { frames.without_pool() };
         Ok(Self {
             resident: GuestPages::new(),
-            // The pool's first filling is the host's, not the guest's.
+            // Do not count the pool's first filling as the guest's work.
             counted: (*frames.stats(), *frames.pool().stats()),
             frames,
             host: Arc::clone(host),
         })
     }
 
-    /// There is this memory now. A page that is gone keeps its frame, behind which is nothing; one
-    /// that comes back is found by it.
+    /// Replaces the guest's memory. A removed page keeps its frame without a page behind it, and
+    /// gets the same frame if it returns.
     pub(crate) fn set_memory(&mut self, memory: &GuestMemoryMmap) {
         self.resident.set_memory(memory);
     }
 
-    /// From now on what is pinned is locked into the host's memory, and counted. Nothing is pinned
-    /// yet.
+    /// Locks and counts pages that are pinned from now on. No page may be pinned yet.
     pub(crate) fn lock(&mut self, counters: Arc<DeviceCounters>) {
         self.resident.lock(counters);
     }
@@ -107,7 +106,7 @@ impl GuestBacking for Memory {
         self.resident.unpin(page);
     }
 
-    /// Fills the pool, if there is one, and counts.
+    /// Refills the pool, if enabled, and updates the counters.
     fn maintain(&mut self) {
         self.frames.maintain();
         let (stats, pool) = (*self.frames.stats(), *self.frames.pool().stats());

@@ -1,9 +1,9 @@
-//! The para-virtual IOMMU of a guest, shared by the thread that serves its queues and the threads
-//! of the devices behind it.
+//! The guest's para-virtual IOMMU, shared by the thread that serves its queues and the threads of
+//! the devices behind it.
 //!
-//! As with [`VirtioIommu`](crate::iommu::VirtioIommu), the memory is what the IOMMU's own client
-//! shares, and a device behind it translates by a software IOMMU. Until a driver has begun, devices
-//! reach nothing.
+//! As with [`VirtioIommu`](crate::iommu::VirtioIommu), the client of the IOMMU device shares the
+//! guest's memory, and a software IOMMU translates for the devices. All accesses of a device are
+//! blocked until a driver starts.
 
 mod unit;
 
@@ -26,16 +26,16 @@ use crate::host::HostPagePool;
 use crate::iommu::{EndpointMemory, GuestIommu};
 use crate::sandbox::Grants;
 
-/// The IOMMU. Clones are the same one.
+/// The para-virtual IOMMU. Clones share it.
 #[derive(Clone)]
 pub struct PvIommu {
     shared: Arc<Shared>,
 }
 
 struct Shared {
-    /// Whoever holds it may wait for readers, and so is none.
+    /// A holder of this lock may wait for readers, so it must not be a reader.
     unit: Mutex<Unit>,
-    /// Readable while there may be events that the driver has not been told of.
+    /// Eventfd that is readable while events may wait for the driver.
     events: OwnedFd,
     counters: Arc<DeviceCounters>,
 }
@@ -47,19 +47,20 @@ impl std::fmt::Debug for PvIommu {
 }
 
 impl PvIommu {
-    /// An IOMMU for `devices`, which reach nothing until the driver begins, and then what it maps.
+    /// Creates an IOMMU for `devices`. It blocks their accesses until the driver starts; then they
+    /// can access the mapped pages.
     ///
     /// # Errors
-    /// If the host has no descriptors left, or a device stands there twice.
+    /// The host has no descriptors left, or `devices` contains a device twice.
     pub fn new(devices: &[RequesterId], counters: Arc<DeviceCounters>) -> io::Result<Self> {
         Self::with_assigned(devices, &[], HostPagePool::Off, counters)
     }
 
-    /// The same, where the model of the hardware translates the accesses of those of `devices` that
-    /// are also `assigned`.
+    /// Like [`new`](Self::new), but the hardware model translates for the devices that are also in
+    /// `assigned`.
     ///
     /// # Errors
-    /// The same, or if the host has no memory for tables.
+    /// As for [`new`](Self::new), or the host has no memory for tables.
     pub fn with_assigned(
         devices: &[RequesterId],
         assigned: &[RequesterId],
@@ -78,16 +79,16 @@ impl PvIommu {
         })
     }
 
-    /// What its driver maps from now on is locked into the host's memory for as long as it is
-    /// mapped. To be called before there is a driver.
+    /// Locks all pages that the driver maps into host memory while they are mapped. Must be called
+    /// before a driver starts.
     pub fn lock_mapped(&self) {
         self.unit().lock(Arc::clone(&self.shared.counters));
     }
 
-    /// What the accesses of a device go through; one for each thread that makes any.
+    /// Returns a view of guest memory for a device; each thread that accesses memory needs one.
     ///
     /// # Errors
-    /// If there is no such device, or it has too many.
+    /// The device does not exist, or has too many readers.
     pub fn reader(&self, device: RequesterId) -> Result<EndpointMemory, IommuError> {
         let reader = self.unit().reader(device)?;
         Ok(EndpointMemory::new(
@@ -97,11 +98,11 @@ impl PvIommu {
         ))
     }
 
-    /// What the accesses of an assigned device go through. What the hardware does for it is counted
-    /// by `counters`.
+    /// Returns the memory view of an assigned device. `counters` count the hardware model's work
+    /// for it.
     ///
     /// # Errors
-    /// If it is none.
+    /// The device is not assigned.
     pub fn assigned(
         &self,
         device: RequesterId,
@@ -113,14 +114,14 @@ impl PvIommu {
         Ok(AssignedDma::with_iommu(behind, &hardware, device, counters))
     }
 
-    /// One of its devices, which nothing is mapped for yet, is the process that has these grants.
-    /// False if it is none of them, or was set apart before.
+    /// Declares that a sandboxed process with these grants implements the device. The device must
+    /// have no mappings yet. Returns false if the device does not exist or is sandboxed already.
     #[must_use = "the process may reach what its device does not"]
     pub fn set_sandboxed(&self, device: RequesterId, grants: Grants) -> bool {
         self.unit().set_apart(device, grants)
     }
 
-    /// Does something with the grants of such a device.
+    /// Calls `with` on the grants of a sandboxed device. `None` if the device is not sandboxed.
     pub fn with_grants<R>(
         &self,
         device: RequesterId,
@@ -129,8 +130,8 @@ impl PvIommu {
         self.unit().with_grants(device, with)
     }
 
-    /// What the IOMMU itself reaches memory through: directly. The memory that its client shares is
-    /// the guest's.
+    /// Returns the memory view of the IOMMU device itself, which has no translation. Its client
+    /// shares the guest's memory.
     pub fn memory(&self) -> PvDma {
         PvDma {
             iommu: self.clone(),
@@ -138,19 +139,20 @@ impl PvIommu {
         }
     }
 
-    /// Whether the driver has mapped the first byte of `range` for such an access. Nobody is told.
+    /// Returns true if the driver has mapped the first byte of `range` for `access`. Reports no
+    /// fault.
     pub(crate) fn reaches(&self, device: RequesterId, range: &IovaRange, access: Access) -> bool {
         self.unit().reaches(device, range.start(), access)
     }
 
-    /// Whoever panicked while he held it has left it whole: it changes nothing before it has
-    /// checked everything.
+    /// Locks the device. A panic of another thread leaves it consistent: every change is preceded
+    /// by its checks.
     pub(crate) fn unit(&self) -> MutexGuard<'_, Unit> {
         let unit = self.shared.unit.lock();
         unit.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells the driver of an access that was stopped, as soon as it gives a buffer for that.
+    /// Reports a stopped access to the driver, once it provides a buffer for the event.
     pub(crate) fn report(&self, device: RequesterId, iova: Iova, access: Access) {
         let mut unit = self.unit();
         if unit.report(device, access, iova) {
@@ -161,23 +163,23 @@ impl PvIommu {
         self.poll_events();
     }
 
-    /// There may be events that the driver has not been told of.
+    /// Wakes the IOMMU's thread to deliver pending events.
     pub(crate) fn poll_events(&self) {
         let _ = rustix::io::write(&self.shared.events, &1u64.to_ne_bytes());
     }
 
-    /// Readable after [`report`](Self::report).
+    /// Returns a descriptor that is readable after [`report`](Self::report).
     pub(crate) fn reported(&self) -> BorrowedFd<'_> {
         self.shared.events.as_fd()
     }
 
-    /// The reports up to now are being looked after.
+    /// Resets the descriptor before the pending reports are handled.
     pub(crate) fn clear_reported(&self) {
         let _ = rustix::io::read(&self.shared.events, &mut [0; 8]);
     }
 }
 
-/// The guest's memory as the IOMMU's client shares it.
+/// The guest's memory as the client of the IOMMU device shares it.
 #[derive(Debug)]
 pub struct PvDma {
     iommu: PvIommu,
@@ -191,7 +193,7 @@ impl Dma for PvDma {
         self.direct.with(access)
     }
 
-    /// When it returns, no endpoint holds anything of the memory before.
+    /// Replaces the guest's memory. When it returns, no endpoint holds any of the old memory.
     fn set_memory(&mut self, memory: &GuestMemoryMmap) {
         self.direct.set_memory(memory);
         self.iommu.unit().set_memory(memory);

@@ -1,5 +1,6 @@
-//! The backend over the software IOMMU, a domain for each device, and over the model of the
-//! hardware, a table for each assigned one; and the guest's memory as its client shares it.
+//! The backend of the para-virtual IOMMU. It keeps a domain of the software IOMMU for each
+//! simulated device and a table of the hardware model for each assigned one. It also holds the
+//! guest's memory as the client shares it.
 
 mod records;
 mod tables;
@@ -20,22 +21,22 @@ use crate::counters::DeviceCounters;
 use crate::host::{Host, HostPagePool, Memory};
 use crate::sandbox::Grants;
 
-/// The page at 0 is never mapped: drivers take its address for none. What the software IOMMU's
-/// tables can map ends the window.
+/// IOVAs offered to the driver. Page 0 is excluded because drivers treat address 0 as invalid; the
+/// window ends with the software IOMMU's address width.
 const WINDOW: (u64, u64) = (PAGE_BYTES, (1 << 48) - 1);
-/// Most pages of one request: 64 KiB of a map.
+/// Most pages of one request. A map request of this size has 64 KiB.
 const PAGES_MAX: u32 = 4096;
-/// Unmapped pages that are remembered, so that an access to one is counted as stale.
+/// Unmapped pages in the history that identifies stale accesses.
 const REMEMBERED: usize = 4096;
 
-/// Why there is no such unit.
+/// Reason why the unit cannot be created.
 #[derive(Debug)]
 pub enum UnitError {
-    /// The host has no memory for the hardware's tables.
+    /// The host has no memory for the hardware model's tables.
     Host(io::Error),
-    /// A device stands there twice, or there are too many.
+    /// The configuration has too many devices, or one twice.
     Config,
-    /// The software IOMMU does.
+    /// The software IOMMU refused a device.
     Iommu(IommuError),
 }
 
@@ -65,18 +66,18 @@ impl From<io::Error> for UnitError {
     }
 }
 
-/// The IOMMU behind its lock.
+/// State of the IOMMU, protected by its lock.
 pub(crate) struct Unit {
     backend: Backend<Memory, AnyTables<AssignedTables, Domains>>,
     devices: Vec<RequesterId>,
-    /// Those of them that are not assigned: what counts the slots of their domains.
+    /// Devices that are not assigned. The position of a device is its domain slot.
     simulated: Vec<RequesterId>,
     running: bool,
-    /// What was unmapped last.
+    /// Pages unmapped last, oldest first.
     recently_unmapped: VecDeque<(Devid, Iova)>,
 }
 
-/// The requester id of `device`.
+/// Returns the requester ID of `device`.
 fn devid(device: RequesterId) -> Devid {
     Devid::new(device.get().into())
 }
@@ -86,8 +87,8 @@ fn page(iova: Iova) -> Iova {
 }
 
 impl Unit {
-    /// One for `devices`, which reach nothing yet; the hardware translates those of them that are
-    /// `assigned`. What the host does for them goes to `counters`.
+    /// Creates a unit for `devices`, all blocked. The hardware model translates for those in
+    /// `assigned`. `counters` count the host's work for them.
     pub(super) fn new(
         devices: &[RequesterId],
         assigned: &[RequesterId],
@@ -103,7 +104,7 @@ impl Unit {
         let config = IovaRange::inclusive(Iova::new(first), Iova::new(last))
             .and_then(|window| Config::new(window, PAGES_MAX, ids).ok())
             .ok_or(UnitError::Config)?;
-        // The second stage is the guest's: all of its devices are behind the same.
+        // One second stage per guest: all of its devices share it.
         let host = Arc::new(Host::new(Arc::clone(counters))?);
         let memory = Memory::on_demand(&host, optimisations)?;
         let domains = Domains::new(&simulated, Arc::clone(host.places()))?;
@@ -119,7 +120,8 @@ impl Unit {
         })
     }
 
-    /// The hardware that translates the accesses of an assigned device.
+    /// Returns the hardware model that translates for an assigned device. `None` for any other
+    /// device.
     pub(super) fn hardware_of(&mut self, device: RequesterId) -> Option<Arc<Hardware>> {
         let tables = self.backend.tables().assigned();
         let hardware = tables.has(device).then(|| tables.hardware());
@@ -137,14 +139,14 @@ impl Unit {
         self.domains().reader(device)
     }
 
-    /// What this device reaches is a process of its own, which has these grants. False if there is
-    /// no such device.
+    /// Declares that a sandboxed process with these grants implements the device. Returns false if
+    /// there is no such device.
     pub(super) fn set_apart(&mut self, device: RequesterId, grants: Grants) -> bool {
         let slot = self.slot(device);
         slot.is_some_and(|slot| self.domains().set_apart(slot, grants))
     }
 
-    /// Does something with the grants of such a device.
+    /// Calls `with` on the grants of a sandboxed device.
     pub(super) fn with_grants<R>(
         &mut self,
         device: RequesterId,
@@ -154,31 +156,31 @@ impl Unit {
         self.domains().grants(slot).map(with)
     }
 
-    /// The device's place among those with a domain.
+    /// Returns the device's domain slot. `None` if it is assigned or unknown.
     fn slot(&self, device: RequesterId) -> Option<DeviceSlot> {
         let index = self.simulated.iter().position(|one| *one == device)?;
         u32::try_from(index).ok().map(DeviceSlot::new)
     }
 
-    /// What the driver maps from now on is locked into the host's memory, and counted. It has
-    /// mapped nothing yet.
+    /// Locks and counts all pages that the driver maps. The driver must not have mapped any page
+    /// yet.
     pub(super) fn lock(&mut self, counters: Arc<DeviceCounters>) {
         self.backend.backing().lock(counters);
     }
 
-    /// When it returns, no device holds anything of the memory before.
+    /// Replaces the guest's memory. When it returns, no device holds any of the old memory.
     pub(super) fn set_memory(&mut self, memory: &GuestMemoryMmap) {
         self.backend.backing().set_memory(memory);
         self.backend.tables().assigned().set_memory(memory);
         self.domains().set_memory(memory);
     }
 
-    /// What the driver is told.
+    /// Returns the configuration that the driver reads.
     pub(crate) fn config(&self) -> &Config {
         self.backend.config()
     }
 
-    /// The driver begins: what it maps is what devices reach.
+    /// Starts the driver's session: devices can access the pages that it maps.
     pub(crate) fn start(&mut self) {
         let Self {
             backend, simulated, ..
@@ -188,22 +190,22 @@ impl Unit {
         self.running = true;
     }
 
-    /// When it returns, devices reach nothing and no mapping is left.
+    /// Ends the driver's session. When it returns, all devices are blocked and no mapping remains.
     pub(crate) fn reset(&mut self) {
         let Self {
             backend, simulated, ..
         } = self;
         backend.tables().simulated().detach(simulated);
         backend.tables().assigned().detach();
-        // Nobody is attached any more. What is left due is a process that hangs in the kernel:
-        // nothing is done for its device until it is gone.
+        // All devices are detached. Only a process stuck in the kernel can leave a revocation
+        // incomplete; its device does no work until it is dead.
         let _ = self.backend.reset();
         self.domains().clear();
         self.recently_unmapped.clear();
         self.running = false;
     }
 
-    /// Does what `request` asks, as a whole or not at all.
+    /// Executes `request` completely or not at all.
     pub(crate) fn handle(&mut self, request: &[u8]) -> Status {
         let status = self.backend.handle(request);
         if status == Status::Ok
@@ -217,21 +219,21 @@ impl Unit {
         status
     }
 
-    /// What need not delay an answer: to be called when some were given.
+    /// Does maintenance that must not delay a reply. The caller runs it after sending replies.
     pub(crate) fn maintain(&mut self) {
         self.backend.maintain();
     }
 
-    /// Whether the page at `iova` is mapped for such an access.
+    /// Returns true if the page at `iova` is mapped for `access`.
     pub(super) fn reaches(&mut self, device: RequesterId, iova: Iova, access: Access) -> bool {
         let mapping = self.backend.mapping(devid(device), page(iova));
         mapping.is_some_and(|(_, direction)| direction.permissions().allows(access))
     }
 
-    /// Keeps for the driver that an access was stopped; whether its page is among those that were
-    /// unmapped last.
+    /// Queues an event about a stopped access for the driver. Returns true if its page was unmapped
+    /// recently.
     pub(super) fn report(&mut self, device: RequesterId, access: Access, iova: Iova) -> bool {
-        // Nobody is there to be told.
+        // Without a driver the event has no receiver.
         if self.running {
             self.backend.report(devid(device), access, iova);
         }
@@ -242,7 +244,7 @@ impl Unit {
                 .contains(&(devid(device), page(iova)))
     }
 
-    /// The next event that the driver has not been told of.
+    /// Returns the next event that was not delivered to the driver.
     pub(crate) fn next_event(&mut self) -> Option<Event> {
         self.backend.next_event()
     }

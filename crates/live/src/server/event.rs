@@ -1,4 +1,4 @@
-//! What is said of a connection, and how much of it.
+//! Log events of a connection, and limits on their number.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -7,41 +7,41 @@ use crate::dma_fault_injection::InjectionResult;
 use crate::sandbox::ProtocolViolation;
 use crate::virtio::QueueBroken;
 
-/// What a connection reports, for the log.
+/// An event of a connection, for the log.
 #[derive(Debug)]
 pub enum ServeEvent<'a> {
-    /// A client has come.
+    /// A client has connected.
     Connected,
     /// A request was refused.
     Refused(&'a (dyn Error + 'a)),
-    /// The stream could not be followed any further and was closed.
+    /// The connection failed or could not be parsed further, and was closed.
     Closed(&'a (dyn Error + 'a)),
-    /// A queue cannot be used any further.
+    /// A queue is broken and needs a reset.
     Broken(&'a QueueBroken),
-    /// The device misbehaved, as it was told to.
+    /// The device performed a requested fault injection.
     InjectedDma(&'a InjectionResult),
-    /// The device's process was ended; the device is broken.
+    /// The device's process was killed; the device is broken.
     Ended(&'a ProtocolViolation),
-    /// Another process asked for the devices, and they stayed: why.
+    /// A hand-over to another process failed for this reason.
     Kept(&'a str),
-    /// The client has gone.
+    /// The client has disconnected.
     Disconnected,
 }
 
-/// Hears of it, on several threads.
+/// Receives events, from several threads.
 pub type EventHandler = Arc<dyn Fn(&ServeEvent<'_>) + Send + Sync>;
 
-/// What one client can put into the log: so many refusals and broken queues. All are counted.
+/// Log lines of one client, for refusals and broken queues. Counters include all events.
 const LINES_PER_CLIENT: u32 = 64;
-/// What all clients of a device can, one after the other: whoever is refused comes again.
+/// Log lines of all clients of a device together, since a refused client can reconnect.
 const LINES_PER_DEVICE: u32 = 1024;
 
-/// What may still be said.
+/// Log lines that remain.
 #[derive(Debug)]
 pub(crate) struct LogBudget {
-    /// Of this client,
+    /// Lines left for this client.
     left_for_client: u32,
-    /// and of all.
+    /// Lines left for all clients of the device.
     left_for_device: u32,
 }
 
@@ -54,7 +54,7 @@ impl Default for LogBudget {
     }
 }
 
-/// More was refused than is said.
+/// Logged in place of a client's last line: further events are only counted.
 #[derive(Debug)]
 struct LogBudgetExhausted;
 
@@ -67,7 +67,7 @@ impl std::fmt::Display for LogBudgetExhausted {
 impl Error for LogBudgetExhausted {}
 
 impl LogBudget {
-    /// Those of the next client.
+    /// Returns the budget of the next client.
     pub(crate) fn next_client(&self) -> Self {
         Self {
             left_for_client: LINES_PER_CLIENT.min(self.left_for_device),
@@ -75,7 +75,7 @@ impl LogBudget {
         }
     }
 
-    /// Says it, or that it is the last that is said.
+    /// Reports the event. Reports the exhausted budget instead when one line is left.
     pub(crate) fn log(&mut self, event: ServeEvent<'_>, mut report: impl FnMut(ServeEvent<'_>)) {
         match self.left_for_client {
             0 => return,

@@ -1,4 +1,4 @@
-//! Bytes and descriptors of a client's socket.
+//! Receives and sends bytes and descriptors on a client's socket.
 
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -13,8 +13,8 @@ use super::{StopSignal, wait};
 use crate::virtio::PollSource;
 use crate::wire::{FramingError, Inbox, MAX_FDS, Message};
 
-/// Sends a reply, unless the stop comes first (false): a client that does not read may make its
-/// device wait, and not the daemon's end.
+/// Sends a reply. Returns false if the stop signal comes first: a client that does not read may
+/// block its device, but not the daemon's exit.
 pub(crate) fn answer(stream: &UnixStream, mut reply: &[u8], stop: &StopSignal) -> io::Result<bool> {
     while !reply.is_empty() {
         match send(stream, reply, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
@@ -60,14 +60,14 @@ pub(super) fn receive(stream: &UnixStream, inbox: &mut Inbox) -> io::Result<Rece
 /// Bytes of a stream and the descriptors that came with them.
 #[derive(Debug)]
 pub(crate) struct Piece {
-    /// None at the end of the stream.
+    /// Empty at the end of the stream.
     pub(crate) bytes: Vec<u8>,
     pub(crate) fds: Vec<OwnedFd>,
-    /// More descriptors came than a message may carry.
+    /// True if more descriptors came than a message may carry.
     pub(crate) truncated: bool,
 }
 
-/// At most `wants` bytes; none if it would have to wait, or waited too long.
+/// Receives at most `wants` bytes. `None` if no data is available, or a receive timeout expires.
 pub(crate) fn receive_piece(
     stream: &UnixStream,
     wants: usize,
@@ -106,7 +106,7 @@ pub(crate) fn receive_piece(
 mod tests {
     use super::*;
 
-    /// More than any socket holds.
+    /// More bytes than any socket buffers.
     const LONG: usize = 64 << 20;
 
     #[test]

@@ -1,5 +1,4 @@
-//! Waiting for a client, for something of the host's, for a bell and for the end, whichever comes
-//! first.
+//! Waits for a client, a host descriptor, a pause request or the stop signal.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,21 +11,21 @@ use super::ServeEvent;
 use crate::access::SocketAccess;
 use crate::virtio::PollSource;
 
-/// How long a client waits that the host has no room for.
+/// Pause before the next client is accepted when the host lacks resources.
 const NO_ROOM: Timespec = Timespec {
     tv_sec: 1,
     tv_nsec: 0,
 };
 
-/// Tells threads to end. Clones tell the same.
+/// Signals threads to stop. Clones share the signal.
 #[derive(Clone, Debug)]
 pub struct StopSignal(Arc<OwnedFd>);
 
 impl StopSignal {
-    /// A new one.
+    /// Creates a signal.
     ///
     /// # Errors
-    /// If the host has no descriptors left.
+    /// The host has no descriptors left.
     pub fn new() -> io::Result<Self> {
         Ok(Self(Arc::new(eventfd(
             0,
@@ -34,12 +33,12 @@ impl StopSignal {
         )?)))
     }
 
-    /// Readable once it was told.
+    /// Returns a descriptor that is readable after the signal.
     pub(crate) fn fd(&self) -> &OwnedFd {
         &self.0
     }
 
-    /// The next client, if one comes before the stop.
+    /// Waits for the next client. `None` if the stop signal comes first.
     pub(crate) fn accept(
         &self,
         listener: &UnixListener,
@@ -56,8 +55,8 @@ impl StopSignal {
         }
     }
 
-    /// The client that has come. None if it may not, if it has gone again, or if the host has no
-    /// room for it: that is another one's doing, and passes.
+    /// Accepts the client that has connected. `None` if it may not connect, has disconnected, or
+    /// the host lacks resources for it. A lack of resources is temporary.
     pub(super) fn take(
         &self,
         listener: &UnixListener,
@@ -86,22 +85,22 @@ impl StopSignal {
         Ok(None)
     }
 
-    /// Tells them.
+    /// Sends the signal.
     pub fn stop(&self) {
         let _ = rustix::io::write(&*self.0, &1u64.to_ne_bytes());
     }
 }
 
-/// Why serving ended.
+/// Reason why serving ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ServeEnd {
-    /// Told to stop.
+    /// The stop signal was sent.
     Stop,
-    /// The bell rings: it can be gone on with.
+    /// A pause was requested; serving can continue later.
     PauseRequested,
 }
 
-/// What has come.
+/// Descriptors that became ready.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WaitResult {
     pub(crate) stop: bool,
@@ -121,7 +120,7 @@ impl WaitResult {
     }
 }
 
-/// `busy`: there is other work to do, so only look.
+/// Waits for any of the descriptors. With `busy` it only polls, because the caller has other work.
 pub(crate) fn wait(
     main: Option<BorrowedFd<'_>>,
     extra: Option<PollSource<'_>>,
@@ -145,8 +144,7 @@ pub(super) fn wait_or_pause(
         let mut flags = PollFlags::empty();
         flags.set(PollFlags::IN, input);
         flags.set(PollFlags::OUT, output);
-        // Of a descriptor that nothing is wanted from, poll would still say that its other side has
-        // gone.
+        // poll would report a hang-up even for a descriptor without requested events.
         if !flags.is_empty() {
             fds.push(PollFd::from_borrowed_fd(fd, flags));
         }
@@ -158,7 +156,7 @@ pub(super) fn wait_or_pause(
             Err(rustix::io::Errno::INTR) => continue,
             Err(error) => return Err(error.into()),
         }
-        // In the order in which they were put there.
+        // In the order in which they were pushed.
         let mut came = fds.iter().map(|fd| !fd.revents().is_empty());
         let mut next = |asked: bool| asked && came.next().unwrap_or(false);
         return Ok(WaitResult {

@@ -1,6 +1,6 @@
-//! What the unit holds, for another process: its mappings as records in the guest's view
-//! (`docs/PVIOMMU.md`, "Migration records"). Where they lead is found anew there, from the guest's
-//! memory as it is mapped then.
+//! Hand-over of the unit: its mappings as records in the guest's view (`docs/PVIOMMU.md`,
+//! "Migration records"). The new process resolves them again in the guest memory that it has
+//! mapped.
 
 use ringfence_pviommu::backend::EVENTS as MOST_EVENTS;
 use ringfence_pviommu::wire::{EVENT_BYTES, Event};
@@ -13,10 +13,10 @@ const EVENTS: StateError = StateError::Register {
 };
 
 impl Unit {
-    /// What another process's unit needs.
+    /// Returns the state that another process's unit needs.
     ///
     /// # Errors
-    /// There are mappings that no record can say.
+    /// A mapping cannot be expressed as a record.
     pub(crate) fn save(&self) -> Result<PviommuState, HandOverBlocker> {
         let records = self.backend.export();
         Ok(PviommuState {
@@ -26,10 +26,11 @@ impl Unit {
         })
     }
 
-    /// Takes over what another's held. The guest's memory is here, and the driver has not begun.
+    /// Restores the state of another process's unit. The guest's memory must be set, and no driver
+    /// started.
     ///
     /// # Errors
-    /// Nothing was taken over.
+    /// The state is invalid; nothing was restored.
     pub(crate) fn restore(&mut self, state: &PviommuState) -> Result<(), StateError> {
         let (events, rest) = state.events.as_chunks::<EVENT_BYTES>();
         let events: Option<Vec<Event>> = events.iter().map(Event::decode).collect();

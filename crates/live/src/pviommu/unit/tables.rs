@@ -1,8 +1,9 @@
-//! Where a request takes effect: a domain of the software IOMMU for each device, and the grants of
-//! a device that is a process of its own.
+//! I/O page tables of simulated devices: a domain of the software IOMMU for each device, and the
+//! grants of a sandboxed device.
 //!
-//! Whether a process keeps the rules is no business of the guest's driver: its requests succeed,
-//! and a process that breaks one is dead, reaches nothing, and its device asks to be reset.
+//! A protocol violation by a sandboxed process does not affect the guest driver's requests, which
+//! succeed. The violating process is killed, so it accesses nothing more, and its device requests a
+//! reset.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,14 +17,14 @@ use vm_memory::GuestMemoryMmap;
 use crate::host::FrameRmap;
 use crate::sandbox::{GrantError, Grants};
 
-/// Each device's domain. What is unmapped stays until it is settled, so that one wait does for all
-/// of a request.
+/// The domain of each device. Unmapped pages stay until commit, so that one wait covers a whole
+/// request.
 pub(super) struct Domains {
     iommu: SoftIommu<GuestMemoryMmap>,
-    /// Of devices that are processes.
+    /// Grants of sandboxed devices.
     sandboxed: BTreeMap<DeviceSlot, Grants>,
     leaving: Vec<(DeviceSlot, Iova)>,
-    /// Where frames of the host lead.
+    /// Guest pages behind host frames.
     places: Arc<FrameRmap>,
 }
 
@@ -32,8 +33,8 @@ fn domain_of(device: DeviceSlot) -> DomainId {
 }
 
 impl Domains {
-    /// Those of `devices`, in the order of their ids; nobody is attached. What is mapped are frames
-    /// whose pages `places` knows.
+    /// Creates a domain for each of `devices`, in the order of their requester IDs; no device is
+    /// attached. `places` must know the page of every frame that is mapped.
     pub(super) fn new(devices: &[RequesterId], places: Arc<FrameRmap>) -> Result<Self, IommuError> {
         let mut iommu = SoftIommu::new(SoftIommuLimits::default(), GuestMemoryMmap::default());
         for (device, number) in devices.iter().zip(0..) {
@@ -55,7 +56,7 @@ impl Domains {
         self.iommu.reader(device)
     }
 
-    /// The device is a process. False if it was one before.
+    /// Declares that a sandboxed process implements the device. Returns false if one does already.
     pub(super) fn set_apart(&mut self, device: DeviceSlot, grants: Grants) -> bool {
         let free = !self.sandboxed.contains_key(&device);
         if free {
@@ -68,32 +69,32 @@ impl Domains {
         self.sandboxed.get_mut(&device)
     }
 
-    /// When it returns, no device holds anything of the memory before; a process that hangs in the
-    /// kernel keeps the memory's pages, which are nobody else's by that.
+    /// Replaces the guest's memory. When it returns, no device holds any of the old memory. A
+    /// process stuck in the kernel keeps the old pages, which no other guest or device uses.
     pub(super) fn set_memory(&mut self, memory: &GuestMemoryMmap) {
-        // Whoever calls is no reader, so it is not refused.
+        // The call fails only for a reader, and the caller is not one.
         let _ = self.iommu.set_memory(memory.clone());
         for grants in self.sandboxed.values_mut() {
             let _ = grants.set_memory(memory);
         }
     }
 
-    /// Each device reaches what its domain maps. A process is granted nothing else at any time.
+    /// Attaches each device to its domain. A sandboxed process has its grants at any time.
     pub(super) fn attach(&mut self, devices: &[RequesterId]) {
         for (device, number) in devices.iter().zip(0..) {
-            // Both are there, and whoever calls is no reader.
+            // Device and domain exist, and the caller is not a reader.
             let _ = self.iommu.attach(*device, DomainId::new(number));
         }
     }
 
-    /// No device reaches anything, but processes what they are granted.
+    /// Detaches all devices. Sandboxed processes keep their grants.
     pub(super) fn detach(&mut self, devices: &[RequesterId]) {
         for device in devices {
             let _ = self.iommu.detach(*device);
         }
     }
 
-    /// Nothing is mapped any more: processes lose their tables.
+    /// Removes all grants of sandboxed processes.
     pub(super) fn clear(&mut self) {
         for grants in self.sandboxed.values_mut() {
             grants.unmap_all();
@@ -101,9 +102,9 @@ impl Domains {
         }
     }
 
-    /// Where the bytes of a frame are in the memory that the domains translate to: GPA to HPA was
-    /// the second stage's, HPA to HVA is the reverse array's and the mapping's (PVIOMMU section
-    /// 4.2).
+    /// Returns the address of a frame's bytes in the memory that the domains translate to. The
+    /// second stage mapped GPA to HPA; the reverse map and the memory mapping lead from HPA to HVA
+    /// (PVIOMMU section 4.2).
     fn address_of(&self, frame: PhysAddr) -> Result<PhysAddr, IoError> {
         let page = self.places.page(frame).ok_or(IoError::Failed)?;
         Ok(PhysAddr::new(page.get()))
@@ -118,7 +119,7 @@ impl IoTables for Domains {
         frame: PhysAddr,
         direction: Direction,
     ) -> Result<(), IoError> {
-        // Put back what has not left yet.
+        // Restore an entry that is not yet removed.
         let waiting = self.leaving.iter().position(|one| *one == (device, giova));
         if let Some(at) = waiting {
             self.leaving.swap_remove(at);
@@ -174,8 +175,8 @@ impl IoTables for Domains {
             }
             !left
         });
-        // A page is answered for when it is gone from the process, or the process is. One that
-        // hangs in the kernel holds the answer back.
+        // The reply waits until the process has lost the page or has died. A process stuck in the
+        // kernel delays the reply.
         apart
             .map_or(Ok(()), Grants::commit)
             .map_err(|_| IoError::Failed)

@@ -1,5 +1,5 @@
-//! The devices of one guest, each on a socket and a thread of its own, and their counters on one
-//! more.
+//! The devices of one guest, each with its own socket and thread, and a further thread that serves
+//! their counters.
 
 mod dma_path;
 mod local_config;
@@ -56,50 +56,50 @@ use crate::virtio::{Device, VirtioPci};
 
 pub use options::{DeviceOptions, NetOptions};
 
-/// Takes what is worth a line in a log: the device and what happened.
+/// Receives log lines: the name of a device, and an event.
 pub type Log = Arc<dyn Fn(&str, &ServeEvent<'_>) + Send + Sync>;
 
 /// A device's name and its counters.
 type NamedCounters = (&'static str, Arc<DeviceCounters>);
 
-/// Lets this process have as many descriptors as it may. A client keeps one for each range of
-/// memory that it shares, up to [`MAX_RANGES`](crate::MAX_RANGES), and must not take them from
-/// other devices' clients: the usual limit is about as many.
+/// Raises the soft limit on descriptors to the hard limit. A client uses one descriptor for each
+/// memory range that it shares, up to [`MAX_RANGES`](crate::MAX_RANGES). The usual limit is about
+/// that many, so one client could starve the clients of other devices.
 pub fn use_all_descriptors() {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
-    // Without, clients wait for each other.
+    // Without a higher limit, clients wait until others disconnect.
     let _ = setrlimit(Resource::Nofile, limit);
 }
 
-/// Devices that are being served.
+/// A process that serves the devices of one guest.
 #[derive(Debug)]
 pub struct Daemon {
     machine: QemuArgs,
-    /// What clients share has to be like this.
+    /// Rules for the memory that clients share.
     rules: MemoryRules,
     stop: StopSignal,
     threads: Vec<JoinHandle<io::Result<()>>>,
     sockets: Vec<PathBuf>,
     counters: Vec<NamedCounters>,
-    /// The bells of the devices, by which they are asked to stand still.
+    /// Pause handles of the devices.
     bells: Vec<(&'static str, PauseHandle)>,
-    /// What is to serve and does not yet.
+    /// Devices whose threads are not started yet.
     paused: Vec<PausedDevice>,
     metrics: Option<UnixListener>,
     control: Option<UnixListener>,
-    /// The longest that a file of theirs can become.
+    /// Largest size in bytes of a file that the devices write.
     file_bytes: u64,
-    /// Another process has taken the devices over.
+    /// True once another process has taken over the devices.
     handed_over: Arc<AtomicBool>,
 }
 
-/// Why devices are no longer served.
+/// Reason why the devices are no longer served here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EndReason {
-    /// It was told to stop.
+    /// The stop signal was sent.
     Stopped,
-    /// Another process serves them now.
+    /// Another process has taken over the devices.
     HandedOver,
 }
 
@@ -107,7 +107,7 @@ const IOMMU_SLOT: PciSlot = PciSlot(3);
 const BLK: (PciSlot, &str) = (PciSlot(4), "blk");
 const NET: (PciSlot, &str) = (PciSlot(5), "net");
 const RNG: (PciSlot, &str) = (PciSlot(6), "rng");
-/// Name of the socket that answers with the counters.
+/// Name of the socket that serves the counters.
 pub const METRICS: &str = "metrics.sock";
 const MEMORY_MIB: u32 = 512;
 
@@ -115,7 +115,7 @@ impl Daemon {
     /// Listens in `dir` and serves until its [`stopper`](Self::stopper) stops it.
     ///
     /// # Errors
-    /// What opening the disk and listening meet, with the path.
+    /// Opening the disk or listening failed; the error names the path.
     pub fn start(
         dir: &Path,
         devices: &DeviceOptions,
@@ -129,7 +129,7 @@ impl Daemon {
         match daemon.fill(devices, log) {
             Ok(()) => Ok(daemon),
             Err(error) => {
-                // What it has made so far is of no use to anybody.
+                // Remove the sockets created so far.
                 daemon.stop.stop();
                 daemon.remove_sockets();
                 Err(error)
@@ -241,8 +241,8 @@ impl Daemon {
         })
     }
 
-    /// The file that will be the guest's memory. Nothing of another guest's is in it, and it goes
-    /// with the devices.
+    /// Creates the file for the guest's memory. The file must not exist, so it holds no data of
+    /// another guest; the daemon removes it at its end.
     fn make_memory(&mut self, path: &Path) -> io::Result<()> {
         let mut file = File::options();
         file.write(true).create_new(true).mode(0o600).open(path)?;
@@ -258,7 +258,7 @@ impl Daemon {
         counters
     }
 
-    /// Listens at `path`, for as long as the devices are served.
+    /// Listens at `path` until the devices are no longer served.
     fn listen(
         &mut self,
         path: &Path,
@@ -291,7 +291,7 @@ impl Daemon {
         Ok(iommu)
     }
 
-    /// Nothing of the firmware's tells of it: its driver knows it by its number.
+    /// No firmware table describes this IOMMU; its driver recognises its PCI ID.
     fn attach_pviommu(
         &mut self,
         devices: &DeviceOptions,
@@ -329,7 +329,7 @@ impl Daemon {
         Ok(iommu)
     }
 
-    /// A device behind the IOMMU, or with all of memory if there is none.
+    /// Attaches a device behind the IOMMU. Without an IOMMU the device can access all of memory.
     fn attach<D: Device + Send + 'static>(
         &mut self,
         (slot, name): (PciSlot, &'static str),
@@ -350,7 +350,7 @@ impl Daemon {
         self.listen_for(name, function, counters, log)
     }
 
-    /// The disk, which may be assigned.
+    /// Attaches the disk, possibly as an assigned device.
     fn attach_disk<D: Device + Send + 'static>(
         &mut self,
         disk: D,
@@ -374,7 +374,7 @@ impl Daemon {
         self.listen_for(name, function, counters, log)
     }
 
-    /// A device behind the IOMMU of a vhost-user front-end.
+    /// Attaches a device behind the IOMMU of a vhost-user front-end.
     fn back_end<D: Device + Send + 'static>(
         &mut self,
         (slot, name): (PciSlot, &'static str),
@@ -419,7 +419,7 @@ impl Daemon {
         prepared.map_err(|error| (path, io::Error::other(error)))
     }
 
-    /// Makes a thread ready that will serve.
+    /// Prepares a thread that serves the device.
     fn prepare<F: PolledFunction + Send + 'static>(
         &mut self,
         name: &'static str,
@@ -435,7 +435,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// All that is ready begins.
+    /// Starts the threads of all prepared devices.
     fn launch(&mut self) {
         let kept = match self.rules.locked {
             Locked::Nothing => CapabilitySet::empty(),
@@ -462,11 +462,11 @@ impl Daemon {
         Ok(())
     }
 
-    /// From now on another process of the same user can take the devices over, at `control.sock` in
-    /// the directory. Those behind an IOMMU of QEMU's cannot be taken over.
+    /// Lets another process of the same user take over the devices, through `control.sock` in the
+    /// directory. Devices behind QEMU's IOMMU cannot be taken over.
     ///
     /// # Errors
-    /// What listening meets.
+    /// Listening failed.
     pub fn offer_hand_over(&mut self, limits: HandOverTimeouts, log: &Log) -> io::Result<()> {
         let path = self.machine.dir.join(CONTROL);
         if self.control.is_none() && self.machine.qemu_iommu.is_none() {
@@ -499,17 +499,18 @@ impl Daemon {
         Ok(())
     }
 
-    /// The machine that fits the devices.
+    /// Returns the arguments of the virtual machine that has the devices.
     pub fn machine(&mut self) -> &mut QemuArgs {
         &mut self.machine
     }
 
-    /// The counters as of now, as text for Prometheus. The same can be read from `metrics.sock`.
+    /// Returns the current counters in Prometheus' text format. `metrics.sock` serves the same
+    /// text.
     pub fn metrics(&self) -> String {
         text(&self.counters)
     }
 
-    /// Waits until every thread has ended, which they do only after [`StopSignal::stop`] or an
+    /// Waits until every thread has ended. The threads end only after [`StopSignal::stop`] or an
     /// error.
     pub fn join(mut self) -> io::Result<EndReason> {
         let mut result = Ok(());
@@ -521,7 +522,7 @@ impl Daemon {
                 result = ended;
             }
         }
-        // They are the other process's.
+        // The sockets now belong to the other process.
         if self.handed_over.load(Ordering::Acquire) {
             return result.map(|()| EndReason::HandedOver);
         }
@@ -535,22 +536,22 @@ impl Daemon {
         }
     }
 
-    /// Confines the calling thread, which from now on only waits for the others and removes the
+    /// Confines the calling thread, which from then on only waits for the others and removes the
     /// sockets. See [`serving_process`](confine::serving_process).
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// The kernel refused.
     pub fn confine(&self) -> io::Result<()> {
         confine::serving_process(self.file_bytes)
     }
 
-    /// What makes it end.
+    /// Returns the signal that stops the daemon.
     pub fn stopper(&self) -> StopSignal {
         self.stop.clone()
     }
 }
 
-/// An error's path.
+/// Adds a path to an error.
 fn at(path: &Path) -> impl Fn(io::Error) -> (PathBuf, io::Error) {
     let path = path.to_owned();
     move |error| (path.clone(), error)
@@ -561,17 +562,17 @@ fn complaints(name: &'static str, log: &Log) -> RateLimitedLog {
     RateLimitedLog::new(move |refused| log(name, &ServeEvent::Refused(refused)))
 }
 
-/// For local use, and for one device.
+/// Returns a random locally administered unicast address.
 fn random_mac() -> [u8; 6] {
     let mut mac = [0; 6];
-    // As good without: then it is the same one each time.
+    // On failure the address is the same each time, which is valid too.
     let _ = getrandom(&mut mac, GetRandomFlags::empty());
     let [first, ..] = &mut mac;
     *first = (*first & !1) | 2;
     mac
 }
 
-/// The disk's; the entropy device lends a hand.
+/// Returns the disk's injector; the entropy device performs the foreign accesses.
 fn misbehaviour(
     errant: &[InjectedDma],
     iommu: Option<&GuestIommu>,

@@ -1,5 +1,4 @@
-//! What stands behind a device that was handed over: its place, what its accesses go through, and
-//! the process that works for it.
+//! The parts around a handed-over device: its PCI slot, its memory view, and its sandboxed process.
 
 use std::fs::File;
 use std::io;
@@ -32,12 +31,12 @@ pub(super) fn device_id(own: &DeviceState) -> RequesterId {
     RequesterId::new(slot_and_name(own).0.address())
 }
 
-/// Whether the model of the hardware translates its accesses.
+/// Returns true if the hardware model translates the device's accesses.
 pub(super) fn is_assigned(own: &DeviceState) -> bool {
     is_disk(own, DiskKind::Assigned)
 }
 
-/// Whether it is a process of its own.
+/// Returns true if the device is sandboxed.
 pub(super) fn is_sandboxed(own: &DeviceState) -> bool {
     is_disk(own, DiskKind::Sandboxed)
 }
@@ -49,18 +48,18 @@ fn is_disk(own: &DeviceState, wanted: DiskKind) -> bool {
     *kind == wanted
 }
 
-/// What a device's accesses go through.
+/// Memory view of a device.
 pub(super) enum DmaPath {
-    /// Nothing: there is no IOMMU.
+    /// Direct access, without an IOMMU.
     Direct,
     Translated(Box<EndpointMemory>),
     Assigned(AssignedDma),
-    /// The hardware, behind which the host has mapped all of the guest.
+    /// The hardware model, with all guest memory identity-mapped by the host.
     AssignedIdentity(AssignedDma),
 }
 
 impl DmaPath {
-    /// Of a device of this kind, which has none yet.
+    /// Creates the memory view of a restored device.
     pub(super) fn new(
         own: &DeviceState,
         iommu: Option<&GuestIommu>,
@@ -80,7 +79,7 @@ impl DmaPath {
     }
 }
 
-/// A disk, within what this process allows.
+/// Restores a disk, with the limits of this process.
 pub(super) fn disk(
     file: OwnedFd,
     read_only: bool,
@@ -93,7 +92,7 @@ pub(super) fn disk(
     Ok(disk)
 }
 
-/// The process of a disk that is one: a new one, which is granted nothing yet.
+/// Starts the process of a sandboxed disk, without any grants. `None` if the disk is not sandboxed.
 pub(super) fn start_sandbox(
     own: &DeviceState,
     iommu: Option<&GuestIommu>,

@@ -1,4 +1,4 @@
-//! What a process that takes devices over was told itself: nothing of it is in the stream.
+//! Configuration of a process that takes over devices. The hand-over stream contains none of it.
 
 use std::path::Path;
 
@@ -12,29 +12,28 @@ use crate::limits::GuestLimits;
 use crate::memory::{Locked, MemoryRules};
 use crate::sandbox::SandboxProgram;
 
-/// What a process that takes devices over has itself.
+/// The local configuration of a process that takes over devices.
 #[derive(Clone, Copy)]
 pub struct LocalConfig<'a> {
-    /// Where their sockets are.
+    /// Directory of the sockets.
     pub dir: &'a Path,
-    /// Who may connect to them.
+    /// Users who may connect.
     pub access: SocketAccess,
-    /// What the guest can make this process keep. Devices that keep more, or whose queues are
-    /// larger, are not taken over.
+    /// Limits of the guest. Devices that exceed them, or have larger queues, are not taken over.
     pub limits: &'a GuestLimits,
-    /// What this host does in advance for devices behind the para-virtual IOMMU.
+    /// Host optimisations for devices behind the para-virtual IOMMU.
     pub host_page_pool: HostPagePool,
-    /// What the guest's memory has to be like, and what of it stays. A file goes with the devices,
-    /// from now on with these.
+    /// Rules for the guest's memory, and for the pages to lock. This process now owns the memory
+    /// file and removes it at its end.
     pub memory: &'a MemoryRules,
-    /// What runs as the process of a disk that is one. It lives as long as the thread that takes
-    /// the devices over.
+    /// Program of a sandboxed disk's process. The process lives as long as the thread that takes
+    /// over the devices.
     pub sandbox: Option<&'a SandboxProgram>,
-    /// Hears of them.
+    /// Receives the devices' events.
     pub log: &'a Log,
 }
 
-/// Sealed memory, and nothing locked.
+/// Sealed memory, nothing locked.
 static DEFAULT_MEMORY_RULES: MemoryRules = MemoryRules {
     file: None,
     locked: Locked::Nothing,
@@ -58,7 +57,7 @@ impl std::fmt::Debug for LocalConfig<'_> {
 }
 
 impl<'a> LocalConfig<'a> {
-    /// A process that was told nothing else.
+    /// A configuration with defaults for all other settings.
     pub fn new(dir: &'a Path, limits: &'a GuestLimits, log: &'a Log) -> Self {
         Self {
             dir,
@@ -71,7 +70,7 @@ impl<'a> LocalConfig<'a> {
         }
     }
 
-    /// Whether what this process was told is about devices that are handed over.
+    /// Checks that this configuration fits the handed-over devices.
     ///
     /// # Errors
     /// [`StateError::Unfit`].
@@ -94,7 +93,7 @@ impl<'a> LocalConfig<'a> {
                 devices.iter().any(|device| is_sandboxed(&device.state)) && self.sandbox.is_none(),
                 "there is no program to be the process of a disk",
             ),
-            // It is removed at the end: another one is somebody else's.
+            // The daemon removes the file at its end, so it must be the guest's own.
             (
                 self.memory.file.is_some() && !files.any(|file| self.memory.takes(file)),
                 "nothing of the guest's memory lies in the file that was named",

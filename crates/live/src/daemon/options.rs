@@ -1,4 +1,4 @@
-//! Which devices a guest gets, and what does not go together.
+//! Selection of a guest's devices, and checks for incompatible options.
 
 use std::num::NonZeroU16;
 use std::path::PathBuf;
@@ -18,57 +18,57 @@ pub(super) const LOCK_NEEDS_PVIOMMU: &str =
     "what is locked is what the para-virtual IOMMU's driver maps, and there is none";
 pub(super) const POOL_NEEDS_PVIOMMU: &str = "the pool of frames and the pointer to the last table are the para-virtual IOMMU's, and there is none";
 
-/// Which devices a guest gets.
+/// Selection of a guest's devices.
 #[derive(Clone, Debug, Default)]
 pub struct DeviceOptions {
-    /// Who may connect to the devices.
+    /// Users who may connect to the devices.
     pub access: SocketAccess,
-    /// A disk over this file.
+    /// Image file of the disk. `None` for no disk.
     pub disk: Option<PathBuf>,
-    /// The disk cannot be written.
+    /// True if the disk is read-only.
     pub read_only: bool,
-    /// The disk is a process of its own, which runs this.
+    /// Program of the disk's sandboxed process. `None` to serve the disk in this process.
     pub sandbox: Option<SandboxProgram>,
-    /// The model of the hardware translates the disk's accesses, by tables in memory.
+    /// True if the hardware model translates the disk's accesses, with tables in memory.
     pub assigned: bool,
-    /// Whether the para-virtual IOMMU's host takes frames in advance and keeps a pointer to the
-    /// last table.
+    /// Host optimisations of the para-virtual IOMMU: a pool of frames and a pointer to the last
+    /// table.
     pub host_page_pool: HostPagePool,
-    /// The disk begins to work so long after the driver has rung.
+    /// Delay of the disk after each doorbell.
     pub delay: Option<Duration>,
-    /// For tests: how the disk misbehaves.
+    /// For tests: illegal DMA by the disk.
     pub inject_dma: Vec<InjectedDma>,
-    /// Where to write down what the guest's IOMMU driver asks for.
+    /// File that records the requests of the guest's IOMMU driver.
     pub requests: Option<PathBuf>,
-    /// There is no IOMMU: devices see all of the guest's memory.
+    /// True for no IOMMU: devices can access all guest memory.
     pub untranslated: bool,
-    /// The disk is a vhost-user back-end behind this IOMMU of QEMU's, and there is nothing else.
+    /// QEMU's IOMMU in front of the disk, which is then a vhost-user back-end and the only device.
     pub vhost_user: Option<QemuIommu>,
-    /// The IOMMU is the para-virtual one, whose driver is a module of ours.
+    /// True for the para-virtual IOMMU, whose driver is this project's kernel module.
     pub paravirtual: bool,
-    /// For tests: how the para-virtual IOMMU answers wrongly.
+    /// For tests: a wrong reply by the para-virtual IOMMU.
     pub inject_reply: Option<InjectedReply>,
-    /// What the guest can make this process keep.
+    /// Resource limits of the guest.
     pub limits: GuestLimits,
-    /// What the guest's memory has to be like, and what of it stays. A file of its own is made
-    /// anew, and goes with the devices.
+    /// Rules for the guest's memory, and for the pages to lock. The daemon creates the memory file,
+    /// if any, and removes it at its end.
     pub memory: MemoryRules,
-    /// Whether there is an entropy device.
+    /// True for an entropy device.
     pub entropy: bool,
-    /// A network device.
+    /// Options of the network device. `None` for no network device.
     pub net: Option<NetOptions>,
 }
 
 impl DeviceOptions {
-    /// Whether each of these does what it says beside the others; why not.
+    /// Checks that the options are compatible.
     ///
     /// # Errors
-    /// The reason, for whoever asked for them.
+    /// The reason, as a message for the user.
     pub fn check(&self) -> Result<(), &'static str> {
         let disk = self.disk.is_some();
         let apart = self.sandbox.is_some();
         let foreign = self.vhost_user.is_some();
-        // An IOMMU of ours; the virtio-iommu.
+        // `own`: an IOMMU of this process; `virtio`: the virtio-iommu.
         let own = !self.untranslated && !foreign;
         let virtio = own && !self.paravirtual;
         let errant = |class| self.inject_dma.contains(&class);
@@ -182,13 +182,13 @@ impl DeviceOptions {
     }
 }
 
-/// A network device.
+/// Options of a network device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NetOptions {
-    /// Its far side.
+    /// Address of its link.
     pub link: Address,
-    /// Pairs of queues, at most [`MAX_PAIRS`](crate::virtio::net::MAX_PAIRS).
+    /// Number of queue pairs, at most [`MAX_PAIRS`](crate::virtio::net::MAX_PAIRS).
     pub pairs: NonZeroU16,
-    /// Its hardware address; without one it is a random one for local use.
+    /// MAC address. `None` for a random locally administered one.
     pub mac: Option<[u8; 6]>,
 }

@@ -1,4 +1,4 @@
-//! Devices that stand still until they are launched.
+//! Devices that are paused until the daemon launches them.
 
 use std::io;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use crate::counters::DeviceCounters;
 use crate::handover::{HandOverBlocker, PauseHandle, SavedDevice, save, serve_device};
 use crate::server::{ClientSlot, PolledFunction, StopSignal};
 
-/// A thread that has not begun.
+/// A device whose thread is not started.
 pub(super) struct PausedDevice(Box<dyn DynPausedDevice>);
 
 impl std::fmt::Debug for PausedDevice {
@@ -17,7 +17,7 @@ impl std::fmt::Debug for PausedDevice {
     }
 }
 
-/// What is to serve, whatever kind of device it is.
+/// A paused device of any kind.
 trait DynPausedDevice: Send {
     fn save(&self) -> Result<SavedDevice, HandOverBlocker>;
     fn serve(self: Box<Self>) -> io::Result<()>;
@@ -69,7 +69,7 @@ impl PausedDevice {
         }))
     }
 
-    /// What another process would need to serve it.
+    /// Returns the state that another process needs to serve the device.
     pub(super) fn save(&self) -> Result<SavedDevice, HandOverBlocker> {
         self.0.save()
     }

@@ -1,4 +1,4 @@
-//! Devices out of what another process has handed over.
+//! Rebuilds devices from the state that another process has handed over.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -34,10 +34,10 @@ use crate::virtio::{Device, VirtioPci};
 use crate::wire::Inbox;
 
 impl Daemon {
-    /// Whether what another process says it has could be served here. Nothing of it is.
+    /// Checks that this process could serve the state that another process sent. Serves nothing.
     ///
     /// # Errors
-    /// [`StateError`]: what is wrong with it.
+    /// [`StateError`] if the state is invalid or does not fit this process.
     pub fn rehearse(
         here: LocalConfig<'_>,
         handed: SavedDevices,
@@ -45,7 +45,7 @@ impl Daemon {
         Self::rebuild(here, handed).map(RestoredDevices)
     }
 
-    /// The devices of `handed`, which stand still until they are [`launch`](Self::launch)ed.
+    /// Rebuilds the devices of `handed`. They are paused until [`launch`](Self::launch).
     pub(super) fn rebuild(here: LocalConfig<'_>, handed: SavedDevices) -> Result<Self, StateError> {
         here.check(&handed.devices)?;
         let mut daemon = Self::empty(here.dir, None)?;
@@ -94,7 +94,7 @@ impl Daemon {
             Ok::<_, StateError>((unit, device, counters))
         });
         let front = front.transpose()?;
-        // Endpoints first: an IOMMU's state names them.
+        // Add the endpoints first, because an IOMMU's state refers to them.
         let mut rest = Vec::new();
         for device in fronted {
             let name = slot_and_name(&device.state).1;
@@ -122,7 +122,7 @@ impl Daemon {
                 }
             }?;
         }
-        // What a process was told when it was granted its mappings, it has done; or it has gone.
+        // A sandboxed process has acknowledged its grants by now, or has ended.
         let disk = RequesterId::new(BLK.0.address());
         let breach = iommu.and_then(|iommu| iommu.with_grants(disk, Grants::take_violation));
         if let Some(Some(breach)) = breach {
@@ -150,7 +150,7 @@ impl Daemon {
     ) -> Result<(), StateError> {
         let begun = rest.function.common.begun();
         let counters = Arc::clone(&rest.counters);
-        // The memory first: what mappings lead to has to be there.
+        // Restore the memory first, because the mappings refer to it.
         match (iommu, own) {
             (GuestIommu::Virtio(unit), DeviceState::Iommu { snapshot, record }) => {
                 let mut face = IommuDevice::new(unit.clone(), counters);
@@ -161,7 +161,7 @@ impl Daemon {
                 self.machine.iommu = Some(IOMMU_SLOT);
                 self.restore_device(face, unit.memory(), false, rest)?;
                 unit.restore(&snapshot).map_err(StateError::Iommu)?;
-                // With another driver's features, or with none, requests would mean something else.
+                // Under other features the driver's requests would have another meaning.
                 if !unit.has_accepted(begun.unwrap_or(0)) {
                     return Err(StateError::Register {
                         what: "virtio-iommu of another driver",
@@ -213,7 +213,7 @@ impl Daemon {
             (DeviceState::Net(state), _) => {
                 let begun = rest.function.common.begun();
                 let mut net = Net::restore(*state, begun, counters)?;
-                // Another process's until this daemon serves and has ended.
+                // The socket belongs to the old process until this daemon serves and ends.
                 self.sockets.extend(net.link().name());
                 self.restore_device(net, dma, translated, rest)
             }
@@ -221,7 +221,7 @@ impl Daemon {
         }
     }
 
-    /// A device stands where it stood, with a thread ready that will serve it.
+    /// Restores a device's registers, and prepares a thread that serves it.
     fn restore_device<D: Device + Send + 'static, A: Dma + 'static>(
         &mut self,
         device: D,
@@ -235,15 +235,15 @@ impl Daemon {
     }
 }
 
-/// Devices that were rebuilt and are not served.
+/// Devices that were rebuilt but are not served.
 #[derive(Debug)]
 pub struct RestoredDevices(pub(super) Daemon);
 
 impl RestoredDevices {
-    /// What a third process would be handed over.
+    /// Returns the state that a third process would receive.
     ///
     /// # Errors
-    /// [`HandOverBlocker`].
+    /// [`HandOverBlocker`] if a device cannot be handed over.
     pub fn save(&self) -> Result<SavedDevices, HandOverBlocker> {
         let Self(daemon) = self;
         let clone = |socket: &Option<UnixListener>| match socket {
@@ -262,7 +262,7 @@ impl RestoredDevices {
     }
 }
 
-/// All of a device that was handed over but what is its own.
+/// A handed-over device without its own state: registers, sockets and session.
 struct SavedTransport<'h> {
     name: &'static str,
     listener: OwnedFd,
@@ -335,7 +335,7 @@ fn listener(fd: OwnedFd) -> Result<UnixListener, StateError> {
     socket_of(fd, true).map(UnixListener::from)
 }
 
-/// A local stream socket, one that listens or one that is connected.
+/// Checks that `fd` is a local stream socket that listens, or is connected.
 fn socket_of(fd: OwnedFd, listens: bool) -> Result<OwnedFd, StateError> {
     let socket = fd.as_fd();
     let fits = sockopt::socket_domain(socket).is_ok_and(|family| family == AddressFamily::UNIX)

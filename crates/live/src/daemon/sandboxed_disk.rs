@@ -1,4 +1,4 @@
-//! The disk in a process of its own.
+//! A disk in a sandboxed process.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -15,14 +15,14 @@ use crate::sandbox::{self, DiskProxy, Grants, ProxyEvent, SandboxDisk, SandboxPr
 use crate::server::ServeEvent;
 use crate::virtio::blk::Blk;
 
-/// What the process is told of the disk.
+/// Settings of the disk for the process.
 pub(super) struct SandboxArgs<'a> {
     pub(super) read_only: bool,
     pub(super) caps: &'a GuestLimits,
     pub(super) injected: &'a [InjectedDma],
 }
 
-/// The front of a process that is started for `disk`, and is granted nothing yet.
+/// Starts a process for `disk`, without any grants, and returns its proxy.
 pub(super) fn start_sandboxed_disk(
     program: &SandboxProgram,
     disk: Blk,
@@ -45,7 +45,7 @@ pub(super) fn start_sandboxed_disk(
     let (log, watched) = (Arc::clone(log), iommu.clone());
     let tell = move |said: &ProxyEvent<'_>| match said {
         ProxyEvent::Ended(breach) => {
-            // The one who had to wait for it knows better why it has gone.
+            // The thread that waited for the process knows a more exact reason.
             let cause = watched.with_grants(device, Grants::take_violation);
             log(
                 BLK.1,

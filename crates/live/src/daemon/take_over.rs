@@ -1,5 +1,5 @@
-//! The conversation with the process that has the devices: they are copied, and rebuilt, while they
-//! work, then stopped, rebuilt once more, and let go of there.
+//! The take-over from the process that has the devices. It copies and rebuilds their state while
+//! they run. It then pauses them, rebuilds them again, and the other process releases them.
 
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -13,19 +13,19 @@ use crate::handover::{
 };
 use crate::server::ServeEvent;
 
-/// Between two copies, which each cost every device a turn.
+/// Interval between two copies. Each copy pauses every device once.
 const COPY_INTERVAL: Duration = Duration::from_millis(20);
-/// The longest that is copied for want of requests.
+/// Longest wait for the requested number of requests.
 const COPY_TIMEOUT: Duration = Duration::from_secs(120);
 
 impl Daemon {
-    /// Takes the devices over that another process serves in the directory, from its guest's view
-    /// without an interruption: it has them until they stand rebuilt here. They are copied, and
-    /// rebuilt, while they work, at least once, and until `meanwhile` requests were completed; then
-    /// they are stopped.
+    /// Takes over the devices that another process serves in the directory. The guest sees no
+    /// interruption, because the other process keeps the devices until they are rebuilt here. They
+    /// are copied and rebuilt while they run, at least once, until they have completed `meanwhile`
+    /// requests. Then the other process pauses them.
     ///
     /// # Errors
-    /// [`TakeOverError`]: the other process goes on with them.
+    /// [`TakeOverError`]: the other process continues to serve the devices.
     pub fn take_over(
         here: LocalConfig<'_>,
         meanwhile: u64,
@@ -37,11 +37,11 @@ impl Daemon {
         complete_take_over(here, &path, meanwhile).map_err(|error| (path, error))
     }
 
-    /// Holds all of a take-over's conversation with the process at the other end of `first`, which
-    /// lets go of its devices at the end of it, and serves none of them.
+    /// Runs a complete take-over with the process at the other end of `first`, but serves none of
+    /// the devices. The other process releases them at the end.
     ///
     /// # Errors
-    /// [`TakeOverError`]: the other process goes on with them.
+    /// [`TakeOverError`]: the other process continues to serve the devices.
     pub fn rehearse_take_over(
         first: UnixStream,
         here: LocalConfig<'_>,
@@ -51,11 +51,11 @@ impl Daemon {
     }
 }
 
-/// Devices that were taken over and stand still.
+/// Devices that were taken over and are paused.
 struct PausedTakeOver {
     daemon: Daemon,
     pause_requested: Instant,
-    /// The pause is not over yet.
+    /// Statistics; the pause has not ended yet, so its length is zero.
     stats: TakeOverStats,
 }
 
@@ -71,14 +71,14 @@ fn complete_take_over(
     } = negotiate(&HandOverDestination::connect(control)?, here, meanwhile)?;
     daemon.launch();
     taken.pause = asked.elapsed();
-    // They are here, whatever becomes of the next hand-over.
+    // The take-over is complete even if no further hand-over is possible.
     if let Err(error) = daemon.offer_hand_over(HandOverTimeouts::default(), here.log) {
         (here.log)("hand-over", &ServeEvent::Kept(&error.to_string()));
     }
     Ok((daemon, taken))
 }
 
-/// When it returns devices, the other process has let go of them.
+/// When it returns `Ok`, the other process has released the devices.
 fn negotiate(
     take: &HandOverDestination,
     here: LocalConfig<'_>,
@@ -87,7 +87,7 @@ fn negotiate(
     let begun = Instant::now();
     let first = take.copy()?;
     let before = first.requests();
-    // Whatever would fail, fails here, while the devices work.
+    // Rebuild once while the devices run, so that a failure does not pause them.
     Daemon::rehearse(here, first)?;
     let mut copies = 1;
     let mut completed = 0;

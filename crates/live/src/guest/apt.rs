@@ -1,4 +1,4 @@
-//! Packages of other Debian suites, through an apt that shares nothing with the host's.
+//! Downloads packages of other Debian suites through an apt that shares nothing with the host's.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use super::GuestError;
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 const MIRROR_VARIABLE: &str = "DEBIAN_MIRROR";
 
-/// An apt over some suites. Dropping it removes what it kept for itself.
+/// An apt for some suites. Dropping it removes its working directory.
 #[derive(Debug)]
 pub(super) struct Apt {
     dir: PathBuf,
@@ -17,7 +17,7 @@ pub(super) struct Apt {
 }
 
 impl Apt {
-    /// Reads the lists of `suites`; works in `cache`/apt and writes what apt says to
+    /// Reads the package lists of `suites`. Works in `cache`/apt and appends apt's output to
     /// `cache`/apt.log.
     pub(super) fn new(cache: &Path, suites: &[&str]) -> Result<Self, GuestError> {
         let dir = cache.join("apt");
@@ -64,7 +64,7 @@ impl Apt {
             "APT::Architectures=amd64".into(),
             "APT::Install-Recommends=false".into(),
             "Acquire::Languages=none".into(),
-            // Directories of users cannot be read by apt's own.
+            // apt's sandbox user cannot read users' directories.
             "APT::Sandbox::User=root".into(),
             "Debug::NoLocking=1".into(),
         ] {
@@ -74,7 +74,7 @@ impl Apt {
         command
     }
 
-    /// Runs it for what it does.
+    /// Runs a program for its effect; its output goes to the log.
     fn run(&self, what: &str, program: &'static str, arguments: &[&str]) -> Result<(), GuestError> {
         let log = File::options()
             .create(true)
@@ -103,7 +103,7 @@ impl Apt {
         }
     }
 
-    /// Runs it for what it prints; nothing if it fails.
+    /// Runs apt-cache and returns its output, which is empty on failure.
     fn output(&self, arguments: &[&str]) -> String {
         let output = self
             .command("apt-cache")
@@ -116,7 +116,7 @@ impl Apt {
         )
     }
 
-    /// Names of packages that match a regular expression.
+    /// Returns the names of packages that match a regular expression.
     pub(super) fn names(&self, pattern: &str) -> Vec<String> {
         self.output(&["search", "--names-only", pattern])
             .lines()
@@ -124,7 +124,7 @@ impl Apt {
             .collect()
     }
 
-    /// The packages that `package` depends on directly.
+    /// Returns the direct dependencies of `package`.
     pub(super) fn depends(&self, package: &str) -> Vec<String> {
         self.output(&["depends", package])
             .lines()
@@ -132,7 +132,7 @@ impl Apt {
             .collect()
     }
 
-    /// Unpacks these packages, and nothing they depend on, into `to`.
+    /// Unpacks these packages into `to`, without their dependencies.
     pub(super) fn unpack(&self, packages: &[String], to: &Path) -> Result<(), GuestError> {
         let mut arguments = vec!["download"];
         arguments.extend(packages.iter().map(String::as_str));
@@ -140,7 +140,7 @@ impl Apt {
         self.unpack_all(&self.dir, to)
     }
 
-    /// Unpacks packages of `suite` and all they depend on into `to`.
+    /// Unpacks packages of `suite` and all their dependencies into `to`.
     pub(super) fn unpack_with_dependencies(
         &self,
         suite: &str,
@@ -192,7 +192,7 @@ impl Drop for Apt {
     }
 }
 
-/// Where the host gets its own packages from, unless told otherwise.
+/// Returns the host's own mirror, unless `DEBIAN_MIRROR` names another.
 fn mirror() -> Result<String, GuestError> {
     if let Ok(mirror) = std::env::var(MIRROR_VARIABLE) {
         return Ok(mirror);

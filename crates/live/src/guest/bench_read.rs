@@ -1,10 +1,10 @@
-//! Inside a guest: what a read costs there.
+//! Measures the CPU work of a read, inside a guest.
 //!
-//! Under QEMU's `-icount` with one nanosecond an instruction, time is the number of instructions.
-//! When the disk's interrupt comes is up to the host, so how long a read takes is as well; what the
-//! processor works for it is not, once it has begun to wait. So the processor never rests
-//! ([`IdleSpinner`]), what it does while the read waits is taken off, and reads that did not wait,
-//! whose interrupt came in the middle of asking, stand apart.
+//! Under QEMU's `-icount` with one nanosecond per instruction, time is the number of instructions.
+//! The host decides when the disk's interrupt arrives, and so how long a read takes. The CPU work
+//! of a read does not depend on the host once the read waits. The CPU therefore never halts
+//! ([`IdleSpinner`]), and the time spent spinning is subtracted. Reads that completed without
+//! waiting, because their interrupt arrived during submission, are reported separately.
 
 use std::fs::File;
 use std::io;
@@ -16,17 +16,17 @@ use std::os::unix::fs::FileExt;
 
 use super::idle_spinner::{IdleSpinner, nanoseconds};
 
-/// Bytes of a read.
+/// Bytes per read.
 pub const READ_BYTES: usize = 4096;
-/// Reads before those that count: the first ones fill caches of the kernel's.
+/// Reads before the measurement: the first ones fill the kernel's caches.
 const WARM_UP: usize = 64;
 
-/// What reads took, in nanoseconds, without what they waited.
+/// CPU time of the reads in nanoseconds, without the time spent waiting.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReadTimes {
-    /// Of each read that waited for the disk.
+    /// Times of reads that waited for the disk.
     pub waited: Vec<u64>,
-    /// Of each whose data was there before it had begun to.
+    /// Times of reads whose data arrived before they waited.
     pub at_once: Vec<u64>,
 }
 
@@ -41,14 +41,13 @@ impl ReadTimes {
     }
 }
 
-/// Reads the first blocks of `path` past all caches, one after the other, `count` of them, on one
-/// processor.
+/// Reads the first `count` blocks of `path` one after the other on one CPU, bypassing all caches.
 ///
 /// # Errors
-/// What opening and reading meet, and what keeps the processor from its other thread.
+/// Opening or reading failed, or the spinning thread could not be started.
 pub fn bench_reads(path: &Path, count: usize) -> io::Result<ReadTimes> {
     let file = File::from(open(path, OFlags::RDONLY | OFlags::DIRECT, Mode::empty())?);
-    // Direct reads need a buffer on a block boundary, and one that is no two pages.
+    // A direct read needs a buffer that is block-aligned and does not cross a page.
     let mut memory = vec![0u8; 2 * READ_BYTES];
     let skip = memory.as_ptr().align_offset(READ_BYTES);
     let buffer = memory

@@ -1,4 +1,4 @@
-//! One life of a guest.
+//! Boots a guest and runs one command in it.
 
 use std::fs;
 use std::path::Path;
@@ -7,33 +7,33 @@ use std::time::Duration;
 
 use super::{GuestError, Qemu, QemuArgs};
 
-/// What to boot.
+/// The parts of a guest, and its limits.
 #[derive(Clone, Debug)]
 pub struct Boot<'a> {
-    /// The machine, whose sockets are being served.
+    /// Arguments of the virtual machine; its sockets must be served already.
     pub machine: &'a QemuArgs,
-    /// The QEMU.
+    /// The QEMU program.
     pub qemu: &'a Qemu,
-    /// The kernel's image.
+    /// Path of the kernel image.
     pub kernel: &'a Path,
-    /// The user space.
+    /// The initramfs.
     pub initramfs: &'a [u8],
-    /// The kernel's command line: [`QemuArgs::kernel_line`] and more.
+    /// The kernel command line: [`QemuArgs::kernel_line`] and any additions.
     pub kernel_line: &'a str,
-    /// The longest that the guest may live.
+    /// Longest run time of the guest.
     pub limit: Duration,
 }
 
-/// Exit code of `timeout` when the time was over.
+/// Exit code of `timeout` on expiry.
 const OUT_OF_TIME: i32 = 124;
-/// And when that had to be by SIGKILL.
+/// Exit code if `timeout` had to send SIGKILL.
 const KILLED: i32 = 137;
 
-/// Boots, runs the command with this process's input and output, and returns its exit code. The
-/// console is `console.log` in the machine's directory.
+/// Boots the guest, runs the command with this process's input and output, and returns its exit
+/// code. The console log is `console.log` in the machine's directory.
 ///
 /// # Errors
-/// [`GuestError`], among them that the guest did not say what became of the command.
+/// [`GuestError`], for example if the guest reported no exit code.
 pub fn boot(boot: &Boot<'_>) -> Result<u8, GuestError> {
     let dir = &boot.machine.dir;
     let initrd = dir.join("initramfs.cpio");
@@ -46,7 +46,7 @@ pub fn boot(boot: &Boot<'_>) -> Result<u8, GuestError> {
     save(&initrd, boot.initramfs)?;
     save(&status, b"")?;
     let seconds = boot.limit.as_secs().max(1).to_string();
-    // Neither a hanging guest nor the end of this process leaves a QEMU behind.
+    // QEMU ends if the guest hangs, or if this process ends.
     let guards = [
         "setpriv",
         "--pdeathsig",

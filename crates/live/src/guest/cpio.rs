@@ -1,4 +1,4 @@
-//! An archive in the format that the kernel unpacks at boot ("newc",
+//! An initramfs archive in the "newc" format (Linux,
 //! Documentation/driver-api/early-userspace/buffer-format.rst).
 
 use std::fmt::Write as _;
@@ -34,8 +34,8 @@ impl Archive {
         let length = u32::try_from(content.len()).unwrap_or(u32::MAX);
         let name_length = u32::try_from(name.len() + 1).unwrap_or(u32::MAX);
         let mut header = String::from("070701");
-        // Inode, mode, owner, group, links, time, length, device, its number, name's length,
-        // checksum.
+        // Inode, mode, owner, group, links, time, length, device, device number, length of the
+        // name, checksum.
         for field in [
             self.entries,
             mode,

@@ -1,79 +1,79 @@
-//! What can be missing, and what to do about it.
+//! Errors that name a missing part and its remedy.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Why no guest could be booted, or why it did not end well.
+/// Reason why a guest did not boot, or did not end properly.
 #[derive(Debug)]
 pub enum GuestError {
-    /// A program of the host's is missing.
+    /// A program is missing on the host.
     Missing {
-        /// Which.
+        /// Name of the program.
         program: &'static str,
-        /// The Debian package it is in.
+        /// Debian package of the program.
         package: &'static str,
     },
-    /// Something cannot be fetched.
+    /// A download failed.
     Fetch {
-        /// What.
+        /// The item to download.
         what: String,
-        /// What was said about it.
+        /// Log file with the details.
         log: PathBuf,
     },
-    /// No kernel of this version is to be had.
+    /// The archive has no kernel of this version.
     NoKernel {
-        /// The version that was asked for.
+        /// Requested version.
         version: String,
-        /// Those there are.
+        /// Available versions.
         known: Vec<String>,
     },
-    /// A module that the guest needs is not in its kernel's package.
+    /// The kernel's package lacks a module that the guest needs.
     NoModule {
-        /// Which.
+        /// Name of the module.
         module: String,
     },
-    /// There is no module to build at this path.
+    /// The path has no sources of a module.
     NoSources {
-        /// Which.
+        /// Path that was searched.
         path: PathBuf,
     },
-    /// No headers of a kernel are to be had.
+    /// The archive has no headers for a kernel.
     NoHeaders {
-        /// Their package.
+        /// Package of the headers.
         package: String,
-        /// Where packages can be unpacked by hand.
+        /// Directory into which the user can unpack packages.
         root: PathBuf,
     },
-    /// A module was not built.
+    /// Building a module failed.
     Build {
-        /// What was said about it.
+        /// Log file of the build.
         log: PathBuf,
     },
-    /// busybox needs libraries, which the guest has not.
+    /// busybox is dynamically linked, but the guest has no libraries.
     DynamicBusybox {
-        /// Where it is.
+        /// Path of busybox.
         path: PathBuf,
     },
-    /// A file.
+    /// Accessing a file failed.
     Io {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// What went wrong.
+        /// Underlying error.
         source: io::Error,
     },
-    /// The guest ended without saying what became of the command.
+    /// The guest ended without reporting the command's exit code.
     NoStatus {
-        /// Its console.
+        /// Console log of the guest.
         console: PathBuf,
-        /// The console's last line.
+        /// Last line of the console.
         last: String,
-        /// It was still running when its time was over.
+        /// True if the guest was still running when its time was over.
         out_of_time: bool,
     },
 }
 
 impl GuestError {
-    /// For `map_err` on what concerns the file at `path`.
+    /// Adds the path of a file to an error; for `map_err`.
     pub(crate) fn io(path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
         move |source| Self::Io { path, source }
@@ -143,7 +143,7 @@ impl std::fmt::Display for GuestError {
     }
 }
 
-/// The version in a kernel package's name.
+/// Returns the version in a kernel package's name.
 pub(super) fn kernel_version(package: &str) -> &str {
     let name = package.strip_prefix("linux-image-").unwrap_or(package);
     name.strip_suffix("-amd64").unwrap_or(name)

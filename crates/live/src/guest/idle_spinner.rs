@@ -1,9 +1,8 @@
-//! What a processor does while nobody else wants it: turns of a loop, counted, in place of its
-//! rest.
+//! Keeps a CPU busy with a counting loop while no other thread needs it, so that it never halts.
 //!
-//! A processor that rests is woken when the host gets round to it, and its clock may have jumped
-//! meanwhile. One that turns is interrupted in a loop whose every turn takes the same time, so that
-//! what it did beside the turns can be told: time less turns.
+//! The host wakes a halted CPU late, and the guest's clock may jump in between. A spinning CPU is
+//! interrupted inside a loop whose iterations all take the same time. The CPU time of other work is
+//! therefore the elapsed time less the time of the iterations.
 
 #![allow(unsafe_code)]
 
@@ -15,17 +14,16 @@ use std::time::{Duration, Instant};
 
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-/// How long the thread that measures a turn stays away; a tick of the kernel's meanwhile is lost in
-/// the rounding.
+/// Time in which the iterations are calibrated. A kernel tick within it disappears in the rounding.
 const MEASURED: Duration = Duration::from_millis(20);
 
-/// A thread that runs on this thread's processor while that has nothing else to do; it ends with
-/// this value.
+/// A thread that spins on this thread's CPU while the CPU is otherwise idle. Dropping the value
+/// stops it.
 #[derive(Debug)]
 pub(super) struct IdleSpinner {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
-    /// Nanoseconds of a turn.
+    /// Nanoseconds per iteration.
     turn: u64,
 }
 
@@ -36,11 +34,11 @@ struct Shared {
 }
 
 impl IdleSpinner {
-    /// Binds this thread to one processor, starts the other there, and measures how long its turn
-    /// is.
+    /// Binds this thread to one CPU, starts the spinning thread there, and measures its iteration
+    /// time.
     ///
     /// # Errors
-    /// What the kernel refuses.
+    /// The kernel refused an operation.
     pub(super) fn start() -> io::Result<Self> {
         let mut one = CpuSet::new();
         one.set(rustix::thread::sched_getcpu());
@@ -71,12 +69,12 @@ impl IdleSpinner {
         Ok(beside)
     }
 
-    /// How many turns there have been.
+    /// Returns the number of iterations so far.
     pub(super) fn turns(&self) -> u64 {
         self.shared.turns.load(Ordering::Relaxed)
     }
 
-    /// Nanoseconds that so many turns take.
+    /// Returns the nanoseconds that `turns` iterations take.
     pub(super) fn time(&self, turns: u64) -> u64 {
         turns.saturating_mul(self.turn)
     }
@@ -91,16 +89,15 @@ impl Drop for IdleSpinner {
     }
 }
 
-/// `time` in nanoseconds.
+/// Returns `time` in nanoseconds.
 pub(super) fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// From now on this thread runs only while no other wants to, and gives way at once.
+/// Makes this thread run only while no other thread wants the CPU.
 fn become_idle() -> io::Result<()> {
     let parameters = libc::sched_param { sched_priority: 0 };
-    // SAFETY: the kernel reads the parameters, which live until the call is over; nothing else is
-    // touched.
+    // SAFETY: the kernel only reads the parameters, which outlive the call.
     let code = unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &parameters) };
     if code == 0 {
         Ok(())

@@ -1,4 +1,4 @@
-//! The guest's user space: busybox, modules, and a first process that runs one command.
+//! The guest's user space: busybox, modules, and an init process that runs one command.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,32 +7,32 @@ use super::GuestError;
 use super::cpio::Archive;
 use super::kernel::Kernel;
 
-/// What the guest is to do.
+/// Contents of an initramfs.
 #[derive(Clone, Debug)]
 pub struct Initramfs<'a> {
-    /// Modules, without those that they need.
+    /// Names of kernel modules; their dependencies are added.
     pub modules: &'a [&'a str],
-    /// Modules that come before these, from elsewhere.
+    /// Modules from other sources, loaded before the kernel's.
     pub own: &'a [OwnModule],
-    /// The command and its arguments; none: a shell.
+    /// The command and its arguments. Empty for a shell.
     pub command: &'a [String],
-    /// Files to appear in the guest: path in it and content.
+    /// Further files: path in the guest, and contents.
     pub files: &'a [(String, Vec<u8>)],
 }
 
-/// A module that is not the kernel's.
+/// A module that is not part of the kernel's package.
 #[derive(Clone, Debug)]
 pub struct OwnModule {
-    /// Its name.
+    /// Name of the module.
     pub name: String,
-    /// The module.
+    /// Contents of the module file.
     pub bytes: Vec<u8>,
-    /// Its parameters, as `insmod` takes them.
+    /// Parameters, in the syntax of `insmod`.
     pub parameters: String,
 }
 
-/// The first process. The kernel's messages go to the first serial line, the command's input and
-/// output to the second, and what became of it to the third.
+/// The init script. Kernel messages go to the first serial port, the command's input and output to
+/// the second, and its exit code to the third.
 const INIT: &str = r#"#!/bin/busybox sh
 /bin/busybox --install -s /bin
 export PATH=/bin HOME=/ TERM=linux
@@ -55,10 +55,10 @@ sync
 poweroff -f
 "#;
 
-/// Builds it.
+/// Builds the initramfs.
 ///
 /// # Errors
-/// [`GuestError`] with what is missing.
+/// [`GuestError`] names the missing part.
 pub fn build(kernel: &Kernel, what: &Initramfs<'_>) -> Result<Vec<u8>, GuestError> {
     let busybox = busybox()?;
     let program = fs::read(&busybox).map_err(GuestError::io(&busybox))?;
@@ -118,7 +118,7 @@ fn busybox() -> Result<PathBuf, GuestError> {
         })
 }
 
-/// Whether an ELF program names a loader.
+/// Returns true if an ELF program names a dynamic loader.
 fn is_dynamic(program: &[u8]) -> bool {
     const LOADER: &[u8] = b"ld-linux-x86-64.so.2\0";
     program

@@ -1,4 +1,4 @@
-//! Debian's kernels: the image, and modules with those they need.
+//! Debian's kernels: the image, and modules with their dependencies.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,34 +7,34 @@ use std::process::Command;
 use super::GuestError;
 use super::apt::Apt;
 
-/// A kernel as its packages have it.
+/// An unpacked kernel package.
 #[derive(Clone, Debug)]
 pub struct Kernel {
-    /// The compressed image.
+    /// Path of the compressed image.
     pub image: PathBuf,
     root: PathBuf,
 }
 
-/// A module, decompressed.
+/// A decompressed module.
 #[derive(Debug)]
 pub(super) struct Module {
     pub(super) name: String,
     pub(super) bytes: Vec<u8>,
 }
 
-/// The newest kernel that trixie and its backports have.
+/// Selects the newest kernel in trixie and its backports.
 pub const LATEST: &str = "latest";
 
-/// Suites by age; the last one only if the others have no such kernel.
+/// Suites in order of preference; the second list is used only if the first has no matching kernel.
 pub(super) const SUITES: [&[&str]; 2] = [&["trixie", "trixie-backports"], &["sid"]];
 
 impl Kernel {
-    /// The newest kernel whose version begins with `version` (6.12), or the newest of all
-    /// ([`LATEST`]), fetched into `cache` if it is not there. With a slash in it, `version` is a
-    /// directory that somebody has unpacked kernel packages into.
+    /// Finds the newest kernel whose version begins with `version` (6.12), or the newest of all
+    /// ([`LATEST`]), and downloads it if `cache` lacks it. If `version` contains a slash, it is a
+    /// directory with unpacked kernel packages.
     ///
     /// # Errors
-    /// [`GuestError`] with what is missing.
+    /// [`GuestError`] names the missing part.
     pub fn prepare(
         version: &str,
         cache: &Path,
@@ -63,7 +63,7 @@ impl Kernel {
         Ok(Self { image, root })
     }
 
-    /// The kernel's own name: that of its modules' directory.
+    /// Returns the kernel's release name, which is the name of its module directory.
     pub(super) fn release(&self) -> Result<String, GuestError> {
         let modules = ["usr/lib/modules", "lib/modules"].map(|dir| self.root.join(dir));
         let entries = modules.iter().filter_map(|dir| fs::read_dir(dir).ok());
@@ -76,7 +76,8 @@ impl Kernel {
             })
     }
 
-    /// `names` and what they need, in the order to load them. A name without a file is built in.
+    /// Returns the modules `names` and their dependencies in load order. A name without a file is
+    /// built into the kernel.
     pub(super) fn modules(&self, names: &[&str]) -> Result<Vec<Module>, GuestError> {
         let mut loaded = Vec::new();
         for name in names {
@@ -110,7 +111,7 @@ fn fetch(version: &str, cache: &Path, root: &Path) -> Result<(), GuestError> {
         let mut names = apt.names(r"^linux-image-[0-9.]+(\+[a-z0-9.]+)?-amd64$");
         names.sort_by_key(|name| numbers(name));
         if let Some(package) = names.iter().rev().find(|name| is(name, version)) {
-            // Since 7.x the image itself and the modules are packages of their own.
+            // Since 7.x the image and the modules have their own packages.
             let parts = apt.depends(package).into_iter().filter(|part| {
                 part.starts_with("linux-binary-") || part.starts_with("linux-modules-")
             });
@@ -125,8 +126,8 @@ fn fetch(version: &str, cache: &Path, root: &Path) -> Result<(), GuestError> {
     })
 }
 
-/// Whether the package `name` is a kernel whose version begins with `version`, or any if that is
-/// [`LATEST`].
+/// Returns true if the package `name` is a kernel whose version begins with `version`, or if
+/// `version` is [`LATEST`].
 fn is(name: &str, version: &str) -> bool {
     version == LATEST
         || super::error::kernel_version(name)
@@ -169,7 +170,7 @@ fn decompress(path: &Path) -> Result<Vec<u8>, GuestError> {
     }
 }
 
-/// What a module says it depends on, in its section `.modinfo`.
+/// Returns the dependencies of a module, from its section `.modinfo`.
 fn needs(module: &[u8]) -> Vec<String> {
     const KEY: &[u8] = b"depends=";
     module

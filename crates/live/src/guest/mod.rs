@@ -1,8 +1,8 @@
-//! A stock Debian guest whose devices live in this process: what it takes is found or fetched, then
-//! booted.
+//! A stock Debian guest whose devices this process serves: finds or downloads its parts and boots
+//! it.
 //!
-//! Everything that is fetched comes from Debian's archive through an apt of its own, signatures
-//! checked, and stays in a cache: the host's packages and sources are not touched, and no root is
+//! All downloads come from Debian's archive through a private apt, with signatures checked, and
+//! stay in a cache. The host's packages and sources stay unchanged, and no root privileges are
 //! needed.
 
 mod apt;

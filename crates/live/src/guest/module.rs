@@ -1,9 +1,9 @@
-//! A kernel module of ours, built for a Debian kernel: its headers and the compiler that it asks
-//! for lie in a root below the cache.
+//! Builds this project's kernel modules for a Debian kernel. The kernel's headers and the compiler
+//! that they need are in a root directory below the cache.
 //!
-//! The headers' makefiles and tools are those of the kernel's own suite: they want its C library
-//! and absolute paths. So make runs in that root, in a namespace of its own; nothing is installed,
-//! and no root is needed.
+//! The headers' makefiles and tools come from the kernel's suite and need its C library and
+//! absolute paths. make therefore runs in that root, in its own namespace. Nothing is installed,
+//! and no root privileges are needed.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -15,9 +15,9 @@ use super::apt::Apt;
 use super::kernel::{Kernel, SUITES};
 use super::{GuestError, initramfs::save};
 
-/// What make needs besides the compiler and what comes with it.
+/// Packages that make needs besides the compiler and its dependencies.
 const TOOLS: &[&str] = &[
-    // /bin and /lib64, where everything expects them.
+    // Creates the links /bin and /lib64.
     "base-files",
     "make",
     "dash",
@@ -32,18 +32,18 @@ const TOOLS: &[&str] = &[
     "zlib1g",
 ];
 
-/// In the root: $0 is the root, $1 the kernel's release, $2 where the sources are. What a debugger
-/// would read is left out.
+/// Script that runs make in the root: $0 is the root, $1 the kernel's release, $2 the source
+/// directory. It removes debug information.
 const MAKE: &str = r#"mkdir -p "$0/dev" "$0/proc" && mount --rbind /dev "$0/dev" && mount --rbind /proc "$0/proc" &&
 exec chroot "$0" /usr/bin/env -i PATH=/usr/bin LC_ALL=C sh -c '
     make -C "/usr/src/linux-headers-$0" M="$1" AWK=mawk CONFIG_DEBUG_INFO_BTF_MODULES= modules && strip --strip-debug "$1"/*.ko
 ' "$1" "$2""#;
 
-/// Builds the module `name` from the sources in `from` for `kernel`, unless `cache` has it of the
-/// same sources. Its bytes.
+/// Builds the module `name` from the sources in `from` for `kernel`, unless `cache` has a build of
+/// the same sources. Returns the module's bytes.
 ///
 /// # Errors
-/// [`GuestError`] with what is missing; [`GuestError::Build`] if the compiler has something to say.
+/// [`GuestError`] names the missing part; [`GuestError::Build`] if the compiler reports an error.
 pub fn build_module(
     kernel: &Kernel,
     name: &str,
@@ -55,11 +55,11 @@ pub fn build_module(
     let release = kernel.release()?;
     let base = cache.join("modules");
     let root = base.join("root");
-    // One directory has several modules, built together.
+    // One directory can hold several modules, which are built together.
     let inside = format!("build/{release}");
     let dir = root.join(&inside);
     fs::create_dir_all(&dir).map_err(GuestError::io(&dir))?;
-    // Guests that start at the same time build once.
+    // The lock lets guests that start at the same time build once.
     let lock = base.join("lock");
     let held = File::create(&lock).map_err(GuestError::io(&lock))?;
     flock(&held, FlockOperation::LockExclusive).map_err(|e| GuestError::io(&lock)(e.into()))?;
@@ -81,13 +81,13 @@ pub fn build_module(
     fs::read(&module).map_err(GuestError::io(&module))
 }
 
-/// The files of a module's directory.
+/// Source files of a module's directory.
 struct Sources {
     files: Vec<(String, Vec<u8>)>,
 }
 
 impl Sources {
-    /// All of them, one after the other: enough to see whether one has changed.
+    /// Concatenates all files, to detect changes.
     fn digest(&self) -> Vec<u8> {
         let mut all = Vec::new();
         for (name, bytes) in &self.files {
@@ -123,7 +123,7 @@ fn sources(from: &Path) -> Result<Sources, GuestError> {
     })
 }
 
-/// Fetches what is not there yet.
+/// Downloads headers and tools that are missing.
 fn prepare(
     release: &str,
     cache: &Path,
@@ -137,8 +137,8 @@ fn prepare(
     if complete.is_file() {
         return Ok(());
     }
-    // Whoever unpacked the packages of a kernel that the archive has dropped brings its headers
-    // along.
+    // A user who unpacked the packages of a kernel that the archive has dropped provides its
+    // headers too.
     let by_hand = headers.is_dir();
     say(&format!(
         "fetching what modules for {release} are built with (90 MB)"

@@ -1,5 +1,5 @@
-//! QEMU with `vfio-user-pci`: the host's if it is new enough, otherwise Debian's, run by its own
-//! loader.
+//! Finds a QEMU with `vfio-user-pci`: the host's if it is new enough, otherwise Debian's, run
+//! through its own dynamic loader.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -11,20 +11,21 @@ use super::apt::Apt;
 const PROGRAM: &str = "qemu-system-x86_64";
 const SUITE: &str = "trixie-backports";
 
-/// A QEMU that has what is needed.
+/// A suitable QEMU.
 #[derive(Clone, Debug)]
 pub struct Qemu {
-    /// The program and what comes first on its command line.
+    /// The program and its first arguments.
     command: Vec<OsString>,
-    /// Where its loadable parts are, if not where it was built for.
+    /// Directory of its loadable modules, if not the built-in one.
     modules: Option<PathBuf>,
 }
 
 impl Qemu {
-    /// Finds one, or fetches one into `cache`. `say` hears what takes time.
+    /// Finds a suitable QEMU on the host, or downloads one into `cache`. Passes progress messages
+    /// to `say`.
     ///
     /// # Errors
-    /// [`GuestError`] with what is missing.
+    /// [`GuestError`] names the missing part.
     pub fn prepare(cache: &Path, say: &mut dyn FnMut(&str)) -> Result<Self, GuestError> {
         let host = Self {
             command: vec![PROGRAM.into()],
@@ -68,7 +69,7 @@ impl Qemu {
         }
     }
 
-    /// The program and its first arguments, for a command line that a person reads.
+    /// Returns the program and its first arguments, for display.
     pub fn words(&self) -> Vec<String> {
         self.command
             .iter()
@@ -76,12 +77,12 @@ impl Qemu {
             .collect()
     }
 
-    /// The environment it needs.
+    /// Returns the environment variable that it needs.
     pub fn environment(&self) -> Option<(&'static str, &Path)> {
         Some(("QEMU_MODULE_DIR", self.modules.as_deref()?))
     }
 
-    /// A command that starts it, under `before`, such as `timeout`.
+    /// Returns a command that starts it through the wrapper `before`, such as `timeout`.
     pub(super) fn command(&self, before: &[&str]) -> Command {
         let words = before
             .iter()
@@ -99,7 +100,8 @@ impl Qemu {
         command
     }
 
-    /// Older ones answer with success and a list without it.
+    /// Returns true if this QEMU has the device. Older versions exit with success but list no
+    /// options.
     fn is_fit(&self) -> bool {
         let output = self
             .command(&[])

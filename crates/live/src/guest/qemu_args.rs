@@ -1,4 +1,4 @@
-//! QEMU's command line for a guest whose devices are served from here.
+//! QEMU's command line for a guest whose devices this project serves.
 
 use std::path::{Path, PathBuf};
 
@@ -6,54 +6,54 @@ use super::GuestError;
 use super::viot;
 use crate::access::SocketAccess;
 
-/// A device's place on bus 0.
+/// A device number on PCI bus 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PciSlot(pub u8);
 
 impl PciSlot {
-    /// Bus, device and function as one number; also the endpoint's number at the IOMMU.
+    /// Returns bus, device and function as one number, which is also the endpoint ID at the IOMMU.
     pub const fn address(self) -> u16 {
         (self.0 as u16) << 3
     }
 }
 
-/// A guest's machine.
+/// Arguments of a guest's virtual machine.
 #[derive(Clone, Debug)]
 pub struct QemuArgs {
-    /// Where sockets and tables are.
+    /// Directory of sockets and tables.
     pub dir: PathBuf,
-    /// Who may use the files there.
+    /// Users who may access the files there.
     pub access: SocketAccess,
-    /// The IOMMU's place, if there is one. Its socket is `iommu.sock`.
+    /// Slot of the virtio-iommu, if the guest has one. Its socket is `iommu.sock`.
     pub iommu: Option<PciSlot>,
-    /// The devices: place and name. The socket of each is `NAME.sock` in `dir`.
+    /// Slots and names of the devices. The socket of each is `NAME.sock` in `dir`.
     pub devices: Vec<(PciSlot, &'static str)>,
-    /// The devices are vhost-user back-ends behind this IOMMU of QEMU's.
+    /// QEMU's IOMMU in front of the devices, which are then vhost-user back-ends.
     pub qemu_iommu: Option<QemuIommu>,
-    /// Memory in MiB.
+    /// Guest memory in MiB.
     pub memory: u32,
-    /// What the memory is kept in; without, a sealed file in memory.
+    /// File that backs the memory. `None` for a sealed memfd.
     pub memory_file: Option<PathBuf>,
-    /// Processors.
+    /// Number of CPUs.
     pub processors: u32,
-    /// Time is the number of instructions, and doorbells are answered before the guest goes on: two
-    /// runs ask for the same.
+    /// True to count instructions as time and complete doorbells before the guest continues, so
+    /// that two runs make the same requests.
     pub icount: bool,
-    /// More arguments, before the devices.
+    /// Further arguments, placed before the devices.
     pub extra: Vec<String>,
 }
 
 /// An IOMMU that QEMU emulates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QemuIommu {
-    /// `intel-iommu`, which tells of device IOTLBs.
+    /// `intel-iommu`, with device IOTLBs.
     Intel,
     /// `virtio-iommu-pci`.
     Virtio,
 }
 
 impl QemuIommu {
-    /// What the kernel's command line has to say for it.
+    /// Returns the kernel command line that enables it.
     pub fn kernel_words(self) -> &'static str {
         match self {
             Self::Intel => "intel_iommu=on",
@@ -69,19 +69,18 @@ impl QemuIommu {
     }
 }
 
-/// Name of the IOMMU's socket.
+/// Name of the virtio-iommu's socket.
 pub const IOMMU: &str = "iommu";
 /// Name of the para-virtual IOMMU's socket.
 pub const PVIOMMU: &str = "pviommu";
 
 impl QemuArgs {
-    /// Where the socket of the device `name` is.
+    /// Returns the path of the socket of the device `name`.
     pub fn socket(&self, name: &str) -> PathBuf {
         self.dir.join(format!("{name}.sock"))
     }
 
-    /// Arguments that attach the devices and their memory. The table that names the IOMMU is
-    /// written into `dir`.
+    /// Returns the arguments for the devices and the memory. Writes the VIOT table into `dir`.
     ///
     /// # Errors
     /// [`GuestError`] if the table cannot be written.
@@ -101,7 +100,7 @@ impl QemuArgs {
             "-object",
             &match &self.memory_file {
                 None => format!("memory-backend-memfd,id=m,size={memory}M,share=on"),
-                // What is left in it at the end is of use to nobody.
+                // Nothing needs the file's contents after the guest's end.
                 Some(path) => format!(
                     "memory-backend-file,id=m,size={memory}M,share=on,discard-data=on,mem-path={}",
                     path.display().to_string().replace(',', ",,")
@@ -109,7 +108,8 @@ impl QemuArgs {
             },
             "-nodefaults",
             "-no-reboot",
-            // The usual firmware reads the disk itself, before anybody has allowed it to.
+            // The default firmware would read the disk itself, before an IOMMU driver has mapped
+            // memory.
             "-bios",
             "qboot.rom",
         ]
@@ -158,7 +158,7 @@ impl QemuArgs {
         ]
     }
 
-    /// A disk whose back-end listens here.
+    /// Arguments for a disk whose back-end listens here.
     fn back_end(&self, slot: PciSlot, name: &str) -> [String; 4] {
         [
             "-chardev".into(),
@@ -171,12 +171,11 @@ impl QemuArgs {
         ]
     }
 
-    /// The kernel's command line. With `strict`, an unmapped page is out of reach when unmapping
-    /// returns; otherwise unmaps gather.
+    /// Returns the kernel command line. With `strict`, the kernel invalidates on every unmap;
+    /// otherwise it batches invalidations (lazy mode).
     pub fn kernel_line(strict: bool) -> String {
-        // On a busy host the kernel's look at its timer takes too long, and fails. A device that is
-        // probed without its IOMMU would be given the memory as it is: its driver waits for the
-        // IOMMU instead.
+        // On a busy host the kernel's timer check takes too long and fails. A device probed before
+        // its IOMMU would get untranslated memory, so its driver waits for the IOMMU instead.
         format!(
             "console=ttyS0 quiet panic=-1 no_timer_check deferred_probe_timeout=-1 iommu.strict={}",
             u8::from(strict)
@@ -184,8 +183,8 @@ impl QemuArgs {
     }
 }
 
-/// One nanosecond an instruction, the clock's beginning, and no processor instruction that differs
-/// from run to run.
+/// One nanosecond per instruction, a fixed start of the clock, and no CPU instruction whose result
+/// differs between runs.
 const COUNTED: [&str; 8] = [
     "-icount",
     "shift=0,sleep=off",
@@ -196,6 +195,6 @@ const COUNTED: [&str; 8] = [
     "-cpu",
     "max,rdrand=off,rdseed=off",
 ];
-/// What the kernel has to do for the same; and the frequency that the counter has then.
+/// Kernel command line for reproducible runs, with the TSC frequency of such a run.
 pub const COUNTED_WORDS: &str =
     "nokaslr norandmaps randomize_kstack_offset=off tsc_early_khz=1000000";

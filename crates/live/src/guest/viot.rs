@@ -1,12 +1,11 @@
-//! The ACPI table that tells a guest which devices stand behind the virtio-iommu (VIOT, ACPI 6.5,
-//! section 5.2.34).
+//! The ACPI table that lists the devices behind the virtio-iommu (VIOT, ACPI 6.5, section 5.2.34).
 
 const HEADER_BYTES: u16 = 48;
 const NODE_PCI_RANGE: u8 = 1;
 const NODE_VIRTIO_IOMMU_PCI: u8 = 3;
 
-/// The table: one virtio-iommu at `iommu`, and each of `endpoints` behind it under its own number.
-/// All are bus, device, function on segment 0; an endpoint's number is its address.
+/// Builds the table: one virtio-iommu at `iommu`, with each of `endpoints` behind it. All addresses
+/// are bus, device and function on segment 0. The endpoint ID of a device equals its address.
 pub(super) fn table(iommu: u16, endpoints: &[u16]) -> Vec<u8> {
     let nodes = u16::try_from(endpoints.len().saturating_add(1)).unwrap_or(u16::MAX);
     let length = u32::from(HEADER_BYTES)
@@ -15,7 +14,7 @@ pub(super) fn table(iommu: u16, endpoints: &[u16]) -> Vec<u8> {
     let mut table = Vec::new();
     table.extend(b"VIOT");
     table.extend(length.to_le_bytes());
-    // Revision, checksum (filled in below).
+    // Revision, and the checksum, which is computed below.
     table.extend([0, 0]);
     table.extend(b"RINGFN");
     table.extend(b"RINGFNCE");
@@ -36,7 +35,7 @@ pub(super) fn table(iommu: u16, endpoints: &[u16]) -> Vec<u8> {
         table.extend([NODE_PCI_RANGE, 0]);
         table.extend(24u16.to_le_bytes());
         table.extend(u32::from(*endpoint).to_le_bytes());
-        // First and last segment, first and last address, the node of the IOMMU.
+        // First and last segment, first and last address, offset of the IOMMU's node.
         for field in [0, 0, *endpoint, *endpoint, HEADER_BYTES] {
             table.extend(field.to_le_bytes());
         }

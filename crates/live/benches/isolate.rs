@@ -1,9 +1,9 @@
-//! What a device in a process of its own costs, beside the same device as a thread: a mapping that
-//! comes and goes, and a read of 4 KiB. Behind the virtio-iommu, and behind the para-virtual IOMMU,
-//! where a map's end is a grant to the process and an unmap's its revocation.
+//! Cost of a sandboxed device, compared with the same device as a thread: a map and its unmap, and
+//! a read of 4 KiB. Each runs behind the virtio-iommu and behind the para-virtual IOMMU. A map ends
+//! with a grant to the process, an unmap with its revocation.
 //!
-//! All four go through the same scripted client, whose own time is in all numbers, and take turns.
-//! `--quick` for fewer samples.
+//! All four use the same scripted client, whose own time is part of all numbers, and run
+//! alternately. `--quick` takes fewer samples.
 #![allow(missing_docs, dead_code)]
 
 #[path = "../tests/client/guest.rs"]
@@ -28,16 +28,16 @@ use ringfence_live::virtio::Device;
 use ringfence_live::virtio::blk::Blk;
 use ringfence_types::RequesterId;
 
-/// Operations of a sample.
+/// Operations per sample.
 const EACH: u16 = 64;
-/// Addresses that nothing else uses.
+/// An unused IOVA range.
 const FREE: u64 = 0x100_0000 + AWAY;
 
 /// A guest by its IOMMU.
 trait Boundary: Sized {
     fn guest<D: Device>(make: impl FnOnce(GuestIommu, Arc<DeviceCounters>) -> D) -> Guest<D, Self>;
     fn mapped<D: Device>(guest: Guest<D, Self>) -> Guest<D, Self>;
-    /// A request each.
+    /// Maps a range with one request.
     fn map<D: Device>(guest: &mut Guest<D, Self>, bytes: u64) -> u8;
     fn unmap<D: Device>(guest: &mut Guest<D, Self>, bytes: u64) -> u8;
 }
@@ -93,7 +93,7 @@ fn process(behind: GuestIommu, counters: Arc<DeviceCounters>) -> DiskProxy {
     DiskProxy::new(disk, link, behind, device, counters, Box::new(|_| {}))
 }
 
-/// Microseconds.
+/// Returns the operation's time in microseconds.
 fn timed(operation: impl FnOnce()) -> f64 {
     let begun = Instant::now();
     operation();
@@ -113,7 +113,7 @@ impl<D: Device + Idle, I: Boundary> Bench<D, I> {
         }
     }
 
-    /// A map, and its unmap, a doorbell each: microseconds of the one and of the other.
+    /// Maps and unmaps, with a doorbell each. Returns the microseconds of the map and of the unmap.
     fn map(&mut self, pages: u64) -> [f64; 2] {
         let (mut map, mut unmap) = (0.0, 0.0);
         for _ in 0..EACH {
@@ -147,18 +147,18 @@ impl<D: Device + Idle, I: Boundary> Bench<D, I> {
     }
 }
 
-/// Quartiles: the middle one first.
+/// Returns the median and the two quartiles.
 fn quartiles(mut samples: Vec<f64>) -> (f64, f64, f64) {
     samples.sort_by(f64::total_cmp);
     let at = |part: usize| samples[(samples.len() - 1) * part / 4];
     (at(2), at(1), at(3))
 }
 
-/// Of each sample: the virtio-iommu's thread and process, the para-virtual IOMMU's thread and
-/// process.
+/// One sample: thread and process behind the virtio-iommu, thread and process behind the
+/// para-virtual IOMMU.
 type Sample = [f64; 4];
 
-/// Two lines: what the samples say of both IOMMUs. Ratios are those of one sample each.
+/// Prints one line per IOMMU. Each ratio is computed within one sample.
 fn say(name: &str, samples: &[Sample]) {
     let of = |value: &dyn Fn(&Sample) -> f64| quartiles(samples.iter().map(value).collect());
     for (iommu, at) in [("virtio-iommu", 0), ("para-virtual", 2)] {

@@ -1,7 +1,7 @@
-//! The kernel module in user space: its idea of the wire format (`kmod/tests/vectors.c`), its queue
-//! and operations against a host that answers late, never or with a refusal
-//! (`kmod/tests/frontend.c` and `host.c`), its cache (`kmod/tests/cache.c`), and its event queue
-//! (`kmod/tests/events.c`).
+//! Tests of the kernel module in user space. They cover its wire format (`kmod/tests/vectors.c`)
+//! and its cache (`kmod/tests/cache.c`). They run its queue and operations against a host that
+//! answers late, never, or with a refusal (`kmod/tests/frontend.c` and `host.c`). They also run its
+//! event queue (`kmod/tests/events.c`).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// Builds `kmod/tests/{name}.c`, and runs it with what else `run` adds.
+/// Builds `kmod/tests/{name}.c`, and runs it with the additions of `build` and `run`.
 fn built(name: &str, build: impl FnOnce(&mut Command), run: impl FnOnce(&mut Command)) -> Output {
     let kmod = repository().join("kmod");
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
@@ -51,8 +51,7 @@ fn the_module_reads_and_builds_what_the_vectors_say() {
         },
     );
     let said = said(&output);
-    // Of requests, configuration spaces and events both kinds were there: what is sound, and what
-    // is not.
+    // The vectors contain valid and invalid requests, configuration spaces and events.
     let words = said.split_whitespace();
     let counts: Vec<u32> = words.filter_map(|word| word.parse().ok()).collect();
     assert_eq!(counts.len(), 6, "{said}");
@@ -61,8 +60,8 @@ fn the_module_reads_and_builds_what_the_vectors_say() {
     }
 }
 
-/// An empty header for each of the kernel's that the module includes: what it needs of them stands
-/// in `kmod/tests/kernel.h`.
+/// Creates an empty file for each kernel header that the module includes; `kmod/tests/kernel.h` has
+/// the needed definitions.
 fn empty_headers() -> PathBuf {
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("headers");
     let sources = fs::read_dir(repository().join("kmod")).unwrap();
@@ -76,7 +75,7 @@ fn empty_headers() -> PathBuf {
         let text = fs::read_to_string(source).unwrap();
         for line in text.lines() {
             let name = line.strip_prefix("#include <linux/");
-            // This one programs have, too.
+            // User space has this header, too.
             match name.and_then(|name| name.strip_suffix('>')) {
                 Some("types.h") | None => {}
                 Some(name) => {

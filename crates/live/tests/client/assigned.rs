@@ -1,5 +1,5 @@
-//! A disk that the model of the hardware translates, behind each IOMMU and without one: it reaches
-//! what is mapped, where the frames lead, and an IOTLB that remembers is told what to forget.
+//! A disk whose accesses the hardware model translates, behind each IOMMU and without one. It can
+//! access exactly the mapped pages, through their frames, and each unmap invalidates the IOTLB.
 
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ fn virtio() -> Guest<Blk, Virtio, AssignedDma> {
     Guest::assigned(disk)
 }
 
-/// The IOTLB has the page when it is unmapped: only the invalidation takes it away.
+/// The IOTLB has the translation at the unmap: only the invalidation removes it.
 #[test]
 fn a_translation_that_was_used_is_gone_with_its_unmap() {
     let mut guest = para(HostPagePool::Off);
@@ -59,7 +59,8 @@ fn a_translation_that_was_used_is_gone_with_its_unmap() {
     assert_eq!((counters.faults.get(), counters.stale.get()), (3, 3));
 }
 
-/// Four tables are read without caches between; with the pointer into the upper ones, fewer.
+/// A walk without caches reads four tables. With the pointer to the last table, the second-stage
+/// walk reads fewer.
 #[test]
 fn what_the_hardware_and_the_host_do_is_counted() {
     for (optimisations, hits) in [(HostPagePool::Off, 0), (HostPagePool::On, 1)] {
@@ -74,7 +75,7 @@ fn what_the_hardware_and_the_host_do_is_counted() {
             )
         };
         let begun = now(&guest);
-        // Pages of rings, header, status.
+        // Pages of the rings, the header and the status.
         let pages = (0xa000 - QUEUE) / PAGE;
         let awaited = if hits == 0 { pages } else { 0 };
         assert_eq!(begun.1, (pages, awaited));
@@ -85,7 +86,7 @@ fn what_the_hardware_and_the_host_do_is_counted() {
         assert_eq!(guest.map(data, PAGE, 0xb000, READ_WRITE), 0);
         let third = now(&guest);
         assert_eq!(third.1, second.1, "whatever becomes of its mapping");
-        // Found without a walk, or by one.
+        // Found through the pointer, or by a walk.
         assert_eq!(third.2, (second.2.0 + 1 - hits, second.2.1 + hits));
         assert_eq!(third.0, begun.0, "nobody accessed anything");
         assert_eq!(read(&mut guest, 1, data), Some(0));
@@ -99,8 +100,8 @@ fn what_the_hardware_and_the_host_do_is_counted() {
     }
 }
 
-/// Frames are handed out as pages come: neighbours in the device's addresses, and in the guest's,
-/// are none in the host's.
+/// Frames are allocated in the order of first use. Pages that are adjacent in IOVA and
+/// guest-physical space are not adjacent in the host's.
 #[test]
 fn an_access_over_several_frames_lands_in_order() {
     let mut guest = para(HostPagePool::On);
@@ -125,7 +126,7 @@ fn an_access_over_several_frames_lands_in_order() {
     assert_eq!(found[512..512 + wanted.len()], wanted);
     assert_eq!(found[..512], [0; 512]);
     assert_eq!(found[512 + wanted.len()..], [0; 4096 - 512]);
-    // A page of it goes: nothing of an access is done.
+    // Unmap one page of the buffer: no part of an access happens.
     guest.disk.poke(0xd000, &[0; 4096]);
     assert_eq!(guest.ask(&[unmap(&[data + 2 * PAGE])]), [0]);
     assert_eq!(
@@ -135,8 +136,8 @@ fn an_access_over_several_frames_lands_in_order() {
     assert_eq!(guest.disk.peek(0xd000, 4096), vec![0; 4096]);
 }
 
-/// A device beside it that software translates reaches the same pages, not those whose addresses
-/// the frames have.
+/// A second device, translated by software, accesses the same pages. Their guest-physical addresses
+/// differ from the frame addresses.
 #[test]
 fn beside_it_another_device_reaches_the_same_memory() {
     const RNG: u16 = DISK + 8;
@@ -164,7 +165,7 @@ fn beside_it_another_device_reaches_the_same_memory() {
     });
     for (guest, rng) in &mut guests {
         guest.attach();
-        // The disk's frames come first, so that no number of a frame is that of its page.
+        // Map the disk's pages first, so that no frame number equals its page number.
         assert_eq!(
             guest.map(QUEUE + AWAY, 0xa000 - QUEUE, QUEUE, READ_WRITE),
             0
@@ -198,7 +199,7 @@ fn beside_it_another_device_reaches_the_same_memory() {
     }
 }
 
-/// The memory goes while it is mapped, and comes back.
+/// The client unshares memory that is mapped, and shares it again.
 #[test]
 fn memory_that_is_gone_is_not_reached() {
     let mut guest = para(HostPagePool::Off);
@@ -233,8 +234,7 @@ fn behind_the_virtio_iommu_it_reaches_what_its_domain_maps() {
     assert_eq!(read(&mut guest, 3, data), Some(1), "not in this direction");
     assert_eq!(guest.disk.peek(0xb000, 512), vec![0; 512], "not a byte");
     assert_eq!(guest.unmap(data, PAGE), 0);
-    // To what is no memory of the guest nothing is mapped, and the software IOMMU's part of it is
-    // taken back.
+    // A map outside guest memory fails, and the software IOMMU's part of it is rolled back.
     assert_eq!(guest.map(data, PAGE, RAM_BYTES, READ_WRITE), 7);
     assert_eq!(guest.map(data, 2 * PAGE, RAM_BYTES - PAGE, READ_WRITE), 7);
     assert_eq!(guest.map(data, PAGE, 0xc000, READ_WRITE), 0);
@@ -243,8 +243,7 @@ fn behind_the_virtio_iommu_it_reaches_what_its_domain_maps() {
     guest.disk.poke(0xc000, &[0; 512]);
     assert_eq!(read(&mut guest, 5, data), None);
     assert_eq!(guest.disk.peek(0xc000, 512), vec![0; 512], "not a byte");
-    // As before, for a driver that comes again: what the domain maps is the endpoint's when it is
-    // attached.
+    // Again for a new driver: attaching an endpoint gives it the domain's existing mappings.
     let mut guest = virtio();
     assert_eq!(guest.attach(), 0);
     assert_eq!(guest.map(data, PAGE, 0xb000, READ_WRITE), 0);
@@ -258,7 +257,7 @@ fn behind_the_virtio_iommu_it_reaches_what_its_domain_maps() {
     assert_eq!(read(&mut guest, 2, data), None, "a reset detaches");
 }
 
-/// kvm-baseline: all of the guest is mapped, and nothing else.
+/// kvm-baseline: all guest memory is mapped, and nothing else.
 #[test]
 fn without_an_iommu_it_reaches_all_of_the_guest() {
     let counters = Arc::new(DeviceCounters::default());
@@ -290,21 +289,21 @@ fn without_an_iommu_it_reaches_all_of_the_guest() {
     assert_eq!(read(&mut client, RAM_BYTES), 1, "no memory");
     assert_eq!(client.counters.faults.get(), 1);
     assert_eq!(client.counters.frames.get(), pages);
-    // A part of it goes.
+    // The client unshares a part of the memory.
     assert_eq!(client.unmap(0, RAM_BYTES, 0).errno, 0);
     assert_eq!(client.map(0, RAM_BYTES / 2, 0, 3).errno, 0);
     assert_eq!(read(&mut client, 0xb000), 0);
     assert_eq!(read(&mut client, RAM_BYTES - 512), 1);
 }
 
-/// An access or a request, by number of page.
+/// A map, an unmap or a disk request, by page number.
 #[derive(Debug, Clone, Copy)]
 enum Step {
     Map(u64, u64, Direction),
     Unmap(u64),
     /// The disk writes to the page.
     Read(u64),
-    /// The disk reads it.
+    /// The disk reads the page.
     Write(u64),
 }
 
@@ -324,8 +323,8 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Against a list of what is mapped: each access goes through if it is in there, to the byte
-    /// where it leads, and nowhere else.
+    /// Checks accesses against a list of the mappings. An access succeeds exactly if the list
+    /// contains its page, and it reaches that page and no other.
     #[test]
     fn accesses_go_where_the_list_says(on in any::<bool>(), steps in vec(step(), 1..60)) {
         let mut guest = para(if on { HostPagePool::On } else { HostPagePool::Off });
@@ -361,7 +360,7 @@ proptest! {
                     let written = through.filter(|_| reads).map(|(gpa, _)| gpa);
                     for gpa in 0..GPAS {
                         let untouched = guest.disk.peek(page(gpa), 512) == [number; 512];
-                        // The disk's first sector is not all one byte.
+                        // The disk's first sector has different bytes.
                         let written = written == Some(gpa) && kind == 0;
                         prop_assert_eq!(untouched, !written, "page {}", gpa);
                     }

@@ -1,4 +1,4 @@
-//! The disk, by a driver: against a model, and with requests that no driver makes.
+//! The disk, with a scripted driver: against a model, and with requests that no driver makes.
 
 use proptest::prelude::*;
 use ringfence_live::limits::{GuestLimits, RateLimitedLog};
@@ -15,7 +15,8 @@ const DATA: u64 = 0x1_0000;
 const IN: u32 = 0;
 const OUT: u32 = 1;
 
-/// Header, one data descriptor, status. The status byte and the used length.
+/// Makes a request with header, one data descriptor and status. Returns the status byte and the
+/// used length.
 fn ask(client: &mut Disk, count: u16, kind: u32, sector: u64, bytes: u32) -> (u8, u32) {
     client.poke(HEADER, &request(kind, sector));
     client.poke(STATUS, &[0xee]);
@@ -90,7 +91,7 @@ fn what_one_request_may_ask_for() {
     client.share_memory();
     assert_eq!(client.register(0x18, 2), 64, "so much is offered");
     client.begin(1 << 9);
-    // The status is not data.
+    // The status byte does not count as data.
     assert_eq!(ask(&mut client, 1, IN, 0, 8192).0, 0);
     assert_eq!(ask(&mut client, 2, IN, 0, 8704).0, 1);
     assert_eq!(ask(&mut client, 3, OUT, 0, 8704).0, 1);
@@ -99,7 +100,7 @@ fn what_one_request_may_ask_for() {
     assert_eq!(said, ["a request of 8704 bytes, at most 8192"; 2]);
 }
 
-/// A turn ends after so many bytes; what is left is done when it is gone on with, with no doorbell.
+/// A turn is limited in bytes. The device completes the rest in later turns, without a doorbell.
 #[test]
 fn a_turn_is_bounded_by_bytes() {
     let mut client = ready();
@@ -109,7 +110,7 @@ fn a_turn_is_bounded_by_bytes() {
     client.descriptor(0, HEADER, 16, NEXT, 1);
     client.descriptor(1, DATA, BYTES, NEXT | WRITE, 2);
     client.descriptor(2, STATUS, 1, WRITE, 0);
-    // All at once: only the last one rings.
+    // Ring once for all of them.
     for slot in 0..15_u64 {
         client.poke(QUEUE + 0x1000 + 4 + 2 * slot, &[0, 0]);
     }
@@ -123,8 +124,8 @@ fn a_turn_is_bounded_by_bytes() {
     assert!(!client.session.function().unfinished());
 }
 
-/// A late disk does nothing at a doorbell, and all there is when its time has come; a reset forgets
-/// the doorbell.
+/// A delayed disk does nothing at a doorbell, and serves all requests when the delay is over. A
+/// reset discards the doorbell.
 #[test]
 fn a_late_disk_waits() {
     let counters: std::sync::Arc<ringfence_live::counters::DeviceCounters> =
@@ -207,7 +208,7 @@ fn buffers_outside_memory_fail_their_request_only() {
         assert_eq!(client.used(), (count, 1), "data at {data:#x}");
         assert_eq!(client.peek(STATUS, 1), [1]);
     }
-    // A status that cannot be written: returned with nothing written, and counted.
+    // The status buffer is not writable: the device returns the chain with length 0, and counts it.
     client.descriptor(2, RAM_BYTES, 1, WRITE, 0);
     client.descriptor(1, DATA, 512, NEXT | WRITE, 2);
     client.offer(0, 5);
@@ -217,7 +218,7 @@ fn buffers_outside_memory_fail_their_request_only() {
 }
 
 proptest! {
-    /// Reads and writes in scattered pieces against an array of bytes.
+    /// Compares reads and writes in scattered pieces with an array of bytes.
     #[test]
     fn it_keeps_what_is_written(
         operations in prop::collection::vec((any::<bool>(), 0u64..DISK_SECTORS, prop::collection::vec(1u32..4, 1..5), any::<u8>()), 1..40),
@@ -237,7 +238,7 @@ proptest! {
                 client.descriptor(index, at, bytes, NEXT | if write { 0 } else { WRITE }, index + 1);
                 client.poke(at, &vec![fill ^ index as u8; bytes as usize]);
                 places.push((at, bytes as usize));
-                // With gaps in between.
+                // Leave gaps between the pieces.
                 at += u64::from(bytes) + 64;
                 index += 1;
             }

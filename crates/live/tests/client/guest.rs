@@ -1,4 +1,4 @@
-//! A guest whose disk stands behind its IOMMU: a client for each, over the same memory.
+//! A guest whose disk is behind its IOMMU: one client for each device, over the same memory.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::rig::*;
 
 pub(crate) const ENDPOINT: u32 = 0x20;
 pub(crate) const DOMAIN: u32 = 1;
-/// What IOVAs are away from the addresses behind them.
+/// Difference between an IOVA and its guest-physical address.
 pub(crate) const AWAY: u64 = 1 << 44;
 pub(crate) const READ: u32 = 1;
 #[allow(dead_code)]
@@ -25,7 +25,7 @@ pub(crate) const WRITE_ONLY: u32 = 2;
 pub(crate) const READ_WRITE: u32 = 3;
 pub(crate) const ACCESS_PLATFORM: u64 = 1 << 33;
 
-/// Whether a device has done what it was told to.
+/// A device that reports if it has no work left.
 pub(crate) trait Idle {
     fn idle(&self) -> bool;
 }
@@ -42,18 +42,18 @@ impl Idle for ringfence_live::sandbox::DiskProxy {
     }
 }
 
-/// The virtio-iommu's client.
+/// Client of the virtio-iommu.
 pub(crate) type Virtio = Client<IommuDevice, GuestDma>;
 
-/// A guest and its client for the IOMMU: this one's, or the para-virtual one's. The disk's accesses
-/// are translated by software, or by the model of the hardware.
+/// A guest with a client for its IOMMU, virtio or para-virtual. Software or the hardware model
+/// translates the disk's accesses.
 pub(crate) struct Guest<D: Device, I = Virtio, A: Dma = EndpointMemory> {
     pub(crate) iommu: I,
     pub(crate) disk: Client<D, A>,
     pub(crate) requests: u16,
 }
 
-/// One guest: both see the same memory.
+/// Lets both clients share the same memory.
 pub(crate) fn share<D: Device, A: Dma, E: Device, B: Dma>(
     iommu: &mut Client<D, A>,
     disk: &mut Client<E, B>,
@@ -69,8 +69,9 @@ pub(crate) const IOMMU_QUEUE: u64 = 0x4_0000;
 pub(crate) const EVENT_QUEUE: u64 = 0x5_0000;
 
 impl<D: Device> Guest<D> {
-    /// With the device that `make` makes, which is called before its endpoint is added.
-    // Not every file that takes this in uses both.
+    /// Creates a guest with the device that `make` returns. `make` runs before the endpoint is
+    /// added.
+    // Some test binaries use only one of the two constructors.
     #[allow(dead_code)]
     pub(crate) fn with(make: impl FnOnce(&VirtioIommu, Arc<DeviceCounters>) -> D) -> Self {
         Self::within(&GuestLimits::default(), make)
@@ -96,7 +97,7 @@ impl<D: Device> Guest<D> {
 }
 
 impl<D: Device> Guest<D, Virtio, AssignedDma> {
-    /// With a device that the hardware translates.
+    /// Creates a guest with a device whose accesses the hardware model translates.
     #[allow(dead_code)]
     pub(crate) fn assigned(make: impl FnOnce(Arc<DeviceCounters>) -> D) -> Self {
         let counters = Arc::new(DeviceCounters::default());
@@ -117,7 +118,7 @@ impl<D: Device, A: Dma> Guest<D, Virtio, A> {
         let iommu = IommuDevice::new(shared.clone(), Arc::clone(&counters));
         let mut iommu = Client::new(iommu, shared.memory(), false, counters);
         share(&mut iommu, &mut disk);
-        // Input range, domain range, MAP and UNMAP, PROBE.
+        // Features: input range, domain range, MAP and UNMAP, PROBE.
         iommu.negotiate(0b10111);
         iommu.enable(0, 16, IOMMU_QUEUE);
         iommu.enable(1, 16, EVENT_QUEUE);
@@ -129,7 +130,8 @@ impl<D: Device, A: Dma> Guest<D, Virtio, A> {
         }
     }
 
-    /// Rings, header, status: writable; a page for data at 0xb000. The disk runs.
+    /// Maps the rings, the header and the status writable, and a data page at 0xb000. Starts the
+    /// disk.
     pub(crate) fn mapped(mut self) -> Self {
         assert_eq!(self.attach(), 0);
         assert_eq!(self.map(QUEUE + AWAY, 0xa000 - QUEUE, QUEUE, READ_WRITE), 0);
@@ -138,7 +140,7 @@ impl<D: Device, A: Dma> Guest<D, Virtio, A> {
         self
     }
 
-    /// A request to the IOMMU; its status.
+    /// Makes a request to the IOMMU; returns its status.
     pub(crate) fn ask(&mut self, kind: u8, body: &[u8]) -> u8 {
         self.requests += 1;
         let (at, reply) = (0x6_0000u64, 0x6_1000u64);
@@ -188,7 +190,7 @@ impl<D: Device, A: Dma> Guest<D, Virtio, A> {
         self.iommu.ring(1);
     }
 
-    /// Endpoint and address of the fault, if one was told.
+    /// Returns the endpoint and the address of the fault. `None` if no fault was reported.
     pub(crate) fn fault(&mut self) -> Option<(u32, u64)> {
         self.iommu.session.function().on_ready();
         let used = self.iommu.peek(EVENT_QUEUE + 0x2002, 2);
@@ -203,7 +205,7 @@ impl<D: Device, A: Dma> Guest<D, Virtio, A> {
 }
 
 impl<D: Device, I, A: Dma> Guest<D, I, A> {
-    /// Waits until the device has done what it was told to, or can do no more.
+    /// Waits until the device has done its work, or cannot continue.
     pub(crate) fn settle(&mut self)
     where
         D: Idle,
@@ -211,8 +213,8 @@ impl<D: Device, I, A: Dma> Guest<D, I, A> {
         while !self.disk.session.function().device().idle() && self.wait() {}
     }
 
-    /// Waits until the device has heard something from elsewhere. False if there is nothing to wait
-    /// for, or nothing comes.
+    /// Waits until the device handles an event from outside. Returns false if it expects none, or
+    /// none arrives in time.
     pub(crate) fn wait(&mut self) -> bool {
         let function = self.disk.session.function();
         let Some(awaited) = function.waits_for() else {
@@ -231,12 +233,12 @@ impl<D: Device, I, A: Dma> Guest<D, I, A> {
         came
     }
 
-    /// A disk that runs, all its addresses away.
+    /// Starts the disk with rings at their IOVAs.
     pub(crate) fn begin(&mut self) {
         self.start_disk(QUEUE + AWAY);
     }
 
-    /// The same with its rings elsewhere.
+    /// Starts the disk with its rings at `queue`.
     pub(crate) fn start_disk(&mut self, queue: u64) {
         self.disk.negotiate(ACCESS_PLATFORM);
         self.disk.enable(0, 16, queue);
@@ -244,7 +246,7 @@ impl<D: Device, I, A: Dma> Guest<D, I, A> {
     }
 }
 
-/// A read of sector 0 into `data`; how it ended, if it did.
+/// Reads sector 0 into `data`. Returns the status, or `None` if the request did not complete.
 pub(crate) fn read<D: Device + Idle, I, A: Dma>(
     guest: &mut Guest<D, I, A>,
     count: u16,
@@ -253,7 +255,7 @@ pub(crate) fn read<D: Device + Idle, I, A: Dma>(
     read_bytes(guest, count, data, 512)
 }
 
-/// The same of so many bytes.
+/// Like [`read`], with a length in bytes.
 pub(crate) fn read_bytes<D: Device + Idle, I, A: Dma>(
     guest: &mut Guest<D, I, A>,
     count: u16,
@@ -263,7 +265,7 @@ pub(crate) fn read_bytes<D: Device + Idle, I, A: Dma>(
     transfer(guest, count, (0, 0), data, bytes)
 }
 
-/// A request of a kind, 0 to read and 1 to write, from a sector on, with this data.
+/// Makes a request of a kind, 0 to read and 1 to write, at a sector, with this data buffer.
 pub(crate) fn transfer<D: Device + Idle, I, A: Dma>(
     guest: &mut Guest<D, I, A>,
     count: u16,

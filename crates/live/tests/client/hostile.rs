@@ -1,5 +1,5 @@
-//! Messages that no good client sends. Each is answered with its error or closes the stream, and
-//! the next good one is served.
+//! Messages that no correct client sends. Each gets an error reply or closes the stream, and the
+//! next correct message is served.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -256,7 +256,7 @@ fn every_malformed_request_has_its_error_and_costs_nothing_else() {
             errno,
             "{name}"
         );
-        // The session goes on, and memory is what it was.
+        // The session continues, and the mappings are unchanged.
         assert_eq!(client.config(0, 2), 0x1af4u16.to_le_bytes(), "{name}");
         assert_eq!(client.map(0, 4096, 0, 3).errno, 17, "{name}");
     }
@@ -322,7 +322,7 @@ fn too_many_descriptors_are_closed_and_refused() {
 }
 
 proptest! {
-    /// However a stream of messages is cut, the same messages come out, each with the descriptors
+    /// The assembler returns the same messages however the stream is cut. Each has the descriptors
     /// that came with its first byte.
     #[test]
     fn messages_come_out_however_they_are_cut(
@@ -353,7 +353,7 @@ proptest! {
         }
     }
 
-    /// Any message of any content: one reply of the right form, and the session goes on.
+    /// Any message with any content gets one well-formed reply, and the session continues.
     #[test]
     fn any_message_is_answered(
         messages in prop::collection::vec((0u16..18, prop::collection::vec(any::<u8>(), 0..64), 0usize..3), 1..40),
@@ -365,8 +365,7 @@ proptest! {
         prop_assert_eq!(client.send(GET_INFO, &[0; 16]).errno, 0);
     }
 
-    /// Any access to any register, with a running disk: no panic, and its registers can still be
-    /// read.
+    /// Any access to any register of a running disk: no panic, and the registers stay readable.
     #[test]
     fn any_register_takes_anything(
         accesses in prop::collection::vec((any::<bool>(), 0u64..0x40, prop::collection::vec(any::<u8>(), 1..9)), 1..100),

@@ -1,4 +1,4 @@
-//! Vectors: set, signalled, taken away.
+//! Vectors: setting, signalling and removing them.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -58,7 +58,7 @@ fn a_request_signals_its_queue_s_vector_only() {
     assert_eq!(client.register(0x1000, 1), 1, "the status says a queue");
     assert_eq!(client.register(0x1000, 1), 0, "and reading clears it");
 
-    // Vectors that are taken away are not signalled; the request is served all the same.
+    // Removed vectors are not signalled; the device serves the request all the same.
     assert_eq!(set(&mut client, 1, 1, vec![]), 0);
     client.offer(0, 2);
     assert_eq!(client.used().0, 2);
@@ -89,7 +89,7 @@ fn vectors_can_be_signalled_by_the_client_and_taken_down() {
     assert_eq!(signals(&event), 0);
 }
 
-/// A counter that is full would block a writer.
+/// A full counter would block a writer.
 #[test]
 fn a_full_event_does_not_hold_the_device_up() {
     let mut client = ready();
@@ -103,8 +103,8 @@ fn a_full_event_does_not_hold_the_device_up() {
     assert!(signals(&event) >= u64::MAX - 1);
 }
 
-/// The client fills the counter between any two instructions of the device's: whether there is room
-/// is no promise. Whoever waits for room sleeps.
+/// The client fills the counter between any two instructions of the device, so a check for room is
+/// worthless. A writer without room would sleep.
 #[test]
 fn an_event_that_fills_up_while_it_is_signalled_does_not_hold_the_device_up() {
     const ROUNDS: u32 = 20_000;
@@ -131,7 +131,7 @@ fn an_event_that_fills_up_while_it_is_signalled_does_not_hold_the_device_up() {
         if poll(&mut full, Some(&Timespec::default())).unwrap() == 1 {
             rustix::io::read(&event, &mut [0; 8]).unwrap();
         }
-        // The other thread may have been quicker.
+        // The other thread may have been faster.
         let mut empty = [PollFd::new(&event, PollFlags::OUT)];
         if poll(&mut empty, Some(&Timespec::default())).unwrap() == 1 {
             let nonblocking = OFlags::NONBLOCK;

@@ -1,4 +1,4 @@
-//! Links over real sockets: peers that are slow, go away, or do not speak the language.
+//! Links over real sockets, with peers that are slow, disconnect, or violate the protocol.
 
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
@@ -36,7 +36,7 @@ fn receive(link: &mut impl NetLink) -> Result<Vec<u8>, ReceiveOutcome> {
     }
 }
 
-/// Whether what the link waits for has come.
+/// Returns true if the link's descriptor is ready.
 fn ready(link: &impl NetLink, input: bool, output: bool) -> bool {
     let awaited = link.waits_for(input, output).unwrap();
     let mut flags = PollFlags::empty();
@@ -46,7 +46,7 @@ fn ready(link: &impl NetLink, input: bool, output: bool) -> bool {
     !flags.is_empty() && poll(&mut fds, Some(&Timespec::default())).unwrap() == 1
 }
 
-/// A link that listens, and its first peer.
+/// Returns a listening link and its first peer.
 fn listening(place: &Place) -> (StreamLink, UnixStream) {
     let mut link = StreamLink::open(&place.0).unwrap();
     assert_eq!(link.send(&[1; 60]), SendOutcome::Lost, "nobody is there");
@@ -67,7 +67,7 @@ fn frames_cross_a_stream() {
     let mut got = vec![0; 204];
     peer.read_exact(&mut got).unwrap();
     assert_eq!(got, framed(&frame));
-    // Two frames and a half; the rest byte by byte.
+    // Two frames and a half at once; the rest byte by byte.
     let bytes = [framed(&frame), framed(&[2; 14]), framed(&[3; 1518])].concat();
     let (now, later) = bytes.split_at(300);
     peer.write_all(now).unwrap();
@@ -101,7 +101,7 @@ fn a_slow_peer_gets_whole_frames_in_order() {
     assert!(!ready(&link, false, true));
     let mut bytes: Vec<u8> = Vec::new();
     let mut piece = [0; 4000];
-    // Read a little, send a little, so that frames are cut everywhere.
+    // Read little and send little, so that frames are cut at all places.
     peer.set_nonblocking(true).unwrap();
     let end = sent + 1000;
     loop {
@@ -144,13 +144,13 @@ fn a_peer_that_lies_is_let_go_and_the_next_one_taken() {
     }
     peer.write_all(&framed(&[7; 60])).unwrap();
     assert_eq!(receive(&mut link), Ok(vec![7; 60]));
-    // A length that nobody sends: the stream is none.
+    // An invalid length: the stream is corrupt.
     peer.write_all(&[0xff; 4]).unwrap();
     assert_eq!(receive(&mut link), Err(ReceiveOutcome::Nothing));
     assert!(!link.connected());
     let mut end = [0];
     assert!(matches!(peer.read(&mut end), Ok(0) | Err(_)));
-    // The next one; it goes in the middle of a frame, and the one after that begins anew.
+    // The next peer disconnects inside a frame; the peer after it starts with a new frame.
     let mut peer = UnixStream::connect(&place.0).unwrap();
     assert_eq!(receive(&mut link), Err(ReceiveOutcome::Nothing));
     peer.write_all(&framed(&[8; 60])[..30]).unwrap();
@@ -162,7 +162,7 @@ fn a_peer_that_lies_is_let_go_and_the_next_one_taken() {
     assert_eq!(receive(&mut link), Err(ReceiveOutcome::Nothing));
     peer.write_all(&framed(&[9; 60])).unwrap();
     assert_eq!(receive(&mut link), Ok(vec![9; 60]));
-    // One that goes while something was still to be sent to it.
+    // A peer that disconnects before it has received everything.
     while link.send(&[1; 1518]) == SendOutcome::Taken {}
     drop(peer);
     link.on_ready();
@@ -172,7 +172,7 @@ fn a_peer_that_lies_is_let_go_and_the_next_one_taken() {
 #[test]
 fn whoever_comes_first_listens() {
     let place = Place::new("first");
-    // Left behind by somebody who is no more.
+    // A stale socket of a process that has ended.
     drop(UnixListener::bind(&place.0).unwrap());
     let mut first = StreamLink::open(&place.0).unwrap();
     let mut second = StreamLink::open(&place.0).unwrap();
@@ -180,7 +180,7 @@ fn whoever_comes_first_listens() {
     assert_eq!(receive(&mut first), Err(ReceiveOutcome::Nothing));
     assert_eq!(second.send(&[4; 60]), SendOutcome::Taken);
     assert_eq!(receive(&mut first), Ok(vec![4; 60]));
-    // Only the one who listens has a name, and it outlives a link that another process has.
+    // Only the listener has a name. The file remains, since another process may have the link.
     assert_eq!(first.name(), Some(place.0.clone()));
     assert_eq!(second.name(), None);
     drop(first);
@@ -220,7 +220,7 @@ fn datagrams_are_frames() {
         assert_eq!(receive(&mut link), expected, "{bytes}");
         assert_eq!(receive(&mut link), Err(ReceiveOutcome::Nothing));
     }
-    // What there is no room for is lost, not waited for.
+    // Frames without room are dropped, and the sender does not wait.
     while link.send(&[1; 60]) == SendOutcome::Taken {}
     assert!(!ready(&link, false, true));
     assert_eq!(link.name(), Some(here.0.clone()));

@@ -1,5 +1,5 @@
-//! A scripted client against the protocol, the devices and the sockets, without QEMU; most of it
-//! lies.
+//! A scripted client, mostly hostile, that tests the protocol, the devices and the sockets without
+//! QEMU.
 #![allow(missing_docs)]
 
 mod assigned;
@@ -23,17 +23,17 @@ mod sockets;
 mod translated;
 mod vhost_user;
 
-/// Says to a process that it was started by [`alone`].
+/// Environment variable of a process that [`alone`] started.
 const ALONE: &str = "RF_ALONE";
 
-/// A process that runs the ignored test `name` alone.
+/// Returns a command that runs only the ignored test `name`.
 fn process_of(name: &str) -> std::process::Command {
     let mut command = std::process::Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", name, "--ignored", "--nocapture"]);
     command
 }
 
-/// Runs the ignored test `name` in a process of its own, which must pass it.
+/// Runs the ignored test `name` in its own process, where it must pass.
 fn alone(name: &str) {
     let output = process_of(name).env(ALONE, "1").output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
@@ -44,7 +44,7 @@ fn alone(name: &str) {
     );
 }
 
-/// True in a process that [`alone`] started.
+/// Returns true in a process that [`alone`] started.
 fn is_alone() -> bool {
     std::env::var_os(ALONE).is_some()
 }

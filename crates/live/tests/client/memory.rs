@@ -1,4 +1,5 @@
-//! The guest's memory: what is mapped, what is refused, and that nothing of it is kept.
+//! The guest's memory: which ranges are accepted and refused, and that a refused range leaves no
+//! trace.
 
 use std::fs::{self, File};
 use std::os::fd::OwnedFd;
@@ -36,7 +37,7 @@ fn memory_that_could_vanish_is_refused() {
     assert_eq!(map_file(&mut client, sealed(4096)), 0);
 }
 
-/// One file may be cut off: the one that its path leads to when the client shares it.
+/// Only one file may be truncatable: the one at the configured path when the client shares it.
 #[test]
 fn a_file_that_was_vouched_for_is_taken_and_no_other() {
     let dir = tempfile::tempdir().unwrap().keep();
@@ -58,11 +59,11 @@ fn a_file_that_was_vouched_for_is_taken_and_no_other() {
     let mut ram = GuestRam::new(rules);
     fs::write(&other, [7; 8192]).unwrap();
     let unsealed = Err(MemoryError::Unsealed { range });
-    // It is not there yet; then it is, and is another file.
+    // The file does not exist yet; then it exists, but the client shares another one.
     assert_eq!(share(&mut ram, &other), unsealed);
     fs::write(&named, [9; 4096]).unwrap();
     assert_eq!(share(&mut ram, &other), unsealed);
-    // It is too short.
+    // The file is too short.
     assert_eq!(
         share(&mut ram, &named),
         Err(MemoryError::Unmappable { range })
@@ -70,10 +71,10 @@ fn a_file_that_was_vouched_for_is_taken_and_no_other() {
     fs::write(&named, [9; 8192]).unwrap();
     assert_eq!(share(&mut ram, &named), Ok(()));
     assert_eq!(ram.unmap(None), Ok(()));
-    // The rules stay with the memory gone.
+    // The rules remain after an unmap.
     assert_eq!(share(&mut ram, &named), Ok(()));
     assert_eq!(ram.unmap(None), Ok(()));
-    // Its path leads to another one.
+    // The path now leads to another file.
     fs::rename(&other, &named).unwrap();
     assert_eq!(share(&mut ram, &named), Ok(()));
     let mut usual = GuestRam::default();
@@ -81,8 +82,8 @@ fn a_file_that_was_vouched_for_is_taken_and_no_other() {
     fs::remove_dir_all(&dir).unwrap();
 }
 
-/// A page of such a file is had when it is touched, or not: then whoever touches it is killed,
-/// sealed or not.
+/// A page of such a file is allocated at first touch. If that fails, the kernel kills the process,
+/// even if the file is sealed.
 #[test]
 fn huge_pages_that_may_run_out_are_refused() {
     const BYTES: u64 = 2 << 20;
@@ -98,12 +99,12 @@ fn huge_pages_that_may_run_out_are_refused() {
     let body = [words(&[32, 3]), longs(&[0, 0, BYTES])].concat();
     let errno = client.send_with(DMA_MAP, &body, vec![huge]).errno;
     assert_eq!(errno, EACCES);
-    // Nor is it touched.
+    // The device does not touch the range either.
     client.begin(0);
     client.ring(0);
 }
 
-/// Address space is this process's, and all its devices'.
+/// All devices share this process's address space.
 #[test]
 fn a_client_cannot_take_all_of_the_address_space() {
     let mut client = fresh();
@@ -147,7 +148,7 @@ fn one_unmap_takes_several_ranges() {
     assert_eq!(client.map(0x3000, 4096, 0, 3).errno, 17, "the third stands");
 }
 
-/// A disk's queue in memory that is taken away, given back, and made read-only.
+/// A disk's queue in memory that the client unshares, shares again, and makes read-only.
 #[test]
 fn a_queue_without_memory_breaks_and_recovers_by_reset() {
     for (how, flags) in [
@@ -164,7 +165,7 @@ fn a_queue_without_memory_breaks_and_recovers_by_reset() {
         client.ring(0);
         assert_eq!(client.register(0x14, 1) & 64, 64, "{how}: needs a reset");
         assert_eq!(client.counters.broken_queues.get(), 1, "{how}");
-        // It stays quiet until then.
+        // The device stays broken until a reset.
         client.ring(0);
         assert_eq!(client.counters.broken_queues.get(), 1, "{how}");
         client.unmap(0, 0, 2);

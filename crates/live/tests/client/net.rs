@@ -1,5 +1,4 @@
-//! The network device: a scripted driver in front of it, a scripted peer behind it, both of whom
-//! lie when they like.
+//! The network device between a scripted driver and a scripted peer, both of which may be hostile.
 
 use std::collections::VecDeque;
 use std::num::NonZeroU16;
@@ -15,12 +14,12 @@ use ringfence_live::virtio::net::Net;
 
 use crate::rig::*;
 
-/// What the peer sends and has been sent.
+/// Frames that the peer sends and receives.
 #[derive(Default)]
 struct Script {
     coming: VecDeque<Vec<u8>>,
     sent: Vec<Vec<u8>>,
-    /// Frames that it still takes.
+    /// Frames that the peer still accepts.
     room: usize,
     gone: bool,
 }
@@ -58,11 +57,11 @@ type Card = Client<Net<Script>, Direct>;
 
 const MQ: u64 = 1 << 22 | 1 << 17;
 const HEADER: usize = 12;
-/// Queue `index` is here.
+/// Returns the address of queue `index`.
 const fn rings(index: u16) -> u64 {
     0x1_0000 + 0x3000 * index as u64
 }
-/// Buffers.
+/// Address of the buffers.
 const BUFFERS: u64 = 0x8_0000;
 
 fn card(pairs: u16, features: u64) -> Card {
@@ -90,8 +89,8 @@ fn link(card: &mut Card) -> &mut Script {
     card.session.function().device().link()
 }
 
-/// Makes a chain of descriptors (address, bytes, flags without NEXT) the `count`th of a queue, at
-/// its descriptor `head`.
+/// Makes a chain available as the `count`th of a queue. The chain's descriptors (address, bytes,
+/// flags without NEXT) begin at `head`.
 fn offer(card: &mut Card, queue: u16, count: u16, head: u16, chain: &[(u64, u32, u16)]) {
     let at = rings(queue);
     for (place, (address, bytes, flags)) in (0u16..).zip(chain) {
@@ -109,7 +108,7 @@ fn offer(card: &mut Card, queue: u16, count: u16, head: u16, chain: &[(u64, u32,
     card.ring(queue.into());
 }
 
-/// Buffers returned by a queue, and the length of the last.
+/// Returns the number of buffers that a queue has returned, and the length of the last one.
 fn used(card: &Card, queue: u16) -> (u16, u32) {
     let at = rings(queue) + 0x2000;
     let count = u16::from_le_bytes(card.peek(at + 2, 2).try_into().unwrap());
@@ -118,7 +117,7 @@ fn used(card: &Card, queue: u16) -> (u16, u32) {
     (count, u32::from_le_bytes(length.try_into().unwrap()))
 }
 
-/// Puts header and frame into memory and sends them in one piece.
+/// Writes header and frame into memory and sends them with one descriptor.
 fn send(card: &mut Card, queue: u16, count: u16, header: &[u8; HEADER], frame: &[u8]) {
     let at = BUFFERS + 0x1000 * u64::from(count % 16);
     card.poke(at, &[&header[..], frame].concat());
@@ -132,7 +131,7 @@ fn give_buffer(card: &mut Card, queue: u16, count: u16, bytes: u32) -> u64 {
     at
 }
 
-/// The command to use so many pairs, and its answer.
+/// Sends a command on the control queue; returns the used length and the reply.
 fn use_pairs(card: &mut Card, queue: u16, count: u16, command: &[u8]) -> (u32, u8) {
     let (at, ack) = (0xf_0000, 0xf_1000);
     card.poke(at, command);
@@ -170,7 +169,7 @@ fn frames_go_both_ways() {
     send(&mut card, 1, 1, &[0; HEADER], &frame);
     assert_eq!(used(&card, 1), (1, 0));
     assert_eq!(link(&mut card).sent, std::slice::from_ref(&frame));
-    // In pieces that cut header and frame.
+    // In pieces that cut the header and the frame.
     card.poke(0xa_0000, &[0; 7]);
     card.poke(0xb_0000, &[&[0; 5], &frame[..3]].concat());
     card.poke(0xc_0000, &frame[3..]);
@@ -201,7 +200,7 @@ fn what_is_no_frame_is_dropped_and_its_buffer_returned() {
         ([0; HEADER], 13),
         ([0; HEADER], 1519),
         ([0; HEADER], 0),
-        // A checksum to be filled in; a segment to be cut.
+        // A checksum offload; a segmentation offload.
         ([1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], 100),
         ([0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], 100),
     ] {
@@ -210,8 +209,8 @@ fn what_is_no_frame_is_dropped_and_its_buffer_returned() {
         assert_eq!(used(&card, 1), (count, 0), "{header:?} {bytes}");
     }
     for chain in [
-        // Less than a header; much; 4 GiB in one piece and in many; outside memory; writable;
-        // readable after writable.
+        // Shorter than a header; too long; 4 GiB in one piece and in many; outside memory;
+        // writable; readable after writable.
         &[(BUFFERS, 11, 0)][..],
         &[(BUFFERS, 0x1_0000, 0)],
         &[(BUFFERS, u32::MAX, 0)],
@@ -243,7 +242,7 @@ fn what_is_no_frame_is_dropped_and_its_buffer_returned() {
 fn frames_that_nobody_sends_are_passed_over() {
     let mut card = card(1, 0);
     give_buffer(&mut card, 0, 1, 1530);
-    // More of them than are looked at in one go.
+    // More frames than the device examines in one turn.
     let mut frames = vec![vec![0; 13]; 5000];
     frames.push(vec![0; 1519]);
     frames.push(vec![7; 14]);
@@ -258,7 +257,7 @@ fn frames_that_nobody_sends_are_passed_over() {
     assert_eq!(card.counters.frames_dropped.get(), 5001);
 }
 
-/// Without a buffer one frame is kept and no other is received; the doorbell goes on.
+/// Without a buffer the device holds one frame and receives no other; the doorbell continues it.
 #[test]
 fn the_driver_sets_the_pace_of_what_comes() {
     let mut card = card(1, 0);
@@ -272,13 +271,13 @@ fn the_driver_sets_the_pace_of_what_comes() {
         assert_eq!(used(&card, 0), (count, 72));
         assert_eq!(card.peek(at + 12, 60), frames[usize::from(count) - 1]);
     }
-    // A frame that waited for a driver that is gone is gone, too.
+    // A reset also drops the frame that waited for a buffer.
     come(&mut card, &[vec![1; 60]]);
     card.set(0x14, &[0]);
     assert_eq!(card.counters.frames_dropped.get(), 1);
 }
 
-/// What the link does not take stays in the ring, in order, whichever queue it is on.
+/// Frames that the link does not accept stay in their rings, in order.
 #[test]
 fn the_link_sets_the_pace_of_what_goes() {
     let mut card = card(2, MQ);
@@ -288,7 +287,7 @@ fn the_link_sets_the_pace_of_what_goes() {
         send(&mut card, 1, count, &[0; HEADER], &[count as u8; 60]);
     }
     send(&mut card, 3, 5, &[0; HEADER], &[5; 60]);
-    // The slots before are the driver's fault: heads of zero, nothing behind them.
+    // Earlier slots have head 0 without a valid chain: the scripted driver's error.
     assert_eq!(used(&card, 1).0, 1);
     assert_eq!(used(&card, 3).0, 0);
     assert_eq!(card.counters.frames_dropped.get(), 0);
@@ -300,7 +299,7 @@ fn the_link_sets_the_pace_of_what_goes() {
     assert_eq!((used(&card, 1).0, used(&card, 3).0), (4, 5));
     let sent: Vec<u8> = link(&mut card).sent.iter().map(|frame| frame[0]).collect();
     assert_eq!(sent[..4], [1, 2, 3, 4]);
-    // A peer that is gone takes everything, and loses it.
+    // A link without a peer accepts every frame and drops it.
     link(&mut card).gone = true;
     let before = card.counters.frames_dropped.get();
     send(&mut card, 1, 5, &[0; HEADER], &[6; 60]);
@@ -346,7 +345,8 @@ fn the_control_queue_sets_the_pairs_and_nothing_else() {
         let answer = use_pairs(&mut card, 8, count, command);
         assert_eq!(answer, (1, u8::from(!acked)), "{command:?}");
     }
-    // No byte for the answer, and one that cannot be written: returned, with nothing written.
+    // A chain without a byte for the reply, and one whose byte is not writable: returned with
+    // length 0.
     offer(&mut card, 8, 10, 0, &[(0xf_0000, 4, 0)]);
     assert_eq!(used(&card, 8), (10, 0));
     offer(
@@ -357,7 +357,7 @@ fn the_control_queue_sets_the_pairs_and_nothing_else() {
         &[(0xf_0000, 4, 0), (RAM_BYTES, 1, WRITE)],
     );
     assert_eq!(used(&card, 8), (11, 0));
-    // Without the feature for it, the control queue is where the second pair would begin, and sets
+    // Without the multiqueue feature the control queue takes the place of the second pair, and sets
     // nothing.
     let mut card = self::card(4, 1 << 17);
     assert_eq!(use_pairs(&mut card, 2, 1, &[4, 0, 2, 0]), (1, 1));
@@ -395,7 +395,8 @@ fn answers_come_to_the_pair_that_asked() {
         come(&mut card, &[tcp(2, 1, (80, 10 + pair as u8))]);
         assert_eq!(used(&card, 2 * pair).0, before + 1, "pair {pair}");
     }
-    // With one pair in use all go to it, also the one that waits for a buffer elsewhere.
+    // With one pair in use, it receives all frames, including one that waited for a buffer of
+    // another pair.
     give_buffer(&mut card, 6, 9, 1530);
     while used(&card, 6).0 < 9 {
         come(&mut card, &[tcp(2, 1, (80, 13))]);
@@ -408,8 +409,8 @@ fn answers_come_to_the_pair_that_asked() {
 }
 
 proptest! {
-    /// Any chains, on any queue, and any frames: the process lives, memory stays bounded by what is
-    /// held, and after a reset all works.
+    /// Any chains on any queue, and any frames: the process survives, its memory stays bounded, and
+    /// a reset restores the device.
     #[test]
     fn anything(
         steps in prop::collection::vec((0u16..5, prop_oneof![0u64..RAM_BYTES, any::<u64>()], prop_oneof![0u32..2000, any::<u32>()], 0u16..8, 0u16..20, any::<u16>(), prop::collection::vec(any::<u8>(), 0..80), 0usize..3), 1..60),

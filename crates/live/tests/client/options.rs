@@ -1,5 +1,4 @@
-//! Which devices go together: every pair of options is served, or refused with the sentence that
-//! stands here.
+//! Combinations of device options: every pair is served, or refused with the message listed here.
 
 use std::fs;
 use std::num::NonZeroU16;
@@ -16,10 +15,10 @@ use ringfence_live::link::Address;
 use ringfence_live::sandbox::SandboxProgram;
 use ringfence_types::Iova;
 
-/// An option as the command line calls it.
+/// An option with its name on the command line.
 type Setting = (&'static str, fn(&mut DeviceOptions));
 
-/// All of them, over a disk in the present directory's `disk.img`.
+/// All options, with the disk image `disk.img` in the current directory.
 const SETTINGS: [Setting; 28] = [
     ("blk", |devices| devices.disk = Some("disk.img".into())),
     ("read-only", |devices| devices.read_only = true),
@@ -100,7 +99,7 @@ const HOST: &str = "the pool of frames and the pointer to the last table are the
 const ANOTHER: &str =
     "the entropy device misbehaves as another device than the disk, and there is none";
 
-/// Options that are refused alone, where there is a disk.
+/// Returns the message that refuses an option on its own, with a disk.
 fn alone(name: &str) -> Option<&'static str> {
     match name {
         "errant=after-revoke" => Some(APART),
@@ -117,7 +116,8 @@ const LOCKED: &str =
 const SEALED: &str = "a vhost-user back-end takes sealed memory only, and locks none of it";
 const LATE: &str = "only a disk that is served here, and by its registers, can be late";
 
-/// What is refused of pairs beside a disk, either way round; `*` stands for any end of a name.
+/// Messages that refuse pairs of options, in either order, with a disk; `*` matches any end of a
+/// name.
 const PAIRS: [(&str, &str, &str); 22] = [
     ("vhost-user*", "memory-file", SEALED),
     ("vhost-user*", "lock*", SEALED),
@@ -207,9 +207,9 @@ const PAIRS: [(&str, &str, &str); 22] = [
     ),
 ];
 
-/// Pairs that mend what each would be refused for alone.
+/// Pairs of options that are valid together, though one alone is refused.
 const MENDED: [(&str, &str); 6] = [
-    // The later one stands.
+    // The later option takes effect.
     ("lock=mapped", "lock=all"),
     ("pviommu", "lock=mapped"),
     ("pviommu", "misanswer"),

@@ -1,4 +1,4 @@
-//! A guest whose disk stands behind the para-virtual IOMMU: the driver's side of its two queues.
+//! A guest whose disk is behind the para-virtual IOMMU: the driver's side of its two queues.
 #![allow(dead_code)]
 
 use std::sync::Arc;
@@ -17,18 +17,18 @@ use ringfence_types::{Direction, Iova, RequesterId};
 use crate::guest::{AWAY, ENDPOINT, EVENT_QUEUE, Guest, share};
 use crate::rig::*;
 
-/// The disk's requester id.
+/// Requester ID of the disk.
 pub(crate) const DISK: u16 = ENDPOINT as u16;
-/// The requests' queue.
+/// Address of the request queue.
 pub(crate) const REQUESTS: u64 = 0x4_0000;
-/// Requests, a page each, and the bytes for their statuses.
+/// Address of the requests, one page each; `STATUS` is the address of their status bytes.
 pub(crate) const REQUEST: u64 = 0x6_0000;
 const STATUS: u64 = 0x7_1000;
-/// Where an event lands.
+/// Address of the event buffers.
 const EVENT: u64 = 0x7_0000;
 pub(crate) const PAGE: u64 = 4096;
 
-/// The para-virtual IOMMU's client.
+/// Client of the para-virtual IOMMU.
 pub(crate) type Para = Client<PvIommuDevice, PvDma>;
 
 pub(crate) fn map(device: u16, direction: Direction, pages: &[(u64, u64)]) -> Vec<u8> {
@@ -47,18 +47,18 @@ pub(crate) fn unmap(giovas: &[u64]) -> Vec<u8> {
     request
 }
 
-/// The pages of a range.
+/// Returns the pages of a range.
 fn pages(start: u64, bytes: u64) -> impl Iterator<Item = u64> {
     (start..start + bytes).step_by(PAGE as usize)
 }
 
 impl<D: Device> Guest<D, Para> {
-    /// With the device that `make` makes; its driver has yet to begin.
+    /// Creates a guest with the device that `make` returns; its IOMMU driver is not started.
     pub(crate) fn behind_para(make: impl FnOnce(&PvIommu, Arc<DeviceCounters>) -> D) -> Self {
         Self::behind_para_of(HostPagePool::Off, make)
     }
 
-    /// The same, of a host that does this in advance.
+    /// Like [`behind_para`](Self::behind_para), with these host optimisations.
     pub(crate) fn behind_para_of(
         optimisations: HostPagePool,
         make: impl FnOnce(&PvIommu, Arc<DeviceCounters>) -> D,
@@ -75,7 +75,7 @@ impl<D: Device> Guest<D, Para> {
 }
 
 impl<D: Device> Guest<D, Para, AssignedDma> {
-    /// With a device that the hardware translates.
+    /// Creates a guest with a device whose accesses the hardware model translates.
     pub(crate) fn assigned_para(
         optimisations: HostPagePool,
         make: impl FnOnce(Arc<DeviceCounters>) -> D,
@@ -107,12 +107,12 @@ impl<D: Device, A: Dma> Guest<D, Para, A> {
         }
     }
 
-    /// The IOMMU's driver begins, with an event queue.
+    /// Starts the IOMMU's driver, with an event queue.
     pub(crate) fn attach(&mut self) {
         self.begin_para(0);
     }
 
-    /// The same, with these features of the rings.
+    /// Like [`attach`](Self::attach), with these features of the rings.
     pub(crate) fn begin_para(&mut self, features: u64) {
         self.requests = 0;
         self.iommu.negotiate(1 | features);
@@ -122,7 +122,7 @@ impl<D: Device, A: Dma> Guest<D, Para, A> {
         self.iommu.set(0x14, &[15]);
     }
 
-    /// These requests, with one doorbell for all; their statuses.
+    /// Makes these requests with one doorbell; returns their statuses.
     pub(crate) fn ask(&mut self, requests: &[Vec<u8>]) -> Vec<u8> {
         let ram = &self.iommu;
         for (request, slot) in requests.iter().zip(0u64..) {
@@ -145,7 +145,7 @@ impl<D: Device, A: Dma> Guest<D, Para, A> {
         self.iommu.peek(STATUS, requests.len())
     }
 
-    /// A range for the disk, by the flags of the virtio-iommu's request; its status.
+    /// Maps a range for the disk, with the flags of a virtio-iommu request; returns the status.
     pub(crate) fn map(&mut self, start: u64, bytes: u64, to: u64, flags: u32) -> u8 {
         let direction = match flags {
             1 => Direction::ToDevice,
@@ -161,7 +161,8 @@ impl<D: Device, A: Dma> Guest<D, Para, A> {
         self.ask(&[unmap(&pages)])[0]
     }
 
-    /// Rings, header and status both ways, a page for data at 0xb000 too. The disk runs.
+    /// Maps the rings, the header, the status and a data page at 0xb000 in both directions. Starts
+    /// the disk.
     pub(crate) fn mapped(mut self) -> Self {
         self.attach();
         assert_eq!(self.map(QUEUE + AWAY, 0xa000 - QUEUE, QUEUE, 3), 0);
@@ -183,7 +184,7 @@ impl<D: Device, A: Dma> Guest<D, Para, A> {
         self.iommu.ring(1);
     }
 
-    /// The events that were told, at most two.
+    /// Returns the reported events, at most two.
     pub(crate) fn events(&mut self) -> Vec<Vec<u8>> {
         self.iommu.session.function().on_ready();
         let told = self.iommu.peek(EVENT_QUEUE + 0x2002, 2)[0];
@@ -192,7 +193,8 @@ impl<D: Device, A: Dma> Guest<D, Para, A> {
             .collect()
     }
 
-    /// Endpoint and address of the first stopped access, if one was told.
+    /// Returns the endpoint and the address of the first stopped access. `None` if no event was
+    /// reported.
     pub(crate) fn fault(&mut self) -> Option<(u32, u64)> {
         let events = self.events();
         let event = events.first()?;

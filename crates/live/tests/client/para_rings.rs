@@ -1,6 +1,6 @@
-//! Chains and rings that no driver of the para-virtual IOMMU makes: each ends with its request, or
-//! with the queue, never with the process. What stands behind the IOMMU is served all the while,
-//! and the next driver finds it as new.
+//! Chains and rings that no driver of the para-virtual IOMMU makes. Each costs its request or the
+//! queue, never the process. The devices behind the IOMMU continue, and the next driver finds the
+//! IOMMU in its initial state.
 
 use proptest::prelude::*;
 use ringfence_live::server::PolledFunction;
@@ -11,7 +11,7 @@ use crate::guest::{AWAY, Guest, READ_WRITE, read};
 use crate::para::*;
 use crate::rig::*;
 
-/// Where the request lies; what it maps is not mapped before.
+/// Address of the request, which maps pages that are not mapped before.
 const AT: u64 = REQUEST;
 const STATUS: u64 = 0x7_2000;
 const TABLE: u64 = 0xd000;
@@ -22,19 +22,19 @@ const INDIRECT_DESC: u64 = 1 << 28;
 /// Address, bytes, flags, next.
 type Descriptor = (u64, u32, u16, u16);
 
-/// What becomes of a request.
+/// Outcome of a request.
 #[derive(Debug, PartialEq)]
 enum End {
-    /// It is answered.
+    /// The request has this status.
     Status(u8),
-    /// The device asks to be reset, and has mapped nothing.
+    /// The device needs a reset, and has mapped nothing.
     Broken,
-    /// The same, but it was carried out, and nobody could be told.
+    /// The device needs a reset. It executed the request but could not write the status.
     Untold,
 }
 use End::{Broken, Status, Untold};
 
-/// A guest whose disk runs, and whose IOMMU's driver has agreed on indirect descriptors.
+/// Returns a guest with a running disk, whose IOMMU driver has negotiated indirect descriptors.
 fn ready() -> Guest<Blk, Para> {
     let mut guest =
         Guest::behind_para(|_, counters| Blk::new(disk_file(), false, counters).unwrap());
@@ -46,7 +46,7 @@ fn ready() -> Guest<Blk, Para> {
     guest
 }
 
-/// Makes the first descriptor's chain available after what the driver has made so far.
+/// Makes the chain at descriptor 0 available, after the earlier ones.
 fn offer(guest: &mut Guest<Blk, Para>) {
     let place = u64::from(guest.requests % 16);
     guest.requests += 1;
@@ -60,7 +60,7 @@ fn is_broken(guest: &mut Guest<Blk, Para>) -> bool {
     guest.iommu.register(0x14, 1) & 64 != 0
 }
 
-/// The disk is served; and what is behind the IOMMU can be mapped by another driver.
+/// Checks that the disk is served, and that another driver can map pages.
 fn goes_on(mut guest: Guest<Blk, Para>, name: &str) {
     assert_eq!(read(&mut guest, 2, DATA), Some(0), "{name}: the disk");
     guest.iommu.set(0x14, &[0]);
@@ -275,8 +275,8 @@ fn chains_that_no_driver_makes() {
     }
 }
 
-/// A request whose status has no place is carried out before the device breaks, and so is the one
-/// that was made available behind it. The first unmaps what the second maps.
+/// The IOMMU executes a request whose status it cannot write before it breaks, and also the request
+/// that follows. The first unmaps a page that the second maps.
 #[test]
 fn a_status_that_cannot_be_written_undoes_nothing() {
     let mut guest = ready();
@@ -345,8 +345,8 @@ fn rings_outside_memory_break_the_device() {
     }
 }
 
-/// Places for events that hold none, lie nowhere, or are no chains: the event waits or is lost, the
-/// requests' queue goes on.
+/// Event buffers that are too short, outside memory, or not chains: the event waits or is lost, and
+/// the request queue continues.
 #[test]
 fn buffers_for_events_that_hold_none() {
     for (name, at, bytes, flags) in [
@@ -369,8 +369,8 @@ fn buffers_for_events_that_hold_none() {
 }
 
 proptest! {
-    /// Any descriptors, any ring: the process lives, the disk keeps what was mapped and gets
-    /// nothing from a request that nobody made.
+    /// Any descriptors in any ring: the process survives, and the disk keeps exactly the mappings
+    /// that the driver made.
     #[test]
     fn any_descriptors(
         descriptors in prop::collection::vec((prop_oneof![AT..AT + 64, 0u64..RAM_BYTES, any::<u64>()], prop_oneof![Just(40u32), 0u32..5000, any::<u32>()], 0u16..8, 0u16..20), 16),

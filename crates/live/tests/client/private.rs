@@ -1,4 +1,4 @@
-//! What a daemon makes in its directory, and what it leaves behind when it cannot begin.
+//! Files that a daemon creates in its directory, and those that remain when it cannot start.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};

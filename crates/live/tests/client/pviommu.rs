@@ -1,5 +1,5 @@
-//! A disk behind the para-virtual IOMMU: it reaches what the driver's requests have mapped for it,
-//! and nothing else.
+//! A disk behind the para-virtual IOMMU: it can access exactly the pages that the driver has
+//! mapped.
 
 use ringfence_live::assigned::AssignedDma;
 use ringfence_live::dma::Dma;
@@ -15,14 +15,14 @@ fn guest() -> Guest<Blk, Para> {
     Guest::behind_para(|_, counters| Blk::new(disk_file(), false, counters).unwrap())
 }
 
-/// The same, translated by the model of the hardware.
+/// Returns a guest whose disk the hardware model translates for.
 fn assigned(optimisations: HostPagePool) -> Guest<Blk, Para, AssignedDma> {
     Guest::assigned_para(optimisations, |counters| {
         Blk::new(disk_file(), false, counters).unwrap()
     })
 }
 
-/// Rings, header and status of the disk both ways, and it runs.
+/// Starts the drivers: maps the disk's rings, header and status in both directions.
 fn begun<A: Dma>(mut guest: Guest<Blk, Para, A>) -> Guest<Blk, Para, A> {
     guest.attach();
     let rings = guest.map(QUEUE + AWAY, 0xa000 - QUEUE, QUEUE, READ_WRITE);
@@ -45,8 +45,8 @@ fn what_is_mapped_is_reached_until_it_is_unmapped() {
     }
 }
 
-/// A device that software translates for is behind the same second stage: what finds a page, and
-/// when it gets a frame, is the host's affair.
+/// A device that software translates for uses the same second stage. The host's lookup and
+/// allocation of frames do not depend on the translation.
 #[test]
 fn a_page_gets_a_frame_whoever_translates() {
     for (host, hits) in HOSTS.into_iter().zip([0, 1]) {
@@ -56,8 +56,8 @@ fn a_page_gets_a_frame_whoever_translates() {
     }
 }
 
-/// Walks and finds through the pointer, frames and those that were waited for; `hits` of a map are
-/// the pointer's.
+/// Checks the counters of walks, pointer hits, allocated frames and awaited frames. `hits` is the
+/// number of pointer hits of one map.
 fn frame_for_a_page<A: Dma>(mut guest: Guest<Blk, Para, A>, hits: u64) {
     let now = |guest: &Guest<Blk, Para, A>| {
         let host = &guest.iommu.counters;
@@ -72,7 +72,7 @@ fn frame_for_a_page<A: Dma>(mut guest: Guest<Blk, Para, A>, hits: u64) {
     let pages = (0xa000 - QUEUE) / PAGE;
     assert_eq!(begun.1, (pages, pages * (1 - hits)));
     assert!(begun.0.0 > 0 && (begun.0.1 > 0) == (hits > 0));
-    // Two addresses of a page, one frame; which stays when it is unmapped.
+    // Two IOVAs of one page have one frame, which remains after an unmap.
     for (round, giova) in [data, data + PAGE, data].into_iter().enumerate() {
         let before = now(&guest);
         assert_eq!(guest.map(giova, PAGE, 0xb000, READ_WRITE), 0);
@@ -97,7 +97,7 @@ fn frame_for_a_page<A: Dma>(mut guest: Guest<Blk, Para, A>, hits: u64) {
             assert_eq!(guest.unmap(giova, PAGE), 0);
         }
     }
-    // What is no memory has none.
+    // An address outside guest memory gets no frame.
     assert_eq!(guest.map(data, PAGE, RAM_BYTES, READ_WRITE), 4);
     assert_eq!(now(&guest).1.0, pages + 1);
 }
@@ -106,7 +106,8 @@ fn reached_until_unmapped<A: Dma>(guest: Guest<Blk, Para, A>) {
     let mut guest = begun(guest);
     let data = 0xb000 + AWAY;
     assert_eq!(read(&mut guest, 1, data), Some(1), "not mapped yet");
-    // In one go: to the disk only, gone again, then from it; twice is refused.
+    // In one batch: map for reading by the disk, unmap, map for writing by the disk. A second map
+    // is refused.
     let from_disk = map(DISK, Direction::FromDevice, &[(data, 0xb000)]);
     let statuses = guest.ask(&[
         map(DISK, Direction::ToDevice, &[(data, 0xb000)]),
@@ -152,7 +153,7 @@ fn only_between<A: Dma>(mut guest: Guest<Blk, Para, A>, other: Guest<Blk, Para, 
     );
     guest.iommu.set(0x14, &[0]);
     assert_eq!(read(&mut guest, 1, data), None);
-    // The next driver finds nothing mapped.
+    // The next driver finds no mappings.
     guest.attach();
     assert_eq!(guest.ask(&[unmap(&[data])]), [6]);
 }
@@ -192,22 +193,23 @@ fn a_request_without_a_place_for_its_status_breaks_the_device() {
     assert_eq!(guest.iommu.register(0x14, 1) & 64, 64);
 }
 
-/// Bytes of this process that are in memory.
+/// Returns the bytes of this process that are resident in memory.
 fn resident() -> u64 {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
     let pages: u64 = statm.split(' ').nth(1).unwrap().parse().unwrap();
     pages * PAGE
 }
 
-/// Ten million requests are made available, sixteen at a time over the same ring, and the doorbell
-/// is not rung: no request is read, no memory is kept, and the disk is served. When it rings, more
-/// is available than the queue has descriptors, which virtio forbids: the device asks to be reset.
+/// A driver makes ten million requests available, sixteen at a time over the same ring, without a
+/// doorbell. The device reads no request and uses no memory, and the disk is served. At the
+/// doorbell, more requests are available than the queue has descriptors. virtio forbids that, so
+/// the device needs a reset.
 #[test]
 fn ten_million_requests_without_a_doorbell_cost_nothing() {
     crate::alone("pviommu::ten_million_requests");
 }
 
-/// The process of the test above: the memory it counts is that of no other test.
+/// Runs in its own process, so that no other test affects the measured memory.
 #[test]
 #[ignore = "started by another test"]
 fn ten_million_requests() {
@@ -249,7 +251,7 @@ fn ten_million_requests() {
     assert_eq!(guest.iommu.register(0x14, 1) & 64, 64);
     assert_eq!(guest.iommu.counters.maps.get(), maps);
     assert_eq!(read(&mut guest, 8, data), Some(0), "the disk is served");
-    // Another driver finds it as new.
+    // The next driver finds the IOMMU in its initial state.
     guest.iommu.set(0x14, &[0]);
     guest.attach();
     assert_eq!(guest.map(data, PAGE, 0xb000, READ_WRITE), 0);

@@ -1,4 +1,5 @@
-//! A client: messages by hand, guest memory in a sealed memfd, and a driver's side of a queue.
+//! A scripted client: hand-made messages, guest memory in a sealed memfd, and the driver's side of
+//! a queue.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -35,7 +36,7 @@ pub(crate) fn longs(longs: &[u64]) -> Vec<u8> {
     longs.iter().flat_map(|w| w.to_le_bytes()).collect()
 }
 
-/// Bytes of a message.
+/// Encodes a message.
 pub(crate) fn encode(id: u16, command: u16, flags: u32, body: &[u8]) -> Vec<u8> {
     let mut bytes = [id.to_le_bytes(), command.to_le_bytes()].concat();
     bytes.extend(((HEADER_BYTES + body.len()) as u32).to_le_bytes());
@@ -52,7 +53,7 @@ pub(crate) fn message(command: u16, body: &[u8], fds: Vec<OwnedFd>) -> Message {
     taken.expect("framing").expect("whole")
 }
 
-/// Memory that cannot shrink.
+/// Creates memory that cannot shrink.
 pub(crate) fn sealed(bytes: u64) -> File {
     let fd = memfd_create("guest", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&fd, bytes).unwrap();
@@ -65,7 +66,7 @@ pub(crate) struct Reply {
     pub(crate) body: Vec<u8>,
 }
 
-/// Takes a reply apart, and checks what is true of every one.
+/// Decodes a reply, and checks the fields that all replies have in common.
 pub(crate) fn reply(outcome: Outcome) -> Reply {
     let bytes = outcome.reply.expect("a reply");
     let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
@@ -94,7 +95,7 @@ pub(crate) fn disk_file() -> File {
     file
 }
 
-/// The same in a file of the host's, which nothing keeps from growing. It has no name any more.
+/// Like [`disk_file`], in an unlinked file of the host that no seal keeps from growing.
 #[allow(dead_code)]
 pub(crate) fn image_on_disk() -> File {
     let file = tempfile::tempfile().unwrap();
@@ -103,14 +104,14 @@ pub(crate) fn image_on_disk() -> File {
     file
 }
 
-/// A disk with all of memory in reach, before the version is agreed on.
+/// Returns a disk with access to all of memory, before version negotiation.
 pub(crate) fn fresh() -> Client<Blk, Direct> {
     let counters = Arc::new(DeviceCounters::default());
     let disk = Blk::new(disk_file(), false, Arc::clone(&counters)).unwrap();
     Client::new(disk, Direct::default(), false, counters)
 }
 
-/// The same, agreed and with memory.
+/// Returns a disk after version negotiation, with memory shared.
 pub(crate) fn ready() -> Client<Blk, Direct> {
     let mut client = fresh();
     client.agree();
@@ -167,7 +168,7 @@ impl<D: Device, A: Dma> Client<D, A> {
         self.send(REGION_WRITE, &[fixed, data.to_vec()].concat())
     }
 
-    /// A register of the BAR.
+    /// Reads a register of the BAR.
     pub(crate) fn register(&mut self, offset: u64, bytes: u32) -> u64 {
         let reply = self.read(0, offset, bytes);
         assert_eq!(reply.errno, 0);
@@ -190,13 +191,14 @@ impl<D: Device, A: Dma> Client<D, A> {
         assert_eq!(self.write(CONFIG_REGION, 4, &command).errno, 0);
     }
 
-    /// What a driver does before it begins, with these features beside `VERSION_1`.
+    /// Initialises the device up to FEATURES_OK, with these features and `VERSION_1`. Enables bus
+    /// mastering.
     pub(crate) fn negotiate(&mut self, features: u64) {
         self.master(true);
         self.agree_on(features);
     }
 
-    /// The same of a driver that forgets to enable bus mastering.
+    /// Like [`negotiate`](Self::negotiate), without enabling bus mastering.
     pub(crate) fn agree_on(&mut self, features: u64) {
         let features = features | 1 << 32;
         for status in [0, 1, 3] {
@@ -210,7 +212,8 @@ impl<D: Device, A: Dma> Client<D, A> {
         assert_eq!(self.register(0x14, 1), 11, "the features are accepted");
     }
 
-    /// Enables queue `index` of `size`, its parts at `at`, `at + 0x1000` and `at + 0x2000`.
+    /// Enables queue `index` of `size` descriptors, with its parts at `at`, `at + 0x1000` and `at +
+    /// 0x2000`.
     pub(crate) fn enable(&mut self, index: u16, size: u16, at: u64) {
         self.set(0x16, &index.to_le_bytes());
         self.set(0x18, &size.to_le_bytes());
@@ -221,7 +224,7 @@ impl<D: Device, A: Dma> Client<D, A> {
         self.set(0x1c, &1u16.to_le_bytes());
     }
 
-    /// Negotiates, enables queue 0 of 16 at 0x1000, begins.
+    /// Negotiates features, enables queue 0 with 16 descriptors at 0x1000, and starts the device.
     pub(crate) fn begin(&mut self, features: u64) {
         self.negotiate(features);
         self.enable(0, 16, QUEUE);
@@ -250,7 +253,7 @@ impl<D: Device, A: Dma> Client<D, A> {
         );
     }
 
-    /// Makes the chain at `head` available as the `count`th of queue 0, and rings.
+    /// Makes the chain at `head` available as the `count`th of queue 0, and rings the doorbell.
     pub(crate) fn offer(&mut self, head: u16, count: u16) {
         let slot = u64::from((count - 1) % 16);
         self.poke(QUEUE + 0x1000 + 4 + 2 * slot, &head.to_le_bytes());
@@ -258,7 +261,7 @@ impl<D: Device, A: Dma> Client<D, A> {
         self.ring(0);
     }
 
-    /// How many buffers queue 0 has returned, and the length of the last.
+    /// Returns the number of buffers that queue 0 has returned, and the length of the last one.
     pub(crate) fn used(&self) -> (u16, u32) {
         let bytes = self.peek(QUEUE + 0x2002, 2);
         let count = u16::from_le_bytes([bytes[0], bytes[1]]);
@@ -268,7 +271,7 @@ impl<D: Device, A: Dma> Client<D, A> {
     }
 }
 
-/// Where queue 0 is.
+/// Address of queue 0.
 pub(crate) const QUEUE: u64 = 0x1000;
 pub(crate) const NEXT: u16 = 1;
 pub(crate) const WRITE: u16 = 2;
@@ -282,7 +285,7 @@ pub(crate) fn descriptor(at: u64, bytes: u32, flags: u16, next: u16) -> Vec<u8> 
     raw
 }
 
-/// Header of a request to the disk.
+/// Encodes the header of a disk request.
 pub(crate) fn request(kind: u32, sector: u64) -> Vec<u8> {
     [words(&[kind, 0]), longs(&[sector])].concat()
 }

@@ -1,5 +1,5 @@
-//! Rings and descriptors that no driver makes: each ends with its request, or with the queue, never
-//! with the process.
+//! Rings and descriptors that no driver makes. Each costs its request or the queue, never the
+//! process.
 
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ fn queues_outside_memory_break() {
     ] {
         let mut client = ready();
         client.negotiate(0);
-        // The parts lie where they fall; some wrap.
+        // The parts follow `at`; some addresses wrap.
         client.set(0x16, &[0, 0]);
         for (register, part) in [(0x20, 0u64), (0x28, 0x1000), (0x30, 0x2000)] {
             client.set(register, &at.wrapping_add(part).to_le_bytes());
@@ -47,8 +47,8 @@ fn queues_outside_memory_break() {
     }
 }
 
-/// Its index is in memory, its entries are not: nothing to wait for will come, and nothing is
-/// looked for twice.
+/// The ring's index is in memory, its entries are not. The queue breaks, and the device neither
+/// waits nor retries.
 #[test]
 fn a_ring_that_memory_ends_in_breaks_the_queue() {
     fn ends<D: Device, A: Dma>(mut client: Client<D, A>) {
@@ -61,10 +61,10 @@ fn a_ring_that_memory_ends_in_breaks_the_queue() {
         }
         client.set(0x1c, &[1, 0]);
         client.set(0x14, &[15]);
-        // Seven heads, the first three of which are in memory.
+        // Seven available heads, of which the first three are in memory.
         client.poke(0x2002, &7u16.to_le_bytes());
         client.ring(0);
-        // What the ring still held is over, whether at once or when its turn comes.
+        // The remaining work ends, at once or at the device's next turn.
         for _ in 0..3 {
             client.session.function().continue_work();
         }
@@ -104,7 +104,7 @@ fn loops_and_nested_tables_end() {
         let mut client = ready();
         client.begin(1 << 28);
         client.poke(HEADER, &request(0, 0));
-        // The table's first descriptor is a table again.
+        // The first descriptor of the indirect table refers to a table again.
         client.poke(table, &descriptor(table, 32, INDIRECT, 0));
         for (index, (at, bytes, flags, next)) in (0..).zip(chain) {
             client.descriptor(index, *at, *bytes, *flags, *next);
@@ -155,8 +155,7 @@ fn an_available_index_that_runs_away_breaks_the_queue() {
     assert_eq!(client.register(0x14, 1) & 64, 64);
 }
 
-/// The flags that the device writes into the used ring fall on the index that says how much there
-/// is to do.
+/// The used ring's flags overlap the available index, so the device's writes change its own input.
 #[test]
 fn rings_that_feed_themselves_break() {
     let mut client = ready();
@@ -194,12 +193,12 @@ fn a_turn_ends_after_as_many_chains_as_the_queue_is_long() {
     client.poke(HEADER, &request(4, 0));
     client.descriptor(0, HEADER, 16, NEXT, 1);
     client.descriptor(1, STATUS, 1, WRITE, 0);
-    // All places name the same chain.
+    // All ring entries refer to the same chain.
     client.poke(QUEUE + 0x1002, &16u16.to_le_bytes());
     client.ring(0);
     assert_eq!(client.used(), (16, 1));
     assert!(client.session.function().unfinished(), "there may be more");
-    // The driver was not told to ring, and does not.
+    // The device has not asked for a notification, so the driver sends none.
     client.poke(QUEUE + 0x1002, &20u16.to_le_bytes());
     client.session.function().continue_work();
     assert_eq!(client.used(), (20, 1));
@@ -220,7 +219,7 @@ fn readable_after_writable_is_malformed() {
 }
 
 proptest! {
-    /// Any descriptors, any rings: whatever comes, the process lives and the device can be reset.
+    /// Any descriptors in any ring: the process survives, and the device can be reset.
     #[test]
     fn any_descriptors(
         descriptors in prop::collection::vec((prop_oneof![0u64..RAM_BYTES, any::<u64>()], prop_oneof![0u32..5000, any::<u32>()], 0u16..8, 0u16..20), 16),

@@ -1,4 +1,5 @@
-//! The thin layer: real sockets, descriptors that travel, clients that go away or lose their way.
+//! The socket layer: real sockets, passed descriptors, and clients that disconnect or corrupt the
+//! stream.
 
 use std::io::{IoSlice, Read, Write};
 use std::mem::MaybeUninit;
@@ -85,7 +86,7 @@ pub(crate) fn send_with(stream: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>
     assert_eq!(sent.unwrap(), bytes.len());
 }
 
-/// Error number and body of the next reply.
+/// Returns the error number and the body of the next reply.
 fn receive(stream: &mut UnixStream) -> (u32, Vec<u8>) {
     let mut header = [0; 16];
     stream.read_exact(&mut header).unwrap();
@@ -111,15 +112,14 @@ fn descriptors_stay_with_their_messages() {
     agree(&mut stream);
     let ram = sealed(4096);
     let fd = ram.as_fd();
-    // Sent together, the first without and the second with a descriptor: only the second may have
-    // it.
+    // Two messages sent together, the second with a descriptor: only the second may receive it.
     stream.write_all(&encode(7, GET_INFO, 0, &[0; 16])).unwrap();
     send_with(&stream, &encode(7, DMA_MAP, 0, &map_body(0)), &[fd]);
     stream.write_all(&encode(7, GET_INFO, 0, &[0; 16])).unwrap();
     for _ in 0..3 {
         assert_eq!(receive(&mut stream).0, 0);
     }
-    // A descriptor with each of two messages, and one message byte by byte.
+    // A descriptor with each of two messages, and one message sent byte by byte.
     for at in 1..3 {
         send_with(&stream, &encode(7, DMA_MAP, 0, &map_body(at << 12)), &[fd]);
     }
@@ -131,7 +131,7 @@ fn descriptors_stay_with_their_messages() {
     for _ in 0..3 {
         assert_eq!(receive(&mut stream).0, 0);
     }
-    // More than a message may have, and on a message that may have none.
+    // More descriptors than a message may have, and descriptors on a message that takes none.
     send_with(
         &stream,
         &encode(7, DMA_MAP, 0, &map_body(0x4000)),
@@ -153,7 +153,7 @@ fn a_lost_stream_is_closed_and_the_next_client_served() {
     bytes[4..8].copy_from_slice(&u32::MAX.to_le_bytes());
     stream.write_all(&bytes).unwrap();
     assert_eq!(stream.read(&mut [0]).unwrap(), 0, "closed");
-    // One goes away in the middle of a message, without a word.
+    // A client that disconnects inside a message.
     let mut half = server.connect();
     half.write_all(&bytes[..5]).unwrap();
     drop(half);
@@ -184,7 +184,7 @@ fn write(stream: &mut UnixStream, region: u32, offset: u64, data: &[u8]) {
     assert_eq!(receive(stream).0, 0);
 }
 
-/// A guest breaks its queue as often as it likes: it is said, and not for ever.
+/// A guest can break its queue any number of times; the log records a limited number.
 #[test]
 fn a_broken_queue_is_said_a_bounded_number_of_times() {
     const TIMES: usize = 300;
@@ -200,7 +200,7 @@ fn a_broken_queue_is_said_a_bounded_number_of_times() {
         set(&mut stream, 0x08, &[1, 0, 0, 0]);
         set(&mut stream, 0x0c, &[1, 0, 0, 0]);
         set(&mut stream, 0x14, &[11]);
-        // There is no memory.
+        // The client has shared no memory.
         set(&mut stream, 0x1c, &[1, 0]);
         set(&mut stream, 0x14, &[15]);
         set(&mut stream, 0x3000, &[0, 0]);
@@ -212,7 +212,7 @@ fn a_broken_queue_is_said_a_bounded_number_of_times() {
     assert!((1..TIMES / 2).contains(&broken), "{broken} times");
 }
 
-/// Nor does it help to come again and again.
+/// Reconnecting does not reset the log limit.
 #[test]
 fn clients_one_after_the_other_do_not_fill_the_log() {
     const CLIENTS: usize = 300;
@@ -220,7 +220,7 @@ fn clients_one_after_the_other_do_not_fill_the_log() {
     for _ in 0..CLIENTS {
         let mut stream = server.connect();
         for _ in 0..20 {
-            // Before a version was agreed on.
+            // Before version negotiation.
             stream.write_all(&encode(7, GET_INFO, 0, &[0; 16])).unwrap();
             assert_eq!(receive(&mut stream).0, 22);
         }
@@ -241,7 +241,7 @@ fn it_stops_while_a_client_says_nothing() {
     assert!(matches!(stream.read(&mut [0]), Ok(0) | Err(_)));
 }
 
-/// The process of the test below, whose limit is its own.
+/// Runs in its own process, because it lowers the process's limit.
 #[test]
 #[ignore = "started by another test"]
 fn without_a_descriptor_left() {
@@ -252,7 +252,7 @@ fn without_a_descriptor_left() {
     let server = Server::new("no-descriptors");
     let (first, mut second) = (server.connect(), server.connect());
     let limit = getrlimit(Resource::Nofile);
-    // Whatever is open stays so; nothing more can be.
+    // Open descriptors stay open; no further one can be opened.
     let none = Rlimit {
         current: Some(3),
         ..limit
@@ -267,7 +267,7 @@ fn without_a_descriptor_left() {
     agree(&mut second);
 }
 
-/// It is another client that has taken them all; the device outlives that.
+/// Another client has used all descriptors; the device survives.
 #[test]
 fn a_client_that_there_is_no_descriptor_for_waits() {
     crate::alone("sockets::without_a_descriptor_left");

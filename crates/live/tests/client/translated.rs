@@ -1,5 +1,4 @@
-//! A disk behind the IOMMU: it reaches what the guest maps for it, while it is mapped, and nothing
-//! else.
+//! A disk behind the IOMMU: it can access exactly the pages that the guest has mapped.
 
 use ringfence_live::limits::{GuestLimits, RateLimitedLog};
 use ringfence_live::virtio::blk::Blk;
@@ -21,7 +20,8 @@ fn guest_within(caps: &GuestLimits, complaints: RateLimitedLog) -> Guest {
     guest
 }
 
-/// Rings, header, status: writable; a page for data at 0xb000.
+/// Returns a guest with the rings, the header and the status mapped writable, and a data page at
+/// 0xb000.
 fn mapped() -> Guest {
     guest().mapped()
 }
@@ -57,7 +57,7 @@ fn nothing_is_reached_before_attach_and_after_detach() {
     assert_eq!(read(&mut guest, 1, 0xb000 + AWAY), None);
     assert_eq!(guest.disk.peek(0xb000, 512), vec![0; 512]);
 
-    // A reset of the IOMMU detaches, too.
+    // A reset of the IOMMU detaches the endpoint, too.
     let mut guest = mapped();
     guest.iommu.set(0x14, &[0]);
     assert_eq!(read(&mut guest, 1, 0xb000 + AWAY), None);
@@ -83,9 +83,9 @@ fn stray_accesses_are_stopped_whole_and_told() {
             "{data:#x}: not a byte"
         );
         let at = match data {
-            // What straddles is told where it leaves.
+            // An access across a page boundary is reported at its first unmapped byte.
             0x1000_0000_bf00 => 0xc000 + AWAY,
-            // Doorbells and ranges that wrap are no faults of translation.
+            // Accesses to doorbells and ranges that wrap are not translation faults.
             0xfee0_0000 => continue,
             _ if data > u64::MAX - 512 => continue,
             _ => data,
@@ -109,8 +109,8 @@ fn an_unmapped_page_is_out_of_reach_when_the_answer_is_there() {
     assert_eq!(guest.disk.peek(0xb000, 512), vec![0; 512]);
 }
 
-/// What was mapped once is told from what never was, and from what another domain of the same
-/// number had.
+/// The IOMMU distinguishes a stale access from an access to a page that was never mapped. A page of
+/// an earlier domain with the same ID counts as never mapped.
 #[test]
 fn stale_accesses_are_counted_as_such() {
     let mut guest = mapped();
@@ -148,7 +148,7 @@ fn a_page_to_read_from_is_not_written() {
     assert_eq!(guest.fault(), Some((ENDPOINT, 0xb000 + AWAY)));
 }
 
-/// Two pages that lie elsewhere: the data is cut, and each part lands where its page is mapped.
+/// Two adjacent pages, mapped to scattered ones: each part of the data reaches its own page.
 #[test]
 fn data_scatters_over_pages() {
     let mut guest = mapped();
@@ -160,7 +160,7 @@ fn data_scatters_over_pages() {
     assert_eq!(guest.disk.peek(0xc000, 256), vec![0; 256]);
 }
 
-/// As many requests as the queue holds, with one ring of the doorbell: every one is answered.
+/// A full queue of requests with one doorbell: each request gets an answer.
 #[test]
 fn requests_that_pile_up_are_all_answered() {
     let mut guest = guest();
@@ -203,7 +203,8 @@ fn requests_that_pile_up_are_all_answered() {
 
 const NOMEM: u8 = 8;
 
-/// Each limit by itself: what is beyond is refused with a word, and what there was before works on.
+/// Tests each limit on its own: requests beyond it are refused with a log line, and earlier
+/// mappings keep working.
 #[test]
 fn a_guest_that_wants_too_much_is_refused_and_its_disk_goes_on() {
     let usual = GuestLimits::default();

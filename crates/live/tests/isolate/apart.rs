@@ -1,5 +1,5 @@
-//! A disk in a process: it works, it reaches what is mapped, while it is, and what it does not
-//! reach the guest is told.
+//! A sandboxed disk: it works, it can access exactly the mapped pages, and the guest receives a
+//! fault for any other access.
 
 use ringfence_live::dma_fault_injection::InjectedDma;
 use ringfence_live::limits::GuestLimits;
@@ -50,7 +50,7 @@ fn an_unmapped_page_is_out_of_reach_and_the_guest_is_told_behind<I: Boundary>() 
     assert_eq!(read(guest, 2, 0xb000 + AWAY), Some(1));
     assert_eq!(guest.disk.peek(0xb000, 512), vec![0; 512]);
     assert_eq!(I::fault(guest), Some((ENDPOINT, 0xb000 + AWAY)));
-    // And comes back.
+    // Map the page again.
     assert_eq!(I::map(guest, 0xb000 + AWAY, 0x1000, 0xd000, READ_WRITE), 0);
     assert_eq!(read(guest, 3, 0xb000 + AWAY), Some(0));
     assert_ne!(guest.disk.peek(0xd000, 512), vec![0; 512]);
@@ -81,7 +81,7 @@ fn stray_accesses_and_wrong_directions_are_stopped_behind<I: Boundary>() {
     }
 }
 
-/// Two pages that lie elsewhere: the data is cut, and each part lands where its page is mapped.
+/// Two adjacent pages, mapped to scattered ones: each part of the data reaches its own page.
 #[test]
 fn data_scatters_over_pages() {
     data_scatters_over_pages_behind::<Virtio>();
@@ -114,7 +114,7 @@ fn detaching_takes_everything_and_attaching_brings_it_behind<I: Boundary>() {
     assert_eq!(guest.disk.peek(0xb000, 512), vec![0; 512]);
     assert_eq!(guest.disk.register(0x14, 1) & 64, 64, "its rings are gone");
 
-    // Another guest takes over: the process has forgotten the rings, and is the same one.
+    // Another guest takes over: the process has discarded the rings, and is the same one.
     guest.disk.set(0x14, &[0]);
     I::again(guest);
     assert_eq!(
@@ -127,7 +127,8 @@ fn detaching_takes_everything_and_attaching_brings_it_behind<I: Boundary>() {
     assert_eq!(read(guest, 1, 0xb000 + AWAY), Some(0));
 }
 
-/// The guest's memory goes and comes, as while firmware runs: what was granted of it goes, too.
+/// The client unshares and shares the guest's memory, as it does while firmware runs. The process
+/// loses all grants of it.
 #[test]
 fn other_memory_is_granted_anew() {
     other_memory_is_granted_anew_behind::<Virtio>();
@@ -141,7 +142,7 @@ fn other_memory_is_granted_anew_behind<I: Boundary>() {
     let old = std::mem::replace(I::ram(guest), sealed(RAM_BYTES));
     I::unshare(guest);
     std::os::unix::fs::FileExt::write_all_at(&old, &[0; 512], 0xb000).unwrap();
-    // No rings: nothing is served.
+    // Without rings the device serves nothing.
     assert_eq!(read(guest, 2, 0xb000 + AWAY), None);
     let mut bytes = [1; 512];
     std::os::unix::fs::FileExt::read_exact_at(&old, &mut bytes, 0xb000).unwrap();
@@ -154,7 +155,7 @@ fn other_memory_is_granted_anew_behind<I: Boundary>() {
     assert_ne!(guest.disk.peek(0xb000, 512), vec![0; 512]);
 }
 
-/// The processor would allow it: whoever may write a page may read it. The table does not.
+/// The CPU could not enforce it, since a writable page is readable; the process's table does.
 #[test]
 fn what_is_for_writing_is_not_read() {
     what_is_for_writing_is_not_read_behind::<Virtio>();
@@ -176,7 +177,7 @@ fn what_is_for_writing_is_not_read_behind<I: Boundary>() {
     );
 }
 
-/// A device that goes on using what it was once told meets the page's own rights.
+/// A device that uses stale translations is stopped by the page protection.
 #[test]
 fn the_page_itself_is_gone() {
     the_page_itself_is_gone_behind::<Virtio>();
@@ -187,7 +188,7 @@ fn the_page_itself_is_gone_behind<I: Boundary>() {
     for class in [InjectedDma::AfterRevoke, InjectedDma::AfterUnmap] {
         let mut apart = apart::<I>("", &[class], &disk_file()).mapped();
         let guest = &mut apart.guest;
-        // A large request, whose pages it keeps in mind.
+        // A large request, whose pages the injector remembers.
         let (start, bytes) = (0x2_0000, 0x8000);
         assert_eq!(I::map(guest, start + AWAY, bytes, start, READ_WRITE), 0);
         let disk = &mut guest.disk;
@@ -210,7 +211,7 @@ fn the_page_itself_is_gone_behind<I: Boundary>() {
     }
 }
 
-/// One round trip for a batch, and one call for what is consecutive in it, by range or by page.
+/// One round trip per batch, and one call for consecutive pages in it, by range or by page.
 #[test]
 fn round_trips() {
     round_trips_behind::<Virtio>();
@@ -233,8 +234,7 @@ fn round_trips_behind<I: Boundary>() {
     assert_eq!((after.0 - before.0, after.1 - before.1), (2, 2));
 }
 
-/// The process keeps within the same limits as a disk of the daemon's own, and its daemon says what
-/// it refused.
+/// The process applies the same limits as a disk in the daemon, and the daemon logs its refusals.
 #[test]
 fn what_one_request_may_ask_for() {
     let caps = GuestLimits {
@@ -256,7 +256,7 @@ fn what_one_request_may_ask_for() {
     assert_eq!(*told, ["a request of 1536 bytes, at most 1024"]);
 }
 
-/// A ring as long as was offered: the process takes it for no shorter one.
+/// The process accepts a ring of the largest size offered.
 #[test]
 fn a_ring_may_be_as_long_as_was_offered() {
     let caps = GuestLimits {
@@ -266,7 +266,7 @@ fn a_ring_may_be_as_long_as_was_offered() {
     let mut apart = apart_within::<Virtio>(&caps, "", &[], &disk_file());
     let guest = &mut apart.guest;
     assert_eq!(guest.attach(), 0);
-    // Its parts lie where a ring of 1024 has them, in the guest's own addresses from 0x10000 on.
+    // The parts have the layout of a ring of 1024, from guest-physical address 0x10000 on.
     assert_eq!(guest.map(AWAY, RAM_BYTES, 0, READ_WRITE), 0);
     guest.disk.negotiate(1 << 33);
     guest.disk.set(0x16, &[0, 0]);
@@ -282,7 +282,7 @@ fn a_ring_may_be_as_long_as_was_offered() {
         descriptor(0xb000 + AWAY, 512, NEXT | WRITE, 1002),
         descriptor(0x9000 + AWAY, 1, WRITE, 0),
     ];
-    // Beyond what a ring of 256 has.
+    // Indices beyond a ring of 256.
     guest.disk.poke(0x1_0000 + 1000 * 16, &chain.concat());
     guest.disk.poke(0x9000, &[0xee]);
     guest.disk.poke(0x1_8004, &1000u16.to_le_bytes());

@@ -1,13 +1,13 @@
-//! Processes that break the rules: each is ended, its device asks to be reset, and the guest's
-//! driver gets its answers.
+//! Processes that violate the protocol: the daemon kills each one, its device needs a reset, and
+//! the guest driver's requests succeed.
 
 use crate::guest::*;
 use crate::para::Para;
 use crate::rig::*;
 use crate::{Boundary, apart};
 
-/// The guest maps, the disk begins, a request is made, pages are unmapped; in the end the process
-/// is dead and all else works.
+/// The guest maps, starts the disk, makes a request and unmaps pages. At the end the process is
+/// dead and the rest works.
 fn breaks(behaviour: &str, why: &str) {
     breaks_behind::<Virtio>(behaviour, why);
     breaks_behind::<Para>(behaviour, why);
@@ -40,7 +40,7 @@ fn breaks_behind<I: Boundary>(behaviour: &str, why: &str) {
         said = format!("{said}; {breach}");
     }
     assert!(said.contains(why), "{behaviour}: {said}");
-    // It stays broken, and nobody minds.
+    // The disk stays broken, and nothing else is affected.
     let guest = &mut apart.guest;
     guest.disk.set(0x14, &[0]);
     guest.begin();
@@ -64,8 +64,8 @@ fn pages_that_are_kept() {
     breaks("ignores", "in time");
 }
 
-/// Each answer comes within its time. The account of all of them ends the process: without it, the
-/// IOMMU would wait 700 ms for each of as many unmaps as the guest makes.
+/// Each answer arrives within its own limit, but the limit on their sum ends the process. Without
+/// that limit the IOMMU would wait 700 ms for each unmap of the guest.
 #[test]
 fn answers_that_are_late_each_time() {
     let mut apart = apart::<Virtio>("dawdles", &[], &disk_file()).mapped();
@@ -84,7 +84,7 @@ fn answers_that_are_late_each_time() {
         );
         assert_eq!(<Virtio as Boundary>::unmap(guest, at, 0x1000), 0);
     };
-    // On a host that is busy enough, one of the answers alone is too late.
+    // On a busy host a single answer may exceed its limit.
     assert!(breach.contains("in time"), "{breach}");
     apart.guest.disk.ring(0);
     assert!(apart.broken());

@@ -1,4 +1,4 @@
-//! Pages that were granted with one call go one by one.
+//! Pages that were granted with one call are revoked one by one.
 
 use crate::guest::{AWAY, READ_WRITE};
 use crate::master::{MAPPED, goes_on, tally, writes};
@@ -13,7 +13,8 @@ fn unmap(apart: &mut Apart<Para>, page: u64) {
     assert_eq!(apart.guest.unmap(start, 0x1000), 0);
 }
 
-/// The process writes wherever it can: every second page is out of its reach, the others are not.
+/// The process writes to every page that it can access: each second page is revoked, and the others
+/// remain.
 #[test]
 fn one_of_them_goes_and_its_neighbours_stay() {
     let image = tally();
@@ -28,7 +29,7 @@ fn one_of_them_goes_and_its_neighbours_stay() {
         unmap(&mut apart, page);
     }
     assert_eq!(writes(&image), MAPPED + PAGES / 2);
-    // The holes are filled, and go before what was between them.
+    // Fill the holes again, before the pages between them are revoked.
     for page in (0..PAGES).step_by(2) {
         let (start, to) = (START + AWAY + page * 0x1000, START - bytes + page * 0x1000);
         let mapped = apart.guest.map(start, 0x1000, to, READ_WRITE);

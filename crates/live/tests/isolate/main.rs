@@ -1,4 +1,4 @@
-//! Devices in processes of their own, most of which break out.
+//! Sandboxed devices, most of which try to break out.
 #![allow(missing_docs)]
 
 #[path = "../client/guest.rs"]
@@ -37,7 +37,7 @@ use rig::RAM_BYTES;
 
 const DEVICE: RequesterId = RequesterId::new(ENDPOINT as u16);
 
-/// What was said about the process.
+/// Messages about the process.
 type Told = Arc<Mutex<Vec<String>>>;
 
 fn program(behaviour: &str) -> SandboxProgram {
@@ -47,30 +47,30 @@ fn program(behaviour: &str) -> SandboxProgram {
     }
 }
 
-/// Behind which IOMMU. Every process is tried behind both.
+/// The kind of IOMMU. The tests run every process behind both.
 trait Boundary: Sized {
-    /// The answer to an unmap of what is not mapped.
+    /// Status of an unmap of an unmapped page.
     const NOT_MAPPED: u8;
     fn guest(
         make: impl FnOnce(GuestIommu, Arc<DeviceCounters>) -> DiskProxy,
     ) -> Guest<DiskProxy, Self>;
-    /// The disk's rings and a page for data are mapped, and it runs.
+    /// Maps the disk's rings and a data page, and starts the disk.
     fn mapped(guest: Guest<DiskProxy, Self>) -> Guest<DiskProxy, Self>;
     fn map(guest: &mut Guest<DiskProxy, Self>, start: u64, bytes: u64, to: u64, flags: u32) -> u8;
     fn unmap(guest: &mut Guest<DiskProxy, Self>, start: u64, bytes: u64) -> u8;
-    /// All mappings go, at once.
+    /// Removes all mappings at once.
     fn withdraw(guest: &mut Guest<DiskProxy, Self>);
-    /// And can be made again.
+    /// Lets the driver map again.
     fn again(guest: &mut Guest<DiskProxy, Self>);
     fn wait_for_a_fault(guest: &mut Guest<DiskProxy, Self>);
     fn fault(guest: &mut Guest<DiskProxy, Self>) -> Option<(u32, u64)>;
     fn ram(guest: &mut Guest<DiskProxy, Self>) -> &mut File;
-    /// The guest's memory goes.
+    /// The client unshares the guest's memory.
     fn unshare(guest: &mut Guest<DiskProxy, Self>);
     fn share(guest: &mut Guest<DiskProxy, Self>);
 }
 
-/// What is the same in name only.
+/// Methods that have the same body for both types.
 macro_rules! boundary {
     () => {
         fn mapped(guest: Guest<DiskProxy, Self>) -> Guest<DiskProxy, Self> {
@@ -135,7 +135,7 @@ impl Boundary for Para {
         Guest::behind_para(|iommu, counters| make(GuestIommu::Para(iommu.clone()), counters))
     }
 
-    /// Its driver goes.
+    /// Stops the driver.
     fn withdraw(guest: &mut Guest<DiskProxy, Self>) {
         guest.iommu.set(0x14, &[0]);
     }
@@ -145,7 +145,7 @@ impl Boundary for Para {
     }
 }
 
-/// A guest whose disk is a process that behaves like this.
+/// A guest whose disk is a sandboxed process with a given behaviour.
 struct Apart<I> {
     guest: Guest<DiskProxy, I>,
     behind: GuestIommu,

@@ -1,5 +1,5 @@
-//! A process whose function is no master of the bus has nothing of the guest's, whatever it does;
-//! one that keeps the rules goes on where it was.
+//! A sandboxed process whose function is not a bus master has no access to guest memory, whatever
+//! it does. A correct process continues its work when the bit is set.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -15,10 +15,10 @@ use crate::para::Para;
 use crate::rig::*;
 use crate::{Apart, Boundary, apart};
 
-/// How often something is looked for that has to come.
+/// Number of polls for an event that must come.
 const LOOKS: usize = 20_000_000;
 
-/// Pages of a disk that is mapped: rings, header and status; one for data.
+/// Pages that a started disk has mapped: rings, header and status, and one data page.
 pub(crate) const MAPPED: u64 = 10;
 
 fn ram<I: Boundary>(guest: &mut Guest<DiskProxy, I>) -> Vec<u8> {
@@ -27,7 +27,7 @@ fn ram<I: Boundary>(guest: &mut Guest<DiskProxy, I>) -> Vec<u8> {
     bytes
 }
 
-/// The IOMMU's driver maps before the disk's has begun: all of it comes with the bit.
+/// The IOMMU's driver maps before the disk's driver starts: the grants come with the bit.
 #[test]
 fn nothing_is_granted_before_it_is_set() {
     nothing_is_granted_behind::<Virtio>();
@@ -58,8 +58,8 @@ fn nothing_is_granted_behind<I: Boundary>() {
     assert_eq!(calls.calls.get(), 6, "a reset clears it");
 }
 
-/// Requests are made while the bit is clear; they are served when it is set, and what it maps
-/// meanwhile is there.
+/// Requests made while the bit is clear are served when it is set, with the mappings made in
+/// between.
 #[test]
 fn it_waits_and_goes_on() {
     it_waits_and_goes_on_behind::<Virtio>();
@@ -74,7 +74,7 @@ fn it_waits_and_goes_on_behind<I: Boundary>() {
     for count in (1..).step_by(3).take(3) {
         assert_eq!(read(guest, count, 0xb000 + AWAY), Some(0));
         guest.disk.master(false);
-        // One page comes and one goes.
+        // Map one page and unmap another.
         assert_eq!(I::map(guest, 0xd000 + AWAY, 0x1000, 0xd000, READ_WRITE), 0);
         assert_eq!(I::unmap(guest, 0xb000 + AWAY, 0x1000), 0);
         guest.disk.poke(0xd000, &[0; 512]);
@@ -91,7 +91,7 @@ fn it_waits_and_goes_on_behind<I: Boundary>() {
         assert_eq!(guest.disk.peek(0x9000, 1), [0]);
         assert_eq!(guest.disk.peek(0xd000, 512), sector);
         assert_eq!(I::fault(guest), None, "nothing was stopped");
-        // What went is gone, and comes back.
+        // The unmapped page is inaccessible, and is mapped again.
         assert_eq!(I::map(guest, 0xb000 + AWAY, 0x1000, 0xb000, READ_WRITE), 0);
         assert_eq!(I::unmap(guest, 0xd000 + AWAY, 0x1000), 0);
         assert_eq!(read(guest, count + 2, 0xb000 + AWAY), Some(0));
@@ -100,7 +100,7 @@ fn it_waits_and_goes_on_behind<I: Boundary>() {
     assert_eq!((counters.requests.get(), counters.failed.get()), (9, 0));
 }
 
-/// What went while the bit was clear is not brought back by setting it.
+/// Setting the bit does not restore pages that were unmapped while it was clear.
 #[test]
 fn what_is_unmapped_meanwhile_stays_away() {
     what_is_unmapped_meanwhile_stays_away_behind::<Virtio>();
@@ -119,7 +119,8 @@ fn what_is_unmapped_meanwhile_stays_away_behind<I: Boundary>() {
     assert_eq!(guest.disk.peek(0xb000, 4096), [0; 4096]);
 }
 
-/// A process that writes wherever it can, round after round, and has written to all that is mapped.
+/// Returns a process that writes to all pages that it can access, in rounds, and has written to all
+/// mapped pages.
 pub(crate) fn goes_on<I: Boundary>(image: &File) -> Apart<I> {
     let mut apart: Apart<I> = apart("goes-on", &[], image).mapped();
     apart.guest.disk.ring(0);
@@ -128,15 +129,14 @@ pub(crate) fn goes_on<I: Boundary>(image: &File) -> Apart<I> {
     apart
 }
 
-/// An image for a process that goes on, which has not gone round yet.
+/// Returns an image for such a process, with its round counter at zero.
 pub(crate) fn tally() -> File {
     let image = disk_file();
     image.write_all_at(&[0; 16], 0).unwrap();
     image
 }
 
-/// The pages that a process that goes on has written to in a round that was begun after this was
-/// called.
+/// Returns the number of pages written in a round that began after the call.
 pub(crate) fn writes(image: &File) -> u64 {
     let told = || {
         let mut bytes = [0; 16];
@@ -144,7 +144,7 @@ pub(crate) fn writes(image: &File) -> u64 {
         let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
         (word(0), word(8))
     };
-    // One may be under way, and the two words be of different ones.
+    // One round may be in progress, and the two words may belong to different rounds.
     let begun = told().0 + 3;
     for _ in 0..LOOKS {
         let (round, pages) = told();
@@ -156,7 +156,7 @@ pub(crate) fn writes(image: &File) -> u64 {
     panic!("it goes round no more");
 }
 
-/// The process writes wherever it can, and asks nobody.
+/// The process writes to all accessible pages, and ignores all messages.
 #[test]
 fn one_that_does_not_listen_has_nothing() {
     does_not_listen_behind::<Virtio>();
@@ -171,7 +171,7 @@ fn does_not_listen_behind<I: Boundary>() {
     assert_eq!(writes(&image), MAPPED);
 }
 
-/// The bit is clear until this returns.
+/// Checks that the process has no access while the bit is clear.
 fn has_nothing<I: Boundary>(guest: &mut Guest<DiskProxy, I>, image: &File) {
     guest.disk.master(false);
     let before = ram(guest);
@@ -180,8 +180,8 @@ fn has_nothing<I: Boundary>(guest: &mut Guest<DiskProxy, I>, image: &File) {
     guest.disk.master(true);
 }
 
-/// One that is in the middle of its work for ever is waited for, and not for ever. Nor does it hear
-/// that it is reset, so it is ended.
+/// The daemon waits for a process that never ends its turn, but not forever. The process ignores
+/// the reset, so the daemon kills it.
 #[test]
 fn one_that_never_ends_its_work_has_nothing() {
     let image = tally();
@@ -199,8 +199,8 @@ fn one_that_never_ends_its_work_has_nothing() {
     );
 }
 
-/// The bit is cleared in the middle of a turn. What was done stays done, the rest is done
-/// afterwards, and nothing is done twice.
+/// The bit is cleared inside a turn. Completed requests stay completed, the rest is done later, and
+/// none is done twice.
 #[test]
 fn a_turn_is_cut_short_and_made_up_for() {
     cut_short_behind::<Virtio>();
@@ -211,7 +211,7 @@ fn cut_short_behind<I: Boundary>() {
     const EACH: u64 = 0x4000;
     let mut apart: Apart<I> = apart("", &[], &disk_file()).mapped();
     let guest = &mut apart.guest;
-    // Of three descriptors each.
+    // Chains of three descriptors each.
     let chains = 5;
     let bytes = EACH * u64::from(chains);
     assert_eq!(
@@ -238,7 +238,7 @@ fn cut_short_behind<I: Boundary>() {
         guest.disk.poke(0x9000, &[0xee; 5]);
         guest.disk.poke(QUEUE + 0x1002, &offered.to_le_bytes());
         guest.disk.ring(0);
-        // So that it is at another place each time.
+        // Vary the moment at which the bit is cleared.
         (0..round * 300).for_each(|_| std::hint::spin_loop());
         guest.disk.master(false);
         let before = ram(guest);
@@ -267,8 +267,8 @@ fn cut_short_behind<I: Boundary>() {
     assert_eq!(I::fault(guest), None, "nothing was a fault");
 }
 
-/// A turn that ended before the bit was cleared, of which nobody has heard yet: its interrupt comes
-/// before the answer.
+/// A turn ends before the bit is cleared, and the daemon has not read its message yet. Its
+/// interrupt precedes the reply.
 #[test]
 fn what_came_before_is_told_before() {
     let mut apart: Apart<Virtio> = apart("", &[], &disk_file()).mapped();

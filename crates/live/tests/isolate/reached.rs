@@ -1,5 +1,5 @@
-//! Attack A31: an emulated device looks at all of the guest's memory. As a thread of the process
-//! that has it mapped, and as a process of its own.
+//! Attack A31: an emulated device scans all of guest memory, as a thread of the process that has it
+//! mapped, and as a sandboxed process.
 
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::{Apart, Boundary, apart};
 
 const PAGES: u64 = RAM_BYTES / 4096;
 
-/// Each page begins with its number.
+/// Writes its number to each page.
 fn mark(ram: &std::fs::File) {
     for page in 0..PAGES {
         ram.write_all_at(&(page | 1 << 63).to_le_bytes(), page * 4096)
@@ -25,11 +25,10 @@ fn mark(ram: &std::fs::File) {
     }
 }
 
-/// A device that, when its doorbell rings, looks at whatever it can, as the process `reads-all`
-/// does.
+/// A device that scans memory when its doorbell rings, like the process `reads-all`.
 #[derive(Default)]
 struct ReadsAll {
-    /// The numbers that the pages it has read begin with.
+    /// First words of the pages that it could read.
     found: Vec<u64>,
     written: u64,
 }
@@ -56,7 +55,7 @@ impl Device for ReadsAll {
         _queue: &mut Queue,
         dma: &mut A,
     ) -> Result<QuantumResult, QueueBroken> {
-        // As far again as there is memory.
+        // Also scan as much address space beyond the memory.
         for page in 0..2 * PAGES {
             let at = GuestAddress(page * 4096);
             let word = dma.with(|memory| memory.read_obj::<u64>(at));
@@ -69,7 +68,8 @@ impl Device for ReadsAll {
     }
 }
 
-/// The native model: the device's thread has what the daemon has, and its driver has begun.
+/// The native model: the device's thread can access everything that the daemon has mapped. Its
+/// driver is started.
 fn native() -> u64 {
     let counters = Arc::new(DeviceCounters::default());
     let mut client = Client::new(ReadsAll::default(), Direct::default(), false, counters);
@@ -99,12 +99,12 @@ fn looks_around<I: Boundary>(behind: &str, everything: u64) {
     mark(I::ram(&mut apart.guest));
     let mut apart = apart.mapped();
     let guest = &mut apart.guest;
-    // One page for reading only, and one that was there and went.
+    // One read-only page, and one that is mapped and unmapped.
     assert_eq!(I::map(guest, 0xe000 + AWAY, 0x1000, 0xe000, READ), 0);
     assert_eq!(I::map(guest, 0xf000 + AWAY, 0x1000, 0xf000, READ_WRITE), 0);
     assert_eq!(I::unmap(guest, 0xf000 + AWAY, 0x1000), 0);
-    // Nine pages of rings and headers, which begin has written to since; the buffer; the page for
-    // reading.
+    // Nine pages of rings and headers, without the page that the driver's start has changed; the
+    // buffer; the read-only page.
     let granted: Vec<u64> = (QUEUE / 4096..0xc)
         .filter(|page| *page != 0xa)
         .chain([0xe])
@@ -132,7 +132,7 @@ fn looks_around<I: Boundary>(behind: &str, everything: u64) {
     assert_eq!(written, pages - 1, "not the page for reading");
 }
 
-/// A sealed memfd cannot grow in any case; a file of the host's can.
+/// A sealed memfd cannot grow in any case; a file of the host can.
 #[test]
 fn an_image_stays_as_long_as_it_was() {
     let image = image_on_disk();

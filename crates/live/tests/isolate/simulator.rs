@@ -1,4 +1,4 @@
-//! A device's process for tests: the shipped one, and ones that break out. Its argument says which.
+//! A sandboxed process for tests: the shipped one, and hostile variants selected by the argument.
 #![allow(missing_docs, unsafe_code)]
 
 use std::fs::File;
@@ -11,13 +11,13 @@ use ringfence_live::sandbox::sys::{end, make, request_calls};
 use ringfence_live::sandbox::windows::{END, FIRST};
 use ringfence_live::sandbox::{Call, SandboxedDevice, copy, enter, mapper, run_sandboxed_device};
 
-/// Pages from the first window on in which all of guest memory is looked for.
+/// Number of pages, from the first window on, in which the process searches for guest memory.
 const LOOKED_AT: u64 = 64 * 1024;
-/// The same in which it is written again and again.
+/// Number of pages, from the first window on, to which the process writes in each round.
 const WRITTEN_TO: u64 = 64;
 const PAGE: u64 = 4096;
-/// While the byte of its disk is zero that lies there, the last one of the tests' disks, a process
-/// that waits does nothing.
+/// Offset of the last byte of the tests' disks. A process that waits does nothing while this byte
+/// is zero.
 const GATE: u64 = 256 * 512 - 1;
 
 fn main() -> io::Result<()> {
@@ -32,7 +32,7 @@ fn main() -> io::Result<()> {
         "dawdles" => enter(dawdles)?.serve(),
         "grows" => grows(&enter(mapper::follow)?),
         "complains" => break_out(|| {
-            // Of an access that was stopped, and never of anything else.
+            // Only reports of stopped accesses, without end.
             let words = [6u64, 0xdead_0000, 1, 0];
             let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
             while rustix::io::write(rustix::stdio::stdin(), &bytes).is_ok() {}
@@ -47,7 +47,7 @@ fn main() -> io::Result<()> {
         "opens" => break_out(|| drop(File::open("/etc/passwd"))),
         "connects" => break_out(|| drop(TcpStream::connect("127.0.0.1:1"))),
         "starts-a-thread" => break_out(|| drop(std::thread::spawn(|| {}))),
-        // SAFETY: it never gets to do anything.
+        // SAFETY: the filter kills the process at this call.
         "maps-itself" => break_out(|| unsafe {
             let rights = libc::PROT_READ;
             libc::mmap(std::ptr::null_mut(), 4096, rights, libc::MAP_SHARED, 64, 0);
@@ -57,7 +57,7 @@ fn main() -> io::Result<()> {
             unsafe { libc::pread(64, [0u8; 8].as_mut_ptr().cast(), 8, 0) };
         }),
         "talks" => break_out(|| {
-            // Reports a turn twice.
+            // Reports the same turn twice.
             let words = [3u64, 0, 1, 1, 0, 0, 0];
             let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
             (0..2).for_each(|_| wait());
@@ -86,7 +86,7 @@ fn main() -> io::Result<()> {
     }
 }
 
-/// Confined, and then this, as soon as the driver begins.
+/// Confines the process, waits for the driver to start, and calls `how`.
 fn break_out(how: impl FnOnce()) -> io::Result<()> {
     let simulator = enter(mapper::follow)?;
     wait();
@@ -94,15 +94,15 @@ fn break_out(how: impl FnOnce()) -> io::Result<()> {
     simulator.serve()
 }
 
-/// The first word of an order.
+/// Reads the first word of a command.
 fn wait() {
     let _ = rustix::io::read(rustix::stdio::stdin(), &mut [0; 8]);
 }
 
-/// Looks at whatever it can, and writes to its disk what it found: each page of guest memory begins
-/// with its own number.
+/// Reads and writes each page that it can access, and writes the result to its disk. Each page of
+/// guest memory begins with its own number.
 fn reads_all(simulator: &SandboxedDevice) -> io::Result<()> {
-    // Once the rings are there, and the doorbell rings.
+    // Wait for the rings and the doorbell.
     (0..3).for_each(|_| wait());
     let (mut pages, mut written) = (0u64, 0u64);
     for at in 0..LOOKED_AT {
@@ -120,7 +120,7 @@ fn reads_all(simulator: &SandboxedDevice) -> io::Result<()> {
     assert!(copy::read(END - PAGE, &mut [0; 8]).is_err());
     let found = [pages.to_le_bytes(), written.to_le_bytes()].concat();
     simulator.disk.file().write_all_at(&found, 0)?;
-    // Said as a turn: it is over.
+    // Reports the end of the turn.
     let words = [3u64, 0, 1, 0, 0, 0, 0];
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
     let _ = rustix::io::write(rustix::stdio::stdin(), &bytes);
@@ -128,9 +128,9 @@ fn reads_all(simulator: &SandboxedDevice) -> io::Result<()> {
     end(0)
 }
 
-/// Writes to every window that it finds, again and again, and listens to nobody. Its disk says how
-/// often it has gone round, and how many pages it has written to in the last one. `says` that its
-/// turn is over.
+/// Writes to every window that it finds, in rounds, and ignores all messages. The disk has the
+/// number of rounds, and of the pages written in the last one. With `says` it first reports the end
+/// of its turn.
 fn goes_on(simulator: &SandboxedDevice, says: bool) -> io::Result<()> {
     (0..3).for_each(|_| wait());
     if says {
@@ -147,8 +147,8 @@ fn goes_on(simulator: &SandboxedDevice, says: bool) -> io::Result<()> {
     end(0)
 }
 
-/// Writes across the end of its disk and far behind it. The first words of the disk say what the
-/// kernel answered: bytes written, or an error number as a negative one.
+/// Writes across the end of its disk and far beyond it. The first words of the disk have the
+/// kernel's results: bytes written, or a negative error number.
 fn grows(simulator: &SandboxedDevice) -> io::Result<()> {
     (0..3).for_each(|_| wait());
     let file = simulator.disk.file();
@@ -167,7 +167,7 @@ fn grows(simulator: &SandboxedDevice) -> io::Result<()> {
     end(0)
 }
 
-/// Does as it is told, each time late, and never too late for a single answer.
+/// Executes each unmap late, but each single answer is within its limit.
 fn dawdles(board: &ControlRegion) -> ! {
     rounds(board, |call| {
         if call.number == libc::SYS_munmap {
@@ -180,7 +180,7 @@ fn dawdles(board: &ControlRegion) -> ! {
     })
 }
 
-/// Makes the calls of one round, each changed by `change`.
+/// Executes the calls of one request after `change` has modified each.
 fn round(board: &ControlRegion, done: u64, change: impl Fn(&mut Call) -> bool) -> u64 {
     let Ok(count) = usize::try_from(request_calls(done, 0)) else {
         end(0);
@@ -190,7 +190,7 @@ fn round(board: &ControlRegion, done: u64, change: impl Fn(&mut Call) -> bool) -
             end(1);
         };
         if change(&mut call) {
-            // SAFETY: whatever it is, this process does nothing else of use.
+            // SAFETY: a wrong call can only harm this process, which exists for that.
             unsafe { make(&call) };
         }
     }
@@ -204,7 +204,7 @@ fn rounds(board: &ControlRegion, change: impl Fn(&mut Call) -> bool) -> ! {
     }
 }
 
-/// Maps as it is told. To unmap, it takes its time.
+/// Executes maps, and spins forever at an unmap.
 fn ignores(board: &ControlRegion) -> ! {
     rounds(board, |call| {
         if call.number == libc::SYS_munmap {
@@ -216,12 +216,12 @@ fn ignores(board: &ControlRegion) -> ! {
     })
 }
 
-/// Says that it has unmapped, and has not.
+/// Acknowledges unmaps without executing them.
 fn keeps(board: &ControlRegion) -> ! {
     rounds(board, |call| call.number != libc::SYS_munmap)
 }
 
-/// Makes each call a second time.
+/// Makes each call twice.
 fn answers_twice(board: &ControlRegion) -> ! {
     rounds(board, |call| {
         // SAFETY: as in `round`.
@@ -230,7 +230,7 @@ fn answers_twice(board: &ControlRegion) -> ! {
     })
 }
 
-/// Twice as many pages as granted.
+/// Maps twice as many pages as granted.
 fn maps_more(board: &ControlRegion) -> ! {
     rounds(board, |call| {
         call.arguments[1] *= 2;
@@ -238,7 +238,7 @@ fn maps_more(board: &ControlRegion) -> ! {
     })
 }
 
-/// What is granted for reading.
+/// Maps read-only grants as writable.
 fn maps_for_writing(board: &ControlRegion) -> ! {
     rounds(board, |call| {
         if call.number == libc::SYS_mmap {
@@ -248,7 +248,7 @@ fn maps_for_writing(board: &ControlRegion) -> ! {
     })
 }
 
-/// The pages after those that are granted.
+/// Maps the pages after the granted ones.
 fn maps_elsewhere(board: &ControlRegion) -> ! {
     rounds(board, |call| {
         call.arguments[5] += PAGE;
@@ -256,10 +256,10 @@ fn maps_elsewhere(board: &ControlRegion) -> ! {
     })
 }
 
-/// What the mapping thread may not do at all.
+/// Makes a call that the mapping thread may never make.
 fn protects(board: &ControlRegion) -> ! {
     round(board, 0, |_| true);
-    // SAFETY: it never gets to do anything.
+    // SAFETY: the filter kills the process at this call.
     unsafe { libc::mprotect(FIRST as *mut _, PAGE as usize, 3) };
     end(1)
 }

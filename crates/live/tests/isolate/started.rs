@@ -1,4 +1,4 @@
-//! Processes that do not confine themselves are not used.
+//! Processes that do not confine themselves are refused.
 
 use std::fs;
 use std::os::fd::AsFd;
@@ -34,7 +34,7 @@ fn programs_that_are_none() {
     };
     assert!(refused(&program("/no/such/program")).contains("os error 2"));
     assert!(refused(&program("/bin/true")).contains("gone"));
-    // It says what no process says.
+    // A process that sends a malformed message.
     let talks = SandboxProgram {
         path: "/bin/sh".into(),
         arguments: ["-c", "head -c 1 >/dev/null; printf x >&0"]
@@ -49,10 +49,10 @@ fn one_that_does_not_confine_all_of_itself() {
     assert!(refused(&crate::program("keeps-a-thread")).contains("did not confine"));
 }
 
-/// The capability that the bounding set is changed with.
+/// CAP_SETPCAP, which changes the bounding set.
 const SETPCAP: u64 = 1 << 8;
 
-/// The processes that this one has started, with this argument.
+/// Returns the processes that this one has started with this argument.
 fn processes(behaviour: &str) -> Vec<PathBuf> {
     let parent = format!("PPid:\t{}", std::process::id());
     let all = fs::read_dir("/proc")
@@ -90,7 +90,7 @@ fn it_has_no_privileges_and_bounded_resources() {
                 "{line}: {status}"
             );
         }
-        // Where this process may drop them, the bounding set is empty as well.
+        // If this process may drop them, the bounding set is empty as well.
         let own = fs::read_to_string("/proc/thread-self/status").unwrap();
         let own = own.lines().find_map(|line| line.strip_prefix("CapEff:\t"));
         let own = u64::from_str_radix(own.unwrap(), 16).unwrap();

@@ -1,5 +1,5 @@
-//! A disk that the hardware translates: what was mapped for it is mapped in the second process, for
-//! hardware that knows nothing yet.
+//! Hand-over of a disk that the hardware model translates for: the second process maps its pages
+//! again, with cold hardware.
 
 use std::os::fd::OwnedFd;
 
@@ -55,7 +55,7 @@ fn the_hardware_finds_what_was_mapped_and_remembers_nothing() {
         guest.read(3);
         let iommu = if para { "pviommu" } else { "iommu" };
         for round in 0..4u64 {
-            // What the host does for itself, each process decides.
+            // Each process chooses its own host optimisations.
             let on = para && round % 2 == 1;
             let optimisations = [HostPagePool::Off, HostPagePool::On][usize::from(on)];
             let before = guest.mapped_in("self");
@@ -63,12 +63,13 @@ fn the_hardware_finds_what_was_mapped_and_remembers_nothing() {
             let after = guest.mapped_in("self");
             assert_eq!(after.len(), 2, "the first one's are gone");
             assert!(before.iter().all(|range| !after.contains(range)));
-            // A frame for each page, found by a walk or by the pointer; and no access yet.
+            // Each page has a frame, found by a walk or by the pointer; the device has not accessed
+            // any yet.
             assert_eq!(counted(&second, "blk", "unit_walks"), 0);
             guest.read(10 + round);
             let walks = counted(&second, "blk", "unit_walks");
             assert!(walks > 0, "its IOTLB is cold");
-            // The disk reads as a device that an IOMMU lets through, and no further.
+            // The disk can access mapped pages and no others.
             guest.is_stopped_at(Guest::stopped_at());
             guest.read(20 + round);
             if para {
@@ -79,7 +80,7 @@ fn the_hardware_finds_what_was_mapped_and_remembers_nothing() {
             assert_eq!(counted(&second, iommu, "faults"), 1);
             first = second;
         }
-        // And a guest that boots now has the same device.
+        // A guest that boots now gets the same device.
         drop(guest);
         let mut guest = Guest::boot_with(&dir, para);
         guest.read(7);
@@ -89,7 +90,7 @@ fn the_hardware_finds_what_was_mapped_and_remembers_nothing() {
     }
 }
 
-/// kvm-baseline: the host has mapped everything, and so has the second one.
+/// kvm-baseline: the second process identity-maps all guest memory, too.
 #[test]
 fn without_an_iommu_all_of_the_guest_is_mapped_again() {
     let dir = Dir::new("assigned-whole");
@@ -145,11 +146,11 @@ fn what_the_host_does_in_advance_is_for_devices_of_the_para_virtual_iommu() {
     }
 }
 
-/// A domain that software has room for, and the hardware's tables have not: a device would lack
-/// what it had.
+/// A domain that fits the software IOMMU but not the hardware's tables is refused: the device would
+/// lose mappings.
 #[test]
 fn more_than_the_hardwares_tables_hold_is_refused() {
-    // Of 4 KiB each, in 352 MiB.
+    // Tables of 4 KiB each, in 352 MiB.
     const TABLES: u64 = 92_000;
     let dir = Dir::new("assigned-many");
     let devices = DeviceOptions {
@@ -160,8 +161,8 @@ fn more_than_the_hardwares_tables_hold_is_refused() {
     let mut guest = Guest::boot(&dir);
     let (log, mut caps) = (log(), GuestLimits::default());
     (caps.tables, caps.mappings) = (1 << 18, 1 << 18);
-    // A page in each 2 MiB from the middle of the addresses on; the only domain comes last but for
-    // the events.
+    // One page in each 2 MiB, from the middle of the address space. The only domain is at the
+    // snapshot's end, before the events.
     let with = |mappings: u64, wanted: DiskKind| {
         let mut handed = copy(&dir);
         for device in &mut handed.devices {

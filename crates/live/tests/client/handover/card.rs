@@ -1,4 +1,4 @@
-//! A driver of a network device by hand, and the other side of its link.
+//! A scripted driver of a network device, and the peer of its link.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
@@ -21,10 +21,10 @@ pub(super) const PAIRS: u16 = 2;
 pub(super) const SIZE: u16 = 16;
 pub(super) const HEADER: usize = 12;
 pub(super) const MQ: u64 = 1 << 22 | 1 << 17;
-/// How often something is looked for that has to come.
+/// Number of polls for an event that must come.
 pub(super) const LOOKS: usize = 100_000;
 
-/// Queue `index` is here, its buffers there.
+/// Address of queue `index`; `buffer` returns the address of its buffers.
 pub(super) fn rings(index: u16) -> u64 {
     0x3000 * u64::from(index)
 }
@@ -58,7 +58,7 @@ pub(super) fn hand_over(dir: &Dir, first: Daemon) -> Daemon {
     second
 }
 
-/// Frame `number` of this many bytes, of a flow of its own of few.
+/// Returns frame `number` with this length. The frames belong to a few flows.
 pub(super) fn frame(number: u32, bytes: usize) -> Vec<u8> {
     let mut frame = vec![number as u8; bytes];
     let head = [
@@ -93,13 +93,13 @@ pub(super) fn framed(frame: &[u8]) -> Vec<u8> {
     [&(frame.len() as u32).to_be_bytes()[..], frame].concat()
 }
 
-/// A driver with a control queue, which has begun.
+/// A started driver with a control queue.
 pub(super) struct Card {
     pub(super) ram: File,
     pub(super) remote: Remote,
     pub(super) given: [u16; 5],
     pub(super) taken: [u16; 5],
-    /// What was sent on each pair, and what came on it.
+    /// Frames sent on each pair, and frames received on each pair.
     pub(super) sent: [Vec<Vec<u8>>; 2],
     pub(super) came: [Vec<Vec<u8>>; 2],
 }
@@ -154,7 +154,7 @@ impl Card {
         self.poke(rings(queue) + 0x1004 + 2 * slot, &head.to_le_bytes());
         self.poke(rings(queue) + 0x1002, &now.to_le_bytes());
         self.remote.ring(queue.into());
-        // A register's answer comes after the doorbell's work.
+        // The register read completes after the doorbell's work.
         self.remote.register(0x14, 1);
     }
 
@@ -163,13 +163,13 @@ impl Card {
         u16::from_le_bytes(used.try_into().unwrap())
     }
 
-    /// Descriptors that the device has.
+    /// Returns the number of descriptors that the device has.
     pub(super) fn outstanding(&self, queue: u16) -> u16 {
         self.given[usize::from(queue)] - self.used(queue)
     }
 
-    /// Sends a frame if there is room in the ring. Chains of sending come back in order, so slots
-    /// do.
+    /// Sends a frame if the ring has room. The device completes transmissions in order, so slots
+    /// are reused in order.
     pub(super) fn send(&mut self, pair: u16, number: u32, bytes: usize) -> bool {
         let queue = 2 * pair + 1;
         if self.outstanding(queue) == SIZE {
@@ -186,7 +186,7 @@ impl Card {
         true
     }
 
-    /// Gives a buffer to receive with.
+    /// Gives the device a receive buffer.
     pub(super) fn give(&mut self, pair: u16) {
         let queue = 2 * pair;
         if self.outstanding(queue) < SIZE {
@@ -198,7 +198,7 @@ impl Card {
         self.collect(pair);
     }
 
-    /// Takes what came.
+    /// Collects received frames.
     pub(super) fn collect(&mut self, pair: u16) {
         let queue = 2 * pair;
         while self.taken[usize::from(queue)] != self.used(queue) {
@@ -213,7 +213,7 @@ impl Card {
         }
     }
 
-    /// Waits until so many frames have come in all.
+    /// Waits until this many frames have arrived in all.
     pub(super) fn has_all(&mut self, frames: usize) {
         for _ in 0..LOOKS {
             self.give(0);
@@ -230,11 +230,11 @@ impl Card {
     }
 }
 
-/// The other side of a stream: what it has sent and been sent.
+/// The peer of a stream link, with the frames that it has sent and received.
 pub(super) struct Peer {
     pub(super) stream: UnixStream,
     pub(super) sent: Vec<Vec<u8>>,
-    /// Of what it is to send: the rest.
+    /// Unsent rest of the frame in progress.
     pub(super) left: Vec<u8>,
     pub(super) got: Vec<u8>,
 }
@@ -257,7 +257,7 @@ impl Peer {
         self.sent.push(frame);
     }
 
-    /// Sends at most so much of what it has begun.
+    /// Sends at most `bytes` of the frame in progress.
     pub(super) fn write(&mut self, bytes: usize) {
         let part = &self.left[..bytes.min(self.left.len())];
         match self.stream.write(part) {
@@ -284,7 +284,7 @@ impl Peer {
         frames
     }
 
-    /// What a device passes on of what was sent.
+    /// Returns the sent frames that a device passes on.
     pub(super) fn fitting(&self) -> Vec<Vec<u8>> {
         let fits = |frame: &&Vec<u8>| (14..=MAX_FRAME_BYTES).contains(&frame.len());
         self.sent.iter().filter(fits).cloned().collect()
@@ -292,7 +292,7 @@ impl Peer {
 }
 
 impl Peer {
-    /// Whole frames that have come.
+    /// Returns the number of complete frames received.
     pub(super) fn frames_there(&self) -> usize {
         let (mut frames, mut rest) = (0, &self.got[..]);
         while let Some((length, behind)) = rest.split_first_chunk() {
@@ -307,8 +307,8 @@ impl Peer {
     }
 }
 
-/// A device that has all at once: a frame without a buffer and more behind it, one that has come in
-/// part, and frames that the link did not take.
+/// Creates a device in a busy state: it holds a frame without a buffer, with more frames queued
+/// after it. Another frame has arrived in part, and the link has refused frames to send.
 pub(super) fn busy(dir: &Dir) -> (Daemon, Card, Peer) {
     let daemon = serve(dir, Address::Stream(dir.0.join("wire")));
     let mut card = Card::boot(dir);
@@ -316,13 +316,13 @@ pub(super) fn busy(dir: &Dir) -> (Daemon, Card, Peer) {
     peer.begin(60);
     peer.write(4000);
     card.has_all(1);
-    // The device learns where answers go.
+    // The device learns the flows of the answers.
     let mut number = 0;
     while card.send(1, number, MAX_FRAME_BYTES) {
         number += 1;
         assert!(number < 1000, "the link takes everything");
     }
-    // Buffers that are there are used up first.
+    // The device uses up its existing buffers first.
     for _ in 0..2 * SIZE {
         peer.begin(200);
     }

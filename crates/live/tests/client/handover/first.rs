@@ -1,4 +1,4 @@
-//! First processes that say something else than they should: the second takes nothing and serves
+//! Source processes that violate the protocol: the destination takes over nothing and serves
 //! nothing.
 
 use std::io::{IoSlice, Read};
@@ -22,7 +22,7 @@ const STREAM: u32 = 4;
 const GONE: u32 = 5;
 const KEPT: u32 = 6;
 
-/// The first process's side, by hand.
+/// The scripted source process.
 struct First(UnixStream);
 
 impl First {
@@ -50,7 +50,7 @@ impl First {
         self.say(STREAM, &bytes, &fds);
     }
 
-    /// What the second asked for, until it went.
+    /// Returns the kinds of the requests that the destination made until it disconnected.
     fn asked(mut self) -> Vec<u32> {
         let mut asked = Vec::new();
         let _ = self.0.read_to_end(&mut asked);
@@ -59,7 +59,7 @@ impl First {
     }
 }
 
-/// What becomes of a second process to which all this is said.
+/// Runs a destination process against the messages that `say` sends.
 fn told(dir: &Dir, say: impl FnOnce(&First)) -> (Result<(), TakeOverError>, Vec<u32>) {
     let (first, second) = UnixStream::pair().unwrap();
     let first = First(first);
@@ -74,7 +74,7 @@ fn copy(dir: &Dir) -> SavedDevices {
     SavedDevices::decode(&bytes, fds).unwrap()
 }
 
-/// One that cannot be used: an eventfd is a listener's.
+/// Returns an invalid state, with an eventfd in place of a listener.
 fn spoiled(dir: &Dir) -> SavedDevices {
     let mut handed = copy(dir);
     handed.control = rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap();
@@ -96,7 +96,7 @@ fn devices_are_the_seconds_when_the_first_says_so_and_no_sooner() {
     });
     assert!(result.is_ok(), "{result:?}");
     assert_eq!(asked, [1, 2, 3]);
-    // It keeps them after all, or dies before it has let go of them.
+    // The source keeps the devices after all, or dies before it has released them.
     let (result, asked) = told(&dir, |first| {
         both(first);
         first.say(KEPT, b"too late", &[]);
@@ -108,7 +108,7 @@ fn devices_are_the_seconds_when_the_first_says_so_and_no_sooner() {
     assert_eq!(asked, [1, 2, 3]);
     let (result, _) = told(&dir, both);
     assert!(matches!(result, Err(TakeOverError::Io(_))), "{result:?}");
-    // What cannot be rebuilt is neither stopped for nor confirmed.
+    // A state that cannot be rebuilt leads neither to a stop nor to a confirmation.
     let (result, asked) = told(&dir, |first| {
         first.stream(spoiled(&dir));
         first.stream(copy(&dir));
@@ -152,7 +152,7 @@ fn an_iommu_and_its_driver_agree_or_are_refused() {
                 }
             });
             assert!(stopped.unwrap().contains("of another driver"));
-            // One more than ever wait.
+            // One event more than can ever be pending.
             let event = [longs(&[0x20]), words(&[1, 1]), longs(&[0x1000])].concat();
             let with = |events: usize| {
                 refused(&|handed| {
@@ -164,7 +164,7 @@ fn an_iommu_and_its_driver_agree_or_are_refused() {
             assert_eq!(with(EVENTS), None);
             assert!(with(EVENTS + 1).unwrap().contains("events"));
         } else {
-            // Without the feature to choose a domain's range of addresses.
+            // Without the feature VIRTIO_IOMMU_F_INPUT_RANGE.
             let fewer = refused(&|handed| handed.devices[0].function.common.accepted &= !1);
             assert!(fewer.unwrap().contains("of another driver"));
         }

@@ -1,4 +1,4 @@
-//! A guest by hand over real sockets: an IOMMU's driver and a disk's.
+//! A scripted guest over real sockets: the drivers of an IOMMU and a disk.
 
 use std::fs::{self, File};
 use std::io::{IoSlice, Read};
@@ -18,19 +18,20 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 
 use crate::rig::*;
 
-/// Endpoint of the disk.
+/// Endpoint ID of the disk.
 const ENDPOINT: u32 = 0x20;
 const DOMAIN: u32 = 1;
-/// What IOVAs are away from the addresses behind them.
+/// Difference between an IOVA and its guest-physical address.
 pub(super) const AWAY: u64 = 1 << 44;
 const IOMMU_QUEUE: u64 = 0x4_0000;
 const EVENT_QUEUE: u64 = 0x5_0000;
 const FAULT: u64 = 0x7_0000;
 const DATA: u64 = 0x1_0000;
-/// Of a process that is waited for; each is a message and its answer, and it takes far fewer.
+/// Most polls of a process that must answer. Each poll is a message and its reply, and far fewer
+/// suffice.
 const MOST_LOOKS: u32 = 1 << 20;
 
-/// A directory of its own, removed at the end.
+/// A temporary directory, removed on drop.
 pub(super) struct Dir(pub(super) PathBuf);
 
 impl Dir {
@@ -80,7 +81,7 @@ pub(super) fn serving(dir: &Dir, devices: &DeviceOptions, limits: HandOverTimeou
     daemon
 }
 
-/// What a counter of a device says.
+/// Returns the value of a device's counter.
 pub(super) fn counted(daemon: &Daemon, device: &str, name: &str) -> u64 {
     let metrics = daemon.metrics();
     let head = format!("ringfence_{name}_total{{device=\"{device}\"}} ");
@@ -88,7 +89,7 @@ pub(super) fn counted(daemon: &Daemon, device: &str, name: &str) -> u64 {
     value.unwrap_or_else(|| panic!("{head}")).parse().unwrap()
 }
 
-/// Ends it and waits.
+/// Stops the daemon and waits for its end.
 pub(super) fn end(daemon: Daemon) {
     daemon.stopper().stop();
     daemon.join().unwrap();
@@ -129,7 +130,7 @@ impl Remote {
         assert_eq!(sent.unwrap(), bytes.len());
     }
 
-    /// Error number and body of the next reply.
+    /// Returns the error number and the body of the next reply.
     pub(super) fn receive(&mut self) -> (u32, Vec<u8>) {
         let mut header = [0; 16];
         self.stream.read_exact(&mut header).unwrap();
@@ -196,34 +197,34 @@ impl Remote {
     }
 }
 
-/// The guest.
+/// A guest with the clients of its IOMMU and its disk.
 pub(super) struct Guest {
     pub(super) ram: File,
     pub(super) iommu: Remote,
     pub(super) disk: Remote,
     pub(super) interrupt: OwnedFd,
-    /// The IOMMU is the para-virtual one.
+    /// True for the para-virtual IOMMU.
     para: bool,
-    /// What the disk's addresses are away from those behind them.
+    /// Difference between the disk's addresses and guest-physical addresses.
     away: u64,
-    /// The disk is a process, which is not done with a request when its doorbell is answered.
+    /// True for a sandboxed disk, which completes a request after its doorbell returns.
     pub(super) apart: bool,
     asked: u16,
     pub(super) requests: u16,
 }
 
 impl Guest {
-    /// Both drivers have begun, and the disk reaches all of memory, `AWAY` from where it is.
+    /// Starts both drivers and maps all of memory for the disk, at `AWAY`.
     pub(super) fn boot(dir: &Dir) -> Self {
         Self::boot_with(dir, false)
     }
 
-    /// The same, with the para-virtual IOMMU.
+    /// Like [`boot`](Self::boot), with a choice of the IOMMU.
     pub(super) fn boot_with(dir: &Dir, para: bool) -> Self {
         Self::boot_on(dir, para, sealed(RAM_BYTES))
     }
 
-    /// The same, whose memory is this file.
+    /// Like [`boot_with`](Self::boot_with), with this memory file.
     pub(super) fn boot_on(dir: &Dir, para: bool, ram: File) -> Self {
         let front = if para { "pviommu.sock" } else { "iommu.sock" };
         let iommu = Remote::connect(&dir.0.join(front), &ram);
@@ -253,7 +254,7 @@ impl Guest {
         guest
     }
 
-    /// A guest without an IOMMU, as far as its disk goes: its addresses are the guest's own.
+    /// Starts a guest without an IOMMU: the disk's addresses are guest-physical.
     pub(super) fn boot_untranslated(dir: &Dir) -> Self {
         let ram = sealed(RAM_BYTES);
         let disk = Remote::connect(&dir.0.join("blk.sock"), &ram);
@@ -277,7 +278,7 @@ impl Guest {
         guest
     }
 
-    /// The disk's driver begins, with features beside the usual.
+    /// Starts the disk's driver, with these further features.
     pub(super) fn begin(&mut self, features: u64) {
         self.disk.negotiate(features);
         self.disk.enable(0, QUEUE + self.away);
@@ -298,7 +299,7 @@ impl Guest {
         buffer
     }
 
-    /// A request to the IOMMU, whose answer has so many bytes; its status.
+    /// Makes a request to the IOMMU, with `answer` bytes for its reply; returns its status.
     fn ask_iommu(&mut self, request: &[u8], answer: u32) -> u8 {
         let (at, reply) = (0x6_0000u64, 0x6_2000u64);
         self.poke(at, request);
@@ -311,7 +312,7 @@ impl Guest {
         self.poke(IOMMU_QUEUE + 0x1004 + 2 * slot, &[0, 0]);
         self.poke(IOMMU_QUEUE + 0x1002, &self.asked.to_le_bytes());
         self.iommu.ring(0);
-        // A register's answer comes after the doorbell's work.
+        // The register read completes after the doorbell's work.
         self.iommu.register(0x14, 1);
         self.peek(reply, 1)[0]
     }
@@ -341,7 +342,7 @@ impl Guest {
         self.ask_iommu(&[words(&[4, DOMAIN]), range, vec![0; 4]].concat(), 4)
     }
 
-    /// Makes a read of `sector` available, and does not ring.
+    /// Makes a read of `sector` available, without a doorbell.
     pub(super) fn offer(&mut self, sector: u64) {
         self.poke(0x8000, &request(0, sector));
         self.poke(0x9000, &[0xee]);
@@ -358,7 +359,7 @@ impl Guest {
         self.poke(QUEUE + 0x1002, &self.requests.to_le_bytes());
     }
 
-    /// The read that was offered last is done, once, and its interrupt has come.
+    /// Checks that the last read was done once, with one interrupt.
     pub(super) fn has_read(&mut self, sector: u64) {
         self.disk.register(0x14, 1);
         self.wait_for_the_process();
@@ -370,7 +371,7 @@ impl Guest {
         assert_eq!(u64::from_ne_bytes(events), 1, "interrupts");
     }
 
-    /// Everything that was offered is done.
+    /// Waits until all requests are complete.
     pub(super) fn has_all(&mut self) {
         for _ in 0..100_000 {
             if self.peek(QUEUE + 0x2002, 2) == self.requests.to_le_bytes() {
@@ -385,7 +386,7 @@ impl Guest {
         let _ = rustix::io::read(&self.interrupt, &mut [0; 8]);
     }
 
-    /// The disk's driver begins anew.
+    /// Restarts the disk's driver.
     pub(super) fn begin_again(&mut self) {
         self.disk.set(0x14, &[0]);
         self.requests = 0;
@@ -394,7 +395,7 @@ impl Guest {
         self.begin(1 << 33);
     }
 
-    /// If the disk is a process: until it has interrupted for what was offered last.
+    /// Waits until a sandboxed disk has completed the last request.
     fn wait_for_the_process(&mut self) {
         let mut looks = 0;
         while self.apart && self.peek(QUEUE + 0x2002, 2) != self.requests.to_le_bytes() {
@@ -414,7 +415,8 @@ impl Guest {
         self.has_read(sector);
     }
 
-    /// The disk does not reach what is unmapped, and the IOMMU's driver is told where.
+    /// Checks that the disk cannot access an unmapped page, and that the IOMMU's driver receives
+    /// the address.
     pub(super) fn is_stopped_at(&mut self, at: u64) {
         assert_eq!(self.unmap(AWAY, RAM_BYTES), 0);
         assert_eq!(self.map(AWAY, DATA, 0), 0);
@@ -431,7 +433,7 @@ impl Guest {
         self.wait_for_the_process();
         assert_eq!(self.peek(0x9000, 1), [1], "an error");
         while self.peek(EVENT_QUEUE + 0x2002, 2) != given.to_le_bytes() {
-            // Its thread has yet to look.
+            // The IOMMU's thread may not have delivered the event yet.
             self.iommu.register(0x14, 1);
         }
         let report = self.peek(FAULT, 24);
@@ -447,7 +449,7 @@ impl Guest {
         DATA + AWAY
     }
 
-    /// Where a process has this guest's memory mapped.
+    /// Returns the address ranges at which a process has mapped this guest's memory.
     pub(super) fn mapped_in(&self, process: &str) -> Vec<String> {
         let place = self.place();
         let maps = fs::read_to_string(format!("/proc/{process}/maps")).unwrap();
@@ -456,7 +458,7 @@ impl Guest {
         ours.map(range).collect()
     }
 
-    /// KiB of it that this process has locked, wherever they are mapped.
+    /// Returns the KiB of guest memory that this process has locked, over all its mappings.
     pub(super) fn locked(&self) -> u64 {
         let place = self.place();
         let maps = fs::read_to_string("/proc/self/smaps").unwrap();
@@ -470,7 +472,7 @@ impl Guest {
                     let size = size.trim().trim_end_matches(" kB");
                     bytes = size.parse::<u64>().unwrap();
                 }
-                // A mapping's own line has its device's number in it.
+                // The first line of a mapping has the file's device number.
                 _ if line.contains(" 0") && line.contains('-') => ours = line.contains(&place),
                 _ => {}
             }
@@ -478,7 +480,7 @@ impl Guest {
         locked
     }
 
-    /// How lists of mappings call it: its device and its number there.
+    /// Returns the memory file's device and inode as /proc shows them.
     fn place(&self) -> String {
         use std::os::unix::fs::MetadataExt;
         let about = self.ram.metadata().unwrap();

@@ -1,5 +1,5 @@
-//! Memory that the host may not take back, and memory in a file: the second process has what it was
-//! told itself, before the first lets go.
+//! Locked memory and memory in a file: the destination applies its own settings before the source
+//! releases the devices.
 
 use std::fs::{self, File};
 
@@ -36,7 +36,7 @@ fn copy(dir: &Dir) -> SavedDevices {
 
 #[test]
 fn what_is_locked_is_locked_by_the_second_before_the_first_lets_go() {
-    // Two clients share the memory; the IOMMU's is the one whose pages are pinned.
+    // Two clients share the memory; the pages that the IOMMU's client shares are pinned.
     for (locked, each) in [
         (Locked::Nothing, 0),
         (Locked::Mapped, KIB),
@@ -53,7 +53,7 @@ fn what_is_locked_is_locked_by_the_second_before_the_first_lets_go() {
             ..LocalConfig::new(&dir.0, &caps, &log)
         };
         for round in 0..2 {
-            // As it is before the confirmation.
+            // The state before the confirmation.
             let rebuilt = Daemon::rehearse(here, copy(&dir)).unwrap();
             assert_eq!(guest.locked(), 2 * each);
             drop(rebuilt);
@@ -62,12 +62,12 @@ fn what_is_locked_is_locked_by_the_second_before_the_first_lets_go() {
             assert_eq!(first.join().unwrap(), EndReason::HandedOver);
             assert_eq!(guest.locked(), each);
             guest.read(10 + round);
-            // What is unmapped and mapped again is let go of, and kept again.
+            // An unmap unlocks the pages, and a new map locks them again.
             guest.is_stopped_at(Guest::stopped_at());
             assert_eq!(guest.locked(), each);
             first = second;
         }
-        // So is what another client shares.
+        // The same holds for memory that another client shares.
         drop(guest);
         let guest = Guest::boot_with(&dir, true);
         assert_eq!(guest.locked(), each);
@@ -92,7 +92,8 @@ fn what_is_mapped_by_nobody_is_not_locked() {
     end(first);
 }
 
-/// A second process that may lock so much, from its environment. It says what it was told.
+/// A destination process that may lock as much memory as its environment says. It prints its
+/// result.
 #[test]
 #[ignore = "started by another test"]
 fn second_process() {
@@ -110,7 +111,7 @@ fn second_process() {
         ..getrlimit(Resource::Memlock)
     };
     setrlimit(Resource::Memlock, limits).unwrap();
-    // Whoever has it is held to no limit.
+    // The limit does not apply to a process with this capability.
     let mut sets = capabilities(None).unwrap();
     sets.effective.remove(CapabilitySet::IPC_LOCK);
     set_capabilities(None, sets).unwrap();
@@ -164,8 +165,8 @@ fn a_second_that_may_not_lock_as_much_is_refused_in_the_rehearsal() {
     }
 }
 
-/// A file that could be cut off is taken by whoever vouches for it, and no other; and it goes with
-/// the devices.
+/// A destination accepts a file that could be truncated only if its own settings name the file. It
+/// removes the file at its end.
 #[test]
 fn memory_in_a_file_is_taken_by_a_second_that_was_told_of_it() {
     let dir = Dir::new("memory-file");
@@ -217,7 +218,7 @@ fn memory_in_a_file_is_taken_by_a_second_that_was_told_of_it() {
     assert!(other.exists());
 }
 
-/// Sealed memory lies in no file: one that is named is somebody else's, and stays.
+/// Sealed memory has no file name: a named file belongs to someone else, and remains.
 #[test]
 fn a_file_that_is_not_the_guests_memory_is_refused() {
     let dir = Dir::new("memory-other");

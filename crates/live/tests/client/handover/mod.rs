@@ -1,6 +1,6 @@
-//! Devices that go from one process to another while a client uses them.
+//! Hand-over of devices between processes while a client uses them.
 
-/// What a process has that takes devices over in this directory: nothing of its own.
+/// A destination's configuration for this directory, with defaults for everything else.
 macro_rules! here {
     ($dir:expr) => {
         ringfence_live::daemon::LocalConfig::new(

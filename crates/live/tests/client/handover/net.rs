@@ -1,4 +1,4 @@
-//! A network device and its link, while frames go both ways.
+//! Hand-over of a network device and its link, with frames in both directions.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -22,11 +22,11 @@ use super::guest::{Dir, end};
 #[derive(Clone, Debug)]
 enum Step {
     Send(u16, usize),
-    /// Sends until the link takes no more, or a while.
+    /// Sends until the link refuses a frame, or a limit is reached.
     Flood(u16),
     Give(u16),
     UsePairs(u16),
-    /// The peer sends a frame, so many bytes of it now.
+    /// The peer starts a frame of this length, and sends this many bytes of it now.
     Coming(usize, usize),
     Write(usize),
     Read(usize),
@@ -52,8 +52,8 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// However often the device goes over, and wherever frames are then: each is there once, whole,
-    /// and in the order of its pair.
+    /// Each frame arrives once, complete, and in the order of its pair, for any number of
+    /// hand-overs at any time.
     #[test]
     fn every_frame_is_there_once(steps in prop::collection::vec(step(), 1..40)) {
         let dir = Dir::new("net");
@@ -61,7 +61,7 @@ proptest! {
         let mut card = Card::boot(&dir);
         let mut peer = Peer::connect(&dir);
         let mut next = 0;
-        // Whoever nobody is connected to loses frames: until the first one has come.
+        // A link without a peer drops frames, so wait for the first frame.
         peer.begin(100);
         peer.write(4000);
         card.has_all(1);
@@ -145,7 +145,7 @@ fn what_is_under_way_goes_along() {
         assert!(looks + 1 < LOOKS, "not everything comes");
     }
     assert!(peer.frames() == card.sent[1], "as they were sent");
-    // Whoever comes next finds it by the same name; it goes away at the end.
+    // The next peer connects under the same name; the daemon removes the socket at its end.
     drop(peer);
     let mut peer = Peer::connect(&dir);
     peer.begin(77);
@@ -253,7 +253,7 @@ fn a_state_that_no_driver_and_no_link_could_have_left_is_refused() {
             peer_state(h).begun = vec![0xff; 4];
             peer_state(h).missing = u32::MAX;
         }),
-        // Dropped, and its bytes are there all the same.
+        // A dropped frame, whose bytes are listed all the same.
         ("part of a frame that came", &|h| {
             peer_state(h).begun = framed(&[0; 2000])[..100].to_vec();
             peer_state(h).missing = 1904;
@@ -279,7 +279,7 @@ fn a_state_that_no_driver_and_no_link_could_have_left_is_refused() {
     for (what, lie) in lies {
         assert_eq!(refused(lie).as_deref(), Some(what));
     }
-    // A name that is removed at the end is the kernel's word, and from the root.
+    // The daemon takes the name that it removes from the kernel, and the name must be absolute.
     let waits = UnixDatagram::bind(dir.0.join("waits")).unwrap();
     let never = UnixDatagram::bind(dir.0.join("never")).unwrap();
     never.set_nonblocking(true).unwrap();
@@ -300,7 +300,7 @@ fn a_state_that_no_driver_and_no_link_could_have_left_is_refused() {
         };
         assert_eq!(refused(&lie).as_deref(), what, "{remote}");
     }
-    // And nothing of all that has taken or sent a byte.
+    // No refused attempt has received or sent a byte.
     assert!(dir.0.join("wire").exists() && dir.0.join("never").exists());
     let mut peer = peer;
     peer.write(4000);
@@ -308,14 +308,14 @@ fn a_state_that_no_driver_and_no_link_could_have_left_is_refused() {
     end(daemon);
 }
 
-/// The stream with a byte changed at every place, and a sum that fits: refused, or it is another
-/// state that can be and goes on as it is.
+/// Changes each byte of the stream, with a correct checksum. The state is refused, or it is another
+/// valid state and restores exactly.
 #[test]
 fn a_stream_that_lies_of_frames_is_refused_or_says_what_is_taken() {
     let dir = Dir::new("net-bytes");
     let (daemon, mut card, mut peer) = busy(&dir);
     let mut handed = copy(&dir);
-    // Short, so that every byte can be tried.
+    // Short, so that the test can change each byte.
     held(&mut handed).frame.truncate(40);
     let there = peer_state(&mut handed);
     there.begun = framed(&frame(1, 60))[..30].to_vec();
@@ -338,7 +338,7 @@ fn a_stream_that_lies_of_frames_is_refused_or_says_what_is_taken() {
                 refused += 1;
                 continue;
             };
-            // How much was completed is not the state's.
+            // The number of completed requests is not part of the state.
             let mut said = SavedDevices::decode(&lie, clones()).unwrap();
             said.devices[0].requests = 0;
             assert_eq!(
@@ -354,13 +354,13 @@ fn a_stream_that_lies_of_frames_is_refused_or_says_what_is_taken() {
     end(daemon);
 }
 
-/// Where a link is from the root does not fit into a socket's name.
+/// The absolute path of the link does not fit into a socket's name.
 #[test]
 fn a_link_that_another_process_would_not_find_stays() {
     let dir = Dir::new("net-long");
     let long: PathBuf = (0..3).fold(dir.0.clone(), |path, _| path.join("x".repeat(40)));
     std::fs::create_dir_all(&long).unwrap();
-    // Another name of the same, so that it can be bound.
+    // Bind through a shorter name of the same directory.
     let fd = File::open(&long).unwrap();
     let short = PathBuf::from(format!("/proc/self/fd/{}", fd.as_raw_fd()));
     let link = link::open(&Address::Datagram {
@@ -371,7 +371,7 @@ fn a_link_that_another_process_would_not_find_stays() {
     assert!(stays.to_string().contains("too long"), "{stays}");
 }
 
-/// Frames in part, in either direction, and what is behind them.
+/// Partial frames in both directions, with further data after them.
 #[test]
 fn a_link_goes_on_in_the_middle_of_a_frame() {
     let (near, far) = UnixStream::pair().unwrap();

@@ -1,4 +1,5 @@
-//! A virtio-iommu whose requests are written down: the record goes on where another process was.
+//! Hand-over of a virtio-iommu that records requests: the record continues where the other process
+//! stopped.
 
 use std::fs::{self, File};
 use std::os::fd::OwnedFd;
@@ -21,7 +22,7 @@ fn recorded(dir: &Dir) -> Daemon {
     serving(dir, &devices, HandOverTimeouts::default())
 }
 
-/// What a guest asks for when it boots.
+/// Returns the record of a guest's boot.
 fn booted() -> Vec<String> {
     let last = AWAY + crate::rig::RAM_BYTES - 1;
     vec![
@@ -30,7 +31,7 @@ fn booted() -> Vec<String> {
     ]
 }
 
-/// Some requests, and what is written of them.
+/// Makes some requests; returns their record.
 fn ask(guest: &mut Guest, pages: u64) -> Vec<String> {
     let mut expected = Vec::new();
     for page in 0..pages {
@@ -59,7 +60,7 @@ fn every_request_is_written_down_once() {
     // Lines that fill the buffer several times, few lines, and none.
     for pages in [3, 70, 0, 1, 90, 0] {
         expected.extend(ask(&mut guest, pages));
-        // Copies that come to nothing write nothing.
+        // Copies without a take-over write nothing.
         Second::connect(&dir).copy();
         let (second, _) = Daemon::take_over(here!(&dir.0), 0).unwrap();
         assert_eq!(first.join().unwrap(), EndReason::HandedOver);
@@ -76,7 +77,7 @@ fn every_request_is_written_down_once() {
     assert!(written == expected.join("\n"), "{written}");
 }
 
-/// A record that is full stays so, and its last line counts what every process left out.
+/// A full record stays full, and its last line counts the requests that all processes left out.
 #[test]
 fn a_full_record_counts_what_every_process_leaves_out() {
     let dir = Dir::new("record-full");

@@ -1,4 +1,4 @@
-//! Hand-overs that fail: the first process goes on.
+//! Hand-overs that fail: the source continues to serve the devices.
 
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
@@ -22,7 +22,7 @@ pub(super) const STREAM: u32 = 4;
 pub(super) const KEPT: u32 = 6;
 pub(super) const REFUSED: u32 = 7;
 
-/// The second process's side, by hand.
+/// The scripted destination process.
 pub(super) struct Second(pub(super) UnixStream);
 
 impl Second {
@@ -56,7 +56,7 @@ impl Second {
         (word(0), bytes, fds)
     }
 
-    /// What is sent while the devices work.
+    /// Returns a copy of the state, taken while the devices run.
     pub(super) fn copy(&mut self) -> (Vec<u8>, Vec<OwnedFd>) {
         self.say(COPY);
         let (kind, bytes, fds) = self.hear();
@@ -65,7 +65,7 @@ impl Second {
     }
 }
 
-/// A client of the disk that waits for an answer which cannot come while devices stand still.
+/// Sends a doorbell for a request, which paused devices do not serve.
 fn waits(guest: &mut Guest) {
     guest.offer(6);
     let bell = [crate::rig::longs(&[0x3000]), words(&[0, 2]), vec![0, 0]];
@@ -85,7 +85,8 @@ fn a_second_that_goes_away_changes_nothing() {
     let dir = Dir::new("away");
     let first = daemon(&dir, HandOverTimeouts::default());
     let mut guest = Guest::boot(&dir);
-    // Without a word; after a copy; after the stop; and twice, as it must not matter.
+    // Disconnect at once; after a copy; after the stop; and each twice, to show that it has no
+    // effect.
     for round in 0..8 {
         let mut second = Second::connect(&dir);
         if round % 4 > 0 {
@@ -98,7 +99,7 @@ fn a_second_that_goes_away_changes_nothing() {
             waits(&mut guest);
         }
         if round % 4 == 3 {
-            // In the middle of a word.
+            // Disconnect inside a message.
             second.0.write_all(&[3, 0]).unwrap();
         }
         drop(second);
@@ -119,8 +120,8 @@ fn a_second_that_says_nothing_or_nonsense_is_not_waited_for() {
     };
     let first = daemon(&dir, limits);
     let mut guest = Guest::boot(&dir);
-    // Nothing; a copy instead of the confirmation; what is no message; one that carries what it may
-    // not.
+    // No message; a copy in place of the confirmation; malformed messages; a message with
+    // unexpected content.
     for nonsense in [
         vec![],
         words(&[COPY, 0, 0, 0]),
@@ -141,7 +142,7 @@ fn a_second_that_says_nothing_or_nonsense_is_not_waited_for() {
         let _ = second.0.write_all(&words(&[REBUILT, 0, 0, 0]));
         guest.read(2);
     }
-    // A confirmation of nothing.
+    // A confirmation without a stop.
     let mut second = Second::connect(&dir);
     second.say(REBUILT);
     assert_eq!(second.hear().0, REFUSED);
@@ -158,7 +159,8 @@ fn a_device_that_does_not_come_to_its_turns_end_stays_and_so_do_all() {
     };
     let first = daemon(&dir, limits);
     let mut guest = Guest::boot(&dir);
-    // The entropy device's client asks and does not read: its thread waits to answer.
+    // The entropy device's client sends requests but does not read: the device's thread blocks on
+    // its reply.
     let rng = super::guest::Remote::connect(&dir.0.join("rng.sock"), &guest.ram);
     let body = [crate::rig::longs(&[0]), words(&[7, 256])].concat();
     let question = crate::rig::encode(7, crate::rig::REGION_READ, 0, &body);
@@ -167,7 +169,7 @@ fn a_device_that_does_not_come_to_its_turns_end_stays_and_so_do_all() {
     while full < 50 {
         match rustix::net::send(&rng.stream, &question, rustix::net::SendFlags::empty()) {
             Ok(_) => full = 0,
-            // Full for good when the device takes no more.
+            // The socket stays full once the device takes no more.
             Err(_) => {
                 full += 1;
                 std::thread::yield_now();
@@ -189,8 +191,8 @@ fn a_device_that_does_not_come_to_its_turns_end_stays_and_so_do_all() {
     end(first);
 }
 
-/// Devices that keep what cannot be handed over: whoever asks is told which and why, and they go
-/// on.
+/// Devices whose state cannot be handed over: the destination receives the device and the reason,
+/// and the devices continue.
 #[test]
 fn a_device_that_cannot_be_handed_over_says_why() {
     let dir = Dir::new("keeps");
@@ -246,8 +248,8 @@ fn a_device_that_cannot_be_handed_over_says_why() {
     }
 }
 
-/// Between the stop and the confirmation no device does anything: what it did would be done again
-/// elsewhere.
+/// Between the stop and the confirmation no device does any work, since the destination would
+/// repeat it.
 #[test]
 fn devices_stand_still_until_they_are_confirmed() {
     let dir = Dir::new("still");
@@ -265,7 +267,7 @@ fn devices_stand_still_until_they_are_confirmed() {
         tv_sec: 0,
         tv_nsec: 50_000_000,
     };
-    // However long it is: nothing comes.
+    // No reply comes, however long the wait is.
     let answers = rustix::event::poll(&mut answer, Some(&moment)).unwrap();
     assert_eq!(answers, 0, "it is served");
     drop(second);
@@ -282,8 +284,8 @@ fn only_the_owner_may_ask() {
     end(first);
 }
 
-/// Every piece of a stream, and every stream with one bit changed, is refused whole; meanwhile the
-/// first process serves.
+/// Each prefix of a stream, and each stream with one changed bit, is refused completely, and the
+/// source serves on.
 #[test]
 fn a_stream_that_was_cut_or_changed_is_refused_whole() {
     let dir = Dir::new("changed");
@@ -324,7 +326,7 @@ fn a_stream_that_was_cut_or_changed_is_refused_whole() {
     end(first);
 }
 
-/// Its next question is there before the last one is answered, so it is never waited for.
+/// Its next request arrives before the last reply, so only the total time ends the copies.
 #[test]
 fn a_second_that_copies_on_and_on_is_hung_up_on() {
     let dir = Dir::new("endless");
@@ -340,8 +342,8 @@ fn a_second_that_copies_on_and_on_is_hung_up_on() {
         let mut asked = asked;
         while asked.write_all(&words(&[COPY, 0, 0, 0])).is_ok() {}
     });
-    // The answers are read, so that nothing but the limit ends it. No host makes so many copies in
-    // it.
+    // The test reads the replies, so only the time limit can end the loop. No host makes this many
+    // copies in that time.
     let mut bytes = [0; 65536];
     let mut reads = 0;
     while std::io::Read::read(&mut second.0, &mut bytes).is_ok_and(|read| read > 0) {

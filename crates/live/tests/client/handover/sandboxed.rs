@@ -1,5 +1,5 @@
-//! A disk in a process of its own: another process goes on where it was, with what was mapped, when
-//! it is dead.
+//! Hand-over of a sandboxed disk: a new process continues with the same mappings after the old one
+//! is dead.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -52,7 +52,7 @@ fn copy(dir: &Dir) -> SavedDevices {
     SavedDevices::decode(&bytes, fds).unwrap()
 }
 
-/// With this as the process of the second.
+/// Calls `go` with a configuration whose sandbox program is `program`.
 fn with<R>(
     dir: &Dir,
     program: Option<&SandboxProgram>,
@@ -95,8 +95,9 @@ fn slot(handed: &SavedDevices) -> &ringfence_live::handover::QueueSlot {
     &disk.function.common.queues[0]
 }
 
-/// The processes that have the image, without this one. Another test's child has all that this
-/// process has until it executes its program: it still has this process's command line.
+/// Returns the processes that have the image open, without this one. A child of another test has
+/// this process's descriptors until it executes its program. Until then it also has this process's
+/// command line.
 fn processes(dir: &Dir) -> Vec<String> {
     let image = dir.0.join("disk.img");
     let command = |process: &str| fs::read(format!("/proc/{process}/cmdline")).ok();
@@ -127,7 +128,7 @@ fn another_process_has_what_was_mapped_and_the_first_one_is_dead() {
             };
             let mapped = guest.mapped_in(old).len();
             assert!(mapped > 0, "it is granted something");
-            // While it is only tried there are two of them, each with its own.
+            // During a rehearsal two processes exist, each with its own grants.
             let rebuilt = rehearse(&dir, copy(&dir)).unwrap();
             let both = processes(&dir);
             assert_eq!(both.len(), 2);
@@ -135,8 +136,7 @@ fn another_process_has_what_was_mapped_and_the_first_one_is_dead() {
             assert_eq!(guest.mapped_in(other).len(), mapped);
             drop(rebuilt);
             assert_eq!(processes(&dir), before);
-            // Offered and not rung for; and requests that were served before, so that the rings are
-            // not at their beginning.
+            // A request without a doorbell; earlier requests have moved the ring indices.
             guest.offer(10 + round);
             let second = take_over(&dir, first);
             let after = processes(&dir);
@@ -161,8 +161,7 @@ fn another_process_has_what_was_mapped_and_the_first_one_is_dead() {
     }
 }
 
-/// A page's frame is the host's: the second one's pages get frames of its own, out of its pool if
-/// it has one.
+/// Frames belong to the host: the second process allocates its own, from its pool if it has one.
 #[test]
 fn what_was_mapped_has_frames_of_the_second_ones_host() {
     let dir = Dir::new("apart-hopt");
@@ -185,7 +184,7 @@ fn what_was_mapped_has_frames_of_the_second_ones_host() {
         });
         assert_eq!(first.join().unwrap(), EndReason::HandedOver);
         guest.read(10 + round);
-        // The IOMMU has counted what it did by the time that it answers.
+        // The IOMMU updates its counters before it replies.
         assert_eq!(guest.map(AWAY, 4096, 0), 5, "mapped already");
         assert_eq!(counted(&second, "pviommu", "frames"), pages);
         assert_eq!(counted(&second, "pviommu", "frames_awaited") < pages, on);
@@ -196,7 +195,7 @@ fn what_was_mapped_has_frames_of_the_second_ones_host() {
     end(first);
 }
 
-/// Whether a process that waits may go on: what the last byte of its disk says.
+/// Lets a waiting process continue, or not, through the last byte of its disk.
 fn let_go_on(dir: &Dir, on: bool) {
     let_go_on_at(&dir.0, on);
 }
@@ -208,7 +207,7 @@ fn let_go_on_at(dir: &Path, on: bool) {
     file.write_all_at(&last, DISK_SECTORS * 512 - 1).unwrap();
 }
 
-/// Two requests, each rung for, of which the process has begun none.
+/// Offers two requests with doorbells. The process starts neither.
 fn ask_twice(dir: &Dir, guest: &mut Guest) {
     let_go_on(dir, false);
     for sector in [4, 5] {
@@ -217,17 +216,17 @@ fn ask_twice(dir: &Dir, guest: &mut Guest) {
     }
 }
 
-/// Both are done, each once.
+/// Checks that both requests are done, each once.
 fn are_done(dir: &Dir, guest: &mut Guest) {
     guest.has_all();
-    // Whatever the process has said is heard.
+    // The copy makes the daemon read all messages of the process.
     copy(dir);
     guest.forget_interrupts();
     guest.read(6);
 }
 
-/// The process is at work, and the driver has rung again: it comes to the end of its turn, and what
-/// was rung for is done by whoever goes on.
+/// The driver rings again while the process works. The process finishes its turn, and the next
+/// owner serves the second request.
 #[test]
 fn a_turn_comes_to_its_end_and_the_next_is_begun_by_whoever_goes_on() {
     let dir = Dir::new("apart-turn");
@@ -239,7 +238,7 @@ fn a_turn_comes_to_its_end_and_the_next_is_begun_by_whoever_goes_on() {
         ask_twice(&dir, &mut guest);
         let mut second = Second::connect(&dir);
         second.say(COPY);
-        // The turn may be over before the disk is called, or not.
+        // The turn may end before the disk is paused, or after.
         for _ in 0..attempt {
             guest.iommu.register(0x14, 1);
         }
@@ -258,7 +257,7 @@ fn a_turn_comes_to_its_end_and_the_next_is_begun_by_whoever_goes_on() {
         }
     }
     assert!(unfinished > 2, "never called while it was at work");
-    // And so it is when another process has it.
+    // The same holds when another process takes over.
     let mut daemon = first;
     for _ in 0..3 {
         ask_twice(&dir, &mut guest);
@@ -318,7 +317,7 @@ fn a_second_that_goes_away_leaves_the_process_as_it_was() {
     end(first);
 }
 
-/// What cannot be a process there is found out while the first one works.
+/// A program that cannot run as a sandbox is detected while the first process works.
 #[test]
 fn a_program_that_is_no_such_process_is_refused_in_the_rehearsal() {
     let dir = Dir::new("apart-program");
@@ -337,7 +336,7 @@ fn a_program_that_is_no_such_process_is_refused_in_the_rehearsal() {
         (None, "there is no program to be the process of a disk"),
         (Some(nothing), "has gone"),
         (Some(program("keeps-a-thread")), "did not confine itself"),
-        // It breaks a rule when it is told to map: its disk would be broken.
+        // It violates the protocol at its first map, so its disk would be broken.
         (Some(program("maps-more")), "asked for what it was not told"),
     ] {
         let said = refused(program.as_ref());
@@ -348,7 +347,7 @@ fn a_program_that_is_no_such_process_is_refused_in_the_rehearsal() {
     end(first);
 }
 
-/// A disk whose process was ended asks its driver to begin again. Elsewhere it can.
+/// A disk whose process was killed needs a reset. It can recover in another process.
 #[test]
 fn a_broken_disk_is_whole_again_after_its_drivers_reset() {
     let dir = Dir::new("apart-broken");
@@ -408,7 +407,7 @@ fn more_than_a_process_can_have_is_refused() {
     end(first);
 }
 
-/// A hostile stream: a process where no IOMMU says what it is to have.
+/// A hostile stream: a sandboxed disk without an IOMMU that could grant pages.
 #[test]
 fn a_process_without_an_iommu_is_refused() {
     let dir = Dir::new("apart-alone");

@@ -1,4 +1,4 @@
-//! The stream: what is written is read, and what was never written is refused before it is used.
+//! The hand-over stream: decoding inverts encoding, and invalid streams are refused before use.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -183,7 +183,7 @@ prop_compose! {
     }
 }
 
-/// All values; descriptors have other numbers after a journey.
+/// Formats all values without descriptor numbers, which change in transit.
 fn text(handed: &SavedDevices) -> String {
     let text = format!("{handed:?}");
     let mut parts = text.split("fd: ");
@@ -203,7 +203,7 @@ proptest! {
         prop_assert_eq!(handed.encode().0, bytes);
     }
 
-    /// Bytes that nobody wrote, with a sum that fits: an error or a value that encodes to the same.
+    /// Random bytes with a correct checksum: an error, or a value that encodes to the same bytes.
     #[test]
     fn no_bytes_make_it_panic(body in bytes(600), fds in 0u32..9) {
         let head = [b"RFHANDOV".to_vec(), 1u32.to_le_bytes().to_vec(), fds.to_le_bytes().to_vec()];
@@ -215,8 +215,8 @@ proptest! {
     }
 }
 
-/// A real stream with a byte changed at every place, and a sum that fits: rebuilt or refused, while
-/// the first process serves on.
+/// A real stream with each byte changed and a correct checksum: rebuilt or refused, while the
+/// source serves on.
 #[test]
 fn a_stream_that_lies_is_refused_or_harmless() {
     let dir = Dir::new("lies");
@@ -240,7 +240,7 @@ fn a_stream_that_lies_is_refused_or_harmless() {
         }
     }
     assert!(refused > body, "{refused} of {}", 4 * body);
-    // Descriptors in another order: an eventfd where a socket has to be, and so on.
+    // Descriptors in another order, for example an eventfd in place of a socket.
     let mut others = clones();
     others.rotate_left(1);
     let rotated = SavedDevices::decode(&bytes, others).unwrap();

@@ -17,7 +17,7 @@ fn devices_go_on_elsewhere_without_the_client_seeing_it() {
     for round in 0..3u64 {
         let before = guest.mapped_in("self");
         assert_eq!(before.len(), 2, "two clients share the memory");
-        // Made available, and not rung for; and a part of the message that will.
+        // A request without a doorbell, and a part of the doorbell's message.
         guest.offer(10 + round);
         let bell = [longs(&[0x3000]), words(&[0, 2]), vec![0, 0]].concat();
         let bell = encode(7, REGION_WRITE, 0, &bell);
@@ -44,7 +44,7 @@ fn devices_go_on_elsewhere_without_the_client_seeing_it() {
         guest.read(30 + round);
         first = second;
     }
-    // Another client is served as well, and the sockets are cleared away at the end.
+    // Another client is served as well, and the daemon removes the sockets at its end.
     drop(guest);
     let mut guest = Guest::boot(&dir);
     guest.read(7);
@@ -55,8 +55,8 @@ fn devices_go_on_elsewhere_without_the_client_seeing_it() {
     }
 }
 
-/// Whoever is no master of the bus is none in the next process, and has everything to do when its
-/// driver sets the bit there.
+/// A function that is not a bus master stays so in the next process, and does all pending work once
+/// its driver sets the bit there.
 #[test]
 fn a_function_that_may_not_master_the_bus_may_not_elsewhere() {
     let dir = Dir::new("master");
@@ -118,7 +118,7 @@ fn what_the_para_virtual_iommu_maps_goes_over_as_records() {
         let after = guest.mapped_in("self");
         assert!(before.iter().all(|range| !after.contains(range)));
         guest.read(20 + round);
-        // The second one knows what is mapped: it is not mapped again, and can be unmapped.
+        // The second process knows the mappings: it refuses a second map, and it can unmap.
         assert_eq!(guest.map(AWAY, 4096, 0), 5, "mapped already");
         guest.is_stopped_at(Guest::stopped_at());
         guest.read(30 + round);
@@ -128,7 +128,7 @@ fn what_the_para_virtual_iommu_maps_goes_over_as_records() {
     end(first);
 }
 
-/// The second process of the test below.
+/// The destination process of the test below.
 #[test]
 #[ignore = "started by another test"]
 fn second_process() {
@@ -137,7 +137,7 @@ fn second_process() {
     };
     let (daemon, _) = Daemon::take_over(here!(dir.as_ref()), 0).unwrap();
     println!("taken");
-    // Until the test lets go of this process's input.
+    // Wait until the test closes this process's input.
     let _ = std::io::stdin().read_line(&mut String::new());
     end(daemon);
 }
@@ -158,7 +158,7 @@ fn the_first_process_has_nothing_of_the_guests_memory_mapped_when_the_second_beg
         .unwrap();
     let mut said = std::io::BufReader::new(second.stdout.take().unwrap()).lines();
     assert!(said.any(|line| line.unwrap().contains("taken")));
-    // This process lives, and serves nothing any more.
+    // This process lives, but serves no device.
     assert_eq!(first.join().unwrap(), EndReason::HandedOver);
     assert_eq!(guest.mapped_in("self"), [""; 0]);
     assert_eq!(guest.mapped_in(&second.id().to_string()).len(), 2);

@@ -1,4 +1,4 @@
-//! Disks, wherever their accesses are translated, and the entropy device.
+//! Disks behind each kind of IOMMU, and the entropy device.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ fn a_disk() {
     let mut client = ready();
     client.begin(1 << 9);
     reads_in_vain(&mut client, 0);
-    // With an event index the device asks for doorbells elsewhere.
+    // With event indices the device chooses which buffers need a doorbell.
     let mut client = ready();
     client.begin(1 << 9 | 1 << 29);
     reads_in_vain(&mut client, 0);
@@ -49,7 +49,7 @@ fn an_assigned_disk() {
     }
 }
 
-/// Its time comes while the bit is clear.
+/// The delay ends while the bit is clear.
 #[test]
 fn a_late_disk() {
     let counters = Arc::new(DeviceCounters::default());

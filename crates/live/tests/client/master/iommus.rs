@@ -1,4 +1,4 @@
-//! The IOMMUs, whose queues are their own accesses.
+//! The IOMMUs, whose queue accesses need bus mastering, too.
 
 use ringfence_live::virtio::blk::Blk;
 use ringfence_types::Direction;
@@ -8,12 +8,12 @@ use crate::guest::{AWAY, DOMAIN, ENDPOINT, EVENT_QUEUE, Guest, IOMMU_QUEUE, read
 use crate::para::{self, DISK, PAGE, Para};
 use crate::rig::*;
 
-/// The queues are the IOMMU's own accesses; translating is none. So its endpoints go on, and its
-/// driver is told later.
+/// Reading its queues is an access by the IOMMU; translating is not. Its endpoints therefore
+/// continue, and the driver receives faults later.
 #[test]
 fn a_virtio_iommu() {
     let mut guest = Guest::with(|_, counters| blk(counters)).mapped();
-    // An unmap of the page for data.
+    // Unmaps the data page.
     let at = 0x6_0000;
     let range = longs(&[DATA + AWAY, DATA + AWAY + 0xfff]);
     let unmap = [vec![4, 0, 0, 0], words(&[DOMAIN]), range, vec![0; 4]].concat();
@@ -80,7 +80,7 @@ fn a_para_virtual_iommu_with_an_event_to_tell() {
     then(&mut guest.iommu, 1);
     assert_eq!(guest.fault(), Some((ENDPOINT, 0xdead_0000)));
     assert_eq!(guest.iommu.peek(EVENT, 1), [DISK as u8]);
-    // What was mapped and unmapped meanwhile is as it was asked for.
+    // Maps and unmaps requested in between have taken effect.
     let more = [(0x10_0000 + AWAY, PAGE)];
     let requests = [para::map(DISK, Direction::ToDevice, &more)];
     assert_eq!(guest.ask(&requests), [0]);

@@ -1,6 +1,6 @@
-//! Bus mastering. A function whose Bus Master Enable is clear reads and writes nothing of the
-//! guest's and signals no vector, whatever its driver, its clock, the network or the IOMMU has for
-//! it. What came meanwhile is done when the bit is set.
+//! Bus mastering. A function whose Bus Master Enable bit is clear neither accesses guest memory nor
+//! signals a vector. Doorbells, timers, frames and faults do not change that. Pending work
+//! continues when the bit is set.
 
 mod disks;
 mod iommus;
@@ -24,10 +24,10 @@ use crate::rig::*;
 const HEADER: u64 = 0x8000;
 const STATUS: u64 = 0x9000;
 const DATA: u64 = 0xb000;
-/// Where an event of an IOMMU lands.
+/// Address of an IOMMU's event buffer.
 const EVENT: u64 = 0x7_0000;
 
-/// Has all vectors signal one event, which queue `index` uses.
+/// Sets one eventfd for all vectors, and assigns a vector to queue `index`.
 fn interrupts<D: Device, A: Dma>(client: &mut Client<D, A>, index: u16) -> OwnedFd {
     let event = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
     let fds = vec![event.as_fd().try_clone_to_owned().unwrap()];
@@ -36,7 +36,7 @@ fn interrupts<D: Device, A: Dma>(client: &mut Client<D, A>, index: u16) -> Owned
     client.set(0x10, &[0, 0]);
     client.set(0x16, &index.to_le_bytes());
     client.set(0x1a, &[0, 0]);
-    // Of what was before.
+    // Discard earlier interrupts.
     client.register(0x1000, 1);
     event
 }
@@ -46,7 +46,7 @@ fn signals(event: &OwnedFd) -> u64 {
     rustix::io::read(event, &mut count).map_or(0, |_| u64::from_ne_bytes(count))
 }
 
-/// What the server does between two messages, as often as there is something to do.
+/// Does the server's work between two messages, until none remains.
 fn turns<D: Device, A: Dma>(client: &mut Client<D, A>) {
     let function = client.session.function();
     function.on_ready();
@@ -59,8 +59,8 @@ fn turns<D: Device, A: Dma>(client: &mut Client<D, A>) {
     panic!("it never comes to an end");
 }
 
-/// While the bit is clear, the available ring of `queue`, which lies at `rings`, says what breaks
-/// it if it is looked at. The doorbell rings, and `tempt` adds to it.
+/// Runs with the bit clear. The available ring of `queue`, at `rings`, then has an index that
+/// breaks the device if it reads it. Rings the doorbell and calls `tempt`.
 fn in_vain<D: Device, A: Dma>(
     client: &mut Client<D, A>,
     (queue, rings): (u16, u64),
@@ -84,7 +84,7 @@ fn in_vain<D: Device, A: Dma>(
     client.poke(index, &offered);
 }
 
-/// The bit is set: what was offered is done, and told once.
+/// Sets the bit, and checks that the offered work is done and signalled once.
 fn then<D: Device, A: Dma>(client: &mut Client<D, A>, queue: u16) {
     let event = interrupts(client, queue);
     client.master(true);
@@ -93,7 +93,7 @@ fn then<D: Device, A: Dma>(client: &mut Client<D, A>, queue: u16) {
     assert_eq!(signals(&event), 1);
 }
 
-/// Makes a read of sector 0 available as the `count`th, and does not ring.
+/// Makes a read of sector 0 available as the `count`th request, without a doorbell.
 fn offer_read<A: Dma>(disk: &mut Client<impl Device, A>, count: u16, away: u64) {
     disk.poke(HEADER, &request(0, 0));
     disk.poke(STATUS, &[0xee]);
@@ -104,7 +104,7 @@ fn offer_read<A: Dma>(disk: &mut Client<impl Device, A>, count: u16, away: u64) 
     let slot = u64::from((count - 1) % 16);
     disk.poke(QUEUE + 0x1004 + 2 * slot, &[0, 0]);
     disk.poke(QUEUE + 0x1002, &count.to_le_bytes());
-    // With an event index: to be told of this one.
+    // With event indices: request an interrupt for this one.
     disk.poke(QUEUE + 0x1004 + 2 * 16, &(count - 1).to_le_bytes());
 }
 
@@ -115,7 +115,7 @@ fn has_read<A: Dma>(disk: &Client<impl Device, A>, count: u16) {
     assert_eq!(disk.peek(DATA, 512), sector);
 }
 
-/// A disk that runs, whose addresses are `away` from where they lead.
+/// Tests reads of a running disk whose IOVAs differ by `away` from the guest-physical addresses.
 fn reads_in_vain<D: Device, A: Dma>(disk: &mut Client<D, A>, away: u64) {
     for count in 1..=3 {
         offer_read(disk, count, away);
@@ -129,7 +129,7 @@ fn blk(counters: Arc<DeviceCounters>) -> Blk {
     Blk::new(disk_file(), false, counters).unwrap()
 }
 
-/// A device that has more to do than one turn bears has its bit cleared between two turns.
+/// The bit is cleared between two turns of a device with more work than one turn allows.
 #[test]
 fn work_stops_where_it_is_and_goes_on_there() {
     const BYTES: u32 = 128 << 10;
@@ -150,7 +150,7 @@ fn work_stops_where_it_is_and_goes_on_there() {
     assert_eq!(client.counters.requests.get(), 15, "none of them twice");
 }
 
-/// A driver that never enables it, as one of a device that does without would.
+/// A driver that never sets the bit.
 #[test]
 fn without_the_bit_from_the_beginning_and_after_a_reset() {
     let mut client = ready();
@@ -167,13 +167,13 @@ fn without_the_bit_from_the_beginning_and_after_a_reset() {
         in_vain(&mut client, (0, QUEUE), |_| ());
         then(&mut client, 0);
         has_read(&client, 1);
-        // The driver's own reset leaves it alone.
+        // The driver's device reset leaves the bit unchanged.
         client.set(0x14, &[0]);
         assert_eq!(client.config(4, 2), [4, 0]);
     }
 }
 
-/// It is one bit, however it is written.
+/// The bit has the same effect for every way to write it.
 #[test]
 fn each_way_to_write_it() {
     let mut client = ready();
@@ -186,7 +186,7 @@ fn each_way_to_write_it() {
         turns(client);
         let done = client.used().0 == count;
         if !done {
-            // So that the next one is another.
+            // Undo the count for the next case.
             count -= 1;
         }
         done
@@ -212,7 +212,7 @@ fn each_way_to_write_it() {
     }
 }
 
-/// A device somebody else works for, who does not let go.
+/// A device whose worker does not stop.
 struct Stubborn;
 
 impl Device for Stubborn {
@@ -243,7 +243,7 @@ impl Device for Stubborn {
     }
 }
 
-/// The client is not told that it does not reach memory any more, and reads that it may.
+/// The client receives no success reply, and still reads the bit as set.
 #[test]
 fn a_device_that_cannot_be_stopped() {
     let counters = Arc::new(DeviceCounters::default());

@@ -1,4 +1,4 @@
-//! Network devices, to which frames come whether or not the bit is set.
+//! Network devices, which receive frames whether or not the bit is set.
 
 use std::collections::VecDeque;
 use std::num::NonZeroU16;
@@ -14,7 +14,7 @@ use ringfence_live::virtio::net::Net;
 use super::{in_vain, then, turns};
 use crate::rig::*;
 
-/// Frames that the far side sends and takes.
+/// Frames that the peer sends and accepts.
 #[derive(Default)]
 struct Wire {
     coming: VecDeque<Vec<u8>>,
@@ -87,7 +87,7 @@ fn wire(card: &mut Card) -> &mut Wire {
     card.session.function().device().link()
 }
 
-/// Makes a chain of one descriptor available as the first of a queue, and does not ring.
+/// Makes a chain of one descriptor available as the first of a queue, without a doorbell.
 fn offer(card: &Card, queue: u16, bytes: u32, flags: u16) {
     let raw = descriptor(buffer(queue), bytes, flags, 0);
     card.poke(rings(queue), &raw);
@@ -121,11 +121,12 @@ fn a_network_device_that_receives() {
     assert_eq!(card.peek(buffer(0) + 12, 60), frame());
 }
 
-/// More was dropped than is at once, so there is something to do without waiting.
+/// More invalid frames than one turn drops, so the device has work without waiting.
 #[test]
 fn a_network_device_that_is_busy() {
     let mut card = card(0);
-    // So many when it is told of them, as many when the bit is cleared, and more.
+    // Enough invalid frames for the first turn, for the turn after the bit is cleared, and for
+    // later ones.
     wire(&mut card).coming.extend(vec![vec![0; 4]; 3 * 64]);
     wire(&mut card).coming.push_back(frame());
     card.session.function().on_ready();
@@ -138,7 +139,7 @@ fn a_network_device_that_is_busy() {
     assert_eq!(card.peek(buffer(0) + 12, 60), frame());
 }
 
-/// The frame came before there was a buffer, and the buffer before the bit is set.
+/// The frame arrives before the buffer, and the buffer before the bit is set.
 #[test]
 fn a_network_device_that_holds_a_frame() {
     let mut card = card(0);

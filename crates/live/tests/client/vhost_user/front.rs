@@ -1,4 +1,4 @@
-//! A front-end of the disk's, and the guest behind it.
+//! A scripted front-end of the disk, and the guest behind it.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -46,10 +46,10 @@ pub(super) const PROTOCOL: u64 = 1 << 3 | 1 << 5 | 1 << 9;
 
 pub(super) const RAM_BYTES: u64 = 1 << 20;
 pub(super) const PAGE: u64 = 4096;
-/// Where the front-end has the guest's memory.
+/// Address of the guest's memory in the front-end.
 pub(super) const USER: u64 = 0x7f00_0000_0000;
 
-/// Pages of the device's addresses, and where they are in the guest's memory: all in another order.
+/// Pages by IOVA and guest-physical address, in different orders.
 pub(super) const DESCRIPTORS: (u64, u64) = (0x1_0000, 0x9000);
 pub(super) const AVAILABLE: (u64, u64) = (0x1_1000, 0x3000);
 pub(super) const USED: (u64, u64) = (0x1_2000, 0x7000);
@@ -87,7 +87,7 @@ pub(super) fn event() -> OwnedFd {
     eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()
 }
 
-/// A front-end, and the guest.
+/// A front-end and its guest.
 pub(super) struct Front {
     pub(super) main: UnixStream,
     pub(super) channel: UnixStream,
@@ -95,7 +95,7 @@ pub(super) struct Front {
     pub(super) kick: OwnedFd,
     pub(super) call: OwnedFd,
     pub(super) grants: BTreeMap<u64, (u64, Permissions)>,
-    /// Misses, in order: page and what was wanted.
+    /// Misses in order: page and requested permissions.
     pub(super) asked: Vec<(u64, Permissions)>,
     pub(super) offered: u16,
     pub(super) path: PathBuf,
@@ -183,7 +183,7 @@ impl Front {
         self.reply(request)
     }
 
-    /// Whether it was done.
+    /// Makes a request with an acknowledgement; returns true if it succeeded.
     pub(super) fn done(&mut self, request: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> bool {
         send_with(&self.main, &frame(request, 8, payload), fds);
         self.reply(request) == [0; 8]
@@ -199,7 +199,7 @@ impl Front {
         self.grants.insert(iova / PAGE, (memory, permissions));
     }
 
-    /// As a driver that has everything mapped, and a front-end that starts the device.
+    /// Maps all pages like a driver, and starts the device like a front-end.
     pub(super) fn start(&mut self, base: u32) {
         for page in [DESCRIPTORS, AVAILABLE, HEADER] {
             self.grant(page, Permissions::READ);
@@ -238,7 +238,7 @@ impl Front {
         read
     }
 
-    /// The driver asks for `bytes` bytes at `sector`, and kicks.
+    /// Makes a read of `bytes` bytes at `sector` available, and kicks.
     pub(super) fn offer(&mut self, sector: u64, bytes: u32) {
         self.poke(HEADER, 0, &request(0, sector));
         self.poke(STATUS, 0, &[0xee]);
@@ -265,7 +265,7 @@ impl Front {
         rustix::io::write(&self.kick, &1_u64.to_ne_bytes()).unwrap();
     }
 
-    /// Waits for what comes first: a miss (true), or the device's call.
+    /// Waits for the first event. Returns true for a miss, and false for the device's call.
     pub(super) fn wait(&self) -> bool {
         let mut fds = [
             PollFd::new(&self.channel, PollFlags::IN),
@@ -290,7 +290,7 @@ impl Front {
         (iova, wanted)
     }
 
-    /// Answers as QEMU does: looks up what is wanted, and says that both may be.
+    /// Answers like QEMU: looks up the requested access, and grants all permissions of the page.
     pub(super) fn answer(&mut self, (iova, wanted): (Iova, Permissions)) {
         let page = iova.get() / PAGE;
         let grant = self.grants.get(&page).copied();
@@ -307,7 +307,7 @@ impl Front {
         self.channel.write_all(&frame(1, 4, &status)).unwrap();
     }
 
-    /// Answers until the driver is called.
+    /// Answers misses until the device signals the driver.
     pub(super) fn serve(&mut self) {
         while self.wait() {
             let miss = self.next_miss();
@@ -336,14 +336,14 @@ impl Drop for Front {
     fn drop(&mut self) {
         self.stop.stop();
         let _ = std::fs::remove_dir_all(self.path.parent().unwrap());
-        // A back-end that waits for ever fails a test, and does not hold it up.
+        // A back-end that waits forever fails the test without blocking it.
         if !thread::panicking() {
             self.thread.take().unwrap().join().unwrap();
         }
     }
 }
 
-/// Bytes of the disk, which `disk_file` makes.
+/// Returns the contents of the disk that `disk_file` creates.
 pub(super) fn content(sector: u64, bytes: u64) -> Vec<u8> {
     (sector * 512..sector * 512 + bytes)
         .map(|i| (i / 7) as u8)

@@ -1,4 +1,5 @@
-//! Front-ends that do not answer, do not read, or take back what they tell as fast as they tell it.
+//! Front-ends that do not answer, do not read, or invalidate translations as fast as they send
+//! them.
 
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
@@ -10,13 +11,13 @@ use ringfence_types::{Iova, IovaRange};
 
 use super::front::*;
 
-/// Each translation is taken back when the next one is told, so an access to two pages never finds
-/// both. It is given up.
+/// Each update invalidates the previous translation, so an access to two pages never finds both.
+/// The device gives the access up.
 #[test]
 fn a_translation_that_never_stays_ends_the_request_and_not_the_device() {
     let mut front = Front::new("never-stays", &[]);
     front.start(0);
-    // The buffer lies in two pages, and ends in that of the status.
+    // The buffer spans two pages, and ends in the status page.
     front.offer(3, 8192);
     let mut told = 0;
     while front.wait() {
@@ -33,14 +34,15 @@ fn a_translation_that_never_stays_ends_the_request_and_not_the_device() {
     }
     assert_eq!(front.peek(STATUS, 0, 1), [1], "an I/O error");
     assert_eq!(front.counters.faults.get(), 1);
-    // The next request is served as if nothing had been.
+    // The next request is served normally.
     let _ = rustix::io::read(&front.call, &mut [0; 8]);
     front.offer(3, 4096);
     front.serve();
     assert_eq!(front.peek(STATUS, 0, 1), [0]);
 }
 
-/// The log is not the front-end's to fill: it hears of the first, and that there are more.
+/// A front-end cannot fill the log: the log has the first messages, and notes that more are only
+/// counted.
 #[test]
 fn as_much_is_said_of_a_front_end_as_a_log_bears() {
     let mut front = Front::new("said", &[]);
@@ -57,7 +59,7 @@ fn as_much_is_said_of_a_front_end_as_a_log_bears() {
     assert!(refused[63].contains("more is only counted"), "{refused:?}");
 }
 
-/// Two back-ends of one process: whatever the one is told, the other serves.
+/// Two back-ends in one process: one serves its guest while the other receives hostile messages.
 #[test]
 fn another_device_does_not_notice() {
     let mut other = Front::new("other", &[]);
@@ -70,19 +72,19 @@ fn another_device_does_not_notice() {
             0 => main
                 .write_all(&frame(SET_FEATURES, 0, &[0; 8])[..15])
                 .unwrap(),
-            // Too long a one.
+            // A message that is too long.
             1 => main
                 .write_all(&halves(&[SET_FEATURES, 1, 1 << 20]))
                 .unwrap(),
             // Another protocol.
             2 => main.write_all(b"GET / HTTP/1.0\r\n\r\n").unwrap(),
-            // Descriptors for nothing.
+            // Descriptors that belong to no request.
             3 => hostile.send(GET_FEATURES, &[], &[hostile.kick.as_fd(); 8]),
-            // A reply that nobody asked for.
+            // A reply without a request.
             4 => (&hostile.channel).write_all(&frame(1, 4, &[0; 8])).unwrap(),
-            // And something else.
+            // Malformed data on the back-end channel.
             5 => (&hostile.channel).write_all(&[0xff; 64]).unwrap(),
-            // Gone without a word on its channel.
+            // The channel closes without data.
             6 => hostile.channel.shutdown(std::net::Shutdown::Both).unwrap(),
             _ => main.shutdown(std::net::Shutdown::Write).unwrap(),
         }
@@ -90,7 +92,8 @@ fn another_device_does_not_notice() {
         other.serve();
         assert_eq!(other.peek(STATUS, 0, 1), [0]);
         assert_eq!(other.peek(DATA, 0, 4096), content(round, 4096));
-        // Each is closed; who has said half of something may finish, or go.
+        // The back-end closes each connection. A front-end that sent half a message may complete it
+        // or disconnect.
         if round == 0 {
             main.shutdown(std::net::Shutdown::Both).unwrap();
         }

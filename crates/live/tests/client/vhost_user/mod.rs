@@ -1,5 +1,4 @@
-//! The disk as a vhost-user back-end, by a front-end that keeps the protocol and by one that does
-//! not.
+//! The disk as a vhost-user back-end, with a correct front-end and with a hostile one.
 
 mod front;
 mod hostile;

@@ -1,4 +1,4 @@
-//! Requests one by one, without sockets: what is refused, and why.
+//! Single requests, without sockets: refusals and their reasons.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -16,7 +16,7 @@ use ringfence_types::{Iova, IovaRange, Permissions};
 use super::front::*;
 use crate::rig::{disk_file, sealed};
 
-/// A session without sockets, and what it makes of a message.
+/// A session without sockets.
 struct Alone(Session<Blk>);
 
 impl Alone {
@@ -30,7 +30,7 @@ impl Alone {
 
     fn tell(&mut self, request: u32, payload: &[u8], fds: Vec<OwnedFd>) -> Option<Refusal> {
         let outcome = self.0.handle(message(request, payload, fds)?);
-        // Whoever waits for more than whether it was done gets it, or the end.
+        // A request for data gets the data, or the connection closes.
         let asks = matches!(request, 1 | 11 | 15 | 17 | 24);
         assert_eq!(outcome.close, asks && outcome.refusal.is_some());
         assert!(!outcome.close || outcome.reply.is_none());
@@ -206,7 +206,7 @@ fn what_is_refused() {
             Some(length(request, 7))
         );
     }
-    // An update of memory that was not shared.
+    // An update for memory that was not shared.
     let update = Iotlb::Update {
         range: IovaRange::new(Iova::new(PAGE), PAGE).unwrap(),
         user: USER,
@@ -214,7 +214,7 @@ fn what_is_refused() {
     };
     let refusal = alone.tell(IOTLB, &update.encode(), vec![]);
     assert!(matches!(refusal, Some(Refusal::Iotlb(_))), "{refusal:?}");
-    // A reply where nobody has asked, and one that nobody asked for.
+    // A reply on the request socket, and a reply to no request.
     let reply = message_with(GET_FEATURES, 4);
     assert_eq!(
         VhostUserRequest::parse(reply).unwrap_err(),
@@ -223,7 +223,7 @@ fn what_is_refused() {
         }
     );
     assert!(matches!(alone.0.replied(true), Err(Refusal::Iotlb(_))));
-    // A channel on which nothing can be heard, or not piece by piece.
+    // A channel that cannot be read, or that does not preserve a byte stream.
     let datagram = std::os::unix::net::UnixDatagram::pair().unwrap().0;
     for channel in [event(), sealed(RAM_BYTES).into(), datagram.into()] {
         assert_eq!(
@@ -238,14 +238,14 @@ fn what_is_refused() {
         alone.tell(SET_BACKEND_REQ_FD, &[], pair()),
         Some(Refusal::Channel)
     );
-    // The stream itself.
+    // Errors of the stream.
     let mut inbox = MessageAssembler::<Header>::default();
     assert!(inbox.feed(&halves(&[1, 1, 513]), [], false).is_err());
     let mut inbox = MessageAssembler::<Header>::default();
     assert!(inbox.feed(&halves(&[1, 2, 0]), [], false).is_err());
 }
 
-/// It would take an acknowledgement for what it asked for.
+/// The front-end would misread an acknowledgement as the data that it requested.
 #[test]
 fn whoever_asks_wrongly_for_more_than_whether_it_was_done_is_left() {
     let mut alone = Alone::new();
@@ -268,7 +268,7 @@ fn message_with(request: u32, flags: u32) -> Message<Header> {
         .unwrap()
 }
 
-/// A descriptor of a kind.
+/// Returns a descriptor of one kind.
 fn descriptor(kind: u8) -> OwnedFd {
     match kind {
         0 => event(),
@@ -280,8 +280,8 @@ fn descriptor(kind: u8) -> OwnedFd {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Whatever comes, in whatever order: an answer or a reason, and at the end the device is given
-    /// back.
+    /// Any messages in any order: each gets a reply or a reason, and the session returns the device
+    /// at its end.
     #[test]
     fn no_message_harms(messages in prop::collection::vec(
         (0..44_u32, prop_oneof![Just(0_usize), Just(8), Just(12), Just(32), Just(40), 0..300_usize],

@@ -1,4 +1,4 @@
-//! A front-end that keeps the protocol: what the device asks, is told, and leaves when the ring
+//! A correct front-end: misses and updates, and the state that the device leaves when the ring
 //! stops.
 
 use ringfence_live::dma_fault_injection::InjectedDma;
@@ -16,7 +16,7 @@ fn every_address_is_asked_for_once_and_again_after_an_invalidation() {
     assert_eq!(front.peek(STATUS, 0, 1), [0]);
     assert_eq!(front.peek(DATA, 0, 4096), content(3, 4096));
     let mut pages: Vec<u64> = front.asked.iter().map(|(page, _)| *page).collect();
-    // The ring that it writes it reads first: where it was left.
+    // The device also reads the used ring, once, to learn its index.
     assert_eq!(
         pages.iter().filter(|page| **page == USED.0 / PAGE).count(),
         2
@@ -25,22 +25,22 @@ fn every_address_is_asked_for_once_and_again_after_an_invalidation() {
     pages.dedup();
     assert_eq!(pages.len(), 6, "{pages:x?}");
 
-    // All is known now.
+    // All translations are cached now.
     front.asked.clear();
     front.offer(5, 4096);
     front.serve();
     assert_eq!((front.used(), front.asked.len()), (2, 0));
     assert_eq!(front.peek(DATA, 0, 4096), content(5, 4096));
 
-    // What was taken back is asked for again, and only that; it is elsewhere now.
+    // The device requests only the invalidated translation again; the page has moved.
     let elsewhere = (DATA.0, 0x2_0000);
     front.invalidate(DATA);
     front.poke(DATA, 0, &[0xaa; 4096]);
     front.grant(elsewhere, Permissions::READ_WRITE);
     front.offer(7, 4096);
     front.serve();
-    // More than once if the replies to older misses were not read before: then an answer may be
-    // late, and is not believed.
+    // Duplicate misses are possible: if replies to older misses were unread at the invalidation, a
+    // late translation is discarded.
     front.asked.dedup();
     assert_eq!(front.asked, [(DATA.0 / PAGE, Permissions::WRITE)]);
     assert_eq!(front.peek(elsewhere, 0, 4096), content(7, 4096));
@@ -50,7 +50,7 @@ fn every_address_is_asked_for_once_and_again_after_an_invalidation() {
         "nothing is left of it"
     );
 
-    // And if it is nowhere, the request fails, and the next one does not.
+    // If the page is unmapped, the request fails, and the next one succeeds.
     front.invalidate(DATA);
     front.offer(7, 4096);
     front.serve();
@@ -80,7 +80,7 @@ fn what_the_device_does_on_its_own_is_refused_and_it_goes_on() {
         log.contains(&"errant write (stray) at 0xdead0000: stopped".to_owned()),
         "{log:?}"
     );
-    // The header was read before, and the front-end has said then that it may be written, too.
+    // The header was read before, and the front-end's update granted write access, too.
     assert!(
         log.contains(&"errant write (write-read-only) at 0x20000: stopped".to_owned()),
         "{log:?}"
@@ -89,8 +89,8 @@ fn what_the_device_does_on_its_own_is_refused_and_it_goes_on() {
     assert_eq!(front.counters.faults.get(), 2);
 }
 
-/// The front-end stops the ring while the device waits for it: neither waits for the other, and the
-/// request is served when it goes on.
+/// The front-end stops the ring while the device waits for a translation. Neither waits for the
+/// other, and the request is served after the restart.
 #[test]
 fn a_ring_stops_while_it_waits_for_a_translation() {
     for after in 0..7 {
@@ -107,8 +107,7 @@ fn a_ring_stops_while_it_waits_for_a_translation() {
         let base = front.ask(GET_VRING_BASE, &halves(&[0, 0]));
         assert_eq!(base, halves(&[0, 0]), "the request is left, {after}");
         assert_eq!(front.used(), 0);
-        // The answer comes late, and is not believed: nobody tells a device that was stopped what
-        // no longer holds.
+        // The late answer is discarded: a stopped device receives no invalidations.
         front.answer(unanswered);
         front.asked.clear();
         front.set_ring(0);
@@ -131,13 +130,13 @@ fn what_it_takes_to_start() {
     let mut front = Front::new("start", &[]);
     let ram = front.ram.try_clone().unwrap();
     assert!(front.share(&ram));
-    // Nothing of the IOMMU.
+    // Without the features of an IOMMU.
     assert!(front.done(SET_FEATURES, &longs(&[1 << 32]), &[]));
     front.set_ring(0);
     assert!(!front.done(SET_VRING_ENABLE, &halves(&[0, 1]), &[]));
     assert!(front.done(SET_FEATURES, &longs(&[FEATURES]), &[]));
     assert!(front.done(SET_VRING_ENABLE, &halves(&[0, 1]), &[]));
-    // While it runs.
+    // While the ring runs.
     assert!(!front.done(SET_VRING_NUM, &halves(&[0, 4]), &[]));
     assert!(!front.done(SET_FEATURES, &longs(&[1 << 32]), &[]));
     assert!(front.done(SET_FEATURES, &longs(&[FEATURES]), &[]));

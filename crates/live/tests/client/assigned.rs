@@ -59,8 +59,8 @@ fn a_translation_that_was_used_is_gone_with_its_unmap() {
     assert_eq!((counters.faults.get(), counters.stale.get()), (3, 3));
 }
 
-/// A walk without caches reads four tables. With the pointer to the last table, the second-stage
-/// walk reads fewer.
+/// A hardware walk reads four tables, or fewer with the paging-structure caches. The host finds a
+/// page's frame by a second-stage walk, or through the pointer to the last table.
 #[test]
 fn what_the_hardware_and_the_host_do_is_counted() {
     for (optimisations, hits) in [(HostPagePool::Off, 0), (HostPagePool::On, 1)] {

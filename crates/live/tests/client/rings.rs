@@ -64,7 +64,7 @@ fn a_ring_that_memory_ends_in_breaks_the_queue() {
         // Seven available heads, of which the first three are in memory.
         client.poke(0x2002, &7u16.to_le_bytes());
         client.ring(0);
-        // The remaining work ends, at once or at the device's next turn.
+        // The missing entry ends the work, at once or in a later turn.
         for _ in 0..3 {
             client.session.function().continue_work();
         }

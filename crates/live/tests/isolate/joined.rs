@@ -29,7 +29,7 @@ fn one_of_them_goes_and_its_neighbours_stay() {
         unmap(&mut apart, page);
     }
     assert_eq!(writes(&image), MAPPED + PAGES / 2);
-    // Fill the holes again, before the pages between them are revoked.
+    // Fill the holes again, then revoke all pages in descending order.
     for page in (0..PAGES).step_by(2) {
         let (start, to) = (START + AWAY + page * 0x1000, START - bytes + page * 0x1000);
         let mapped = apart.guest.map(start, 0x1000, to, READ_WRITE);

@@ -128,9 +128,9 @@ fn reads_all(simulator: &SandboxedDevice) -> io::Result<()> {
     end(0)
 }
 
-/// Writes to every window that it finds, in rounds, and ignores all messages. The disk has the
-/// number of rounds, and of the pages written in the last one. With `says` it first reports the end
-/// of its turn.
+/// Writes to every window that it finds, in rounds, and ignores all messages. After each round it
+/// writes the round's number and the number of pages written to its disk. With `says` it first
+/// reports the end of its turn.
 fn goes_on(simulator: &SandboxedDevice, says: bool) -> io::Result<()> {
     (0..3).for_each(|_| wait());
     if says {

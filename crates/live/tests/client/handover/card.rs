@@ -316,7 +316,7 @@ pub(super) fn busy(dir: &Dir) -> (Daemon, Card, Peer) {
     peer.begin(60);
     peer.write(4000);
     card.has_all(1);
-    // The device learns the flows of the answers.
+    // The device learns from these frames which pair receives the answers.
     let mut number = 0;
     while card.send(1, number, MAX_FRAME_BYTES) {
         number += 1;

@@ -16,7 +16,7 @@ fn every_address_is_asked_for_once_and_again_after_an_invalidation() {
     assert_eq!(front.peek(STATUS, 0, 1), [0]);
     assert_eq!(front.peek(DATA, 0, 4096), content(3, 4096));
     let mut pages: Vec<u64> = front.asked.iter().map(|(page, _)| *page).collect();
-    // The device also reads the used ring, once, to learn its index.
+    // The device requests the used ring twice: to read its index at the start, and to write.
     assert_eq!(
         pages.iter().filter(|page| **page == USED.0 / PAGE).count(),
         2

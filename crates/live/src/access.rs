@@ -1,7 +1,8 @@
 //! Access control for the sockets and files of this process.
 //!
-//! A socket gets its mode before its name, so other users can never connect in between. Each
-//! connection's user is checked as well, since the mode can be changed later.
+//! A socket gets its mode before its name, so other users can never connect in between. Unless a
+//! group may connect, each connection's user is checked as well, since the mode can be changed
+//! later.
 
 mod directory;
 
@@ -107,7 +108,7 @@ impl SocketAccess {
     /// [`RefusedPeer`].
     pub fn admit(self, stream: &UnixStream) -> Result<(), RefusedPeer> {
         let user = peer(stream).map_err(|_| RefusedPeer { user: u32::MAX })?;
-        // The kernel checked the group when the process connected.
+        // For a group, the kernel checked the socket's mode when the process connected.
         if is_own(user) || self != Self::OwnUser {
             return Ok(());
         }

@@ -117,8 +117,8 @@ impl AioContext {
             tv_nsec: 0,
         };
         let none: libc::c_long = 0;
-        // SAFETY: the call writes at most `MAX_EVENTS` completions where its fourth argument
-        // points, which has room for that many, and reads a time; both outlive the call. Any bytes
+        // SAFETY: the call writes at most `MAX_EVENTS` completions where its fourth argument points,
+        // which has room for that many. It also reads a time. Both outlive the call, and any bytes
         // are a valid `IoEvent`.
         let _ = unsafe {
             libc::syscall(
@@ -138,14 +138,15 @@ pub(crate) fn prepare() {
     let _ = AioContext::get();
 }
 
-/// Signals an eventfd. Never blocks: a full counter counts as signalled.
+/// Signals an eventfd; a full counter counts as signalled. Does not block, except that a hostile
+/// client can block the fallback for hosts without asynchronous I/O.
 pub(crate) fn signal(event: &OwnedFd) {
     if !AioContext::get().is_some_and(|asynchronous| asynchronous.signal(event)) {
         signal_if_there_is_room(event);
     }
 }
 
-/// Fallback without asynchronous I/O. A hostile client can make this block.
+/// Fallback if asynchronous I/O is missing or fails. A hostile client can make this block.
 fn signal_if_there_is_room(event: &OwnedFd) {
     let mut ready = [PollFd::new(event, PollFlags::OUT)];
     if matches!(poll(&mut ready, Some(&Timespec::default())), Ok(1)) {

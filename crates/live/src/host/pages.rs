@@ -50,7 +50,8 @@ impl GuestPages {
         });
     }
 
-    /// Replaces the guest's memory and locks the pinned pages that exist in the new one.
+    /// Replaces the guest's memory. Locks the pinned pages that exist in the new one, as far as the
+    /// host allows.
     pub(super) fn set_memory(&mut self, memory: &GuestMemoryMmap) {
         let ranges = memory.iter().filter_map(|region| {
             let start = Gpa::new(region.start_addr().raw_value());

@@ -1,5 +1,5 @@
-//! The software IOMMU with a history of recent unmaps. The history tells an access to a stale
-//! mapping from an access to an address that was never mapped.
+//! The software IOMMU with a history of recent unmaps. The history distinguishes an access to a
+//! stale mapping from an access to an address that was never mapped.
 
 use std::collections::{BTreeMap, VecDeque};
 

@@ -16,8 +16,8 @@ use crate::virtio::PollSource;
 /// Longest interface name in bytes, without the terminating zero.
 pub(super) const MAX_NAME_BYTES: usize = 15;
 
-/// `struct ifreq` as the request takes it: a name, flags, and what this request does not use
-/// (Linux, include/uapi/linux/if.h).
+/// `struct ifreq` of these requests: a name, flags, and an unused rest (Linux,
+/// include/uapi/linux/if.h).
 #[repr(C)]
 struct IfReq {
     name: [u8; MAX_NAME_BYTES + 1],

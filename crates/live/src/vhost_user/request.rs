@@ -181,9 +181,9 @@ pub enum VhostUserRequest {
     SetProtocolFeatures(u64),
     /// Reads the number of rings.
     GetQueueNum,
-    /// Starts the connection.
+    /// Starts the session.
     SetOwner,
-    /// Ends the connection and stops all rings.
+    /// Ends the session: stops all rings and resets their settings.
     ResetOwner,
     /// Sets the guest's memory.
     SetMemTable(Vec<SharedRegion>),

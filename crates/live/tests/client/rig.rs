@@ -191,7 +191,7 @@ impl<D: Device, A: Dma> Client<D, A> {
         assert_eq!(self.write(CONFIG_REGION, 4, &command).errno, 0);
     }
 
-    /// Initialises the device up to FEATURES_OK, with these features and `VERSION_1`. Enables bus
+    /// Initialises the device up to `FEATURES_OK`, with these features and `VERSION_1`. Enables bus
     /// mastering.
     pub(crate) fn negotiate(&mut self, features: u64) {
         self.master(true);

@@ -55,8 +55,8 @@ fn devices_go_on_elsewhere_without_the_client_seeing_it() {
     }
 }
 
-/// A function that is not a bus master stays so in the next process, and does all pending work once
-/// its driver sets the bit there.
+/// A function that is not a bus master is none in the next process either. It does all pending work
+/// once its driver sets the bit there.
 #[test]
 fn a_function_that_may_not_master_the_bus_may_not_elsewhere() {
     let dir = Dir::new("master");

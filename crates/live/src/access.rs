@@ -93,7 +93,7 @@ impl SocketAccess {
     /// Listens at `path` and replaces a stale socket there.
     ///
     /// # Errors
-    /// The socket cannot be created, or another process listens at `path`.
+    /// The socket cannot be created, or `path` belongs to another file or a live socket.
     pub fn listen(self, path: &Path) -> io::Result<UnixListener> {
         stale_socket::clear(path)?;
         let socket = named(SocketType::STREAM, path)?;

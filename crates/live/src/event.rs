@@ -117,9 +117,9 @@ impl AioContext {
             tv_nsec: 0,
         };
         let none: libc::c_long = 0;
-        // SAFETY: the call writes at most `MAX_EVENTS` completions where its fourth argument points,
-        // which has room for that many. It also reads a time. Both outlive the call, and any bytes
-        // are a valid `IoEvent`.
+        // SAFETY: the call writes at most `MAX_EVENTS` completions where its fourth argument
+        // points, which has room for that many. It also reads a time. Both outlive the call, and
+        // any bytes are a valid `IoEvent`.
         let _ = unsafe {
             libc::syscall(
                 libc::SYS_io_getevents,

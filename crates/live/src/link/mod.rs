@@ -129,7 +129,7 @@ pub fn open(address: &Address) -> io::Result<Box<dyn NetLink>> {
 /// Continues another process's link. Sends and receives nothing.
 ///
 /// # Errors
-/// [`StateError`] if a descriptor has the wrong kind, or a partial frame is impossible.
+/// [`StateError`] if a descriptor has the wrong kind, or no stream could have left a partial frame.
 pub fn restore(state: LinkState) -> Result<Box<dyn NetLink>, StateError> {
     Ok(match state {
         LinkState::Tap { file } => Box::new(TapLink::restore(file)?),

@@ -64,7 +64,7 @@ pub fn serve<D: Device + Send + 'static>(
     Ok(())
 }
 
-/// Serves one front-end. Returns true if it disconnected, and false on the stop signal.
+/// Serves one front-end. Returns true at the end of its connection, and false on the stop signal.
 fn converse<D: Device + Send + 'static>(
     stream: &UnixStream,
     session: &mut Session<D>,

@@ -163,7 +163,7 @@ fn filter(more: &[Rule]) -> Vec<sock_filter> {
 ///
 /// # Errors
 /// The kernel refused; the thread must not serve.
-pub(crate) fn serving_thread(kept: CapabilitySet) -> io::Result<()> {
+pub(crate) fn serving_thread(_: Prepared, kept: CapabilitySet) -> io::Result<()> {
     privileges::drop_all_but(kept)?;
     sys::confine(&filter(&[]), false).map(drop)
 }
@@ -202,10 +202,15 @@ fn limit(resource: Resource, most: u64) -> io::Result<()> {
     Ok(setrlimit(resource, limit)?)
 }
 
-/// Reads and caches kernel parameters that the confined process could not read later.
-pub(crate) fn prepare() {
+/// Proof of [`prepare`], without which no thread is confined.
+#[derive(Clone, Copy)]
+pub(crate) struct Prepared(());
+
+/// Opens and reads what a confined thread could not open later, and caches it for the process.
+pub(crate) fn prepare() -> Prepared {
     event::prepare();
     let _ = rustix::param::page_size();
+    Prepared(())
 }
 
 /// Lets this process lock as much memory as a guest has. Returns the capability that its threads

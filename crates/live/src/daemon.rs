@@ -392,8 +392,9 @@ impl Daemon {
             iotlb: caps.iotlb(),
         };
         let report: EventHandler = Arc::new(move |event| log(name, event));
+        let prepared = confine::prepare();
         self.threads.push(thread::spawn(move || {
-            confine::serving_thread(CapabilitySet::empty())?;
+            confine::serving_thread(prepared, CapabilitySet::empty())?;
             let clients = Clients {
                 listener: &listener,
                 access,
@@ -441,16 +442,18 @@ impl Daemon {
             Locked::Nothing => CapabilitySet::empty(),
             _ => confine::allow_locking(),
         };
-        confine::prepare();
+        let prepared = confine::prepare();
         let ready = std::mem::take(&mut self.paused);
         let threads = ready.into_iter().map(|ready| {
-            thread::spawn(move || confine::serving_thread(kept).and_then(|()| ready.serve()))
+            thread::spawn(move || {
+                confine::serving_thread(prepared, kept).and_then(|()| ready.serve())
+            })
         });
         self.threads.extend(threads);
         if let Some(Ok(listener)) = self.metrics.as_ref().map(UnixListener::try_clone) {
             let (stop, counters) = (self.stop.clone(), self.counters.clone());
             self.threads.push(thread::spawn(move || {
-                confine::serving_thread(CapabilitySet::empty())?;
+                confine::serving_thread(prepared, CapabilitySet::empty())?;
                 serve_text(&listener, SocketAccess::OwnUser, &stop, || text(&counters))
             }));
         }
@@ -488,8 +491,9 @@ impl Daemon {
             Arc::clone(&self.handed_over),
             Arc::clone(log),
         );
+        let prepared = confine::prepare();
         self.threads.push(thread::spawn(move || {
-            confine::serving_thread(CapabilitySet::empty())?;
+            confine::serving_thread(prepared, CapabilitySet::empty())?;
             let say = |why: &str| log("hand-over", &ServeEvent::Kept(why));
             if serve_destination(offered, &stop, say)? == SourceOutcome::Gone {
                 gone.store(true, Ordering::Release);

@@ -16,7 +16,7 @@ const FIOSETOWN: libc::c_ulong = 0x8901;
 
 fn confined<T: Send + 'static>(does: impl FnOnce() -> T + Send + 'static) -> T {
     let does = || {
-        serving_thread(CapabilitySet::empty()).unwrap();
+        serving_thread(prepare(), CapabilitySet::empty()).unwrap();
         does()
     };
     thread::spawn(does).join().unwrap()

@@ -68,14 +68,14 @@ impl<M: PhysMemory> Frames<M> {
         if !self.region.contains(&range) {
             return Err(OutOfFrames);
         }
+        for frame in 0..count {
+            self.zero(at.wrapping_add(frame * FRAME))?;
+        }
         // The frames that the alignment skips stay available.
         let mut skipped = fresh;
         while skipped < at {
             state.free.push(skipped);
             skipped = skipped.wrapping_add(FRAME);
-        }
-        for frame in 0..count {
-            self.zero(at.wrapping_add(frame * FRAME))?;
         }
         state.fresh = at.checked_add(bytes);
         state.take(count);

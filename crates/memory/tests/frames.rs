@@ -54,6 +54,17 @@ fn contiguous_frames_are_aligned_and_lose_none() {
     assert_eq!(frames.alloc_contiguous(u64::MAX), Err(OutOfFrames));
 }
 
+/// The region ends beyond the memory: a failed allocation changes nothing.
+#[test]
+fn a_failed_contiguous_allocation_hands_no_frame_out_twice() {
+    let arena = Arena::new(64 << 10).expect("arena");
+    let frames = Frames::new(&arena, range(0x1000, 0x3f000));
+    assert_eq!(frames.alloc_contiguous(16), Err(OutOfFrames));
+    let got: Vec<_> = std::iter::from_fn(|| frames.alloc_zeroed().ok()).collect();
+    assert_eq!(got.len(), 15);
+    assert_eq!(got.iter().collect::<HashSet<_>>().len(), 15);
+}
+
 #[test]
 fn threads_get_distinct_frames() {
     let arena = Arena::new(4 << 20).expect("arena");

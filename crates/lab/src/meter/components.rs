@@ -45,6 +45,11 @@ impl Cycles {
             + self.unmap_other
             + self.unmap_kick_charged
     }
+
+    /// Returns the charged cycles of a map plus an unmap.
+    pub fn charged(&self) -> f64 {
+        self.unmap_invalidation_charged + self.map_kick_charged + self.unmap_kick_charged
+    }
 }
 
 /// The result of the meter.

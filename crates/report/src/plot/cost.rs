@@ -49,7 +49,7 @@ fn parts(row: &Row) -> [f64; 7] {
         cycles.map_other + cycles.unmap_other,
     ]
     .map(drawable);
-    let whole = drawable(cycles.map() + cycles.unmap() - cycles.unmap_invalidation_charged);
+    let whole = drawable(cycles.map() + cycles.unmap() - cycles.charged());
     let sum: f64 = positive.iter().sum();
     if sum > 0.0 {
         positive.map(|part| part * whole / sum)
@@ -114,9 +114,8 @@ pub(super) fn plot(trace: &str, rows: &[&Row], profile: &Profile) -> String {
 }
 
 fn modelled(row: &Row) -> f64 {
-    row.components.map_or(0.0, |components| {
-        drawable(components.cycles.unmap_invalidation_charged)
-    })
+    row.components
+        .map_or(0.0, |components| drawable(components.cycles.charged()))
 }
 
 fn legend(svg: &mut Svg) {
@@ -181,6 +180,12 @@ mod tests {
         row.components = Some(components);
         assert!((parts(&row).iter().sum::<f64>() - 200.0).abs() < 1e-9);
         assert!((parts(&row)[0] - 150.0).abs() < 1e-9);
+        // Doorbells to the host are modelled as well, and no part of what was measured.
+        components.cycles.map_kick_charged = 3000.0;
+        components.cycles.unmap_kick_charged = 4000.0;
+        row.components = Some(components);
+        assert!((parts(&row).iter().sum::<f64>() - 200.0).abs() < 1e-9);
+        assert!((modelled(&row) - 9150.0).abs() < 1e-9);
         components.cycles.unmap_table = -900.0;
         row.components = Some(components);
         assert!(parts(&row).iter().all(|part| *part == 0.0));

@@ -231,6 +231,9 @@ fn buffers_on_one_page_are_bounded() {
         limits.buffers_on_a_page = 300;
         assert!(compare("t", operations(&text), &options(mode, limits), |_| {}).is_ok());
     }
+    // The page of the limit is the device's: this mode gives each mapping one of its own.
+    let alone = compare("t", operations(&text), &options("strict", low), |_| {});
+    assert!(alone.is_ok(), "{alone:?}");
     // Mappings that follow each other pass, also in a mode that gives each its own page.
     let mut text = String::new();
     for n in 1..=300 {

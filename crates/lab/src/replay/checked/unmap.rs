@@ -63,9 +63,16 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> CheckedReplay<H, S, F
             MappingToken::List(mapping) => self.dma.unmap_sg(own, &mut self.machine, at, mapping),
             MappingToken::None => return,
         };
-        self.live -= 1;
-        self.search.unmapped(self.device_ranges.len());
-        self.outcomes.unmaps += u64::from(used);
+        let refused = matches!(&outcome, Err(error)
+            if !matches!(error.reason, UnmapReason::NotFlushed(..)));
+        if refused {
+            // Nothing changed: the mapping is live.
+            self.outcomes.refused_unmaps += 1;
+        } else {
+            self.live -= 1;
+            self.search.unmapped(self.device_ranges.len());
+            self.outcomes.unmaps += u64::from(used);
+        }
         match outcome {
             Ok(outcome) => {
                 let stale = outcome.is_stale();
@@ -96,7 +103,7 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> CheckedReplay<H, S, F
                 self.withhold(grant);
                 self.not_invalidated.push(owed);
             }
-            Err(_) => self.outcomes.refused_unmaps += 1,
+            Err(_) => {}
         }
         if used {
             self.attack_event(DriverEvent::Unmapped, at.device(), direction);

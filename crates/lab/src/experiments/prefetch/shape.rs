@@ -195,11 +195,10 @@ impl ShapeCounts {
             BufferEvent::Use(buffer) => {
                 let (ring, entry) = stream.ring_position(buffer);
                 let ring = usize::from(ring);
-                let next = self.live[ring].contains(&(entry + 1));
-                self.ahead += u64::from(next);
                 let Some(first) = stream.pages(buffer).first() else {
                     return;
                 };
+                self.ahead += u64::from(self.live[ring].contains(&(entry + 1)));
                 let page = first.lo();
                 self.device.visit(page);
                 self.in_ring[ring].visit(page);

@@ -1,14 +1,14 @@
-//! Addresses as types: an I/O virtual address is never mistaken for a physical one.
+//! Address newtypes: the compiler rejects an I/O virtual address where a physical one is expected.
 
 use core::fmt;
 use core::marker::PhantomData;
 
-/// Marks addresses that a device puts on the bus.
+/// Marks addresses that a device issues on the bus.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum DeviceVisible {}
 
-/// Marks addresses of memory behind the IOMMU: host-physical on bare metal, whatever the embedder's
-/// [`PhysMemory`](crate::PhysMemory) understands under a hypervisor.
+/// Marks addresses of memory behind the IOMMU: host-physical on bare metal. Under a hypervisor, the
+/// embedder's [`PhysMemory`](crate::PhysMemory) defines them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Physical {}
 
@@ -17,10 +17,10 @@ pub enum Physical {}
 #[repr(transparent)]
 pub struct Address<Space>(u64, PhantomData<Space>);
 
-/// I/O virtual address: what the device sees.
+/// I/O virtual address: the address that the device uses.
 pub type Iova = Address<DeviceVisible>;
 
-/// Physical address: what the memory controller sees.
+/// Physical address: the address that the memory controller uses.
 pub type PhysAddr = Address<Physical>;
 
 impl<Space> Address<Space> {
@@ -33,13 +33,13 @@ impl<Space> Address<Space> {
         Self(raw, PhantomData)
     }
 
-    /// The raw byte address.
+    /// Returns the raw byte address.
     #[inline]
     pub const fn get(&self) -> u64 {
         self.0
     }
 
-    /// The address `bytes` further up, or `None` past 2^64 - 1.
+    /// Adds `bytes`. `None` if the sum exceeds 2^64 - 1.
     #[inline]
     pub const fn checked_add(&self, bytes: u64) -> Option<Self> {
         match self.0.checked_add(bytes) {
@@ -48,33 +48,33 @@ impl<Space> Address<Space> {
         }
     }
 
-    /// The address `bytes` further up, modulo 2^64. For addresses inside a range already known not
-    /// to wrap.
+    /// Adds `bytes` modulo 2^64. For offsets inside a range that is known not to wrap.
     #[inline]
     pub const fn wrapping_add(&self, bytes: u64) -> Self {
         Self::new(self.0.wrapping_add(bytes))
     }
 
-    /// How many bytes this address lies above `base`, or `None` if it lies below.
+    /// Returns the distance in bytes from `base` up to this address. `None` if the address is below
+    /// `base`.
     #[inline]
     pub const fn offset_from(&self, base: &Self) -> Option<u64> {
         self.0.checked_sub(base.0)
     }
 
-    /// The address rounded down to a multiple of `size` bytes; `size` is a power of two.
+    /// Rounds the address down to a multiple of `size` bytes. `size` must be a power of two.
     #[inline]
     pub const fn align_down(&self, size: u64) -> Self {
         Self::new(self.0 & !(size.wrapping_sub(1)))
     }
 
-    /// Whether the address is a multiple of `size` bytes; `size` is a power of two.
+    /// Returns true if the address is a multiple of `size` bytes. `size` must be a power of two.
     #[inline]
     pub const fn is_aligned(&self, size: u64) -> bool {
         self.0 & size.wrapping_sub(1) == 0
     }
 
-    /// The offset of the address inside its naturally aligned block of `size` bytes; `size` is a
-    /// power of two.
+    /// Returns the offset of the address in its naturally aligned block of `size` bytes. `size`
+    /// must be a power of two.
     #[inline]
     pub const fn offset_in(&self, size: u64) -> u64 {
         self.0 & size.wrapping_sub(1)

@@ -1,4 +1,4 @@
-//! Who issues a DMA, and which I/O address space it is confined to.
+//! Identifiers of the device that issues a DMA and of the domain that confines it.
 
 use core::fmt;
 
@@ -9,14 +9,14 @@ use core::fmt;
 pub struct RequesterId(u16);
 
 impl RequesterId {
-    /// From the raw requester ID.
+    /// Wraps a raw requester ID.
     #[inline]
     pub const fn new(requester_id: u16) -> Self {
         Self(requester_id)
     }
 
-    /// From bus (8 bits), device (5 bits) and function (3 bits); `None` if device or function do
-    /// not fit.
+    /// Combines bus (8 bits), device (5 bits) and function (3 bits). `None` if `device` or
+    /// `function` is out of range.
     #[inline]
     pub const fn from_parts(bus: u8, device: u8, function: u8) -> Option<Self> {
         if device > 31 || function > 7 {
@@ -27,19 +27,19 @@ impl RequesterId {
         ))
     }
 
-    /// The raw requester ID.
+    /// Returns the raw requester ID.
     #[inline]
     pub const fn get(self) -> u16 {
         self.0
     }
 
-    /// Bus number: the index into the root table.
+    /// Returns the bus number, which indexes the root table.
     #[inline]
     pub const fn bus(self) -> u8 {
         (self.0 >> 8) as u8
     }
 
-    /// Device and function number: the index into the context table.
+    /// Returns the device and function number, which indexes the context table.
     #[inline]
     pub const fn devfn(self) -> u8 {
         self.0 as u8
@@ -58,20 +58,20 @@ impl fmt::Display for RequesterId {
     }
 }
 
-/// Identifier of a domain: one I/O virtual address space and its table. IOTLB entries are tagged
-/// with it.
+/// Identifier of a domain: one I/O virtual address space and its table. The IOMMU tags IOTLB
+/// entries with it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct DomainId(u16);
 
 impl DomainId {
-    /// From the raw identifier.
+    /// Wraps a raw domain identifier.
     #[inline]
     pub const fn new(raw: u16) -> Self {
         Self(raw)
     }
 
-    /// The raw identifier.
+    /// Returns the raw identifier.
     #[inline]
     pub const fn get(self) -> u16 {
         self.0

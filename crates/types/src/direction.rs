@@ -1,5 +1,5 @@
-//! Directions of a mapping and of a single access, always from the point of view of the DMA API:
-//! `ToDevice` is data the device reads.
+//! Directions of a mapping and of a single access. Both take the DMA API's point of view: the
+//! device reads `ToDevice` data.
 
 use core::fmt;
 
@@ -18,7 +18,7 @@ impl Direction {
     /// All directions.
     pub const ALL: [Self; 3] = [Self::ToDevice, Self::FromDevice, Self::Bidirectional];
 
-    /// What the device may do under a mapping of this direction.
+    /// Returns the accesses that a mapping of this direction allows the device.
     #[inline]
     pub const fn permissions(self) -> Permissions {
         match self {
@@ -39,7 +39,7 @@ impl fmt::Display for Direction {
     }
 }
 
-/// What one device access does to memory.
+/// The kind of a single device access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Access {
     /// The device reads memory.
@@ -72,7 +72,7 @@ impl Permissions {
     /// Reads and writes.
     pub const READ_WRITE: Self = Self(3);
 
-    /// From the two low bits of `bits`; `None` if neither is set.
+    /// Creates a set from the two low bits of `bits`. `None` if neither is set.
     #[inline]
     pub const fn from_bits(bits: u64) -> Option<Self> {
         match bits & 3 {
@@ -81,13 +81,13 @@ impl Permissions {
         }
     }
 
-    /// Bit 0: read, bit 1: write.
+    /// Returns the bits of a VT-d entry: bit 0 read, bit 1 write.
     #[inline]
     pub const fn bits(self) -> u64 {
         self.0 as u64
     }
 
-    /// Whether `access` is allowed.
+    /// Returns true if the set allows `access`.
     #[inline]
     pub const fn allows(self, access: Access) -> bool {
         let bit = match access {
@@ -97,13 +97,13 @@ impl Permissions {
         self.0 & bit != 0
     }
 
-    /// What both sets allow; `None` if nothing.
+    /// Returns the accesses that both sets allow. `None` if they have none in common.
     #[inline]
     pub const fn intersect(self, other: Self) -> Option<Self> {
         Self::from_bits((self.0 & other.0) as u64)
     }
 
-    /// What either set allows.
+    /// Returns the accesses that either set allows.
     #[inline]
     pub const fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)

@@ -1,25 +1,26 @@
-//! I/O page faults: a DMA that the IOMMU stopped.
+//! I/O page faults: DMAs that the IOMMU blocked.
 
 use core::fmt;
 
 use crate::{Access, Iova, RequesterId};
 
-/// A DMA that was not translated. DMA is not restartable (rIOMMU section 2.2): the access did not
-/// happen, in whole or in part.
+/// A DMA that the IOMMU did not translate. DMA is not restartable (rIOMMU section 2.2): no part of
+/// the access took place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fault {
-    /// Who issued the access.
+    /// The requester ID of the device that issued the access.
     pub device: RequesterId,
     /// The first address that could not be translated.
     pub iova: Iova,
-    /// What the device tried to do.
+    /// The kind of access that the device attempted.
     pub access: Access,
-    /// Why it was stopped.
+    /// The reason why the IOMMU blocked it.
     pub reason: FaultReason,
 }
 
-/// Why a DMA was stopped. The codes are those of the VT-d specification, section 7.1.3, "Fault
-/// Reasons", where one exists; what only a ring IOMMU reports has codes of its own from 0xf0 on.
+/// The reason why the IOMMU blocked a DMA. The codes are those of the VT-d specification, section
+/// 7.1.3, "Fault Reasons", where one exists. Reasons specific to a ring IOMMU have codes from 0xf0
+/// up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum FaultReason {
@@ -27,7 +28,7 @@ pub enum FaultReason {
     RootNotPresent,
     /// The context entry of the device is not present.
     ContextNotPresent,
-    /// The context entry is present but programmed with something this unit does not support.
+    /// The context entry is present but holds values that this unit does not support.
     ContextInvalid,
     /// The address lies beyond the width that the context entry or the table supports.
     AddressBeyondWidth,
@@ -39,23 +40,23 @@ pub enum FaultReason {
     TableAccess,
     /// A reserved bit is set in an entry that is present.
     ReservedBit,
-    /// No translation: an entry on the path is absent.
+    /// No translation: an entry on the path is not present.
     NotPresent,
-    /// The access is empty or its last byte lies past 2^64 - 1.
+    /// The access is empty or its last byte is past 2^64 - 1.
     BadLength,
-    /// The device is denied all DMA (no domain is attached).
+    /// All DMA of the device is blocked because no domain is attached.
     Blocked,
-    /// The address names a ring that the device does not have (rIOMMU Fig. 10, `rtable_walk`).
+    /// The address selects a ring that the device does not have (rIOMMU Fig. 10, `rtable_walk`).
     RingBeyondDevice,
-    /// The address names a slot that the ring does not have (rIOMMU Fig. 10, `rtable_walk`).
+    /// The address selects a slot that the ring does not have (rIOMMU Fig. 10, `rtable_walk`).
     SlotBeyondRing,
     /// The access begins or ends past the last byte of the buffer (rIOMMU Fig. 10, `rtranslate`).
     BeyondBuffer,
 }
 
 impl FaultReason {
-    /// The fault reason code of the VT-d specification (section 7.1.3), the nearest one, or for a
-    /// ring IOMMU its own.
+    /// Returns the fault reason code of the VT-d specification (section 7.1.3), or the nearest one.
+    /// Reasons specific to a ring IOMMU return their own codes.
     pub const fn code(self) -> u8 {
         match self {
             Self::RootNotPresent => 0x1,

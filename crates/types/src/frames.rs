@@ -1,15 +1,16 @@
-//! Where table pages come from.
+//! The port to the allocator of table frames.
 
 use core::fmt;
 
 use crate::PhysAddr;
 
-/// Hands out 4 KiB frames for tables. Bounded by the embedder: a table can always be refused.
+/// Allocates 4 KiB frames for tables. The embedder bounds the supply, so every caller handles
+/// [`OutOfFrames`].
 pub trait FrameSource {
-    /// A frame whose 512 words read zero, for the caller alone.
+    /// Allocates a frame for the caller's exclusive use; its 512 words read zero.
     fn alloc_zeroed(&self) -> Result<PhysAddr, OutOfFrames>;
 
-    /// Takes a frame back. The caller has made sure that no walker can reach it any more.
+    /// Frees a frame. The caller guarantees that no page-table walker can reach it any more.
     fn free(&self, frame: PhysAddr);
 }
 
@@ -25,7 +26,7 @@ impl<S: FrameSource + ?Sized> FrameSource for &S {
     }
 }
 
-/// No frame is left for a table.
+/// The source has no frame left for a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct OutOfFrames;
 

@@ -1,69 +1,70 @@
 //! The port to the IOMMU's invalidation interface.
 //!
-//! An invalidation is submitted and completes later: a register write and a poll, an entry of an
-//! invalidation queue and a wait descriptor, or a request on a virtqueue.
-//! [`Pending`](crate::Pending) is what stands between the two.
+//! The caller submits an invalidation, and the IOMMU completes it later. The interface may be a
+//! register write and a poll, a descriptor and a wait descriptor of an invalidation queue, or a
+//! request on a virtqueue. [`Pending`](crate::Pending) is an invalidation that was submitted and
+//! has not completed.
 
 use core::fmt;
 
 use crate::{DomainId, PfnRange, RequesterId, RingId};
 
-/// What is to be purged from the translation caches.
+/// A request to remove entries from the translation caches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Invalidation {
-    /// The pages of one range of one domain (VT-d "page-selective-within-domain").
+    /// Entries for one range of one domain (VT-d "page-selective-within-domain").
     Pages {
-        /// The domain.
+        /// The domain whose entries are tagged with its id.
         domain: DomainId,
-        /// The pages.
+        /// The pages to invalidate.
         range: PfnRange,
-        /// Which cached entries of that range must go.
+        /// The kinds of cached entries to remove for that range.
         levels: CachedLevels,
     },
-    /// Everything of one domain (VT-d "domain-selective").
+    /// All entries of one domain (VT-d "domain-selective").
     Domain(DomainId),
-    /// Everything of all domains (VT-d "global").
+    /// All entries of all domains (VT-d "global").
     Global,
-    /// The cached context entry of one device, and all that was cached under it.
+    /// The cached context entry of one device, and every entry cached through it.
     Context(RequesterId),
-    /// What a ring IOMMU caches of one ring: its one entry with the copy of the next (rIOMMU Fig.
+    /// The entry that a ring IOMMU caches for one ring, with its copy of the next one (rIOMMU Fig.
     /// 11, `riotlb_invalidate`).
     Ring {
-        /// The device's domain, which no other device is in: a ring's addresses mean nothing
-        /// without the device.
+        /// The device's domain. No other device belongs to it, because the addresses of a ring are
+        /// defined only for one device.
         domain: DomainId,
-        /// The device.
+        /// The device that owns the ring.
         device: RequesterId,
-        /// The ring.
+        /// The ring whose entry is removed.
         ring: RingId,
     },
 }
 
-/// Which kinds of cached entries a page invalidation removes.
+/// The kinds of cached entries that a page-selective invalidation removes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CachedLevels {
-    /// Leaf translations only: no table page was taken away (VT-d invalidation hint IH = 1).
-    /// Keeping the walk caches is what F&S (SOSP'24) relies on.
+    /// Leaf translations only (VT-d invalidation hint IH = 1): the unmap freed no table page. F&S
+    /// (SOSP'24) relies on this hint to keep the walk caches.
     Leaves,
-    /// Leaf translations and the walk caches over the range: a table page was taken away (IH = 0).
+    /// Leaf translations and the walk caches over the range (IH = 0): the unmap freed a table page.
     All,
 }
 
 impl Invalidation {
-    /// The levels that this invalidation purges wherever it purges anything.
+    /// Returns the kinds of entries that this invalidation removes in its scope.
     #[inline]
     pub const fn levels(&self) -> CachedLevels {
         match self {
             Self::Pages { levels, .. } => *levels,
-            // A ring is a flat table: no walk cache holds anything of it.
+            // A ring is a flat table: no walk cache holds any part of it.
             Self::Domain(_) | Self::Global | Self::Context(_) | Self::Ring { .. } => {
                 CachedLevels::All
             }
         }
     }
 
-    /// Completion of this invalidation purges all cached entries of `range` in `domain` that
-    /// `levels` names. A caller that took a table page away asks for [`CachedLevels::All`].
+    /// Returns true if completion of this invalidation removes all cached entries of `range` in
+    /// `domain` that `levels` names. A caller that freed a table page passes [`CachedLevels::All`].
     #[inline]
     pub fn covers(&self, domain: DomainId, range: &PfnRange, levels: CachedLevels) -> bool {
         match self {
@@ -82,37 +83,37 @@ impl Invalidation {
     }
 }
 
-/// Names a submitted invalidation. Tickets of one invalidator complete in the order in which they
-/// were given.
+/// Identifies a submitted invalidation. Invalidations of one invalidator complete in the order of
+/// their submission.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(u64);
 
 impl Ticket {
-    /// From the invalidator's own sequence number.
+    /// Wraps the invalidator's own sequence number.
     #[inline]
     pub const fn new(sequence: u64) -> Self {
         Self(sequence)
     }
 
-    /// The sequence number.
+    /// Returns the sequence number.
     #[inline]
     pub const fn get(self) -> u64 {
         self.0
     }
 }
 
-/// Why an invalidation could not be submitted or completed. After an error nothing may be assumed
-/// purged.
+/// The reason why an invalidation was not submitted or did not complete. After an error the caller
+/// must assume that the caches still hold every entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum InvalidationError {
-    /// The queue takes no more requests until earlier ones have completed.
+    /// The queue is full until earlier requests complete.
     QueueFull,
-    /// The hardware or the device behind the queue rejected the request or stopped answering.
+    /// The hardware, or the device behind the queue, rejected the request or stopped responding.
     Failed,
-    /// The invalidation does not cover the ranges that it was to release.
+    /// The request does not cover the ranges that its completion would release.
     ScopeTooNarrow,
-    /// The unit has no cache of the kind that the request names: it was sent to the wrong unit.
+    /// The unit has no cache of the requested kind: the request went to the wrong unit.
     Unsupported,
 }
 
@@ -129,17 +130,17 @@ impl fmt::Display for InvalidationError {
 
 impl core::error::Error for InvalidationError {}
 
-/// The invalidation interface of an IOMMU, as one processor uses it.
+/// The invalidation interface of an IOMMU, as one CPU uses it.
 ///
 /// # Contract
-/// When [`poll`](Self::poll) returns `Ok(true)` for a ticket, no access that starts afterwards uses
-/// an entry that the request named, and accesses that used one have reached memory (VT-d "read and
-/// write draining").
+/// If [`poll`](Self::poll) returns `Ok(true)` for a ticket, no access that starts later uses an
+/// entry that the request named. Accesses that used such an entry have reached memory (VT-d "read
+/// and write draining").
 pub trait Invalidator {
-    /// Queues `request`.
+    /// Submits `request` without waiting for its completion.
     fn submit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError>;
 
-    /// Whether the request behind `ticket` has completed.
+    /// Returns true if the request of `ticket` has completed. Does not wait.
     fn poll(&mut self, ticket: Ticket) -> Result<bool, InvalidationError>;
 }
 
@@ -205,7 +206,7 @@ mod tests {
         }
     }
 
-    /// VT-d section 6.5.2.3: with invalidation hint IH = 1 the walk caches stay.
+    /// VT-d section 6.5.2.3: with invalidation hint IH = 1 the walk caches stay valid.
     #[test]
     fn an_invalidation_of_leaves_does_not_cover_a_table_page() {
         use CachedLevels::{All, Leaves};

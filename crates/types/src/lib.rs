@@ -1,9 +1,9 @@
-//! The vocabulary of Ringfence: addresses, ranges, directions, faults, the obligations a DMA
-//! mapping carries, and the ports through which the core reaches memory, table frames and the
+//! Basic types of Ringfence: addresses, ranges, directions, faults and the obligations of a DMA
+//! mapping. It also defines the ports through which the core reaches memory, table frames and the
 //! IOMMU's invalidation interface.
 //!
-//! This crate sits at the bottom of the layer diagram (`docs/ARCHITECTURE.md`). It is `no_std`,
-//! allocates nothing, performs no I/O and cannot panic on any input.
+//! Every other crate depends on this one (`docs/ARCHITECTURE.md`). It is `no_std`, does not
+//! allocate, performs no I/O and does not panic on any input.
 #![no_std]
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]

@@ -1,13 +1,13 @@
-//! The lock that an embedder puts around what several processors share.
+//! The lock that protects state shared between CPUs.
 
 use core::cell::RefCell;
 
-/// Exclusive access to a `T` that may be shared between processors.
+/// Exclusive access to a `T` that CPUs may share.
 ///
-/// A kernel implements it over its own spin lock, a user-space program over a mutex. `RefCell` is
-/// the lock for a state used by one thread only: it is not `Sync`, so the compiler keeps it there.
+/// A kernel implements it with its spin lock, a user-space program with a mutex. Use `RefCell` for
+/// state of one thread: `RefCell` is not `Sync`, so the compiler rejects sharing it.
 pub trait Lock<T> {
-    /// Runs `critical` with exclusive access. `critical` never takes the same lock again.
+    /// Runs `critical` with exclusive access. `critical` must not take the same lock again.
     fn with<R>(&self, critical: impl FnOnce(&mut T) -> R) -> R;
 }
 
@@ -22,8 +22,8 @@ impl<T> Lock<T> for RefCell<T> {
 impl<T> Lock<T> for std::sync::Mutex<T> {
     #[inline]
     fn with<R>(&self, critical: impl FnOnce(&mut T) -> R) -> R {
-        // A panic elsewhere leaves the value as that thread left it; the state is kept valid
-        // between statements, so the poison flag carries no information here.
+        // Ignore poisoning: the protected state is valid between any two statements, so a panic in
+        // another thread leaves it usable.
         critical(
             &mut self
                 .lock()

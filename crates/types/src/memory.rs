@@ -1,4 +1,4 @@
-//! The port to physical memory: how tables and rings are read and written.
+//! The port to the physical memory that holds tables and rings.
 
 use core::fmt;
 use core::ops::Deref;
@@ -6,39 +6,39 @@ use core::sync::atomic::AtomicU64;
 
 use crate::PhysAddr;
 
-/// 64-bit words in one 4 KiB table.
+/// Number of 64-bit words in a 4 KiB table.
 pub const TABLE_WORDS: usize = 512;
 
-/// Memory that holds tables and rings, kept mapped by the embedder for as long as the value lives.
+/// Memory that holds tables and rings. The embedder keeps it mapped for the life of the value.
 ///
-/// Entries are shared with hardware, so every word is an atomic. Byte order is the host's, which
-/// must be little-endian as the hardware formats are. Guest memory that may vanish is not reached
-/// through this port but through `softiommu`'s pins.
+/// The CPU shares entries with hardware, so every word is atomic. Words are in host byte order. The
+/// host must be little-endian, because the hardware formats are. Access guest memory that may be
+/// unmapped through `softiommu`'s pins, not through this port.
 pub trait PhysMemory {
-    /// The word at `at`, which is 8-byte aligned.
+    /// Returns the word at `at`. `at` must be 8-byte aligned.
     fn word(&self, at: PhysAddr) -> Result<&AtomicU64, MemoryError>;
 
-    /// The 512 words of the table page at `at`, which is 4 KiB aligned.
+    /// Returns the 512 words of the table page at `at`. `at` must be 4 KiB aligned.
     fn table(&self, at: PhysAddr) -> Result<&[AtomicU64; TABLE_WORDS], MemoryError>;
 
-    /// The `count` words from `at`, which is 8-byte aligned.
+    /// Returns the `count` words from `at`. `at` must be 8-byte aligned.
     fn words(&self, at: PhysAddr, count: usize) -> Result<&[AtomicU64], MemoryError>;
 
-    /// Writes the cache lines of the `bytes` bytes from `at` back to memory, so that a walker that
-    /// does not snoop the processor's caches will see them after the next [`drain`](Self::drain).
-    /// Lines outside memory are ignored: they cannot have been written.
+    /// Writes the cache lines of the `bytes` bytes from `at` back to memory. A walker that does not
+    /// snoop CPU caches sees them after the next [`drain`](Self::drain). Lines outside memory are
+    /// ignored: the CPU cannot have written them.
     fn write_back(&self, at: PhysAddr, bytes: u64);
 
-    /// Orders all write-backs so far before everything that follows.
+    /// Orders all previous write-backs before every later access.
     fn drain(&self);
 
-    /// A hint that the cache line at `at`, which may lie outside memory, is about to be changed: a
-    /// line that was written back may have to be fetched from memory again.
+    /// Hints that the CPU will soon write the cache line at `at`. A line that was written back may
+    /// have to be fetched from memory again. `at` may lie outside memory.
     #[inline]
     fn prefetch(&self, _at: PhysAddr) {}
 }
 
-/// Whatever leads to memory is memory: references, `Rc`, `Arc`, `Box`.
+/// Pointers to memory implement the port too: references, `Rc`, `Arc`, `Box`.
 impl<P: Deref<Target: PhysMemory>> PhysMemory for P {
     #[inline]
     fn word(&self, at: PhysAddr) -> Result<&AtomicU64, MemoryError> {
@@ -71,20 +71,20 @@ impl<P: Deref<Target: PhysMemory>> PhysMemory for P {
     }
 }
 
-/// Why memory could not be reached.
+/// The reason why memory could not be accessed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum MemoryError {
     /// Some of the `words` words from `at` lie outside memory.
     Outside {
-        /// First byte asked for.
+        /// First byte of the requested range.
         at: PhysAddr,
-        /// Number of 64-bit words asked for.
+        /// Number of 64-bit words requested.
         words: u64,
     },
-    /// `at` is not aligned for the object asked for.
+    /// `at` is not aligned for the requested object.
     Misaligned {
-        /// The address asked for.
+        /// The requested address.
         at: PhysAddr,
     },
 }

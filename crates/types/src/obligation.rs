@@ -1,20 +1,19 @@
-//! The obligations between clearing a translation and using its I/O virtual addresses again, as
-//! types.
+//! Types that order unmap, invalidation and reuse of I/O virtual addresses.
 //!
 //! ```text
 //! Unmapped --Pending::submit--> Pending<B> --wait--> Flushed<B> --> allocator.free
 //! ```
-//! There is no other way to a [`Flushed`]: an IOVA that is freed before its invalidation has
+//! Only this sequence creates a [`Flushed`]. Code that frees an IOVA before its invalidation has
 //! completed does not compile.
 
 use crate::{
     CachedLevels, DomainId, Invalidation, InvalidationError, Invalidator, PfnRange, Ticket,
 };
 
-/// A range whose entries are cleared in the table while the IOTLB may still hold them.
+/// A range whose table entries are cleared while the IOTLB may still cache them.
 ///
-/// Owns the range: the I/O virtual addresses are neither mapped nor free. Dropping it leaks them,
-/// which is safe but wasteful, hence `must_use`.
+/// The token owns the range: its I/O virtual addresses are neither mapped nor free. Dropping the
+/// token leaks them, which is safe but wasteful; hence `must_use`.
 #[must_use = "the range is neither mapped nor free until it is invalidated and given back to its allocator"]
 #[derive(Debug, PartialEq, Eq)]
 pub struct Unmapped {
@@ -23,16 +22,18 @@ pub struct Unmapped {
 }
 
 impl Unmapped {
-    /// Attests that every entry of `range` in the table of `domain` has been cleared. To be called
-    /// by what cleared them: the table's own unmap, or an address space without entries.
+    /// Attests that every entry of `range` in the table of `domain` is cleared. Only code that
+    /// cleared them may call it: a table's unmap, or an address space without entries.
     #[inline]
     pub const fn attest_cleared(domain: DomainId, range: PfnRange) -> Self {
         Self { domain, range }
     }
 
-    /// The same obligation for the `enclosing` range that was reserved around the cleared one
-    /// (power-of-two rounding reserves more pages than it maps); gives the token back if
-    /// `enclosing` does not contain it.
+    /// Extends the obligation to the `enclosing` range that the allocator reserved around the
+    /// cleared one (power-of-two rounding reserves more pages than are mapped).
+    ///
+    /// # Errors
+    /// Returns the token unchanged if `enclosing` does not contain its range.
     #[inline]
     pub fn widen(self, enclosing: PfnRange) -> Result<Self, Self> {
         if enclosing.contains(&self.range) {
@@ -45,8 +46,11 @@ impl Unmapped {
         }
     }
 
-    /// Takes over the obligation for the pages right behind these, in the same domain; gives the
-    /// token of any others back.
+    /// Takes over the obligation of `next`, which must begin directly after this range in the same
+    /// domain.
+    ///
+    /// # Errors
+    /// Returns `next` if its domain differs or its range is not adjacent.
     #[inline]
     pub fn append(&mut self, next: Self) -> Result<(), Self> {
         let (own, more) = (self.range, next.range);
@@ -57,13 +61,13 @@ impl Unmapped {
         Ok(())
     }
 
-    /// The domain whose table was changed.
+    /// Returns the domain whose table was changed.
     #[inline]
     pub const fn domain(&self) -> DomainId {
         self.domain
     }
 
-    /// The pages.
+    /// Returns the cleared pages.
     #[inline]
     pub const fn range(&self) -> PfnRange {
         self.range
@@ -71,7 +75,7 @@ impl Unmapped {
 }
 
 impl<A, B> Flushed<(A, B)> {
-    /// The two batches, each flushed.
+    /// Splits a pair into two flushed batches.
     #[inline]
     pub fn split(self) -> (Flushed<A>, Flushed<B>) {
         let (a, b) = self.0;
@@ -79,13 +83,14 @@ impl<A, B> Flushed<(A, B)> {
     }
 }
 
-/// Something made of [`Unmapped`] ranges that one invalidation can release.
+/// A set of [`Unmapped`] ranges that one invalidation can release.
 pub trait Batch {
-    /// Whether `request` purges every range of the batch.
+    /// Returns true if `request` invalidates every range of the batch.
     fn covered_by(&self, request: &Invalidation) -> bool;
 }
 
-/// Its leaf translations. Table pages that left with the range are a batch of their own.
+/// Requires invalidation of the leaf translations. Table pages freed with the range form a batch of
+/// their own.
 impl Batch for Unmapped {
     #[inline]
     fn covered_by(&self, request: &Invalidation) -> bool {
@@ -93,7 +98,7 @@ impl Batch for Unmapped {
     }
 }
 
-/// The cached entries that must go with a range, in a pair with that range.
+/// Requires invalidation of these kinds of entries; used in a pair with the range.
 impl Batch for CachedLevels {
     #[inline]
     fn covered_by(&self, request: &Invalidation) -> bool {
@@ -101,7 +106,7 @@ impl Batch for CachedLevels {
     }
 }
 
-/// Nothing is released by any invalidation.
+/// An empty batch, which any invalidation covers.
 impl Batch for () {
     #[inline]
     fn covered_by(&self, _request: &Invalidation) -> bool {
@@ -117,7 +122,7 @@ impl<A: Batch, B: Batch> Batch for (A, B) {
     }
 }
 
-/// A batch whose invalidation has been submitted and not yet completed.
+/// A batch whose invalidation was submitted and has not completed.
 #[must_use = "the invalidation must be waited for, or the ranges of the batch are lost"]
 #[derive(Debug)]
 pub struct Pending<B> {
@@ -126,8 +131,10 @@ pub struct Pending<B> {
 }
 
 impl<B: Batch> Pending<B> {
-    /// Submits `request` for `batch`. If the request does not cover the batch, or is not accepted,
-    /// the batch comes back.
+    /// Submits `request` for `batch`.
+    ///
+    /// # Errors
+    /// Returns the batch if the request does not cover it or the invalidator rejects the request.
     #[inline]
     pub fn submit<I: Invalidator + ?Sized>(
         invalidator: &mut I,
@@ -145,10 +152,10 @@ impl<B: Batch> Pending<B> {
 }
 
 impl<B> Pending<B> {
-    /// Waits for the completion.
+    /// Waits for completion by polling.
     ///
     /// # Errors
-    /// The batch stays pending, for another attempt, if the invalidator reports an error.
+    /// Returns the batch, still pending, if the invalidator reports an error. The caller may retry.
     #[inline]
     pub fn wait<I: Invalidator + ?Sized>(
         self,
@@ -163,7 +170,8 @@ impl<B> Pending<B> {
         }
     }
 
-    /// Asks once whether the invalidation has completed.
+    /// Polls once for completion. If the invalidation has not completed or the poll fails, returns
+    /// the pending batch.
     #[inline]
     pub fn poll<I: Invalidator + ?Sized>(self, invalidator: &mut I) -> Result<Flushed<B>, Self> {
         match invalidator.poll(self.ticket) {
@@ -172,21 +180,21 @@ impl<B> Pending<B> {
         }
     }
 
-    /// Gives up waiting: the batch is merely unmapped again, and another invalidation must be
-    /// submitted for it.
+    /// Stops waiting and returns the batch as merely unmapped. The caller must submit another
+    /// invalidation for it.
     #[inline]
     pub fn abandon(self) -> B {
         self.batch
     }
 
-    /// The ticket of the invalidation.
+    /// Returns the ticket of the invalidation.
     #[inline]
     pub const fn ticket(&self) -> Ticket {
         self.ticket
     }
 }
 
-/// Ranges that no translation cache holds any more: free to be reused.
+/// Ranges that no translation cache holds any more. The allocator may reuse them.
 ///
 /// ```compile_fail
 /// // An unmapped range cannot be passed off as a flushed one.
@@ -198,13 +206,13 @@ impl<B> Pending<B> {
 pub struct Flushed<B = Unmapped>(B);
 
 impl Flushed<Unmapped> {
-    /// The domain.
+    /// Returns the domain whose table was changed.
     #[inline]
     pub const fn domain(&self) -> DomainId {
         self.0.domain
     }
 
-    /// The pages.
+    /// Returns the flushed pages.
     #[inline]
     pub const fn range(&self) -> PfnRange {
         self.0.range
@@ -212,14 +220,14 @@ impl Flushed<Unmapped> {
 }
 
 impl<B> Flushed<B> {
-    /// The batch itself. Whoever takes a `Flushed<B>` and needs what is in it calls this; what
-    /// comes out proves nothing any more.
+    /// Returns the batch without its proof. A consumer of `Flushed<B>` calls it to reach the
+    /// contents.
     #[inline]
     pub fn into_batch(self) -> B {
         self.0
     }
 
-    /// Hands each range of the batch on as flushed.
+    /// Passes each range of the batch to `each` as flushed, and returns the emptied batch.
     #[inline]
     pub fn drain_with(mut self, mut each: impl FnMut(Flushed<Unmapped>)) -> B
     where
@@ -230,13 +238,13 @@ impl<B> Flushed<B> {
     }
 }
 
-/// A batch that can be emptied range by range; its storage is kept for the next one.
+/// A batch that can be emptied range by range. Its storage can be reused for the next batch.
 pub trait DrainUnmapped: Batch {
-    /// Removes every range and hands it to `each`.
+    /// Removes every range and passes it to `each`.
     fn drain_unmapped(&mut self, each: impl FnMut(Unmapped));
 }
 
-/// A flushed range is also merely unmapped: allocators that ask for less accept it.
+/// A flushed range is also unmapped: allocators that require only `Unmapped` accept it.
 impl From<Flushed> for Unmapped {
     #[inline]
     fn from(flushed: Flushed) -> Self {
@@ -244,8 +252,8 @@ impl From<Flushed> for Unmapped {
     }
 }
 
-/// Stands for every range of one domain that was unmapped before the invalidation was submitted.
-/// Allocators that hand no address out twice before a flush ask for this proof when they wrap.
+/// Represents every range of one domain that was unmapped before the invalidation was submitted. An
+/// allocator that never reuses an address before a flush requires this proof to start over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WholeDomain(pub DomainId);
 
@@ -261,7 +269,7 @@ impl Batch for WholeDomain {
 }
 
 impl Flushed<WholeDomain> {
-    /// The domain that was flushed.
+    /// Returns the flushed domain.
     #[inline]
     pub const fn whole_domain(&self) -> DomainId {
         self.0.0

@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-/// The sizes a leaf entry can have. The granule of every table here is [`PageSize::Size4K`].
+/// The page sizes of a leaf entry. The granule of every table is [`PageSize::Size4K`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PageSize {
     /// 4 KiB.

@@ -1,4 +1,4 @@
-//! Page numbers of the I/O virtual address space, the currency of the IOVA allocators.
+//! Page frame numbers of the I/O virtual address space, the unit of the IOVA allocators.
 
 use core::fmt;
 
@@ -10,28 +10,28 @@ use crate::{Iova, IovaRange, PageSize};
 pub struct Pfn(u64);
 
 impl Pfn {
-    /// The highest page number whose byte address fits 64 bits.
+    /// The highest page number whose byte address fits in 64 bits.
     pub const MAX: Self = Self(u64::MAX >> 12);
 
-    /// Page number `raw`, cut to 52 bits so that its byte address fits 64.
+    /// Creates page number `raw`, truncated to 52 bits so that its byte address fits in 64 bits.
     #[inline]
     pub const fn new(raw: u64) -> Self {
         Self(raw & Self::MAX.0)
     }
 
-    /// The page that holds `iova`.
+    /// Returns the page that contains `iova`.
     #[inline]
     pub const fn containing(iova: Iova) -> Self {
         Self(iova.get() >> 12)
     }
 
-    /// The raw page number.
+    /// Returns the raw page number.
     #[inline]
     pub const fn get(self) -> u64 {
         self.0
     }
 
-    /// Address of the page's first byte.
+    /// Returns the address of the page's first byte.
     #[inline]
     pub const fn iova(self) -> Iova {
         Iova::new(self.0 << 12)
@@ -52,7 +52,8 @@ pub struct PfnRange {
 }
 
 impl PfnRange {
-    /// The `pages` pages from `lo`; `None` if there are none or they pass the highest page number.
+    /// Creates the range of `pages` pages from `lo`. `None` if `pages` is zero or the range passes
+    /// [`Pfn::MAX`].
     #[inline]
     pub const fn new(lo: Pfn, pages: u64) -> Option<Self> {
         if pages == 0 || pages - 1 > Pfn::MAX.0 - lo.0 {
@@ -64,7 +65,7 @@ impl PfnRange {
         })
     }
 
-    /// The pages from `lo` to `hi`, both included; `None` if `hi` lies below `lo`.
+    /// Creates the range from `lo` to `hi`, both included. `None` if `hi` is below `lo`.
     #[inline]
     pub const fn inclusive(lo: Pfn, hi: Pfn) -> Option<Self> {
         if lo.0 <= hi.0 {
@@ -74,13 +75,13 @@ impl PfnRange {
         }
     }
 
-    /// The pages from `lo` to `hi`, for callers whose own invariant puts them in that order.
+    /// Creates the range from `lo` to `hi`. The caller guarantees `lo <= hi`.
     #[inline]
     pub(crate) const fn spanning(lo: Pfn, hi: Pfn) -> Self {
         Self { lo, hi }
     }
 
-    /// The pages that `range` touches.
+    /// Returns the pages that `range` touches.
     #[inline]
     pub const fn covering(range: &IovaRange) -> Self {
         Self {
@@ -89,37 +90,37 @@ impl PfnRange {
         }
     }
 
-    /// First page.
+    /// Returns the first page.
     #[inline]
     pub const fn lo(&self) -> Pfn {
         self.lo
     }
 
-    /// Last page (inclusive).
+    /// Returns the last page (inclusive).
     #[inline]
     pub const fn hi(&self) -> Pfn {
         self.hi
     }
 
-    /// Number of pages.
+    /// Returns the number of pages.
     #[inline]
     pub const fn pages(&self) -> u64 {
         self.hi.0 - self.lo.0 + 1
     }
 
-    /// Whether every page of `other` lies in this range.
+    /// Returns true if every page of `other` is in this range.
     #[inline]
     pub const fn contains(&self, other: &Self) -> bool {
         self.lo.0 <= other.lo.0 && other.hi.0 <= self.hi.0
     }
 
-    /// Whether the two ranges share a page.
+    /// Returns true if the two ranges share a page.
     #[inline]
     pub const fn overlaps(&self, other: &Self) -> bool {
         self.lo.0 <= other.hi.0 && other.lo.0 <= self.hi.0
     }
 
-    /// The byte range of these pages.
+    /// Returns the byte range of these pages.
     #[inline]
     pub const fn iovas(&self) -> IovaRange {
         IovaRange::spanning(

@@ -8,19 +8,18 @@ use crate::{Address, DeviceVisible, PageSize, Physical};
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AddressRange<Space> {
     start: Address<Space>,
-    /// Bytes after the first one, so that a range of 2^64 bytes can be expressed and an empty one
-    /// cannot.
+    /// Length minus one, so that a range of 2^64 bytes can be expressed and an empty one cannot.
     extra: u64,
 }
 
-/// A range of device-visible addresses.
+/// A range of I/O virtual addresses.
 pub type IovaRange = AddressRange<DeviceVisible>;
 /// A range of physical addresses.
 pub type PhysRange = AddressRange<Physical>;
 
 impl<Space: Copy> AddressRange<Space> {
-    /// The `bytes` bytes from `start`; `None` if there are none or the last one would lie past
-    /// 2^64 - 1.
+    /// Creates the range of `bytes` bytes from `start`. `None` if `bytes` is zero or the last byte
+    /// would be past 2^64 - 1.
     #[inline]
     pub const fn new(start: Address<Space>, bytes: u64) -> Option<Self> {
         if bytes == 0 {
@@ -35,7 +34,7 @@ impl<Space: Copy> AddressRange<Space> {
         }
     }
 
-    /// The bytes from `start` to `last`, both included; `None` if `last` lies below `start`.
+    /// Creates the range from `start` to `last`, both included. `None` if `last` is below `start`.
     #[inline]
     pub const fn inclusive(start: Address<Space>, last: Address<Space>) -> Option<Self> {
         match last.get().checked_sub(start.get()) {
@@ -44,50 +43,50 @@ impl<Space: Copy> AddressRange<Space> {
         }
     }
 
-    /// The range of `extra + 1` bytes from `start`, for callers whose own invariant rules out a
+    /// Creates the range of `extra + 1` bytes from `start`. The caller guarantees that it does not
     /// wrap.
     #[inline]
     pub(crate) const fn spanning(start: Address<Space>, extra: u64) -> Self {
         Self { start, extra }
     }
 
-    /// First byte.
+    /// Returns the first byte's address.
     #[inline]
     pub const fn start(&self) -> Address<Space> {
         self.start
     }
 
-    /// Last byte (inclusive).
+    /// Returns the last byte's address (inclusive).
     #[inline]
     pub const fn last(&self) -> Address<Space> {
         self.start.wrapping_add(self.extra)
     }
 
-    /// Length in bytes; 2^64 saturates to `u64::MAX`.
+    /// Returns the length in bytes. A length of 2^64 saturates to `u64::MAX`.
     #[inline]
     pub const fn bytes(&self) -> u64 {
         self.extra.saturating_add(1)
     }
 
-    /// Whether every byte of `other` lies in this range.
+    /// Returns true if every byte of `other` is in this range.
     #[inline]
     pub const fn contains(&self, other: &Self) -> bool {
         self.start.get() <= other.start.get() && other.last().get() <= self.last().get()
     }
 
-    /// Whether `address` lies in this range.
+    /// Returns true if `address` is in this range.
     #[inline]
     pub const fn contains_address(&self, address: Address<Space>) -> bool {
         self.start.get() <= address.get() && address.get() <= self.last().get()
     }
 
-    /// Whether the two ranges share a byte.
+    /// Returns true if the two ranges share a byte.
     #[inline]
     pub const fn overlaps(&self, other: &Self) -> bool {
         self.start.get() <= other.last().get() && other.start.get() <= self.last().get()
     }
 
-    /// The smallest range of whole pages that covers this one.
+    /// Returns the smallest range of whole pages that contains this one.
     #[inline]
     pub const fn to_pages(&self, page: PageSize) -> Self {
         let mask = page.bytes() - 1;
@@ -99,7 +98,7 @@ impl<Space: Copy> AddressRange<Space> {
         }
     }
 
-    /// How many pages of `page` bytes the range touches.
+    /// Returns the number of pages of size `page` that the range touches.
     #[inline]
     pub const fn pages(&self, page: PageSize) -> u64 {
         let shift = page.shift();

@@ -1,5 +1,5 @@
-//! Addresses of a ring IOMMU: a ring, a slot of it, an offset into the buffer behind it (rIOMMU
-//! Fig. 9d, "rIOVA").
+//! Addresses of a ring IOMMU: a ring, a slot of the ring, and an offset into the slot's buffer
+//! (rIOMMU Fig. 9d, "rIOVA").
 
 use core::fmt;
 
@@ -15,25 +15,25 @@ const OFFSET_MASK: u64 = (1 << OFFSET_BITS) - 1;
 const SLOT_MASK: u64 = (1 << SLOT_BITS) - 1;
 const PAGE_SHIFT: u32 = 12;
 
-/// Index of a ring table among those of its device ("rid").
+/// Index of a ring table among the ring tables of a device ("rid").
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct RingId(u16);
 
 impl RingId {
-    /// From the raw index.
+    /// Wraps a raw index.
     #[inline]
     pub const fn new(raw: u16) -> Self {
         Self(raw)
     }
 
-    /// The raw index.
+    /// Returns the raw index.
     #[inline]
     pub const fn get(self) -> u16 {
         self.0
     }
 
-    /// All pages whose addresses name this ring: 2^48 bytes.
+    /// Returns all pages whose addresses select this ring: 2^48 bytes.
     #[inline]
     pub const fn pages(self) -> PfnRange {
         span((self.0 as u64) << RING_SHIFT, RING_SHIFT)
@@ -54,10 +54,10 @@ pub struct RingSlot(u32);
 impl RingSlot {
     /// The first slot.
     pub const FIRST: Self = Self(0);
-    /// The highest index that an address can name.
+    /// The highest index that an address can encode.
     pub const MAX: Self = Self(SLOT_MASK as u32);
 
-    /// From the raw index; `None` if it takes more than 18 bits.
+    /// Wraps a raw index. `None` if it does not fit in 18 bits.
     #[inline]
     pub const fn new(raw: u32) -> Option<Self> {
         if raw > Self::MAX.0 {
@@ -66,18 +66,17 @@ impl RingSlot {
         Some(Self(raw))
     }
 
-    /// The raw index.
+    /// Returns the raw index.
     #[inline]
     pub const fn get(self) -> u32 {
         self.0
     }
 
-    /// The slot after this one in a table of `entries` entries: the first one after the last, and
-    /// after any slot beyond the table.
+    /// Returns the next slot in a table of `entries` entries. The last slot, and any slot beyond
+    /// the table, wraps to the first.
     #[inline]
     pub const fn next(self, entries: u32) -> Self {
-        // Within 18 bits: a slot is at most MAX, and one that is MAX is not followed by a greater
-        // one.
+        // The result fits in 18 bits: a slot is at most MAX, and MAX wraps to the first.
         let next = self.0.wrapping_add(1);
         if next < entries && next <= Self::MAX.0 {
             Self(next)
@@ -93,20 +92,21 @@ impl fmt::Display for RingSlot {
     }
 }
 
-/// An address of a ring IOMMU, taken apart. Every 64-bit address is one (rIOMMU Fig. 9d).
+/// An address of a ring IOMMU with its three fields. Every 64-bit address is valid (rIOMMU Fig.
+/// 9d).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct RingIova(u64);
 
 impl RingIova {
-    /// Bits of the offset; those of the slot are above them.
+    /// Width of the offset field; the slot field begins above it.
     pub const OFFSET_BITS: u32 = OFFSET_BITS;
 
-    /// The greatest offset, 2^30 - 1.
+    /// The largest offset, 2^30 - 1.
     pub const MAX_OFFSET: u32 = OFFSET_MASK as u32;
 
-    /// Byte `offset` of the buffer in `slot` of `ring`; `None` if the offset takes more than 30
-    /// bits. It need not lie inside the buffer.
+    /// Returns the address of byte `offset` of the buffer in `slot` of `ring`. `None` if the offset
+    /// does not fit in 30 bits. The offset may lie beyond the buffer.
     #[inline]
     pub const fn new(ring: RingId, slot: RingSlot, offset: u32) -> Option<Self> {
         if offset > Self::MAX_OFFSET {
@@ -115,44 +115,45 @@ impl RingIova {
         Some(Self(Self::start(ring, slot).0 | offset as u64))
     }
 
-    /// The first byte of the buffer in `slot` of `ring`.
+    /// Returns the address of the first byte of the buffer in `slot` of `ring`.
     #[inline]
     pub const fn start(ring: RingId, slot: RingSlot) -> Self {
         Self((ring.0 as u64) << RING_SHIFT | (slot.0 as u64) << OFFSET_BITS)
     }
 
-    /// The ring.
+    /// Returns the ring field.
     #[inline]
     pub const fn ring(self) -> RingId {
         RingId((self.0 >> RING_SHIFT) as u16)
     }
 
-    /// The slot.
+    /// Returns the slot field.
     #[inline]
     pub const fn slot(self) -> RingSlot {
         RingSlot((self.0 >> OFFSET_BITS & SLOT_MASK) as u32)
     }
 
-    /// Bytes from the start of the buffer.
+    /// Returns the offset from the start of the buffer, in bytes.
     #[inline]
     pub const fn offset(self) -> u32 {
         (self.0 & OFFSET_MASK) as u32
     }
 
-    /// As the device sees it.
+    /// Returns the address as an I/O virtual address.
     #[inline]
     pub const fn iova(self) -> Iova {
         Iova::new(self.0)
     }
 
-    /// All pages whose addresses name this slot: 2^30 bytes, whatever the size of the buffer.
+    /// Returns all pages whose addresses select this slot: 2^30 bytes, whatever the size of the
+    /// buffer.
     #[inline]
     pub const fn slot_pages(self) -> PfnRange {
         span(self.0 & !OFFSET_MASK, OFFSET_BITS)
     }
 }
 
-/// The pages of the `2^bits` bytes from `start`, which is a multiple of that.
+/// Returns the pages of the `2^bits` bytes from `start`. `start` must be a multiple of `2^bits`.
 #[inline]
 const fn span(start: u64, bits: u32) -> PfnRange {
     PfnRange::spanning(
@@ -199,7 +200,7 @@ mod tests {
 
     #[test]
     fn bits_are_those_of_figure_9d() {
-        // By hand: ring << 48 | slot << 30 | offset.
+        // Computed by hand: ring << 48 | slot << 30 | offset.
         let cases = [
             (0, 0, 0, 0x0000_0000_0000_0000),
             (0, 0, 0x3fff_ffff, 0x0000_0000_3fff_ffff),

@@ -1,5 +1,4 @@
-//! The obligations hold: nothing becomes `Flushed` but through a completed invalidation that covers
-//! it.
+//! Only a completed invalidation that covers a range turns it into `Flushed`.
 
 use ringfence_types::{
     CachedLevels, DomainId, Flushed, Invalidation, InvalidationError, Invalidator, Pending, Pfn,
@@ -9,7 +8,7 @@ use ringfence_types::{
 const DOMAIN: DomainId = DomainId::new(1);
 const OTHER: DomainId = DomainId::new(2);
 
-/// Answers each poll with the next line of its script.
+/// Returns the next scripted answer to each poll.
 struct Scripted {
     submitted: Vec<Invalidation>,
     answers: Vec<Result<bool, InvalidationError>>,

@@ -1,8 +1,8 @@
-//! Bounce buffers: memory that a device cannot reach is copied through memory that it can (HW15,
-//! OS17).
+//! Bounce buffers: the CPU copies data between memory that the device cannot reach and memory that
+//! it can (HW15, OS17).
 //!
-//! A space that translates never needs them, because its I/O virtual addresses lie where the device
-//! can reach; identity spaces do.
+//! Only identity spaces need them. A space with translation allocates I/O virtual addresses below
+//! the device's mask.
 
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -21,46 +21,46 @@ use crate::{
 
 /// Bytes in one slot, the unit of allocation (as in Linux's swiotlb).
 const SLOT: u64 = 2048;
-/// Slots that one word of the bitmap tracks, and so the longest run.
+/// Slots per bitmap word, which is also the longest run.
 const RUN: u64 = 64;
 
-/// Low memory, in slots of 2 KiB. A mapping takes a run of slots and keeps the buffer's offset
-/// inside the first one, so that devices which care about low address bits see the same ones. The
-/// longest mapping is 128 KiB less that offset.
+/// A pool of low memory in slots of 2 KiB. A mapping takes a run of slots and keeps the buffer's
+/// offset in the first slot, because some devices depend on low address bits. The longest mapping
+/// is 128 KiB less that offset.
 #[derive(Debug)]
 pub struct BouncePool {
     base: PhysAddr,
-    /// One bit a slot: 1 = taken.
+    /// Bitmap with one bit per slot; 1 = in use.
     taken: Vec<AtomicU64>,
 }
 
-/// A run of slots that stands in for a buffer.
+/// A run of slots that holds the device's copy of a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BounceSlot {
     word: u32,
     first: u8,
     count: u8,
-    /// Where the device's copy of the first byte lies.
+    /// The device's copy, at the buffer's offset in the first slot.
     copy: PhysRange,
     /// The driver's memory.
     original: PhysRange,
 }
 
 impl BounceSlot {
-    /// The memory that the device uses.
+    /// Returns the memory that the device uses.
     pub fn copy(&self) -> PhysRange {
         self.copy
     }
 
-    /// The driver's memory.
+    /// Returns the driver's memory.
     pub fn original(&self) -> PhysRange {
         self.original
     }
 }
 
 impl BouncePool {
-    /// A pool over as many whole runs of 128 KiB as `memory` holds; `None` if it holds none or does
-    /// not start on a slot.
+    /// Creates a pool with as many whole runs of 128 KiB as fit in `memory`. `None` if none fits or
+    /// if `memory` is not aligned to 2 KiB.
     pub fn new(memory: PhysRange) -> Option<Self> {
         let words = memory.bytes() / (SLOT * RUN);
         if words == 0 || words > u64::from(u32::MAX) || !memory.start().is_aligned(SLOT) {
@@ -72,7 +72,7 @@ impl BouncePool {
         })
     }
 
-    /// Slots in use.
+    /// Returns the number of slots in use.
     pub fn in_use(&self) -> u64 {
         self.taken
             .iter()
@@ -126,8 +126,9 @@ impl BouncePool {
         }
     }
 
-    /// A run of slots with the bytes of `original` in it, also for what comes from the device: it
-    /// may write less than the whole, and what it leaves alone must come back as it was.
+    /// Allocates a run of slots and copies the bytes of `original` into it, whatever the direction.
+    /// The device may write only part of a buffer, and the driver must find the other bytes
+    /// unchanged.
     #[cold]
     #[inline(never)]
     fn copied(&self, memory: &impl PhysMemory, original: PhysRange) -> Option<BounceSlot> {
@@ -142,7 +143,7 @@ impl BouncePool {
         done.map(|()| slot)
     }
 
-    /// Copies back what the device wrote and frees the run.
+    /// Copies the device's data back and frees the run.
     #[cold]
     #[inline(never)]
     pub(crate) fn finish(&self, memory: &impl PhysMemory, slot: &BounceSlot, direction: Direction) {
@@ -150,8 +151,7 @@ impl BouncePool {
         self.free(slot);
     }
 
-    /// Fills the whole run with zeros, so that the device finds nothing of an earlier user in the
-    /// padding (attack A34).
+    /// Zeroes the whole run, so that its padding holds no data of an earlier user (attack A34).
     fn scrub(&self, memory: &impl PhysMemory, slot: &BounceSlot) -> Option<()> {
         let start = slot.copy.start().align_down(SLOT);
         let words = usize::from(slot.count) * (SLOT as usize / 8);
@@ -162,8 +162,8 @@ impl BouncePool {
     }
 }
 
-/// Copies `bytes` bytes between places of equal alignment; other bytes of shared words keep what
-/// they hold.
+/// Copies `bytes` bytes between addresses of equal alignment. Other bytes in the first and last
+/// words keep their values.
 fn copy(memory: &impl PhysMemory, from: PhysAddr, to: PhysAddr, bytes: u64) -> Option<()> {
     let lead = from.offset_in(8);
     let words = usize::try_from((lead + bytes).div_ceil(8)).ok()?;
@@ -190,7 +190,7 @@ fn copy(memory: &impl PhysMemory, from: PhysAddr, to: PhysAddr, bytes: u64) -> O
 }
 
 impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
-    /// Maps a copy of `memory` that the device can reach.
+    /// Copies `memory` to bounce slots and maps the copy.
     #[cold]
     pub(crate) fn map_bounced<P: Platform>(
         &self,
@@ -218,7 +218,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         self.bounce.as_ref()?.copied(platform.memory(), memory)
     }
 
-    /// Copies of a mapping whose domain was detached are of no use to anyone.
+    /// Frees the slots of a mapping whose domain was detached: no device uses them any more.
     #[cold]
     fn free_detached_copies(&self, error: &UnmapError<B>, slots: &[BounceSlot]) {
         if let UnmapReason::Detached(_) = error.reason {
@@ -232,8 +232,8 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         }
     }
 
-    /// Maps a list of which the device cannot reach every piece: those it cannot are copied. Where
-    /// nothing is installed only, so that the pieces placed before a failure need not be undone.
+    /// Maps a list with pieces that the device cannot reach, by copying those pieces. Only for
+    /// spaces without a table, where a failure leaves no entries to clear.
     #[cold]
     pub(crate) fn map_list_bounced<P: Platform>(
         &self,
@@ -287,7 +287,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         }
     }
 
-    /// Takes a list with copies down, copies back what the device wrote, and frees the slots.
+    /// Unmaps a list with bounced pieces, copies the device's data back and frees the slots.
     #[cold]
     pub(crate) fn unmap_list_bounced<P: Platform>(
         &self,
@@ -308,21 +308,21 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         Ok(outcome)
     }
 
-    /// [`sync_for_cpu`](Self::sync_for_cpu) for a list.
+    /// Like [`sync_for_cpu`](Self::sync_for_cpu), for a list.
     pub fn sync_sg_for_cpu<P: Platform>(&self, platform: &P, mapping: &SgMapping<B>) {
         for slot in &mapping.bounced {
             copy_out(platform.memory(), slot, mapping.direction());
         }
     }
 
-    /// [`sync_for_device`](Self::sync_for_device) for a list.
+    /// Like [`sync_for_device`](Self::sync_for_device), for a list.
     pub fn sync_sg_for_device<P: Platform>(&self, platform: &P, mapping: &SgMapping<B>) {
         for slot in &mapping.bounced {
             copy_in(platform.memory(), slot, mapping.direction());
         }
     }
 
-    /// Takes a bounced mapping down, copies back what the device wrote, and frees the slots.
+    /// Unmaps a bounced mapping, copies the device's data back and frees the slots.
     #[cold]
     pub(crate) fn unmap_bounced<P: Platform>(
         &self,
@@ -346,16 +346,14 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         Ok(outcome)
     }
 
-    /// Hands the bytes of a live mapping to the processor: after this call it reads what the device
-    /// wrote.
+    /// Transfers a live mapping to the CPU, which then reads the data that the device wrote.
     pub fn sync_for_cpu<P: Platform>(&self, platform: &P, mapping: &Mapping<B>) {
         if let Some(slot) = &mapping.bounce {
             copy_out(platform.memory(), slot, mapping.direction());
         }
     }
 
-    /// Hands the bytes of a live mapping back to the device: after this call it reads what the
-    /// processor wrote.
+    /// Transfers a live mapping to the device, which then reads the data that the CPU wrote.
     pub fn sync_for_device<P: Platform>(&self, platform: &P, mapping: &Mapping<B>) {
         if let Some(slot) = &mapping.bounce {
             copy_in(platform.memory(), slot, mapping.direction());

@@ -1,4 +1,5 @@
-//! Coherent memory: allocated by the layer, mapped both ways for as long as it lives (OS02).
+//! Coherent memory: the layer allocates it and keeps it mapped for both directions until it is
+//! freed (OS02).
 
 use alloc::vec::Vec;
 
@@ -18,25 +19,26 @@ pub struct Coherent {
     range: IovaRange,
     domain_handle: DomainHandle,
     frames: Vec<PhysAddr>,
-    /// Taken down already, by a [`Dma::free_coherent`] whose invalidation failed.
+    /// Set if an earlier [`Dma::free_coherent`] cleared the entries and its invalidation failed.
     cleared: Option<ClearedRange>,
 }
 
 impl Coherent {
-    /// The device-visible bytes, whole pages.
+    /// Returns the mapped bytes of the I/O virtual address space, in whole pages.
     pub fn range(&self) -> IovaRange {
         self.range
     }
 
-    /// The 4 KiB frames, in the order of their addresses.
+    /// Returns the 4 KiB frames in the order of their I/O virtual addresses.
     pub fn frames(&self) -> &[PhysAddr] {
         &self.frames
     }
 }
 
 impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
-    /// Allocates `pages` zeroed pages and maps them at consecutive addresses. Behind a page table
-    /// the frames need not be contiguous; in an identity space and in a ring they must come out so.
+    /// Allocates `pages` zeroed pages and maps them at consecutive addresses. With a page table the
+    /// frames need not be contiguous. In an identity space and in a ring the map succeeds only if
+    /// they are.
     ///
     /// # Errors
     /// Nothing stays allocated, unless the reason is [`MapReason::RollbackFailed`].
@@ -82,7 +84,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
                 cleared: None,
             }),
             Err(reason) => {
-                // Frames that a device may still reach are nobody's any more.
+                // Leak frames that a device may still reach.
                 if !matches!(reason, MapReason::RollbackFailed(_)) {
                     free_frames(platform, &frames);
                 }
@@ -91,13 +93,13 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         }
     }
 
-    /// Unmaps coherent memory, invalidates at once whatever the policy, and frees the pages.
+    /// Unmaps coherent memory, invalidates at once under every policy, and frees the pages.
     ///
     /// # Errors
-    /// The memory comes back: neither pages nor addresses are reused, since the device may still
-    /// reach them. If it was the invalidation that failed, the memory is no longer mapped, and
-    /// another call tries that invalidation again. Memory of a domain that was detached is only
-    /// freed.
+    /// Returns the memory. The layer reuses neither pages nor addresses, because the device may
+    /// still reach them. If the invalidation failed, the memory is no longer mapped, and another
+    /// call retries the invalidation. For memory of a detached domain, the call only frees the
+    /// pages.
     pub fn free_coherent<P: Platform>(
         &self,
         cpu: &mut Cpu<S, F, B>,
@@ -141,11 +143,11 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     }
 }
 
-/// Coherent memory that was not freed.
+/// The reason why coherent memory was not freed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FreeCoherentError {
-    /// It is not mapped for this device.
+    /// The memory is not mapped for this device.
     NotMapped,
     /// The invalidation failed.
     NotFlushed(InvalidationError),
@@ -162,8 +164,8 @@ impl core::fmt::Display for FreeCoherentError {
 
 impl core::error::Error for FreeCoherentError {}
 
-/// Adds `piece` to the list, as part of its last one if that ends where this begins: a ring maps
-/// one piece a slot.
+/// Appends `piece` to the list, or extends the last piece if the two are adjacent. A ring maps one
+/// piece per slot.
 fn join(pieces: &mut Vec<PhysRange>, piece: PhysRange) {
     if let Some(last) = pieces.last_mut()
         && last.last().checked_add(1) == Some(piece.start())

@@ -1,15 +1,18 @@
-//! Domains and processors that go away.
+//! Removal of devices, domains and CPUs.
 //!
-//! A domain ends in this order: nothing is mapped in it, or the caller says that it does not
-//! matter; what the flush policy holds back is flushed; the device's context entry is cleared; the
-//! cached context and then everything cached of the domain is invalidated. Only then is the
-//! identifier free for another domain, so that no cached translation of the old one is ever read as
-//! the new one's (VT-d section 6.5.2: domains tag what is cached).
+//! The layer removes a domain in this order:
 //!
-//! What other processors know of the domain is found out by generations: their handles drop their
-//! parts at their next call, and keep for the driver what a burst withholds. Tokens of the old
-//! domain, whenever they turn up, are answered by what the detachment has made true: no device
-//! reaches their buffers.
+//! 1. It checks that nothing is mapped, unless the caller forces the removal.
+//! 2. It flushes all unmaps that the flush policy has deferred.
+//! 3. The caller clears the device's context entry.
+//! 4. The layer invalidates the cached context entry, then every cached entry of the domain.
+//!
+//! Only then may another domain use the identifier. Caches tag their entries with it (VT-d section
+//! 6.5.2), so no translation of the old domain ever serves the new one.
+//!
+//! Other CPUs detect the removal by generations. At their next call, their handles drop their state
+//! of the domain and keep the buffers that a burst withholds. The layer answers later uses of the
+//! domain's tokens with their buffers, because no device reaches them any more.
 
 use core::fmt;
 
@@ -22,39 +25,37 @@ use crate::flush::{Flush, FlushContext};
 use crate::space::Space;
 use crate::{Attachment, Cpu, Dma, Platform};
 
-/// What happens to mappings that live when the last device leaves their domain.
+/// The treatment of live mappings when the last device leaves their domain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Teardown {
-    /// They are a reason not to detach. For drivers that clean up.
+    /// Live mappings prevent the detach. For drivers that unmap everything first.
     IfUnused,
-    /// They end with the domain: unmapping them later yields their buffers as
-    /// [`UnmapReason::Detached`](crate::UnmapReason::Detached). For devices that were pulled out,
-    /// and drivers that are gone.
+    /// Live mappings end with the domain. A later unmap returns their buffers as
+    /// [`UnmapReason::Detached`](crate::UnmapReason::Detached). For surprise removal of a device,
+    /// and for drivers that were unloaded.
     Forced,
 }
 
-/// What is left of a domain that no device is attached to.
+/// A removed domain's space, with the proof that allows destroying its tables.
 #[must_use = "the space's tables are to be destroyed"]
 #[derive(Debug)]
 pub struct Detached<S> {
-    /// The space, with whatever is still mapped in it.
+    /// The space, with all mappings that were still live.
     pub space: S,
-    /// That nothing of the domain is cached: what destroying its table asks for.
+    /// Proof that no cache holds an entry of the domain; required to destroy its table.
     pub proof: Flushed<WholeDomain>,
 }
 
-/// Why a device was not detached.
+/// The reason why a device was not detached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DetachError {
-    /// The device is not attached to that domain (any more), or the domain is not one of this
-    /// layer.
+    /// The device is not attached to that domain, or the domain belongs to another layer.
     NotAttached(RequesterId),
-    /// Mappings live in the domain of this device, the last one attached to it. Nothing has
-    /// changed.
+    /// The domain of this device, its last one, has live mappings. Nothing changed.
     MappingsLive(RequesterId),
     /// An invalidation failed. The device stays attached, though its context entry may be cleared
-    /// already; to be tried again.
+    /// already. Try again.
     NotFlushed(RequesterId, InvalidationError),
 }
 
@@ -71,14 +72,14 @@ impl fmt::Display for DetachError {
 impl core::error::Error for DetachError {}
 
 impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
-    /// Takes a device away from its domain, and with the last one the domain. `disconnect` clears
-    /// the device's context entry in memory and makes that visible to hardware; it is called when
-    /// nothing but an invalidation can fail any more, and again if the detachment is tried again.
-    /// `each` receives the buffers that bursts of this processor withhold in the domain.
+    /// Detaches a device from its domain, and removes the domain with its last device.
     ///
-    /// What is left of a domain comes back; nothing if other devices stay in it. With mappings of a
-    /// shared domain it makes no difference which of its devices they were made for: they live as
-    /// long as the domain.
+    /// `disconnect` clears the device's context entry in memory and makes that visible to hardware.
+    /// The layer calls it when only an invalidation can still fail, and again at each retry. `each`
+    /// receives the buffers that bursts of this CPU withhold in the domain.
+    ///
+    /// Returns the space of the removed domain. `None` if other devices stay in it. Mappings of a
+    /// shared domain live as long as the domain, whichever of its devices they were made for.
     ///
     /// # Errors
     /// See [`DetachError`].
@@ -131,11 +132,11 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         Ok(Some(Detached { space, proof }))
     }
 
-    /// Gives up a processor: ends its bursts, flushes what it has queued, and returns the addresses
-    /// in its magazines. `each` receives every buffer that it withheld.
+    /// Removes a CPU: ends its bursts, flushes its queues and frees the addresses in its magazines.
+    /// `each` receives every buffer that it withheld.
     ///
     /// # Errors
-    /// An invalidation failed: the handle comes back with what it still holds, to be tried again.
+    /// If an invalidation failed, returns the handle with the state that it still holds. Try again.
     pub fn remove_cpu<P: Platform>(
         &self,
         mut cpu: Cpu<S, F, B>,
@@ -152,7 +153,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         result.map_err(|error| (error, cpu))
     }
 
-    /// Gives up what this processor holds of the domain at `here`.
+    /// Releases this CPU's state of the domain in slot `here`.
     fn drain_cpu<P: Platform>(
         &self,
         cpu: &mut Cpu<S, F, B>,
@@ -174,7 +175,8 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         left
     }
 
-    /// Hands up what this processor withholds of a domain that is gone, or of all of them.
+    /// Passes to `each` the buffers that this CPU withholds of the detached domain `of`, or of
+    /// every detached domain if `of` is `None`.
     #[cold]
     pub(crate) fn release_withheld(
         &self,
@@ -194,7 +196,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     }
 }
 
-/// Submits `request` for `batch` and waits.
+/// Submits `request` for `batch` and waits for completion.
 fn invalidate<T: ringfence_types::Batch, P: Platform>(
     platform: &mut P,
     request: Invalidation,

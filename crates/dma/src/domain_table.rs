@@ -1,17 +1,17 @@
-//! Who holds a domain identifier, and since when.
+//! Domain identifiers and their generations.
 //!
-//! Identifiers are few (2^16 - 1, and less in hardware), so a detached domain's is given out again;
-//! a token of the old domain that turns up later must not reach the new one. Each identifier
-//! therefore counts its generations, and every token carries the one that it was made in. An
-//! identifier whose count is used up is given out no more. With the number of its unit a tenant is
-//! told from those of other layers too.
+//! Identifiers are scarce (2^16 - 1, and fewer in hardware), so the layer reuses those of detached
+//! domains. A token of the old domain must not reach the new one. Each identifier therefore counts
+//! its generations, and every token carries the generation of its creation. An identifier whose
+//! counter has reached its maximum is never reused. A handle also holds the unit number, which
+//! distinguishes it from handles of other layers.
 
 use alloc::vec::Vec;
 
 use ringfence_types::{DomainId, RequesterId};
 
-/// One domain, distinct from all that had its identifier before and will have it after, and from
-/// those of other units.
+/// One domain, distinct from earlier and later domains with its identifier, and from domains of
+/// other units.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct DomainHandle {
     unit: u16,
@@ -20,26 +20,26 @@ pub(crate) struct DomainHandle {
 }
 
 impl DomainHandle {
-    /// The place of its identifier among all.
+    /// Returns the index of the domain's slot.
     #[inline]
     pub(crate) const fn index(self) -> usize {
         self.index as usize
     }
 
-    /// Whether both are domains of one unit.
+    /// Returns true if both domains belong to the same unit.
     pub(crate) const fn same_iommu(self, other: Self) -> bool {
         self.unit == other.unit
     }
 
-    /// The identifier. Identifiers begin at 1: hardware reserves 0 where absent entries are cached
-    /// (VT-d section 6.2.2.1).
+    /// Returns the identifier. Identifiers begin at 1: hardware reserves 0 to cache entries that
+    /// are not present (VT-d section 6.2.2.1).
     #[inline]
     pub(crate) const fn domain(self) -> DomainId {
         DomainId::new(self.index.wrapping_add(1))
     }
 }
 
-/// A domain identifier, and the space of the domain that has it.
+/// A domain identifier, and the space of the domain that uses it.
 #[derive(Debug)]
 pub(crate) struct DomainSlot<S> {
     handle: DomainHandle,
@@ -49,7 +49,8 @@ pub(crate) struct DomainSlot<S> {
 }
 
 impl<S> DomainSlot<S> {
-    /// The `index`th identifier of `unit`, which nobody has had; none if there are not that many.
+    /// Creates the unused slot of the `index`th identifier of `unit`. `None` if `index` is out of
+    /// range.
     pub(crate) fn new(unit: u16, index: usize) -> Option<Self> {
         let index = u16::try_from(index).ok().filter(|i| *i < u16::MAX)?;
         Some(Self {
@@ -63,24 +64,24 @@ impl<S> DomainSlot<S> {
         })
     }
 
-    /// Whether the next domain can have it.
+    /// Returns true if a new domain may use the slot.
     pub(crate) fn is_free(&self) -> bool {
         self.space.is_none() && self.handle.generation < u32::MAX
     }
 
-    /// The present tenant; if there is none, the next one.
+    /// Returns the handle of the present domain or, in a free slot, of the next one.
     #[inline]
     pub(crate) fn handle(&self) -> DomainHandle {
         self.handle
     }
 
-    /// The space, whoever's it is.
+    /// Returns the space of the present domain, whatever its generation.
     #[inline]
     pub(crate) fn space(&self) -> Option<&S> {
         self.space.as_ref()
     }
 
-    /// The space, if it is `tenant`'s.
+    /// Returns the space if it belongs to `tenant`.
     #[inline]
     pub(crate) fn space_of(&self, tenant: DomainHandle) -> Option<&S> {
         if self.handle == tenant {
@@ -90,21 +91,21 @@ impl<S> DomainSlot<S> {
         }
     }
 
-    /// Whether `tenant` had it before and has no more.
+    /// Returns true if `tenant` is an earlier domain of this slot.
     pub(crate) fn is_stale(&self, tenant: DomainHandle) -> bool {
         tenant.same_iommu(self.handle)
             && tenant.index == self.handle.index
             && tenant.generation < self.handle.generation
     }
 
-    /// Seats a domain, with its first device.
+    /// Assigns the slot to a new domain with its first device.
     pub(crate) fn assign(&mut self, space: S, device: RequesterId) -> DomainHandle {
         self.space = Some(space);
         self.devices.push(device);
         self.handle
     }
 
-    /// Ends the tenancy: from now on no token of it is current.
+    /// Removes the domain and returns its space. All its tokens become stale.
     pub(crate) fn release(&mut self) -> Option<S> {
         self.devices.clear();
         self.handle.generation = self.handle.generation.saturating_add(1);

@@ -1,4 +1,4 @@
-//! Errors of the mapping layer. After a failed map the layer is as it was before the call, but for
+//! Errors of the mapping layer. A failed map leaves the layer unchanged, except for
 //! [`MapReason::RollbackFailed`].
 
 use core::fmt;
@@ -14,57 +14,57 @@ use crate::flush::ClearedMapping;
 use crate::mapping::HeldBuffer;
 use crate::ring::{RingFull, RingRefusal};
 
-/// A mapping that was not made.
+/// A map that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MapError {
-    /// The device it was for.
+    /// The device of the attachment.
     pub device: RequesterId,
     /// The buffer, or the first segment of the list.
     pub buffer: Option<PhysRange>,
-    /// Why.
+    /// The reason for the failure.
     pub reason: MapReason,
 }
 
-/// Why a mapping was not made.
+/// The reason why a map failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MapReason {
-    /// The list of segments, or of buffers, is empty.
+    /// The list of segments or buffers is empty.
     Empty,
-    /// The pages of all segments together exceed what page numbers can count.
+    /// The segments together have more pages than page numbers can count.
     TooLarge,
-    /// The caller's array has no room for the segments that the device would be given.
+    /// The caller's array is too short for the device's segments.
     TooManySegments,
-    /// The boundary of the segment limits is no power of two, or smaller than a page.
+    /// The boundary of the segment limits is not a power of two, or is smaller than a page.
     BadLimits,
-    /// No I/O virtual address.
+    /// The allocator returned no I/O virtual address.
     Alloc(AllocError),
-    /// No translation could be installed.
+    /// The table could not install the translation.
     Table(TableMapError),
     /// The memory lies beyond the device's DMA mask, and no bounce buffer is configured or free.
     BeyondMask,
-    /// Scattered memory cannot be made contiguous without translation.
+    /// A space without translation cannot map scattered memory contiguously.
     NotContiguous,
-    /// The space must be flushed before addresses are reused, and the flush failed.
+    /// The space must be flushed before it reuses addresses, and the flush failed.
     Flush(InvalidationError),
-    /// So often was the domain flushed for addresses, and each time other processors took all that
-    /// were released: try again later.
+    /// The domain was flushed `flushes` times, but other CPUs allocated every released address. Try
+    /// again later.
     FlushRetriesExhausted {
-        /// Number of flushes.
+        /// Number of flushes of the domain.
         flushes: u32,
     },
-    /// No memory for the layer's own records or for coherent pages.
+    /// Out of memory for the layer's records or for coherent pages.
     OutOfMemory,
-    /// The ring's slot is not free: back-pressure and no error. Try again when the slot is
-    /// unmapped, or its burst has ended.
+    /// The ring's slot is in use. This is back-pressure, not an error: try again when the slot is
+    /// unmapped or its burst has ended.
     RingFull(RingFull),
-    /// The ring cannot take the buffer.
+    /// The ring rejects the buffer.
     Ring(RingRefusal),
-    /// The attachment is not one of this layer, or its domain was detached.
+    /// The attachment belongs to another layer, or its domain was detached.
     NotAttached,
-    /// The mapping failed half-way, and so did the invalidation that should undo it. The addresses
-    /// are given up. No device was told of them, but one that guessed them may still reach the
-    /// first pieces: the buffer comes back exposed.
+    /// The map failed half-way, and the invalidation that should undo it failed too. The layer
+    /// never reuses the addresses. No device received them, but a device that guesses them may
+    /// still reach the first pieces: the returned buffer is exposed.
     RollbackFailed(InvalidationError),
 }
 
@@ -107,69 +107,68 @@ impl fmt::Display for MapError {
 
 impl core::error::Error for MapError {}
 
-/// A mapping that was not taken down.
+/// An unmap that failed.
 #[derive(Debug)]
 pub struct UnmapError<B> {
-    /// The device.
+    /// The device of the attachment.
     pub device: RequesterId,
-    /// The addresses that were to be unmapped.
+    /// The addresses that the caller tried to unmap.
     pub range: IovaRange,
-    /// Why, with what is still owed.
+    /// The reason for the failure, with the buffer.
     pub reason: UnmapReason<B>,
 }
 
-/// Why a mapping was not taken down.
+/// The reason why an unmap failed.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum UnmapReason<B> {
-    /// The table refused: the range is not mapped (any more), or only part of it. Nothing was
+    /// The table rejected the unmap: the range is not mapped, or only partly mapped. Nothing
     /// changed.
     Table(TableUnmapError, StillMapped<B>),
-    /// The address space knows no allocated range that starts there, or one of another size.
-    /// Nothing was changed.
+    /// No allocated range starts at this address with this size. Nothing changed.
     NotAllocated(StillMapped<B>),
-    /// The translation is cleared in the table, but the invalidation failed: the device may still
-    /// reach the buffer, which is therefore not handed back. Try again with
+    /// The table entries are cleared, but the invalidation failed. The device may still reach the
+    /// buffer, so the layer withholds it. Try again with
     /// [`Dma::retry_invalidation`](crate::Dma::retry_invalidation).
     NotFlushed(InvalidationError, NotInvalidated<B>),
-    /// The attachment is not one of this layer.
+    /// The attachment belongs to another layer.
     NotAttached(StillMapped<B>),
-    /// The mapping's domain was detached with it, so that no device reaches the buffer any more. It
-    /// is the driver's again.
+    /// The mapping's domain was detached, so no device reaches the buffer any more. The driver gets
+    /// it back.
     Detached(B),
-    /// The burst withholds as many buffers as it may. Nothing was changed: the device still reaches
-    /// the buffer. End the burst, then [`Mapping::claim`](crate::Mapping::claim) it and unmap it
-    /// again.
+    /// The burst already withholds its maximum of buffers. Nothing changed: the device still
+    /// reaches the buffer. End the burst, [`Mapping::claim`](crate::Mapping::claim) the buffer and
+    /// unmap it again.
     BurstFull(StillMapped<B>),
-    /// The mapping belongs to this domain, which is not the attachment's (attack A25). Nothing was
+    /// The mapping belongs to this domain, which is not the attachment's (attack A25). Nothing
     /// changed: the device still reaches the buffer. [`Mapping::claim`](crate::Mapping::claim) it
     /// for its own device.
     OtherDomain(DomainId, StillMapped<B>),
-    /// The mapping belongs to this ring of the device, which is not the attachment's. Nothing was
+    /// The mapping belongs to this ring of the device, which is not the attachment's. Nothing
     /// changed.
     OtherRing(RingId, StillMapped<B>),
 }
 
-/// The buffer of a mapping that unmap has refused: as far as the layer knows, the device still
-/// reaches it. Dropped, it leaks, as the mapping would have.
+/// The buffer of a mapping whose unmap was rejected. The device may still reach the buffer.
+/// Dropping it leaks the buffer, as dropping the mapping does.
 #[must_use = "the buffer may still be reachable by the device"]
 #[derive(Debug)]
 pub struct StillMapped<B>(pub(crate) HeldBuffer<B>);
 
 impl<B> StillMapped<B> {
-    /// What stands for the buffer.
+    /// Returns the embedder's representation of the buffer.
     pub fn buffer(&self) -> &B {
         &self.0
     }
 
-    /// Hands it out: to [claim](crate::Mapping::claim) the mapping again, or because the driver
-    /// knows that nothing was mapped.
+    /// Returns the buffer, to [claim](crate::Mapping::claim) the mapping again. Also for drivers
+    /// that know that nothing was mapped.
     pub fn into_buffer(self) -> B {
         ManuallyDrop::into_inner(self.0)
     }
 }
 
-/// A cleared range and its buffer whose invalidation has failed so far.
+/// A cleared range whose invalidation has failed so far, with its buffer.
 #[must_use = "the buffer may still be reachable by the device"]
 #[derive(Debug)]
 pub struct NotInvalidated<B> {
@@ -177,7 +176,7 @@ pub struct NotInvalidated<B> {
 }
 
 impl<B> NotInvalidated<B> {
-    /// The direction of the mapping.
+    /// Returns the direction of the mapping.
     pub fn direction(&self) -> Direction {
         self.mapping.direction
     }

@@ -1,4 +1,4 @@
-//! The mapping layer of one IOMMU: its domains, its flush policy, and one handle per processor.
+//! The mapping layer of one IOMMU: its domains, its flush policy and a handle for each CPU.
 
 use core::fmt;
 
@@ -15,48 +15,53 @@ use crate::domain_table::{DomainHandle, DomainSlot};
 use crate::flush::{Flush, FlushContext};
 use crate::space::{AddressLimits, Space};
 
-/// The mapping layer of one IOMMU. `S` answers where addresses come from and what the hardware
-/// looks up, `F` when a stale translation dies; `B` stands for a driver's buffer.
+/// The mapping layer of one IOMMU. `S` provides the IOVA allocator and the I/O page table. `F`
+/// decides when stale translations are invalidated. `B` represents a driver's buffer.
 ///
 /// # Several layers
-/// A machine with several IOMMUs has a layer for each, and gives each its number
-/// ([`Dma::for_unit`]): then attachments, handles and tokens of one are nothing to the others.
-/// Layers of equal numbers cannot tell them apart.
+/// A machine with several IOMMUs has one layer for each, with a unit number ([`Dma::for_unit`]). A
+/// layer rejects attachments, handles and tokens of another unit. Layers with equal unit numbers
+/// cannot detect a mix-up.
 ///
 /// # Bounds
-/// What a driver can make the layer hold: a token's worth of table and address for each of its live
-/// mappings; in a deferred mode a queue of fixed length; under [`Burst`](crate::flush::Burst) as
-/// many withheld buffers as that is told. Failed invalidations queue nothing: what they should have
-/// released is [owed](crate::NotInvalidated), and owed things are the driver's to hold. There are
-/// at most 2^16 - 1 domains, and a handle keeps of those that are gone only what bursts withhold.
+/// A driver can make the layer hold only this:
+///
+/// - table entries and addresses for each live mapping,
+/// - a queue of fixed length in a deferred mode,
+/// - the configured number of withheld buffers under [`Burst`](crate::flush::Burst).
+///
+/// A failed invalidation queues nothing: the driver keeps its ranges and buffers as
+/// [`NotInvalidated`](crate::NotInvalidated) tokens. A layer has at most 2^16 - 1 domains. For
+/// detached domains, a handle keeps only the buffers that open bursts still withhold.
 pub struct Dma<S: Space, F: Flush<S, B>, B> {
     pub(crate) domain_slots: Vec<DomainSlot<S>>,
-    /// By seat: what the processors share of the flush policy.
+    /// The flush policy's state that CPUs share, indexed by domain slot.
     pub(crate) shared: Vec<Option<F::PerDomain>>,
     unit: u16,
-    /// Changes with every domain that comes or goes, and begins elsewhere in each unit: a handle
-    /// that knows another epoch must catch up.
+    /// Changes when a domain is created or removed. Each unit starts at a different value. A handle
+    /// with another epoch must refresh its per-domain state.
     pub(crate) epoch: u64,
     pub(crate) flush: F,
     pub(crate) bounce: Option<BouncePool>,
 }
 
-/// One processor's handle to a [`Dma`]. A processor that goes away gives it to [`Dma::remove_cpu`].
-/// Dropping it instead is safe and leaks: the addresses in its magazines stay allocated until their
-/// domain is detached, and buffers that its bursts withhold never come back, as a device may still
-/// reach them. What it has queued in a deferred mode is flushed by the timer.
+/// The handle of one CPU to a [`Dma`]. Pass it to [`Dma::remove_cpu`] when the CPU is removed.
+///
+/// Dropping the handle is safe but leaks. Addresses in its magazines stay allocated until their
+/// domain is detached. Buffers that its bursts withhold are lost, because a device may still reach
+/// them. The timer flushes its queued unmaps in a deferred mode.
 pub struct Cpu<S: Space, F: Flush<S, B>, B> {
     pub(crate) epoch: u64,
     pub(crate) spaces: Vec<Option<S::PerCpu>>,
     pub(crate) flush: Vec<Option<F::PerCpu>>,
-    /// Whose parts these are, by seat.
+    /// Owners of the per-CPU state, indexed by domain slot.
     domain_handles: Vec<DomainHandle>,
-    /// Parts of detached domains that withhold buffers still.
+    /// Flush state of detached domains that still withholds buffers.
     pub(crate) detached: Vec<(DomainHandle, F::PerCpu)>,
 }
 
-/// A device attached to a domain. Worth nothing once [`Dma::detach`] has ended the domain, whoever
-/// has its identifier then.
+/// The attachment of a device to a domain. It becomes invalid when [`Dma::detach`] removes the
+/// domain, even if another domain gets the same identifier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attachment {
     pub(crate) device: RequesterId,
@@ -65,42 +70,42 @@ pub struct Attachment {
 }
 
 impl Attachment {
-    /// The device.
+    /// Returns the attached device.
     pub fn device(&self) -> RequesterId {
         self.device
     }
 
-    /// The domain.
+    /// Returns the domain.
     pub fn domain(&self) -> DomainId {
         self.domain_handle.domain()
     }
 
-    /// Which of the device's rings its mappings go to: the first one unless [`Dma::on_ring`] has
-    /// named another.
+    /// Returns the device's ring for new mappings: the first one unless [`Dma::on_ring`] selected
+    /// another.
     pub fn ring(&self) -> RingId {
         self.limits.ring
     }
 }
 
-/// Why a device was not attached.
+/// The reason why a device was not attached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AttachError<E> {
     /// All 2^16 - 1 domain identifiers are in use.
     TooManyDomains,
-    /// The space could not be made.
+    /// The caller's `make` could not create the space.
     Space(E),
-    /// The space answers for another domain than the one it was made for.
+    /// The space belongs to a domain other than the one that it was created for.
     WrongDomain,
     /// The domain does not exist.
     NoSuchDomain,
-    /// The DMA mask does not even cover one page.
+    /// The DMA mask covers less than one page.
     BadMask,
-    /// The space serves another device alone: a ring's addresses mean nothing without the device
-    /// whose ring it is.
+    /// The space serves only another device. The addresses of a ring are defined only for its
+    /// device.
     OtherDevice,
-    /// The device is attached to this domain, and hardware knows one domain a device.
-    /// [Detach](Dma::detach) it first.
+    /// The device is attached to this domain, and hardware supports one domain per device.
+    /// [Detach](Dma::detach) the device first.
     Attached(DomainId),
 }
 
@@ -120,12 +125,13 @@ impl<E: fmt::Display> fmt::Display for AttachError<E> {
 
 impl<E: fmt::Debug + fmt::Display> core::error::Error for AttachError<E> {}
 
-/// Highest address that saves the bus a dual-address cycle (HW16).
+/// Highest address that does not need a dual-address cycle on the bus (HW16).
 const PREFERRED: Iova = Iova::new(u32::MAX as u64);
 
-/// The limits that a DMA mask (highest reachable address) sets.
+/// Returns the limits for a DMA mask (the highest reachable address). `None` if the mask covers
+/// less than one page.
 fn limits(mask: Iova) -> Option<AddressLimits> {
-    // A page counts only if all of it can be reached.
+    // A page counts only if the device can reach all of it.
     let pages = mask
         .get()
         .checked_add(1)
@@ -138,7 +144,7 @@ fn limits(mask: Iova) -> Option<AddressLimits> {
     })
 }
 
-/// The place that the next domain can have, and its identifier.
+/// Returns the index and the identifier for the next domain. `None` if none is free.
 fn free_slot<S>(unit: u16, seats: &[DomainSlot<S>]) -> Option<(usize, DomainId)> {
     let vacant = seats.iter().position(DomainSlot::is_free);
     let index = vacant.unwrap_or(seats.len());
@@ -147,40 +153,40 @@ fn free_slot<S>(unit: u16, seats: &[DomainSlot<S>]) -> Option<(usize, DomainId)>
 }
 
 impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
-    /// The layer of a machine's only IOMMU, without domains.
+    /// Creates the layer of a machine's only IOMMU, without domains.
     pub fn new(flush: F) -> Self {
         Self::for_unit(0, flush)
     }
 
-    /// The layer of the machine's IOMMU number `unit`, without domains.
+    /// Creates the layer of the machine's IOMMU number `unit`, without domains.
     pub fn for_unit(unit: u16, flush: F) -> Self {
         Self {
             domain_slots: Vec::new(),
             shared: Vec::new(),
             unit,
-            // 2^48 domains come and go before one unit's epochs reach the next one's.
+            // A unit's epochs reach the first epoch of the next unit only after 2^48 changes.
             epoch: u64::from(unit) << 48,
             flush,
             bounce: None,
         }
     }
 
-    /// Gives the layer a pool for buffers that a device cannot reach.
+    /// Adds a bounce pool for buffers that a device cannot reach.
     pub fn with_bounce(mut self, pool: BouncePool) -> Self {
         self.bounce = Some(pool);
         self
     }
 
-    /// That pool, for a look at how full it is.
+    /// Returns the bounce pool, for statistics.
     pub fn bounce(&self) -> Option<&BouncePool> {
         self.bounce.as_ref()
     }
 
-    /// Makes a new domain with the space that `make` returns, and attaches `device` to it. `mask`
-    /// is the highest address that the device can put on the bus.
+    /// Creates a domain with the space that `make` returns, and attaches `device` to it. `mask` is
+    /// the highest address that the device can issue on the bus.
     ///
     /// # Errors
-    /// See [`AttachError`]; the layer is unchanged.
+    /// See [`AttachError`]. The layer is unchanged.
     pub fn attach<E>(
         &mut self,
         device: RequesterId,
@@ -209,8 +215,8 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         })
     }
 
-    /// Gives `space` and its first device the place at `index`. Apart from
-    /// [`attach`](Self::attach), of which there is a copy for each closure.
+    /// Installs `space` and its first device in slot `index`. Separate from
+    /// [`attach`](Self::attach), which is compiled once for each closure type.
     fn install_domain(
         &mut self,
         index: usize,
@@ -229,7 +235,8 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         Some(tenant)
     }
 
-    /// Attaches one more device to the domain of `other`: the two see each other's mappings.
+    /// Attaches another device to the domain of `other`. Each of the two devices reaches the
+    /// other's mappings.
     ///
     /// # Errors
     /// See [`AttachError`].
@@ -260,7 +267,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         })
     }
 
-    /// The domain that `device` is attached to.
+    /// Returns the domain that `device` is attached to.
     fn domain_of(&self, device: RequesterId) -> Option<DomainId> {
         let seat = self
             .domain_slots
@@ -269,7 +276,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         Some(seat.handle().domain())
     }
 
-    /// The same attachment for mappings of another of the device's rings; `None` if it has no such
+    /// Returns an attachment for another of the device's rings. `None` if the device has no such
     /// ring. A space without rings counts as one ring.
     pub fn on_ring(&self, at: &Attachment, ring: RingId) -> Option<Attachment> {
         let rings = self.space(at)?.rings();
@@ -279,7 +286,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         })
     }
 
-    /// A handle for one more processor.
+    /// Creates a handle for another CPU.
     pub fn cpu(&self) -> Cpu<S, F, B> {
         let mut cpu = Cpu {
             epoch: self.epoch,
@@ -292,7 +299,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         cpu
     }
 
-    /// Makes a handle's parts those of the present domains.
+    /// Refreshes a handle's per-domain state if domains were created or removed.
     #[inline]
     pub(crate) fn refresh_if_stale(&self, cpu: &mut Cpu<S, F, B>) {
         if cpu.epoch != self.epoch {
@@ -300,8 +307,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         }
     }
 
-    /// Gives a handle its parts of domains that are new to it, and takes away those of domains that
-    /// are gone.
+    /// Creates a handle's state for new domains, and removes its state of detached ones.
     #[cold]
     #[inline(never)]
     fn refresh(&self, cpu: &mut Cpu<S, F, B>) {
@@ -321,8 +327,8 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
             };
             if *of != tenant {
                 *space = None;
-                // What another unit's handle withholds is still mapped there, and is not for this
-                // one to give back.
+                // Buffers that another unit's handle withholds are still mapped there; this unit
+                // must not return them.
                 if let Some(old) = flush.take().filter(|old| self.flush.withholds(old))
                     && of.same_iommu(tenant)
                 {
@@ -338,7 +344,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         cpu.epoch = self.epoch;
     }
 
-    /// Where ranges of the device's domain go home through this processor.
+    /// Returns the context through which this CPU releases ranges of the device's domain.
     #[inline]
     pub(crate) fn flush_ctx<'a>(
         &'a self,
@@ -352,19 +358,20 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         }
     }
 
-    /// The space of an attached device; none if it is detached.
+    /// Returns the space of an attached device. `None` if the device is detached.
     #[inline]
     pub fn space(&self, at: &Attachment) -> Option<&S> {
         self.space_of(at.domain_handle)
     }
 
-    /// The space of a domain, unless that is gone.
+    /// Returns the space of a domain. `None` if the domain was removed.
     #[inline]
     pub(crate) fn space_of(&self, tenant: DomainHandle) -> Option<&S> {
         self.domain_slots.get(tenant.index())?.space_of(tenant)
     }
 
-    /// The space of an attached device with this processor's part of it. The handle has caught up.
+    /// Returns the space of an attached device and this CPU's state of it. The caller has refreshed
+    /// the handle.
     #[inline]
     pub(crate) fn space_and_cpu<'a>(
         &'a self,
@@ -376,8 +383,8 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         Some((space, own))
     }
 
-    /// What the processors share of the flush policy for the device's domain, and this processor's
-    /// part. The handle has caught up.
+    /// Returns the flush policy's shared state and this CPU's state for the device's domain. The
+    /// caller has refreshed the handle.
     #[inline]
     pub(crate) fn flush_state<'a>(
         &'a self,
@@ -389,15 +396,16 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         Some((shared, own))
     }
 
-    /// The flush policy.
+    /// Returns the flush policy.
     pub fn policy(&self) -> &F {
         &self.flush
     }
 
-    /// Runs the timers of the flush policy for every domain; to be called whenever time has passed.
+    /// Runs the timers of the flush policy for every domain. The embedder calls it periodically.
     ///
     /// # Errors
-    /// The first invalidation that failed; what it was to release stays unusable.
+    /// Returns the first error of an invalidation. The ranges of a failed invalidation stay
+    /// unusable.
     pub fn tick<P: Platform>(
         &self,
         cpu: &mut Cpu<S, F, B>,
@@ -418,10 +426,10 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         result
     }
 
-    /// Flushes everything that the policy holds back for the device's domain.
+    /// Flushes all unmaps that the policy has deferred for the device's domain.
     ///
     /// # Errors
-    /// The invalidation failed; what it was to release stays unusable.
+    /// Returns the error of the invalidation. Its ranges stay unusable.
     pub fn flush<P: Platform>(
         &self,
         cpu: &mut Cpu<S, F, B>,
@@ -439,8 +447,8 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         self.flush.flush(shared, self.flush_ctx(cpu, at), platform)
     }
 
-    /// Invalidates the device's whole domain and tells its space, so that an allocator that has
-    /// handed out every address may start over.
+    /// Invalidates the device's whole domain and passes the proof to its space. An allocator that
+    /// has used up every address may then start over.
     #[cold]
     pub(crate) fn flush_domain<P: Platform>(
         &self,
@@ -464,5 +472,5 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     }
 }
 
-/// The granule of every space.
+/// The page size of every space.
 pub(crate) const GRANULE: PageSize = PageSize::Size4K;

@@ -1,17 +1,17 @@
-//! What the operating system does: the DMA mapping layer.
+//! The DMA mapping layer of the operating system.
 //!
-//! A [`Dma`] answers question 1 and 2 of a mode through its [`Space`] (where I/O virtual addresses
-//! come from and what the hardware looks up) and question 3 through its [`Flush`] policy (when a
-//! stale translation dies). Generic code here is monomorphised over those answers; there is no
-//! dynamic dispatch on any path of a DMA.
+//! The axes of a mode are type parameters of [`Dma`]. The [`Space`] selects the IOVA allocator
+//! (question 1) and the I/O page table (question 2). The [`Flush`] policy selects when stale
+//! translations are invalidated (question 3). The code is monomorphised over both: no path of a DMA
+//! uses dynamic dispatch.
 //!
 //! | file | one concept |
 //! |---|---|
 //! | `layer.rs` | the layer of one IOMMU: domains, attach, per-CPU handles |
-//! | `domain_table.rs` | who holds a domain identifier, and since when |
-//! | `detach.rs` | domains and processors that go away |
+//! | `domain_table.rs` | domain identifiers and their generations |
+//! | `detach.rs` | removal of devices, domains and CPUs |
 //! | `map.rs` | `map_single`, `unmap_single`: the path of one DMA |
-//! | `sg.rs`, `multi.rs`, `coherent.rs` | the other shapes of mapping |
+//! | `sg.rs`, `multi.rs`, `coherent.rs` | scatterlists, batches, coherent memory |
 //! | `premapped.rs` | buffers mapped once and used many times |
 //! | `bounce.rs` | memory that the device cannot reach |
 //! | `ring/` | the entries of a ring IOMMU's rings |

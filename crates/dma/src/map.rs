@@ -1,8 +1,8 @@
 //! `map_single` and `unmap_single`: the path of one DMA through the layer.
 //!
 //! Map (rIOMMU Fig. 4): allocate an IOVA, install the translation, make it visible, return the
-//! address to write into the descriptor. Unmap (Fig. 6), in this order: remove the entry, purge the
-//! IOTLB, free the IOVA, hand the buffer up.
+//! address for the descriptor. Unmap (Fig. 6), in this order: clear the entry, invalidate the
+//! IOTLB, free the IOVA, return the buffer.
 
 use core::mem::ManuallyDrop;
 
@@ -17,18 +17,19 @@ use crate::{
     UnmapReason,
 };
 
-/// How the pieces of a request lie in the device's eyes.
+/// The placement of a request's pieces in the I/O virtual address space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Layout {
-    /// At consecutive pages.
+    /// The pieces are mapped at consecutive pages.
     Contiguous,
-    /// The same, and the space does not [keep](Space::CACHES_UNMAPPED) it when it is unmapped.
+    /// As `Contiguous`, but the space does not [keep](Space::CACHES_UNMAPPED) the mapping after its
+    /// unmap.
     BypassCache,
-    /// Wherever the space puts each.
+    /// The space chooses the address of each piece.
     List,
 }
 
-/// Memory that is to be made reachable.
+/// The memory to map, with its layout and direction.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct MapArgs<'a> {
     pub(crate) pieces: &'a [PhysRange],
@@ -37,7 +38,7 @@ pub(crate) struct MapArgs<'a> {
 }
 
 impl<'a> MapArgs<'a> {
-    /// One buffer.
+    /// Describes a single buffer.
     #[inline]
     pub(crate) fn one(memory: &'a PhysRange, direction: Direction) -> Self {
         Self {
@@ -48,16 +49,16 @@ impl<'a> MapArgs<'a> {
     }
 }
 
-/// How often a map flushes the domain for addresses. One flush releases all that was freed before
-/// it; another is needed only if other processors took, used and freed all of that in the meantime.
+/// Limit on domain flushes for one map. One flush releases every address that was freed before it.
+/// Another is needed only if other CPUs meanwhile allocated, used and freed all of those.
 const MAX_FLUSHES: u32 = 8;
 
 impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
-    /// Makes the bytes of `memory` reachable by the device in `direction`, and takes `buffer` into
-    /// custody until unmap.
+    /// Maps the bytes of `memory` for the device in `direction`. The mapping owns `buffer` until
+    /// unmap.
     ///
     /// # Errors
-    /// The buffer comes back; the layer is as before.
+    /// Returns the buffer. The layer is unchanged, except for [`MapReason::RollbackFailed`].
     #[inline]
     pub fn map_single<P: Platform>(
         &self,
@@ -68,9 +69,8 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         memory: PhysRange,
         direction: Direction,
     ) -> Result<(Mapping<B>, MapResult), (B, MapError)> {
-        // The mapping is put together here for bounced buffers too: if the other function did, it
-        // would have to stand in memory for both, and be read again, in other widths, before its
-        // stores have left the processor.
+        // Build the `Mapping` here for bounced buffers as well. Building it in `map_bounced` forces
+        // it through memory and causes a store-forwarding stall on the common path.
         let (buffer, bounce, placed) =
             match self.map_common(cpu, platform, at, MapArgs::one(&memory, direction)) {
                 Ok(placed) => (buffer, None, placed),
@@ -85,11 +85,10 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         Ok((Mapping { live, bounce }, placed))
     }
 
-    /// Takes a mapping down. What comes back depends on the flush policy: see
-    /// [`Outcome`](crate::Outcome).
+    /// Unmaps a mapping. The flush policy defines the result: see [`Outcome`](crate::Outcome).
     ///
     /// # Errors
-    /// See [`UnmapReason`]: either nothing has changed, or the buffer is still owed because its
+    /// See [`UnmapReason`]. Either nothing changed, or the buffer is withheld because its
     /// invalidation failed.
     #[inline]
     pub fn unmap_single<P: Platform>(
@@ -100,7 +99,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         mapping: Mapping<B>,
     ) -> Result<F::Outcome, UnmapError<B>> {
         let Mapping { live, bounce } = mapping;
-        // Behind a table nothing is bounced, and nothing of this is compiled.
+        // A space with a table never bounces; this code is not compiled for it.
         if !S::UnmapResult::HAS_TABLE
             && let Some(slot) = bounce
         {
@@ -109,8 +108,8 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         self.unmap_common(cpu, platform, at, live)
     }
 
-    /// Finds addresses for what is wanted and installs it; flushes and tries again when addresses
-    /// have run out.
+    /// Allocates addresses for a request and installs the translations. If addresses are exhausted,
+    /// flushes and retries.
     #[inline]
     pub(crate) fn map_common<P: Platform>(
         &self,
@@ -125,7 +124,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         }
     }
 
-    /// [`map_common`](Self::map_common) for callers that are rare.
+    /// Like [`map_common`](Self::map_common), for rare callers.
     #[cold]
     pub(crate) fn map_cold<P: Platform>(
         &self,
@@ -140,8 +139,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         }
     }
 
-    /// [`try_map`](Self::try_map), which is copied into each of its callers, for those that share
-    /// one copy.
+    /// A shared copy of [`try_map`](Self::try_map), which is otherwise inlined into each caller.
     #[cold]
     #[inline(never)]
     fn try_map_cold<P: Platform>(
@@ -175,7 +173,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         }
     }
 
-    /// Does what makes addresses free, as the allocator's `error` asks for, and tries again.
+    /// Frees addresses as the allocator's `error` requires, and retries.
     #[cold]
     #[inline(never)]
     fn map_after_flush<P: Platform>(
@@ -195,7 +193,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
                         .map_err(MapReason::Flush)?;
                 }
                 AllocError::NeedsFlush => return Err(MapReason::FlushRetriesExhausted { flushes }),
-                // Addresses may be waiting for their flush, or in this processor's caches.
+                // Freed addresses may wait in the flush queue or in this CPU's caches.
                 AllocError::Exhausted { .. } if !gathered => {
                     gathered = true;
                     self.flush(cpu, platform, at).map_err(MapReason::Flush)?;
@@ -212,7 +210,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         }
     }
 
-    /// Clears the translations of a mapping and hands the rest to the flush policy.
+    /// Clears the translations of a mapping and queues it with the flush policy.
     #[inline]
     pub(crate) fn unmap_common<P: Platform>(
         &self,
@@ -227,7 +225,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
             range,
             reason,
         };
-        // A queue that several domains share may hand this processor ranges of any of them to free.
+        // A queue that several domains share may make this CPU free ranges of any of them.
         self.refresh_if_stale(cpu);
         if live.domain_handle != at.domain_handle {
             return Err(failed(self.wrong_domain(live)));
@@ -263,8 +261,8 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
             .map_err(|(error, owed)| failed(UnmapReason::NotFlushed(error, owed)))
     }
 
-    /// [`unmap_common`](Self::unmap_common), which is copied into each of its callers, for those
-    /// that are rare and share one copy.
+    /// A shared copy of [`unmap_common`](Self::unmap_common), which is otherwise inlined into each
+    /// caller.
     #[cold]
     #[inline(never)]
     pub(crate) fn unmap_cold<P: Platform>(
@@ -277,8 +275,8 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         self.unmap_common(cpu, platform, at, live)
     }
 
-    /// Why a mapping cannot be taken down as one of another domain, or by an attachment that is
-    /// none.
+    /// Returns the reason why the attachment cannot unmap this mapping: another domain, a detached
+    /// domain, or another layer.
     #[cold]
     pub(crate) fn wrong_domain(&self, live: LiveMapping<B>) -> UnmapReason<B> {
         let seat = self.domain_slots.get(live.domain_handle.index());
@@ -292,13 +290,14 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         }
     }
 
-    /// Ends the burst of unmaps of one direction and, where the device has rings, of the
-    /// attachment's ring on this processor: one invalidation, then `each` receives every withheld
+    /// Ends the burst of unmaps of one direction on this CPU and, if the device has rings, of the
+    /// attachment's ring. The layer performs one invalidation, then `each` receives every withheld
     /// buffer. Does nothing under policies that withhold nothing. If the domain was detached
-    /// meanwhile, `each` receives what this processor withheld in it, of all rings and directions.
+    /// meanwhile, `each` receives all buffers that this CPU withheld in it, of all rings and
+    /// directions.
     ///
     /// # Errors
-    /// The invalidation failed: buffers that are not safe stay withheld.
+    /// The invalidation failed. Buffers that the device may still reach stay withheld.
     #[inline]
     pub fn end_burst<P: Platform>(
         &self,
@@ -330,9 +329,9 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
 }
 
 impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
-    /// Makes what this processor has mapped visible to hardware that does not snoop: before the
-    /// device is told of new addresses by the write to its doorbell. Only rings leave that to this
-    /// call, so that a burst of maps writes lines back and not entries.
+    /// Makes this CPU's new mappings visible to hardware that does not snoop. The driver calls it
+    /// before it writes the doorbell. Only rings defer the write-back to this call, so a burst of
+    /// maps writes back cache lines, not single entries.
     #[inline]
     pub fn sync_map<P: Platform>(&self, cpu: &mut Cpu<S, F, B>, platform: &mut P, at: &Attachment) {
         self.refresh_if_stale(cpu);
@@ -341,12 +340,12 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         }
     }
 
-    /// Tries the invalidation of an owed mapping again, by itself. Needs none if its domain was
-    /// detached meanwhile, with an invalidation of its own.
+    /// Retries the invalidation of one cleared mapping. If its domain was detached meanwhile, the
+    /// detach already invalidated it.
     ///
     /// # Errors
-    /// It failed again, or it is another unit's to settle ([`InvalidationError::Unsupported`]):
-    /// what is owed comes back.
+    /// Returns `owed` if the invalidation failed again, or if it belongs to another unit
+    /// ([`InvalidationError::Unsupported`]).
     pub fn retry_invalidation<P: Platform>(
         &self,
         cpu: &mut Cpu<S, F, B>,
@@ -375,7 +374,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     }
 }
 
-/// The error of a refused map.
+/// Creates the error of a failed map.
 #[cold]
 pub(crate) fn map_error(at: &Attachment, buffer: Option<PhysRange>, reason: MapReason) -> MapError {
     MapError {

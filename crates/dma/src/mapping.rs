@@ -1,4 +1,4 @@
-//! The tokens a driver holds while a device may reach its buffer.
+//! Tokens that a driver holds while a device may reach its buffer.
 
 use core::mem::ManuallyDrop;
 
@@ -12,7 +12,7 @@ use crate::{Attachment, BounceSlot, NotInvalidated, StillMapped};
 /// A buffer that must not be dropped while a device may reach it.
 pub(crate) type HeldBuffer<B> = ManuallyDrop<B>;
 
-/// What every token of a live mapping remembers, to be taken down.
+/// The state that every token of a live mapping keeps for its unmap.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct LiveMapping<B> {
     pub(crate) range: IovaRange,
@@ -22,7 +22,7 @@ pub(crate) struct LiveMapping<B> {
 }
 
 impl<B> LiveMapping<B> {
-    /// The mapping of `buffer` at `range` for the device `at`.
+    /// Creates the mapping of `buffer` at `range` for the attachment `at`.
     #[inline]
     pub(crate) fn new(at: &Attachment, range: IovaRange, direction: Direction, buffer: B) -> Self {
         Self {
@@ -33,7 +33,7 @@ impl<B> LiveMapping<B> {
         }
     }
 
-    /// Among which unmaps of a device's `ring` its own is.
+    /// Returns the burst that the unmap of this mapping belongs to, if it is in `ring`.
     #[inline]
     pub(crate) fn burst_key(&self, ring: RingId) -> BurstKey {
         BurstKey {
@@ -42,7 +42,7 @@ impl<B> LiveMapping<B> {
         }
     }
 
-    /// What the flush policy takes over once the mapping, of a device's `ring`, has left the space.
+    /// Creates the entry that the flush policy receives after the space has cleared the mapping.
     #[inline]
     pub(crate) fn into_pending_unmap<S: Space>(
         self,
@@ -57,13 +57,13 @@ impl<B> LiveMapping<B> {
         }
     }
 
-    /// The buffer of a mapping that is not taken down.
+    /// Returns the buffer of a mapping whose unmap was rejected.
     #[cold]
     pub(crate) fn into_still_mapped(self) -> StillMapped<B> {
         StillMapped(self.buffer)
     }
 
-    /// What is owed of a mapping that has left the table and was not invalidated.
+    /// Creates the token for a mapping whose entries are cleared but not invalidated.
     #[cold]
     pub(crate) fn into_not_invalidated(self, gone: ClearedRange) -> NotInvalidated<B> {
         NotInvalidated {
@@ -76,17 +76,17 @@ impl<B> LiveMapping<B> {
         }
     }
 
-    /// The buffer, once the mapping is gone.
+    /// Returns the buffer. The caller guarantees that no device can reach it.
     #[inline]
     pub(crate) fn into_buffer(self) -> B {
         ManuallyDrop::into_inner(self.buffer)
     }
 }
 
-/// A live mapping. Owns the driver's `buffer` until unmap hands it back, so that memory under DMA
-/// cannot be touched or freed by accident: a mapping that is dropped leaks its buffer, because the
-/// device still reaches it. `B` is whatever stands for the buffer in the embedder: a pinned page,
-/// an index, or `()`.
+/// A live mapping. It owns the driver's `buffer` until unmap returns it, so the driver cannot touch
+/// or free memory under DMA by accident. Dropping a mapping leaks its buffer, because the device
+/// still reaches it. `B` is the embedder's representation of a buffer: a pinned page, an index, or
+/// `()`.
 #[must_use = "a mapping that is dropped stays reachable by the device for ever"]
 #[derive(Debug, PartialEq, Eq)]
 pub struct Mapping<B> {
@@ -95,59 +95,64 @@ pub struct Mapping<B> {
 }
 
 impl<B> Mapping<B> {
-    /// What the device is told: the address of the first byte, at the buffer's own offset in its
-    /// page.
+    /// Returns the DMA address for the device: the first byte, at the buffer's offset in its page.
     #[inline]
     pub fn iova(&self) -> Iova {
         self.live.range.start()
     }
 
-    /// The device-visible bytes.
+    /// Returns the mapped bytes of the I/O virtual address space.
     #[inline]
     pub fn range(&self) -> IovaRange {
         self.live.range
     }
 
-    /// What stands for the buffer.
+    /// Returns the embedder's representation of the buffer.
     #[inline]
     pub fn buffer(&self) -> &B {
         &self.live.buffer
     }
 
-    /// The direction.
+    /// Returns the direction.
     #[inline]
     pub fn direction(&self) -> Direction {
         self.live.direction
     }
 
-    /// The domain whose devices reach it.
+    /// Returns the domain that maps the buffer.
     #[inline]
     pub fn domain(&self) -> DomainId {
         self.live.domain_handle.domain()
     }
 
-    /// The bounce slot that stands in for the buffer, if any.
+    /// Returns the bounce slot that the device uses in place of the buffer. `None` if the buffer is
+    /// not bounced.
     #[inline]
     pub fn bounce(&self) -> Option<&BounceSlot> {
         self.bounce.as_ref()
     }
 
-    /// A mapping of the device `at` from what a driver remembers of it, for embedders whose
-    /// interface passes addresses (Linux's `dma_unmap_page`). An address that is not mapped is
-    /// refused by unmap. A bounced mapping cannot be claimed.
+    /// Rebuilds the mapping of device `at` from a driver's own records. For embedders whose
+    /// interface passes addresses (Linux's `dma_unmap_page`). Unmap rejects an address that is not
+    /// mapped. A bounced mapping cannot be claimed.
     ///
-    /// The range is to be that of one whole mapping. Trees know, and unmap refuses a part. A bitmap
-    /// frees page by page: a part is unmapped and freed, the rest stays mapped and can be claimed.
-    /// Magazines trust the caller, as Linux does: a wrong size gives addresses of the rest out
-    /// while they are mapped, which maps of other buffers then meet as
-    /// [`AlreadyMapped`](ringfence_pgtable::MapError::AlreadyMapped); no device reaches what it
-    /// should not, and debug builds keep the addresses instead. Whoever cannot trust its callers
-    /// keeps the mappings themselves.
+    /// `range` must be the range of one whole mapping. The allocator decides what a partial range
+    /// does:
     ///
-    /// A table that another machine keeps
-    /// ([`IoPageTable::is_mapped`](crate::space::IoPageTable::is_mapped) is `None`) refuses
-    /// nothing. Behind it trees refuse an address that is not allocated; with other allocators the
-    /// host is asked to unmap it, and its refusal ends the channel.
+    /// - Tree allocators know the allocated ranges, and unmap rejects a partial one.
+    /// - A bitmap frees page by page. The given part is unmapped and freed; the remaining part
+    ///   stays mapped and can be claimed.
+    /// - Magazines trust the caller, as Linux does. After a wrong size they allocate addresses that
+    ///   are still mapped, and a later map fails with
+    ///   [`AlreadyMapped`](ringfence_pgtable::MapError::AlreadyMapped). No device gains access that
+    ///   it should not have. Debug builds withhold such addresses instead.
+    ///
+    /// An embedder that cannot trust its callers should keep the mappings themselves.
+    ///
+    /// A table in another machine ([`IoPageTable::is_mapped`](crate::space::IoPageTable::is_mapped)
+    /// is `None`) rejects nothing. With such a table, tree allocators still reject an address that
+    /// is not allocated. With other allocators the layer asks the host to unmap it, and the host's
+    /// rejection ends the channel.
     #[inline]
     pub fn claim(at: &Attachment, range: IovaRange, direction: Direction, buffer: B) -> Self {
         Self {
@@ -157,9 +162,9 @@ impl<B> Mapping<B> {
     }
 }
 
-/// One entry of the list that the device is given for a scatterlist.
+/// One entry of the list that the device receives for a scatterlist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DmaSegment {
-    /// The device-visible bytes.
+    /// The bytes of the I/O virtual address space.
     pub range: IovaRange,
 }

@@ -1,5 +1,5 @@
-//! `map_multi` and `unmap_multi`: many buffers in one call, one invalidation for all (CG10), and
-//! the immediate take-down that undoing a mapping needs whatever the flush policy is.
+//! `map_multi` and `unmap_multi`: many buffers in one call with one invalidation (CG10). Also the
+//! immediate unmap that undoes a map under every flush policy.
 
 use alloc::vec::Vec;
 use core::fmt;
@@ -17,28 +17,29 @@ use crate::{
 /// One buffer of [`Dma::map_multi`].
 #[derive(Debug)]
 pub struct MapMultiRequest<B> {
-    /// What stands for the buffer.
+    /// The embedder's representation of the buffer.
     pub buffer: B,
-    /// Its memory.
+    /// The buffer's memory.
     pub memory: PhysRange,
-    /// Its direction.
+    /// The direction of the mapping.
     pub direction: Direction,
 }
 
-/// The requests of a [`Dma::map_multi`] that mapped nothing, in order, and why.
+/// All requests of a failed [`Dma::map_multi`], in order, with the error.
 pub type MapMultiError<B> = (Vec<MapMultiRequest<B>>, MapError);
 
-/// What a call to [`Dma::unmap_multi`] could not do. Mappings that are not named here are unmapped,
-/// and their buffers were handed up.
+/// The mappings that [`Dma::unmap_multi`] did not complete. All other mappings of the call are
+/// unmapped, and `each` received their buffers.
 #[derive(Debug)]
 pub struct UnmapMultiError<B> {
-    /// The first mapping that was refused, unchanged.
+    /// The first mapping that was rejected, unchanged.
     pub refused: Option<UnmapError<B>>,
-    /// The mappings after it, untouched.
+    /// The untouched mappings after the rejected one.
     pub rest: Vec<Mapping<B>>,
-    /// Mappings that are cleared but whose invalidation failed; see [`Dma::retry_invalidation`].
+    /// Mappings whose entries are cleared and whose invalidation failed; see
+    /// [`Dma::retry_invalidation`].
     pub not_invalidated: Vec<NotInvalidated<B>>,
-    /// Why that invalidation failed.
+    /// The error of that invalidation.
     pub invalidation: Option<InvalidationError>,
 }
 
@@ -64,7 +65,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     /// Maps every buffer of `requests`, or none.
     ///
     /// # Errors
-    /// The requests come back in order; the layer is as before, unless the reason is
+    /// Returns the requests in order. The layer is unchanged, unless the reason is
     /// [`MapReason::RollbackFailed`].
     pub fn map_multi<P: Platform>(
         &self,
@@ -114,10 +115,10 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         Ok(made.into_iter().map(|(mapping, _)| mapping).collect())
     }
 
-    /// Takes many mappings down; `each` receives the buffers that are back. Where the policy
-    /// flushes at every unmap, one invalidation covers them all; otherwise as if each were unmapped
-    /// by itself. That includes the bound of a burst: the mapping that would be one too many is
-    /// refused, and the ones after it come back untouched.
+    /// Unmaps many mappings; `each` receives the buffers that the policy releases. If the policy
+    /// invalidates at every unmap, one invalidation covers them all. Under other policies each
+    /// mapping is unmapped separately, within the bound of a burst: the first mapping above the
+    /// bound is rejected, and the later ones are returned untouched.
     ///
     /// # Errors
     /// See [`UnmapMultiError`].
@@ -145,9 +146,9 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         for mapping in mappings.by_ref() {
             match self.clear(cpu, platform, at, mapping) {
                 Ok(item) if F::BATCHES_INVALIDATION => items.push(item),
-                // At once, so that the policy counts it before it is asked for room for the next.
+                // Queue it now, so that the policy counts it before the check for the next mapping.
                 Ok(item) => self.queue_one_unmap(cpu, platform, at, item, &mut each, &mut failed),
-                // No device reaches it any more.
+                // The domain was detached: no device reaches the buffer.
                 Err(UnmapError {
                     reason: UnmapReason::Detached(buffer),
                     ..
@@ -182,7 +183,8 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         }
     }
 
-    /// Hands one cleared mapping to the flush policy, and its buffer to `each` if it is back.
+    /// Queues one cleared mapping with the flush policy. Passes its buffer to `each` if the policy
+    /// releases it.
     fn queue_one_unmap<P: Platform>(
         &self,
         cpu: &mut Cpu<S, F, B>,
@@ -260,11 +262,11 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
             .is_none_or(|own| self.flush.has_room(own, live.burst_key(at.ring())))
     }
 
-    /// Takes a range down at once, whatever the policy, because nobody was told of it. If the
-    /// invalidation fails, its addresses are given up rather than reused.
+    /// Unmaps and invalidates a range at once under every policy, because no driver has received
+    /// its address. If the invalidation fails, the layer never reuses the addresses.
     ///
     /// # Errors
-    /// That invalidation failed.
+    /// Returns the error of that invalidation.
     #[cold]
     pub(crate) fn undo_map<P: Platform>(
         &self,

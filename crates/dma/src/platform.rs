@@ -1,22 +1,22 @@
-//! What the layer needs from the machine it runs on.
+//! The machine's services that the layer uses.
 
 use ringfence_types::{FrameSource, Invalidator, Nanos, PhysMemory};
 
-/// The ports of one processor: memory, frames for tables, the invalidation interface, and the time.
+/// The ports of one CPU: memory, frames for tables, the IOMMU's invalidation interface, and time.
 pub trait Platform {
     /// Memory that holds tables, rings and bounce buffers.
     type Memory: PhysMemory;
     /// Frames for table pages and coherent allocations.
     type Frames: FrameSource;
-    /// The IOMMU's invalidation interface as this processor uses it.
+    /// The IOMMU's invalidation interface as this CPU uses it.
     type Invalidator: Invalidator;
 
-    /// The memory port.
+    /// Returns the memory port.
     fn memory(&self) -> &Self::Memory;
-    /// The frame port.
+    /// Returns the frame port.
     fn frames(&self) -> &Self::Frames;
-    /// The invalidation port.
+    /// Returns the invalidation port.
     fn invalidator(&mut self) -> &mut Self::Invalidator;
-    /// The time now, on the clock that drives timers.
+    /// Returns the current time of the clock that drives timers.
     fn now(&self) -> Nanos;
 }

@@ -1,12 +1,12 @@
 //! Buffers mapped once and used many times (OS19; Fujita and Moriai, section 2.2).
 //!
-//! Mapping and unmapping cost nothing here because they do not happen; what is paid instead is
-//! exposure. The device reaches every buffer of the pool for as long as the pool lives, whoever's
-//! turn it is: the safety of such a mapping is `bounded` by the life of the pool, whatever the
-//! flush policy. The types order the turns, they do not enforce them on the device:
+//! A DMA needs no map and no unmap. The price is exposure: the device reaches every buffer of the
+//! pool until the pool is unmapped, also while the CPU owns the buffer. The safety of such a
+//! mapping is `bounded` by the life of the pool, whatever the flush policy. The types order the
+//! accesses of the driver; they do not restrict the device:
 //!
 //! ```text
-//! pool --lend--> CpuOwned (the processor's turn) --post--> DeviceOwned (the device's turn) --reap--> CpuOwned --give_back--> pool
+//! pool --acquire--> CpuOwned --post--> DeviceOwned --reap--> CpuOwned --release--> pool
 //! ```
 
 use alloc::vec::Vec;
@@ -19,7 +19,7 @@ use crate::multi::{MapMultiError, MapMultiRequest, UnmapMultiError};
 use crate::space::Space;
 use crate::{Attachment, Cpu, Dma, Mapping, Platform};
 
-/// Mapped buffers of one device that wait to be used. Dropping it leaks them: see
+/// Mapped buffers of one device that are ready for use. Dropping the pool leaks them: see
 /// [`Dma::unmap_premapped`].
 #[must_use = "buffers of a pool that is dropped stay reachable by the device for ever"]
 #[derive(Debug)]
@@ -29,14 +29,14 @@ pub struct Premapped<B> {
     in_use: usize,
 }
 
-/// A buffer of a pool while it is the processor's turn.
+/// A buffer of a pool that the CPU owns.
 #[must_use = "a buffer that does not come back keeps its pool alive"]
 #[derive(Debug)]
 pub struct CpuOwned<B> {
     mapping: Mapping<B>,
 }
 
-/// A buffer of a pool while it is the device's turn: only now there is an address to tell it.
+/// A buffer of a pool that the device owns. Only this state has an address for the device.
 #[must_use = "a buffer that does not come back keeps its pool alive"]
 #[derive(Debug)]
 pub struct DeviceOwned<B> {
@@ -44,43 +44,43 @@ pub struct DeviceOwned<B> {
 }
 
 impl<B> CpuOwned<B> {
-    /// What stands for the buffer.
+    /// Returns the embedder's representation of the buffer.
     pub fn buffer(&self) -> &B {
         self.mapping.buffer()
     }
 
-    /// The direction.
+    /// Returns the direction.
     pub fn direction(&self) -> Direction {
         self.mapping.direction()
     }
 }
 
 impl<B> DeviceOwned<B> {
-    /// What the device is told.
+    /// Returns the DMA address for the device.
     pub fn iova(&self) -> Iova {
         self.mapping.iova()
     }
 
-    /// The device-visible bytes.
+    /// Returns the mapped bytes of the I/O virtual address space.
     pub fn range(&self) -> IovaRange {
         self.mapping.range()
     }
 }
 
 impl<B> Premapped<B> {
-    /// A buffer to use, last in first out, so that the IOTLB and the processor's caches know it;
-    /// `None` if all are out.
+    /// Takes an idle buffer, last in first out, so that it is likely to be in the IOTLB and the CPU
+    /// caches. `None` if all buffers are in use.
     pub fn acquire(&mut self) -> Option<CpuOwned<B>> {
         let mapping = self.idle.pop()?;
         self.in_use = self.in_use.saturating_add(1);
         Some(CpuOwned { mapping })
     }
 
-    /// Takes a buffer back for the next use.
+    /// Returns a buffer to the pool.
     ///
     /// # Errors
-    /// The loan comes back: it is of another domain's pool, whoever has that domain's identifier
-    /// now, or none is out.
+    /// Returns the buffer if it belongs to another domain's pool, even one that had the same domain
+    /// identifier, or if no buffer of this pool is in use.
     pub fn release(&mut self, loan: CpuOwned<B>) -> Result<(), CpuOwned<B>> {
         match self.in_use.checked_sub(1) {
             Some(lent) if loan.mapping.live.domain_handle == self.at.domain_handle => {
@@ -92,24 +92,24 @@ impl<B> Premapped<B> {
         }
     }
 
-    /// Buffers in the pool.
+    /// Returns the number of idle buffers.
     pub fn idle(&self) -> usize {
         self.idle.len()
     }
 
-    /// Buffers that are out.
+    /// Returns the number of buffers in use.
     pub fn in_use(&self) -> usize {
         self.in_use
     }
 }
 
-/// Why a pool was not unmapped.
+/// The reason why a pool was not unmapped.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum PremappedError<B> {
-    /// This many buffers are out; the pool comes back.
+    /// Buffers are in use: their number, and the unchanged pool.
     InUse(usize, Premapped<B>),
-    /// Some of its mappings were refused, or their invalidation failed.
+    /// Some mappings were rejected, or their invalidation failed.
     Unmap(UnmapMultiError<B>),
 }
 
@@ -125,7 +125,7 @@ impl<B> fmt::Display for PremappedError<B> {
 impl<B: fmt::Debug> core::error::Error for PremappedError<B> {}
 
 impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
-    /// Maps every buffer of `requests` for as long as the pool lives, or none.
+    /// Maps every buffer of `requests` for the life of the pool, or none of them.
     ///
     /// # Errors
     /// As for [`map_multi`](Self::map_multi).
@@ -144,7 +144,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         })
     }
 
-    /// The device's turn: after this call it reads what the processor wrote.
+    /// Transfers a buffer to the device, which then reads the data that the CPU wrote.
     pub fn post<P: Platform>(&self, platform: &P, loan: CpuOwned<B>) -> DeviceOwned<B> {
         self.sync_for_device(platform, &loan.mapping);
         DeviceOwned {
@@ -152,7 +152,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         }
     }
 
-    /// The processor's turn: after this call it reads what the device wrote.
+    /// Transfers a buffer to the CPU, which then reads the data that the device wrote.
     pub fn reap<P: Platform>(&self, platform: &P, posted: DeviceOwned<B>) -> CpuOwned<B> {
         self.sync_for_cpu(platform, &posted.mapping);
         CpuOwned {
@@ -160,8 +160,8 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         }
     }
 
-    /// Ends the pool as [`unmap_multi`](Self::unmap_multi) would; `each` receives the buffers that
-    /// are back.
+    /// Unmaps the pool like [`unmap_multi`](Self::unmap_multi). `each` receives the buffers that
+    /// the policy releases.
     ///
     /// # Errors
     /// See [`PremappedError`].

@@ -12,19 +12,19 @@ use crate::{
     Attachment, BounceSlot, Cpu, Dma, DmaSegment, MapError, MapReason, Platform, UnmapError,
 };
 
-/// What a device accepts as one segment. A piece that is longer than `max_bytes` is passed on as it
-/// is: who makes the list knows the device.
+/// The device's limits on one segment. `map_sg` passes on a piece longer than `max_bytes`
+/// unchanged: the driver that builds the list knows the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SgLimits {
-    /// Longest segment in bytes that pieces are merged into.
+    /// Longest segment, in bytes, that `map_sg` creates by merging pieces.
     pub max_bytes: u64,
-    /// A segment never crosses a multiple of this power of two, 4 KiB or more; `None` for no such
-    /// limit. A piece that would cross one where it is placed becomes several segments.
+    /// A segment never crosses a multiple of this power of two (4 KiB or more). `map_sg` splits a
+    /// piece whose addresses cross one. `None` if there is no such limit.
     pub boundary: Option<u64>,
 }
 
 impl SgLimits {
-    /// Whether the boundary is a power of two that pages do not cross.
+    /// Returns true if the boundary is a power of two of at least a page.
     fn are_valid(&self) -> bool {
         self.boundary
             .is_none_or(|b| b.is_power_of_two() && b >= GRANULE.bytes())
@@ -32,7 +32,7 @@ impl SgLimits {
 }
 
 impl Default for SgLimits {
-    /// 64 KiB segments that cross no 4 GiB boundary: Linux's defaults.
+    /// Returns Linux's defaults: 64 KiB segments that do not cross a 4 GiB boundary.
     fn default() -> Self {
         Self {
             max_bytes: 65536,
@@ -41,75 +41,77 @@ impl Default for SgLimits {
     }
 }
 
-/// What [`Dma::map_sg`] is to map, and where it tells of it.
+/// The arguments of [`Dma::map_sg`].
 #[derive(Debug)]
 pub struct SgRequest<'a, B> {
-    /// What stands for the memory of all pieces.
+    /// The embedder's representation of the memory of all pieces.
     pub buffer: B,
-    /// The memory, in the order in which the device shall see it.
+    /// The memory, in the order of the device's accesses.
     pub pieces: &'a [PhysRange],
-    /// The direction.
+    /// The direction of all pieces.
     pub direction: Direction,
-    /// What the device accepts as a segment.
+    /// The device's limits on a segment.
     pub limits: SgLimits,
-    /// Room for the segments that the device is told of: as many as there are pieces, unless they
-    /// merge or cross a boundary.
+    /// Output array for the device's segments. It needs one entry per piece; fewer if pieces merge,
+    /// more if a piece crosses a boundary.
     pub out: &'a mut [DmaSegment],
 }
 
-/// A live scatterlist mapping; owns the driver's buffer until unmap, and leaks it if dropped.
+/// A live scatterlist mapping. It owns the driver's buffer until unmap. Dropping it leaks the
+/// buffer.
 #[must_use = "a mapping that is dropped stays reachable by the device for ever"]
 #[derive(Debug, PartialEq, Eq)]
 pub struct SgMapping<B> {
-    /// The whole list, or its first piece if the space does not join lists.
+    /// The whole list, or its first piece if the space does not map lists contiguously.
     pub(crate) live: LiveMapping<B>,
-    /// Whether the pieces lie at consecutive pages.
+    /// True if the pieces are mapped at consecutive pages.
     pub(crate) contiguous: bool,
-    /// Where each piece is, in spaces that keep what is unmapped.
+    /// The range of each piece, in spaces that keep unmapped mappings.
     pub(crate) piece_ranges: Vec<IovaRange>,
-    /// Copies of pieces that the device cannot reach; none behind a table.
+    /// Copies of pieces that the device cannot reach. Empty in spaces with a table.
     pub(crate) bounced: Vec<BounceSlot>,
-    /// Steps that the allocator's search took.
+    /// Number of steps of the allocator's search.
     pub steps: u32,
 }
 
 impl<B> SgMapping<B> {
-    /// The I/O virtual pages of the whole list, as bytes from the first byte of the first segment
-    /// to the last of the last. `None` in spaces that do not join lists ([`Space::CONTIGUOUS_SG`]):
-    /// there only the segments that [`Dma::map_sg`] wrote say where the pieces are.
+    /// Returns the whole list's range, from the first byte of the first segment to the last byte of
+    /// the last. `None` in spaces that do not map lists contiguously ([`Space::CONTIGUOUS_SG`]):
+    /// there only the segments that [`Dma::map_sg`] wrote describe the pieces.
     #[inline]
     pub fn range(&self) -> Option<IovaRange> {
         self.contiguous.then_some(self.live.range)
     }
 
-    /// Where each piece is, in spaces that [keep](Space::CACHES_UNMAPPED) what is unmapped; empty
-    /// in others.
+    /// Returns the range of each piece, in spaces that [keep](Space::CACHES_UNMAPPED) unmapped
+    /// mappings. Empty in other spaces.
     #[inline]
     pub fn piece_ranges(&self) -> &[IovaRange] {
         &self.piece_ranges
     }
 
-    /// What stands for the buffer.
+    /// Returns the embedder's representation of the buffer.
     #[inline]
     pub fn buffer(&self) -> &B {
         &self.live.buffer
     }
 
-    /// The direction.
+    /// Returns the direction.
     #[inline]
     pub fn direction(&self) -> Direction {
         self.live.direction
     }
 
-    /// The domain whose devices reach it.
+    /// Returns the domain that maps the list.
     #[inline]
     pub fn domain(&self) -> DomainId {
         self.live.domain_handle.domain()
     }
 }
 
-/// Writes the device's segments into `out`, merging those that are contiguous as far as `limits`
-/// allow and splitting those that cross a boundary.
+/// Writes the device's segments into `out`. Merges adjacent ranges as far as `limits` allow, and
+/// splits ranges that cross a boundary. Returns the number of segments, or `None` if `out` is too
+/// short.
 pub(crate) fn segments(
     ranges: impl Iterator<Item = IovaRange>,
     limits: SgLimits,
@@ -132,7 +134,7 @@ pub(crate) fn segments(
     Some(used)
 }
 
-/// The parts of a range between multiples of `boundary`.
+/// Splits a range at multiples of `boundary`.
 fn split(range: IovaRange, boundary: Option<u64>) -> impl Iterator<Item = IovaRange> {
     let mut rest = Some(range);
     core::iter::from_fn(move || {
@@ -147,20 +149,20 @@ fn split(range: IovaRange, boundary: Option<u64>) -> impl Iterator<Item = IovaRa
     })
 }
 
-/// Whether the range stays between two multiples of `boundary`.
+/// Returns true if the range does not cross a multiple of `boundary`.
 fn within(range: &IovaRange, boundary: Option<u64>) -> bool {
     boundary.is_none_or(|b| range.start().align_down(b) == range.last().align_down(b))
 }
 
 impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
-    /// Makes the pieces of a scatterlist reachable: at consecutive pages behind a page table, in
-    /// place where nothing is translated, at a slot each in a ring. Returns the mapping and how
-    /// many entries of `request.out` describe it to the device: as many as there are pieces, fewer
-    /// where contiguous ones merge, more where one crosses a boundary.
+    /// Maps the pieces of a scatterlist. A space with a page table maps them at consecutive pages,
+    /// an identity space at their own addresses, and a ring at one slot each. Returns the mapping
+    /// and the number of entries of `request.out` that describe it to the device. That number is
+    /// the number of pieces, less merged ones, plus those split at a boundary.
     ///
     /// # Errors
-    /// The buffer comes back; the layer is as before. Nothing is mapped if `request.out` is too
-    /// short.
+    /// Returns the buffer. The layer is unchanged, except for [`MapReason::RollbackFailed`]. If
+    /// `request.out` is too short, nothing stays mapped.
     pub fn map_sg<P: Platform>(
         &self,
         cpu: &mut Cpu<S, F, B>,
@@ -172,7 +174,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         if !limits.are_valid() {
             return Err(request.into_map_error(at, MapReason::BadLimits));
         }
-        // What no placement could make fit is refused before anything is mapped.
+        // Reject before mapping a list that does not fit in `out` at any address.
         let anywhere = SgLimits {
             boundary: None,
             ..limits
@@ -197,9 +199,9 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
             Ok(found) => {
                 let ranges = space.pieces(found.range.start(), pieces);
                 let Some(used) = segments(ranges, limits, request.out) else {
-                    // Where the addresses lie decides what crosses a boundary. No descriptor was
-                    // written, but the device may have guessed: the range is invalidated before it
-                    // is free again.
+                    // The addresses decide which pieces cross a boundary. The driver wrote no
+                    // descriptor, but the device may have guessed the addresses: invalidate the
+                    // range before it is freed.
                     let reason = match self.undo_map(cpu, platform, at, found.range) {
                         Ok(()) => MapReason::TooManySegments,
                         Err(failed) => MapReason::RollbackFailed(failed),
@@ -215,8 +217,8 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
                 };
                 Ok((mapping, used))
             }
-            // Copies are placed one by one, which could not be undone as a whole where something is
-            // installed.
+            // The copies are mapped one by one. A space with a table could not undo that as a
+            // whole.
             Err(MapReason::BeyondMask) if !S::UnmapResult::HAS_TABLE => {
                 self.map_list_bounced(cpu, platform, at, request)
             }
@@ -224,7 +226,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         }
     }
 
-    /// Takes a scatterlist mapping down.
+    /// Unmaps a scatterlist mapping.
     ///
     /// # Errors
     /// As for [`unmap_single`](Self::unmap_single).
@@ -247,7 +249,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
 }
 
 impl<B> SgRequest<'_, B> {
-    /// The error of a refused list, which names its first piece.
+    /// Creates the error of a rejected list. The error names the list's first piece.
     #[cold]
     pub(crate) fn into_map_error(self, at: &Attachment, reason: MapReason) -> (B, MapError) {
         let first = self.pieces.first().copied();

@@ -1,5 +1,5 @@
-//! Scatterlists in spaces that keep what is unmapped: each piece is a mapping of its own, so that
-//! it is found again in another list.
+//! Scatterlists in spaces that keep unmapped mappings. Each piece is a separate mapping, so that a
+//! later list can reuse it.
 
 use alloc::vec::Vec;
 
@@ -25,7 +25,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         let mut apart = Vec::with_capacity(request.pieces.len());
         let mut placed = self.try_map_per_segment(cpu, platform, at, &request, &mut apart);
         if let Err(MapReason::Alloc(_)) = placed {
-            // What nobody uses makes room.
+            // Flushing frees cached mappings that no driver uses.
             let flushed = self.flush(cpu, platform, at).map_err(MapReason::Flush);
             placed = flushed.and_then(|()| {
                 apart.clear();
@@ -71,10 +71,12 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         space.map_per_segment(own, platform, request.pieces, permissions, at.limits, apart)
     }
 
-    /// A list is kept if any of its pieces is: the buffer comes back as that says.
+    /// Unmaps each piece of a list. If the space keeps any piece cached, the whole list counts as
+    /// cached, and the policy returns the buffer accordingly.
     ///
     /// # Errors
-    /// A piece that is refused leaves those after it mapped, and the list with the caller.
+    /// If a piece is rejected, the pieces after it stay mapped, and the caller keeps the list's
+    /// buffer.
     pub(crate) fn unmap_sg_per_segment<P: Platform>(
         &self,
         cpu: &mut Cpu<S, F, B>,

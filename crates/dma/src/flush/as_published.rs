@@ -1,5 +1,5 @@
-//! Per burst, as Fig. 11 of the rIOMMU document has it: one invalidation at its end, and nothing
-//! waits for it (erratum 8).
+//! Invalidation per burst as published in Fig. 11 of the rIOMMU paper: one invalidation at the end
+//! of the burst. Buffers and addresses are released without waiting for it (erratum 8).
 
 use alloc::vec::Vec;
 use core::mem::ManuallyDrop;
@@ -10,9 +10,9 @@ use super::{BurstKey, Flush, FlushContext, PendingUnmap, ReleasedStale};
 use crate::space::{ClearedRange, ReusesUnflushed};
 use crate::{NotInvalidated, Platform};
 
-/// The buffer is back at once and so are its addresses, while the device may still reach both until
-/// the burst ends. For showing what that costs; [`Burst`](super::Burst) is the same with the
-/// buffers withheld. Compiles only with the figure's own ring.
+/// Unmap returns the buffer and frees its addresses at once, while the device may still reach both
+/// until the burst ends. It exists to measure the cost of that. [`Burst`](super::Burst) is the same
+/// policy with withheld buffers. Compiles only with the figure's own ring.
 ///
 /// ```
 /// # use std::cell::RefCell;
@@ -37,7 +37,8 @@ pub struct BurstAsPublished;
 impl<S: ReusesUnflushed<UnmapResult = ClearedRange, FreeProof = Unmapped>, B> Flush<S, B>
     for BurstAsPublished
 {
-    /// The invalidation that ends the open burst of each lane.
+    /// The invalidation that ends each open burst, indexed by [`BurstKey`]. `None` if the burst is
+    /// empty.
     type PerCpu = Vec<Option<Invalidation>>;
     type PerDomain = ();
     type Outcome = ReleasedStale<B>;
@@ -98,7 +99,7 @@ impl<S: ReusesUnflushed<UnmapResult = ClearedRange, FreeProof = Unmapped>, B> Fl
     }
 }
 
-/// Nothing has waited for it, so nothing is released.
+/// Performs `request` and waits for it. No range depends on it, so nothing is released.
 fn invalidate<P: Platform>(
     request: Invalidation,
     platform: &mut P,

@@ -11,26 +11,27 @@ use super::FlushContext;
 use crate::Platform;
 use crate::space::{ClearedRange, Space};
 
-/// Unmapped ranges, with what is needed to choose the invalidation that covers them.
+/// Unmapped ranges, with the state needed to choose an invalidation that covers them.
 #[derive(Debug)]
 pub struct RangeBatch {
     ranges: Vec<Unmapped>,
-    /// The one domain of all ranges, or none if there are several.
+    /// The domain of all ranges. `None` if they belong to several domains.
     domain: Option<DomainId>,
     levels: CachedLevels,
 }
 
-/// A hull of up to this many pages is invalidated by address, a larger one by domain: 2 MiB keeps
-/// the address mask (VT-d section 6.5.2.3, MAMV) within what every unit supports, and the
-/// collateral to one leaf table.
+/// Largest hull, in pages, that is invalidated by address; a larger one is invalidated by domain. 2
+/// MiB keeps the address mask (VT-d section 6.5.2.3, MAMV) within the limits of every unit, and the
+/// unneeded invalidations within one leaf table.
 const HULL_PAGES: u64 = 512;
 
-/// Most elements that room is made for in advance: more than any document's batch. Who asks for
-/// longer ones, or for batches without end, gets them, grown as they fill.
+/// Largest number of elements that are allocated in advance: larger than any paper's batch. Larger
+/// and unbounded batches grow as they fill.
 pub(super) const ROOM: usize = 1024;
 
 impl RangeBatch {
-    /// An empty batch for `capacity` ranges, with room for them unless they are very many.
+    /// Creates an empty batch for `capacity` ranges. Allocates space for at most 1024 ranges in
+    /// advance.
     pub fn with_capacity(capacity: usize) -> Self {
         Self {
             ranges: Vec::with_capacity(capacity.min(ROOM)),
@@ -51,8 +52,8 @@ impl RangeBatch {
         self.ranges.push(gone.unmapped);
     }
 
-    /// Adds a range; one that follows the last one becomes one with it, for spaces that [release
-    /// runs](Space::COALESCES_FREE).
+    /// Adds a range. Merges it with the last one if the two are adjacent. For spaces that [free
+    /// merged ranges](Space::COALESCES_FREE).
     #[inline]
     pub fn push_run(&mut self, gone: ClearedRange) {
         let joined = match self.ranges.last_mut() {
@@ -65,7 +66,7 @@ impl RangeBatch {
         }
     }
 
-    /// Takes all ranges of `other`.
+    /// Moves all ranges of `other` into this batch.
     pub fn append(&mut self, other: &mut Self) {
         let levels = other.levels;
         for unmapped in other.ranges.drain(..) {
@@ -78,19 +79,19 @@ impl RangeBatch {
         other.reset();
     }
 
-    /// Number of ranges.
+    /// Returns the number of ranges.
     #[inline]
     pub fn len(&self) -> usize {
         self.ranges.len()
     }
 
-    /// Whether there are none.
+    /// Returns true if the batch holds no range.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.ranges.is_empty()
     }
 
-    /// The narrowest single invalidation that covers the batch.
+    /// Returns the narrowest single invalidation that covers the batch.
     pub fn narrowest<S: Space>(&self, home: &FlushContext<'_, S>) -> Invalidation {
         match (self.domain, self.hull()) {
             (Some(domain), Some(range)) => match home.invalidation(domain, range, self.levels) {
@@ -104,8 +105,8 @@ impl RangeBatch {
         }
     }
 
-    /// Lowest and highest page of all ranges. Looked for when it is asked for, once a batch, and
-    /// not kept up range by range.
+    /// Returns the range from the lowest to the highest page. Computed once per batch; `push` does
+    /// not maintain it.
     fn hull(&self) -> Option<PfnRange> {
         let mut ranges = self.ranges.iter().map(Unmapped::range);
         let first = ranges.next()?;
@@ -114,7 +115,7 @@ impl RangeBatch {
         })
     }
 
-    /// Which cached entries the invalidation must remove.
+    /// Returns the kinds of cached entries that the invalidation must remove.
     pub fn levels(&self) -> CachedLevels {
         self.levels
     }
@@ -144,7 +145,7 @@ impl DrainUnmapped for RangeBatch {
     }
 }
 
-/// Invalidates a batch and gives its ranges home. The batch comes back: empty, or as it was on an
+/// Invalidates a batch and releases its ranges. Returns the batch: empty, or unchanged after an
 /// error.
 pub(super) fn submit_and_release<S: Space, P: Platform>(
     request: Invalidation,

@@ -1,4 +1,4 @@
-//! Burst release: buffers are withheld until one invalidation for the whole burst.
+//! Invalidation per burst: the layer withholds buffers until one invalidation for the whole burst.
 
 use alloc::vec::Vec;
 use core::mem::ManuallyDrop;
@@ -11,10 +11,10 @@ use crate::mapping::HeldBuffer;
 use crate::space::{ClearedRange, Space};
 use crate::{NotInvalidated, Platform};
 
-/// Unmaps of one device, ring, direction and processor gather until the caller ends the burst; then
-/// one invalidation covers them and the buffers come back. As safe as strict, because no buffer is
-/// handed up before its invalidation, at the price of one invalidation per burst; what it costs is
-/// release delay.
+/// Collects the unmaps of one device, ring, direction and CPU until the caller ends the burst. Then
+/// one invalidation covers them, and the buffers are returned. This is as safe as strict, because
+/// no buffer is returned before its invalidation, and it needs one invalidation per burst. The cost
+/// is the delay until a buffer is returned.
 #[derive(Debug, Clone, Copy)]
 pub struct Burst {
     longest: usize,
@@ -22,9 +22,9 @@ pub struct Burst {
 }
 
 impl Burst {
-    /// Bursts of at most `longest` unmaps: a longer one is invalidated in parts, so that the
-    /// addresses held back and the work of one burst's end are bounded. The buffers of all parts
-    /// come back at the end, and there are at most 2^16 of them.
+    /// Creates a policy whose invalidations cover at most `longest` unmaps. A longer burst is
+    /// invalidated in parts. This bounds the addresses that a burst holds and the work at its end.
+    /// The buffers of all parts are returned at the end; a burst withholds at most 2^16 of them.
     pub const fn new(longest: usize) -> Self {
         Self {
             longest,
@@ -32,10 +32,10 @@ impl Burst {
         }
     }
 
-    /// Bursts that withhold at most `most` buffers, and one at least, for each processor, ring and
-    /// direction. Every kind of unmap refuses the mapping that would be one too many
-    /// ([`UnmapReason::BurstFull`](crate::UnmapReason::BurstFull)) and leaves it mapped: the driver
-    /// ends the burst and tries again.
+    /// Limits a burst to `most` withheld buffers (at least one) for each CPU, ring and direction.
+    /// Every kind of unmap rejects a mapping above the limit
+    /// ([`UnmapReason::BurstFull`](crate::UnmapReason::BurstFull)) and leaves it mapped. The driver
+    /// then ends the burst and tries again.
     pub const fn with_most(self, most: usize) -> Self {
         Self {
             most: if most == 0 { 1 } else { most },
@@ -50,8 +50,8 @@ impl Default for Burst {
     }
 }
 
-/// One processor's open bursts of one domain, by ring and direction: those of ring 0 from the
-/// beginning, others from their first unmap on.
+/// One CPU's open bursts of one domain, by ring and direction. Bursts of ring 0 exist from the
+/// start, those of other rings from their first unmap.
 #[derive(Debug)]
 pub struct BurstCpu<B> {
     open: Vec<BurstState<B>>,
@@ -60,14 +60,14 @@ pub struct BurstCpu<B> {
 #[derive(Debug)]
 struct BurstState<B> {
     ranges: RangeBatch,
-    /// Buffers of `ranges`, still reachable.
+    /// Buffers of `ranges`, which a device may still reach.
     withheld: Vec<HeldBuffer<B>>,
-    /// Buffers whose part of the burst has been invalidated already.
+    /// Buffers whose part of the burst has been invalidated.
     safe: Vec<B>,
 }
 
 impl<B> BurstCpu<B> {
-    /// Makes bursts up to the one at `place`, with room for `room` unmaps each.
+    /// Adds bursts up to index `place`, each with space for `room` unmaps.
     #[cold]
     fn grow(&mut self, place: usize, room: usize) {
         self.open.resize_with(place + 1, || BurstState {
@@ -100,7 +100,7 @@ impl Burst {
 }
 
 impl<B> BurstState<B> {
-    /// How many buffers it withholds.
+    /// Returns the number of buffers that the burst withholds.
     #[inline]
     fn len(&self) -> usize {
         self.withheld.len().saturating_add(self.safe.len())
@@ -131,16 +131,16 @@ impl<S: Space<UnmapResult = ClearedRange>, B> Flush<S, B> for Burst {
     ) -> Result<Withheld, (InvalidationError, NotInvalidated<B>)> {
         let place = item.burst_key.index();
         if place >= own.open.len() {
-            // Rings below it may never be used: their bursts grow when they are.
+            // The new bursts of lower-numbered rings may stay unused: allocate when they fill.
             own.grow(place, 0);
         }
         let Some(open) = own.open.get_mut(place) else {
             return Err((InvalidationError::Failed, item.into_not_invalidated()));
         };
         if open.withheld.len() >= self.longest {
-            // On a failure the part stays withheld for the burst's end, and this mapping is still
-            // owed: memory stays bounded. Lent anew, so that it is put together here and not for
-            // every unmap.
+            // On a failure the part stays withheld until the burst's end, and the caller keeps this
+            // mapping: the burst stays bounded. Reborrow `home` here, so that only this rare path
+            // builds the copy.
             if let Err(error) = Self::invalidate(open, &mut home.reborrow(), platform) {
                 return Err((error, item.into_not_invalidated()));
             }

@@ -1,4 +1,5 @@
-//! Per batch, for the whole unit: Linux 3.4's deferred mode (OS11).
+//! Invalidation per batch, with one queue for the whole unit: the deferred mode of Linux 3.4
+//! (OS11).
 
 use core::mem::ManuallyDrop;
 
@@ -9,16 +10,16 @@ use super::{Flush, FlushContext, PendingUnmap, RangeBatch, ReleasedStale};
 use crate::space::{ClearedRange, Space};
 use crate::{NotInvalidated, Platform};
 
-/// The queue that all domains of one unit share.
+/// The queue that all domains of a unit share.
 #[derive(Debug)]
 pub struct DeferredQueue {
     batch: RangeBatch,
-    /// When the oldest entry was queued.
+    /// The time at which the oldest entry was queued.
     armed: Nanos,
 }
 
 impl DeferredQueue {
-    /// An empty queue for `high_water` ranges.
+    /// Creates an empty queue for `high_water` ranges.
     pub fn new(high_water: usize) -> Self {
         Self {
             batch: RangeBatch::with_capacity(high_water),
@@ -27,9 +28,9 @@ impl DeferredQueue {
     }
 }
 
-/// Unmapped ranges gather in one queue; at `high_water` entries or after `timeout_ns` one global
+/// Collects unmapped ranges in one queue. At `high_water` entries or after `timeout_ns`, one global
 /// invalidation releases them all (rIOMMU section 3.2; EIOVAR sections 3 and 6.2; Fujita and Moriai
-/// section 2.3: 250 entries, 10 ms). The buffer is back at once.
+/// section 2.3: 250 entries, 10 ms). Unmap returns the buffer at once.
 #[derive(Debug)]
 pub struct Deferred<L> {
     queue: L,
@@ -38,17 +39,18 @@ pub struct Deferred<L> {
 }
 
 impl<L: Lock<DeferredQueue>> Deferred<L> {
-    /// Entries after which the queue is flushed (Linux's `HIGH_WATER_MARK`).
+    /// Number of entries that triggers a flush (Linux's `HIGH_WATER_MARK`).
     pub const HIGH_WATER: usize = 250;
-    /// Time after which the queue is flushed.
+    /// Age of the oldest entry that triggers a flush, in nanoseconds.
     pub const TIMEOUT_NS: u64 = 10_000_000;
 
-    /// The policy with the documents' parameters; `lock` puts the embedder's lock around the queue.
+    /// Creates the policy with the papers' parameters. `lock` wraps the queue in the embedder's
+    /// lock.
     pub fn new(lock: impl FnOnce(DeferredQueue) -> L) -> Self {
         Self::with(Self::HIGH_WATER, Self::TIMEOUT_NS, lock)
     }
 
-    /// The policy with parameters of one's own.
+    /// Creates the policy with the given parameters. `high_water` is at least 1.
     pub fn with(high_water: usize, timeout_ns: u64, lock: impl FnOnce(DeferredQueue) -> L) -> Self {
         let high_water = high_water.max(1);
         Self {
@@ -58,7 +60,7 @@ impl<L: Lock<DeferredQueue>> Deferred<L> {
         }
     }
 
-    /// Flushes all domains and frees every queued range.
+    /// Invalidates all domains and frees every queued range.
     fn flush_queue<S: Space, P: Platform>(
         queue: &mut DeferredQueue,
         home: &mut FlushContext<'_, S>,
@@ -96,8 +98,8 @@ impl<S: Space<UnmapResult = ClearedRange>, B, L: Lock<DeferredQueue>> Flush<S, B
         let now = platform.now();
         self.queue.with(|queue| {
             if queue.batch.len() >= self.high_water {
-                // An earlier flush failed. As long as it does, mappings are still owed: memory
-                // stays bounded.
+                // An earlier flush failed. While flushes fail, the caller keeps its mapping: the
+                // queue stays bounded.
                 if let Err(error) = Self::flush_queue(queue, &mut home, platform) {
                     return Err((error, item.into_not_invalidated()));
                 }
@@ -107,7 +109,7 @@ impl<S: Space<UnmapResult = ClearedRange>, B, L: Lock<DeferredQueue>> Flush<S, B
             }
             queue.batch.push(item.result);
             if queue.batch.len() >= self.high_water {
-                // On a failure the ranges stay queued and unusable; the next unmap tries again.
+                // If the flush fails, the ranges stay queued and unusable; the next unmap retries.
                 let _ = Self::flush_queue(queue, &mut home, platform);
             }
             Ok(ReleasedStale(ManuallyDrop::into_inner(item.buffer)))

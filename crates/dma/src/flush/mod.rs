@@ -1,4 +1,5 @@
-//! When a stale translation dies (question 3 of a mode). One policy a file.
+//! Flush policies: when stale translations are invalidated (question 3 of a mode). One policy per
+//! file.
 
 mod as_published;
 mod batch;
@@ -32,7 +33,7 @@ use crate::mapping::HeldBuffer;
 use crate::space::{ClearedRange, Expire, IotlbSync, Space, UnmapRefusal};
 use crate::{NotInvalidated, Platform};
 
-/// A mapping that has left the table, on its way through the flush policy.
+/// A mapping whose entries are cleared and that the flush policy has not yet invalidated.
 #[derive(Debug)]
 pub struct ClearedMapping<B, T = ()> {
     pub(crate) range: ClearedRange<T>,
@@ -41,33 +42,33 @@ pub struct ClearedMapping<B, T = ()> {
     pub(crate) buffer: HeldBuffer<B>,
 }
 
-/// The buffer is back and no device can reach it.
+/// A returned buffer that no device can reach.
 #[must_use = "the buffer is lost unless it is taken out"]
 #[derive(Debug, PartialEq, Eq)]
 pub struct Released<B>(pub B);
 
-/// The buffer is back while the device may still reach it through a stale translation: deferred
-/// modes.
+/// A returned buffer that the device may still reach through a stale translation. Deferred modes
+/// return it.
 #[must_use = "the buffer is lost unless it is taken out"]
 #[derive(Debug, PartialEq, Eq)]
 pub struct ReleasedStale<B>(pub B);
 
-/// The buffer stays with the layer until its burst ends.
+/// The layer withholds the buffer until its burst ends.
 #[must_use = "end the burst, or the buffer never comes back"]
 #[derive(Debug, PartialEq, Eq)]
 pub struct Withheld;
 
-/// Mappings whose unmaps gather in one burst: those of one ring and direction.
+/// Identifies a burst: it collects the unmaps of one ring and direction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BurstKey {
-    /// The device's ring; 0 where there are none.
+    /// The device's ring; 0 if the device has no rings.
     pub ring: RingId,
     /// The direction.
     pub direction: Direction,
 }
 
 impl BurstKey {
-    /// Its place among all lanes of a device.
+    /// Returns the index of the burst among all bursts of a device.
     #[inline]
     pub(crate) fn index(self) -> usize {
         let direction = match self.direction {
@@ -79,11 +80,11 @@ impl BurstKey {
     }
 }
 
-/// What unmap gives back, for code that is generic over policies.
+/// The result of an unmap, for code that is generic over policies.
 pub trait Outcome<B> {
-    /// Whether the buffer is back while a device may still reach it.
+    /// Returns true if the buffer was returned while a device may still reach it.
     fn is_stale(&self) -> bool;
-    /// The buffer, if it is back.
+    /// Returns the buffer. `None` if the layer withholds it.
     fn into_buffer(self) -> Option<B>;
 }
 
@@ -120,16 +121,16 @@ impl<B> Outcome<B> for Withheld {
     }
 }
 
-/// Where flushed ranges go: back to the space of their domain, through this processor's handles.
+/// The path of flushed ranges back to the spaces of their domains, through this CPU's handles.
 pub struct FlushContext<'a, S: Space> {
     pub(crate) domain_slots: &'a [DomainSlot<S>],
     pub(crate) cpus: &'a mut [Option<S::PerCpu>],
-    /// Index of the domain at hand.
+    /// Index of the current domain's slot.
     pub(crate) domain_index: usize,
 }
 
 impl<S: Space> FlushContext<'_, S> {
-    /// The same place for a shorter time.
+    /// Returns the same context with a shorter lifetime.
     #[inline]
     pub fn reborrow(&mut self) -> FlushContext<'_, S> {
         FlushContext {
@@ -139,7 +140,7 @@ impl<S: Space> FlushContext<'_, S> {
         }
     }
 
-    /// Gives a flushed range back.
+    /// Returns a flushed range to the space of its domain.
     #[inline]
     pub fn release(&mut self, range: Flushed) {
         self.free(
@@ -148,7 +149,7 @@ impl<S: Space> FlushContext<'_, S> {
         );
     }
 
-    /// Gives a range back to the space at hand, which asks for less than a flush.
+    /// Returns a range to the current space, which may require less than a completed flush.
     #[inline]
     pub fn release_current(&mut self, range: S::FreeProof) {
         self.free(self.domain_index, range);
@@ -172,7 +173,7 @@ impl<S: Space> FlushContext<'_, S> {
         }
     }
 
-    /// The domain at hand. Domains are numbered from 1 in the order of their attachment.
+    /// Returns the current domain's identifier, or 0 if the slot is free.
     #[inline]
     pub fn domain(&self) -> DomainId {
         match self.space(self.domain_index) {
@@ -181,13 +182,13 @@ impl<S: Space> FlushContext<'_, S> {
         }
     }
 
-    /// The narrowest invalidation of exactly what is gone.
+    /// Returns the narrowest invalidation that covers `gone`.
     #[inline]
     pub(crate) fn invalidation_of<T>(&self, gone: &ClearedRange<T>) -> Invalidation {
         self.invalidation(gone.unmapped.domain(), gone.unmapped.range(), gone.levels)
     }
 
-    /// The narrowest invalidation of `range` in `domain`.
+    /// Returns the narrowest invalidation of `range` in `domain`.
     #[inline]
     pub(crate) fn invalidation(
         &self,
@@ -201,7 +202,7 @@ impl<S: Space> FlushContext<'_, S> {
         }
     }
 
-    /// Clears what the space at hand has kept, as far as `which` says.
+    /// Clears the unmapped translations that the current space keeps, as selected by `which`.
     pub(crate) fn expire<P: Platform>(
         &mut self,
         platform: &mut P,
@@ -214,14 +215,14 @@ impl<S: Space> FlushContext<'_, S> {
         }
     }
 
-    /// Gives what this processor caches of the space at hand back to it.
+    /// Returns the addresses that this CPU caches to the current space.
     pub(crate) fn drain(&mut self) {
         if let Some((space, cpu)) = self.space_and_cpu(self.domain_index) {
             space.drain(cpu);
         }
     }
 
-    /// Makes what was cleared in the space at hand visible to the hardware.
+    /// Makes the cleared entries of the current space visible to the hardware.
     #[inline]
     pub fn sync<P: Platform>(&mut self, platform: &mut P) {
         if let Some((space, cpu)) = self.space_and_cpu(self.domain_index) {
@@ -230,10 +231,10 @@ impl<S: Space> FlushContext<'_, S> {
     }
 }
 
-/// When a stale translation dies.
+/// A flush policy: it decides when stale translations are invalidated.
 ///
-/// Which spaces a policy can deal with is part of its type. A space in which nothing is installed
-/// goes with [`Never`] alone:
+/// The type of a policy determines the spaces that it supports. A space that installs no
+/// translations works only with [`Never`]:
 /// ```
 /// # use ringfence_dma::{Flush, flush::Never, space::Identity};
 /// fn goes_with<F: Flush<Identity, ()>>() {}
@@ -245,37 +246,37 @@ impl<S: Space> FlushContext<'_, S> {
 /// goes_with::<Burst>();
 /// ```
 pub trait Flush<S: Space, B> {
-    /// One processor's part, per domain.
+    /// The state of one CPU for one domain.
     type PerCpu;
-    /// What all processors share, per domain.
+    /// The state of one domain that all CPUs share.
     type PerDomain;
-    /// How the buffer comes back from unmap.
+    /// The type that unmap returns for the buffer.
     type Outcome: Outcome<B>;
 
-    /// [`queue_unmap_many`](Self::queue_unmap_many) takes any number of mappings over by one
-    /// invalidation. Otherwise [`Dma::unmap_multi`](crate::Dma::unmap_multi) retires each mapping
-    /// before it clears the next one, so that [`has_room`](Self::has_room) has counted it. A policy
-    /// that gathers withholds nothing and admits everything.
+    /// True if [`queue_unmap_many`](Self::queue_unmap_many) covers any number of mappings with one
+    /// invalidation. If false, [`Dma::unmap_multi`](crate::Dma::unmap_multi) queues each mapping
+    /// before it clears the next one, so that [`has_room`](Self::has_room) counts it. A policy that
+    /// sets this withholds no buffers and always has room.
     const BATCHES_INVALIDATION: bool = false;
 
-    /// The shared part of one more domain.
+    /// Creates the shared state of a new domain.
     fn per_domain(&self) -> Self::PerDomain;
 
-    /// A handle for one more processor.
+    /// Creates the state of another CPU.
     fn per_cpu(&self, domain: &Self::PerDomain) -> Self::PerCpu;
 
-    /// Whether one processor's part has room for one more mapping of `lane`. Asked before the
-    /// mapping is cleared.
+    /// Returns true if this CPU's burst `lane` has room for another mapping. The layer asks before
+    /// it clears the mapping.
     #[inline]
     fn has_room(&self, own: &Self::PerCpu, lane: BurstKey) -> bool {
         let _ = (own, lane);
         true
     }
 
-    /// Takes over a mapping that has been cleared.
+    /// Takes over a mapping whose entries are cleared.
     ///
     /// # Errors
-    /// What is owed comes back when an invalidation fails.
+    /// Returns the mapping if an invalidation fails.
     fn queue_unmap<P: Platform>(
         &self,
         shared: &Self::PerDomain,
@@ -285,10 +286,10 @@ pub trait Flush<S: Space, B> {
         item: PendingUnmap<S, B>,
     ) -> Result<Self::Outcome, (InvalidationError, NotInvalidated<B>)>;
 
-    /// Takes over many mappings at once; `each` receives the buffers that are back.
+    /// Takes over many mappings at once. `each` receives the buffers that the policy returns.
     ///
     /// # Errors
-    /// What is owed comes back; the other mappings are taken over.
+    /// Returns the mappings whose invalidation failed. The policy has taken over the others.
     #[allow(clippy::type_complexity)]
     fn queue_unmap_many<P: Platform>(
         &self,
@@ -313,7 +314,7 @@ pub trait Flush<S: Space, B> {
         failure.map_or(Ok(()), |error| Err((error, owed)))
     }
 
-    /// Runs the timers: called whenever time has passed.
+    /// Runs the timers. The layer calls it from [`Dma::tick`](crate::Dma::tick).
     fn tick<P: Platform>(
         &self,
         shared: &Self::PerDomain,
@@ -324,8 +325,8 @@ pub trait Flush<S: Space, B> {
         Ok(())
     }
 
-    /// Flushes everything this policy holds back for the domain (addresses ran out, or the device
-    /// is going away).
+    /// Flushes all deferred unmaps of the domain, because addresses are exhausted or the device is
+    /// being detached.
     fn flush<P: Platform>(
         &self,
         shared: &Self::PerDomain,
@@ -336,11 +337,10 @@ pub trait Flush<S: Space, B> {
         Ok(())
     }
 
-    /// Gives up what one processor's part holds back: the processor leaves the domain, or the
-    /// domain is going away.
+    /// Flushes one CPU's state, because the CPU or the domain is being removed.
     ///
     /// # Errors
-    /// An invalidation failed: what it was to release is held back still.
+    /// An invalidation failed. The policy keeps the ranges of that invalidation.
     fn drain_cpu<P: Platform>(
         &self,
         own: &mut Self::PerCpu,
@@ -352,19 +352,19 @@ pub trait Flush<S: Space, B> {
         Ok(())
     }
 
-    /// Whether one processor's part withholds buffers.
+    /// Returns true if one CPU's state withholds buffers.
     fn withholds(&self, own: &Self::PerCpu) -> bool {
         let _ = own;
         false
     }
 
-    /// Hands up what one processor's part withholds, with no invalidation: the domain is gone, and
-    /// was invalidated when it went.
+    /// Passes the buffers that one CPU withholds to `each`, without an invalidation. The detach of
+    /// their domain has already invalidated it.
     fn release_withheld(&self, own: Self::PerCpu, each: impl FnMut(B)) {
         let _ = (own, each);
     }
 
-    /// Ends the burst of one `lane` of one processor and hands its buffers up, each exactly once.
+    /// Ends the burst `lane` of one CPU, and passes each of its buffers to `each` exactly once.
     fn end_burst<P: Platform>(
         &self,
         own: &mut Self::PerCpu,
@@ -378,15 +378,15 @@ pub trait Flush<S: Space, B> {
     }
 }
 
-/// What unmap hands to the policy.
+/// The entry that unmap queues with the policy.
 pub struct PendingUnmap<S: Space, B> {
-    /// What left the space.
+    /// The result of the space's unmap.
     pub result: S::UnmapResult,
     /// The mapping's ring and direction.
     pub burst_key: BurstKey,
     pub(crate) domain_handle: DomainHandle,
-    /// The buffer; it may only be let go of once no device reaches it, or the policy's outcome says
-    /// that one still may.
+    /// The buffer. The policy may release it only if no device can reach it, or if its outcome
+    /// reports that one still may.
     pub buffer: ManuallyDrop<B>,
 }
 
@@ -394,7 +394,7 @@ impl<T, S: Space<UnmapResult = ClearedRange<T>>, B> PendingUnmap<S, B>
 where
     S::UnmapResult: IotlbSync,
 {
-    /// What stays with whoever waits for the invalidation.
+    /// Converts to the part that waits for the invalidation.
     #[inline]
     fn into_cleared_mapping(self) -> ClearedMapping<B, T> {
         ClearedMapping {
@@ -407,7 +407,7 @@ where
 }
 
 impl<S: Space<UnmapResult = ClearedRange>, B> PendingUnmap<S, B> {
-    /// What is owed if the policy cannot take the mapping over.
+    /// Converts to the token for the caller if the policy cannot take the mapping over.
     #[cold]
     fn into_not_invalidated(self) -> NotInvalidated<B> {
         NotInvalidated {

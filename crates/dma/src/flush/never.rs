@@ -1,4 +1,4 @@
-//! Never: spaces in which nothing is installed per mapping.
+//! No invalidation: for spaces that install nothing per mapping.
 
 use core::mem::ManuallyDrop;
 
@@ -8,8 +8,8 @@ use super::{Flush, FlushContext, PendingUnmap, ReleasedStale};
 use crate::space::{NothingMapped, Space};
 use crate::{NotInvalidated, Platform};
 
-/// No translation ever dies: no IOMMU, pass-through, static table. The buffer is back at once, and
-/// stays reachable.
+/// Never invalidates: no IOMMU, pass-through, or a static table. Unmap returns the buffer at once,
+/// and the device can still reach it.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Never;
 

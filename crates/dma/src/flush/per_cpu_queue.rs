@@ -1,4 +1,4 @@
-//! Per batch, per domain and processor: the deferred mode of today's Linux.
+//! Invalidation per batch, with one queue per domain and CPU: the deferred mode of current Linux.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -11,13 +11,13 @@ use super::{Flush, FlushContext, PendingUnmap, RangeBatch, ReleasedStale};
 use crate::space::{ClearedRange, Space};
 use crate::{NotInvalidated, Platform};
 
-/// Parameters of the queues; the default is Linux's (`IOVA_DEFAULT_FQ_SIZE`,
+/// Parameters of the queues. The defaults are Linux's (`IOVA_DEFAULT_FQ_SIZE`,
 /// `IOVA_DEFAULT_FQ_TIMEOUT`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueueConfig {
-    /// Entries a ring holds before it is flushed.
+    /// Number of entries that triggers a flush of the queue.
     pub entries: usize,
-    /// Time after which all rings of a domain are flushed.
+    /// Age of the oldest entry that triggers a flush of all queues of a domain.
     pub timeout_ns: u64,
 }
 
@@ -30,14 +30,14 @@ impl Default for QueueConfig {
     }
 }
 
-/// One processor's queue of one domain. Aligned so that two processors' queues never share a line.
+/// The queue of one CPU for one domain. Aligned so that two CPUs' queues share no cache line.
 #[derive(Debug)]
 #[repr(align(128))]
 pub struct FlushQueue {
     batch: RangeBatch,
     armed: Nanos,
-    /// Ranges of this ring that a timer is flushing at the moment. They count as queued, because
-    /// they come back if it fails.
+    /// Number of this queue's ranges that a timer is flushing now. They count as queued, because
+    /// they return to the queue if the flush fails.
     flushing: usize,
 }
 
@@ -47,10 +47,10 @@ impl FlushQueue {
     }
 }
 
-/// Each processor queues its unmapped ranges in a ring of its own; a full ring flushes the domain
-/// and frees that ring, a timer flushes the domain and frees all of its rings. The rings' locks are
-/// uncontended but for the timer. A ring never holds more than its entries and one, even if the
-/// timer's flush fails again and again.
+/// Each CPU queues its unmapped ranges in its own queue. A full queue flushes the domain and frees
+/// its ranges. A timer flushes the domain and frees the ranges of all queues. Only the timer
+/// contends for a queue's lock. A queue never holds more than its configured entries plus one, even
+/// if the timer's flush fails repeatedly.
 #[derive(Debug)]
 pub struct PerCpuQueue<L, M> {
     config: QueueConfig,
@@ -59,8 +59,8 @@ pub struct PerCpuQueue<L, M> {
 }
 
 impl<L: Lock<FlushQueue>, M: Lock<Vec<Arc<L>>>> PerCpuQueue<L, M> {
-    /// The policy; the two functions put the embedder's locks around a ring and around a domain's
-    /// list of rings.
+    /// Creates the policy. The two functions create the embedder's locks, for a queue and for a
+    /// domain's list of queues.
     pub fn new(
         config: QueueConfig,
         queue_lock: fn(FlushQueue) -> L,
@@ -81,7 +81,7 @@ impl<L: Lock<FlushQueue>, M: Lock<Vec<Arc<L>>>> PerCpuQueue<L, M> {
         }
     }
 
-    /// Flushes one ring's ranges by one invalidation of their domain.
+    /// Flushes the ranges of one queue with one invalidation of their domain.
     fn flush_queue<S: Space, P: Platform>(
         ring: &mut FlushQueue,
         home: &mut FlushContext<'_, S>,
@@ -98,7 +98,7 @@ impl<L: Lock<FlushQueue>, M: Lock<Vec<Arc<L>>>> PerCpuQueue<L, M> {
         result
     }
 
-    /// Collects what all rings hold, then flushes it by one invalidation.
+    /// Collects the ranges of all queues and flushes them with one invalidation.
     fn flush_all<S: Space, P: Platform>(
         &self,
         rings: &M,
@@ -126,8 +126,8 @@ impl<L: Lock<FlushQueue>, M: Lock<Vec<Arc<L>>>> PerCpuQueue<L, M> {
         }
         let (mut left, result) =
             submit_and_release(Invalidation::Domain(domain), all, home, platform);
-        // After a failure each ring has its own ranges back, unusable until another flush, so that
-        // no ring outgrows its bound.
+        // After a failure each queue gets its own ranges back, so no queue exceeds its bound. The
+        // ranges stay unusable until a later flush succeeds.
         let levels = left.levels();
         let mut lenders = lenders.into_iter();
         let mut current = lenders.next();
@@ -170,7 +170,7 @@ impl<S: Space<UnmapResult = ClearedRange>, B, L: Lock<FlushQueue>, M: Lock<Vec<A
     fn per_cpu(&self, rings: &M) -> Arc<L> {
         let ring = Arc::new((self.queue_lock)(self.empty_queue()));
         rings.with(|rings| {
-            // Rings of handles that are gone are forgotten once they are empty.
+            // Drop queues whose handles were dropped, once they are empty.
             rings.retain(|ring| {
                 Arc::strong_count(ring) > 1 || ring.with(|ring| !ring.batch.is_empty())
             });
@@ -193,8 +193,8 @@ impl<S: Space<UnmapResult = ClearedRange>, B, L: Lock<FlushQueue>, M: Lock<Vec<A
         let domain = item.result.unmapped.domain();
         own.with(|ring| {
             if ring.is_full(&self.config) {
-                // A failed flush keeps the ranges queued, and this mapping is still owed: memory
-                // stays bounded.
+                // If the flush fails, the ranges stay queued and the caller keeps this mapping: the
+                // queue stays bounded.
                 if let Err(error) = Self::flush_queue(ring, &mut home, platform, domain) {
                     return Err((error, item.into_not_invalidated()));
                 }
@@ -207,7 +207,7 @@ impl<S: Space<UnmapResult = ClearedRange>, B, L: Lock<FlushQueue>, M: Lock<Vec<A
         })
     }
 
-    /// The ring itself is forgotten when the next handle is made.
+    /// Flushes the CPU's queue. The next [`per_cpu`](Flush::per_cpu) drops the queue itself.
     fn drain_cpu<P: Platform>(
         &self,
         own: &mut Arc<L>,

@@ -1,4 +1,5 @@
-//! Per timer cycle: what a space has kept leaves in batches (Tang et al., section 4.5).
+//! Invalidation per timer cycle: a space expires cached mappings in batches (Tang et al., section
+//! 4.5).
 
 use core::mem::ManuallyDrop;
 
@@ -11,25 +12,27 @@ use super::{
 use crate::space::{Expire, Space, UnmapResult};
 use crate::{NotInvalidated, Platform};
 
-/// Unmap leaves a mapping to the space, which [keeps](UnmapResult::Cached) it for the next map of
-/// the same memory; the buffer is back while the device may still reach it. When a cycle ends, one
-/// invalidation covers all that the space lets go of, and its addresses are free after that. What
-/// the space does not keep is invalidated at its unmap, as under [`Strict`].
+/// Unmap leaves a mapping in the space, which [caches](UnmapResult::Cached) it for the next map of
+/// the same memory. The driver gets the buffer back while the device may still reach it. At the end
+/// of a cycle, one invalidation covers all mappings that the space expires, and their addresses are
+/// freed. Mappings that the space does not cache are invalidated at their unmap, as under
+/// [`Strict`].
 ///
-/// How long a mapping is kept is the space's to say; so is the clock.
+/// The space decides how long it caches a mapping, by the platform's clock.
 #[derive(Debug, Clone, Copy)]
 pub struct PerCycle<L> {
     lock: fn(RangeBatch) -> L,
 }
 
 impl<L: Lock<RangeBatch>> PerCycle<L> {
-    /// The policy; `lock` puts the embedder's lock around what a failed invalidation leaves of a
-    /// domain.
+    /// Creates the policy. `lock` wraps the batch of a domain whose invalidation failed in the
+    /// embedder's lock.
     pub fn new(lock: fn(RangeBatch) -> L) -> Self {
         Self { lock }
     }
 
-    /// Ranges of a batch that was not invalidated stay in `left`, unusable, until the next one is.
+    /// Expires cached mappings and invalidates them. If the invalidation fails, their ranges stay
+    /// in `left`, unusable, until a later one succeeds.
     fn expire<S: Space, P: Platform>(
         left: &L,
         mut home: FlushContext<'_, S>,
@@ -37,7 +40,7 @@ impl<L: Lock<RangeBatch>> PerCycle<L> {
         which: Expire,
     ) -> Result<(), InvalidationError> {
         left.with(|left| {
-            // What the table refuses to clear is given up: nobody gets its addresses.
+            // The addresses of entries that the table cannot clear are leaked.
             let cleared = home.expire(platform, which, |gone| left.push(gone));
             if !left.is_empty() {
                 let batch = core::mem::replace(left, RangeBatch::with_capacity(0));
@@ -51,13 +54,13 @@ impl<L: Lock<RangeBatch>> PerCycle<L> {
     }
 }
 
-/// How a buffer comes back under [`PerCycle`].
+/// The result of an unmap under [`PerCycle`].
 #[must_use = "the buffer is lost unless it is taken out"]
 #[derive(Debug, PartialEq, Eq)]
 pub enum PerCycleOutcome<B> {
-    /// No device can reach it.
+    /// No device can reach the buffer.
     Released(B),
-    /// The space has kept its mapping.
+    /// The space keeps the mapping; the device still reaches the buffer.
     Cached(B),
 }
 

@@ -1,4 +1,4 @@
-//! Per wrap: the bitmap's policy (AL10).
+//! Invalidation per wrap of the allocator: the bitmap's policy (AL10).
 
 use core::mem::ManuallyDrop;
 
@@ -8,9 +8,9 @@ use super::{Flush, FlushContext, PendingUnmap, ReleasedStale};
 use crate::space::{ClearedRange, FlushesBeforeReuse};
 use crate::{NotInvalidated, Platform};
 
-/// Nothing is invalidated until the allocator has handed out every address once and asks for a
-/// flush (Fujita and Moriai, sections 2.3 and 3.3: 2^20 maps, about 8 s). Compiles only with spaces
-/// whose allocator takes ranges back unflushed and asks.
+/// Invalidates nothing until the allocator has allocated every address once and requests a flush
+/// (Fujita and Moriai, sections 2.3 and 3.3: 2^20 maps, about 8 s). Compiles only with spaces whose
+/// allocator accepts unflushed ranges and requests a flush before it reuses them.
 ///
 /// ```compile_fail,E0277
 /// # use std::cell::RefCell;

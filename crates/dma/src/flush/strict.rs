@@ -1,4 +1,4 @@
-//! Per unmap: the strict mode of every document (OS09).
+//! Invalidation per unmap: the strict mode of all the papers (OS09).
 
 use alloc::vec::Vec;
 use core::mem::ManuallyDrop;
@@ -10,13 +10,14 @@ use super::{ClearedMapping, Flush, FlushContext, PendingUnmap, RangeBatch, Relea
 use crate::space::{ClearedRange, Space, TablePages};
 use crate::{NotInvalidated, Platform};
 
-/// One invalidation per unmap, waited for before the buffer and the addresses come back (rIOMMU
-/// Fig. 6: remove the entry, purge the IOTLB, free the IOVA, hand the buffer up, in this order).
+/// One invalidation per unmap. The layer waits for it before it returns the buffer and frees the
+/// addresses (rIOMMU Fig. 6: clear the entry, invalidate the IOTLB, free the IOVA, return the
+/// buffer, in this order).
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Strict;
 
 impl Strict {
-    /// Purges what a mapping left in the caches. Table pages of a failed invalidation are given up.
+    /// Invalidates a cleared mapping. If the invalidation fails, its table pages are leaked.
     #[inline]
     pub(crate) fn invalidate<S: Space, T: TablePages, B, P: Platform>(
         home: &mut FlushContext<'_, S>,
@@ -45,10 +46,10 @@ impl Strict {
 }
 
 impl<S: Space> FlushContext<'_, S> {
-    /// Invalidates a cleared range of the space at hand and gives it back.
+    /// Invalidates a cleared range of the current space and releases it.
     ///
     /// # Errors
-    /// The range comes back.
+    /// Returns the range.
     #[inline]
     pub(crate) fn invalidate_and_release<T: TablePages, P: Platform>(
         &mut self,
@@ -63,10 +64,10 @@ impl<S: Space> FlushContext<'_, S> {
 }
 
 impl<T: TablePages> ClearedRange<T> {
-    /// Submits `request`, which covers the range, waits for it, and frees the table pages.
+    /// Submits `request`, which must cover the range, waits for it, and frees the table pages.
     ///
     /// # Errors
-    /// What must still be invalidated. Its table pages are given up.
+    /// Returns the range that still needs an invalidation. Its table pages are leaked.
     #[inline]
     pub(crate) fn invalidate<P: Platform>(
         self,
@@ -118,7 +119,7 @@ impl<T: TablePages, S: Space<UnmapResult = ClearedRange<T>>, B> Flush<S, B> for 
         Self::invalidate(&mut home, platform, item.into_cleared_mapping())
     }
 
-    /// One invalidation for all of them; one each where unmap may take table pages away.
+    /// Performs one invalidation for all items, or one per item if an unmap may unlink table pages.
     fn queue_unmap_many<P: Platform>(
         &self,
         (): &(),

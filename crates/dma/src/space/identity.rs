@@ -1,5 +1,5 @@
-//! Spaces in which a device uses physical addresses: no allocator, and no table or one that never
-//! changes.
+//! Spaces in which a device uses physical addresses. They have no allocator, and no table or a
+//! static one.
 
 use ringfence_types::{
     DomainId, Flushed, Iova, IovaRange, PageSize, Permissions, Pfn, PhysRange, WholeDomain,
@@ -8,16 +8,16 @@ use ringfence_types::{
 use super::{AddressLimits, MapResult, NothingMapped, Space, UnmapRefusal};
 use crate::{MapReason, Platform};
 
-/// The I/O virtual address is the physical address: no IOMMU (`none`), pass-through in hardware
-/// (HWpt), or a table that maps all of memory to itself (SWpt; see [`StaticTable`]). Nothing is
-/// installed and nothing dies (OS14).
+/// A space whose I/O virtual addresses are physical addresses: no IOMMU (`none`), pass-through in
+/// hardware (HWpt), or a table that maps all memory to itself (SWpt; see [`StaticTable`]). Map
+/// installs no entry and unmap invalidates none (OS14).
 #[derive(Debug, Clone, Copy)]
 pub struct Identity {
     domain: DomainId,
 }
 
 impl Identity {
-    /// The identity space of `domain`.
+    /// Creates the identity space of `domain`.
     pub const fn new(domain: DomainId) -> Self {
         Self { domain }
     }
@@ -50,8 +50,7 @@ impl Space for Identity {
             return Err(MapReason::Empty);
         };
         let contiguous = pieces.windows(2).all(|pair| match pair {
-            // Only where pages meet is "contiguous" also "at consecutive pages", which is what the
-            // role promises.
+            // The trait promises consecutive pages: the next piece must begin at a page boundary.
             [a, b] => {
                 a.last().checked_add(1) == Some(b.start())
                     && b.start().is_aligned(PageSize::Size4K.bytes())
@@ -70,7 +69,7 @@ impl Space for Identity {
         Ok(MapResult { range, steps: 0 })
     }
 
-    /// Each piece is where it is.
+    /// Maps each piece at its own physical address.
     #[inline]
     fn map_list<P: Platform>(
         &self,
@@ -110,7 +109,7 @@ impl Space for Identity {
     #[inline]
     fn sync<P: Platform>(&self, _cpu: &mut (), _platform: &mut P) {}
 
-    /// Mappings are addresses and nothing else.
+    /// Always true, because a mapping installs no entries.
     fn is_empty<P: Platform>(&self, _platform: &P) -> bool {
         true
     }
@@ -123,7 +122,7 @@ impl Space for Identity {
     fn drain(&self, _cpu: &mut ()) {}
 }
 
-/// The bytes of `piece` as the device addresses them.
+/// Returns the range of `piece` in the device's address space.
 #[inline]
 fn in_place(piece: &PhysRange) -> Option<IovaRange> {
     IovaRange::new(Iova::new(piece.start().get()), piece.bytes())
@@ -133,11 +132,12 @@ fn in_place(piece: &PhysRange) -> Option<IovaRange> {
 pub struct StaticTable;
 
 impl StaticTable {
-    /// Maps every whole page of each range of `memory` to itself, readable and writable, with the
-    /// largest leaves the table takes.
+    /// Maps every page that a range of `memory` touches to itself, readable and writable, with the
+    /// largest leaves that the table supports.
     ///
     /// # Errors
-    /// The table's; ranges mapped before stay mapped, for the caller to discard with the table.
+    /// Returns the table's error. Earlier ranges stay mapped; the caller discards them with the
+    /// table.
     pub fn fill<F: ringfence_pgtable::Format, P: Platform>(
         table: &ringfence_pgtable::Table<F>,
         platform: &P,

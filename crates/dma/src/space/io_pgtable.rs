@@ -1,4 +1,4 @@
-//! The page table as the mapping layer uses it.
+//! The I/O page table as the mapping layer uses it.
 
 use ringfence_pgtable::{
     DirtyLines, Format, LeafCache, MapError, MapRequest, ReclaimingTable, Table, UnlinkedTables,
@@ -11,28 +11,28 @@ use ringfence_types::{
 
 use crate::Platform;
 
-/// What the hardware looks up (question 2 of a mode), for spaces whose addresses come from an
+/// The I/O page table (question 2 of a mode), for spaces that take their addresses from an
 /// allocator.
 ///
-/// On a platform whose walker does not snoop, [`map`](Self::map) leaves the entries in memory;
-/// entries of [`map_nosync`](Self::map_nosync) and [`unmap`](Self::unmap) get there with
-/// [`sync`](Self::sync).
+/// For a walker that does not snoop, [`map`](Self::map) writes the entries back to memory before it
+/// returns. Entries of [`map_nosync`](Self::map_nosync) and [`unmap`](Self::unmap) reach memory at
+/// the next [`sync`](Self::sync).
 pub trait IoPageTable {
-    /// One processor's part.
+    /// The state of one CPU.
     type PerCpu;
-    /// Table pages that unmap may take away.
+    /// Table pages that an unmap may unlink.
     type Pages: TablePages;
 
-    /// A handle for one more processor.
+    /// Creates the state of another CPU.
     fn per_cpu(&self) -> Self::PerCpu;
 
-    /// The domain that tags the translations.
+    /// Returns the domain whose id tags the translations.
     fn domain(&self) -> DomainId;
 
     /// Installs a run of pages.
     ///
     /// # Errors
-    /// Nothing has changed.
+    /// Nothing changed.
     fn map<P: Platform>(
         &self,
         cpu: &mut Self::PerCpu,
@@ -40,10 +40,11 @@ pub trait IoPageTable {
         request: MapRequest,
     ) -> Result<(), MapError>;
 
-    /// Installs a run of pages of which the device is not told before [`sync`](Self::sync).
+    /// Like [`map`](Self::map), but the caller must call [`sync`](Self::sync) before a device uses
+    /// the addresses.
     ///
     /// # Errors
-    /// Nothing has changed.
+    /// Nothing changed.
     fn map_nosync<P: Platform>(
         &self,
         cpu: &mut Self::PerCpu,
@@ -53,11 +54,11 @@ pub trait IoPageTable {
         self.map(cpu, platform, request)
     }
 
-    /// Makes sure that no walk cache hides what was just mapped at `range`, before a device is told
-    /// of it.
+    /// Ensures that no walk cache hides the new entries of `range`. Called before the device
+    /// receives the addresses.
     ///
     /// # Errors
-    /// An invalidation failed: the mapping may be hidden.
+    /// An invalidation failed. The device may not see the mapping.
     #[inline]
     fn iotlb_sync_map<P: Platform>(
         &self,
@@ -68,10 +69,10 @@ pub trait IoPageTable {
         Ok(())
     }
 
-    /// Clears the leaves of `range`; [`sync`](Self::sync) comes before the invalidation.
+    /// Clears the leaves of `range`. The caller calls [`sync`](Self::sync) before the invalidation.
     ///
     /// # Errors
-    /// Nothing has changed.
+    /// Nothing changed.
     fn unmap<P: Platform>(
         &self,
         cpu: &mut Self::PerCpu,
@@ -79,12 +80,12 @@ pub trait IoPageTable {
         range: PfnRange,
     ) -> Result<(Unmapped, CachedLevels, Self::Pages), UnmapError>;
 
-    /// Clears the leaves of several ranges, and gives what comes of each to `each`. For tables that
-    /// are asked to, in one request.
+    /// Clears the leaves of several ranges, and passes each result to `each`. A table that another
+    /// machine keeps clears them with one request.
     ///
     /// # Errors
-    /// One was refused: it and those after it are as before. Those before it are cleared, and were
-    /// given to `each`.
+    /// A range was rejected: that range and the later ones are unchanged. The earlier ones are
+    /// cleared, and `each` has received them.
     fn unmap_many<P: Platform>(
         &self,
         cpu: &mut Self::PerCpu,
@@ -98,26 +99,26 @@ pub trait IoPageTable {
         Ok(())
     }
 
-    /// Whether `page` has a leaf; `None` if this processor cannot read the table. Then
-    /// [`unmap`](Self::unmap) does not refuse what is not mapped either.
+    /// Returns true if `page` has a leaf. `None` if this CPU cannot read the table; then
+    /// [`unmap`](Self::unmap) does not reject pages that are not mapped either.
     fn is_mapped<P: Platform>(&self, platform: &P, page: Pfn) -> Option<bool> {
         let _ = (platform, page);
         None
     }
 
-    /// Whether it holds no leaf. Reads every table: for when a domain goes away.
+    /// Returns true if the table has no leaf. Reads every table page; used to remove a domain.
     fn is_empty<P: Platform>(&self, platform: &P) -> bool;
 
-    /// Waits until everything deferred is in memory.
+    /// Writes all deferred entries back to memory and waits for completion.
     fn sync<P: Platform>(&self, cpu: &mut Self::PerCpu, platform: &mut P);
 }
 
-/// Table pages on their way back to their source.
+/// Unlinked table pages that wait for their invalidation.
 pub trait TablePages: Batch + Default {
-    /// Whether there can be any.
+    /// True if an unmap can unlink table pages.
     const ANY: bool;
 
-    /// Frees them: no walk cache leads to them any more.
+    /// Frees the pages. The proof guarantees that no walk cache refers to them.
     fn release<P: Platform>(flushed: Flushed<Self>, platform: &mut P);
 }
 
@@ -136,7 +137,7 @@ impl TablePages for UnlinkedTables {
     }
 }
 
-/// A table without anything in front.
+/// A table without a leaf cache.
 #[derive(Debug)]
 pub struct PlainTable<F>(pub Table<F>);
 
@@ -199,7 +200,7 @@ impl<F: Format> IoPageTable for PlainTable<F> {
     }
 }
 
-/// A table whose leaf tables each processor remembers.
+/// A table with a leaf cache for each CPU.
 #[derive(Debug)]
 pub struct CachedTable<F>(pub Table<F>);
 
@@ -267,17 +268,17 @@ impl<F: Format> IoPageTable for CachedTable<F> {
     }
 }
 
-/// A table that gives empty table pages back, behind the embedder's lock because it has one writer
-/// at a time (AL07).
+/// A table that frees empty table pages. It allows one writer at a time, so the embedder's lock
+/// protects it (AL07).
 ///
-/// # Several processors
-/// Between the unmap that takes a table page away and the end of its invalidation, a walk cache may
-/// still lead to that page. It is not reused before, so nothing unsafe is reached; but a mapping
-/// that another processor makes in that time, under a new table page in its place, would fault.
+/// # Concurrency
+/// After an unmap unlinks a table page, a walk cache may refer to that page until its invalidation
+/// completes. The page is not reused before, so no device gains access. But another CPU may
+/// meanwhile map in the same range, under a new table page; accesses to that mapping would fault.
 /// Such a map therefore invalidates its own range, walk caches included, before it returns
-/// ([`iotlb_sync_map`](IoPageTable::iotlb_sync_map)): installed first and looked at after, because
-/// a page that holds a leaf is not taken away. FreeBSD holds one lock over unmap as a whole
-/// instead, and makes every processor wait for every invalidation.
+/// ([`iotlb_sync_map`](IoPageTable::iotlb_sync_map)). It checks for this after it has installed the
+/// entries, because a table page that holds a leaf is never unlinked. FreeBSD instead holds one
+/// lock for the whole unmap, which makes every CPU wait for every invalidation.
 #[derive(Debug)]
 pub struct Reclaiming<F, L> {
     table: L,
@@ -286,7 +287,7 @@ pub struct Reclaiming<F, L> {
 }
 
 impl<F: Format, L: Lock<ReclaimingTable<F>>> Reclaiming<F, L> {
-    /// Puts the lock that `lock` makes around `table`.
+    /// Wraps `table` in the lock that `lock` creates.
     pub fn new(table: ReclaimingTable<F>, lock: impl FnOnce(ReclaimingTable<F>) -> L) -> Self {
         Self {
             domain: table.domain(),
@@ -295,12 +296,12 @@ impl<F: Format, L: Lock<ReclaimingTable<F>>> Reclaiming<F, L> {
         }
     }
 
-    /// Address of the root.
+    /// Returns the address of the root table.
     pub fn root(&self) -> PhysAddr {
         self.table.with(|table| table.root())
     }
 
-    /// Bytes that the tables take.
+    /// Returns the memory used by the tables, in bytes.
     pub fn table_bytes(&self) -> u64 {
         self.table.with(|table| table.table_bytes())
     }
@@ -342,7 +343,7 @@ impl<F: Format, L: Lock<ReclaimingTable<F>>> IoPageTable for Reclaiming<F, L> {
             range,
             levels: CachedLevels::All,
         };
-        // Nothing is released by it.
+        // No range depends on this invalidation, so it releases nothing.
         Pending::submit(platform.invalidator(), request, ())
             .map_err(|((), error)| error)?
             .wait(platform.invalidator())

@@ -1,9 +1,9 @@
-//! Where I/O virtual addresses come from and what the hardware looks up (questions 1 and 2 of a
-//! mode).
+//! I/O address spaces: the IOVA allocator and the translation behind one domain (questions 1 and 2
+//! of a mode).
 //!
-//! The two questions stand behind one role because some systems answer them with one object: an
-//! identity space has neither allocator nor changing table, and a ring's tail is allocator and
-//! table at once (decision 0002).
+//! One trait answers both questions, because some systems answer them with one object. An identity
+//! space has neither an allocator nor a changing table. The tail of a ring is allocator and table
+//! at once (decision 0002).
 
 mod identity;
 mod io_pgtable;
@@ -29,64 +29,63 @@ use crate::flush::FlushContext;
 use crate::layer::GRANULE;
 use crate::{MapReason, Platform, StillMapped, UnmapReason};
 
-/// Where a mapping may lie. Of the two limits on its height, the preferred one is tried first.
+/// The limits on the addresses of a mapping. The space tries the preferred limit first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AddressLimits {
-    /// Highest page that saves the bus a dual-address cycle (32 bit), never above `mask`.
+    /// Highest page that needs no dual-address cycle on the bus (32 bit). Never above `mask`.
     pub preferred: ringfence_types::Pfn,
     /// Highest page that the device's DMA mask allows.
     pub mask: ringfence_types::Pfn,
-    /// Which of the device's rings it goes to; spaces without rings have this one question less.
+    /// The device's ring for the mapping. Spaces without rings ignore it.
     pub ring: RingId,
 }
 
-/// A space that asks for a flush of its domain before it gives out again what was freed unflushed:
-/// the bitmap's promise, on which [`PerWrap`](crate::flush::PerWrap) rests.
+/// A space that requests a flush of its domain before it reuses addresses that were freed
+/// unflushed. The bitmap guarantees this, and [`PerWrap`](crate::flush::PerWrap) requires it.
 pub trait FlushesBeforeReuse: Space {}
 
-/// A space whose addresses are free at once, unflushed and for good, as rIOMMU Fig. 11 has it: what
-/// [`BurstAsPublished`](crate::flush::BurstAsPublished) is the other half of.
+/// A space that reuses addresses at once and never requests a flush, as in rIOMMU Fig. 11.
+/// [`BurstAsPublished`](crate::flush::BurstAsPublished) requires it.
 pub trait ReusesUnflushed: Space {}
 
-/// Addresses found for a request.
+/// The addresses of a new mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MapResult {
-    /// The device-visible bytes, from the first byte of the first piece to the last byte of the
-    /// last one.
+    /// The bytes in the I/O virtual address space, from the first byte of the first piece to the
+    /// last byte of the last piece.
     pub range: IovaRange,
-    /// Steps that the allocator's search took.
+    /// Number of steps of the allocator's search.
     pub steps: u32,
 }
 
-/// A range that left the table, and what its invalidation must cover. `T` are table pages that left
-/// with it.
+/// A range whose table entries are cleared, and the scope of its invalidation. `T` holds table
+/// pages that the unmap unlinked.
 #[must_use = "the range may still be cached by the hardware"]
 #[derive(Debug, PartialEq, Eq)]
 pub struct ClearedRange<T = ()> {
-    /// The reserved range, cleared.
+    /// The reserved range, with its entries cleared.
     pub unmapped: Unmapped,
-    /// Which cached entries must go.
+    /// The kinds of cached entries that the invalidation must remove.
     pub levels: CachedLevels,
     /// Table pages that may be freed after the same invalidation.
     pub tables: T,
 }
 
-/// What unmap leaves, taken care of at once whatever the flush policy is.
+/// The result of a space's unmap, which the layer can invalidate at once under every policy.
 pub trait IotlbSync: Sized {
-    /// Whether a map installs something that must be undone. Where it does not, a mapping is only
-    /// an address.
+    /// True if a map installs entries that must be cleared. If false, a mapping is only an address.
     const HAS_TABLE: bool;
 
-    /// Whether the space has kept the translation.
+    /// Returns true if the space keeps the translation.
     #[inline]
     fn is_cached(&self) -> bool {
         false
     }
 
-    /// Invalidates what is left and gives the addresses home.
+    /// Invalidates the range and frees its addresses.
     ///
     /// # Errors
-    /// The cleared range comes back, for another attempt; dropped, its addresses are never reused.
+    /// Returns the cleared range for another attempt. Dropping it leaks its addresses.
     fn iotlb_sync<S: Space<UnmapResult = Self>, P: Platform>(
         self,
         home: &mut FlushContext<'_, S>,
@@ -119,21 +118,21 @@ impl<T: TablePages> IotlbSync for ClearedRange<T> {
     }
 }
 
-/// The translation is as it was before: the space translates nothing, or always the same.
+/// The unmap of a space without entries: the space never translates, or has a static table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NothingMapped;
 
-/// Why a range was not unmapped; nothing has changed.
+/// The reason why a range was not unmapped. Nothing changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UnmapRefusal {
-    /// The table refused.
+    /// The table rejected the unmap.
     Table(ringfence_pgtable::UnmapError),
-    /// No allocated range starts there, or it has another size.
+    /// No allocated range starts at this address with this size.
     NotAllocated,
 }
 
 impl UnmapRefusal {
-    /// The reason that the driver is given, with its buffer.
+    /// Converts to the driver's error, with the buffer.
     #[cold]
     pub(crate) fn with<B>(self, buffer: StillMapped<B>) -> UnmapReason<B> {
         match self {
@@ -143,44 +142,45 @@ impl UnmapRefusal {
     }
 }
 
-/// One I/O address space.
+/// One I/O address space: an IOVA allocator and the translation of a domain.
 pub trait Space {
-    /// One processor's part of the space.
+    /// The state of one CPU.
     type PerCpu;
-    /// What a range must have gone through before it can be reused.
+    /// The proof that [`release`](Self::release) requires before a range is reused.
     type FreeProof: FreeProof;
-    /// What unmap leaves to be flushed: [`ClearedRange`], or [`NothingMapped`] where nothing was
-    /// installed and nothing is cleared. A flush policy says which of the two it can deal with.
+    /// The result of [`unmap`](Self::unmap) for the flush policy: [`ClearedRange`], or
+    /// [`NothingMapped`] for spaces without entries. The type determines which policies support the
+    /// space.
     type UnmapResult: IotlbSync;
 
-    /// Whether the pieces of a list lie at consecutive pages, so that one range is the whole list.
+    /// True if the pieces of a list are mapped at consecutive pages, so that one range covers the
+    /// whole list.
     const CONTIGUOUS_SG: bool = true;
 
-    /// Whether [`release`](Self::release) takes ranges that were unmapped one by one, and follow
-    /// each other, as one.
+    /// True if [`release`](Self::release) accepts adjacent ranges, unmapped one by one, as one
+    /// range.
     const COALESCES_FREE: bool = false;
 
-    /// Whether a map can be refused with [`MapReason::RingFull`]: for want of room that the next
-    /// unmap makes.
+    /// True if a map can fail with [`MapReason::RingFull`], because the next slot is still in use.
     const CAN_BE_FULL: bool = false;
 
-    /// Whether the space may keep what is unmapped for the next map of the same memory
-    /// ([`UnmapResult::Cached`]). Then several live mappings can have the same address.
+    /// True if the space may keep an unmapped translation for the next map of the same memory
+    /// ([`UnmapResult::Cached`]). Several live mappings can then have the same address.
     const CACHES_UNMAPPED: bool = false;
 
-    /// A handle for one more processor.
+    /// Creates the state of another CPU.
     fn per_cpu(&self) -> Self::PerCpu;
 
-    /// The domain that tags its translations.
+    /// Returns the domain whose id tags the translations.
     fn domain(&self) -> DomainId;
 
-    /// Makes `pieces` reachable at consecutive I/O virtual pages, each piece at its own offset in
-    /// its first page.
+    /// Maps `pieces` at consecutive I/O virtual pages, each piece at its own offset in its first
+    /// page.
     ///
     /// # Errors
-    /// The state is unchanged, but for [`MapReason::RollbackFailed`]. [`MapReason::BeyondMask`]
-    /// asks for a bounce buffer, and is for spaces that install nothing ([`IotlbSync::HAS_TABLE`]):
-    /// others place any memory within the mask.
+    /// The state is unchanged, except for [`MapReason::RollbackFailed`]. [`MapReason::BeyondMask`]
+    /// requests a bounce buffer. Only spaces without entries ([`IotlbSync::HAS_TABLE`] is false)
+    /// return it; others can map any memory within the mask.
     fn map<P: Platform>(
         &self,
         cpu: &mut Self::PerCpu,
@@ -190,9 +190,9 @@ pub trait Space {
         limits: AddressLimits,
     ) -> Result<MapResult, MapReason>;
 
-    /// The same for memory that driver and device share for long, and that nobody else may have
-    /// before it is out of the device's reach: a space that [keeps](Self::CACHES_UNMAPPED) what is
-    /// unmapped does not keep this.
+    /// Maps memory that driver and device share for long. The memory must not be reused before the
+    /// device can no longer reach it, so a space that [keeps](Self::CACHES_UNMAPPED) unmapped
+    /// translations does not keep this one.
     ///
     /// # Errors
     /// As for [`map`](Self::map).
@@ -208,8 +208,8 @@ pub trait Space {
         self.map(cpu, platform, pieces, permissions, limits)
     }
 
-    /// Makes `pieces` reachable wherever the space puts each of them: [`pieces`](Self::pieces)
-    /// tells. The range that comes back stands for the whole list.
+    /// Maps `pieces` at addresses that the space chooses for each; [`pieces`](Self::pieces) returns
+    /// them. The returned range represents the whole list.
     ///
     /// # Errors
     /// As for [`map`](Self::map).
@@ -225,10 +225,9 @@ pub trait Space {
         self.map(cpu, platform, pieces, permissions, limits)
     }
 
-    /// Makes each of `pieces` reachable by itself, as if it were mapped alone, and notes where at
-    /// the end of `placed`, in order. Returns the steps of the allocator's searches. For spaces
-    /// that [keep](Self::CACHES_UNMAPPED) what is unmapped: there an address stands for one piece
-    /// of memory, whatever list it is in.
+    /// Maps each of `pieces` separately and appends their ranges to `placed`, in order. Returns the
+    /// number of steps of the allocator's searches. For spaces that [keep](Self::CACHES_UNMAPPED)
+    /// unmapped translations: there an address identifies one piece of memory in all lists.
     ///
     /// # Errors
     /// As for [`map`](Self::map).
@@ -245,7 +244,7 @@ pub trait Space {
         Err(MapReason::NotContiguous)
     }
 
-    /// The device-visible bytes of each piece of a list whose range begins at `start`.
+    /// Returns the mapped range of each piece of a list whose range begins at `start`.
     fn pieces<'a>(
         &'a self,
         start: Iova,
@@ -270,29 +269,28 @@ pub trait Space {
         range: IovaRange,
     ) -> Result<Self::UnmapResult, UnmapRefusal>;
 
-    /// Makes everything installed and cleared so far visible to a walker that does not snoop the
-    /// caches. Before an invalidation, and before a device is told of addresses that
-    /// [`map`](Self::map) has left to it.
+    /// Makes all installed and cleared entries visible to a walker that does not snoop CPU caches.
+    /// The layer calls it before an invalidation. The driver calls it, through
+    /// [`Dma::sync_map`](crate::Dma::sync_map), before it passes new addresses to the device.
     fn sync<P: Platform>(&self, cpu: &mut Self::PerCpu, platform: &mut P);
 
-    /// Whether no device reaches anything through the space but what a map would not change: no
-    /// mapping is installed.
+    /// Returns true if no mapping is installed. Static translations do not count.
     fn is_empty<P: Platform>(&self, platform: &P) -> bool;
 
-    /// Takes a range back.
+    /// Frees a range.
     fn release(&self, cpu: &mut Self::PerCpu, range: Self::FreeProof);
 
-    /// Everything unmapped in the domain before `proof` may be reused.
+    /// Permits reuse of all addresses that were unmapped in the domain before `proof`.
     fn flushed(&self, cpu: &mut Self::PerCpu, proof: Flushed<WholeDomain>);
 
-    /// Gives what the handle caches back to the space.
+    /// Returns the addresses that the handle caches to the space.
     fn drain(&self, cpu: &mut Self::PerCpu);
 
-    /// Clears the translations that the space has [kept](UnmapResult::Cached), as far as `which`
-    /// says, and gives each to `gone`.
+    /// Clears the translations that the space [keeps](UnmapResult::Cached), as selected by `which`,
+    /// and passes each to `gone`.
     ///
     /// # Errors
-    /// The table refused; what it refused is given up.
+    /// The table rejected an unmap. The addresses of the rejected ranges are leaked.
     fn expire<P: Platform>(
         &self,
         cpu: &mut Self::PerCpu,
@@ -304,12 +302,12 @@ pub trait Space {
         Ok(())
     }
 
-    /// The range reserved for a mapping of the pages of `range`.
+    /// Returns the range that the allocator reserves for a mapping of the pages of `range`.
     fn reserved(&self, range: PfnRange) -> PfnRange {
         range
     }
 
-    /// The invalidation that purges `range` and as little else as the hardware can.
+    /// Returns the narrowest invalidation of `range` that the hardware supports.
     #[inline]
     fn invalidation(&self, range: PfnRange, levels: CachedLevels) -> Invalidation {
         Invalidation::Pages {
@@ -319,18 +317,18 @@ pub trait Space {
         }
     }
 
-    /// Whether `device` may use the space.
+    /// Returns true if `device` may use the space.
     fn serves(&self, device: RequesterId) -> bool {
         let _ = device;
         true
     }
 
-    /// Rings of the device; a space without rings counts as one.
+    /// Returns the number of the device's rings. A space without rings counts as one ring.
     fn rings(&self) -> u32 {
         1
     }
 
-    /// The ring that a mapping belongs to.
+    /// Returns the ring that a mapping belongs to.
     #[inline]
     fn ring_of(&self, range: &IovaRange) -> RingId {
         let _ = range;

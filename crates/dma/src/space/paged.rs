@@ -1,4 +1,4 @@
-//! An allocator in front of a page table: the space of every mode that translates by pages.
+//! An IOVA allocator with a page table: the space of every mode that translates by pages.
 
 use alloc::vec::Vec;
 
@@ -16,17 +16,17 @@ use crate::{MapReason, Platform};
 
 const GRANULE: PageSize = PageSize::Size4K;
 
-/// How many pages are reserved for a mapping.
+/// The number of pages that a mapping reserves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rounding {
-    /// As many as are mapped.
+    /// Exactly the mapped pages.
     Exact,
-    /// The next power of two, naturally aligned, as Linux does so that an invalidation by address
-    /// mask is exact (EIOVAR section 3). Reserves addresses only; no memory is mapped there.
+    /// The next power of two, naturally aligned. Linux does this to make an invalidation by address
+    /// mask exact (EIOVAR section 3). It reserves addresses only; the extra pages are not mapped.
     PowerOfTwo,
 }
 
-/// Allocator and table of one domain.
+/// The allocator and the table of one domain.
 #[derive(Debug)]
 pub struct Paged<A, T> {
     allocator: A,
@@ -34,7 +34,7 @@ pub struct Paged<A, T> {
     rounding: Rounding,
 }
 
-/// One processor's part of a [`Paged`] space.
+/// The state of one CPU for a [`Paged`] space.
 #[derive(Debug)]
 pub struct PagedCpu<A, T> {
     allocator: A,
@@ -42,7 +42,7 @@ pub struct PagedCpu<A, T> {
 }
 
 impl<A: IovaAllocator, T: IoPageTable> Paged<A, T> {
-    /// A space that takes addresses from `allocator` and installs them in `table`.
+    /// Creates a space that allocates from `allocator` and maps in `table`.
     pub fn new(allocator: A, table: T, rounding: Rounding) -> Self {
         Self {
             allocator,
@@ -51,21 +51,22 @@ impl<A: IovaAllocator, T: IoPageTable> Paged<A, T> {
         }
     }
 
-    /// The allocator.
+    /// Returns the allocator.
     pub fn allocator(&self) -> &A {
         &self.allocator
     }
 
-    /// The table.
+    /// Returns the table.
     pub fn table(&self) -> &T {
         &self.table
     }
 
-    /// Maps each of `pieces` at addresses of its own, and tells `each` of it; all are visible when
-    /// this returns. Returns the steps of the allocator's searches.
+    /// Maps each of `pieces` separately and passes its range to `each`. All pieces are visible to
+    /// the device on return. Returns the number of steps of the allocator's searches.
     ///
     /// # Errors
-    /// As for [`map`](Space::map): none is mapped, whatever `each` was told.
+    /// As for [`map`](Space::map). No piece stays mapped; the caller discards the ranges that
+    /// `each` received.
     pub fn map_each<'p, P: Platform>(
         &self,
         cpu: &mut PagedCpu<A::PerCpu, T::PerCpu>,
@@ -130,11 +131,11 @@ impl<A: IovaAllocator, T: IoPageTable> Paged<A, T> {
         }
     }
 
-    /// Clears the translations of several mappings, each given by the pages that were mapped. For
-    /// spaces in front of this one.
+    /// Clears the translations of several mappings, given by their mapped pages. For spaces built
+    /// on this one.
     ///
     /// # Errors
-    /// As for [`unmap`](Space::unmap); what was cleared before was given to `each`.
+    /// As for [`unmap`](Space::unmap). `each` has received the ranges that were cleared before.
     pub fn unmap_many<P: Platform>(
         &self,
         cpu: &mut PagedCpu<A::PerCpu, T::PerCpu>,
@@ -162,8 +163,8 @@ impl<A: IovaAllocator, T: IoPageTable> Paged<A, T> {
             .map_err(UnmapRefusal::Table)
     }
 
-    /// The range that was reserved for `mapped`, unless `mapped` is known to be a part of a
-    /// mapping.
+    /// Returns the range that was reserved for `mapped`. Rejects a range that is known to be only a
+    /// part of a mapping.
     #[inline]
     fn check_whole<P: Platform>(
         &self,
@@ -172,12 +173,12 @@ impl<A: IovaAllocator, T: IoPageTable> Paged<A, T> {
         mapped: PfnRange,
     ) -> Result<PfnRange, UnmapRefusal> {
         let reserved = self.reserved(mapped);
-        // The find of the rIOMMU document's Table 1: trees know the size of a range, and notice a
-        // wrong one.
+        // The "find" of Table 1 of the rIOMMU paper: trees know the size of each range and detect a
+        // mismatch.
         match self.allocator.find(&mut cpu.allocator, mapped.lo()) {
             Some(found) if found == reserved => {}
             Some(_) => return Err(UnmapRefusal::NotAllocated),
-            // A table that can be read says which page is not mapped.
+            // If the table is readable, its unmap detects pages that are not mapped.
             None if self.allocator.has_lookup()
                 && self.table.is_mapped(platform, mapped.lo()).is_none() =>
             {
@@ -185,7 +186,7 @@ impl<A: IovaAllocator, T: IoPageTable> Paged<A, T> {
             }
             None => {}
         }
-        // A mapping of more pages may have the same reservation.
+        // A longer mapping may have the same reservation: reject if the next page is mapped.
         if reserved != mapped {
             let behind = Pfn::new(mapped.hi().get().wrapping_add(1));
             if self.table.is_mapped(platform, behind) == Some(true) {
@@ -210,7 +211,7 @@ impl<A: IovaAllocator, T: IoPageTable> Paged<A, T> {
         })
     }
 
-    /// 32-bit addresses first, then everything the device reaches.
+    /// Allocates below the preferred limit first, then below the device's mask.
     #[inline]
     fn alloc(
         &self,
@@ -235,9 +236,9 @@ impl<A: IovaAllocator, T: IoPageTable> Paged<A, T> {
         }
     }
 
-    /// Undoes a partly installed mapping. The device may already have walked to the pieces that
-    /// were installed, so the range is invalidated before it is free again; if even that fails, the
-    /// addresses are given up, and the caller is told that the pieces may still be reached.
+    /// Undoes a partial map. The device may already have used the installed pieces, so the range is
+    /// invalidated before it is freed. If that fails, the addresses are leaked, and the error
+    /// reports that the device may still reach the pieces.
     #[cold]
     fn roll_back<P: Platform>(
         &self,
@@ -253,8 +254,7 @@ impl<A: IovaAllocator, T: IoPageTable> Paged<A, T> {
                 Some((cleared, CachedLevels::Leaves, T::Pages::default()))
             }
         };
-        // Without an answer somebody else cleared what this call installed: nothing is freed that
-        // is not understood.
+        // If the table rejects the unmap, other code cleared these entries: free nothing.
         let Some((unmapped, levels, tables)) = gone else {
             return Ok(());
         };
@@ -273,14 +273,14 @@ impl<A: IovaAllocator, T: IoPageTable> Paged<A, T> {
                 self.allocator.free(&mut cpu.allocator, range.into());
                 Ok(())
             }
-            // Nothing was there to be cached.
+            // No entry was installed, so no cache holds one.
             Err(_) if installed.is_none() => Ok(()),
             Err((error, _)) => Err(error),
         }
     }
 }
 
-/// Pages of all pieces together, each piece beginning on a page of its own.
+/// Returns the number of pages of all pieces, each of which begins on a new page.
 #[inline]
 fn total_pages(pieces: &[PhysRange]) -> Result<u64, MapReason> {
     let mut pages = 0_u64;

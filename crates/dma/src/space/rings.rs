@@ -1,5 +1,5 @@
 //! The rings of one device: the space of the ring modes. The tail is the allocator, and the flat
-//! table what the hardware looks up.
+//! table is the translation.
 
 use alloc::vec::Vec;
 
@@ -15,17 +15,17 @@ use super::{AddressLimits, ClearedRange, MapResult, ReusesUnflushed, Space, Unma
 use crate::ring::{DirtyRingLines, Ring, RingAsPublished, RingRefusal};
 use crate::{MapReason, Platform};
 
-/// A driver of one ring: the repaired one or that of the figure.
+/// A driver of one ring: the repaired one or the one of the figure.
 pub trait RingDriver {
-    /// What a slot must have gone through before it can be reused.
+    /// The proof that [`release`](Self::release) requires before a slot is reused.
     type FreeProof: FreeProof;
 
-    /// Whether walkers snoop.
+    /// Returns the coherency of the ring's page-table walkers.
     fn coherency(&self) -> Coherency;
 
-    /// Maps each piece at a slot of its own; what comes back is the first one's address and stands
-    /// for all. What is not written back yet is left to `lines`, which the calling processor keeps
-    /// of this ring.
+    /// Maps each piece at its own slot. Returns the first piece's address, which represents the
+    /// whole list. `lines` collects the lines to write back; the calling CPU keeps it for this
+    /// ring.
     ///
     /// # Errors
     /// Nothing is mapped.
@@ -37,10 +37,10 @@ pub trait RingDriver {
         permissions: Permissions,
     ) -> Result<RingIova, MapReason>;
 
-    /// Clears the entries of what was mapped at `iova`, whose first piece has `bytes` bytes.
+    /// Clears the entries of the mapping at `iova`, whose first piece is `bytes` long.
     ///
     /// # Errors
-    /// Nothing has changed.
+    /// Nothing changed.
     fn unmap_list<M: PhysMemory + ?Sized>(
         &mut self,
         mem: &M,
@@ -49,13 +49,14 @@ pub trait RingDriver {
         bytes: u64,
     ) -> Result<(), UnmapRefusal>;
 
-    /// How many slots are mapped.
+    /// Returns the number of mapped slots.
     fn live(&self) -> u32;
 
-    /// Takes the slots of what was unmapped at each slot from `first` to `last` back.
+    /// Frees the slots of the mappings that were unmapped at each slot from `first` to `last`.
     fn release(&mut self, first: RingSlot, last: RingSlot);
 
-    /// Where the pieces of the list at `iova` are, in order, from the first one on.
+    /// Returns the addresses of the pieces of the list at `iova`, in order, beginning with the
+    /// first.
     fn list(&self, iova: RingIova) -> impl Iterator<Item = RingIova> + '_;
 }
 
@@ -81,7 +82,7 @@ impl RingDriver for Ring {
         }
     }
 
-    // As unmap of the ring itself: called instead, it costs more than it does.
+    // Inlined like `Ring::unmap`: a call would cost more than the function body.
     #[inline(always)]
     fn unmap_list<M: PhysMemory + ?Sized>(
         &mut self,
@@ -109,7 +110,7 @@ impl RingDriver for Ring {
 }
 
 impl RingDriver for RingAsPublished {
-    /// "locked { r.nmapped--; }", at once.
+    /// "locked { r.nmapped--; }": the slot is free at once.
     type FreeProof = Unmapped;
 
     #[inline]
@@ -117,7 +118,7 @@ impl RingDriver for RingAsPublished {
         self.coherency()
     }
 
-    /// Each entry is made visible by itself.
+    /// Makes each entry visible separately.
     #[inline]
     fn map_list<M: PhysMemory + ?Sized>(
         &mut self,
@@ -140,7 +141,7 @@ impl RingDriver for RingAsPublished {
         self.unmap_list(mem, iova)
     }
 
-    /// As many as the figure believes.
+    /// Returns the figure's counter `nmapped`, which can be wrong.
     #[inline]
     fn live(&self) -> u32 {
         self.nmapped()
@@ -154,8 +155,8 @@ impl RingDriver for RingAsPublished {
     }
 }
 
-/// The rings of one device, each behind a lock of the embedder's. An attachment names the ring that
-/// a mapping goes to: [`Dma::on_ring`](crate::Dma::on_ring).
+/// The rings of one device, each behind a lock of the embedder. An attachment selects the ring of a
+/// mapping: [`Dma::on_ring`](crate::Dma::on_ring).
 #[derive(Debug)]
 pub struct Rings<R, L> {
     domain: DomainId,
@@ -165,25 +166,26 @@ pub struct Rings<R, L> {
     driver: core::marker::PhantomData<fn() -> R>,
 }
 
-/// A ring, and what needs no lock to be known.
+/// A ring behind its lock, with constants that are read without the lock.
 #[derive(Debug)]
 struct SharedRing<L> {
     ring: L,
-    /// The last page that its addresses name.
+    /// The last page that an address of the ring can select.
     last: Pfn,
 }
 
-/// One processor's part of [`Rings`]: the rings that it has changed since it last made changes
-/// visible, with the lines it has yet to write back; none where walkers snoop.
+/// One CPU's state of [`Rings`]: the rings that it changed since its last sync, with their lines to
+/// write back. Always empty if the walkers snoop.
 #[derive(Debug, Default)]
 pub struct RingsCpu {
     changed: Vec<(RingId, DirtyRingLines)>,
-    /// Of rings whose changes everybody sees at once.
+    /// The placeholder for rings whose walkers snoop.
     none: DirtyRingLines,
 }
 
 impl<R: RingDriver, L: Lock<R>> Rings<R, L> {
-    /// The rings of `device` as [`lay_out`](crate::ring::lay_out) returns them, each behind `lock`.
+    /// Creates the space from the rings of `device` that [`lay_out`](crate::ring::lay_out) returns.
+    /// `lock` wraps each ring.
     pub fn new(
         domain: DomainId,
         device: RequesterId,
@@ -213,13 +215,13 @@ impl<R: RingDriver, L: Lock<R>> Rings<R, L> {
         }
     }
 
-    /// A ring, for a look at its counters.
+    /// Returns the lock of a ring, for statistics. `None` if the device has no such ring.
     #[inline]
     pub fn ring(&self, ring: RingId) -> Option<&L> {
         Some(&self.rings.get(usize::from(ring.get()))?.ring)
     }
 
-    /// What a change of `ring` leaves to this processor's next [`sync`](Space::sync).
+    /// Returns the lines of `ring` that this CPU's next [`sync`](Space::sync) writes back.
     #[inline]
     fn lines<'c>(&self, cpu: &'c mut RingsCpu, ring: RingId) -> &'c mut DirtyRingLines {
         if self.coherency == Coherency::Coherent {
@@ -239,7 +241,7 @@ impl<R: RingDriver, L: Lock<R>> Rings<R, L> {
 
 impl<L: Lock<RingAsPublished>> ReusesUnflushed for Rings<RingAsPublished, L> {}
 
-/// The last page that the ring's addresses name.
+/// Returns the last page that an address of the ring can select.
 fn last_page(ring: RingId, slots: u32) -> Pfn {
     let last = RingSlot::new(slots.wrapping_sub(1)).unwrap_or(RingSlot::MAX);
     RingIova::start(ring, last).slot_pages().hi()
@@ -265,8 +267,8 @@ impl<R: RingDriver, L: Lock<R>> Space for Rings<R, L> {
         self.domain
     }
 
-    /// One slot holds one piece, and slots are 2^30 bytes apart: pieces that are to be consecutive
-    /// must be one.
+    /// Maps a single piece. One slot holds one piece, and slots are 2^30 bytes apart, so several
+    /// pieces cannot be contiguous.
     #[inline]
     fn map<P: Platform>(
         &self,
@@ -304,7 +306,7 @@ impl<R: RingDriver, L: Lock<R>> Space for Rings<R, L> {
         let start = shared
             .ring
             .with(|ring| ring.map_list(platform.memory(), lines, pieces, permissions))?;
-        // A slot has more addresses than its buffer bytes.
+        // A slot has more addresses than its buffer has bytes.
         let extra = first.last().get().wrapping_sub(first.start().get());
         let last = start.iova().wrapping_add(extra);
         let range = IovaRange::inclusive(start.iova(), last).ok_or(MapReason::TooLarge)?;
@@ -317,7 +319,7 @@ impl<R: RingDriver, L: Lock<R>> Space for Rings<R, L> {
         pieces: &'a [PhysRange],
     ) -> impl Iterator<Item = IovaRange> + 'a {
         let head = RingIova::from(start);
-        // One buffer is where its range begins; only for more is the ring asked.
+        // A single piece lies at the start of the range; only longer lists need the ring.
         let rest = match self.ring(head.ring()) {
             Some(ring) if pieces.len() > 1 => {
                 ring.with(|ring| ring.list(head).skip(1).take(pieces.len()).collect())
@@ -341,8 +343,8 @@ impl<R: RingDriver, L: Lock<R>> Space for Rings<R, L> {
         let ring = self.ring(iova.ring()).ok_or(UnmapRefusal::NotAllocated)?;
         let lines = self.lines(cpu, iova.ring());
         ring.with(|ring| ring.unmap_list(platform.memory(), lines, iova, range.bytes()))?;
-        // The first slot's pages stand for a whole list: what purges them is an invalidation of the
-        // ring.
+        // The first slot's pages represent the whole list, because only an invalidation of the ring
+        // covers them.
         Ok(ClearedRange {
             unmapped: Unmapped::attest_cleared(self.domain, iova.slot_pages()),
             levels: CachedLevels::Leaves,
@@ -369,8 +371,8 @@ impl<R: RingDriver, L: Lock<R>> Space for Rings<R, L> {
 
     #[inline]
     fn release(&self, _cpu: &mut RingsCpu, range: R::FreeProof) {
-        // A run is of one ring: the last slot that an address can name is in none, so none follows
-        // it in the next ring.
+        // A run stays in one ring. No ring has a slot at the last index that an address can encode,
+        // so no run continues in the next ring.
         let first = RingIova::from(range.range().lo().iova());
         let last = RingIova::from(range.range().hi().iova());
         if let Some(ring) = self.ring(first.ring()) {
@@ -378,12 +380,12 @@ impl<R: RingDriver, L: Lock<R>> Space for Rings<R, L> {
         }
     }
 
-    /// No ring asks for a flush of the domain.
+    /// Does nothing: a ring never requests a flush of the domain.
     fn flushed(&self, _cpu: &mut RingsCpu, _proof: Flushed<WholeDomain>) {}
 
     fn drain(&self, _cpu: &mut RingsCpu) {}
 
-    /// A ring has one entry in the unit's cache: there is nothing narrower to purge.
+    /// Returns an invalidation of the ring, the narrowest one: the unit caches one entry per ring.
     #[inline]
     fn invalidation(&self, range: PfnRange, _levels: CachedLevels) -> Invalidation {
         let ring = RingIova::from(range.lo().iova()).ring();

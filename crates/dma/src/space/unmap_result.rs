@@ -1,4 +1,4 @@
-//! What unmap leaves in a space that keeps mappings.
+//! The unmap result of spaces that keep unmapped translations.
 
 use ringfence_types::InvalidationError;
 
@@ -6,23 +6,23 @@ use super::{ClearedRange, IotlbSync, Space, TablePages};
 use crate::Platform;
 use crate::flush::FlushContext;
 
-/// What is left of a mapping that its driver has released.
+/// The result of unmapping a mapping in such a space.
 #[must_use = "the range may still be cached by the hardware"]
 #[derive(Debug, PartialEq, Eq)]
 pub enum UnmapResult<T = ()> {
-    /// Nothing has changed: the space keeps the translation for the next map of the same memory,
-    /// and lets go of it [in time](Space::expire). The device reaches the buffer until then.
+    /// The space keeps the translation for the next map of the same memory, and
+    /// [expires](Space::expire) it later. The device reaches the buffer until then.
     Cached,
-    /// It left the table.
+    /// The entries are cleared.
     Cleared(ClearedRange<T>),
 }
 
-/// Which of the translations that a space keeps are to go.
+/// Selects the kept translations to clear.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expire {
-    /// Those whose time is over, by the platform's clock.
+    /// Translations that have expired by the platform's clock.
     Due,
-    /// Those that nobody uses.
+    /// All translations that no live mapping uses.
     All,
 }
 
@@ -34,8 +34,8 @@ impl<T: TablePages> IotlbSync for UnmapResult<T> {
         matches!(self, Self::Cached)
     }
 
-    /// What is kept leaves in time. Memory that must not be reached until then is mapped by
-    /// [`Space::map_bypass_cache`].
+    /// Kept translations need no invalidation: they expire later. Use [`Space::map_bypass_cache`]
+    /// for memory that the device must not reach after its unmap.
     fn iotlb_sync<S: Space<UnmapResult = Self>, P: Platform>(
         self,
         home: &mut FlushContext<'_, S>,

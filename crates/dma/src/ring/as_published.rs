@@ -1,14 +1,14 @@
-//! The driver of Fig. 11 as it is printed, defects included (errata 7 and 8): for showing what they
-//! cost, never for use.
+//! The driver of Fig. 11 as printed, defects included (errata 7 and 8). It exists to measure the
+//! cost of the defects; never use it for real devices.
 //!
-//! - `map` trusts the count of mappings and the tail: after an unmap out of order it overwrites a
-//!   live entry;
-//! - `unmap` counts down whether the entry was valid or not;
-//! - entries change field by field, without order;
-//! - a slot can be taken again, and its buffer is back, before the burst's invalidation.
+//! - `map` trusts the count of mappings and the tail: after an out-of-order unmap it overwrites a
+//!   live entry.
+//! - `unmap` decrements the count even if the entry was not valid.
+//! - Entries change field by field, without ordering.
+//! - A slot can be reused, and its buffer is returned, before the burst's invalidation.
 //!
-//! It departs from the figure only where that would break this program's own memory: an address
-//! that names no slot is refused, not followed.
+//! It departs from the figure only where the figure would corrupt this program's own memory: it
+//! rejects an address that selects no slot.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -33,14 +33,14 @@ pub struct RingAsPublished {
     coherency: Coherency,
     tail: RingSlot,
     nmapped: u32,
-    /// What a driver remembers of its lists: the slots after the first, by the first. Of two lists
-    /// with the same first slot, which only an overwritten entry makes possible, the older one
-    /// stands first.
+    /// The driver's record of its lists: the slots after the first one, indexed by the first one.
+    /// Two lists can share a first slot only after an entry was overwritten; the older one then
+    /// comes first.
     lists: BTreeMap<RingSlot, Vec<Vec<RingSlot>>>,
 }
 
 impl From<Ring> for RingAsPublished {
-    /// The same ring under the other driver. Nothing is mapped in it.
+    /// Converts an empty ring to this driver.
     fn from(ring: Ring) -> Self {
         Self {
             id: ring.id(),
@@ -54,25 +54,25 @@ impl From<Ring> for RingAsPublished {
 }
 
 impl RingAsPublished {
-    /// The rid.
+    /// Returns the ring's index, the rid.
     #[inline]
     pub fn id(&self) -> RingId {
         self.id
     }
 
-    /// How many slots it has.
+    /// Returns the number of slots.
     #[inline]
     pub fn slots(&self) -> u32 {
         self.table.slots()
     }
 
-    /// Whether walkers snoop.
+    /// Returns the coherency of the page-table walkers.
     #[inline]
     pub fn coherency(&self) -> Coherency {
         self.coherency
     }
 
-    /// `nmapped`: as many as the figure believes are mapped.
+    /// Returns `nmapped`, the figure's count of mappings, which can be wrong.
     #[inline]
     pub fn nmapped(&self) -> u32 {
         self.nmapped
@@ -81,7 +81,7 @@ impl RingAsPublished {
     /// `map` of Fig. 11.
     ///
     /// # Errors
-    /// OVERFLOW is [`MapReason::RingFull`].
+    /// [`MapReason::RingFull`] for the figure's OVERFLOW.
     #[inline]
     pub fn map<M: PhysMemory + ?Sized>(
         &mut self,
@@ -114,10 +114,10 @@ impl RingAsPublished {
         Ok(RingIova::start(self.id, slot))
     }
 
-    /// One `map` after the other, up to the first that overflows.
+    /// Calls `map` for each piece until one overflows.
     ///
     /// # Errors
-    /// As for [`map`](Self::map); what was mapped has been unmapped.
+    /// As for [`map`](Self::map). The pieces that were mapped are unmapped again.
     pub fn map_list<M: PhysMemory + ?Sized>(
         &mut self,
         mem: &M,
@@ -144,10 +144,10 @@ impl RingAsPublished {
         Ok(head)
     }
 
-    /// `unmap` of Fig. 11 but for its last two lines, the invalidation.
+    /// `unmap` of Fig. 11 without its last two lines, the invalidation.
     ///
     /// # Errors
-    /// The address names no slot of this ring.
+    /// The address selects no slot of this ring.
     #[inline]
     pub fn unmap<M: PhysMemory + ?Sized>(
         &mut self,
@@ -168,7 +168,7 @@ impl RingAsPublished {
         Ok(())
     }
 
-    /// One `unmap` after the other for the list, or the buffer, that begins at `iova`.
+    /// Calls `unmap` for each slot of the list, or for the buffer, that begins at `iova`.
     ///
     /// # Errors
     /// As for [`unmap`](Self::unmap).
@@ -195,7 +195,7 @@ impl RingAsPublished {
         Ok(())
     }
 
-    /// The slots of the newest list that begins at `iova`.
+    /// Returns the slots of the newest list that begins at `iova`.
     pub(crate) fn list(&self, iova: RingIova) -> impl Iterator<Item = RingIova> + '_ {
         let rest = self.lists.get(&iova.slot()).and_then(|lists| lists.last());
         core::iter::once(iova.slot())
@@ -203,7 +203,7 @@ impl RingAsPublished {
             .map(|slot| RingIova::start(self.id, slot))
     }
 
-    /// `sync_mem` of Fig. 11, for each entry.
+    /// `sync_mem` of Fig. 11, called for each entry.
     #[inline]
     fn sync_mem<M: PhysMemory + ?Sized>(&self, mem: &M, slot: RingSlot) {
         if self.coherency == Coherency::NonCoherent

@@ -1,15 +1,14 @@
-//! The cache lines of a table that a walker that does not snoop has yet to see (rIOMMU Fig. 11
-//! `sync_mem`, by lines).
+//! The cache lines of a table that the driver must write back for a walker that does not snoop
+//! (rIOMMU Fig. 11 `sync_mem`, by cache lines).
 //!
-//! Four entries share a line, and a burst goes through them in order: a line is written back when
-//! the burst leaves it, while the next one is being filled, and waited for once, at the end. A line
-//! that is come back to is written back again; one that is left for good is written back once. A
-//! line further on is asked for at the same moment: the walker makes the driver write back what it
-//! will need again, and what is needed again is known, since rings go round.
+//! Four entries share a line, and a burst changes them in order. The driver writes a line back when
+//! the burst leaves it, while it fills the next one, and waits once at the end. A line that changes
+//! again is written back again; any other line is written back once. At the same moment the driver
+//! prefetches a line further ahead: a written-back line may have left the cache, and a ring reuses
+//! its lines in a known order.
 //!
-//! Lines are a processor's and not the ring's: the wait is a fence, which waits for what its own
-//! processor has written back and for nothing else. Had the next processor at the ring to leave
-//! this one's line, nobody would wait for it.
+//! Each CPU tracks its own lines, not the ring, because the wait is a fence. A fence waits only for
+//! write-backs of its own CPU. If another CPU wrote back this CPU's line, no CPU would wait for it.
 
 use ringfence_pgtable::{RING_ENTRY_BYTES, RingTable};
 use ringfence_types::{PhysAddr, PhysMemory};
@@ -17,14 +16,14 @@ use ringfence_types::{PhysAddr, PhysMemory};
 /// Bytes of a cache line.
 pub(super) const LINE: u64 = 64;
 
-/// How many lines ahead the next ones are asked for.
+/// Prefetch distance in lines.
 const AHEAD: u64 = 16;
 
-/// No line: line numbers have 58 bits.
+/// Marks the absence of a line: line numbers have 58 bits.
 const NONE: u64 = u64::MAX;
 
-/// The lines of one ring that one processor has changed and may not have written back yet. Maps and
-/// unmaps follow each other round the ring, so there is one of each.
+/// The lines of one ring that one CPU has changed and may not have written back. Maps and unmaps
+/// each advance around the ring, so there is one line for each.
 #[derive(Debug)]
 pub struct DirtyRingLines {
     filled: Line,
@@ -38,7 +37,7 @@ impl Default for DirtyRingLines {
 }
 
 impl DirtyRingLines {
-    /// No lines.
+    /// Creates a state without changed lines.
     pub const fn none() -> Self {
         Self {
             filled: Line::none(),
@@ -46,7 +45,7 @@ impl DirtyRingLines {
         }
     }
 
-    /// The entry at `at` of `table` has been filled.
+    /// Records that the entry at `at` of `table` was filled.
     #[inline]
     pub(super) fn filled<M: PhysMemory + ?Sized>(
         &mut self,
@@ -57,7 +56,7 @@ impl DirtyRingLines {
         self.filled.touch(mem, table, at);
     }
 
-    /// The entry at `at` of `table` has been cleared.
+    /// Records that the entry at `at` of `table` was cleared.
     #[inline]
     pub(super) fn cleared<M: PhysMemory + ?Sized>(
         &mut self,
@@ -68,17 +67,17 @@ impl DirtyRingLines {
         self.cleared.touch(mem, table, at);
     }
 
-    /// Writes back what is left, without waiting. Whether something has been written back since the
-    /// last time.
+    /// Writes the remaining lines back without waiting. Returns true if any line was written back
+    /// since the last call.
     #[inline]
     pub(crate) fn write_back<M: PhysMemory + ?Sized>(&mut self, mem: &M) -> bool {
-        // Neither is cut short: both are left.
+        // `|` does not short-circuit: both lines are written back.
         self.filled.write_back(mem) | self.cleared.write_back(mem)
     }
 
-    /// Makes every change visible to a walker that does not snoop: each line once, and one wait
-    /// (Fig. 11 `sync_mem`, once a burst instead of once an entry). Before the device is told of
-    /// new addresses, and before an invalidation.
+    /// Makes every change visible to a walker that does not snoop: one write-back per line, and one
+    /// wait (Fig. 11 `sync_mem`, per burst instead of per entry). Call it before the device
+    /// receives new addresses, and before an invalidation.
     #[inline]
     pub fn sync<M: PhysMemory + ?Sized>(&mut self, mem: &M) {
         if self.write_back(mem) {
@@ -87,17 +86,17 @@ impl DirtyRingLines {
     }
 }
 
-/// The line that one kind of change, maps or unmaps, is at.
+/// The current line of maps, or of unmaps.
 #[derive(Debug)]
 struct Line(u64);
 
 impl Line {
-    /// At no line.
+    /// Creates a state without a line.
     const fn none() -> Self {
         Self(NONE)
     }
 
-    /// The entry at `at` of `table` has changed.
+    /// Records that the entry at `at` of `table` changed.
     #[inline]
     fn touch<M: PhysMemory + ?Sized>(&mut self, mem: &M, table: &RingTable, at: PhysAddr) {
         let line = at.get() / LINE;
@@ -106,9 +105,9 @@ impl Line {
         }
     }
 
-    /// Writes the line back and goes on to that of the entry at `at`.
-    // Out of line: a call is nothing beside a write-back, and what touches the same line again
-    // stays short.
+    /// Writes the line back and changes to the line of the entry at `at`.
+    // Not inlined: a call is cheap compared with a write-back, and the path within a line stays
+    // short.
     #[inline(never)]
     fn switch_line<M: PhysMemory + ?Sized>(&mut self, mem: &M, table: &RingTable, at: PhysAddr) {
         self.write_back(mem);
@@ -116,8 +115,8 @@ impl Line {
         mem.prefetch(prefetch_target(table, at));
     }
 
-    /// Writes the line back, without waiting. Whether there was one: then something has been
-    /// written back and not waited for.
+    /// Writes the line back without waiting. Returns true if there was a line; the caller must then
+    /// wait.
     #[inline]
     fn write_back<M: PhysMemory + ?Sized>(&mut self, mem: &M) -> bool {
         if self.0 == NONE {
@@ -129,7 +128,7 @@ impl Line {
     }
 }
 
-/// The entry [`AHEAD`] of the one at `at`, round the `table`.
+/// Returns the address of the entry [`AHEAD`] lines after `at`, with wrap-around in `table`.
 #[inline]
 fn prefetch_target(table: &RingTable, at: PhysAddr) -> PhysAddr {
     let bytes = u64::from(table.slots()).wrapping_mul(RING_ENTRY_BYTES);

@@ -1,23 +1,23 @@
-//! Errors of rings, and the one refusal that is none: a full ring.
+//! Errors of rings, and the back-pressure of a full ring.
 
 use core::fmt;
 
 use ringfence_pgtable::RingFormatError;
 use ringfence_types::{RingId, RingSlot};
 
-/// Why the tables of a device were not laid out.
+/// The reason why the tables of a device were not laid out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RingError {
-    /// A ring's size or the tables' place cannot be expressed.
+    /// The table format cannot express a ring's size or the tables' address.
     Format(RingFormatError),
-    /// The tables lie outside memory, or are not aligned to 4 KiB.
+    /// The tables lie outside memory or are not aligned to 4 KiB.
     Memory,
     /// The memory for the tables is not zero, or the ring has had mappings.
     NotEmpty,
-    /// No rings, or more than 2^16 - 1, which is what an rDEVICE's size can say.
+    /// The number of rings is zero or more than 2^16 - 1, the maximum of an rDEVICE's size field.
     Count {
-        /// How many were asked for.
+        /// Number of rings requested.
         rings: usize,
     },
 }
@@ -43,24 +43,24 @@ impl From<RingFormatError> for RingError {
     }
 }
 
-/// The slot that a map would have to take is not free: legal back-pressure ("it just means that the
-/// driver should slow down", section 4). Nothing was changed; the same map succeeds once what it
-/// waits for has happened.
+/// The slot that a map needs is in use. This is back-pressure, not an error ("it just means that
+/// the driver should slow down", section 4). Nothing changed; the same map succeeds after the event
+/// that `reason` names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RingFull {
-    /// The ring.
+    /// The full ring.
     pub ring: RingId,
-    /// The first slot in the way; for a map that takes any free slot, the first of those that free
-    /// up soonest. Never a free one.
+    /// The first slot that blocks the map. For a map that takes any free slot, the first one of
+    /// those that become free soonest. Never a free slot.
     pub slot: RingSlot,
-    /// What frees it.
+    /// The event that frees the slot.
     pub reason: FullReason,
 }
 
-/// What a stalled map waits for.
+/// The event that a blocked map waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FullReason {
-    /// The slot's mapping is live: the device has to finish with it, and its driver to unmap it.
+    /// The slot's mapping is live: the device must finish with it, and the driver must unmap it.
     Unmap,
     /// The slot is unmapped, and its burst has not ended.
     BurstEnd,
@@ -78,23 +78,23 @@ impl fmt::Display for RingFull {
     }
 }
 
-/// Why a ring cannot take a buffer, now or later.
+/// The reason why a ring can never accept a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RingRefusal {
-    /// The buffer is longer than an entry can say.
+    /// An entry cannot express the buffer's length.
     Format(RingFormatError),
     /// The device has no such ring.
     NoSuchRing(RingId),
     /// The list has more pieces than the ring has slots.
     ListTooLong {
-        /// The slots of the ring.
+        /// Number of slots of the ring.
         slots: u32,
     },
-    /// Addresses of this ring's slot lie beyond the device's DMA mask: ring and slot are in bits 30
-    /// to 63.
+    /// Addresses of this ring's slots lie beyond the device's DMA mask: bits 30 to 63 hold ring and
+    /// slot.
     BeyondMask(RingId),
-    /// The table lies outside the memory given.
+    /// The table lies outside the given memory.
     Memory,
 }
 

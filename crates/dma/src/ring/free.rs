@@ -1,8 +1,8 @@
-//! Which slots of a ring are free, and which is the next free one.
+//! The set of free slots of a ring, with a search for the next free one.
 //!
-//! One bit a slot under two levels of summary: 64 x 64 x 64 bits are all slots that an address can
-//! name, so the next free slot after any other is found in at most five words, whatever the ring's
-//! size and however it is strewn.
+//! A bitmap with one bit per slot and two summary levels. 64 x 64 x 64 bits cover all slots that an
+//! address can encode. A search for the next free slot reads at most five words, whatever the
+//! ring's size and the distribution of its free slots.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -10,30 +10,30 @@ use alloc::vec::Vec;
 /// The free slots of one ring.
 #[derive(Debug)]
 pub(super) struct FreeSlots {
-    /// One bit a slot: set when it is free.
+    /// One bit per slot; 1 = free.
     slots: Vec<u64>,
-    /// One bit a word of `slots`: set when that word is not zero.
+    /// One bit per word of `slots`; 1 = the word is not zero.
     words: Vec<u64>,
-    /// One bit a word of `words`.
+    /// One bit per word of `words`; 1 = the word is not zero.
     top: u64,
-    /// Bits set in `slots`.
+    /// Number of bits set in `slots`.
     count: u32,
 }
 
-/// The word that holds bit `index`, and the bit in it.
+/// Returns the word that holds bit `index`, and the bit in it.
 #[inline]
 fn split(index: u32) -> (usize, u64) {
     ((index / 64) as usize, 1 << (index % 64))
 }
 
-/// The first bit of `word` that is set, at `from` or above.
+/// Returns the first set bit of `word` at or above `from`.
 #[inline]
 fn first_set(word: u64, from: u32) -> Option<u32> {
     let rest = word & u64::MAX.checked_shl(from)?;
     (rest != 0).then(|| rest.trailing_zeros())
 }
 
-/// The first bit of `words` that is set at `from` or above, as far as the word of `from` goes.
+/// Returns the first set bit of `words` at or above `from`, within the word of `from`.
 #[inline]
 fn in_word(words: &[u64], from: u32) -> Option<u32> {
     let word = words.get((from / 64) as usize)?;
@@ -41,7 +41,7 @@ fn in_word(words: &[u64], from: u32) -> Option<u32> {
 }
 
 impl FreeSlots {
-    /// `slots` slots, at most 2^18, all free.
+    /// Creates a set of `slots` slots, at most 2^18, all free.
     pub(super) fn all(slots: u32) -> Self {
         let mut free = Self {
             slots: vec![0; slots.div_ceil(64) as usize],
@@ -53,22 +53,21 @@ impl FreeSlots {
         free
     }
 
-    /// How many are free.
+    /// Returns the number of free slots.
     #[inline]
     pub(super) fn count(&self) -> u32 {
         self.count
     }
 
-    /// Whether `slot` is free.
+    /// Returns true if `slot` is free.
     #[inline]
     pub(super) fn contains(&self, slot: u32) -> bool {
         let (word, bit) = split(slot);
         self.slots.get(word).is_some_and(|word| word & bit != 0)
     }
 
-    /// Takes the free slots from `slot` on, as far as one word of them goes, and returns how many
-    /// that are. A ring takes slots one by one, but from a run like this one, so that the set
-    /// changes once in up to 64 maps.
+    /// Takes the consecutive free slots from `slot` up, within one word, and returns their number.
+    /// A ring reserves a run at a time, so the set changes once per up to 64 maps.
     #[inline(never)]
     pub(super) fn take_run(&mut self, slot: u32) -> u32 {
         let (index, _) = split(slot);
@@ -76,7 +75,7 @@ impl FreeSlots {
             return 0;
         };
         let run = (*word >> (slot % 64)).trailing_ones();
-        // 0 to 64 - slot % 64 ones.
+        // `run` is at most 64 - slot % 64.
         let bits = u64::MAX.checked_shr(64 - run).unwrap_or(0) << (slot % 64);
         *word &= !bits;
         let emptied = *word == 0;
@@ -97,8 +96,7 @@ impl FreeSlots {
         }
     }
 
-    /// Takes the `count` slots from `first` back; those that are free already stay so. How many
-    /// were not.
+    /// Frees the `count` slots from `first`. Returns the number of slots that were not free before.
     #[inline]
     pub(super) fn give_run(&mut self, first: u32, count: u32) -> u32 {
         let mut given = 0_u32;
@@ -125,7 +123,7 @@ impl FreeSlots {
         given
     }
 
-    /// The first free slot at or after `slot`, round the ring.
+    /// Returns the first free slot at or after `slot`, with wrap-around.
     #[inline]
     pub(super) fn next(&self, slot: u32) -> Option<u32> {
         self.at_or_above(slot).or_else(|| self.at_or_above(0))
@@ -135,7 +133,7 @@ impl FreeSlots {
         if let Some(found) = in_word(&self.slots, slot) {
             return Some(found);
         }
-        // From here on, whole words: the next one that has any bit.
+        // From here, search whole words for the next one with a bit set.
         let word = slot / 64 + 1;
         let word = in_word(&self.words, word).or_else(|| {
             let group = first_set(self.top, word / 64 + 1)?;
@@ -190,7 +188,7 @@ mod tests {
                     let new = (slot..slot + count).filter(|s| model.insert(*s)).count();
                     prop_assert_eq!(free.give_run(slot, count), new as u32);
                 } else if kind == 1 {
-                    // As the tail does: take the next ones.
+                    // Take the next free slots, as the tail does.
                     for _ in 0..count / 16 {
                         let Some(next) = free.next(slot) else { break };
                         let run = free.take_run(next);

@@ -1,9 +1,9 @@
 //! rDEVICE, rRINGs and tables of one device in one piece of memory (rIOMMU Fig. 9a to 9c).
 //!
 //! ```text
-//! base        rDEVICE            16 bytes, on a page of its own as the context entry asks
+//! base        rDEVICE            16 bytes, on its own page as the context entry requires
 //! base + 16   rRING[0..R]        16 bytes each
-//! ...         tables, in order   16 bytes a slot, each from a cache line on
+//! ...         tables, in order   16 bytes per slot, each aligned to a cache line
 //! ```
 
 use alloc::vec::Vec;
@@ -19,16 +19,16 @@ use super::error::RingError;
 use super::slots::SlotChoice;
 use super::table::Ring;
 
-/// What the rings of a device have in common.
+/// The parameters that all rings of a device share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RingSetup {
-    /// Which slot a map takes.
+    /// The slot that a map takes.
     pub choice: SlotChoice,
-    /// Whether the unit's walks snoop.
+    /// The coherency of the unit's page-table walks.
     pub coherency: Coherency,
 }
 
-/// Where the tables of a device are to lie.
+/// The layout of a device's tables in memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RingTables {
     rings: Vec<RingTable>,
@@ -36,10 +36,11 @@ pub struct RingTables {
 }
 
 impl RingTables {
-    /// Tables for rings of `slots` slots each, from `base` on.
+    /// Lays out tables for rings of `slots` slots each, from `base` up.
     ///
     /// # Errors
-    /// [`RingError`]: a ring has no or too many slots, there are no or too many rings, or `base` does not suit.
+    /// Returns [`RingError`] if a ring has no slots or too many, if there are no rings or too many,
+    /// or if `base` is misaligned or too high.
     pub fn new(base: PhysAddr, slots: &[u32]) -> Result<Self, RingError> {
         if slots.is_empty() || slots.len() > usize::from(u16::MAX) {
             return Err(RingError::Count { rings: slots.len() });
@@ -51,7 +52,7 @@ impl RingTables {
         let heads = (slots.len() as u64 + 1) * RING_ENTRY_BYTES;
         let mut at = base.checked_add(heads);
         for slots in slots {
-            // From a line on: four entries share each line, and no two tables do.
+            // Align to a line: four entries share a line, two tables never do.
             let from = at.and_then(|at| at.checked_add(LINE - 1));
             let from = from.ok_or(RingError::Memory)?.align_down(LINE);
             rings.push(RingTable::new(from, *slots)?);
@@ -65,15 +66,17 @@ impl RingTables {
         })
     }
 
-    /// The memory they take.
+    /// Returns the memory of the tables.
     pub fn memory(&self) -> PhysRange {
         self.memory
     }
 }
 
-/// Writes the device's rDEVICE and rRINGs and returns its rings, all free. The memory of `tables`
-/// is zero, is the hardware's from here on, and goes back to the caller when no context entry leads
-/// to it and the device's caches have been flushed. The context entry is to lead to its first byte.
+/// Writes the device's rDEVICE and rRINGs and returns its rings, all free.
+///
+/// The memory of `tables` must be zero. The hardware owns it from this call until no context entry
+/// points to it and the device's caches are flushed. The context entry must point to its first
+/// byte.
 ///
 /// # Errors
 /// [`RingError::Memory`] or [`RingError::NotEmpty`].
@@ -104,7 +107,7 @@ pub fn lay_out<M: PhysMemory + ?Sized>(
         head = head.wrapping_add(RING_ENTRY_BYTES);
     }
     let count = u16::try_from(rings.len()).map_err(|_| RingError::Count { rings: rings.len() })?;
-    // What the rDEVICE leads to is in memory before it leads there.
+    // The rRINGs must be in memory before the rDEVICE points to them.
     publish(mem, setup.coherency, &memory);
     RingDevice::new(heads, count)?.store(entry(mem, memory.start())?);
     publish(mem, setup.coherency, &memory);

@@ -1,4 +1,4 @@
-//! What the driver of an owned ring holds of each mapping.
+//! The token that the driver of an owned ring holds for each mapping.
 
 use core::fmt;
 use core::mem::ManuallyDrop;
@@ -8,32 +8,32 @@ use ringfence_types::{DomainId, Iova, IovaRange, RequesterId, RingIova};
 use super::owned::OwnedRing;
 use crate::mapping::HeldBuffer;
 
-/// A domain and a device as mappings keep them: in one word, as wide as most names of buffers,
-/// since a mapping with a gap is put together bit by bit wherever it is stored.
+/// A domain and a device in one word. Its size matches most buffer types, because the CPU stores a
+/// mapping with a gap field by field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct RingTag(u32);
 
 impl RingTag {
-    /// Of the rings of `device` in `domain`.
+    /// Creates the tag of the rings of `device` in `domain`.
     #[inline]
     pub(super) const fn new(domain: DomainId, device: RequesterId) -> Self {
         Self((domain.get() as u32) << 16 | device.get() as u32)
     }
 }
 
-/// A live mapping of an [`OwnedRing`]; owns the driver's buffer, and leaks it if dropped.
+/// A live mapping of an [`OwnedRing`]. It owns the driver's buffer. Dropping it leaks the buffer.
 #[must_use = "a mapping that is dropped stays reachable by the device for ever"]
 #[derive(Debug, PartialEq, Eq)]
 pub struct RingMapping<B> {
-    /// Behind the buffer's last byte: slot and length in one word, since offsets count from the
-    /// buffer's start.
+    /// The address after the buffer's last byte. It encodes slot and length in one word, because
+    /// offsets count from the buffer's start.
     end: RingIova,
     tag: RingTag,
     buffer: HeldBuffer<B>,
 }
 
 impl<B> RingMapping<B> {
-    /// The mapping of `buffer` that ends before `end`, in a ring with this tag.
+    /// Creates the mapping of `buffer` that ends before `end`, in a ring with this tag.
     #[inline]
     pub(super) fn new(end: RingIova, tag: RingTag, buffer: B) -> Self {
         Self {
@@ -43,46 +43,46 @@ impl<B> RingMapping<B> {
         }
     }
 
-    /// Behind the buffer's last byte.
+    /// Returns the address after the buffer's last byte.
     #[inline]
     pub(super) fn end(&self) -> RingIova {
         self.end
     }
 
-    /// Whether its ring has this tag.
+    /// Returns true if the mapping's ring has this tag.
     #[inline]
     pub(super) fn is_of(&self, tag: RingTag) -> bool {
         self.tag == tag
     }
 
-    /// The buffer, once the mapping is gone.
+    /// Returns the buffer. The caller has cleared the mapping.
     #[inline]
     pub(super) fn into_held_buffer(self) -> HeldBuffer<B> {
         self.buffer
     }
 
-    /// What the device is told: the buffer's first byte. A driver may move the offset within the
-    /// buffer (section 4, "Software").
+    /// Returns the DMA address for the device: the buffer's first byte. A driver may change the
+    /// offset within the buffer (section 4, "Software").
     #[inline]
     pub fn iova(&self) -> Iova {
         RingIova::start(self.end.ring(), self.end.slot()).iova()
     }
 
-    /// The device-visible bytes.
+    /// Returns the mapped bytes of the I/O virtual address space.
     #[inline]
     pub fn range(&self) -> Option<IovaRange> {
         IovaRange::new(self.iova(), u64::from(self.end.offset()))
     }
 
-    /// What stands for the buffer.
+    /// Returns the embedder's representation of the buffer.
     #[inline]
     pub fn buffer(&self) -> &B {
         &self.buffer
     }
 
-    /// A mapping of `ring` from what a driver remembers of it, for embedders whose interface passes
-    /// addresses; `None` if no slot takes that many bytes, or no buffer begins there. What is not
-    /// mapped is refused by unmap.
+    /// Rebuilds a mapping of `ring` from a driver's own records, for embedders whose interface
+    /// passes addresses. `None` if a slot cannot hold that many bytes, or if the range does not
+    /// begin at the start of a slot. Unmap rejects a range that is not mapped.
     #[inline]
     pub fn claim(ring: &OwnedRing<'_, B>, range: IovaRange, buffer: B) -> Option<Self> {
         let start = RingIova::from(range.start());
@@ -95,7 +95,8 @@ impl<B> RingMapping<B> {
     }
 }
 
-/// A mapping that was not unmapped: none of this ring is live exactly there. Nothing has changed.
+/// A mapping that was not unmapped, because no live mapping of this ring has its range. Nothing
+/// changed.
 #[derive(Debug)]
 pub struct RingUnmapError<B>(pub RingMapping<B>);
 

@@ -1,21 +1,22 @@
-//! The driver of the ring IOMMU: the entries of one ring, and who may have which (rIOMMU section 4,
+//! The driver of a ring IOMMU: it fills, clears and frees the entries of rings (rIOMMU section 4,
 //! "Software", Fig. 11).
 //!
 //! | file | one concept |
 //! |---|---|
 //! | `layout.rs` | rDEVICE, rRINGs and tables in one piece of memory |
 //! | `table.rs` | [`Ring`]: map, unmap and release of slots, repaired |
-//! | `slots.rs` | which slots may be taken, and which wait |
-//! | `free.rs` | which slots are free |
-//! | `lines.rs` | which cache lines have to be written back |
+//! | `slots.rs` | the free and the withheld slots of a ring |
+//! | `free.rs` | the set of free slots |
+//! | `dirty_lines.rs` | the cache lines that must be written back |
 //! | `slot_links.rs` | the slots of one scatterlist |
 //! | `owned.rs` | [`OwnedRing`]: a ring that one driver owns, with its burst |
-//! | `mapping.rs` | [`RingMapping`]: what that driver holds |
-//! | `cursor.rs` | a place in its table, for whoever goes through it in order |
+//! | `mapping.rs` | [`RingMapping`]: that driver's token of a mapping |
+//! | `cursor.rs` | a position in a ring's table that advances in ring order |
+//! | `error.rs` | errors, and back-pressure of a full ring |
 //! | `as_published.rs` | [`RingAsPublished`]: Fig. 11 as printed, defects included |
 //!
-//! What several processors share is a [`Ring`] behind the embedder's lock:
-//! [`Rings`](crate::space::Rings). Decision 0010 says why it is so.
+//! Several CPUs share a [`Ring`] behind the embedder's lock: [`Rings`](crate::space::Rings).
+//! Decision 0010 gives the reasons.
 
 mod as_published;
 mod cursor;

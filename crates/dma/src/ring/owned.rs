@@ -1,4 +1,4 @@
-//! A ring that one driver on one processor owns: no lock, no token a mapping, one burst.
+//! A ring that one driver on one CPU owns: no lock, small mapping tokens, one burst.
 
 use alloc::vec::Vec;
 use core::mem::ManuallyDrop;
@@ -19,61 +19,60 @@ use crate::MapReason;
 use crate::flush::Withheld;
 use crate::mapping::HeldBuffer;
 
-/// A [`Ring`] and the buffers that are in its keeping. Unmapped buffers come back when their burst
-/// ends, after one invalidation for all of them; there is no other way to them. What is withheld
-/// when it is dropped is leaked: the device may still reach it.
+/// A [`Ring`] that also holds its drivers' buffers. It returns unmapped buffers at the end of their
+/// burst, after one invalidation, and in no other way. Dropping it leaks the buffers that it
+/// withholds, because the device may still reach them.
 ///
-/// The promises are those of a [`Ring`]; what differs is how slots are found. One driver maps and
-/// unmaps in the order of the ring, so two places go round it, one filling entries and one clearing
-/// them, and only who leaves the order looks a slot up. Where walkers do not snoop a place ends
-/// with its cache line, so that what is to be written back is thought of once a line, and never
-/// where they do.
+/// The guarantees are those of [`Ring`]; the slot lookup differs. Two cursors, one for map and one
+/// for unmap, follow ring order. Only out-of-order unmaps look up their slot. If walkers do not
+/// snoop, a cursor ends with its cache line, so the code checks for write-backs once per line. If
+/// they snoop, it never checks.
 #[derive(Debug)]
 pub struct OwnedRing<'m, B> {
     map_cursor: MapCursor<'m>,
     unmap_cursor: UnmapCursor<'m, B>,
     lines: DirtyRingLines,
     coherency: Coherency,
-    /// Of `burst.domain` and `device`.
+    /// Identifies `burst.domain` and `device`.
     tag: RingTag,
     device: RequesterId,
-    /// The ring's table, kept mapped.
+    /// The ring's table, mapped for the ring's lifetime.
     entries: &'m [RingWords],
     table: RingTable,
     slots: Slots,
     burst: UnmappedSlots,
 }
 
-/// What every map changes, on a line of its own: stores to one line that follow each other leave
-/// the processor together, and how many lines they change in turn is what a map costs.
+/// The state that every map changes, on its own cache line. Consecutive stores to one line leave
+/// the CPU together; the number of different lines stored to determines the cost of a map.
 #[derive(Debug)]
 #[repr(align(64))]
 struct MapCursor<'m> {
-    /// The slots that the next maps take; set aside in `slots` already.
+    /// The slots of the next maps; already reserved in `slots`.
     next: Cursor<'m>,
-    /// The slot after those that are set aside, of which `next` need not have all.
+    /// The end of the reserved slots. `next` may end earlier.
     end: usize,
 }
 
-/// The same of every unmap.
+/// The state that every unmap changes, on its own cache line.
 #[derive(Debug)]
 #[repr(align(64))]
 struct UnmapCursor<'m, B> {
-    /// From the slot after the one unmapped last on.
+    /// Begins at the slot after the last unmapped one.
     next: Cursor<'m>,
-    /// Where the run of cleared slots that ends there begins. They are not in `slots` nor in
-    /// `burst` yet.
+    /// Start of the run of cleared slots that ends at `next`. The run is not yet in `slots` or
+    /// `burst`.
     run: RingIova,
     withheld: Vec<HeldBuffer<B>>,
 }
 
-/// The slots of one ring that were unmapped in the open burst, as runs: a driver that unmaps in
-/// order has one. The run that unmaps are at is the ring's until the burst ends.
+/// The slots of one ring that were unmapped in the open burst, as runs. A driver that unmaps in
+/// order has one run. `unmap_cursor` holds the current run until it ends.
 #[derive(Debug)]
 struct UnmappedSlots {
     domain: DomainId,
     ring: RingId,
-    /// First slot and number of slots.
+    /// First slot and number of slots of each run.
     runs: Vec<(u32, u32)>,
 }
 
@@ -94,11 +93,12 @@ impl Batch for UnmappedSlots {
 }
 
 impl<'m, B> OwnedRing<'m, B> {
-    /// The ring of `device`, whose context entry names `domain`, in `mem`. No other device is in
-    /// that domain.
+    /// Creates the owned ring of `device` in `mem`. The device's context entry names `domain`, and
+    /// no other device uses that domain.
     ///
     /// # Errors
-    /// [`RingError::Memory`]: the table is not in `mem`. [`RingError::NotEmpty`]: the ring has had mappings.
+    /// [`RingError::Memory`] if the table is not in `mem`. [`RingError::NotEmpty`] if the ring has
+    /// had mappings.
     pub fn new<M: PhysMemory + ?Sized>(
         ring: Ring,
         mem: &'m M,
@@ -136,19 +136,19 @@ impl<'m, B> OwnedRing<'m, B> {
         })
     }
 
-    /// The rid.
+    /// Returns the ring's index, the rid.
     #[inline]
     pub fn id(&self) -> RingId {
         self.burst.ring
     }
 
-    /// What its mappings know it by.
+    /// Returns the tag of the ring's mappings.
     #[inline]
     pub(super) fn tag(&self) -> RingTag {
         self.tag
     }
 
-    /// How many slots are mapped.
+    /// Returns the number of mapped slots.
     pub fn live(&self) -> u32 {
         let next = self.slot_of(self.map_cursor.next.at());
         let set_aside = self.map_cursor.end.saturating_sub(next) as u32;
@@ -159,21 +159,21 @@ impl<'m, B> OwnedRing<'m, B> {
             .saturating_sub(self.withheld())
     }
 
-    /// How many slots are unmapped and wait for the end of their burst.
+    /// Returns the number of slots that are unmapped and wait for the end of their burst.
     pub fn withheld(&self) -> u32 {
         self.slots.withheld().wrapping_add(self.run_slots())
     }
 
-    /// Maps put off so far.
+    /// Returns the number of maps that failed because the ring was full.
     pub fn stalls(&self) -> Stalls {
         self.slots.stalls()
     }
 
-    /// Makes the bytes of `memory` reachable by the device in `direction`, and takes `buffer` into
-    /// custody. The device may be told of it after [`sync_map`](Self::sync_map).
+    /// Maps the bytes of `memory` for the device in `direction`. The mapping owns `buffer`. The
+    /// driver must call [`sync_map`](Self::sync_map) before it passes the address to the device.
     ///
     /// # Errors
-    /// The buffer comes back. [`MapReason::RingFull`] is back-pressure: try again later.
+    /// Returns the buffer. [`MapReason::RingFull`] is back-pressure: try again later.
     #[inline(always)]
     pub fn map<M: PhysMemory + ?Sized>(
         &mut self,
@@ -195,13 +195,13 @@ impl<'m, B> OwnedRing<'m, B> {
             return Err((buffer, MapReason::Ring(RingRefusal::Memory)));
         };
         entry.store(words);
-        // The entry took 30 bits of length.
+        // `RingPte::new` checked that the length fits in 30 bits.
         let end = start.iova().wrapping_add(entry.bytes());
         Ok(RingMapping::new(end.into(), self.tag, buffer))
     }
 
-    /// Makes what was mapped visible to a walker that does not snoop, line by line. Nothing is to
-    /// be done where it does.
+    /// Makes new mappings visible to a walker that does not snoop, by cache lines. Does nothing if
+    /// the walkers snoop.
     #[inline]
     pub fn sync_map<M: PhysMemory + ?Sized>(&mut self, mem: &M) {
         if self.coherency == Coherency::NonCoherent {
@@ -209,18 +209,18 @@ impl<'m, B> OwnedRing<'m, B> {
         }
     }
 
-    /// Writes back what has changed and waits. The places end here, and what changes next is
-    /// written back again.
+    /// Writes back all changed lines and waits. Stops both cursors, so that the next change marks
+    /// its line again.
     fn sync<M: PhysMemory + ?Sized>(&mut self, mem: &M) {
         self.lines.sync(mem);
         self.map_cursor.next.stop();
         self.unmap_cursor.next.stop();
     }
 
-    /// Takes a mapping down; its buffer comes back with the others of the burst.
+    /// Unmaps a mapping. Its buffer is returned at the end of the burst.
     ///
     /// # Errors
-    /// The mapping comes back: it is another ring's, or was unmapped before.
+    /// Returns the mapping if it belongs to another ring or was unmapped before.
     #[inline(always)]
     pub fn unmap<M: PhysMemory + ?Sized>(
         &mut self,
@@ -229,7 +229,7 @@ impl<'m, B> OwnedRing<'m, B> {
     ) -> Result<Withheld, RingUnmapError<B>> {
         let end = mapping.end();
         let is_ours = mapping.is_of(self.tag);
-        // In the order of the ring, the mapping is the one of the slot that unmaps are at.
+        // In ring order, the mapping is in the slot at the unmap cursor.
         let bytes = self.unmap_cursor.next.bytes_to(end);
         let cleared = bytes <= u64::from(RingIova::MAX_OFFSET)
             && match self.unmap_cursor.next.entry() {
@@ -247,11 +247,11 @@ impl<'m, B> OwnedRing<'m, B> {
         Ok(Withheld)
     }
 
-    /// Ends the burst: writes back what was cleared, invalidates the ring once, and hands every
+    /// Ends the burst: writes cleared entries back, invalidates the ring once, and passes every
     /// buffer to `each`.
     ///
     /// # Errors
-    /// The invalidation failed: buffers and slots stay withheld for another attempt.
+    /// The invalidation failed. Buffers and slots stay withheld; try again.
     pub fn end_burst<M: PhysMemory + ?Sized, I: Invalidator + ?Sized>(
         &mut self,
         mem: &M,
@@ -291,7 +291,7 @@ impl<'m, B> OwnedRing<'m, B> {
         result
     }
 
-    /// Goes on to the next slots that are set aside, and sets some aside if there are none.
+    /// Advances the map cursor to the next reserved slots; reserves more if all are used.
     #[cold]
     #[inline(never)]
     fn refill<M: PhysMemory + ?Sized>(&mut self, mem: &M) -> Result<(), MapReason> {
@@ -300,9 +300,9 @@ impl<'m, B> OwnedRing<'m, B> {
             if tail >= self.entries.len() {
                 tail = 0;
             }
-            // A ring has no more slots than 32 bits.
+            // A slot index fits in 32 bits.
             let Some(ready) = self.slots.reserve(tail as u32) else {
-                // So that its slots count as withheld.
+                // Counts the slots of the current run as withheld.
                 self.end_run();
                 let (id, entries) = (self.id(), self.entries);
                 let is_live = |slot| entries.get(slot as usize).is_some_and(RingPte::is_set);
@@ -321,8 +321,8 @@ impl<'m, B> OwnedRing<'m, B> {
         Ok(())
     }
 
-    /// Clears the entry of the mapping that ends before `end`, wherever that is; whether there is
-    /// one.
+    /// Clears the entry of the mapping that ends before `end`, in any slot. Returns false if there
+    /// is no such mapping.
     #[cold]
     #[inline(never)]
     fn clear_out_of_order<M: PhysMemory + ?Sized>(&mut self, mem: &M, end: RingIova) -> bool {
@@ -337,7 +337,7 @@ impl<'m, B> OwnedRing<'m, B> {
         if !RingPte::is_set_to(words, bytes) {
             return false;
         }
-        // The run that unmaps are at goes on, or another begins.
+        // Extend the current run if the slot is adjacent; otherwise start a new run.
         if at != self.unmap_cursor.next.at() {
             self.end_run();
             self.unmap_cursor.run = at;
@@ -350,7 +350,7 @@ impl<'m, B> OwnedRing<'m, B> {
         true
     }
 
-    /// Ends the run that unmaps are at, and begins another there.
+    /// Ends the current run of unmaps, and starts a new one at the cursor.
     fn end_run(&mut self) {
         let slots = self.run_slots();
         if slots > 0 {
@@ -361,10 +361,10 @@ impl<'m, B> OwnedRing<'m, B> {
         }
     }
 
-    /// How many slots the run that unmaps are at has.
+    /// Returns the number of slots in the current run of unmaps.
     fn run_slots(&self) -> u32 {
         let next = self.slot_of(self.unmap_cursor.next.at());
-        // Not below the run's first one.
+        // The cursor is never before the run's first slot.
         next.wrapping_sub(self.slot_of(self.unmap_cursor.run)) as u32
     }
 
@@ -372,8 +372,8 @@ impl<'m, B> OwnedRing<'m, B> {
         RingIova::start(self.id(), RingSlot::FIRST)
     }
 
-    /// The slots from `first` to `end` or, where walkers do not snoop, to the end of the line;
-    /// `None` if the ring has not got them.
+    /// Returns a cursor from `first` to `end`, or to the end of the cache line if walkers do not
+    /// snoop. `None` if the range exceeds the ring.
     fn slots_in_line(&self, first: usize, end: usize) -> Option<Cursor<'m>> {
         let end = match self.coherency {
             Coherency::Coherent => end,
@@ -384,21 +384,22 @@ impl<'m, B> OwnedRing<'m, B> {
         Cursor::new(self.base(), self.entries, first..end)
     }
 
-    /// The slot of an address in this ring; of any other, more than a slot can be.
+    /// Returns the slot of an address in this ring. For other addresses, returns an index beyond
+    /// any slot.
     #[inline]
     fn slot_of(&self, at: RingIova) -> usize {
         let relative = at.iova().get() ^ self.base().iova().get();
         usize::try_from(relative >> RingIova::OFFSET_BITS).unwrap_or(usize::MAX)
     }
 
-    /// Where the entry of a slot is.
+    /// Returns the physical address of a slot's entry.
     fn address_of(&self, slot: usize) -> PhysAddr {
         let bytes = (slot as u64).wrapping_mul(RING_ENTRY_BYTES);
         self.table.base().wrapping_add(bytes)
     }
 }
 
-/// How many entries the cache line has from the one at `at` on.
+/// Returns the number of entries in the cache line from the entry at `at` up.
 fn entries_in_line(at: PhysAddr) -> usize {
     (LINE.wrapping_sub(at.offset_in(LINE)) / RING_ENTRY_BYTES) as usize
 }

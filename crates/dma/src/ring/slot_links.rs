@@ -1,33 +1,33 @@
 //! The slots of one scatterlist.
 //!
-//! Each piece of a list takes the next slot like any other buffer: a list need not be in
-//! consecutive slots, so it never waits for a hole of its size and may pass the end of the ring.
-//! The driver holds the first slot; from there the list is chained here.
+//! Each piece of a list takes the next slot, like any other buffer. The slots of a list need not be
+//! consecutive, so a list never waits for a gap of its size and may wrap around the end of the
+//! ring. The driver holds the first slot; this table links it to the others.
 
 use alloc::vec::Vec;
 
-/// Not the first slot of its list: it is not unmapped by itself.
+/// Marks a slot that is not the first of its list. It cannot be unmapped on its own.
 const INNER: u32 = 1 << 31;
 
-/// For each slot 0 if nothing follows it, else 1 + the slot that does, and [`INNER`].
+/// Per slot: 0, or the next slot plus 1, combined with [`INNER`].
 #[derive(Debug, Default)]
 pub(super) struct SlotLinks(Vec<u32>);
 
 impl SlotLinks {
-    /// Makes room for links between the first `slots` slots. Rings that never see a list keep none.
+    /// Allocates links for the first `slots` slots. A ring that never maps a list allocates none.
     pub(super) fn reserve(&mut self, slots: u32) {
         if self.0.is_empty() {
             self.0.resize(slots as usize, 0);
         }
     }
 
-    /// Whether there has never been a list.
+    /// Returns true if the ring has never mapped a list.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// `next` follows `slot` in a list.
+    /// Makes `next` follow `slot` in a list.
     pub(super) fn link(&mut self, slot: u32, next: u32) {
         if let Some(link) = self.0.get_mut(slot as usize) {
             *link = (*link & INNER) | next.wrapping_add(1);
@@ -37,26 +37,26 @@ impl SlotLinks {
         }
     }
 
-    /// Whether `slot` is part of a list of several slots.
+    /// Returns true if `slot` is part of a list of several slots.
     #[inline]
     pub(super) fn is_linked(&self, slot: u32) -> bool {
         self.0.get(slot as usize).is_some_and(|link| *link != 0)
     }
 
-    /// Whether `slot` is part of a list that begins elsewhere.
+    /// Returns true if `slot` is part of a list but not its first slot.
     pub(super) fn is_inner(&self, slot: u32) -> bool {
         self.0
             .get(slot as usize)
             .is_some_and(|link| link & INNER != 0)
     }
 
-    /// What follows `slot`.
+    /// Returns the slot after `slot` in its list. `None` if `slot` is the last one.
     #[inline]
     pub(super) fn next(&self, slot: u32) -> Option<u32> {
         (self.0.get(slot as usize)? & !INNER).checked_sub(1)
     }
 
-    /// What follows `slot`, which leaves its list.
+    /// Removes `slot` from its list and returns the slot after it.
     #[inline]
     pub(super) fn unlink(&mut self, slot: u32) -> Option<u32> {
         let next = self.next(slot);

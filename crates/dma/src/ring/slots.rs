@@ -1,9 +1,9 @@
-//! The slots of one ring: which are free, which wait for the end of their burst, and which the next
-//! maps take.
+//! The slots of one ring: the free ones, the ones that wait for the end of their burst, and the
+//! ones that the next maps take.
 //!
-//! A slot goes round: *free*, *live* from map to unmap, *withheld* from unmap to the end of its
-//! burst, free. Fig. 11 knows two of the three: it counts mappings and trusts the tail. Which slots
-//! are live is what their entries say, so it is not kept here.
+//! A slot is *free*, then *live* from map to unmap, then *withheld* from unmap to the end of its
+//! burst, then free again. Fig. 11 has only two of these states: it counts mappings and trusts the
+//! tail. The entries tell which slots are live, so this module does not track that.
 
 use core::ops::Range;
 
@@ -12,17 +12,17 @@ use ringfence_types::{RingId, RingSlot};
 use super::error::{FullReason, RingFull};
 use super::free::FreeSlots;
 
-/// Which slot a map takes.
+/// The rule that selects the slot of a map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SlotChoice {
-    /// The one at the tail, as in Fig. 11; if that is not free, the map waits for it.
+    /// The slot at the tail, as in Fig. 11. If it is in use, the map waits for it.
     Tail,
-    /// The first free one from the tail on, round the ring. For drivers that unmap in another order
-    /// than they map.
+    /// The first free slot at or after the tail, with wrap-around. For drivers that do not unmap in
+    /// the order of their maps.
     NextFree,
 }
 
-/// Maps that a ring has put off.
+/// The number of maps that failed because the ring was full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Stalls {
     /// The slot was live.
@@ -31,21 +31,21 @@ pub struct Stalls {
     pub burst_end: u64,
 }
 
-/// A ring's slots, but for those that whoever maps has set aside.
+/// A ring's slots, except those that the mapper has reserved.
 #[derive(Debug)]
 pub(super) struct Slots {
     choice: SlotChoice,
-    /// N.
+    /// Number of slots, N in the figure.
     count: u32,
-    /// Slots that are neither mapped, nor withheld, nor set aside.
+    /// Slots that are neither mapped, withheld nor reserved.
     free: FreeSlots,
-    /// Slots that are neither free nor live.
+    /// Number of slots that are unmapped and wait for the end of their burst.
     withheld: u32,
     stalls: Stalls,
 }
 
 impl Slots {
-    /// `count` slots, all free.
+    /// Creates `count` slots, all free.
     pub(super) fn all(count: u32, choice: SlotChoice) -> Self {
         Self {
             choice,
@@ -56,32 +56,32 @@ impl Slots {
         }
     }
 
-    /// N.
+    /// Returns the number of slots, N in the figure.
     #[inline]
     pub(super) fn count(&self) -> u32 {
         self.count
     }
 
-    /// How many are free.
+    /// Returns the number of free slots.
     #[inline]
     pub(super) fn free(&self) -> u32 {
         self.free.count()
     }
 
-    /// How many are unmapped and wait for the end of their burst.
+    /// Returns the number of slots that are unmapped and wait for the end of their burst.
     #[inline]
     pub(super) fn withheld(&self) -> u32 {
         self.withheld
     }
 
-    /// Maps put off so far.
+    /// Returns the number of failed maps.
     #[inline]
     pub(super) fn stalls(&self) -> Stalls {
         self.stalls
     }
 
-    /// Sets aside the slots that the next maps take if the ring is at `tail`: one at least and 64
-    /// at most, none past its end. `None`: it is full.
+    /// Reserves slots for the next maps of a ring at `tail`: 1 to 64 slots that do not pass the end
+    /// of the ring. `None` if the ring is full.
     pub(super) fn reserve(&mut self, tail: u32) -> Option<Range<u32>> {
         let first = match self.choice {
             SlotChoice::Tail => tail,
@@ -91,7 +91,8 @@ impl Slots {
         (run > 0).then_some(first..first + run)
     }
 
-    /// The first slot in the way of `pieces` maps at `tail`, if `ready` slots are set aside.
+    /// Returns the first slot in use that blocks `pieces` maps at `tail`, if `ready` slots are
+    /// reserved. `None` if all the maps fit.
     pub(super) fn first_busy(&self, tail: u32, ready: u32, pieces: u32) -> Option<u32> {
         match self.choice {
             SlotChoice::NextFree => (self.free() + ready < pieces).then_some(tail),
@@ -103,8 +104,9 @@ impl Slots {
         }
     }
 
-    /// The refusal of a map in `ring` that found `slot` in its way or, if it would take any, no
-    /// other. Slots of `ready` are set aside; `is_live` says which are mapped.
+    /// Creates the error of a map in `ring` that found `slot` in use. A map that takes any slot
+    /// reports another slot in use instead. The slots of `ready` are reserved; `is_live` returns
+    /// true for mapped slots.
     #[cold]
     pub(super) fn full(
         &mut self,
@@ -116,7 +118,7 @@ impl Slots {
         let slot = match self.choice {
             SlotChoice::Tail => slot,
             SlotChoice::NextFree => {
-                // What the end of a burst frees comes before what a device has to finish with.
+                // Prefer a slot that the end of a burst frees over one that waits for the device.
                 let live = self.withheld == 0;
                 let taken = |slot: &u32| !self.free.contains(*slot) && !ready.contains(slot);
                 (slot..self.count)
@@ -133,20 +135,19 @@ impl Slots {
         *count = count.saturating_add(1);
         RingFull {
             ring,
-            // A slot of a ring is one that an address can name.
+            // A slot of a ring always fits in an address.
             slot: RingSlot::new(slot).unwrap_or(RingSlot::MAX),
             reason: wait,
         }
     }
 
-    /// `slots` slots were unmapped.
+    /// Counts `slots` unmapped slots as withheld.
     #[inline]
     pub(super) fn withhold(&mut self, slots: u32) {
         self.withheld = self.withheld.wrapping_add(slots);
     }
 
-    /// Takes `slots` slots from `first` on back; the ring has been invalidated since they were
-    /// unmapped.
+    /// Frees `slots` slots from `first`. The caller has invalidated the ring since their unmap.
     #[inline]
     pub(super) fn release(&mut self, first: u32, slots: u32) {
         let given = self.free.give_run(first, slots);

@@ -1,11 +1,10 @@
-//! One ring: the driver's half of an rRING (rIOMMU Fig. 9b, Fig. 11), repaired.
+//! The driver's side of one rRING (rIOMMU Fig. 9b, Fig. 11), with these repairs (errata 7 to 9):
 //!
-//! What is repaired here (errata 7 to 9):
-//! - a slot that is not free is never taken, however many mappings there are;
-//! - only a live mapping is unmapped, by its own range;
-//! - an entry becomes valid with its second word, stored last, and is cleared there first;
-//! - an unmapped slot is not free before an invalidation of the ring: a cached copy would lead to
-//!   the buffer that was there.
+//! - A map never takes a slot that is in use, whatever the number of mappings.
+//! - An unmap clears only a live mapping, with that mapping's exact range.
+//! - The second word of an entry, stored last, makes it valid. Unmap clears that word first.
+//! - An unmapped slot becomes free only after an invalidation of the ring, because a cached copy
+//!   would still lead to its old buffer.
 
 use core::ops::Range;
 
@@ -19,7 +18,7 @@ use super::slots::{SlotChoice, Slots, Stalls};
 use crate::MapReason;
 use crate::space::UnmapRefusal;
 
-/// One ring of a device. Every call is given the same memory.
+/// One ring of a device. All calls must pass the same memory.
 #[derive(Debug)]
 pub struct Ring {
     id: RingId,
@@ -27,18 +26,18 @@ pub struct Ring {
     base: RingIova,
     table: RingTable,
     coherency: Coherency,
-    /// The slots that the next maps take, from the tail on: they are taken from `slots` already.
-    /// Never past the end of the ring.
+    /// The slots of the next maps, from the tail up; already reserved in `slots`. Never past the
+    /// end of the ring.
     reserved: Range<u32>,
     slots: Slots,
     links: SlotLinks,
-    /// Walkers snoop, and there has never been a list: an entry is all that a map or an unmap
-    /// changes in memory.
+    /// True if walkers snoop and the ring has never mapped a list. A map or an unmap then changes
+    /// only the entry in memory.
     plain: bool,
 }
 
 impl Ring {
-    /// The ring `id` over `table`, whose entries are clear in memory.
+    /// Creates the ring `id` over `table`, whose entries are zero in memory.
     pub(super) fn new(
         id: RingId,
         table: RingTable,
@@ -57,30 +56,31 @@ impl Ring {
         }
     }
 
-    /// The rid.
+    /// Returns the ring's index, the rid.
     #[inline]
     pub fn id(&self) -> RingId {
         self.id
     }
 
-    /// N: how many slots it has.
+    /// Returns the number of slots, N in the figure.
     #[inline]
     pub fn slots(&self) -> u32 {
         self.table.slots()
     }
 
-    /// Where its entries are.
+    /// Returns the location of the entries.
     #[inline]
     pub(super) fn table(&self) -> RingTable {
         self.table
     }
 
-    /// The rid, the table and the slots of a ring that has no mappings, and never had.
+    /// Returns the rid, the table and the slots of a ring that has never had a mapping. `None` if
+    /// it has had one.
     pub(super) fn into_unused(self) -> Option<(RingId, RingTable, Slots)> {
         (self.slots.free() == self.slots()).then_some((self.id, self.table, self.slots))
     }
 
-    /// How many slots are mapped.
+    /// Returns the number of mapped slots.
     #[inline]
     pub fn live(&self) -> u32 {
         self.slots()
@@ -88,36 +88,35 @@ impl Ring {
             .saturating_sub(self.withheld())
     }
 
-    /// How many slots are free.
+    /// Returns the number of free slots, reserved ones included.
     #[inline]
     fn free(&self) -> u32 {
         self.slots.free() + self.reserved.end.wrapping_sub(self.reserved.start)
     }
 
-    /// How many slots are unmapped and wait for the end of their burst.
+    /// Returns the number of slots that are unmapped and wait for the end of their burst.
     #[inline]
     pub fn withheld(&self) -> u32 {
         self.slots.withheld()
     }
 
-    /// Maps put off so far.
+    /// Returns the number of maps that failed because the ring was full.
     #[inline]
     pub fn stalls(&self) -> Stalls {
         self.slots.stalls()
     }
 
-    /// Whether walkers snoop.
+    /// Returns the coherency of the page-table walkers.
     #[inline]
     pub fn coherency(&self) -> Coherency {
         self.coherency
     }
 
-    /// Fig. 11 `map`: gives the buffer a slot and fills its entry. A walker that does not snoop
-    /// sees the entry after [`DirtyRingLines::sync`] of the calling processor's `lines` of this
-    /// ring.
+    /// Fig. 11 `map`: takes a slot for the buffer and fills its entry. A walker that does not snoop
+    /// sees the entry after [`DirtyRingLines::sync`] of the calling CPU's `lines` for this ring.
     ///
     /// # Errors
-    /// [`MapReason::RingFull`] or [`MapReason::Ring`]; nothing has changed but a counter.
+    /// [`MapReason::RingFull`] or [`MapReason::Ring`]. Only a counter has changed.
     #[inline]
     pub fn map<M: PhysMemory + ?Sized>(
         &mut self,
@@ -142,11 +141,11 @@ impl Ring {
         Ok(self.start(slot))
     }
 
-    /// Maps each piece at a slot of its own. What comes back is the first piece's address and
-    /// stands for the list.
+    /// Maps each piece at its own slot. Returns the first piece's address, which represents the
+    /// list.
     ///
     /// # Errors
-    /// As for [`map`](Self::map); all pieces are mapped or none.
+    /// As for [`map`](Self::map). Either all pieces are mapped, or none.
     pub fn map_list<M: PhysMemory + ?Sized>(
         &mut self,
         mem: &M,
@@ -157,8 +156,8 @@ impl Ring {
         let (Some(head), rest) = (pieces.first(), pieces.get(1..).unwrap_or_default()) else {
             return Err(MapReason::Empty);
         };
-        // Whatever could go wrong is looked at before the first entry is filled: nothing has to be
-        // undone under the device's eyes.
+        // Check every failure before filling the first entry: undoing an entry would race with the
+        // device.
         for piece in rest {
             RingPte::new(piece, permissions).map_err(buffer_too_long)?;
         }
@@ -180,11 +179,11 @@ impl Ring {
         Ok(head)
     }
 
-    /// Fig. 11 `unmap` without the end of the burst: clears the entry of the mapping of `bytes`
-    /// bytes at `iova`, or those of the list that begins there. Its slots are withheld.
+    /// Fig. 11 `unmap` without the end of the burst. Clears the entry of the mapping of `bytes`
+    /// bytes at `iova`, or all entries of the list that begins there. The slots are withheld.
     ///
     /// # Errors
-    /// No live mapping is exactly there; nothing has changed.
+    /// No live mapping has exactly this range. Nothing changed.
     #[inline(always)]
     pub fn unmap<M: PhysMemory + ?Sized>(
         &mut self,
@@ -193,8 +192,8 @@ impl Ring {
         iova: RingIova,
         bytes: u64,
     ) -> Result<(), UnmapRefusal> {
-        // Of an address in this ring and at a buffer's start, only the slot's bits are left; in any
-        // other, more than a slot can be.
+        // For an address in this ring with offset zero, only the slot's bits remain. Any other
+        // address yields a value beyond every slot.
         let relative = iova.iova().get() ^ self.base.iova().get();
         let slot = relative.rotate_right(RingIova::OFFSET_BITS);
         let slot = u32::try_from(slot).map_err(|_| UnmapRefusal::NotAllocated)?;
@@ -230,8 +229,8 @@ impl Ring {
         Ok(())
     }
 
-    /// Takes back the slots of what was unmapped at each slot from `first` to `last`, after an
-    /// invalidation of the ring.
+    /// Frees the slots of the mappings that were unmapped at each slot from `first` to `last`. The
+    /// caller has invalidated the ring.
     pub(crate) fn release(&mut self, first: RingSlot, last: RingSlot) {
         let (first, last) = (first.get(), last.get());
         if self.links.is_empty() {
@@ -248,21 +247,21 @@ impl Ring {
         }
     }
 
-    /// The addresses of the slots of the list that begins at `iova`.
+    /// Returns the addresses of the slots of the list that begins at `iova`.
     pub(crate) fn list(&self, iova: RingIova) -> impl Iterator<Item = RingIova> + '_ {
         let slots = core::iter::successors(Some(iova.slot().get()), |slot| self.links.next(*slot));
         slots.map(|slot| self.start(slot))
     }
 
-    /// The address of a slot of this ring.
+    /// Returns the address of a slot of this ring.
     #[inline]
     fn start(&self, slot: u32) -> RingIova {
-        // A slot of this ring has no more bits than an address has for it.
+        // A slot of this ring fits in the slot field of an address.
         let relative = u64::from(slot) << RingIova::OFFSET_BITS;
         RingIova::from(self.base.iova().wrapping_add(relative))
     }
 
-    /// The slot that comes next in the order of the ring.
+    /// Returns the next slot in ring order.
     fn tail(&self) -> u32 {
         if self.reserved.start < self.slots() {
             self.reserved.start
@@ -271,7 +270,7 @@ impl Ring {
         }
     }
 
-    /// Sets the next slots aside, of which there are none.
+    /// Reserves the next slots. The caller has used all reserved ones.
     #[inline(never)]
     fn refill<M: PhysMemory + ?Sized>(&mut self, mem: &M) -> Result<(), MapReason> {
         let tail = self.tail();
@@ -282,7 +281,7 @@ impl Ring {
         Ok(())
     }
 
-    /// Whether `pieces` slots can be taken one after the other.
+    /// Checks that the next `pieces` maps find free slots.
     fn room_for<M: PhysMemory + ?Sized>(
         &mut self,
         mem: &M,
@@ -300,7 +299,7 @@ impl Ring {
         }
     }
 
-    /// The refusal of a map because `slot` is not free.
+    /// Creates the error of a map that found `slot` in use.
     #[cold]
     fn full<M: PhysMemory + ?Sized>(&mut self, mem: &M, slot: u32) -> MapReason {
         let table = self.table;
@@ -309,13 +308,13 @@ impl Ring {
         MapReason::RingFull(full)
     }
 
-    /// The entry of `slot`; `None` if there is no such slot, or it lies outside memory.
+    /// Returns the entry of `slot`. `None` if there is no such slot or it lies outside memory.
     #[inline]
     fn entry<'m, M: PhysMemory + ?Sized>(&self, mem: &'m M, slot: u32) -> Option<&'m RingWords> {
         entry_of(&self.table, mem, slot)
     }
 
-    /// Where the entry of `slot`, which is in the ring, is.
+    /// Returns the physical address of the entry of `slot`, which must be in the ring.
     #[inline]
     fn address_of(&self, slot: u32) -> PhysAddr {
         self.table
@@ -340,7 +339,7 @@ impl Ring {
     }
 }
 
-/// The entry of `slot`; `None` if there is no such slot, or it lies outside memory.
+/// Returns the entry of `slot`. `None` if there is no such slot or it lies outside memory.
 #[inline]
 fn entry_of<'m, M: PhysMemory + ?Sized>(
     table: &RingTable,
@@ -350,7 +349,7 @@ fn entry_of<'m, M: PhysMemory + ?Sized>(
     ring_words(mem, table.entry(RingSlot::new(slot)?)?).ok()
 }
 
-/// The refusal of a buffer that an entry cannot express.
+/// Creates the error of a buffer that an entry cannot express.
 #[cold]
 pub(super) fn buffer_too_long(error: ringfence_pgtable::RingFormatError) -> MapReason {
     MapReason::Ring(RingRefusal::Format(error))

@@ -1,22 +1,22 @@
-//! The role every IOVA allocator plays, and its vocabulary.
+//! The trait of all IOVA allocators, and its request and error types.
 
 use core::fmt;
 
 use ringfence_types::{Flushed, Pfn, PfnRange, Unmapped, WholeDomain};
 
-/// What a mapping needs.
+/// A request for a range of pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AllocRequest {
     /// Number of pages, at least 1.
     pub pages: u64,
     /// The first page is a multiple of 2^`align_order`.
     pub align_order: u8,
-    /// The highest page that may be part of the range (from the device's DMA mask), inclusive.
+    /// The highest page that the range may include (from the device's DMA mask).
     pub limit: Pfn,
 }
 
 impl AllocRequest {
-    /// `pages` pages anywhere up to `limit`, aligned to one page.
+    /// Requests `pages` pages up to `limit`, aligned to one page.
     #[inline]
     pub const fn new(pages: u64, limit: Pfn) -> Self {
         Self {
@@ -26,7 +26,7 @@ impl AllocRequest {
         }
     }
 
-    /// Refuses what no state could satisfy.
+    /// Rejects requests that no state could satisfy.
     #[inline]
     pub(crate) const fn validate(&self) -> Result<(), AllocError> {
         if self.pages == 0 || self.align_order >= PAGE_BITS {
@@ -38,7 +38,7 @@ impl AllocRequest {
         Ok(())
     }
 
-    /// The error for a request that finds no room.
+    /// Returns the error of a request that finds no free range.
     #[inline]
     pub(crate) const fn exhausted(&self) -> AllocError {
         AllocError::Exhausted {
@@ -47,8 +47,8 @@ impl AllocRequest {
         }
     }
 
-    /// The highest aligned first page of a range that fits into `[floor, top)`. Valid requests
-    /// only.
+    /// Returns the highest aligned first page of a range that fits into `[floor, top)`. The request
+    /// must be valid.
     #[inline]
     pub(crate) const fn highest_in(&self, floor: u64, top: u64) -> Option<u64> {
         let Some(lo) = top.checked_sub(self.pages) else {
@@ -58,7 +58,8 @@ impl AllocRequest {
         if lo >= floor { Some(lo) } else { None }
     }
 
-    /// The lowest aligned first page of a range that fits into `[floor, top)`. Valid requests only.
+    /// Returns the lowest aligned first page of a range that fits into `[floor, top)`. The request
+    /// must be valid.
     #[inline]
     pub(crate) const fn lowest_in(&self, floor: u64, top: u64) -> Option<u64> {
         let lo = floor.saturating_add(self.align_mask()) & !self.align_mask();
@@ -68,13 +69,14 @@ impl AllocRequest {
         }
     }
 
-    /// Low bits that are zero in an aligned page number.
+    /// Returns the mask of the bits that are zero in an aligned page number.
     #[inline]
     const fn align_mask(&self) -> u64 {
         (1_u64 << (self.align_order & 63)) - 1
     }
 
-    /// The smallest order whose power of two holds the pages. Valid requests only.
+    /// Returns the smallest order whose power of two is at least `pages`. The request must be
+    /// valid.
     #[inline]
     pub(crate) const fn order(&self) -> u32 {
         order_of(self.pages)
@@ -87,48 +89,49 @@ pub(crate) const LAST_32BIT_PAGE: u64 = 0xf_ffff;
 /// Bits of a page number.
 const PAGE_BITS: u8 = 52;
 
-/// The smallest `order` with 2^`order` >= `pages`; `pages` is at least 1.
+/// Returns the smallest `order` with 2^`order` >= `pages`. `pages` must be at least 1.
 #[inline]
 pub(crate) const fn order_of(pages: u64) -> u32 {
-    // Doubled, with a low bit that makes it non-zero, so that one bit scan suffices; the undoubled
-    // bits keep huge values huge.
+    // Doubling `below` and setting its low bit makes the value non-zero, so one bit scan is enough.
+    // The undoubled bits keep the top bit of huge values.
     let below = pages.wrapping_sub(1);
     63 - (below | below << 1 | 1).leading_zeros()
 }
 
-/// A range handed out.
+/// An allocated range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Allocation {
-    /// The pages; exactly as many as asked for.
+    /// The allocated pages, exactly as many as requested.
     pub range: PfnRange,
-    /// Existing ranges (or bitmap words) inspected to find it beyond the first: the iterations of
-    /// the search loop (`rb_prev` calls of EIOVAR Fig. 2). Zero when it came from a cache.
+    /// Number of search steps: existing ranges (or bitmap words) inspected after the first one.
+    /// These are the iterations of the search loop (`rb_prev` calls of EIOVAR Fig. 2). Zero if a
+    /// cache supplied the range.
     pub steps: u32,
 }
 
-/// Why no range was handed out. The allocator is as it was before the call.
+/// The reason why an allocation failed. The allocator is unchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum AllocError {
     /// No free range of `pages` pages lies at or below `limit`.
     Exhausted {
-        /// Pages asked for.
+        /// Number of pages requested.
         pages: u64,
         /// Highest page allowed.
         limit: Pfn,
     },
-    /// The request itself cannot be satisfied by any state: no pages, or an alignment beyond the
-    /// address width.
+    /// No state could satisfy the request: it has no pages, or an alignment beyond the address
+    /// width.
     BadRequest {
-        /// Pages asked for.
+        /// Number of pages requested.
         pages: u64,
-        /// Binary logarithm of the alignment asked for.
+        /// Binary logarithm of the alignment requested.
         align_order: u8,
     },
-    /// The allocator has handed out every address once and must not reuse any before the domain is
-    /// flushed: flush it, call [`IovaAllocator::flushed`], and ask again.
+    /// The allocator has allocated every address once, and must not reuse any before a flush. Flush
+    /// the domain, call [`IovaAllocator::flushed`], and try again.
     NeedsFlush,
-    /// No memory for the allocator's own records.
+    /// Out of memory for the allocator's records.
     OutOfMemory,
 }
 
@@ -152,10 +155,10 @@ impl fmt::Display for AllocError {
 
 impl core::error::Error for AllocError {}
 
-/// What must be proven about a range before its allocator takes it back: [`Flushed`] for allocators
-/// that may hand it out at once, [`Unmapped`] for those that first ask for a flush of the domain.
+/// The proof that an allocator requires to free a range. [`Flushed`] for allocators that may reuse
+/// it at once, [`Unmapped`] for those that first request a flush of the domain.
 pub trait FreeProof: From<Flushed> + fmt::Debug {
-    /// The pages.
+    /// Returns the pages of the range.
     fn range(&self) -> PfnRange;
 }
 
@@ -173,65 +176,64 @@ impl FreeProof for Unmapped {
     }
 }
 
-/// Where the I/O virtual address comes from (question 1 of a mode).
+/// An IOVA allocator (question 1 of a mode).
 ///
-/// All methods take `&self`: what processors share stands behind a [`Lock`](ringfence_types::Lock)
-/// that the embedder supplies, what they do not share is the handle [`PerCpu`](Self::PerCpu), one
-/// per processor.
+/// All methods take `&self`. A [`Lock`](ringfence_types::Lock) of the embedder protects the state
+/// that CPUs share. Each CPU has a handle, [`PerCpu`](Self::PerCpu), for its own state.
 pub trait IovaAllocator {
-    /// One processor's part of the allocator.
+    /// The state of one CPU.
     type PerCpu;
-    /// What a range must have gone through to be freed.
+    /// The proof that [`free`](Self::free) requires.
     type FreeProof: FreeProof;
 
-    /// Whether [`find`](Self::find) has an index to look into. Without, it answers `None` for every
-    /// page.
+    /// True if [`find`](Self::find) can look up ranges. If false, it returns `None` for every page.
     const HAS_LOOKUP: bool = true;
 
-    /// As [`HAS_LOOKUP`](Self::HAS_LOOKUP), of this allocator: a type that stands for several kinds
-    /// of allocators has an index in some of them.
+    /// Like [`HAS_LOOKUP`](Self::HAS_LOOKUP), for a type that represents several kinds of
+    /// allocators, some of which can look up ranges.
     #[inline]
     fn has_lookup(&self) -> bool {
         Self::HAS_LOOKUP
     }
 
-    /// A handle for one more processor.
+    /// Creates the handle of another CPU.
     fn per_cpu(&self) -> Self::PerCpu;
 
-    /// Finds `request.pages` consecutive free pages and takes them.
+    /// Allocates `request.pages` consecutive free pages.
     ///
     /// # Errors
-    /// See [`AllocError`]; the state is unchanged.
+    /// See [`AllocError`]. The state is unchanged.
     fn alloc(
         &self,
         cpu: &mut Self::PerCpu,
         request: &AllocRequest,
     ) -> Result<Allocation, AllocError>;
 
-    /// The allocated range that contains `page`, for layers that are given an address and must find
-    /// its range (the "IOVA find" of the rIOMMU document, Table 1). Allocators without such an
-    /// index return `None`; the layer then relies on the length its caller gives, as Linux does
-    /// today. For a page that is not allocated the answer is `None`, or a range that a cache in
-    /// front of the index keeps.
+    /// Returns the allocated range that contains `page`. For layers that receive an address and
+    /// need its range (the "IOVA find" of the rIOMMU paper, Table 1).
+    ///
+    /// `None` if the allocator has no such index; the layer then relies on the length from its
+    /// caller, as Linux does today. For a page that is not allocated, the result is `None` or a
+    /// range that a cache in front of the index holds.
     fn find(&self, cpu: &mut Self::PerCpu, page: Pfn) -> Option<PfnRange>;
 
-    /// Takes a range back, exactly as it was handed out. A range that is not allocated is the
-    /// mapping layer's to refuse (its leaf is absent); debug builds refuse it here too, by leaving
-    /// the state as it is and reporting `false`.
+    /// Frees a range exactly as it was allocated. The mapping layer must reject ranges that are not
+    /// allocated, whose leaf is not present. Debug builds also check here: they return `false` and
+    /// leave the state unchanged.
     fn free(&self, cpu: &mut Self::PerCpu, range: Self::FreeProof) -> bool;
 
-    /// Tells the allocator that everything that was unmapped in `domain` before the flush may be
-    /// reused. Only allocators that answer [`AllocError::NeedsFlush`] care.
+    /// Permits reuse of every address that was unmapped in the domain of `proof` before the flush.
+    /// Used only by allocators that return [`AllocError::NeedsFlush`].
     fn flushed(&self, cpu: &mut Self::PerCpu, proof: Flushed<WholeDomain>) {
         let _ = (cpu, proof);
     }
 
-    /// Gives what the handle holds back to the shared part: before a processor goes away, or under
-    /// memory pressure.
+    /// Returns the ranges that the handle caches to the shared state. Call it before a CPU is
+    /// removed, or under memory pressure.
     fn drain(&self, cpu: &mut Self::PerCpu) {
         let _ = cpu;
     }
 
-    /// Resident bytes of the allocator's own records, handles excluded.
+    /// Returns the memory of the allocator's own records in bytes, without handles.
     fn footprint(&self) -> usize;
 }

@@ -1,14 +1,14 @@
-//! One bit a page, searched upwards from the last range handed out (AL09), with one flush of the
-//! domain per wrap (AL10).
+//! A bitmap with one bit per page, searched upwards from the last allocation (AL09), with one flush
+//! of the domain per wrap (AL10).
 //!
-//! Source: Fujita et al., sections 2.3 and 3.3. Freed pages are [`Unmapped`], not flushed: the
-//! policy is that no address is used again before the pointer has gone round the space once, and
-//! that the domain is flushed when it wraps.
+//! Source: Fujita and Moriai, sections 2.3 and 3.3. Freed pages are [`Unmapped`], not flushed. The
+//! policy reuses no address before the search position has passed the whole space, and flushes the
+//! domain when the position wraps.
 //!
-//! The document does not say what happens to a page that is freed *ahead* of the pointer. Clearing
-//! its bit, as bitmap allocators do, hands it out in the same lap, before the flush.
-//! [`Bitmap::new`] therefore keeps freed pages apart until a flush; [`Bitmap::as_published`] has
-//! the hole. See docs/decisions/0003-bitmap-reuse.md.
+//! The paper does not specify the treatment of a page that is freed *ahead* of the position. A
+//! plain bitmap allocator clears its bit and reuses the page in the same lap, before the flush.
+//! [`Bitmap::new`] therefore withholds freed pages until a flush; [`Bitmap::as_published`] has the
+//! defect. See docs/decisions/0003-bitmap-reuse.md.
 
 use alloc::vec::Vec;
 use core::mem;
@@ -19,7 +19,7 @@ use crate::{AllocError, AllocRequest, Allocation, IovaAllocator};
 
 const WORD: u64 = 64;
 
-/// A set of pages of the space, by their distance from its first page.
+/// A set of pages, as offsets from the first page of the space.
 #[derive(Debug, Default)]
 struct Bits {
     words: Vec<u64>,
@@ -42,7 +42,7 @@ impl Bits {
         self.words.get(index as usize).copied().unwrap_or(0)
     }
 
-    /// Runs `change` on each word that `[lo, lo + pages)` touches, with the mask of its bits.
+    /// Calls `change` for each word that `[lo, lo + pages)` touches, with the mask of its bits.
     #[inline]
     fn each_word(lo: u64, pages: u64, mut change: impl FnMut(u64, u64)) {
         let end = lo.saturating_add(pages);
@@ -74,7 +74,7 @@ impl Bits {
         self.set = self.set.saturating_sub(pages);
     }
 
-    /// Whether all pages are in the set.
+    /// Returns true if all pages are in the set.
     fn has_all(&self, lo: u64, pages: u64) -> bool {
         let mut all = true;
         Self::each_word(lo, pages, |index, mask| {
@@ -83,15 +83,15 @@ impl Bits {
         all
     }
 
-    /// Whether any page is.
+    /// Returns true if any page is in the set.
     fn has_any(&self, lo: u64, pages: u64) -> bool {
         let mut any = false;
         Self::each_word(lo, pages, |index, mask| any |= self.word(index) & mask != 0);
         any
     }
 
-    /// The first page in `[from, end)` that is in the set (`flip` = 0), or that is not (`flip` =
-    /// all ones).
+    /// Returns the first page in `[from, end)` that is in the set (`flip` = 0) or not in it (`flip`
+    /// = all ones).
     #[inline]
     fn first(&self, from: u64, end: u64, flip: u64, inspected: &mut u32) -> Option<u64> {
         let mut at = from;
@@ -108,7 +108,7 @@ impl Bits {
         None
     }
 
-    /// Empties the set into a subtraction from `other`.
+    /// Removes this set's pages from `other` and empties this set.
     fn subtract_from(&mut self, other: &mut Self) {
         for (word, other) in self.words.iter_mut().zip(&mut other.words) {
             *other &= !mem::take(word);
@@ -118,39 +118,39 @@ impl Bits {
     }
 }
 
-/// The shared part of a [`Bitmap`], to be put behind a lock.
+/// The shared state of a [`Bitmap`]; the embedder wraps it in a lock.
 #[derive(Debug)]
 pub struct BitmapState {
     space: PfnRange,
-    /// Pages that may not be handed out: live ones, and those below.
+    /// Pages that may not be allocated: live pages, and the pages of `freed` and `flushing`.
     used: Bits,
-    /// Freed since the last request for a flush; `None` in the literal variant, which forgets at
-    /// once.
+    /// Pages freed since the last flush request. `None` in the variant as published, which clears
+    /// freed pages at once.
     freed: Option<Bits>,
-    /// Freed before that request, which has not been answered yet.
+    /// Pages freed before that request, while its flush has not completed.
     flushing: Bits,
-    /// Pages freed since the last flush, literal variant.
+    /// Number of pages freed since the last flush, in the variant as published.
     freed_as_published: u64,
-    /// Number of requests for a flush that found something to release.
+    /// Number of flush requests that had pages to release.
     flush_requests: u64,
-    /// Whether the pointer goes back to the start with the flush.
+    /// True if the search position returns to the start with the flush.
     wrapping: bool,
-    /// Where the next search starts.
+    /// Start of the next search.
     next: u64,
 }
 
-/// The allocator. Takes back ranges that are merely unmapped, and asks for a flush of the domain
+/// A bitmap allocator. It accepts ranges that are only unmapped, and requests a flush of the domain
 /// when it wraps.
 #[derive(Debug)]
 pub struct Bitmap<L> {
     state: L,
 }
 
-/// Handle of one processor: which request for a flush it was told of last.
+/// The handle of one CPU. It records the last flush request that this CPU received.
 ///
-/// A flush answers for the pages that were free when this handle was told
-/// [`AllocError::NeedsFlush`], because the invalidation was submitted after that; for a later
-/// request of another processor it proves nothing.
+/// A flush releases only pages that were freed before this handle received
+/// [`AllocError::NeedsFlush`], because the CPU submits the invalidation after that. It proves
+/// nothing for a later request of another CPU.
 #[derive(Debug, Default)]
 pub struct BitmapCpu {
     flush_requests: u64,
@@ -175,7 +175,7 @@ impl BitmapState {
         })
     }
 
-    /// First fit in `[from, end)`, both counted from the start of the space.
+    /// Finds the first fit in `[from, end)`. Both are offsets from the start of the space.
     fn first_fit(
         &self,
         from: u64,
@@ -218,7 +218,7 @@ impl BitmapState {
         })
     }
 
-    /// Pages that a flush would release.
+    /// Returns the number of pages that a flush would release.
     fn withheld(&self) -> u64 {
         match &self.freed {
             Some(freed) => freed.set.saturating_add(self.flushing.set),
@@ -227,8 +227,8 @@ impl BitmapState {
     }
 
     fn needs_flush(&mut self, cpu: &mut BitmapCpu) -> AllocError {
-        // One flush at a time: pages freed after the request that is under way must not be released
-        // by its answer.
+        // One flush at a time: the completion of a pending request must not release pages that were
+        // freed after it.
         if self.flushing.set == 0 {
             if let Some(freed) = &mut self.freed {
                 mem::swap(freed, &mut self.flushing);
@@ -260,8 +260,8 @@ impl BitmapState {
             self.wrapping = true;
             return Err(self.needs_flush(cpu));
         }
-        // Nothing to flush, or a device that reaches only a part of the space: that is no lap, and
-        // does not move the pointer.
+        // Either nothing needs a flush, or the device reaches only a part of the space. Such an
+        // allocation does not complete a lap and does not move the position.
         if let Some(lo) = self.first_fit(0, end, request, &mut inspected) {
             if wraps {
                 self.next = lo.saturating_add(request.pages);
@@ -309,8 +309,8 @@ impl BitmapState {
 }
 
 impl<L: Lock<BitmapState>> Bitmap<L> {
-    /// All pages of `space` free, behind the lock that `lock` makes. Freed pages are not handed out
-    /// before a flush, wherever they lie. Three bits a page: 384 KiB for 4 GiB.
+    /// Creates an allocator with all pages of `space` free; `lock` wraps its state. It never reuses
+    /// a freed page before a flush. Memory: three bits per page, 384 KiB for 4 GiB.
     ///
     /// # Errors
     /// [`AllocError::OutOfMemory`].
@@ -319,8 +319,8 @@ impl<L: Lock<BitmapState>> Bitmap<L> {
         Ok(Self { state: lock(state) })
     }
 
-    /// The document's allocator to the letter: one bit a page (128 KiB for 4 GiB), and a page that
-    /// is freed ahead of the pointer is handed out before the flush.
+    /// Creates the allocator as published, with one bit per page (128 KiB for 4 GiB). It reuses a
+    /// page that is freed ahead of the position before the flush.
     ///
     /// # Errors
     /// [`AllocError::OutOfMemory`].
@@ -332,7 +332,7 @@ impl<L: Lock<BitmapState>> Bitmap<L> {
         Ok(Self { state: lock(state) })
     }
 
-    /// Freed pages that the next flush releases.
+    /// Returns the number of freed pages that the next flush releases.
     pub fn withheld_pages(&self) -> u64 {
         self.state.with(|state| state.withheld())
     }
@@ -353,7 +353,7 @@ impl<L: Lock<BitmapState>> IovaAllocator for Bitmap<L> {
         self.state.with(|state| state.alloc(cpu, request))
     }
 
-    /// A bitmap does not know where ranges begin and end.
+    /// Returns `None`: a bitmap does not record where ranges begin and end.
     #[inline]
     fn find(&self, _: &mut BitmapCpu, _: Pfn) -> Option<PfnRange> {
         None

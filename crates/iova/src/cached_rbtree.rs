@@ -1,13 +1,14 @@
 //! The allocator of Linux 3.4 (AL01): a red-black tree of allocated ranges, searched downwards from
 //! a cached node.
 //!
-//! Source: EIOVAR section 4 and Fig. 2; what the figure leaves open follows Linux 3.4: without a
-//! cached node the search starts at the request's limit, and only requests up to the 32-bit
-//! boundary use and move the cached node.
+//! Source: EIOVAR section 4 and Fig. 2. Where the figure is silent, the code follows Linux 3.4:
+//! without a cached node the search starts at the request's limit, and only requests up to the
+//! 32-bit boundary use and move the cached node.
 //!
-//! One departure: when a search that began at the cached node finds nothing, a second one begins at
-//! the limit. Ranges of several sizes leave gaps above the cached node, and Fig. 2 would run off
-//! the tree (Linux 3.4 would report exhaustion) with free space left. Its steps are counted on top.
+//! It departs in one point: if a search from the cached node fails, a second search starts at the
+//! limit. Ranges of several sizes leave gaps above the cached node. Fig. 2 would then run off the
+//! tree (Linux 3.4 would report exhaustion) although free space exists. The steps of the second
+//! search are added.
 
 use ringfence_types::{Pfn, PfnRange};
 
@@ -18,18 +19,18 @@ use crate::{AllocError, AllocRequest, Allocation, Locked, RangeStore, ReusableRa
 /// The allocator of Linux 3.4 behind one lock.
 pub type CachedRbTree<L> = Locked<CachedTree, L>;
 
-/// The tree with its cached node.
+/// The tree of allocated ranges with its cached node.
 #[derive(Debug)]
 pub struct CachedTree {
     tree: RbTree<()>,
     space: PfnRange,
     /// Requests with this limit start at the cached node and move it.
     cached_limit: u64,
-    /// C of Fig. 2 ("cached32_node"); NIL stands for the top of the space.
+    /// C of Fig. 2 ("cached32_node"). NIL represents the top of the space.
     cache: Index,
 }
 
-/// Why a tree could not be made with the ranges given.
+/// The reason why a tree could not be created from the given ranges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SeedError {
@@ -37,9 +38,9 @@ pub enum SeedError {
     Outside(PfnRange),
     /// The range overlaps an earlier one.
     Overlaps(PfnRange),
-    /// No range begins at the page that was to be cached.
+    /// No range begins at the page given for the cached node.
     NoSuchRange(Pfn),
-    /// No memory for the tree.
+    /// Out of memory for the tree.
     OutOfMemory,
 }
 
@@ -57,7 +58,7 @@ impl core::fmt::Display for SeedError {
 impl core::error::Error for SeedError {}
 
 impl CachedTree {
-    /// An empty tree over the pages of `space`.
+    /// Creates an empty tree over the pages of `space`.
     pub fn new(space: PfnRange) -> Self {
         Self {
             tree: RbTree::new(),
@@ -67,8 +68,8 @@ impl CachedTree {
         }
     }
 
-    /// A tree in which `ranges` are allocated, with the cached node on the range that begins at
-    /// `cache`, or nowhere.
+    /// Creates a tree in which `ranges` are allocated. The cached node is the range that begins at
+    /// `cache`; `None` for no cached node.
     ///
     /// # Errors
     /// See [`SeedError`].
@@ -101,18 +102,19 @@ impl CachedTree {
         Ok(this)
     }
 
-    /// First page of the cached node's range, C in EIOVAR Table 1.
+    /// Returns the first page of the cached node's range, C in EIOVAR Table 1. `None` if no node is
+    /// cached.
     pub fn cache(&self) -> Option<Pfn> {
         (self.cache != NIL).then(|| Pfn::new(self.tree.lo(self.cache)))
     }
 
-    /// Number of allocated ranges.
+    /// Returns the number of allocated ranges.
     pub fn ranges(&self) -> usize {
         self.tree.len()
     }
 
-    /// The loop of Fig. 2: down from `top` (exclusive) and the range `left` until the gap between
-    /// them is large enough. Counts its iterations in `steps`.
+    /// The loop of Fig. 2: walks down from `top` (exclusive) and the range `left` until the gap
+    /// between them is large enough. Adds its iterations to `steps`.
     #[inline]
     fn search(
         &self,
@@ -182,7 +184,7 @@ impl RangeStore for CachedTree {
         }
         if self.cache != NIL && lo >= self.tree.lo(self.cache) {
             let next = self.tree.next(node);
-            // Linux 3.4 forgets the cached node rather than let it leave the 32-bit space.
+            // Like Linux 3.4, drop the cached node rather than let it leave the 32-bit space.
             self.cache = if next != NIL && self.tree.lo(next) <= self.cached_limit {
                 next
             } else {

@@ -1,11 +1,11 @@
-//! What caches cannot know by themselves, and debug builds check: which ranges are handed out.
+//! Tracks allocated ranges in debug builds, for caches that cannot detect a double free.
 
 use ringfence_types::PfnRange;
 
-/// The set of ranges handed out in debug builds; nothing in release builds.
+/// The set of allocated ranges in debug builds; empty in release builds.
 ///
-/// Allocators that keep freed ranges in front of an index cannot tell a range freed twice from one
-/// freed once.
+/// An allocator that caches freed ranges in front of an index cannot detect a second free of a
+/// range.
 #[derive(Debug, Default)]
 pub(crate) struct DebugCheck {
     #[cfg(debug_assertions)]
@@ -13,10 +13,10 @@ pub(crate) struct DebugCheck {
 }
 
 impl DebugCheck {
-    /// Whether calls have an effect, for callers that would have to take a lock for them.
+    /// True if calls have an effect. Callers test it before they take a lock for a call.
     pub(crate) const CHECKED: bool = cfg!(debug_assertions);
 
-    /// A range was handed out.
+    /// Records that a range was allocated.
     #[inline]
     pub(crate) fn insert(&mut self, range: PfnRange) {
         #[cfg(debug_assertions)]
@@ -24,7 +24,7 @@ impl DebugCheck {
         let _ = range;
     }
 
-    /// A range comes back; `false` if it was not handed out like this.
+    /// Records that a range is freed. Returns false if it was not allocated with these ends.
     #[inline]
     pub(crate) fn remove(&mut self, range: PfnRange) -> bool {
         #[cfg(debug_assertions)]

@@ -1,13 +1,16 @@
 //! EIOVAR (AL04, AL05): freelists of power-of-two ranges in front of another allocator.
 //!
-//! Source: EIOVAR section 6. A freed range of 2^j pages goes to the head of list `f[j]`, an
-//! allocation takes the head. `k` bounds the freed ranges that the whole array may hold; beyond it,
-//! a range is freed into the allocator behind.
+//! Source: EIOVAR section 6. Free pushes a range of 2^j pages on list `f[j]`; alloc pops the head.
+//! `k` bounds the freed ranges that all lists may hold. Above the bound, free passes a range to the
+//! underlying allocator.
 //!
-//! Three points on which the document is silent or wrong: the largest list of M = 28 is f\[27\],
-//! 2^27 pages or 2^39 bytes, not 2^40; the head of a list that lies above the limit or is not
-//! aligned as asked for stays where it is; and when the allocator behind is exhausted the lists are
-//! emptied into it before the request is refused.
+//! The EIOVAR paper is silent or wrong on three points:
+//!
+//! - The largest list of M = 28 is f\[27\], 2^27 pages or 2^39 bytes, not 2^40.
+//! - If the head of a list lies above the limit or is not aligned as requested, it stays in the
+//!   list.
+//! - If the underlying allocator is exhausted, the lists are freed into it and the request is
+//!   retried.
 
 use alloc::vec::Vec;
 
@@ -19,13 +22,13 @@ use crate::{AllocError, AllocRequest, Allocation, Locked, RangeStore, ReusableRa
 /// Number of lists.
 const M: usize = 28;
 
-/// EIOVAR in front of `S`, behind the lock that Linux has around both.
+/// EIOVAR in front of `S`, behind the lock that Linux holds around both.
 pub type LockedEiovar<S, L> = Locked<Eiovar<S>, L>;
 
-/// `k`: how many freed ranges the lists may hold together.
+/// `k`: the number of freed ranges that all lists together may hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Capacity {
-    /// At most so many.
+    /// At most this many ranges.
     AtMost(usize),
     /// No bound (EIOVAR with k = infinity).
     Unbounded,
@@ -33,13 +36,13 @@ pub enum Capacity {
 
 /// Freelists in front of a store.
 ///
-/// Requests are rounded up to a power of two of pages, as the layer above does in the document; the
-/// range handed out has exactly the pages asked for, [`find`](RangeStore::find) shows the
+/// Requests are rounded up to a power of two of pages, as the layer above does in the EIOVAR paper.
+/// The allocated range has exactly the requested pages; [`find`](RangeStore::find) returns the
 /// reservation.
 #[derive(Debug)]
 pub struct Eiovar<S> {
     store: S,
-    /// First pages, the most recently freed last.
+    /// First pages of the freed ranges, the most recently freed last.
     lists: [Vec<u64>; M],
     cached: usize,
     capacity: Capacity,
@@ -47,7 +50,7 @@ pub struct Eiovar<S> {
 }
 
 impl<S: RangeStore> Eiovar<S> {
-    /// Empty lists in front of `store`.
+    /// Creates empty lists in front of `store`.
     pub fn new(store: S, capacity: Capacity) -> Self {
         Self {
             store,
@@ -58,12 +61,13 @@ impl<S: RangeStore> Eiovar<S> {
         }
     }
 
-    /// Freed ranges in the lists.
+    /// Returns the number of freed ranges in the lists.
     pub fn cached_ranges(&self) -> usize {
         self.cached
     }
 
-    /// The head of list `order`, if it suits `request`.
+    /// Pops the head of list `order`. `None` if the list is empty or the head does not fit
+    /// `request`.
     #[inline]
     fn pop(&mut self, order: u32, request: &AllocRequest) -> Option<PfnRange> {
         let list = self.lists.get_mut(order as usize)?;
@@ -79,7 +83,7 @@ impl<S: RangeStore> Eiovar<S> {
         Some(range)
     }
 
-    /// Empties the lists into the allocator behind.
+    /// Frees all ranges of the lists into the underlying allocator.
     #[cold]
     fn drain(&mut self) {
         for (order, list) in self.lists.iter_mut().enumerate() {

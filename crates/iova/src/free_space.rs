@@ -1,35 +1,35 @@
-//! Free ranges in a tree that knows, for each subtree, the largest range and the largest aligned
-//! block: what stands behind the [`Magazines`](crate::Magazines).
+//! Free ranges in a tree that tracks the longest range and the largest aligned block of each
+//! subtree. The [`Magazines`](crate::Magazines) allocate from it.
 //!
-//! Where Linux searches allocated ranges one by one (EIOVAR section 4), this finds the highest free
-//! range that fits in a logarithmic number of nodes, whatever is allocated, and joins a freed range
-//! with its neighbours. The summary of subtrees is the idea of FreeBSD's allocator (EIOVAR section
-//! 7), applied to free instead of allocated ranges.
+//! Linux searches allocated ranges one by one (EIOVAR section 4). This tree finds the highest free
+//! range that fits in a logarithmic number of nodes, whatever is allocated, and merges a freed
+//! range with its neighbours. It applies the subtree summaries of FreeBSD's allocator (EIOVAR
+//! section 7) to free instead of allocated ranges.
 
 use ringfence_types::{Pfn, PfnRange};
 
 use crate::rbtree::{Index, NIL, RbTree, Summary};
 use crate::{AllocError, AllocRequest, Allocation, RangeStore, ReusableRange};
 
-/// What a subtree of free ranges can serve.
+/// Upper bounds on the requests that a subtree of free ranges can serve.
 #[derive(Debug, Clone, Copy, Default)]
 struct Largest {
     /// Pages of the longest range.
     pages: u64,
-    /// One more than the order of the largest naturally aligned power-of-two block; 0 if there is
-    /// none.
+    /// One plus the order of the largest naturally aligned power-of-two block; 0 for an empty
+    /// subtree.
     order_plus_1: u8,
 }
 
-/// One more than the order of the largest aligned block inside `[lo, hi]`.
+/// Returns one plus the order of the largest aligned block inside `[lo, hi]`.
 #[inline]
 fn largest_block(lo: u64, hi: u64) -> u8 {
     let pages = hi - lo + 1;
-    // The largest power of two that is no longer than the range...
+    // The largest power of two that is not longer than the range...
     let order = 63 - pages.leading_zeros();
     let mask = (1_u64 << order) - 1;
     let start = (lo + mask) & !mask;
-    // ...fits if it can start on a multiple of itself; half of it always fits.
+    // ...fits if the range contains an aligned start for it. Half of it always fits.
     if start + mask <= hi {
         order as u8 + 1
     } else {
@@ -56,12 +56,12 @@ impl Summary for Largest {
 pub struct FreeSpace {
     free: RbTree<Largest>,
     space: PfnRange,
-    /// Ranges handed out: an upper bound on how many free ranges there can be later, less one.
+    /// Number of allocated ranges. There can never be more free ranges than this number plus one.
     handed_out: usize,
     free_pages: u64,
 }
 
-/// What a search looks for: a request, and which subtrees are worth a visit.
+/// A request, with the bounds that select the subtrees to visit.
 struct FitSearch<'a> {
     request: &'a AllocRequest,
     order_plus_1: u8,
@@ -69,10 +69,10 @@ struct FitSearch<'a> {
 }
 
 impl FreeSpace {
-    /// All pages of `space` free.
+    /// Creates the allocator with all pages of `space` free.
     ///
     /// # Errors
-    /// [`AllocError::OutOfMemory`] for the first record.
+    /// [`AllocError::OutOfMemory`] if the first record cannot be allocated.
     pub fn new(space: PfnRange) -> Result<Self, AllocError> {
         let mut free = RbTree::new();
         free.insert(space.lo().get(), space.hi().get())
@@ -85,19 +85,20 @@ impl FreeSpace {
         })
     }
 
-    /// Pages that are free.
+    /// Returns the number of free pages.
     pub fn free_pages(&self) -> u64 {
         self.free_pages
     }
 
-    /// Number of separate free ranges: 1 when everything is free or used from one end, more with
-    /// fragmentation.
+    /// Returns the number of separate free ranges: 1 if everything is free or allocated from one
+    /// end, more with fragmentation.
     pub fn fragments(&self) -> usize {
         self.free.len()
     }
 
-    /// The highest place for `want` below `top` (exclusive) in the subtree of `node`. Visits the
-    /// boundary's path and one that leads to the place; recursion is as deep as the tree.
+    /// Returns the highest start for `want` below `top` (exclusive) in the subtree of `node`.
+    /// Visits the path along the boundary and one path to the result. The recursion depth is the
+    /// tree's height.
     fn search(
         &self,
         node: Index,
@@ -130,9 +131,9 @@ impl FreeSpace {
             .saturating_add(1);
         let natural =
             u32::from(request.align_order) == request.order() && request.pages.is_power_of_two();
-        // Any range of pages + alignment - 1 contains a place; an aligned power of two needs
-        // exactly its block; and one page in line needs only length. In these cases the summary is
-        // exact and no subtree is visited in vain.
+        // The summary is exact in three cases, and the search visits no subtree in vain. Any range
+        // of pages + alignment - 1 contains a fit. An aligned power of two needs a block of its
+        // size. An alignment of one page needs only length.
         let sure = FitSearch {
             request,
             order_plus_1: if natural {
@@ -153,11 +154,11 @@ impl FreeSpace {
         if found.is_some() || natural || request.align_order == 0 {
             return found;
         }
-        // Odd sizes with large alignment: a shorter range may do if it happens to lie right.
+        // Other sizes with large alignment: a shorter range may fit, depending on its start.
         let perhaps = FitSearch {
             request,
-            // An aligned place of so many pages begins with an aligned block of the power of two
-            // below.
+            // An aligned range of this many pages begins with an aligned block of the next lower
+            // power of two.
             order_plus_1: (request.pages.ilog2() as u8)
                 .min(request.align_order)
                 .saturating_add(1),
@@ -178,7 +179,7 @@ impl RangeStore for FreeSpace {
             .ok_or_else(|| request.exhausted())?;
         let range =
             PfnRange::new(Pfn::new(start), request.pages).ok_or_else(|| request.exhausted())?;
-        // Room for the records of every range that can come back: free cannot fail.
+        // Reserve records for every range that can be freed later, so that free cannot fail.
         let handed_out = self.handed_out.saturating_add(1);
         self.free
             .reserve(handed_out.saturating_add(1))
@@ -239,7 +240,7 @@ impl RangeStore for FreeSpace {
         true
     }
 
-    /// Free ranges say where nothing is allocated, not how the rest is divided.
+    /// Returns `None`: free ranges do not show where allocated ranges begin and end.
     fn find(&self, _page: Pfn) -> Option<PfnRange> {
         None
     }

@@ -1,11 +1,12 @@
-//! The allocator of FreeBSD (AL07): allocated ranges in a tree that knows the largest gap below
-//! each node.
+//! The allocator of FreeBSD (AL07): allocated ranges in a tree that tracks the largest gap of each
+//! subtree.
 //!
-//! Source: EIOVAR section 7, which names the red-black tree, some 11 nodes visited per allocation,
-//! rebalancing at nearly every free, no cached node, and a linear iteration for the region above a
-//! boundary; the search itself follows FreeBSD's description of its "guest address space"
-//! allocator: first fit from the bottom of the low region, led by the largest gap of each subtree.
-//! Taken over without FreeBSD's unused page between ranges, which the document does not mention.
+//! Source: EIOVAR section 7. It names the red-black tree, about 11 nodes visited per allocation,
+//! rebalancing at nearly every free, no cached node, and a linear iteration in the region above a
+//! boundary. The search itself follows FreeBSD's description of its "guest address space"
+//! allocator: first fit from the bottom of the low region, directed by the largest gap of each
+//! subtree. FreeBSD's unused page between ranges is omitted, because the EIOVAR paper does not
+//! mention it.
 
 use ringfence_types::{Pfn, PfnRange};
 
@@ -16,10 +17,10 @@ use crate::{AllocError, AllocRequest, Allocation, Locked, RangeStore, ReusableRa
 /// FreeBSD's allocator behind one lock.
 pub type FreeBsd<L> = Locked<FreeBsdTree, L>;
 
-/// What a subtree of allocated ranges spans, and its largest hole.
+/// The extent of a subtree of allocated ranges, and its largest gap.
 #[derive(Debug, Clone, Copy)]
 struct Gaps {
-    /// First page of the lowest range; above `last` in an empty subtree.
+    /// First page of the lowest range. Greater than `last` in an empty subtree.
     first: u64,
     /// Last page of the highest range.
     last: u64,
@@ -64,7 +65,7 @@ impl Summary for Gaps {
     }
 }
 
-/// The tree. `steps` of an allocation is the number of nodes visited.
+/// The tree of allocated ranges. [`Allocation::steps`] is the number of nodes visited.
 #[derive(Debug)]
 pub struct FreeBsdTree {
     tree: RbTree<Gaps>,
@@ -72,7 +73,7 @@ pub struct FreeBsdTree {
 }
 
 impl FreeBsdTree {
-    /// An empty tree over the pages of `space`.
+    /// Creates an empty tree over the pages of `space`.
     pub fn new(space: PfnRange) -> Self {
         Self {
             tree: RbTree::new(),
@@ -80,13 +81,13 @@ impl FreeBsdTree {
         }
     }
 
-    /// Number of allocated ranges.
+    /// Returns the number of allocated ranges.
     pub fn ranges(&self) -> usize {
         self.tree.len()
     }
 
-    /// First fit in the subtree of `node` and in the gap before it, which begins at `from`, below
-    /// `top` (exclusive). `Err` says where the gap behind the subtree begins.
+    /// Finds the first fit in the subtree of `node` and in the gap before it, which begins at
+    /// `from`, below `top` (exclusive). `Err` holds the start of the gap after the subtree.
     fn first_fit(
         &self,
         node: Index,
@@ -115,8 +116,8 @@ impl FreeBsdTree {
         self.first_fit(self.tree.right(node), from, top, request, visited)
     }
 
-    /// "Linear iteration over the free space in the high region": from `from` upwards, range by
-    /// range.
+    /// "Linear iteration over the free space in the high region": searches upwards from `from`,
+    /// range by range.
     fn iterate(
         &self,
         mut from: u64,
@@ -160,7 +161,7 @@ impl RangeStore for FreeBsdTree {
                 Err(rest) => request.lowest_in(rest, boundary),
             };
         if found.is_none() && top > boundary {
-            // A range may also straddle the boundary.
+            // A range may also cross the boundary.
             let from = (boundary.saturating_sub(request.pages)).max(from);
             found = self.iterate(from, top, request, &mut visited);
         }

@@ -1,19 +1,19 @@
-//! The I/O virtual address is the physical address: pass-through by the hardware (HWpt) or by a
-//! table that maps all of memory to itself (SWpt).
+//! I/O virtual addresses equal to physical addresses: pass-through in hardware (HWpt), or a table
+//! that maps all memory to itself (SWpt).
 //!
-//! Not an [`IovaAllocator`](crate::IovaAllocator): an identity address follows from the buffer, not
-//! from what is free; two live mappings of one page share it, and freeing it frees nothing. The
-//! role would have to lie in each of its methods. What remains is a check.
+//! This is not an [`IovaAllocator`](crate::IovaAllocator). An identity address depends on the
+//! buffer, not on free space. Two live mappings of a page share one address, and freeing one frees
+//! nothing. No method of the trait could keep its contract. Only a limit check remains.
 
 use ringfence_types::{Iova, IovaRange, Pfn, PhysRange};
 
 use crate::AllocError;
 
-/// The addresses under which a device whose highest page is `limit` sees `buffer`.
+/// Returns the addresses of `buffer` for a device whose highest reachable page is `limit`.
 ///
 /// # Errors
-/// [`AllocError::Exhausted`] if the device does not reach the whole buffer; no state could change
-/// that.
+/// [`AllocError::Exhausted`] if the device does not reach the whole buffer. Retrying cannot
+/// succeed.
 #[inline]
 pub fn identity(buffer: PhysRange, limit: Pfn) -> Result<IovaRange, AllocError> {
     let (start, last) = (

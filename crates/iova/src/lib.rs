@@ -1,20 +1,20 @@
-//! IOVA allocators, one a file, behind one role: [`IovaAllocator`].
+//! IOVA allocators, one per file. All implement [`IovaAllocator`].
 //!
-//! | question 1 answered by | made with | ids |
+//! | allocator (question 1) | constructor | ids |
 //! |---|---|---|
-//! | Linux 3.4's tree with a cached node | `Locked::new(CachedTree::new(space), RefCell::new)` | AL01-AL03, AL15 |
+//! | Linux 3.4: cached node | `Locked::new(CachedTree::new(space), RefCell::new)` | AL01-AL03, AL15 |
 //! | vmalloc's first fit, its ancestor | `Locked::new(VmallocTree::new(space), ..)` | AL14 |
-//! | EIOVAR's freelists in front of any [`RangeStore`] | `Locked::new(Eiovar::new(CachedTree::new(space), Capacity::Unbounded), ..)` | AL04-AL06 |
+//! | EIOVAR: freelists in front of any [`RangeStore`] | `Locked::new(Eiovar::new(CachedTree::new(space), Capacity::Unbounded), ..)` | AL04-AL06 |
 //! | FreeBSD's tree with the largest gap | `Locked::new(FreeBsdTree::new(space), ..)` | AL07 |
-//! | a bitmap, next fit, one flush a lap | `Bitmap::new(space, ..)`, `Bitmap::literal(space, ..)` | AL09-AL11 |
+//! | bitmap, one flush per wrap | `Bitmap::new(space, ..)`, `Bitmap::as_published(space, ..)` | AL09-AL11 |
 //! | the flat table as the bitmap | `TableBitmap::new(memory, table, space, ..)` | AL13 |
-//! | today's Linux | `LinuxRcache::new(CachedTree::new(space), ..)` | |
-//! | magazines of every size, the product's default | `Magazines::new(space, MagazineLimits::DEFAULT, ..)` | |
-//! | the buffer itself | [`identity`], not an allocator | |
+//! | current Linux | `LinuxRcache::new(CachedTree::new(space), ..)` | |
+//! | magazines, the default | `Magazines::new(space, MagazineLimits::DEFAULT, ..)` | |
+//! | the buffer's own address | [`identity`], not an allocator | |
 //!
-//! `space` is the range of pages to hand out; the last argument makes the lock around what
-//! processors share: `RefCell::new` on one thread, `Mutex::new` or a kernel's own elsewhere. What
-//! they do not share is a handle, one a processor.
+//! `space` is the range of pages to allocate from. The last argument creates the lock around the
+//! shared state: `RefCell::new` on one thread, `Mutex::new` or a kernel's own lock elsewhere. Each
+//! CPU has a handle for its own state.
 #![no_std]
 #![forbid(unsafe_code)]
 

@@ -1,19 +1,22 @@
-//! The allocator of today's Linux: per-CPU magazines and a depot for small ranges, in front of a
+//! The allocator of current Linux: per-CPU magazines and a depot for small ranges, in front of a
 //! tree.
 //!
 //! Behaviour of Linux 6.12 (drivers/iommu/iova.c, functions named below), for the modes
 //! linux-strict and linux-lazy:
-//! - six size classes of 1 to 32 pages; a smaller request is rounded up to its class, a larger one
-//!   goes to the tree (`alloc_iova_fast`);
-//! - per CPU and class a loaded and a previous magazine of 127 ranges, exchanged with the depot as
-//!   a whole (`__iova_rcache_insert`, `__iova_rcache_get`);
-//! - a cached range above the limit is passed over, and the magazine searched downwards for one
-//!   below (`iova_magazine_pop`);
-//! - the depot is trimmed by a timer, a magazine of each class every 100 ms while it has more than
-//!   there are processors (`iova_depot_work_func`): the embedder calls [`trim`](LinuxRcache::trim);
-//! - tree requests are aligned to their size, rounded up; when the tree is exhausted the caches are
-//!   emptied and it is asked once more. Linux empties those of all processors; a handle here cannot
-//!   reach another, so that their owners must [`drain`](IovaAllocator::drain).
+//!
+//! - Six size classes of 1 to 32 pages. A smaller request is rounded up to its class; a larger one
+//!   goes to the tree (`alloc_iova_fast`).
+//! - Each CPU has, per class, a loaded and a previous magazine of 127 ranges. It exchanges whole
+//!   magazines with the depot (`__iova_rcache_insert`, `__iova_rcache_get`).
+//! - A cached range above the limit is skipped, and the magazine is searched downwards for one
+//!   below (`iova_magazine_pop`).
+//! - A timer trims the depot: every 100 ms it frees one magazine of each class that has more
+//!   magazines than there are CPUs (`iova_depot_work_func`). Here the embedder calls
+//!   [`trim`](LinuxRcache::trim).
+//! - Tree requests are rounded up to a power of two and aligned to it. If the tree is exhausted,
+//!   the caches are flushed and the request is retried. Linux flushes the caches of all CPUs. Here
+//!   a handle cannot reach another one, so the owners of the others must
+//!   [`drain`](IovaAllocator::drain) them.
 
 use alloc::vec::Vec;
 use core::marker::PhantomData;
@@ -30,24 +33,24 @@ const CLASSES: usize = 6;
 /// Ranges in a magazine ("IOVA_MAG_SIZE").
 const SLOTS: usize = 127;
 
-/// First pages of free ranges of one class. Empty magazines have no memory yet, or [`SLOTS`] slots.
+/// First pages of free ranges of one class. An empty magazine has capacity 0 or [`SLOTS`].
 type Magazine = Vec<u64>;
 
-/// One processor's magazines of one class.
+/// One CPU's magazines of one class.
 #[derive(Debug, Default)]
 struct Class {
     loaded: Magazine,
     previous: Magazine,
 }
 
-/// Handle of one processor. [`drain`](IovaAllocator::drain) it before dropping it, or its ranges
-/// are lost.
+/// The handle of one CPU. [`drain`](IovaAllocator::drain) it before dropping it, or its ranges are
+/// lost.
 #[derive(Debug, Default)]
 pub struct RcacheCpu {
     classes: [Class; CLASSES],
 }
 
-/// What all processors share: the depot and the store behind it.
+/// The state that all CPUs share: the depot and the store.
 #[derive(Debug)]
 pub struct RcacheShared<S> {
     store: S,
@@ -55,21 +58,21 @@ pub struct RcacheShared<S> {
     debug_check: DebugCheck,
 }
 
-/// The allocator; in Linux, `S` is a [`CachedTree`](crate::CachedTree).
+/// Linux's allocator. In Linux, `S` is a [`CachedTree`](crate::CachedTree).
 #[derive(Debug)]
 pub struct LinuxRcache<S, L> {
     shared: L,
     store: PhantomData<fn() -> S>,
 }
 
-/// The class that serves `pages`, if one does.
+/// Returns the class that serves `pages`. `None` if they are too many.
 #[inline]
 fn class_of(pages: u64) -> Option<usize> {
     let order = order_of(pages) as usize;
     (order < CLASSES).then_some(order)
 }
 
-/// The range reserved for `range`.
+/// Returns the range reserved for `range`.
 #[inline]
 fn reserved(range: PfnRange) -> Option<PfnRange> {
     match class_of(range.pages()) {
@@ -78,7 +81,7 @@ fn reserved(range: PfnRange) -> Option<PfnRange> {
     }
 }
 
-/// The most recent range at or below `highest` ("iova_magazine_pop").
+/// Takes the most recent range at or below `highest` ("iova_magazine_pop").
 #[inline]
 fn pop(magazine: &mut Magazine, highest: u64) -> Option<u64> {
     if *magazine.last()? <= highest {
@@ -98,7 +101,7 @@ fn push(magazine: &mut Magazine, lo: u64) -> bool {
 }
 
 impl<S: RangeStore> RcacheShared<S> {
-    /// Empties `magazine` into the store.
+    /// Frees the ranges of `magazine` into the store. Returns false if it was empty.
     fn flush_magazine(behind: &mut S, magazine: &mut Magazine, class: usize) -> bool {
         let any = !magazine.is_empty();
         for lo in magazine.drain(..) {
@@ -118,7 +121,8 @@ impl<S: RangeStore> RcacheShared<S> {
         any
     }
 
-    /// Empties `magazines` of the depot, of each class the most recent first.
+    /// Frees magazines of the depot, the most recent first. `magazines` maps a class's magazine
+    /// count to the number to free.
     fn drain_depot(&mut self, magazines: impl Fn(usize) -> usize) -> bool {
         let mut any = false;
         for (class, list) in self.depot.iter_mut().enumerate() {
@@ -133,7 +137,7 @@ impl<S: RangeStore> RcacheShared<S> {
 }
 
 impl<S: RangeStore, L: Lock<RcacheShared<S>>> LinuxRcache<S, L> {
-    /// Empty caches in front of `behind`, behind the lock that `lock` makes.
+    /// Creates the allocator in front of `behind` with empty caches; `lock` wraps the shared state.
     pub fn new(behind: S, lock: impl FnOnce(RcacheShared<S>) -> L) -> Self {
         Self {
             shared: lock(RcacheShared {
@@ -145,21 +149,21 @@ impl<S: RangeStore, L: Lock<RcacheShared<S>>> LinuxRcache<S, L> {
         }
     }
 
-    /// What Linux does every 100 ms: of each class with more magazines in the depot than
-    /// `processors`, one is freed.
+    /// Frees one magazine of each class that has more magazines in the depot than `processors`, the
+    /// number of CPUs. Linux does this every 100 ms.
     pub fn trim(&self, processors: usize) {
         self.shared.with(|shared| {
             shared.drain_depot(|held| usize::from(held > processors));
         });
     }
 
-    /// Magazines in the depot.
+    /// Returns the number of magazines in the depot.
     pub fn depot_magazines(&self) -> usize {
         self.shared
             .with(|shared| shared.depot.iter().map(Vec::len).sum())
     }
 
-    /// `__iova_rcache_get`, once the loaded magazine has nothing.
+    /// `__iova_rcache_get` after the loaded magazine had no suitable range.
     #[cold]
     fn refill(&self, class: &mut Class, number: usize, highest: u64) -> Option<u64> {
         if class.loaded.is_empty() {
@@ -175,11 +179,12 @@ impl<S: RangeStore, L: Lock<RcacheShared<S>>> LinuxRcache<S, L> {
         pop(&mut class.loaded, highest)
     }
 
-    /// `__iova_rcache_insert`, once the loaded magazine is full.
+    /// `__iova_rcache_insert` after the loaded magazine was full.
     #[cold]
     fn make_room(&self, class: &mut Class, number: usize, lo: u64) -> bool {
         for magazine in [&mut class.loaded, &mut class.previous] {
-            // Linux allocates both when the domain is made; here the first free does.
+            // Linux allocates both when it creates the domain; this code allocates them at the
+            // first free.
             if magazine.capacity() == 0 && magazine.try_reserve_exact(SLOTS).is_err() {
                 return false;
             }
@@ -207,7 +212,7 @@ impl<S: RangeStore, L: Lock<RcacheShared<S>>> LinuxRcache<S, L> {
         handed_over && push(&mut class.loaded, lo)
     }
 
-    /// `alloc_iova`, and a second time with the caches emptied.
+    /// `alloc_iova`, retried once after flushing the caches.
     #[cold]
     fn alloc_from_store(
         &self,
@@ -263,7 +268,7 @@ impl<S: RangeStore, L: Lock<RcacheShared<S>>> IovaAllocator for LinuxRcache<S, L
         if let Some(number) = class_of(request.pages)
             && usize::from(request.align_order) <= number
             && let Some(class) = cpu.classes.get_mut(number)
-            // The reservation as a whole lies at or below the limit, as in Linux.
+            // The whole reservation must lie at or below the limit, as in Linux.
             && let Some(highest) = request.limit.get().checked_sub((1 << number) - 1)
         {
             let lo = if class.loaded.is_empty() {
@@ -284,7 +289,7 @@ impl<S: RangeStore, L: Lock<RcacheShared<S>>> IovaAllocator for LinuxRcache<S, L
         Ok(found)
     }
 
-    /// Linux no longer looks ranges up: the size comes from the unmap call.
+    /// Returns `None`: current Linux does not look ranges up; the unmap call passes the size.
     #[inline]
     fn find(&self, _: &mut RcacheCpu, _: Pfn) -> Option<PfnRange> {
         None
@@ -315,7 +320,7 @@ impl<S: RangeStore, L: Lock<RcacheShared<S>>> IovaAllocator for LinuxRcache<S, L
     fn drain(&self, cpu: &mut RcacheCpu) {
         self.shared.with(|shared| {
             shared.drain(cpu);
-            // A drained handle may be the last one: what the depot holds would never come back.
+            // This may be the last handle: ranges left in the depot would then be lost.
             shared.drain_depot(|held| held);
         });
     }

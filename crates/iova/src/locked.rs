@@ -1,5 +1,4 @@
-//! What allocators with one shared structure have in common: the structure itself, and the lock
-//! around it.
+//! Allocators with one shared structure and one lock around it.
 
 use core::marker::PhantomData;
 
@@ -7,22 +6,22 @@ use ringfence_types::{Flushed, Lock, Pfn, PfnRange};
 
 use crate::{AllocError, AllocRequest, Allocation, IovaAllocator};
 
-/// A range that may be handed out at once: it was [`Flushed`], or never handed out.
+/// A range that may be reused at once: it was [`Flushed`], or never allocated.
 ///
-/// Caches between the role and a store keep bare page numbers. The proof was consumed when the
-/// range entered the cache, so only this crate can make this type from a bare range.
+/// Caches in front of a store keep bare page numbers. A cache consumes the proof when a range
+/// enters it, so only this crate can create this type from a bare range.
 #[must_use = "the range is lost unless it is freed"]
 #[derive(Debug, PartialEq, Eq)]
 pub struct ReusableRange(PfnRange);
 
 impl ReusableRange {
-    /// For ranges that entered one of this crate's caches as [`Flushed`].
+    /// Wraps a range that entered one of this crate's caches as [`Flushed`].
     #[inline]
     pub(crate) const fn cached(range: PfnRange) -> Self {
         Self(range)
     }
 
-    /// The pages.
+    /// Returns the pages.
     #[inline]
     pub const fn range(&self) -> PfnRange {
         self.0
@@ -36,27 +35,27 @@ impl From<Flushed> for ReusableRange {
     }
 }
 
-/// A structure that hands out ranges to one caller at a time. [`Locked`] makes an [`IovaAllocator`]
-/// of it; caches ([`Eiovar`](crate::Eiovar), [`LinuxRcache`](crate::LinuxRcache)) stand in front of
-/// any.
+/// A structure that allocates ranges for one caller at a time. [`Locked`] turns it into an
+/// [`IovaAllocator`]. Caches ([`Eiovar`](crate::Eiovar), [`LinuxRcache`](crate::LinuxRcache)) work
+/// in front of any store.
 pub trait RangeStore {
-    /// As [`IovaAllocator::HAS_LOOKUP`].
+    /// Like [`IovaAllocator::HAS_LOOKUP`].
     const HAS_LOOKUP: bool = true;
 
-    /// Finds `request.pages` consecutive free pages and takes them.
+    /// Allocates `request.pages` consecutive free pages.
     ///
     /// # Errors
-    /// See [`AllocError`]; the state is unchanged.
+    /// See [`AllocError`]. The state is unchanged.
     fn alloc(&mut self, request: &AllocRequest) -> Result<Allocation, AllocError>;
 
-    /// Takes a range back, exactly as it was handed out. `false`, and no change, if it is known not
-    /// to be allocated.
+    /// Frees a range exactly as it was allocated. Returns `false`, without a change, if the range
+    /// is known not to be allocated.
     fn free(&mut self, range: ReusableRange) -> bool;
 
-    /// The allocated range that contains `page`, as reserved in the store.
+    /// Returns the allocated range that contains `page`, as reserved in the store.
     fn find(&self, page: Pfn) -> Option<PfnRange>;
 
-    /// Resident bytes of the store's own records.
+    /// Returns the memory of the store's own records in bytes.
     fn footprint(&self) -> usize;
 }
 
@@ -79,7 +78,7 @@ pub struct Locked<S, L> {
 }
 
 impl<S: RangeStore, L: Lock<S>> Locked<S, L> {
-    /// Puts `store` behind the lock that `lock` makes, such as `RefCell::new` or `Mutex::new`.
+    /// Wraps `store` in the lock that `lock` creates, such as `RefCell::new` or `Mutex::new`.
     pub fn new(store: S, lock: impl FnOnce(S) -> L) -> Self {
         Self {
             lock: lock(store),

@@ -1,20 +1,20 @@
-//! A red-black tree of disjoint page ranges in one vector: nodes are named by index, so no pointer
-//! and no unsafe code is needed, and a name stays valid until its own node is erased.
+//! A red-black tree of disjoint page ranges, stored in one vector. Indices replace pointers, so the
+//! code needs no unsafe block. An index stays valid until its own node is erased.
 //!
 //! Insertion and deletion follow Cormen, Leiserson, Rivest and Stein, "Introduction to Algorithms",
-//! chapter 13. A tree can carry a summary of each subtree ([`Summary`]); rotations keep it.
+//! chapter 13. A tree can maintain a summary of each subtree ([`Summary`]); rotations update it.
 
 mod balance;
 
 use alloc::vec::Vec;
 
-/// What a node knows about its subtree.
+/// The summary of a node's subtree.
 pub(crate) trait Summary: Copy + Default {
-    /// Whether there is anything to keep up to date.
+    /// True if the tree must keep summaries up to date.
     const TRACKED: bool;
 
-    /// The summary of a node `[lo, hi]` with these summaries below it; `Default` stands for an
-    /// empty subtree.
+    /// Returns the summary of a node `[lo, hi]` with the given summaries of its children. `Default`
+    /// is the summary of an empty subtree.
     fn of(lo: u64, hi: u64, left: &Self, right: &Self) -> Self;
 }
 
@@ -24,13 +24,13 @@ impl Summary for () {
     fn of(_: u64, _: u64, (): &Self, (): &Self) -> Self {}
 }
 
-/// Name of a node; [`NIL`] names none.
+/// Index of a node, or [`NIL`].
 pub(crate) type Index = u32;
 
-/// No node.
+/// The index that refers to no node.
 pub(crate) const NIL: Index = 0;
 
-/// No memory for one more node.
+/// The vector could not grow for another node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NoMemory;
 
@@ -45,16 +45,15 @@ struct Node<A> {
     red: bool,
 }
 
-/// The tree. Ranges are ordered by their first page and never overlap; both are the caller's to
-/// keep.
+/// The tree. It orders ranges by their first page. The caller ensures that ranges never overlap.
 #[derive(Debug)]
 pub(crate) struct RbTree<A> {
-    /// Node `i` lives in slot `i - 1`.
+    /// Node `i` is at position `i - 1`.
     nodes: Vec<Node<A>>,
-    /// What reading [`NIL`] yields. Deletion writes its parent, as the book's sentinel.
+    /// The value of node [`NIL`]. Deletion writes its parent, like the book's sentinel.
     nil: Node<A>,
     root: Index,
-    /// First of the erased nodes, linked by `right`.
+    /// First erased node; `right` links the others.
     spare: Index,
     len: usize,
 }
@@ -93,12 +92,12 @@ impl<A: Summary> RbTree<A> {
         }
     }
 
-    /// Number of ranges.
+    /// Returns the number of ranges.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// Bytes of all slots, used or spare.
+    /// Returns the memory of all nodes in bytes, used or erased.
     pub(crate) fn footprint(&self) -> usize {
         self.nodes.capacity().saturating_mul(size_of::<Node<A>>())
     }
@@ -118,13 +117,13 @@ impl<A: Summary> RbTree<A> {
         self.node(index).right
     }
 
-    /// First page of a range.
+    /// Returns the first page of a range.
     #[inline]
     pub(crate) fn lo(&self, index: Index) -> u64 {
         self.node(index).lo
     }
 
-    /// Last page of a range.
+    /// Returns the last page of a range.
     #[inline]
     pub(crate) fn hi(&self, index: Index) -> u64 {
         self.node(index).hi
@@ -135,12 +134,12 @@ impl<A: Summary> RbTree<A> {
         &self.node(index).summary
     }
 
-    /// The range with the lowest pages.
+    /// Returns the lowest range.
     pub(crate) fn first(&self) -> Index {
         self.leftmost(self.root)
     }
 
-    /// The range with the highest pages.
+    /// Returns the highest range.
     pub(crate) fn last(&self) -> Index {
         self.rightmost(self.root)
     }
@@ -159,7 +158,7 @@ impl<A: Summary> RbTree<A> {
         index
     }
 
-    /// The range above `index` ("rb_next").
+    /// Returns the next higher range ("rb_next").
     #[inline]
     pub(crate) fn next(&self, mut index: Index) -> Index {
         if self.right(index) != NIL {
@@ -174,7 +173,7 @@ impl<A: Summary> RbTree<A> {
         }
     }
 
-    /// The range below `index` ("rb_prev").
+    /// Returns the next lower range ("rb_prev").
     #[inline]
     pub(crate) fn prev(&self, mut index: Index) -> Index {
         if self.left(index) != NIL {
@@ -189,7 +188,7 @@ impl<A: Summary> RbTree<A> {
         }
     }
 
-    /// The highest range that begins at or below `page`.
+    /// Returns the highest range that begins at or below `page`.
     #[inline]
     pub(crate) fn at_or_below(&self, page: u64) -> Index {
         let (mut index, mut best) = (self.root, NIL);
@@ -205,7 +204,7 @@ impl<A: Summary> RbTree<A> {
         best
     }
 
-    /// The range that contains `page`.
+    /// Returns the range that contains `page`.
     #[inline]
     pub(crate) fn containing(&self, page: u64) -> Index {
         let index = self.at_or_below(page);
@@ -216,7 +215,7 @@ impl<A: Summary> RbTree<A> {
         }
     }
 
-    /// Makes sure that the tree can grow to `ranges` ranges without asking for memory.
+    /// Reserves memory, so that the tree can grow to `ranges` ranges without an allocation.
     pub(crate) fn reserve(&mut self, ranges: usize) -> Result<(), NoMemory> {
         if ranges <= self.nodes.capacity() {
             return Ok(());
@@ -252,7 +251,7 @@ impl<A: Summary> RbTree<A> {
         Ok(self.nodes.len() as Index)
     }
 
-    /// Adds a range that overlaps none.
+    /// Inserts a range, which must not overlap another.
     pub(crate) fn insert(&mut self, lo: u64, hi: u64) -> Result<Index, NoMemory> {
         let (mut parent, mut index) = (NIL, self.root);
         while index != NIL {
@@ -275,7 +274,7 @@ impl<A: Summary> RbTree<A> {
         Ok(new)
     }
 
-    /// Moves the ends of a range. Its place in the order must not change.
+    /// Changes the ends of a range, which must keep its position in the order.
     pub(crate) fn resize(&mut self, index: Index, lo: u64, hi: u64) {
         let node = self.node_mut(index);
         node.lo = lo;

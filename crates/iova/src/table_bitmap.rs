@@ -1,25 +1,26 @@
-//! The flat translation table itself as the bitmap (AL13): no record besides the entries the
-//! hardware reads.
+//! The flat translation table as the bitmap (AL13): the allocator keeps its state in the entries
+//! that the hardware reads.
 //!
-//! Source: Fujita et al., section 2.3, footnote on the Alpha: 8 bytes a page instead of one bit,
-//! but no second structure.
+//! Source: Fujita and Moriai, section 2.3, footnote on the Alpha: 8 bytes per page instead of one
+//! bit, but no second structure.
 //!
-//! "Absent" is not "free": between alloc and install, and between clear and free, an entry is
-//! absent and owned, and after free it is absent and may not be used before a flush. The hardware
-//! ignores all other bits of an entry whose two permission bits are zero, so the allocator marks
-//! what is *its own* there and leaves zero to the mapping layer:
+//! An entry that is not present is not necessarily free. Between alloc and map, and between clear
+//! and free, an entry is not present but in use. After free it is not present but may not be reused
+//! before a flush. The hardware ignores all other bits of an entry whose two permission bits are
+//! zero. The allocator therefore marks *its own* entries there; an all-zero entry belongs to the
+//! mapping layer:
 //!
 //! | entry | meaning |
 //! |---|---|
 //! | permissions set | mapped |
-//! | all zero | owned by the mapping layer: handed out and not yet installed, or cleared and not yet freed |
+//! | all zero | owned by the mapping layer: not yet mapped, or cleared and not yet freed |
 //! | `FREE`, lap <= flushed | free |
 //! | `FREE`, lap > flushed | freed, and some translation cache may still hold it |
 //!
-//! Entries are read and written as the hardware's: big-endian, as Calgary's are, with the
-//! permissions in the two low bits.
+//! Entries have the hardware's format: big-endian, like Calgary's, with the permissions in the two
+//! low bits.
 //!
-//! A flush then costs one store of a lap number, not a pass over the table. The policy is that of
+//! A flush then stores one lap number and needs no pass over the table. The policy is that of
 //! [`Bitmap`](crate::Bitmap): next fit upwards, one flush per wrap. See
 //! docs/decisions/0003-bitmap-reuse.md.
 
@@ -31,32 +32,32 @@ use ringfence_types::{
 
 use crate::{AllocError, AllocRequest, Allocation, IovaAllocator};
 
-/// The two low bits: what a device may do.
+/// The two low bits: the permissions of the device.
 const PERMISSIONS: u64 = 3;
-/// The entry is the allocator's.
+/// The allocator owns the entry.
 const FREE: u64 = 1 << 2;
-/// Where the lap of the free begins.
+/// First bit of the lap in which the entry was freed.
 const LAP_SHIFT: u32 = 12;
 const LAST_LAP: u64 = u64::MAX >> LAP_SHIFT;
 const ENTRY_BYTES: u64 = 8;
 
-/// What all processors share besides the table, to be put behind a lock.
+/// The state that CPUs share besides the table; the embedder wraps it in a lock.
 #[derive(Debug)]
 pub struct TableCursor {
-    /// Where the next search starts, counted from the start of the space.
+    /// Start of the next search, as an offset from the start of the space.
     next: u64,
-    /// Written into entries that are freed now.
+    /// The current lap. `free` writes it into entries.
     lap: u64,
-    /// Entries freed in this lap or an earlier one were flushed.
+    /// Entries freed in this lap or an earlier one have been flushed.
     flushed: u64,
-    /// Pages freed in this lap.
+    /// Number of pages freed in the current lap.
     freed: u64,
-    /// Pages freed in laps that have ended without a flush.
+    /// Number of pages freed in earlier laps that have not been flushed.
     unflushed: u64,
     wrapping: bool,
 }
 
-/// The allocator.
+/// An allocator that keeps its state in a flat translation table.
 #[derive(Debug)]
 pub struct TableBitmap<M, L> {
     memory: M,
@@ -66,18 +67,19 @@ pub struct TableBitmap<M, L> {
     cursor: L,
 }
 
-/// Handle of one processor: the lap that it was told to flush.
+/// The handle of one CPU. It records the last lap that this CPU was asked to flush.
 #[derive(Debug, Default)]
 pub struct TableBitmapCpu {
     flush_lap: u64,
 }
 
 impl<M: PhysMemory, L: Lock<TableCursor>> TableBitmap<M, L> {
-    /// Marks the entries of all pages of `space` free in the flat table whose entry for page 0 lies
-    /// at `table`. No device uses the table yet, and no entry is mapped.
+    /// Creates the allocator on the flat table whose entry for page 0 is at `table`, and marks the
+    /// entries of all pages of `space` free. No device may use the table yet, and no entry may be
+    /// mapped.
     ///
     /// # Errors
-    /// If a part of the table lies outside memory.
+    /// Returns an error if a part of the table lies outside memory.
     pub fn new(
         memory: M,
         table: PhysAddr,
@@ -119,7 +121,7 @@ impl<M: PhysMemory, L: Lock<TableCursor>> TableBitmap<M, L> {
         self.memory.words(self.first_entry, count)
     }
 
-    /// The entries of `range`, if it lies in the space.
+    /// Returns the entries of `range`. `None` if it is not in the space.
     fn entries_of(&self, range: PfnRange) -> Option<&[AtomicU64]> {
         if !self.space.contains(&range) {
             return None;
@@ -129,7 +131,7 @@ impl<M: PhysMemory, L: Lock<TableCursor>> TableBitmap<M, L> {
         entries.get(from..from.checked_add(range.pages() as usize)?)
     }
 
-    /// First fit among the entries `[from, end)`.
+    /// Finds the first fit among the entries `[from, end)`.
     fn first_fit(
         &self,
         entries: &[AtomicU64],
@@ -169,7 +171,8 @@ impl<M: PhysMemory, L: Lock<TableCursor>> TableBitmap<M, L> {
             .skip(lo as usize)
             .take(request.pages as usize)
         {
-            // No write-back for a walker that does not snoop: free or owned, it reads absent.
+            // No write-back for a walker that does not snoop: both the old and the new value are
+            // not present.
             write(entry, 0);
         }
         Ok(Allocation {
@@ -235,11 +238,12 @@ impl TableCursor {
         self.freed.saturating_add(self.unflushed)
     }
 
-    /// Ends the lap: the flush that the caller now submits releases what was freed in it, and
-    /// nothing freed later.
+    /// Ends the lap. The flush that the caller then submits releases the pages freed in this lap
+    /// and in earlier ones, but no page freed later.
     fn needs_flush(&mut self, cpu: &mut TableBitmapCpu) -> AllocError {
         cpu.flush_lap = self.lap;
-        // After 2^52 laps pages stay withheld for ever rather than be mistaken for flushed ones.
+        // After 2^52 laps freed pages stay withheld forever, because they could be mistaken for
+        // flushed ones.
         self.lap = self.lap.saturating_add(1).min(LAST_LAP);
         self.unflushed = self.withheld();
         self.freed = 0;
@@ -280,13 +284,13 @@ impl<M: PhysMemory, L: Lock<TableCursor>> IovaAllocator for TableBitmap<M, L> {
             .with(|cursor| self.alloc_under_lock(cursor, cpu, request))
     }
 
-    /// The table does not know where ranges begin and end.
+    /// Returns `None`: the table does not record where ranges begin and end.
     #[inline]
     fn find(&self, _: &mut TableBitmapCpu, _: Pfn) -> Option<PfnRange> {
         None
     }
 
-    /// Refuses ranges with an entry that is mapped or free, in every build.
+    /// Frees a range. Rejects ranges with a mapped or free entry, in every build.
     fn free(&self, _: &mut TableBitmapCpu, range: Unmapped) -> bool {
         let Some(entries) = self.entries_of(range.range()) else {
             return false;
@@ -310,7 +314,7 @@ impl<M: PhysMemory, L: Lock<TableCursor>> IovaAllocator for TableBitmap<M, L> {
         self.cursor.with(|cursor| cursor.flushed(cpu));
     }
 
-    /// Nothing: the table is there anyway.
+    /// Returns 0: the mapping layer needs the table anyway.
     fn footprint(&self) -> usize {
         0
     }

@@ -1,11 +1,11 @@
-//! The allocator that Linux's IOVA allocator was modelled on (AL14): vmalloc, which hands out the
+//! The allocator that Linux's IOVA allocator was modelled on (AL14): vmalloc, which allocates the
 //! kernel's own virtual addresses.
 //!
-//! Source: EIOVAR section 9, which names what the two have in common: a red-black tree of allocated
-//! ranges, the place of the last freed range as a cache, and a walk from there, range by range, to
-//! a large enough hole. vmalloc walks upwards. The document says no more than that; what the cache
-//! may skip follows from one requirement, that it changes the steps of an allocation and never its
-//! answer, which is first fit.
+//! Source: EIOVAR section 9. It names what the two have in common: a red-black tree of allocated
+//! ranges, the position of the last freed range as a cache, and a walk from there, range by range,
+//! to a large enough hole. vmalloc walks upwards. The EIOVAR paper gives no further details. The
+//! cache may skip ranges only under one condition: it changes the steps of an allocation, but never
+//! its result, which is first fit.
 
 use ringfence_types::{Pfn, PfnRange};
 
@@ -15,7 +15,7 @@ use crate::{AllocError, AllocRequest, Allocation, Locked, RangeStore, ReusableRa
 /// vmalloc's allocator behind one lock.
 pub type Vmalloc<L> = Locked<VmallocTree, L>;
 
-/// The tree with its cached place. `steps` of an allocation is the number of ranges walked past.
+/// The tree with its cached position. [`Allocation::steps`] is the number of ranges walked past.
 #[derive(Debug)]
 pub struct VmallocTree {
     tree: RbTree<()>,
@@ -23,12 +23,12 @@ pub struct VmallocTree {
     skip: Skip,
 }
 
-/// What a search need not look at.
+/// The part of the space that a search may skip.
 #[derive(Debug, Clone, Copy)]
 struct Skip {
-    /// Searches begin behind this range; NIL stands for the bottom of the space.
+    /// Searches begin after this range. NIL represents the bottom of the space.
     cache: Index,
-    /// No hole below `cache` has more pages than this.
+    /// The largest hole below `cache`, in pages (an upper bound).
     hole: u64,
 }
 
@@ -40,7 +40,7 @@ impl Skip {
 }
 
 impl VmallocTree {
-    /// An empty tree over the pages of `space`.
+    /// Creates an empty tree over the pages of `space`.
     pub fn new(space: PfnRange) -> Self {
         Self {
             tree: RbTree::new(),
@@ -49,13 +49,13 @@ impl VmallocTree {
         }
     }
 
-    /// Number of allocated ranges.
+    /// Returns the number of allocated ranges.
     pub fn ranges(&self) -> usize {
         self.tree.len()
     }
 
-    /// First fit behind `skip.cache`: the first page found, the largest hole below it, and the
-    /// ranges walked past.
+    /// Finds the first fit after `skip.cache`. Returns its first page, the largest hole below it,
+    /// and the number of ranges walked past.
     fn first_fit(&self, skip: Skip, request: &AllocRequest) -> Option<(u64, u64, u32)> {
         let top = request.limit.min(self.space.hi()).get().saturating_add(1);
         let (mut floor, mut next) = match skip.cache {
@@ -86,7 +86,7 @@ impl VmallocTree {
 impl RangeStore for VmallocTree {
     fn alloc(&mut self, request: &AllocRequest) -> Result<Allocation, AllocError> {
         request.validate()?;
-        // A hole that was passed over by larger requests may do for this one.
+        // A hole that was too small for earlier requests may fit this one.
         let from = if request.pages <= self.skip.hole {
             Skip::NOTHING
         } else {
@@ -155,7 +155,7 @@ mod tests {
         assert!(tree.free(ReusableRange::cached(range)));
     }
 
-    /// The lowest place, found by looking at every page.
+    /// Returns the lowest fit, found by checking every page.
     fn lowest(live: &[PfnRange], request: &AllocRequest) -> Option<u64> {
         (space().lo().get()..=space().hi().min(request.limit).get()).find(|lo| {
             let Some(range) = PfnRange::new(Pfn::new(*lo), request.pages) else {
@@ -168,7 +168,7 @@ mod tests {
         })
     }
 
-    /// Sizes, alignments and limits at random: always the lowest place that fits, wherever the
+    /// With random sizes, alignments and limits, every allocation is the lowest fit, wherever the
     /// search began.
     #[test]
     fn the_cache_never_changes_the_answer() {
@@ -211,8 +211,8 @@ mod tests {
         }
     }
 
-    /// "Both cache the location of the last freed range": the next allocation of that size begins
-    /// there and ends there. What is freed above it is walked to.
+    /// "Both cache the location of the last freed range": the next allocation of that size takes
+    /// that range without a step. Ranges freed above it need a walk.
     #[test]
     fn a_freed_range_is_the_next_place_to_look() {
         let mut tree = VmallocTree::new(space());
@@ -224,8 +224,8 @@ mod tests {
         }
     }
 
-    /// What it has in common with its descendant: a hole that is too small is walked past, and all
-    /// ranges behind it.
+    /// Like its descendant, the search walks past a hole that is too small and past all ranges
+    /// after it.
     #[test]
     fn holes_that_are_too_small_make_long_searches() {
         let mut tree = VmallocTree::new(space());
@@ -233,7 +233,7 @@ mod tests {
         give(&mut tree, all[10]);
         let two = take(&mut tree, 2);
         assert_eq!((two.range.lo().get(), two.steps), (16 + 100, 89));
-        // The hole is remembered; a search for it begins at the bottom.
+        // The hole is remembered; a search for a range that fits begins at the bottom.
         let one = take(&mut tree, 1);
         assert_eq!((one.range, one.steps), (all[10], 10));
     }

@@ -1,5 +1,4 @@
-//! What all processors share: full magazines on their way from one to another, the account of
-//! leases, and the free space.
+//! The state that CPUs share: full magazines, the account of leases, and the free space.
 
 use alloc::vec::Vec;
 use core::mem;
@@ -13,24 +12,23 @@ use crate::debug_check::DebugCheck;
 use crate::free_space::FreeSpace;
 use crate::{AllocError, AllocRequest, RangeStore, ReusableRange};
 
-/// Empty magazines kept for the next lease, per order. More are given back to the embedder's
-/// allocator.
+/// Number of empty magazines per order that are kept for the next lease. Others are freed.
 const EMPTIES_KEPT: usize = 8;
 
-/// The shared part of [`Magazines`](super::Magazines), to be put behind a lock.
+/// The shared state of [`Magazines`](super::Magazines); the embedder wraps it in a lock.
 #[derive(Debug)]
 pub struct Depot {
     pub(super) space: FreeSpace,
     pub(super) debug_check: DebugCheck,
-    /// Magazines with at least one range.
+    /// Magazines that hold at least one range.
     full: [[Vec<Magazine>; ORDERS]; POOLS],
     empties: [Vec<Magazine>; ORDERS],
-    /// Pages of all magazines but the empties, as if full.
+    /// Capacity of all magazines except `empties`, in pages.
     leased: u64,
     limits: MagazineLimits,
 }
 
-/// Empties `magazine` into free space.
+/// Frees the ranges of `magazine` into free space. Returns false if it was empty.
 fn flush_magazine(space: &mut FreeSpace, magazine: &mut Magazine, order: usize) -> bool {
     let any = !magazine.is_empty();
     for lo in magazine.drain(..) {
@@ -57,7 +55,7 @@ impl Depot {
         self.leased
     }
 
-    /// Takes a range from free space.
+    /// Allocates a range from free space.
     pub(super) fn try_alloc(
         &mut self,
         reserve: &AllocRequest,
@@ -76,12 +74,12 @@ impl Depot {
         self.try_alloc(reserve, limit).ok()
     }
 
-    /// Gives a range to free space.
+    /// Frees a range into free space.
     pub(super) fn free(&mut self, range: PfnRange) -> bool {
         self.space.free(ReusableRange::cached(range))
     }
 
-    /// Gives the handle a full magazine for the empty one it has loaded, and takes one range out.
+    /// Exchanges the handle's empty loaded magazine for one of the depot, and pops a range from it.
     pub(super) fn refill(
         &mut self,
         cpu: &mut MagazineCpu,
@@ -104,7 +102,7 @@ impl Depot {
             }
             return found;
         }
-        // No room in the handle's account: one range, and the magazine stays.
+        // The handle's limit is reached: take one range and leave the magazine in the depot.
         let magazine = list.last_mut()?;
         let found = magazine.pop().map(u64::from);
         if magazine.is_empty()
@@ -115,8 +113,8 @@ impl Depot {
         found
     }
 
-    /// Makes room in the loaded magazine, both being full: by a new lease if the accounts allow it,
-    /// else by emptying the older.
+    /// Makes room in the loaded magazine when neither magazine has any: by a new lease if the
+    /// limits permit it, else by flushing the older magazine.
     pub(super) fn make_room(&mut self, cpu: &mut MagazineCpu, pool: Pool, order: usize) {
         let cost = self.limits.cost_of(order);
         let leased = cpu.leased;
@@ -169,7 +167,7 @@ impl Depot {
         }
     }
 
-    /// An empty magazine, if the account of all magazines allows it.
+    /// Returns an empty magazine. `None` if the limit on all magazines is reached.
     fn lease(&mut self, order: usize, cost: u64) -> Option<Magazine> {
         let leased = self.leased.checked_add(cost)?;
         if leased > self.limits.total_pages {
@@ -201,7 +199,7 @@ impl Depot {
         }
     }
 
-    /// Empties all magazines of the handle and ends their leases.
+    /// Flushes all magazines of the handle and ends their leases.
     pub(super) fn drain(&mut self, cpu: &mut MagazineCpu) {
         for (_, order, rack) in cpu.racks() {
             for magazine in [&mut rack.loaded, &mut rack.previous] {
@@ -212,8 +210,8 @@ impl Depot {
         cpu.leased = 0;
     }
 
-    /// Turns cached ranges that may lie at or below `limit` into free space, the handle's and the
-    /// depot's. Whether there were any.
+    /// Frees cached ranges that may lie at or below `limit` into free space, from the handle and
+    /// the depot. Returns true if there were any.
     #[cold]
     pub(super) fn reclaim(&mut self, cpu: &mut MagazineCpu, limit: u64) -> bool {
         let pools = if limit < FIRST_32BIT {

@@ -1,16 +1,17 @@
-//! One processor's magazines.
+//! The magazines of one CPU.
 
 use alloc::vec::Vec;
 use core::mem;
 
 use super::{ORDERS, POOLS, Pool};
 
-/// A stack of first pages. Its capacity is set when it is leased and never grows; capacity 0 is no
-/// magazine.
+/// A stack of first pages. Its capacity is set by its lease and never grows. Capacity 0 means that
+/// there is no magazine.
 pub(super) type Magazine = Vec<u32>;
 
-/// Two magazines, so that a handle that alternates around a full or an empty one does not go to the
-/// depot each time. As large as a cache line, so that its place is found by shifts.
+/// Two magazines, so that a handle that alternates between alloc and free at a full or an empty
+/// magazine does not access the depot each time. The size of a cache line, so that its address
+/// needs only shifts.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub(super) struct Rack {
@@ -23,17 +24,17 @@ pub(super) fn is_full(magazine: &Magazine) -> bool {
     magazine.len() >= magazine.capacity()
 }
 
-/// Racks in a row of one pool: all orders, rounded up to a power of two.
+/// Number of racks of one pool: all orders, rounded up to a power of two.
 const ROW: usize = ORDERS.next_power_of_two();
 
-/// Handle of one processor: its magazines.
+/// The handle of one CPU: its magazines.
 #[derive(Debug)]
 pub struct MagazineCpu {
     racks: [[Rack; ROW]; POOLS],
-    /// Where requests that reach the whole 32-bit space look first: the common pool, unless it has
-    /// run dry.
+    /// The pool that requests with a limit of at least 32 bits try first: the common pool, unless
+    /// it is exhausted.
     pub(super) first: Pool,
-    /// Pages of all magazines held, as if full.
+    /// Capacity of all leased magazines, in pages.
     pub(super) leased: u64,
 }
 
@@ -51,16 +52,16 @@ impl MagazineCpu {
         self.racks.get_mut(pool as usize)?.get_mut(order)
     }
 
-    /// The most recently freed page of the common pool. Its rack stands at a constant offset, which
-    /// lets the processor pass the length of the stack from one operation to the next without
-    /// waiting for an address: a quarter of the cost of a pair.
+    /// Pops the most recently freed page of the common pool. Its rack is at a constant offset, so
+    /// the CPU forwards the stack's length from one operation to the next without waiting for an
+    /// address. This saves a quarter of the cost of an alloc and free pair.
     #[inline]
     pub(super) fn pop_page(&mut self) -> Option<u64> {
         let [_, [page, ..], _] = &mut self.racks;
         page.loaded.pop().map(u64::from)
     }
 
-    /// Keeps a page of the common pool if the loaded magazine has room.
+    /// Pushes a page of the common pool. Returns false if the loaded magazine is full.
     #[inline]
     pub(super) fn push_page(&mut self, lo: u64) -> bool {
         let [_, [page, ..], _] = &mut self.racks;
@@ -71,13 +72,13 @@ impl MagazineCpu {
         room
     }
 
-    /// The most recently freed range.
+    /// Pops the most recently freed range.
     #[inline]
     pub(super) fn pop(&mut self, pool: Pool, order: usize) -> Option<u64> {
         self.rack(pool, order)?.loaded.pop().map(u64::from)
     }
 
-    /// Keeps a range if the loaded magazine has room.
+    /// Pushes a range. Returns false if the loaded magazine is full.
     #[inline]
     pub(super) fn push(&mut self, pool: Pool, order: usize, lo: u64) -> bool {
         match self.rack(pool, order) {
@@ -89,7 +90,7 @@ impl MagazineCpu {
         }
     }
 
-    /// A range from either magazine.
+    /// Pops a range from either magazine.
     pub(super) fn pop_either(&mut self, pool: Pool, order: usize) -> Option<u64> {
         let rack = self.rack(pool, order)?;
         if rack.loaded.is_empty() && !rack.previous.is_empty() {
@@ -98,7 +99,8 @@ impl MagazineCpu {
         rack.loaded.pop().map(u64::from)
     }
 
-    /// Keeps a range in the previous magazine if that has room.
+    /// Pushes a range on the previous magazine, which becomes the loaded one. Returns false if it
+    /// is full.
     pub(super) fn push_previous(&mut self, pool: Pool, order: usize, lo: u64) -> bool {
         match self.rack(pool, order) {
             Some(rack) if !is_full(&rack.previous) => {
@@ -110,7 +112,8 @@ impl MagazineCpu {
         }
     }
 
-    /// A range that begins at or below `highest`, the most recent of each magazine first.
+    /// Takes a range that begins at or below `highest`. Searches each magazine from its most recent
+    /// range.
     pub(super) fn pop_at_most(&mut self, pool: Pool, order: usize, highest: u64) -> Option<u64> {
         let rack = self.rack(pool, order)?;
         for magazine in [&mut rack.loaded, &mut rack.previous] {
@@ -121,7 +124,7 @@ impl MagazineCpu {
         None
     }
 
-    /// All racks with their pool and order.
+    /// Returns all racks with their pool and order.
     pub(super) fn racks(&mut self) -> impl Iterator<Item = (usize, usize, &mut Rack)> {
         self.racks
             .iter_mut()

@@ -1,19 +1,20 @@
-//! Per-CPU magazines with a depot, for every size: the product's allocator.
+//! Per-CPU magazines with a depot, for every size: the default allocator.
 //!
 //! ```text
-//!   MagazineCpu (no lock, no atomic)            Depot (one lock)              FreeSpace (same lock)
-//!   rack[pool][order]: loaded, previous  <-->  full magazines, leases  <-->  free ranges, coalesced
+//! MagazineCpu (no lock, no atomic)          Depot (one lock)           FreeSpace (same lock)
+//! rack[pool][order]: loaded, previous <-->  full magazines, leases <-->  free ranges, coalesced
 //! ```
 //! Magazines and depot are Bonwick and Adams' ("Magazines and Vmem", USENIX 2001, section 3), as in
-//! today's Linux. What differs from Linux:
-//! - every size is cached up to 2^[`MAX_ORDER`] pages, and what lies behind the caches is
-//!   logarithmic, so that large ranges do not meet the linear search of EIOVAR section 4 again;
-//! - a handle is `&mut`, so that the local path takes no lock and no atomic;
-//! - caches are bounded in pages, not in entries: a magazine is *leased* and counts with all pages
-//!   it could hold;
-//! - addresses that only narrow devices need (below 2 GiB), the rest of the 32-bit space, and what
-//!   lies above are cached apart: a cache never hands out a page above the limit, and does not
-//!   spend scarce addresses while others are left.
+//! current Linux. It differs from Linux in these points:
+//!
+//! - Every size up to 2^[`MAX_ORDER`] pages is cached, and the store below the caches is
+//!   logarithmic. Large ranges therefore avoid the linear search of EIOVAR section 4.
+//! - A handle is `&mut`, so the local path takes no lock and uses no atomic.
+//! - Caches are bounded in pages, not in entries: a magazine is *leased* and counts with its full
+//!   capacity in pages.
+//! - Three pools have separate caches: addresses that only narrow devices need (below 2 GiB), the
+//!   rest of the 32-bit space, and everything above. A cache never returns a page above the limit,
+//!   and uses scarce addresses only when the others are exhausted.
 //!
 //! A range of n pages reserves the next power of two, naturally aligned, up to 2^[`MAX_ORDER`]
 //! pages, and exactly n pages above.
@@ -36,20 +37,19 @@ pub const MAX_ORDER: u32 = 10;
 const ORDERS: usize = MAX_ORDER as usize + 1;
 const POOLS: usize = 3;
 
-/// First page that needs 32 address bits: below it live the ranges that 24- to 31-bit devices can
-/// use.
+/// First page that needs 32 address bits. Ranges below it are usable by 24- to 31-bit devices.
 const FIRST_32BIT: u64 = 0x8_0000;
-/// Pages from here on are not cached: entries have 32 bits.
+/// First page that is not cached: magazine entries have 32 bits.
 const FIRST_UNCACHED: u64 = 1 << 32;
 
-/// Ranges that are interchangeable for all but the oddest limits. No block of a cached order
-/// straddles a boundary.
+/// The pool of a range. Ranges of a pool are interchangeable for all common limits. No block of a
+/// cached order crosses a pool boundary.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 enum Pool {
-    /// Below 2 GiB: what narrow devices depend on.
+    /// Below 2 GiB: reserved for narrow devices as far as possible.
     Scarce,
-    /// The upper half of the 32-bit space: what everyone uses first.
+    /// From 2 GiB to 4 GiB: used first.
     Common,
     /// Above 4 GiB.
     High,
@@ -68,21 +68,22 @@ impl Pool {
     }
 }
 
-/// How much the caches may hold.
+/// Limits on the number of pages that the caches may hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MagazineLimits {
-    /// Ranges in one magazine of small ranges, at least 1.
+    /// Maximum number of ranges per magazine, at least 1.
     pub slots: u16,
-    /// Pages in one magazine of large ranges; it holds at least one range.
+    /// Maximum number of pages per magazine; a magazine holds at least one range.
     pub magazine_pages: u64,
-    /// Pages that the magazines of one handle may hold.
+    /// Maximum number of pages in the magazines of one handle.
     pub cpu_pages: u64,
-    /// Pages that all magazines together may hold, those of handles and those in the depot.
+    /// Maximum number of pages in all magazines, those of handles and those in the depot.
     pub total_pages: u64,
 }
 
 impl MagazineLimits {
-    /// 128 ranges or 32 MiB a magazine, 256 MiB a handle, and a quarter of the 32-bit space in all.
+    /// 128 ranges or 32 MiB per magazine, 256 MiB per handle, and a quarter of the 32-bit space in
+    /// total.
     pub const DEFAULT: Self = Self {
         slots: 128,
         magazine_pages: 1 << 13,
@@ -90,14 +91,14 @@ impl MagazineLimits {
         total_pages: 1 << 18,
     };
 
-    /// Ranges in a magazine of `order`.
+    /// Returns the capacity of a magazine of `order`, in ranges.
     #[inline]
     fn slots_of(&self, order: usize) -> usize {
         let by_pages = (self.magazine_pages >> order).max(1);
         by_pages.min(u64::from(self.slots).max(1)) as usize
     }
 
-    /// Pages a full magazine of `order` holds.
+    /// Returns the capacity of a magazine of `order`, in pages.
     #[inline]
     fn cost_of(&self, order: usize) -> u64 {
         (self.slots_of(order) as u64) << order
@@ -110,8 +111,9 @@ impl Default for MagazineLimits {
     }
 }
 
-/// The allocator. Handles come from [`per_cpu`](IovaAllocator::per_cpu);
-/// [`drain`](IovaAllocator::drain) one before dropping it, or the ranges in its magazines are lost.
+/// The magazine allocator. [`per_cpu`](IovaAllocator::per_cpu) creates handles.
+/// [`drain`](IovaAllocator::drain) a handle before dropping it, or the ranges in its magazines are
+/// lost.
 ///
 /// ```
 /// use std::sync::Mutex;
@@ -128,12 +130,13 @@ impl Default for MagazineLimits {
 #[derive(Debug)]
 pub struct Magazines<L> {
     depot: L,
-    /// Pool that a new handle tries first for requests that reach the whole 32-bit space.
+    /// The pool that a new handle tries first for requests with a limit of at least 32 bits.
     first: Pool,
 }
 
 impl<L: Lock<Depot>> Magazines<L> {
-    /// All pages of `space` free, behind the lock that `lock` makes, such as `Mutex::new`.
+    /// Creates the allocator with all pages of `space` free. `lock` wraps the shared state, for
+    /// example `Mutex::new`.
     ///
     /// # Errors
     /// [`AllocError::OutOfMemory`].
@@ -152,23 +155,23 @@ impl<L: Lock<Depot>> Magazines<L> {
         })
     }
 
-    /// Pages that no one holds: neither a mapping nor a magazine.
+    /// Returns the number of free pages that are neither mapped nor in a magazine.
     pub fn free_pages(&self) -> u64 {
         self.depot.with(|depot| depot.space.free_pages())
     }
 
-    /// Pages that all magazines could hold at most, as charged against
+    /// Returns the capacity of all leased magazines in pages, as charged against
     /// [`MagazineLimits::total_pages`].
     pub fn leased_pages(&self) -> u64 {
         self.depot.with(|depot| depot.leased())
     }
 
-    /// Number of separate free ranges.
+    /// Returns the number of separate free ranges.
     pub fn fragments(&self) -> usize {
         self.depot.with(|depot| depot.space.fragments())
     }
 
-    /// The local path has nothing: everything else, cheapest first.
+    /// Allocates when the local path has no range: tries all other sources, cheapest first.
     #[cold]
     #[inline(never)]
     fn alloc_slow(
@@ -194,8 +197,8 @@ impl<L: Lock<Depot>> Magazines<L> {
         }
     }
 
-    /// For devices that reach the whole 32-bit space: magazines and free space from the pools that
-    /// nobody misses.
+    /// Allocates for limits of at least 32 bits, from the least scarce pools first: magazines, then
+    /// free space.
     fn alloc_wide(
         &self,
         cpu: &mut MagazineCpu,
@@ -214,7 +217,7 @@ impl<L: Lock<Depot>> Magazines<L> {
         {
             return Some((lo, 0));
         }
-        // The block may pass the limit, the pages asked for may not.
+        // The block may exceed the limit; the requested pages may not.
         let highest = limit.checked_sub(pages - 1)?;
         if above_4g && let Some(lo) = cpu.pop_at_most(Pool::High, order, highest) {
             return Some((lo, 0));
@@ -229,7 +232,8 @@ impl<L: Lock<Depot>> Magazines<L> {
             {
                 return Some((lo, 0));
             }
-            // From the top down: a page below 2 GiB means that the common pool has run dry.
+            // Free space is searched from the top down: a page below 2 GiB means that the common
+            // pool is exhausted.
             if let Some((lo, steps)) = depot.alloc(reserve, LAST_32BIT_PAGE) {
                 cpu.first = if lo < FIRST_32BIT {
                     Pool::Scarce
@@ -259,8 +263,7 @@ impl<L: Lock<Depot>> Magazines<L> {
         })
     }
 
-    /// For devices that do not: ranges that happen to be cached below the limit, then free space
-    /// below it.
+    /// Allocates for limits below 32 bits: cached ranges below the limit, then free space below it.
     fn alloc_narrow(
         &self,
         cpu: &mut MagazineCpu,
@@ -287,7 +290,8 @@ impl<L: Lock<Depot>> Magazines<L> {
         })
     }
 
-    /// From free space only; if there is none, from all that this handle and the depot hold back.
+    /// Allocates from free space. If that fails, flushes the magazines of this handle and of the
+    /// depot, and retries.
     fn alloc_uncached(
         &self,
         cpu: &mut MagazineCpu,
@@ -316,7 +320,7 @@ impl<L: Lock<Depot>> Magazines<L> {
         }
     }
 
-    /// The loaded magazine is full, or there is none.
+    /// Frees a range when the loaded magazine is full or absent.
     #[cold]
     #[inline(never)]
     fn free_slow(&self, cpu: &mut MagazineCpu, range: PfnRange) -> bool {
@@ -329,7 +333,7 @@ impl<L: Lock<Depot>> Magazines<L> {
             return false;
         };
         if lo & (reserved.pages() - 1) != 0 {
-            // Never handed out like this.
+            // The allocator never returned such a range.
             return false;
         }
         if lo >= FIRST_UNCACHED {
@@ -346,8 +350,8 @@ impl<L: Lock<Depot>> Magazines<L> {
     }
 }
 
-/// What is reserved for a request: see the head of this file. The reservation may pass the limit,
-/// the range does not.
+/// Returns the range to reserve for a request, as the module documentation describes. The
+/// reservation may exceed the limit; the allocated range does not.
 #[inline]
 fn reservation(request: &AllocRequest) -> AllocRequest {
     let order = request.order();
@@ -418,7 +422,7 @@ impl<L: Lock<Depot>> IovaAllocator for Magazines<L> {
         found
     }
 
-    /// Free ranges have no index of what is allocated.
+    /// Returns `None`: the allocator keeps no index of allocated ranges.
     #[inline]
     fn find(&self, _: &mut MagazineCpu, _: Pfn) -> Option<PfnRange> {
         None

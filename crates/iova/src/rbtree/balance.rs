@@ -1,9 +1,9 @@
-//! What keeps the tree balanced: rotations, and the repairs after an insertion or a removal.
+//! Balancing of the tree: rotations, and the repairs after an insertion or a deletion.
 
 use super::{Index, NIL, Node, RbTree, Summary};
 
 impl<A: Summary> RbTree<A> {
-    /// Puts `new` where `old` hangs.
+    /// Replaces `old` with `new` as the child of `old`'s parent.
     fn replace(&mut self, old: Index, new: Index) {
         let parent = self.node(old).parent;
         if parent == NIL {
@@ -13,7 +13,7 @@ impl<A: Summary> RbTree<A> {
         } else {
             self.node_mut(parent).right = new;
         }
-        // Also for NIL: deletion finds its way up through the sentinel.
+        // Also for NIL: deletion walks up through the sentinel.
         self.node_mut(new).parent = parent;
     }
 
@@ -63,7 +63,7 @@ impl<A: Summary> RbTree<A> {
             if !self.is_red(parent) {
                 break;
             }
-            // A red node is not the root, so there is a grandparent.
+            // A red node is never the root, so a grandparent exists.
             let grand = self.node(parent).parent;
             let on_left = parent == self.left(grand);
             let uncle = if on_left {
@@ -102,7 +102,7 @@ impl<A: Summary> RbTree<A> {
         self.paint(root, false);
     }
 
-    /// Removes a range; its name may be given to another afterwards.
+    /// Erases a range. A later insertion may reuse its index.
     pub(crate) fn erase(&mut self, z: Index) {
         if z == NIL {
             return;

@@ -1,4 +1,5 @@
-//! The tree against a sorted set, with the invariants of red-black trees checked after every step.
+//! Compares the tree with a sorted map, and checks the invariants of red-black trees after every
+//! step.
 
 extern crate std;
 
@@ -7,7 +8,7 @@ use std::vec::Vec;
 
 use super::*;
 
-/// Number of pages in the subtree: a summary that is wrong as soon as one refresh is forgotten.
+/// Number of pages in the subtree. A single missed refresh makes it wrong.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 struct Pages(u64);
 

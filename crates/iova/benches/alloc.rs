@@ -1,8 +1,8 @@
-//! One allocation and one free, in cycles and as ratios to an unlocked stack per thread, all
-//! measured side by side.
+//! Measures one allocation and one free, in cycles and as ratios to an unlocked stack per thread.
+//! All sides are measured alternately.
 //!
-//! `cargo bench -p ringfence-iova -- [--quick] [--check]`: `--quick` takes a tenth of the samples,
-//! `--check` fails when a bound is missed.
+//! `cargo bench -p ringfence-iova -- [--quick] [--check]`: `--quick` takes a tenth of the samples;
+//! `--check` fails if a bound is missed.
 
 #[path = "support/clock.rs"]
 mod clock;
@@ -18,8 +18,7 @@ use ringfence_iova::*;
 use ringfence_types::{Flushed, Pfn, PfnRange};
 use workloads::*;
 
-/// The yardstick: a stack of page numbers that one thread owns, without lock, limits, sizes or
-/// anything else.
+/// The baseline: a stack of page numbers that one thread owns, without locks, limits or sizes.
 struct Stack {
     next: RefCell<u64>,
 }
@@ -102,7 +101,7 @@ fn tree() -> CachedRbTree<Mutex<Tree>> {
     Locked::new(Tree::new(space()), Mutex::new)
 }
 
-/// One measured side: its name, how many pairs a sample has, and a sample.
+/// One measured allocator: its name, the pairs per sample, and a function that takes a sample.
 struct Side<'a> {
     name: &'static str,
     pairs: usize,
@@ -111,7 +110,7 @@ struct Side<'a> {
     ratios: Vec<f64>,
 }
 
-/// Prints medians with the spread from the first to the last decile; returns the median ratio of
+/// Prints medians with the spread from the first to the last decile. Returns the median ratio of
 /// each side to the first one.
 fn report(title: &str, mut sides: Vec<Side<'_>>, rounds: usize) -> Vec<(&'static str, f64)> {
     for round in 0..rounds + 1 {
@@ -180,7 +179,7 @@ fn parallel<'a>(
 
 const MAGAZINES: &str = "magazines";
 
-/// What the magazines may cost at most, as a multiple of the stack.
+/// Returns the bound on the cost of the magazines, as a multiple of the stack's.
 fn bound(workload: &str) -> Option<f64> {
     match workload.split(' ').next()? {
         "a1" | "b0" | "c1" => Some(2.5),

@@ -1,9 +1,9 @@
-//! A long run of mixed sizes: neither memory nor search length may grow.
+//! A long run of mixed sizes. Neither memory nor search length may grow.
 //!
-//! `cargo run --release -p ringfence-iova --example soak -- [OPERATIONS]` (default 10^8; an
-//! operation is an alloc or a free; below 10^7 the samples are too few for a verdict). A warm-up of
-//! 2 x 10^7 comes first: so long it takes until the mix of sizes has cut the free space into as
-//! many pieces as it ever will. Two handles on one thread: what one maps the other may unmap. Exit
+//! `cargo run --release -p ringfence-iova --example soak -- [OPERATIONS]` (default 10^8). An
+//! operation is an alloc or a free. Below 10^7 the samples are too few for a verdict. A warm-up of
+//! 2 x 10^7 operations comes first: after it, the mix of sizes no longer increases the
+//! fragmentation of free space. Two handles on one thread: either may unmap the other's maps. Exit
 //! code 1 if anything grew.
 
 use std::cell::RefCell;
@@ -44,7 +44,8 @@ impl Random {
         ((self.0 >> 32) * bound) >> 32
     }
 
-    /// Mostly one page, often a few, sometimes up to 8 MiB, and every order in between.
+    /// Returns a size: mostly one page, often a few, sometimes up to 8 MiB, with every order in
+    /// between.
     fn size(&mut self) -> u64 {
         match self.below(16) {
             0..9 => 1,
@@ -55,7 +56,7 @@ impl Random {
     }
 }
 
-/// What must not grow, over one tenth of the run.
+/// The measures that must not grow, over one tenth of the run.
 #[derive(Debug, Clone, Copy, Default)]
 struct Peak {
     footprint: usize,
@@ -114,8 +115,8 @@ fn main() -> ExitCode {
     let phases = core::iter::once(&mut warm_up).chain(&mut peaks);
     for (phase, peak) in phases.enumerate() {
         let until = WARM_UP + operations / TENTHS as u64 * phase as u64;
-        // The load rises and falls within each tenth, so that caches and free space must take
-        // turns.
+        // The load rises and falls within each tenth, so that caches and free space exchange
+        // ranges.
         while done < until {
             let slots = 1 + SLOTS * (1 + (done >> 16) % 4) / 4;
             let slot = random.below(slots.min(SLOTS)) as usize;
@@ -164,14 +165,14 @@ fn main() -> ExitCode {
     for cpu in &mut cpus {
         allocator.drain(cpu);
     }
-    // What the depot still holds comes back when everything is asked for.
+    // Allocating the whole space reclaims the depot's ranges.
     let whole = allocator.alloc(&mut cpus[0], &AllocRequest::new(space.pages(), hi));
     verdict(&peaks, whole.is_ok())
 }
 
 type Measure = fn(&Peak) -> f64;
 
-/// The second half of the run must not exceed the first by more than noise.
+/// Fails if the second half of the run exceeds the first by more than noise.
 fn verdict(peaks: &[Peak; TENTHS], whole: bool) -> ExitCode {
     let (first, second) = peaks.split_at(TENTHS / 2);
     let most = |peaks: &[Peak], of: Measure| peaks.iter().map(of).fold(0.0, f64::max);

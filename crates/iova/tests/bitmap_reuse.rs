@@ -1,4 +1,4 @@
-//! When bitmaps hand a freed page out again (docs/decisions/0003-bitmap-reuse.md).
+//! Reuse of freed pages by bitmaps (docs/decisions/0003-bitmap-reuse.md).
 
 #[path = "support/common.rs"]
 mod common;
@@ -24,8 +24,8 @@ fn take<A: IovaAllocator>(allocator: &A, cpu: &mut A::PerCpu) -> Result<u64, All
     Ok(found.range.lo().get())
 }
 
-/// Two laps; a page of the first is freed in the second while the pointer is still below it.
-/// Returns the pages handed out after that, up to the next request for a flush.
+/// Runs two laps, and frees a page of the first lap in the second, ahead of the search position.
+/// Returns the pages allocated after that, until the next flush request.
 fn freed_ahead<A: IovaAllocator<FreeProof = Unmapped>>(allocator: &A) -> Vec<u64> {
     let mut cpu = allocator.per_cpu();
     let long_lived = 40;
@@ -42,7 +42,7 @@ fn freed_ahead<A: IovaAllocator<FreeProof = Unmapped>>(allocator: &A) -> Vec<u64
     );
     allocator.flushed(&mut cpu, domain_flushed());
     assert_eq!(take(allocator, &mut cpu), Ok(16));
-    // From here on the translation of page 40 is cleared, and may be cached.
+    // The entry of page 40 is now cleared, but may still be cached.
     assert!(allocator.free(&mut cpu, unmapped(pages(long_lived, long_lived))));
     let mut handed_out = Vec::new();
     while let Ok(page) = take(allocator, &mut cpu) {
@@ -89,7 +89,7 @@ fn the_literal_bitmap_hands_it_out_before() {
     );
 }
 
-/// A flush proves nothing about pages that were freed after it was asked for, whoever reports it.
+/// A flush proves nothing about pages that were freed after its request, whichever CPU reports it.
 fn flushes_overtake<A: IovaAllocator<FreeProof = Unmapped>>(allocator: &A) {
     let (mut a, mut b) = (allocator.per_cpu(), allocator.per_cpu());
     let free =
@@ -99,7 +99,7 @@ fn flushes_overtake<A: IovaAllocator<FreeProof = Unmapped>>(allocator: &A) {
     }
     free(&mut a, 20);
     assert_eq!(take(allocator, &mut a), Err(AllocError::NeedsFlush));
-    // A has submitted its invalidation; now B clears and frees another page.
+    // A has submitted its invalidation; then B clears and frees another page.
     free(&mut b, 30);
     allocator.flushed(&mut a, domain_flushed());
     assert_eq!(take(allocator, &mut a), Ok(20));
@@ -109,11 +109,11 @@ fn flushes_overtake<A: IovaAllocator<FreeProof = Unmapped>>(allocator: &A) {
         "page 30 is not flushed yet"
     );
     free(&mut a, 31);
-    // B, never told to flush, reports one that it began before: nothing follows from it.
+    // B, which received no request, reports a flush that it began earlier: it releases nothing.
     allocator.flushed(&mut b, domain_flushed());
     assert_eq!(take(allocator, &mut b), Err(AllocError::NeedsFlush));
-    // B was told after both frees or takes part in A's flush: either way 30 comes back now, and at
-    // most 31.
+    // B's request came after both frees, or joined A's flush. Either way page 30 is free now, and
+    // at most page 31 as well.
     allocator.flushed(&mut b, domain_flushed());
     let page = take(allocator, &mut b);
     assert!(page == Ok(30) || page == Ok(31), "{page:?}");
@@ -126,7 +126,7 @@ fn a_flush_releases_only_what_was_freed_before_it_was_asked_for() {
     flushes_overtake(&TableBitmap::new(&memory, PhysAddr::ZERO, space(), RefCell::new).unwrap());
 }
 
-/// A's proof, reported late, must not release what was freed for B's next flush.
+/// A's proof, reported late, must not release pages that were freed for B's next flush.
 fn late_proof<A: IovaAllocator<FreeProof = Unmapped>>(allocator: &A) {
     let (mut a, mut b) = (allocator.per_cpu(), allocator.per_cpu());
     for page in 16..=47 {
@@ -186,10 +186,10 @@ fn a_table_keeps_absent_and_free_apart() {
     let mut cpu = allocator.per_cpu();
     let entry = |page: u64| memory.word(PhysAddr::new(page * 8)).unwrap();
     let relaxed = std::sync::atomic::Ordering::Relaxed;
-    // As Calgary's hardware reads it: big-endian, permissions in the two low bits.
+    // In the format of Calgary's hardware: big-endian, permissions in the two low bits.
     let absent = |page| u64::from_be(entry(page).load(relaxed)) & 3 == 0;
     assert!((16..=47).all(absent), "no free entry translates");
-    // Handed out and not installed yet: absent, and not handed out again.
+    // Allocated and not yet mapped: not present, and not allocated again.
     assert_eq!(take(&allocator, &mut cpu), Ok(16));
     assert!(absent(16));
     assert_eq!(take(&allocator, &mut cpu), Ok(17));
@@ -216,8 +216,8 @@ fn a_table_outside_memory_is_an_error() {
     }
 }
 
-/// A device that reaches only low pages takes them from below the pointer, and the lap of the
-/// others goes on.
+/// A device that reaches only low pages allocates them below the search position, without ending
+/// the lap of the others.
 fn narrow_beside_wide<A: IovaAllocator<FreeProof = Unmapped>>(allocator: &A) {
     let mut cpu = allocator.per_cpu();
     // Pages 16 to 23 stay free for a while: the first wide request is aligned to 32.

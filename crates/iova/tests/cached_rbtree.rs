@@ -1,4 +1,4 @@
-//! The Linux 3.4 allocator against Table 1 of the EIOVAR document and against a transcription in
+//! The Linux 3.4 allocator against Table 1 of the EIOVAR paper, and against a transcription in
 //! another language.
 
 #[path = "support/common.rs"]
@@ -18,8 +18,7 @@ use ringfence_types::Pfn;
 
 const TABLE_1: &str = include_str!("data/eiovar_table1_sequence.csv");
 
-/// "Assume that all addresses are initially allocated": single pages around the ones the table
-/// names.
+/// "Assume that all addresses are initially allocated": single pages around those in the table.
 fn all_allocated(cache: u64) -> CachedTree {
     CachedTree::with_allocated(
         pages(0, 999),
@@ -34,8 +33,8 @@ fn cache_of(tree: &CachedTree) -> String {
         .map_or(String::new(), |page| page.get().to_string())
 }
 
-/// Replays one column of the table (`first` is the index of its "return value" cell); returns the
-/// steps of each allocation.
+/// Replays one column of the table and returns the steps of each allocation. `first` is the index
+/// of the column's "return value" cell.
 fn replay_column(first: usize) -> Vec<u32> {
     let rows: Vec<Vec<&str>> = TABLE_1
         .lines()
@@ -109,8 +108,8 @@ fn a_seed_that_is_no_state_is_refused() {
     }
 }
 
-/// One ring with frees and allocations in pairs never searches (AL02); one interleaving, and every
-/// lap does (AL03).
+/// One ring that frees and allocates in pairs never searches (AL02). After a single interleaving
+/// with another ring, every lap searches (AL03).
 #[test]
 fn long_lasting_ring_interference() {
     let limit = Pfn::new(0xf_ffff);
@@ -143,10 +142,10 @@ fn long_lasting_ring_interference() {
 
 const SEQUENCES: u64 = 10_000;
 
-/// One random sequence as the transcription reads it, and what the allocator answers.
+/// Appends one random sequence in the transcription's format, and the allocator's results.
 fn run_sequence(seed: u64, script: &mut String, answers: &mut String) {
     let mut random = Random::new(seed);
-    // Small spaces run full; wide ones reach above the 32-bit boundary.
+    // Small spaces fill up; wide ones exceed the 32-bit boundary.
     let space = match random.below(4) {
         0 => pages(1, 40),
         1 => pages(0, 200),
@@ -158,7 +157,7 @@ fn run_sequence(seed: u64, script: &mut String, answers: &mut String) {
     let mut live = Vec::new();
     let mut tree = CachedTree::new(space);
     if random.below(4) == 0 {
-        // Start full of single pages, as Table 1 does.
+        // Start full of single pages, as in Table 1.
         let count = (hi - lo + 1).min(60);
         let first = hi - count + 1;
         live = (first..=hi).map(|page| pages(page, page)).collect();
@@ -178,7 +177,7 @@ fn run_sequence(seed: u64, script: &mut String, answers: &mut String) {
     for _ in 0..40 + random.below(60) {
         if !live.is_empty() && random.below(10) < free_bias {
             let range = if random.below(20) == 0 {
-                // Not as allocated: refused.
+                // Not as allocated: rejected.
                 let page = lo + random.below(hi - lo);
                 pages(page, page + 1)
             } else {
@@ -259,7 +258,7 @@ fn agrees_with_the_naive_transcription_on_results_steps_and_cache() {
         }
     }
     assert_eq!(answers.lines().count(), wanted.lines().count());
-    // The comparison would be empty if the sequences never allocated or never searched.
+    // The comparison is meaningless if the sequences never allocate or never search.
     assert!(
         found > 300_000 && longest > 30,
         "{found} allocations, longest search {longest}"

@@ -1,4 +1,4 @@
-//! One suite over all allocators: random operations, judged by a brute-force reference.
+//! One suite over all allocators: random operations, checked against a brute-force reference.
 
 #[path = "support/common.rs"]
 mod common;
@@ -36,7 +36,7 @@ enum Step {
     Drain {
         cpu: bool,
     },
-    /// The mapping layer may flush whenever it likes.
+    /// The mapping layer may flush at any time.
     Flush {
         cpu: bool,
     },
@@ -55,8 +55,9 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Small spaces run full; the others lie across the boundaries at which some allocator changes its
-/// mind: 2 GiB, 4 GiB, 2^32 pages, and the end of the address width.
+/// Returns the address spaces under test. Small ones fill up. The others lie across the boundaries
+/// at which some allocator changes its behaviour: 2 GiB, 4 GiB, 2^32 pages, and the end of the
+/// address width.
 fn spaces() -> Vec<PfnRange> {
     vec![
         pages(1, 63),
@@ -84,7 +85,7 @@ impl<A: IovaAllocator> Run<'_, A> {
         self.reference.flushed();
     }
 
-    /// Allocates, flushing when asked to, and draining the other handle before a refusal is judged.
+    /// Allocates. Flushes on request, and drains the other handle before it checks an exhaustion.
     fn alloc(&mut self, cpu: usize, request: &AllocRequest) -> Option<PfnRange> {
         let mut answer = self.allocator.alloc(&mut self.cpus[cpu], request);
         if answer == Err(AllocError::NeedsFlush) {
@@ -141,7 +142,7 @@ impl<A: IovaAllocator> Run<'_, A> {
                 limit,
                 cpu,
             } => {
-                // Half of the limits lie outside the space: the usual masks.
+                // Half of the limits are common masks, most of them outside the space.
                 let limit = match limit % 8 {
                     0..4 => self.page(limit / 8),
                     4..6 => 0xf_ffff,
@@ -165,8 +166,8 @@ impl<A: IovaAllocator> Run<'_, A> {
                 let Some(range) = PfnRange::new(Pfn::new(self.page(at)), pages) else {
                     return;
                 };
-                // A part of an allocated range is the mapping layer's to refuse: bitmaps do not
-                // know where ranges end.
+                // The mapping layer must reject a part of an allocated range: bitmaps do not record
+                // where ranges end.
                 if self
                     .reference
                     .live()
@@ -186,7 +187,7 @@ impl<A: IovaAllocator> Run<'_, A> {
         }
     }
 
-    /// Everything freed: the whole space can be had again, page by page, and not one page more.
+    /// Frees everything. Then exactly the whole space can be allocated again, page by page.
     fn finish(mut self) {
         for range in self.reference.live() {
             self.free(0, range);

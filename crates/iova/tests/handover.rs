@@ -1,8 +1,8 @@
-//! Magazines between processors: the shipped code under shuttle's schedules, random ones and all of
-//! a small case.
+//! Magazines that move between CPUs: the shipped code under shuttle's schedules, random ones and
+//! all of a small case.
 //!
-//! A ledger outside the allocator knows who owns which page; a page with two owners, or one that is
-//! lost, fails the test.
+//! A ledger outside the allocator records the owner of every page. A page with two owners, or a
+//! lost page, fails the test.
 
 #[path = "support/common.rs"]
 mod common;
@@ -15,7 +15,7 @@ use ringfence_types::{Lock, Pfn, PfnRange};
 use shuttle::sync::{Arc, Mutex, mpsc};
 use shuttle::thread;
 
-/// The embedder's lock: each `with` is a point where another task may run.
+/// The embedder's lock. At each `with`, shuttle may switch to another task.
 struct Shuttled<T>(Mutex<T>);
 
 impl<T> Lock<T> for Shuttled<T> {
@@ -28,7 +28,7 @@ fn shuttled<T>(value: T) -> Shuttled<T> {
     Shuttled(Mutex::new(value))
 }
 
-/// Who owns what, outside of shuttle's sight.
+/// The owner of every page, hidden from shuttle.
 #[derive(Default)]
 struct Owned(Ledger<Vec<PfnRange>>);
 
@@ -74,8 +74,8 @@ const TINY: MagazineLimits = MagazineLimits {
     total_pages: 256,
 };
 
-/// One task maps and hands over, another unmaps; a third works alone. At the end everything is free
-/// again.
+/// One task maps and passes ranges on, another unmaps them, and a third works alone. At the end
+/// every page is free again.
 fn hand_over<A>(make: impl Fn(PfnRange) -> A, space: PfnRange, rounds: usize)
 where
     A: IovaAllocator<FreeProof = ringfence_types::Flushed> + Send + Sync + 'static,
@@ -124,8 +124,7 @@ where
     }
     mapper.join().unwrap();
     unmapper.join().unwrap();
-    // The first drain empties what others left in the depot only when memory is short: ask for
-    // everything.
+    // The first drain leaves the depot's magazines full until memory is short: allocate everything.
     world.allocator.drain(&mut cpu);
     let mut all = Vec::new();
     while let Some(range) = world.alloc(&mut cpu, 1) {
@@ -175,7 +174,7 @@ fn magazines_under_preemption_bounded_schedules() {
     );
 }
 
-/// Every schedule of two tasks that take, give back and drain.
+/// Every schedule of two tasks that allocate, free and drain.
 #[test]
 fn magazines_under_all_schedules_of_a_small_case() {
     let limits = MagazineLimits { slots: 1, ..TINY };

@@ -1,6 +1,6 @@
-//! Frees of what was never handed out, of parts, of another allocator's ranges and through another
-//! processor's handle, between requests at every edge. No allocator panics, and none hands a page
-//! out that somebody has.
+//! Frees of ranges that were never allocated, of partial ranges, of another allocator's ranges, and
+//! through another CPU's handle, between requests at every edge. No allocator panics, and none
+//! allocates a page that is in use.
 
 #[path = "support/common.rs"]
 mod common;
@@ -12,11 +12,11 @@ use common::{Random, Words, domain_flushed, flushed, pages};
 use ringfence_iova::*;
 use ringfence_types::{Pfn, PfnRange, PhysAddr};
 
-/// Whether an allocator knows what is handed out.
+/// The builds in which an allocator detects ranges that are not allocated.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Knows {
     Always,
-    /// In debug builds; otherwise it trusts the mapping layer.
+    /// In debug builds; in release builds it trusts the mapping layer.
     InDebugBuilds,
 }
 
@@ -30,7 +30,7 @@ fn spaces() -> [PfnRange; 5] {
     ]
 }
 
-/// A range that overlaps the space, mostly.
+/// Returns a range that usually overlaps the space.
 fn anything(random: &mut Random, space: PfnRange) -> Option<PfnRange> {
     let edges = [0, 1 << 19, 1 << 20, 1 << 32, Pfn::MAX.get()];
     let lo = match random.below(8) {

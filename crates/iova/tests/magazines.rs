@@ -1,5 +1,5 @@
-//! What magazines promise beyond the role: bounds on what they hold, reclaim, and scarce addresses
-//! left to those who need them.
+//! Guarantees of the magazines beyond the trait: bounds on cached pages, reclaim, and scarce
+//! addresses reserved for narrow devices.
 
 #[path = "support/common.rs"]
 mod common;
@@ -41,7 +41,7 @@ fn give(subject: &Subject, cpu: &mut MagazineCpu, range: PfnRange) {
     assert!(subject.free(cpu, flushed(range)), "{range}");
 }
 
-/// Pages that are neither free nor part of `live`: what the magazines hold.
+/// Returns the number of pages in magazines: neither free nor part of `live`.
 fn held(subject: &Subject, space: PfnRange, live: u64) -> u64 {
     space.pages() - subject.free_pages() - live
 }
@@ -59,7 +59,7 @@ fn never_hold_more_than_their_limits() {
     let mut cpus: Vec<_> = (0..4).map(|_| subject.per_cpu()).collect();
     let mut random = Random::new(7);
     for _ in 0..40 {
-        // Everything is taken on one processor and given back on another.
+        // Allocate everything on one CPU and free it on another.
         let mut ranges = Vec::new();
         for _ in 0..400 {
             let order = random.below(11);
@@ -85,7 +85,7 @@ fn never_hold_more_than_their_limits() {
     for cpu in &mut cpus {
         subject.drain(cpu);
     }
-    // A new handle asks for everything: the depot gives in.
+    // A new handle requests the whole space: the depot releases its magazines.
     let mut cpu = subject.per_cpu();
     let whole = take(&subject, &mut cpu, space.pages(), MASK_32).unwrap();
     assert_eq!(subject.leased_pages(), 0);
@@ -105,7 +105,8 @@ fn one_handle_holds_no_more_than_its_share() {
     };
     let subject = make(space, limits);
     let mut cpu = subject.per_cpu();
-    // One magazine of single pages and one of pairs, and so on, until the share is spent.
+    // Allocate for one magazine of single pages, one of pairs, and so on, until the limit is
+    // reached.
     let mut ranges = Vec::new();
     for order in 0..=magazine::MAX_ORDER {
         for _ in 0..300 {
@@ -140,8 +141,8 @@ fn cached_pages_come_back_when_space_runs_out() {
         let cpu = if number < 2000 { &mut here } else { &mut there };
         give(&subject, cpu, range);
     }
-    // Own magazines and the depot are given up for a large request; another processor's are not
-    // reachable until it drains.
+    // A large request flushes the handle's own magazines and the depot. Another CPU's magazines are
+    // out of reach until that CPU drains them.
     assert!(matches!(
         take(&subject, &mut here, 4096, MASK_32),
         Err(AllocError::Exhausted { .. })
@@ -185,8 +186,8 @@ fn wide_devices_leave_narrow_addresses_alone() {
     let mut narrow = VecDeque::new();
     let mut wide = VecDeque::new();
     let mut random = Random::new(11);
-    // A 24-bit device with half of its pages live, churning, beside a device that reaches 32 bits
-    // and takes ever more.
+    // A 24-bit device keeps half of its pages live and reallocates them, while a 32-bit device
+    // allocates more and more.
     for _ in 0..2000 {
         narrow.push_back(take(&subject, &mut cpu, 1, MASK_24).unwrap());
     }
@@ -227,11 +228,10 @@ fn the_32_bit_space_first_then_above() {
         }
         low += 1;
     }
-    // Page 0 is not in the space, so that the lowest block is not whole.
+    // Page 0 is not in the space, so the lowest block is incomplete.
     assert_eq!(low, (1 << 20) / block - 1);
     assert!(take(&subject, &mut cpu, block, MASK_32).is_err());
-    // A page below 4 GiB is found for those who need it, and one that is freed there serves them
-    // again.
+    // A 32-bit device gets a page below 4 GiB, and its freed page serves the next one.
     let scarce = ranges.swap_remove(500);
     give(&subject, &mut cpu, scarce);
     assert_eq!(take(&subject, &mut cpu, block, MASK_32), Ok(scarce));
@@ -263,8 +263,8 @@ fn sizes_above_the_largest_order_are_exact() {
     assert_eq!((subject.free_pages(), subject.fragments()), (10_000, 1));
 }
 
-/// The pathology of EIOVAR section 5 and the sizes that Linux does not cache: no request ever
-/// inspects more than a path of the tree.
+/// The pathology of EIOVAR section 5, and the sizes that Linux does not cache: no request inspects
+/// more than a path of the tree.
 #[test]
 fn no_search_is_long() {
     let subject = make(pages(1, 0xf_ffff), MagazineLimits::DEFAULT);

@@ -1,5 +1,5 @@
-//! What the documents report about allocators besides Table 1: occupancy of EIOVAR's lists, search
-//! lengths, Linux's magazines.
+//! Published results about allocators other than Table 1 of the EIOVAR paper: occupancy of EIOVAR's
+//! lists, search lengths, Linux's magazines.
 
 #[path = "support/common.rs"]
 mod common;
@@ -16,9 +16,9 @@ fn space() -> PfnRange {
     pages(1, 0xf_ffff)
 }
 
-/// Deferred protection: two rings, buffers freed `W` at a time after the flush (EIOVAR section
-/// 6.2). Returns the mean number of freed ranges in the lists after an allocation, and the longest
-/// search of the second half.
+/// Simulates deferred protection: two rings, with buffers freed `W` at a time after the flush
+/// (EIOVAR section 6.2). Returns the mean number of freed ranges in the lists after an allocation,
+/// and the longest search of the second half.
 fn deferred(capacity: Capacity) -> (f64, u32) {
     const W: usize = 250;
     let mut eiovar = Eiovar::new(CachedTree::new(space()), capacity);
@@ -38,7 +38,7 @@ fn deferred(capacity: Capacity) -> (f64, u32) {
     let (mut held, mut samples, mut longest) = (0, 0_u32, 0);
     let rounds = 100_000;
     for round in 0..rounds {
-        // Two of three packets are received, as with a stream and its acknowledgements.
+        // Two of three packets are received, as in a stream with acknowledgements.
         let ring = usize::from(random.below(3) == 2);
         let slot = at[ring] % 512;
         at[ring] += 1;
@@ -59,12 +59,12 @@ fn deferred(capacity: Capacity) -> (f64, u32) {
     (held as f64 / f64::from(samples), longest)
 }
 
-/// AL06: below the high-water mark W = 250, k freed ranges are soon used up and the lists are empty
-/// until the next flush; from W on, nothing but the lists is needed.
+/// AL06: with k below the high-water mark W = 250, the lists run empty before the next flush. From
+/// k = W on, the lists serve every allocation.
 #[test]
 fn eiovar_needs_as_many_ranges_as_are_freed_at_once() {
-    // Within the window of W operations: k of them find the list filled k/2 on average, the rest
-    // find it empty.
+    // In each window of W operations, k operations find k/2 ranges on average in the lists. The
+    // others find the lists empty.
     for k in [1, 8, 64, 240] {
         let (mean, longest) = deferred(Capacity::AtMost(k));
         let law = (k * k) as f64 / 2.0 / 250.0;
@@ -155,8 +155,8 @@ fn freebsd_is_first_fit_and_linear_only_above_the_boundary() {
     assert!(tree.alloc(&AllocRequest::new(1, LIMIT)).is_err());
 }
 
-/// Baselines f1 and f2: Linux caches ranges of up to 32 pages; larger ones search the tree each
-/// time.
+/// Baselines f1 and f2: Linux caches ranges of up to 32 pages and searches the tree for larger
+/// ones.
 #[test]
 fn linux_leaves_large_ranges_to_the_tree() {
     for (size, cached) in [
@@ -195,15 +195,15 @@ fn linux_exchanges_magazines_of_127_and_trims_the_depot() {
     let mut live: Vec<_> = (0..127 * 8)
         .map(|_| rcache.alloc(&mut here, &one).unwrap().range)
         .collect();
-    // Two magazines stay with the processor; each further one that is full goes to the depot when
-    // the next range comes.
+    // Two magazines stay with the CPU. Each further full magazine goes to the depot when the next
+    // range is freed.
     for (freed, depot) in [(254, 0), (1, 1), (126, 1), (1, 2), (127, 3)] {
         for range in live.drain(..freed) {
             assert!(rcache.free(&mut there, flushed(range)));
         }
         assert_eq!(rcache.depot_magazines(), depot);
     }
-    // Another processor takes them out again, whole.
+    // Another CPU takes whole magazines out again.
     for depot in [2, 1, 0] {
         for _ in 0..127 {
             assert_eq!(rcache.alloc(&mut here, &one).unwrap().steps, 0);
@@ -265,8 +265,8 @@ fn eiovar_holds_k_ranges_and_not_one_more() {
     }
 }
 
-/// The summary of a subtree counts aligned blocks, not length: thousands of gaps that are long
-/// enough but lie askew are not visited.
+/// The summary of a subtree counts aligned blocks, not length. A search does not visit thousands of
+/// gaps that are long enough but misaligned.
 #[test]
 fn free_space_is_not_led_astray_by_gaps_that_lie_askew() {
     let mut store = FreeSpace::new(pages(0, (1 << 16) - 1)).unwrap();
@@ -275,7 +275,7 @@ fn free_space_is_not_led_astray_by_gaps_that_lie_askew() {
         .unwrap()
         .range;
     assert_eq!(all, pages(0, (1 << 16) - 1));
-    // Gaps of 8 pages that begin 4 pages off, above one that is aligned.
+    // Gaps of 8 pages at an offset of 4 pages, above an aligned one.
     assert!(store.free(flushed(pages(0, 7)).into()));
     for block in 1..4000 {
         assert!(store.free(flushed(pages(block * 16 + 4, block * 16 + 11)).into()));

@@ -1,6 +1,6 @@
 //! Cycles, medians and a table.
 
-/// Time-stamp counter where there is one, nanoseconds elsewhere. Only ratios are printed as
+/// Returns the time-stamp counter on x86-64, nanoseconds elsewhere. Only ratios are printed as
 /// results.
 pub(crate) fn now() -> u64 {
     #[cfg(target_arch = "x86_64")]
@@ -18,7 +18,7 @@ pub(crate) fn now() -> u64 {
     }
 }
 
-/// The value below which `share` of the samples lie.
+/// Returns the value below which `share` of the samples lie.
 pub(crate) fn quantile(samples: &mut [f64], share: f64) -> f64 {
     samples.sort_by(f64::total_cmp);
     let at = (samples.len() - 1) as f64 * share;

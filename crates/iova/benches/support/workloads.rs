@@ -1,4 +1,4 @@
-//! What is measured: the rows of the baselines, on any allocator.
+//! The measured workloads: the rows of the baselines, on any allocator.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -14,7 +14,7 @@ use crate::clock::now;
 
 pub(crate) const LIMIT: Pfn = Pfn::new(0xf_ffff);
 
-/// An invalidation that costs nothing: allocation alone is measured.
+/// An invalidation without cost, so that only allocation is measured.
 struct Free;
 
 impl Invalidator for Free {
@@ -41,7 +41,7 @@ fn flushed(range: PfnRange) -> Flushed {
     }
 }
 
-/// An allocator and one handle: the two operations of every workload.
+/// An allocator with a handle. It provides the two operations of every workload.
 pub(crate) struct Port<'a, A: IovaAllocator> {
     allocator: &'a A,
     cpu: A::PerCpu,
@@ -88,28 +88,28 @@ impl Random {
     }
 }
 
-/// A workload on one thread: a number of pairs, and how to do them on ranges that are already live.
+/// A workload on one thread: the number of live ranges, their sizes, and the order of the pairs.
 #[derive(Clone, Copy)]
 pub(crate) struct Single {
     pub(crate) name: &'static str,
     pub(crate) live: usize,
-    /// The size of all ranges, or the largest of mixed ones.
+    /// The size of all ranges, or the maximum of mixed sizes.
     pub(crate) pages: u64,
     pub(crate) order: Order,
 }
 
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Order {
-    /// One ring, each slot freed and allocated again.
+    /// One ring; each slot is freed and allocated again.
     Ring,
-    /// Two rings, two thirds and one third of the ranges, the operations of which interleave at
+    /// Two rings with two thirds and one third of the ranges. Their operations interleave at
     /// random.
     TwoRings,
     /// One ring, freed in batches of 250.
     Batches,
     /// Slots in random order.
     Random,
-    /// Slots in random order, of random sizes up to the largest.
+    /// Slots in random order, with random sizes up to the maximum.
     RandomSizes,
 }
 
@@ -157,11 +157,11 @@ pub(crate) struct Runner<'a, A: IovaAllocator> {
     port: Port<'a, A>,
     work: Single,
     live: Vec<PfnRange>,
-    /// Slots and sizes are drawn before the clock starts.
+    /// Slots and sizes, drawn before the clock starts.
     plan: Vec<(u32, u32)>,
     random: Random,
     at: usize,
-    /// The other ring's slot that is free at the moment.
+    /// The slot of the other ring that is currently free.
     open: Option<usize>,
 }
 
@@ -191,7 +191,7 @@ impl<'a, A: IovaAllocator> Runner<'a, A> {
         }
     }
 
-    /// Runs `pairs` pairs; returns cycles a pair.
+    /// Runs `pairs` pairs and returns the cycles per pair.
     pub(crate) fn run(&mut self, pairs: usize) -> f64 {
         self.plan.clear();
         for _ in 0..pairs {
@@ -200,8 +200,7 @@ impl<'a, A: IovaAllocator> Runner<'a, A> {
                     self.at = (self.at + 1) % self.work.live;
                     self.at as u32
                 }
-                // The first two thirds are Rx; which ring is next is random, the slot within it is
-                // not.
+                // The first two thirds are Rx. The next ring is random; the slot within it is not.
                 Order::TwoRings => {
                     self.at += 1;
                     if self.random.below(3) < 2 {
@@ -230,7 +229,7 @@ impl<'a, A: IovaAllocator> Runner<'a, A> {
                     }
                 }
             }
-            // A slot is freed, another ring's free follows before it is filled again.
+            // Frees a slot; the other ring's free follows before the slot is filled again.
             Order::TwoRings => {
                 for (slot, _) in &plan {
                     let slot = *slot as usize;
@@ -259,8 +258,8 @@ impl<'a, A: IovaAllocator> Runner<'a, A> {
     }
 }
 
-/// Two threads, each with a ring of its own of 512 pages, on one allocator; cycles a pair of the
-/// slower one.
+/// Runs two threads on one allocator, each with its own ring of 512 pages. Returns the cycles per
+/// pair of the slower one.
 pub(crate) fn two_rings_two_threads<A>(allocator: &A, pairs: usize) -> f64
 where
     A: IovaAllocator + Sync,
@@ -304,7 +303,7 @@ struct Queue {
 const QUEUE: usize = 1024;
 const BATCH: usize = 64;
 
-/// Waits for the other thread: it may need this processor.
+/// Waits for the other thread, which may need this CPU.
 fn pause(spins: &mut u32) {
     *spins += 1;
     if spins.is_multiple_of(256) {
@@ -314,7 +313,8 @@ fn pause(spins: &mut u32) {
     }
 }
 
-/// One thread makes page numbers, the other consumes them; cycles a page from first to last.
+/// One thread produces page numbers, the other consumes them. Returns the cycles per page from the
+/// first to the last.
 fn across(
     pairs: usize,
     make: impl FnOnce(&mut dyn FnMut(&mut dyn FnMut() -> u64)) + Send,
@@ -360,7 +360,7 @@ fn across(
     (now() - start) as f64 / pairs as f64
 }
 
-/// Map on one thread, unmap on the other.
+/// Maps on one thread and unmaps on the other.
 pub(crate) fn map_here_unmap_there<A: IovaAllocator + Sync>(allocator: &A, pairs: usize) -> f64 {
     across(
         pairs,
@@ -381,7 +381,7 @@ pub(crate) fn map_here_unmap_there<A: IovaAllocator + Sync>(allocator: &A, pairs
     )
 }
 
-/// The queue of the workload above with nothing to do at its ends.
+/// The queue of the workload above, without any work at its ends.
 pub(crate) fn queue_alone(pairs: usize) -> f64 {
     across(
         pairs,

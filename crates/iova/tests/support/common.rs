@@ -1,4 +1,4 @@
-//! What several test binaries share.
+//! Helpers that several test binaries share.
 #![allow(dead_code)]
 
 use std::sync::atomic::AtomicU64;
@@ -8,7 +8,7 @@ use ringfence_types::{
     Pfn, PfnRange, PhysAddr, PhysMemory, TABLE_WORDS, Ticket, Unmapped, WholeDomain,
 };
 
-/// The domain all tests use.
+/// The domain of all tests.
 pub(crate) const DOMAIN: DomainId = DomainId::new(1);
 
 /// An invalidation interface that completes at once.
@@ -31,22 +31,22 @@ fn flush<B: Batch + std::fmt::Debug>(batch: B) -> Flushed<B> {
         .unwrap()
 }
 
-/// `range` after unmap and invalidation.
+/// Returns `range` after unmap and invalidation.
 pub(crate) fn flushed(range: PfnRange) -> Flushed {
     flush(Unmapped::attest_cleared(DOMAIN, range))
 }
 
-/// The proof of a domain flush.
+/// Returns the proof of a domain flush.
 pub(crate) fn domain_flushed() -> Flushed<WholeDomain> {
     flush(WholeDomain(DOMAIN))
 }
 
-/// The pages `lo..=hi`.
+/// Returns the pages `lo..=hi`.
 pub(crate) fn pages(lo: u64, hi: u64) -> PfnRange {
     PfnRange::inclusive(Pfn::new(lo), Pfn::new(hi)).unwrap()
 }
 
-/// A generator for tests (xorshift64): the same seed gives the same run everywhere.
+/// A random generator for tests (xorshift64). The same seed gives the same run everywhere.
 #[derive(Debug, Clone)]
 pub(crate) struct Random(u64);
 
@@ -66,7 +66,7 @@ impl Random {
         self.0
     }
 
-    /// A number below `bound`.
+    /// Returns a number below `bound`.
     pub(crate) fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound
     }
@@ -80,7 +80,7 @@ pub(crate) struct Words {
 }
 
 impl Words {
-    /// Room for one word a page of `space`, at 8 times its page number.
+    /// Creates memory with one word per page of `space`, at 8 times its page number.
     pub(crate) fn holding(space: PfnRange) -> Self {
         Self {
             first: space.lo().get(),

@@ -1,5 +1,5 @@
-//! The brute-force reference: the set of pages that are reserved, and what any allocator must
-//! answer given that set.
+//! The brute-force reference: the set of reserved pages, and the results it permits to any
+//! allocator.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,26 +8,25 @@ use ringfence_types::PfnRange;
 
 use super::common::pages;
 
-/// How an allocator may legitimately differ from "exactly the pages asked for, found whenever they
-/// exist".
+/// Permitted deviations from "exactly the requested pages, found whenever they exist".
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rules {
-    /// Up to this order, a range reserves the next power of two of pages; `None`: exactly its
-    /// pages.
+    /// Up to this order, a range reserves the next power of two of pages. `None` if a range
+    /// reserves exactly its pages.
     pub(crate) rounds_up_to: Option<u32>,
-    /// Rounded reservations start on a multiple of themselves.
+    /// True if rounded reservations are naturally aligned.
     pub(crate) natural: bool,
-    /// So do ranges that are not rounded: on a multiple of the next power of two.
+    /// True if ranges that are not rounded are aligned to the next power of two.
     pub(crate) natural_when_exact: bool,
-    /// A reservation lies at or below the limit as a whole, not just the pages asked for.
+    /// True if the whole reservation must lie at or below the limit, not only the requested pages.
     pub(crate) reservation_within_limit: bool,
-    /// `find` knows every allocated range.
+    /// True if `find` returns every allocated range.
     pub(crate) finds: bool,
-    /// Freed pages stay away until the domain is flushed.
+    /// True if freed pages are withheld until the domain is flushed.
     pub(crate) quarantines: bool,
-    /// Asks for flushes.
+    /// True if the allocator requests flushes.
     pub(crate) flushes: bool,
-    /// Ranges that were not handed out are refused in release builds too.
+    /// True if release builds also reject ranges that are not allocated.
     pub(crate) always_refuses: bool,
 }
 
@@ -43,8 +42,7 @@ impl Rules {
         always_refuses: true,
     };
 
-    /// The pages that a range of `count` pages reserves, and the order on which they are aligned by
-    /// themselves.
+    /// Returns the number of pages that a range of `count` pages reserves, and its alignment order.
     fn reserved(&self, count: u64) -> (u64, u32) {
         let order = count.next_power_of_two().trailing_zeros();
         match self.rounds_up_to {
@@ -83,7 +81,7 @@ impl Reference {
         lo..=lo + self.rules.reserved(range.pages()).0 - 1
     }
 
-    /// Judges a success.
+    /// Checks a successful allocation.
     pub(crate) fn allocated(&mut self, request: &AllocRequest, found: &Allocation) {
         let range = found.range;
         let lo = range.lo().get();
@@ -108,7 +106,7 @@ impl Reference {
         self.live.insert(lo, range);
     }
 
-    /// Judges an exhaustion: is there really no place?
+    /// Checks an exhaustion: no range may fit.
     pub(crate) fn exhausted(&self, request: &AllocRequest, error: AllocError) {
         assert_eq!(
             error,
@@ -148,7 +146,7 @@ impl Reference {
         self.quarantine.clear();
     }
 
-    /// Judges an answer of `find`.
+    /// Checks the result of `find`.
     pub(crate) fn found(&self, page: u64, answer: Option<PfnRange>) {
         let owner = self
             .live

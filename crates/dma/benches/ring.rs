@@ -1,11 +1,12 @@
-//! What a map and an unmap cost in a ring, in TSC cycles, amortised over bursts of 200: sides
-//! interleaved in one run, medians, spread and ratios. `cargo bench -p ringfence-dma --bench ring`;
-//! `-- --quick` takes a tenth of the time, `-- --long` longer samples, `-- NAME` only the sides
-//! whose name holds it and the floor.
+//! The cost of a map and an unmap in a ring, in TSC cycles, amortised over bursts of 200. The sides
+//! run interleaved in one process; the output has medians, spread and ratios.
 //!
-//! All sides execute everything but the hardware's part of an invalidation, which a profile
-//! charges: where a ratio includes it, the line says so. Absolute cycles are those of the machine
-//! and the moment; ratios are what counts.
+//! `cargo bench -p ringfence-dma --bench ring`: `-- --quick` takes a tenth of the time, `-- --long`
+//! takes longer samples, `-- NAME` runs only the floor and the sides whose name contains NAME.
+//!
+//! All sides execute everything except the hardware's part of an invalidation, which a profile
+//! charges. A line whose ratio includes that charge says so. Absolute cycles depend on the machine
+//! and its load; only ratios are meaningful.
 
 use std::cell::RefCell;
 use std::hint::black_box;
@@ -26,15 +27,15 @@ use ringfence_types::{
     PfnRange, PhysAddr, PhysRange, RequesterId, Ticket,
 };
 
-/// Maps and unmaps of a burst: the average of the documents' throughput workload.
+/// Maps and unmaps per burst: the average of the papers' throughput workload.
 const BURST: usize = 200;
-/// Bursts of a sample, one after the other: sides run in turn, and the first burst of each finds
-/// other sides' lines in the caches. With `--long` eight times as many, so that this counts an
+/// Consecutive bursts per sample. Sides alternate, and the first burst of each finds other sides'
+/// lines in the caches. `--long` uses eight times as many bursts, which reduces this effect to an
 /// eighth.
 const BURSTS: usize = 10;
-/// N of every ring: the live mappings and a burst fit.
+/// N of every ring: holds the live mappings and a burst.
 const SLOTS: u32 = 512;
-/// What an invalidation is charged (profile r210-2015: rIOMMU Table 1).
+/// Cycles charged for an invalidation (profile r210-2015: rIOMMU Table 1).
 const INVALIDATION: f64 = 2150.0;
 const FLOOR: &str = "floor: two stores, one clear";
 const DEVICE: RequesterId = RequesterId::new(0x18);
@@ -52,7 +53,7 @@ fn cycles() -> u64 {
     std::time::Instant::now().elapsed().as_nanos() as u64
 }
 
-/// Takes every request at once.
+/// Accepts every request and completes it at once.
 #[derive(Default)]
 struct Done(u64);
 
@@ -123,7 +124,7 @@ impl Board {
     }
 }
 
-/// An embedder's lock that does nothing but exclude: one exchange, one store.
+/// The smallest embedder's lock: one exchange, one store.
 struct Spin<T>(AtomicBool, RefCell<T>);
 
 impl<T> Spin<T> {
@@ -144,7 +145,7 @@ impl<T> Lock<T> for Spin<T> {
     }
 }
 
-/// The buffer of a descriptor: 1500 bytes, not aligned to anything.
+/// Returns the buffer of a descriptor: 1500 bytes, unaligned.
 #[inline(always)]
 fn buffer(op: usize) -> PhysRange {
     match PhysRange::new(PhysAddr::new((1 << 30) + op as u64 * 2112), 1500) {
@@ -167,8 +168,8 @@ fn side(name: &str, run: impl FnMut() + 'static) -> Side {
     }
 }
 
-/// The least that a pair does: two words stored, the second with the slot's turn, and one cleared,
-/// after a look at what was there.
+/// The minimum work of a pair: map checks that the entry is clear and stores its two words; unmap
+/// reads and clears one word.
 fn floor(board: &Board) -> impl FnMut() + 'static {
     let memory = board.memory;
     let base = board.frames.alloc_contiguous(4).expect("memory");
@@ -199,12 +200,12 @@ fn floor(board: &Board) -> impl FnMut() + 'static {
 
 type Owned = OwnedRing<'static, u32>;
 
-/// How a driver gets at its ring.
+/// The way a driver accesses its ring.
 trait Access {
     fn with<R>(&mut self, critical: impl FnOnce(&mut Owned) -> R) -> R;
 }
 
-/// It is the driver's own.
+/// The driver owns the ring.
 struct Mine(Owned);
 
 impl Access for Mine {
@@ -214,7 +215,7 @@ impl Access for Mine {
     }
 }
 
-/// Several processors' drivers share it.
+/// Drivers on several CPUs share the ring.
 struct Ours<L>(L);
 
 impl<L: Lock<Owned>> Access for Ours<L> {
@@ -224,7 +225,7 @@ impl<L: Lock<Owned>> Access for Ours<L> {
     }
 }
 
-/// A driver's bursts on a ring; `EACH` makes every entry visible by itself.
+/// Runs a driver's bursts on a ring. If `EACH` is true, it makes every entry visible separately.
 fn owned<const EACH: bool, A: Access + 'static>(
     board: Board,
     choice: SlotChoice,
@@ -270,7 +271,7 @@ fn owned<const EACH: bool, A: Access + 'static>(
     }
 }
 
-/// The same bursts through the layer.
+/// Runs the same bursts through the layer.
 fn layered<S: Space + 'static, F: Flush<S, u32> + 'static>(
     mut board: Board,
     flush: F,

@@ -1,5 +1,5 @@
-//! The deferred queues between processors under shuttle's schedules: no range is freed before its
-//! invalidation has completed, none twice, none never.
+//! The deferred queues of several CPUs under shuttle's schedules. Every range is freed exactly
+//! once, and only after its invalidation has completed.
 
 #[path = "support/machine.rs"]
 mod machine;
@@ -25,7 +25,7 @@ use shuttle::thread;
 const PAGE: u64 = 4096;
 const DOMAINS: u16 = 2;
 
-/// Refuses a range that a device may still reach, or that is not out.
+/// Rejects the free of a range that a device may still reach, or that is not allocated.
 struct Judge {
     inner: Locked<CachedTree, Shuttled<CachedTree>>,
     hardware: Port,
@@ -74,7 +74,7 @@ impl IovaAllocator for Judge {
 
 type Space = Paged<Judge, PlainTable<SecondStage>>;
 
-/// Two processors map and unmap in two domains while a third runs the timer; `fails` of the first
+/// Two CPUs map and unmap in two domains while a third runs the timer. `fails` of the first
 /// invalidations fail.
 fn run<F>(flush: F, fails: u64)
 where

@@ -1,5 +1,6 @@
-//! Table pages that go while others are needed in their place, under shuttle's schedules: no device
-//! faults inside a live grant, and no page is freed while a walk cache leads to it.
+//! Table pages that are freed while other maps need new ones in their place, under shuttle's
+//! schedules. No device faults inside a live grant, and no page is freed while a walk cache refers
+//! to it.
 
 #[path = "support/machine.rs"]
 mod machine;
@@ -24,10 +25,10 @@ use shuttle::thread;
 const PAGE: u64 = 4096;
 const FORMAT: SecondStage = SecondStage::new(Levels::Three);
 
-/// Pages that a leaf table translates.
+/// Number of pages that a leaf table translates.
 const LEAVES: u64 = 512;
 
-/// The walk cache: the leaf table that it leads to, by the range that the table translates.
+/// The walk cache: leaf tables by the range that they translate.
 #[derive(Default)]
 struct Walker {
     cached: BTreeMap<u64, Cursor>,
@@ -35,7 +36,7 @@ struct Walker {
 }
 
 impl Walker {
-    /// Where a device's access to `page` ends up.
+    /// Returns the physical address that a device's access to `page` reaches.
     fn access(&mut self, arena: &Arena, root: PhysAddr, page: Pfn) -> Option<PhysAddr> {
         let region = page.get() / LEAVES;
         let start = match self.cached.get(&region) {
@@ -46,7 +47,7 @@ impl Walker {
         let leaf = walk(&FORMAT, arena, start, page.iova(), |cursor| {
             lowest = Some(cursor);
         });
-        // An access that faults leaves nothing behind.
+        // An access that faults caches nothing.
         if leaf.is_ok()
             && let Some(cursor) = lowest
         {
@@ -80,7 +81,7 @@ impl Invalidator for Port {
     }
 
     fn poll(&mut self, ticket: Ticket) -> Result<bool, InvalidationError> {
-        // Others run between the request and its completion.
+        // Let other tasks run between the request and its completion.
         thread::yield_now();
         let mut walker = self.0.lock().unwrap();
         let gone = std::mem::take(&mut walker.requests[ticket.get() as usize].1);
@@ -91,7 +92,7 @@ impl Invalidator for Port {
     }
 }
 
-/// Refuses frames that the walk cache leads to.
+/// Rejects the free of frames that the walk cache refers to.
 struct Judge {
     inner: Frames<std::sync::Arc<Arena>>,
     walker: World,
@@ -141,7 +142,8 @@ impl Platform for Processor {
 
 type Table = ReclaimingTable<SecondStage>;
 
-/// Two processors map, use and unmap pages that share a leaf table, which comes and goes.
+/// Two CPUs map, use and unmap pages that share a leaf table, which is repeatedly freed and
+/// allocated.
 fn run() {
     let walker = World::default();
     let arena = std::sync::Arc::new(Arena::new(64 * PAGE).unwrap());

@@ -1,7 +1,7 @@
-//! Two processors on one ring, under shuttle's schedules: what one has unmapped and not yet
-//! invalidated is not given to the other, no buffer comes back twice, none while the hardware may
-//! still lead to it. Where walkers do not snoop, what a device was told of is there, and what is
-//! back is gone, whichever processor wrote which line back.
+//! Two CPUs on one ring, under shuttle's schedules. A slot that one CPU unmapped is not reused by
+//! the other before its invalidation. Every buffer is returned once, and only after the hardware
+//! can no longer reach it. If walkers do not snoop, the device sees every entry that it received an
+//! address for, and no entry of a returned buffer, whichever CPU wrote the lines back.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex as Plain;
@@ -25,8 +25,8 @@ use shuttle::thread;
 
 const DEVICE: RequesterId = RequesterId::new(0x18);
 const TABLES: PhysAddr = PhysAddr::new(0x1000);
-/// Slots of the ring: too few for all that two processors want at once and, for walkers that do not
-/// snoop, two lines of entries.
+/// Returns the number of slots of the ring. It is too small for all maps that two CPUs attempt at
+/// once. If walkers do not snoop, it spans two lines of entries.
 const fn slots(coherency: Coherency) -> u32 {
     match coherency {
         Coherency::Coherent => 4,
@@ -43,8 +43,8 @@ impl<T> Lock<T> for Shuttled<T> {
     }
 }
 
-/// Every entry that the hardware has ever seen and was not told to forget, as (slot, first byte);
-/// and the buffers that are lent.
+/// Every entry that the hardware has seen and that was not invalidated, as (slot, first byte), and
+/// the buffers that are mapped.
 #[derive(Debug, Default)]
 struct World {
     cached: BTreeSet<(u32, u64)>,
@@ -57,8 +57,8 @@ type Shared<T> = std::sync::Arc<T>;
 const LINE: u64 = 64;
 type Line = [u64; LINE as usize / 8];
 
-/// What walkers see, and of each line how new that is: caches are coherent among processors, so no
-/// older copy overtakes a newer one.
+/// The memory that walkers see, with the age of each line. CPU caches are coherent, so an older
+/// copy never overwrites a newer one.
 #[derive(Debug)]
 struct Seen {
     arena: Arena,
@@ -66,8 +66,7 @@ struct Seen {
     clock: Plain<u64>,
 }
 
-/// Memory as one processor has it: what it has written back waits for its own fence and for nobody
-/// else's.
+/// The memory as one CPU accesses it. Its write-backs wait for its own fence only.
 struct Memory {
     processors: Shared<Arena>,
     seen: Shared<Seen>,
@@ -121,7 +120,7 @@ impl PhysMemory for Memory {
     }
 }
 
-/// One processor's view of the machine.
+/// One CPU's view of the machine.
 struct Processor {
     memory: Memory,
     frames: Frames<Shared<Arena>>,
@@ -136,7 +135,7 @@ struct Port {
 }
 
 impl Port {
-    /// What walkers read.
+    /// Returns the memory that walkers read.
     fn view(&self) -> &Arena {
         match self.coherency {
             Coherency::Coherent => &self.processors,
@@ -144,7 +143,7 @@ impl Port {
         }
     }
 
-    /// The device looks at the whole ring; what it sees stays in its cache.
+    /// The device reads the whole ring and caches what it sees.
     fn look(&self) {
         let mut world = self.world.lock().unwrap();
         for slot in 0..slots(self.coherency) {
@@ -182,7 +181,7 @@ impl Invalidator for Port {
     }
 
     fn poll(&mut self, _ticket: Ticket) -> Result<bool, InvalidationError> {
-        // Others run between the request and its completion.
+        // Let other tasks run between the request and its completion.
         thread::yield_now();
         Ok(true)
     }
@@ -217,7 +216,7 @@ enum Held {
     List(SgMapping<u64>),
 }
 
-/// A buffer of one piece, or of two.
+/// Maps a buffer of one piece, or of two.
 fn map(
     dma: &Dma<Space, Burst, u64>,
     cpu: &mut Cpu<Space, Burst, u64>,
@@ -356,7 +355,7 @@ fn two_processors(setup: RingSetup, most: u64) {
     ring.with(|ring| assert_eq!((ring.live(), ring.withheld()), (0, 0)));
 }
 
-/// Single buffers, and lists of two pieces among them.
+/// Maps single buffers, and lists of two pieces among them.
 fn under_all_schedules(choice: SlotChoice, coherency: Coherency) {
     let setup = RingSetup { choice, coherency };
     for most in 1..=2 {

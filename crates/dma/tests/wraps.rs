@@ -1,5 +1,5 @@
-//! Bitmaps between processors under shuttle's schedules: while one flushes for addresses, others
-//! take them, and it gets one all the same.
+//! Bitmaps shared by CPUs under shuttle's schedules. While one CPU flushes for addresses, others
+//! may allocate the released ones; every map succeeds nevertheless.
 
 #[path = "support/machine.rs"]
 mod machine;
@@ -18,8 +18,8 @@ use shuttle::thread;
 const PAGE: u64 = 4096;
 const PROCESSORS: u64 = 3;
 
-/// As many addresses as processors, each of which holds one at a time: there is always one for
-/// whoever asks often enough.
+/// There are as many addresses as CPUs, and each CPU holds one at a time. A CPU that retries often
+/// enough always finds one.
 fn run() {
     let hardware = Port(std::sync::Arc::default());
     let arena = std::sync::Arc::new(Arena::new(64 * PAGE).unwrap());

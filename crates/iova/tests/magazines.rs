@@ -231,7 +231,7 @@ fn the_32_bit_space_first_then_above() {
     // Page 0 is not in the space, so the lowest block is incomplete.
     assert_eq!(low, (1 << 20) / block - 1);
     assert!(take(&subject, &mut cpu, block, MASK_32).is_err());
-    // A 32-bit device gets a page below 4 GiB, and its freed page serves the next one.
+    // A freed block below 4 GiB serves the next request of a 32-bit device.
     let scarce = ranges.swap_remove(500);
     give(&subject, &mut cpu, scarce);
     assert_eq!(take(&subject, &mut cpu, block, MASK_32), Ok(scarce));

@@ -1,5 +1,5 @@
-//! Input that makes no sense: a typed error that says what and where, the state as before, never a
-//! panic.
+//! Invalid input: each call returns a typed error that names the reason and the range, leaves the
+//! state unchanged, and never panics.
 
 mod exhaustion;
 mod foreign;
@@ -28,7 +28,7 @@ fn segments<const N: usize>() -> [DmaSegment; N] {
 
 #[test]
 fn sizes_of_nothing_and_of_everything() {
-    // Nothing cannot be said: a range has at least one byte.
+    // An empty range cannot be expressed: a range has at least one byte.
     assert!(PhysRange::new(PhysAddr::ZERO, 0).is_none());
     let mut rig = Rig::<Product, Cached, _, u64>::new(Strict);
     let state = rig.state();
@@ -92,7 +92,7 @@ fn sizes_of_nothing_and_of_everything() {
         };
         assert!(expected(error.reason), "{error}");
     }
-    // Lists whose pages cannot even be counted.
+    // Lists whose page count overflows.
     let many = vec![whole(); 5000];
     let mut out = segments::<1>();
     let (_, error) = dma
@@ -159,7 +159,7 @@ fn unmaps_of_what_is_not_mapped() {
         assert_eq!(range.pages(ringfence_types::PageSize::Size4K), 3);
         let state = rig.state();
         let first = Pfn::containing(range.start()).get();
-        // (first page, pages): beyond, below, over the end, elsewhere, the end of the world
+        // (first page, pages): after, before, across the end, elsewhere, the highest page
         for (page, pages) in [
             (first + 3, 1),
             (first - 1, 3),
@@ -190,7 +190,7 @@ fn unmaps_of_what_is_not_mapped() {
             assert!(board.port.log.is_empty(), "nothing to invalidate");
             assert_eq!(rig.state(), state, "{wrong}");
         }
-        // Twice.
+        // Unmapped twice.
         let Rig {
             board,
             dma,
@@ -212,8 +212,8 @@ fn unmaps_of_what_is_not_mapped() {
     refused::<Tree, Gas>(true);
 }
 
-/// A tree knows the size of a range: a part of a mapping is refused where the table alone would
-/// clear it.
+/// A tree knows the size of a range: it rejects a part of a mapping that the table alone would
+/// clear.
 #[test]
 fn a_part_of_a_mapping() {
     let mut rig = Rig::<Tree, Plain, _, u64>::new(Strict);
@@ -247,8 +247,8 @@ fn a_part_of_a_mapping() {
     }
 }
 
-/// A rounded reservation is larger than some of its parts that it would also be made for: the table
-/// tells them from the whole.
+/// A part of a mapping can have the same rounded reservation as the whole mapping. The table
+/// distinguishes them.
 #[test]
 fn a_part_of_a_rounded_mapping() {
     fn refused<T: MakeTable>()
@@ -305,7 +305,8 @@ fn a_part_of_a_rounded_mapping() {
     refused::<Gas>();
 }
 
-/// A bitmap frees page by page: a part goes, the rest stays mapped until it is claimed.
+/// A bitmap frees page by page: the given part is freed, and the remaining part stays mapped until
+/// it is claimed.
 #[test]
 fn a_part_of_a_mapping_in_a_bitmap() {
     type Space = ringfence_dma::space::Paged<Bits, Plain>;
@@ -332,7 +333,7 @@ fn a_part_of_a_mapping_in_a_bitmap() {
     let (first, rest) = (whole.iova(), whole.iova().checked_add(PAGE).unwrap());
     let part = Mapping::claim(&at, IovaRange::new(first, PAGE).unwrap(), DIRECTION, 2);
     let _ = dma.unmap_single(&mut cpu, &mut board, &at, part).unwrap();
-    // Two of four pages are left to others, and the two in the middle to the mapping.
+    // Other maps get two of the four pages; the two in the middle stay with the mapping.
     for buffer in [3, 4] {
         let other = map(&mut board, &mut cpu, buffer, 1).unwrap();
         let pages = ringfence_types::PfnRange::covering(&other.range());
@@ -345,7 +346,7 @@ fn a_part_of_a_mapping_in_a_bitmap() {
     assert!(map(&mut board, &mut cpu, 7, 2).is_ok());
 }
 
-/// What an embedder prints names the device and the range.
+/// The text of an error names the device and the range.
 #[test]
 fn errors_say_what_and_where() {
     let mut rig = Rig::<Tree, Plain, _, u64>::new(Strict);

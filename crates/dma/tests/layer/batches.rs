@@ -1,4 +1,4 @@
-//! What an invalidation must purge before it releases a batch.
+//! The scope of the invalidation that releases a batch.
 
 use ringfence_dma::flush::RangeBatch;
 use ringfence_dma::space::ClearedRange;
@@ -8,8 +8,8 @@ fn pages(first: u64, count: u64) -> PfnRange {
     PfnRange::new(Pfn::new(first), count).unwrap()
 }
 
-/// A batch from which a table page was taken away is not released while walk caches may lead to
-/// that page.
+/// A batch from which a table page was unlinked is not released while walk caches may refer to that
+/// page.
 #[test]
 fn a_batch_is_covered_only_with_its_levels() {
     use CachedLevels::{All, Leaves};
@@ -36,7 +36,7 @@ fn a_batch_is_covered_only_with_its_levels() {
         }
         let case = format!("{taken:?} by {asked:?}");
         assert_eq!(batch.covered_by(&request(asked)), covered, "{case}");
-        // A batch that took this one over is no easier to release.
+        // A batch that absorbed this one needs the same scope.
         let mut other = RangeBatch::with_capacity(0);
         other.append(&mut batch);
         assert_eq!(

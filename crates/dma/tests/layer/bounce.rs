@@ -1,4 +1,4 @@
-//! Bounce buffers (HW15, OS17) against a plain copy, in all directions and at all alignments.
+//! Bounce buffers (HW15, OS17) compared with a plain copy, in all directions and at all alignments.
 
 use proptest::prelude::*;
 
@@ -11,7 +11,7 @@ use ringfence_types::{Direction, Iova, IovaRange, PhysAddr, PhysRange, Requester
 
 use crate::rig::*;
 
-/// The device reaches 4 MiB; the pool lies at 1 MiB, buffers lie above 8 MiB.
+/// The device reaches 4 MiB. The pool is at 1 MiB; buffers lie above 8 MiB.
 const REACH: u64 = 4 << 20;
 const POOL: u64 = 1 << 20;
 const HIGH: u64 = 8 << 20;
@@ -70,8 +70,7 @@ proptest! {
     ) {
         let mut rig = rig(128 << 10);
         let Bounced { board, dma, cpu, at } = &mut rig;
-        // An earlier user's bytes all over the pool, and a frame around the buffer that must not
-        // change.
+        // Data of an earlier user fills the pool. The frame around the buffer must not change.
         fill(board, POOL, 128 << 10, 0xee);
         let around = memory(HIGH, 16 * SLOT);
         fill(board, HIGH, 16 * SLOT as usize, 0x55);
@@ -84,8 +83,8 @@ proptest! {
         let slot = *mapping.bounce().unwrap();
         prop_assert_eq!(placed.range.start().get(), slot.copy().start().get());
         prop_assert!(mapping.range().last().get() < REACH);
-        // Same low bits, as many slots as needed, and the device finds the buffer's bytes and
-        // zeroes around them (A34).
+        // The low bits are the same, the number of slots is exact, and the device sees the buffer's
+        // bytes with zeroes around them (A34).
         prop_assert_eq!(mapping.iova().offset_in(SLOT), buffer.start().offset_in(SLOT));
         let slots = (buffer.start().offset_in(SLOT) + bytes).div_ceil(SLOT);
         let run = memory(slot.copy().start().get() / SLOT * SLOT, slots * SLOT);
@@ -95,7 +94,7 @@ proptest! {
         prop_assert_eq!(&seen[lead..lead + bytes as usize], &read(board, buffer)[..]);
         prop_assert!(seen[lead + bytes as usize..].iter().all(|b| *b == 0));
 
-        // The device writes a part of it; the processor must find that part, and only that part,
+        // The device writes a part of the buffer. The CPU must find that part, and only that part,
         // changed.
         let (a, b) = ((from * bytes as f64) as usize, (to * bytes as f64) as usize);
         let (a, b) = (a.min(b), a.max(b));
@@ -107,7 +106,7 @@ proptest! {
             dma.sync_for_cpu(&*board, &mapping);
             prop_assert_eq!(read(board, around), expected.clone());
             if direction != Direction::FromDevice {
-                // The processor's turn, and the device's again.
+                // The CPU owns the buffer, then the device again.
                 let ours = fill(board, buffer.start().get(), bytes as usize, 0x77);
                 dma.sync_for_device(&*board, &mapping);
                 prop_assert_eq!(read(board, slot.copy()), ours.clone());
@@ -116,14 +115,14 @@ proptest! {
         }
         let _ = dma.unmap_single(cpu, board, at, mapping).unwrap();
         prop_assert_eq!(read(board, around), expected);
-        // The slots are free: the pool takes its longest mapping again.
+        // The slots are free: the pool accepts its longest mapping again.
         let whole = memory(HIGH, 128 << 10);
         let (mapping, _) = dma.map_single(cpu, board, at, 8, whole, direction).unwrap();
         prop_assert_eq!(mapping.bounce().unwrap().copy().start().get(), POOL);
     }
 }
 
-/// Lists of pieces within reach and beyond it, against a plain copy.
+/// Lists with pieces inside and outside the device's reach, compared with a plain copy.
 #[test]
 fn lists_are_copied_piece_by_piece() {
     for direction in Direction::ALL {
@@ -148,7 +147,7 @@ fn lists_are_copied_piece_by_piece() {
         let nothing = IovaRange::new(Iova::ZERO, 1).unwrap();
         let mut out = [DmaSegment { range: nothing }; 5];
         let limits = SgLimits::default();
-        // With too little room nothing stays behind: the pool is whole for the next try.
+        // If the output array is too short, no slot stays allocated.
         for room in 0..5 {
             let out = &mut out[..room];
             let (buffer, error) = dma
@@ -189,7 +188,7 @@ fn lists_are_copied_piece_by_piece() {
             assert_eq!(direct, range.start().get() == piece.start().get());
             let seen = memory(range.start().get(), range.bytes());
             assert_eq!(&read(board, seen), bytes);
-            // The device answers in the first half.
+            // The device writes its answer into the first half.
             fill(board, range.start().get(), bytes.len() / 2, 0x99);
         }
         let check = |board: &Board| {
@@ -214,7 +213,7 @@ fn lists_are_copied_piece_by_piece() {
         // All slots are free again.
         let whole = memory(HIGH, 128 << 10);
         assert!(dma.map_single(cpu, board, at, 2, whole, direction).is_ok());
-        // And when there are none, the whole list is refused.
+        // If no slot is free, the whole list is rejected.
         let (_, error) = dma
             .map_sg(
                 cpu,
@@ -271,7 +270,7 @@ fn a_pool_runs_out_and_recovers() {
     } = &mut rig;
     let direction = Direction::FromDevice;
     let mut live = Vec::new();
-    // 64 slots, two a page.
+    // 64 slots, two per page.
     for id in 0..32 {
         let page = memory(HIGH + id * PAGE, PAGE);
         live.push(
@@ -287,7 +286,7 @@ fn a_pool_runs_out_and_recovers() {
         .map_single(cpu, board, at, 99, memory(HIGH, 1), direction)
         .unwrap_err();
     assert_eq!((buffer, error.reason), (99, MapReason::BeyondMask));
-    // Many at once: all or none.
+    // Many buffers in one call: all or none.
     let _ = dma
         .unmap_single(cpu, board, at, live.pop().unwrap())
         .unwrap();
@@ -310,7 +309,7 @@ fn a_pool_runs_out_and_recovers() {
         .unwrap();
     assert_eq!(back, [0, 1]);
     dma.unmap_multi(cpu, board, at, live, |_| {}).unwrap();
-    // Longer than a run never fits.
+    // A buffer longer than a run never fits.
     let (_, error) = dma
         .map_single(cpu, board, at, 1, memory(HIGH, (128 << 10) + 1), direction)
         .unwrap_err();
@@ -353,7 +352,7 @@ fn without_a_pool_it_is_an_error() {
             );
         }
     }
-    // Pools that are none.
+    // Invalid pools.
     for (start, bytes) in [(0, 1), (0, (128 << 10) - 1), (1024, 1 << 20), (1, u64::MAX)] {
         assert!(
             BouncePool::new(memory(start, bytes)).is_none(),

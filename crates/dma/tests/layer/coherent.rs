@@ -1,4 +1,4 @@
-//! Coherent memory comes back from every error, and is freed once no device reaches it.
+//! Every error returns coherent memory, and its pages are freed once no device reaches them.
 
 use ringfence_dma::FreeCoherentError;
 use ringfence_dma::flush::{Burst, Flush, Strict};
@@ -37,7 +37,7 @@ where
             let (error, rings) = dma.free_coherent(cpu, board, at, rings).unwrap_err();
             assert_eq!(error, FreeCoherentError::NotFlushed(expected));
             assert_eq!((rings.range(), rings.frames()), (range, &frames[..]));
-            // Still reachable, so nobody else gets the pages or the addresses.
+            // The device still reaches the memory, so neither pages nor addresses are reused.
             assert!(board.port.reaches(at.domain(), pages));
             assert_eq!((board.frames.outstanding(), out()), (free, 1));
             kept = Some(rings);

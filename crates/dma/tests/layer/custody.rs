@@ -1,4 +1,4 @@
-//! Buffers are never let go of while a device may reach them, whatever the driver drops.
+//! The layer never releases a buffer while a device may reach it, whatever the driver drops.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -75,8 +75,8 @@ fn a_dropped_processor_leaks_what_its_bursts_withhold() {
     assert!(freed.borrow().is_empty());
 }
 
-/// A refusal changes nothing: the device reaches the buffer as before, and a driver that drops the
-/// error has not freed it.
+/// A rejected unmap changes nothing: the device still reaches the buffer. A driver that drops the
+/// error does not free it.
 #[test]
 fn a_dropped_refusal_leaks_its_buffer() {
     let freed = Rc::new(RefCell::new(Vec::new()));

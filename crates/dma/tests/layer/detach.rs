@@ -1,6 +1,6 @@
-//! Domains and processors that come and go: identifiers are reused only when nothing of their last
-//! domain is cached, tokens of a domain that is gone reach no other, and every buffer comes back
-//! once.
+//! Domains and CPUs that are added and removed. An identifier is reused only when no entry of its
+//! last domain is cached. Tokens of a removed domain never affect another domain, and every buffer
+//! is returned once.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -32,8 +32,8 @@ enum Op {
     Detach(usize, usize, bool),
     Map(usize, usize),
     Unmap(usize, usize),
-    /// A token of a domain that is gone, through an attachment that is gone too or through that of
-    /// whoever has the identifier now.
+    /// Unmaps a token of a removed domain, through a stale attachment or through that of the domain
+    /// that now has the identifier.
     UnmapDead(usize, usize, bool),
     EndBurst(usize, usize),
     Retire(usize),
@@ -61,7 +61,7 @@ struct World<A: Make, F: Flush<Space<A, Cached>, u64>> {
     board: Board,
     dma: Dma<Space<A, Cached>, F, u64>,
     cpus: Vec<Cpu<Space<A, Cached>, F, u64>>,
-    /// One entry a device.
+    /// One entry per device.
     attached: Vec<Attachment>,
     gone: Vec<Attachment>,
     live: Vec<(Attachment, Mapping<u64>)>,
@@ -191,7 +191,7 @@ impl<A: Make, F: Flush<Space<A, Cached>, u64>> World<A, F> {
                 assert!(disconnected);
                 assert_eq!(left.is_some(), is_last);
                 assert!(!is_last || !used || teardown == Teardown::Forced);
-                // The context first: the unit could otherwise look the domain up again.
+                // The context first: otherwise the unit could look the domain up again.
                 let log = &board.port.log[logged..];
                 let context = Invalidation::Context(at.device());
                 let context = log.iter().position(|r| *r == context).unwrap();
@@ -210,7 +210,7 @@ impl<A: Make, F: Flush<Space<A, Cached>, u64>> World<A, F> {
                     .partition(|(other, _)| same(other));
                 self.live = live;
                 self.dead.extend::<Vec<_>>(dead);
-                // Nothing can be mapped in it any more, nor detached again.
+                // The domain accepts neither a map nor another detach.
                 let buffer = memory(0x10_0000, 64);
                 let refused = dma.map_single(cpu, board, &at, 0, buffer, Direction::ToDevice);
                 assert_eq!(refused.unwrap_err().1.reason, MapReason::NotAttached);
@@ -232,7 +232,7 @@ impl<A: Make, F: Flush<Space<A, Cached>, u64>> World<A, F> {
     fn end_burst(&mut self, at: Attachment, cpu: usize) {
         let (dma, board, cpu) = (&self.dma, &mut self.board, &mut self.cpus[cpu]);
         let back = &mut self.back;
-        // A failure keeps what is withheld for the next time.
+        // After a failure the buffers stay withheld for the next attempt.
         let _ = dma.end_burst(cpu, board, &at, Direction::Bidirectional, |buffer| {
             Self::came_back(back, buffer);
         });
@@ -299,7 +299,7 @@ impl<A: Make, F: Flush<Space<A, Cached>, u64>> World<A, F> {
         }
     }
 
-    /// Everybody cleans up. No buffer is missing, and no address.
+    /// Unmaps and removes everything. No buffer and no address may be missing.
     fn finish(&mut self) {
         self.board.port.trouble = None;
         while !self.live.is_empty() {
@@ -369,7 +369,7 @@ proptest! {
     }
 }
 
-/// What is not a single mapping, and outlives its domain.
+/// Scatterlists, coherent memory and withheld buffers that outlive their domain.
 #[test]
 fn other_tokens_outlive_their_domain() {
     let mut rig = Rig::<Tree, Plain, Strict, u64>::new(Strict);
@@ -403,7 +403,7 @@ fn other_tokens_outlive_their_domain() {
         .detach(cpu, board, at, Teardown::Forced, |_| {}, |_| panic!())
         .unwrap()
         .unwrap();
-    // All of it was the table's but the two pages of the rings.
+    // All frames belong to the table, except the two pages of the rings.
     let table = left.space.table().bytes() / PAGE;
     assert_eq!(board.frames.outstanding() as u64, table + 2);
     let heir = dma
@@ -485,7 +485,7 @@ fn copies_of_a_domain_that_is_gone_are_given_up() {
     assert_eq!(dma.bounce().unwrap().in_use(), 0);
 }
 
-/// The addresses in a processor's magazines and what it has queued.
+/// Addresses in a removed CPU's magazines and in its queue are freed.
 #[test]
 fn a_retired_processor_leaves_nothing_behind() {
     fn check<F: Flush<Space<Product, Cached>, u64>>(flush: F) {
@@ -506,7 +506,7 @@ fn a_retired_processor_leaves_nothing_behind() {
             let _ = dma.unmap_single(&mut cpu, board, at, mapping).unwrap();
         }
         assert!(free(dma) < all, "magazines hold something");
-        // A failure keeps it for the next time.
+        // A failure keeps the state for the next attempt.
         board.port.fail(0, 1, Trouble::Failed);
         let mut back = Vec::new();
         while let Err((_, left)) = dma.remove_cpu(cpu, board, |buffer| back.push(buffer)) {

@@ -1,4 +1,4 @@
-//! A mapping's direction becomes its permissions in the table, in every shape of mapping.
+//! A mapping's direction determines its permissions in the table, for every kind of mapping.
 
 use ringfence_dma::flush::Strict;
 use ringfence_dma::{DmaSegment, MapMultiRequest, SgLimits, SgRequest};

@@ -1,5 +1,5 @@
-//! Invalidations that fail: no buffer comes back unsafe, nothing grows, and what is owed can be
-//! settled.
+//! Failing invalidations: no buffer is returned while a device may reach it, memory stays bounded,
+//! and every cleared mapping can be invalidated later.
 
 use std::cell::RefCell;
 
@@ -130,8 +130,8 @@ fn a_multi_unmap_stops_at_what_is_not_mapped() {
     assert_eq!(back, [1, 2]);
 }
 
-/// Under a port that fails for ever: unmaps until `longest` are taken over, then every further one
-/// is owed.
+/// With a port that always fails: the policy accepts `longest` unmaps, then returns every further
+/// mapping to the caller.
 fn stays_bounded<F>(
     mut rig: Rig<Tree, Plain, F, u64>,
     longest: usize,
@@ -166,7 +166,7 @@ fn stays_bounded<F>(
         kept <= longest + 1,
         "{kept} ranges are kept, {longest} is the bound"
     );
-    // None of the addresses is free while a device may use it, and all are free once it may not.
+    // No address is free while a device may use it, and all are free once none can.
     assert_eq!(rig.accounts().out.borrow().len(), all.len());
     rig.board.port.trouble = None;
     for left in owed {
@@ -220,8 +220,8 @@ fn memory_stays_bounded_when_invalidations_fail() {
     });
 }
 
-/// Two processors' rings, a timer that fails over and over: each ring keeps its own ranges and no
-/// more than its bound.
+/// The queues of two CPUs with a timer that fails repeatedly: each queue keeps its own ranges and
+/// stays within its bound.
 #[test]
 fn a_failing_timer_gives_every_ring_its_own_back() {
     let config = QueueConfig {
@@ -286,13 +286,13 @@ fn a_burst_hands_up_nothing_that_is_not_purged() {
         } = &mut rig;
         let outcome = dma.unmap_single(cpu, board, at, mapping).unwrap();
         assert_eq!(Outcome::<u64>::into_buffer(outcome), None);
-        // Addresses of an open part are not reused; a part is closed by the unmap that finds it
-        // full.
+        // Addresses of an open part are not reused. The unmap that finds a part full ends it.
         let open = (id as usize).saturating_sub(1) / 4 * 4;
         let distinct: std::collections::BTreeSet<_> = pages[open..].iter().collect();
         assert_eq!(distinct.len(), pages.len() - open);
     }
-    // Two parts of four have been purged; the last two are not, and stay behind if the port fails.
+    // Two parts of four are invalidated. The last two mappings are not, and stay withheld if the
+    // port fails.
     rig.board.port.fail(0, 1, Trouble::Failed);
     let Rig {
         board,
@@ -306,7 +306,7 @@ fn a_burst_hands_up_nothing_that_is_not_purged() {
     assert_eq!(result, Err(InvalidationError::Failed));
     assert_eq!(back, (0..8).collect::<Vec<_>>());
     assert!(board.port.reaches(domain, pages[8]) && board.port.reaches(domain, pages[9]));
-    // The other directions are other bursts.
+    // Other directions belong to other bursts.
     dma.end_burst(cpu, board, at, Direction::ToDevice, |b| back.push(b))
         .unwrap();
     assert_eq!(back.len(), 8);
@@ -316,13 +316,13 @@ fn a_burst_hands_up_nothing_that_is_not_purged() {
     assert!(board.port.warm.is_empty());
 }
 
-/// A queue that all domains share is flushed by whichever processor fills it, also by one whose
-/// handle is older than a domain.
+/// Any CPU that fills the queue shared by all domains flushes it, even if its handle is older than
+/// a domain.
 #[test]
 fn the_shared_queue_frees_ranges_of_every_domain() {
     let deferred = Deferred::with(4, u64::MAX, std::cell::RefCell::new);
     let mut rig = Rig::<Tree, Plain, _, u64>::new(deferred);
-    // Mapped before there is another domain, so that the old processor's next call is its unmap.
+    // Mapped before another domain exists, so that the old CPU's next call is its unmap.
     let (early, _) = map(&mut rig, 3);
     let board = &rig.board;
     let later = rig
@@ -345,7 +345,7 @@ fn the_shared_queue_frees_ranges_of_every_domain() {
         cpu,
         at,
     } = &mut rig;
-    // Three on the new domain by the new processor, the last on the old one by the old processor.
+    // Three in the new domain by the new CPU, the last in the old domain by the old CPU.
     for id in 0..3 {
         let buffer = memory(0x10_0000, 64);
         let (mapping, _) = dma
@@ -363,8 +363,8 @@ fn the_shared_queue_frees_ranges_of_every_domain() {
     }
 }
 
-/// A driver that never ends its bursts is stopped before anything is cleared, by itself and in
-/// many.
+/// The layer stops a driver that never ends its bursts before it clears an entry, for single unmaps
+/// and for batches.
 #[test]
 fn a_burst_that_never_ends_is_bounded() {
     const MOST: u64 = 5;
@@ -401,8 +401,8 @@ fn a_burst_that_never_ends_is_bounded() {
     }
 }
 
-/// The bound holds for the mappings of one call as for those of many, in each direction by itself.
-/// What does not fit stays mapped, and fits once the burst has ended.
+/// The bound holds for the mappings of one call as for those of many calls, separately per
+/// direction. The excess mappings stay mapped, and fit after the end of the burst.
 #[test]
 fn a_burst_of_one_call_is_bounded() {
     const MOST: usize = 5;
@@ -461,7 +461,7 @@ fn a_burst_of_one_call_is_bounded() {
     }
 }
 
-/// Batches that are never to be full of themselves take no memory in advance.
+/// Batches without a limit allocate no memory in advance.
 #[test]
 fn batches_may_be_as_long_as_can_be_counted() {
     fn drive<F: Flush<Space<Tree, Plain>, u64>>(flush: F) {

@@ -1,4 +1,4 @@
-//! Scatterlists: what the device is told covers the list byte by byte, in order, within the limits.
+//! Scatterlists: the device's segments cover the list byte by byte, in order, within the limits.
 
 use proptest::prelude::*;
 
@@ -16,7 +16,7 @@ fn room(count: usize) -> Vec<DmaSegment> {
     vec![DmaSegment { range }; count]
 }
 
-/// Where the table leads, byte for byte.
+/// Returns the physical address behind every byte of the segments.
 fn bytes_behind<A: Make, T: MakeTable, F: Flush<Space<A, T>, u64>>(
     rig: &Rig<A, T, F, u64>,
     segments: &[DmaSegment],
@@ -39,7 +39,7 @@ fn bytes_of(pieces: &[PhysRange]) -> Vec<u64> {
         .collect()
 }
 
-/// Neither address nor translation is left of what was told.
+/// Asserts that neither addresses nor translations of the segments exist.
 fn assert_gone<A: Make, T: MakeTable, F: Flush<Space<A, T>, u64>>(
     rig: &Rig<A, T, F, u64>,
     segments: &[DmaSegment],
@@ -64,7 +64,7 @@ fn assert_within(segments: &[DmaSegment], pieces: &[PhysRange], limits: SgLimits
 }
 
 fn piece() -> impl Strategy<Value = PhysRange> {
-    // Page starts and page ends are what makes neighbours merge.
+    // Pieces that begin or end at a page boundary are likely to merge.
     let start = prop_oneof![(0_u64..64).prop_map(|page| page * PAGE), 0_u64..64 * PAGE,];
     let bytes = prop_oneof![(1_u64..4).prop_map(|pages| pages * PAGE), 1_u64..3 * PAGE,];
     (start, bytes).prop_map(|(start, bytes)| memory(start, bytes))
@@ -96,7 +96,7 @@ proptest! {
         let Rig { board, dma, cpu, at } = &mut rig;
         prop_assert_eq!(dma.unmap_sg(cpu, board, at, mapping).unwrap().0, 1);
         assert_gone(&rig, &out[..count]);
-        // The same with less room: refused and undone, or as good.
+        // The same with a shorter array: either rejected and undone, or it fits too.
         let full = out[..count].to_vec();
         let log = rig.board.port.log.len();
         let Rig { board, dma, cpu, at } = &mut rig;
@@ -110,17 +110,17 @@ proptest! {
                 prop_assert!(short < count);
                 prop_assert_eq!(error.reason, MapReason::TooManySegments);
                 assert_gone(&rig, &full);
-                // Whatever had been installed was purged before its addresses became free.
+                // Installed entries were invalidated before their addresses became free.
                 prop_assert!(rig.board.port.log.len() <= log + 1);
             }
             Err(other) => prop_assert!(false, "{:?}", other),
         }
     }
 
-    /// Where device-visible addresses are physical ones, neighbours need not meet at a page.
+    /// If device addresses are physical ones, adjacent pieces need not meet at a page boundary.
     #[test]
     fn identity_lists_lead_to_themselves(pieces in prop::collection::vec(piece(), 1..6), cuts in prop::collection::vec(1_u64..3 * PAGE, 0..4), limits in limits()) {
-        // A run of neighbours at any byte, behind what may be anywhere.
+        // A run of adjacent pieces, cut at any byte, after arbitrary ones.
         let mut pieces = pieces;
         let mut at = 200 * PAGE + 5;
         for bytes in cuts {
@@ -144,14 +144,14 @@ proptest! {
                 .collect();
             prop_assert_eq!(bytes_of(&told), bytes_of(pieces));
             assert_within(&out[..count], pieces, limits);
-            // No one range is the whole list.
+            // No single range represents the whole list.
             prop_assert_eq!(mapping.range(), None);
             let _ = dma.unmap_sg(&mut cpu, &mut board, &attached, mapping).unwrap();
         }
     }
 }
 
-/// A run is at consecutive pages or refused: neighbours that meet inside a page would share it.
+/// A run is mapped at consecutive pages or rejected: pieces that meet inside a page would share it.
 #[test]
 fn identity_runs_meet_where_pages_do() {
     use ringfence_dma::Space as Role;
@@ -197,8 +197,8 @@ fn neighbours_merge_as_far_as_the_limits_go() {
             None,
             1,
         ),
-        // The device-visible range begins at page 0xffd of 0xfff: the last page of three lies
-        // behind a boundary of 2 pages.
+        // The range begins at page 0xffd of 0xfff: the last of its three pages lies after a 2-page
+        // boundary.
         (vec![memory(0, 3 * PAGE)], 65536, Some(2 * PAGE), 2),
     ] {
         let mut rig = Rig::<Tree, Plain, _, u64>::new(Strict);

@@ -1,5 +1,5 @@
-//! The mapping layer against fakes that punish misuse: no hardware here, which it never meets but
-//! in memory.
+//! The mapping layer against fakes that detect misuse. The tests use no IOMMU model, because the
+//! layer and the unit communicate only through memory and the invalidation port.
 
 mod bad_input;
 mod batches;

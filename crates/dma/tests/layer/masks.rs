@@ -1,4 +1,4 @@
-//! Devices that do not reach everything (HW16, OS15), and spaces that never change (OS14).
+//! Devices with a limited DMA mask (HW16, OS15), and spaces that never change (OS14).
 
 use ringfence_dma::flush::{Never, Strict};
 use ringfence_dma::space::{Identity, Rounding, StaticTable};
@@ -13,7 +13,8 @@ use crate::rig::*;
 
 const DIRECTION: Direction = Direction::Bidirectional;
 
-/// 24, 30, 31 and 32 bits: no address beyond, and an exact error when there is none left.
+/// Masks of 14, 24, 30, 31 and 32 bits: no address lies above the mask, and exhaustion yields an
+/// exact error.
 #[test]
 fn nothing_lies_beyond_the_mask() {
     for bits in [14, 24, 30, 31, 32] {
@@ -30,7 +31,7 @@ fn nothing_lies_beyond_the_mask() {
         let half = (1 << (bits - 1)) - PAGE;
         let mut made = Vec::new();
         for id in 0..2 {
-            // A quarter of the arena at a time, as often as half the reach needs.
+            // At most 16 MiB at a time, and at most half of the device's reach.
             let buffer = memory(0, half.min(DATA));
             let (mapping, _) = dma
                 .map_single(cpu, board, at, id, buffer, DIRECTION)
@@ -57,7 +58,7 @@ fn nothing_lies_beyond_the_mask() {
     }
 }
 
-/// A page of which the device reaches only a part does not count.
+/// A page that the device reaches only in part is not allocated.
 #[test]
 fn half_a_page_is_none() {
     let mut rig = Rig::<Tree, Plain, _, u64>::with(Strict, 100, Iova::new(0x2ffe), Rounding::Exact);
@@ -82,13 +83,13 @@ fn half_a_page_is_none() {
     );
 }
 
-/// 32-bit addresses as long as there are any, then those above.
+/// 32-bit addresses first; higher ones only when those are exhausted.
 #[test]
 fn low_addresses_come_first() {
     let last = (1 << 20) + 3;
     let mut rig =
         Rig::<Tree, Plain, _, u64>::with(Strict, last, Iova::new(u64::MAX), Rounding::Exact);
-    // All but two pages of the low 4 GiB are taken.
+    // All but two pages of the low 4 GiB are allocated.
     let low = (1 << 20) - 3;
     {
         use ringfence_iova::{AllocRequest, IovaAllocator};
@@ -118,7 +119,7 @@ fn low_addresses_come_first() {
         error.reason,
         MapReason::Alloc(AllocError::Exhausted { .. })
     ));
-    // A low one that comes free is preferred again.
+    // A low address that becomes free is preferred again.
     let _ = dma.unmap_single(cpu, board, at, first.unwrap()).unwrap();
     let (mapping, _) = dma
         .map_single(cpu, board, at, 8, memory(0, 1), DIRECTION)
@@ -126,7 +127,7 @@ fn low_addresses_come_first() {
     assert_eq!(Pfn::containing(mapping.iova()), Pfn::new(2));
 }
 
-/// Power-of-two rounding reserves addresses and maps no memory there.
+/// Power-of-two rounding reserves additional addresses but maps no memory there.
 #[test]
 fn rounding_reserves_and_does_not_map() {
     for pages in 1..=17_u64 {
@@ -162,7 +163,8 @@ fn rounding_reserves_and_does_not_map() {
             at,
         } = &mut rig;
         let _ = dma.unmap_single(cpu, board, at, mapping).unwrap();
-        // The invalidation is of the whole reserved range, which an address mask says exactly.
+        // The invalidation covers the whole reserved range, which an address mask expresses
+        // exactly.
         assert!(matches!(
             board.port.log[..],
             [ringfence_types::Invalidation::Pages { range, .. }] if range == expected
@@ -171,8 +173,8 @@ fn rounding_reserves_and_does_not_map() {
     }
 }
 
-/// A static map of a whole guest: filled once, never touched by map and unmap, with the largest
-/// pages that fit (OS14, HW11).
+/// A static map of a whole guest: filled once with the largest pages that fit, and never changed by
+/// map and unmap (OS14, HW11).
 #[test]
 fn a_static_map_is_made_once() {
     let mut board = Board::new();
@@ -180,7 +182,7 @@ fn a_static_map_is_made_once() {
     let format = SecondStage::new(Levels::Four).with_pages_up_to(PageSize::Size2M);
     let coherency = ringfence_pgtable::Coherency::Coherent;
     let table = Table::new(format, domain, coherency, &*board.arena, &board.frames).unwrap();
-    // 2 MiB and two pages, of which the first and the last only in part.
+    // 2 MiB and two pages, of which the first and the last are covered only in part.
     let guest = [memory(0x1f_f800, 0x20_1000), memory(0x80_0000, PAGE)];
     StaticTable::fill(&table, &board, &guest).unwrap();
     for page in 0..DATA / PAGE {

@@ -17,8 +17,8 @@ fn requests(count: u64) -> Vec<MapMultiRequest<u64>> {
         .collect()
 }
 
-/// Any number of uses touches neither table nor allocator nor port, under any policy; the end does,
-/// once.
+/// Under any policy, any number of uses touches neither table, allocator nor port. The end of the
+/// pool does, once.
 fn lives<F: Flush<Space<Tree, Plain>, u64>>(flush: F, back_at_once: bool) {
     let mut rig = Rig::<Tree, Plain, F, u64>::new(flush);
     let Rig {
@@ -120,13 +120,13 @@ fn a_loan_of_another_device_is_not_taken() {
     let (loan, _out) = (mine.acquire().unwrap(), theirs.acquire().unwrap());
     let loan = theirs.release(loan).unwrap_err();
     mine.release(loan).unwrap();
-    // And never more than were lent.
+    // Nor more buffers than were acquired.
     let extra = theirs.acquire().unwrap();
     let mut fresh = dma.premap(cpu, board, &other, requests(1)).unwrap();
     assert!(fresh.release(extra).is_err());
 }
 
-/// A loan of a domain that is gone does not stand in for one of the domain that has its identifier.
+/// A buffer of a removed domain is not accepted for the domain that now has its identifier.
 #[test]
 fn loans_of_a_gone_domain_stay_out() {
     let mut board = Board::new();
@@ -151,7 +151,7 @@ fn loans_of_a_gone_domain_stay_out() {
     assert!(matches!(ended, Err(PremappedError::InUse(1, _))));
 }
 
-/// Bounced, it is the turns that move the bytes.
+/// If the buffers are bounced, `post` and `reap` copy the bytes.
 #[test]
 fn turns_move_bounced_bytes() {
     let pool = BouncePool::new(memory(0x10_0000, 128 << 10)).unwrap();

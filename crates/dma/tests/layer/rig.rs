@@ -1,5 +1,5 @@
-//! A board with a memory, frames that run dry, an allocator that keeps accounts and an invalidation
-//! port that goes wrong and remembers what devices may still reach.
+//! A machine with memory, a limited supply of frames, an allocator that records its ranges, and an
+//! invalidation port that can fail and records the pages that devices may still reach.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,35 +21,35 @@ use ringfence_types::{
 };
 
 pub(crate) const PAGE: u64 = 4096;
-/// Where buffers lie.
+/// End of the buffers.
 pub(crate) const DATA: u64 = 16 << 20;
-/// Where tables lie, above.
+/// Start of the tables, above the buffers.
 pub(crate) const TABLES: u64 = DATA;
 const TABLE_BYTES: u64 = 256 << 10;
-/// Eight leaf tables' worth of I/O virtual pages.
+/// The last I/O virtual page: eight leaf tables cover the space.
 pub(crate) const LAST_PAGE: u64 = 0xfff;
 
-/// What goes wrong at an invalidation.
+/// The failure of an invalidation.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Trouble {
-    /// It is not accepted.
+    /// The port rejects the request.
     Full,
-    /// It is accepted and fails.
+    /// The port accepts the request, which then fails.
     Failed,
 }
 
-/// The invalidation port, and the pages that devices may reach through their caches.
+/// The invalidation port, with the pages that devices may reach through their caches.
 #[derive(Debug, Default)]
 pub(crate) struct Port {
     pub(crate) log: Vec<Invalidation>,
-    /// Numbers of the requests that go wrong.
+    /// The range of requests that fail, and their failure.
     pub(crate) trouble: Option<(std::ops::Range<usize>, Trouble)>,
     pub(crate) warm: BTreeSet<(DomainId, u64)>,
     failed: BTreeSet<u64>,
 }
 
 impl Port {
-    /// A device has used these pages: they are cached.
+    /// Records that a device has used these pages, which caches them.
     pub(crate) fn touch(&mut self, domain: DomainId, pages: PfnRange) {
         for page in pages.lo().get()..=pages.hi().get() {
             self.warm.insert((domain, page));
@@ -60,7 +60,7 @@ impl Port {
         (pages.lo().get()..=pages.hi().get()).any(|page| self.warm.contains(&(domain, page)))
     }
 
-    /// The next `count` requests after `skip` go wrong.
+    /// Makes `count` requests fail, after `skip` successful ones.
     pub(crate) fn fail(&mut self, skip: usize, count: usize, trouble: Trouble) {
         let first = self.log.len() + skip;
         self.trouble = Some((first..first.saturating_add(count), trouble));
@@ -94,7 +94,7 @@ impl Invalidator for Port {
     }
 }
 
-/// Memory, frames, port and clock.
+/// The memory, the frames, the invalidation port and the clock.
 pub(crate) struct Board {
     pub(crate) arena: Rc<Arena>,
     pub(crate) frames: FaultyFrames<Frames<Rc<Arena>>>,
@@ -114,7 +114,7 @@ impl Board {
         }
     }
 
-    /// Every word of every table.
+    /// Returns every word of every table.
     pub(crate) fn words(&self) -> Vec<u64> {
         let words = (TABLE_BYTES / 8) as usize;
         self.arena
@@ -148,13 +148,13 @@ impl Platform for Board {
     }
 }
 
-/// An allocator that fails on demand, and checks that every range comes back once, as it was handed
-/// out.
+/// An allocator that fails on demand, and checks that every range is freed once, exactly as it was
+/// allocated.
 pub(crate) struct Accounts<A> {
     inner: A,
     pub(crate) out: RefCell<BTreeMap<u64, PfnRange>>,
     pub(crate) asked: Cell<u64>,
-    /// From this request on, and how.
+    /// The number of the first request that fails, and its error.
     pub(crate) fail: Cell<Option<(u64, AllocError)>>,
 }
 
@@ -234,7 +234,7 @@ pub(crate) type Plain = PlainTable<SecondStage>;
 pub(crate) type Cached = CachedTable<SecondStage>;
 pub(crate) type Gas = Reclaiming<SecondStage, RefCell<ReclaimingTable<SecondStage>>>;
 
-/// Allocators that a test can make over pages `1..=last`.
+/// Allocators that a test can create over pages `1..=last`.
 pub(crate) trait Make: IovaAllocator + Sized {
     fn make(last: u64) -> Self;
 }
@@ -267,11 +267,11 @@ impl Make for Product {
     }
 }
 
-/// Tables that a test can make and read.
+/// Tables that a test can create and read.
 pub(crate) trait MakeTable: IoPageTable + Sized {
     fn make(board: &Board, domain: DomainId) -> Self;
     fn leaf(&self, board: &Board, iova: Iova) -> Option<PhysAddr>;
-    /// Bytes of tables, as the table counts them.
+    /// Returns the memory of the tables in bytes, as the table counts it.
     fn bytes(&self) -> u64;
 }
 
@@ -347,7 +347,7 @@ impl MakeTable for Gas {
 
 pub(crate) type Space<A, T> = Paged<Accounts<A>, T>;
 
-/// A layer with one device and one processor.
+/// A layer with one device and one CPU.
 pub(crate) struct Rig<A: IovaAllocator, T: IoPageTable, F: Flush<Space<A, T>, B>, B> {
     pub(crate) board: Board,
     pub(crate) dma: Dma<Space<A, T>, F, B>,
@@ -357,7 +357,7 @@ pub(crate) struct Rig<A: IovaAllocator, T: IoPageTable, F: Flush<Space<A, T>, B>
 
 pub(crate) const DEVICE: RequesterId = RequesterId::new(0x18);
 
-/// What must be equal before and after a call that failed.
+/// The state that a failed call must not change.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct State {
     pub(crate) leaves: Vec<(u64, PhysAddr)>,
@@ -395,7 +395,7 @@ impl<A: Make, T: MakeTable, F: Flush<Space<A, T>, B>, B> Rig<A, T, F, B> {
         self.space().allocator()
     }
 
-    /// Every frame that is out is part of the table.
+    /// Asserts that every allocated frame is part of the table.
     pub(crate) fn assert_no_frame_lost(&self) {
         let frames = self.board.frames.outstanding() as u64;
         assert_eq!(frames * PAGE, self.space().table().bytes());

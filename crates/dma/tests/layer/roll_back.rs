@@ -1,5 +1,5 @@
-//! Fault injection at every allocation: after an error the layer is as it was, and everything that
-//! came in comes back.
+//! Fault injection at every allocation: after an error the layer is unchanged and every buffer is
+//! returned.
 
 use ringfence_dma::flush::{Flush, Strict};
 use ringfence_dma::{DmaSegment, MapError, MapMultiRequest, MapReason, SgLimits, SgRequest};
@@ -8,7 +8,7 @@ use ringfence_types::{Direction, FrameSource, InvalidationError, PhysRange};
 
 use crate::rig::*;
 
-/// The ways to map.
+/// The kinds of map calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Shape {
     Single,
@@ -28,7 +28,7 @@ fn pieces() -> [PhysRange; 3] {
     ]
 }
 
-/// Maps and, if that succeeds, unmaps. Buffers that come back are compared with those that went in.
+/// Maps and, on success, unmaps. Checks that the returned buffers are those passed in.
 fn perform<A: Make, T: MakeTable>(
     rig: &mut Rig<A, T, Strict, u64>,
     shape: Shape,
@@ -125,7 +125,7 @@ where
     Strict: Flush<Space<A, T>, u64, Outcome = ringfence_dma::Released<u64>>,
 {
     let mut rig = Rig::new(Strict);
-    // Something alive that must survive.
+    // A live mapping that must survive.
     let direction = Direction::ToDevice;
     let kept = rig.dma.map_single(
         &mut rig.cpu,
@@ -199,7 +199,7 @@ fn out_of_addresses() {
                 rig.accounts().fail_after(nth, error);
                 let refused = perform(&mut rig, shape).unwrap_err();
                 let expected = |reason| match error {
-                    // It was flushed, and that was not enough.
+                    // The domain was flushed, and no address became free.
                     AllocError::NeedsFlush => {
                         matches!(reason, MapReason::FlushRetriesExhausted { .. })
                     }
@@ -219,8 +219,8 @@ fn out_of_addresses() {
     }
 }
 
-/// When both the map and the invalidation that should undo it fail, nothing that a device may reach
-/// is used again, and the caller is told.
+/// If both the map and the invalidation that should undo it fail, the layer reuses nothing that a
+/// device may reach, and reports it.
 #[test]
 fn a_roll_back_that_fails_is_reported() {
     for (trouble, expected) in [
@@ -228,8 +228,8 @@ fn a_roll_back_that_fails_is_reported() {
         (Trouble::Failed, InvalidationError::Failed),
     ] {
         for shape in [Shape::List, Shape::Multi, Shape::Coherent] {
-            // The bitmap goes upwards: what comes first fits into the leaf table that exists, what
-            // comes next does not.
+            // The bitmap allocates upwards: the first piece fits into the existing leaf table, the
+            // next one does not.
             let mut rig = fresh::<Bits, Plain>();
             let Rig {
                 board,
@@ -241,7 +241,7 @@ fn a_roll_back_that_fails_is_reported() {
                 let filler = memory(0x10_0000, 0x1f0 * PAGE);
                 let filler = dma.map_single(cpu, board, at, 9, filler, Direction::ToDevice);
                 drop(filler);
-                // Frames that come back in falling order are pieces of their own.
+                // Frames freed in descending order become separate pieces.
                 let taken: Vec<_> = (0..0x20)
                     .map(|_| board.frames.alloc_zeroed().unwrap())
                     .collect();
@@ -259,8 +259,8 @@ fn a_roll_back_that_fails_is_reported() {
                 "{shape:?}"
             );
             assert!(!rig.board.port.log.is_empty());
-            // The addresses are given up, and no leaf leads anywhere; of coherent memory, the
-            // frames are given up too.
+            // The addresses are leaked, and no leaf refers to the memory. For coherent memory, the
+            // frames are leaked too.
             let after = rig.state();
             assert_eq!(after.leaves, before.leaves);
             assert!(after.ranges.len() > before.ranges.len(), "{shape:?}");

@@ -1,5 +1,5 @@
-//! A machine with two IOMMUs: what belongs to one means nothing to the other, although both have a
-//! domain of that number.
+//! A machine with two IOMMUs: each rejects the other's tokens, although both have a domain of that
+//! number.
 
 use ringfence_dma::flush::{Burst, Flush, Strict};
 use ringfence_dma::space::{Paged, Rounding};
@@ -58,7 +58,7 @@ impl<F: Flush<Mapped, u64>> Unit<F> {
         mapped.expect("room").0
     }
 
-    /// The domain goes, and another one gets its identifier.
+    /// Removes the domain; a new one gets its identifier.
     fn renew(&mut self) {
         let (cpu, board) = (&mut self.cpu, &mut self.board);
         let none = |_| panic!("nothing is withheld");
@@ -98,7 +98,7 @@ fn attachments_and_mappings_of_another_unit_are_refused() {
         let mapping = theirs.map(5);
         let before = ours.board.words();
         for at in [ours.at, theirs.at] {
-            // Ours, in a later generation, has not seen it off either.
+            // A later generation of this unit's domain does not make the token stale either.
             let (cpu, board) = (&mut ours.cpu, &mut ours.board);
             let again = ringfence_dma::Mapping::claim(&theirs.at, mapping.range(), BOTH, 5);
             let error = ours.dma.unmap_single(cpu, board, &at, again);
@@ -148,8 +148,8 @@ fn what_another_unit_owes_is_not_settled_here() {
     }
 }
 
-/// A handle brings nothing of its unit along: what it withholds there is still within reach of a
-/// device.
+/// A handle does not transfer buffers between units: a device of the other unit still reaches those
+/// that it withholds there.
 #[test]
 fn a_handle_of_another_unit_gives_nothing_back_here() {
     let mut ours = Unit::new(0, Burst::default());
@@ -187,7 +187,7 @@ fn a_device_has_one_domain() {
     let device = RequesterId::new(1);
     let shared = unit.dma.attach_to(device, Iova::new(u64::MAX), &other);
     assert_eq!(shared.err(), Some(AttachError::Attached(first)));
-    // Into its own domain it may come twice: that is the same attachment.
+    // Attaching the device to its own domain again returns the same attachment.
     let same = unit.dma.attach_to(device, Iova::new(u64::MAX), &unit.at);
     assert_eq!(same.ok(), Some(unit.at));
     unit.renew();

@@ -1,4 +1,4 @@
-//! What drivers and devices get wrong: refused with a reason, and nothing has changed.
+//! Errors of drivers and devices: the ring rejects them with a reason, and nothing changes.
 
 use std::cell::RefCell;
 
@@ -202,7 +202,7 @@ fn unmapped_twice_out_of_order_and_during_anothers_burst() {
         .collect();
     let ranges: Vec<_> = made.iter().map(Mapping::range).collect();
     let [a, b, c] = made.try_into().unwrap();
-    // Out of order, each on another processor.
+    // Out of order, and each on another CPU.
     {
         let Rig { board, dma, .. } = &mut rig;
         let Withheld = dma.unmap_single(&mut other_cpu, board, &at, c).unwrap();
@@ -216,8 +216,8 @@ fn unmapped_twice_out_of_order_and_during_anothers_burst() {
             "{reason:?}"
         );
     }
-    // The tail's slot is live; then it waits for this processor's burst; the other's slot stays
-    // withheld when this one ends its own.
+    // First the tail's slot is live. Then it waits for this CPU's burst. When this CPU ends its
+    // burst, the other CPU's slot stays withheld.
     assert!(is_full(rig.map(&at, buffer(0, 1)).unwrap_err()));
     rig.unmap(&at, a).unwrap();
     assert!(is_full(rig.map(&at, buffer(0, 1)).unwrap_err()));
@@ -255,7 +255,7 @@ fn another_device_or_a_narrow_mask_has_no_use_for_a_ring() {
     let other = rig.dma.attach_to(RequesterId::new(0x20), ANY, &at);
     assert_eq!(other, Err(AttachError::OtherDevice));
     assert!(rig.dma.attach_to(DEVICE, ANY, &at).is_ok());
-    // Ring 0 of four slots ends at 2^32, ring 1 begins at 2^48.
+    // Ring 0 with four slots ends at 2^32; ring 1 begins at 2^48.
     for (mask, ring, fits) in [
         (u64::from(u32::MAX), 0, true),
         (u64::from(u32::MAX) >> 1, 0, false),
@@ -278,8 +278,8 @@ fn another_device_or_a_narrow_mask_has_no_use_for_a_ring() {
     }
 }
 
-/// A static ring holds what stays mapped: coherent memory is one buffer of it, and never touches
-/// the ring beside it.
+/// A static ring holds long-lived mappings: coherent memory is one buffer of it, and never affects
+/// the other ring.
 #[test]
 fn a_static_ring_stands_beside_a_dynamic_one() {
     let mut rig = Rig::new(Strict, &[1, 4], ANY);
@@ -315,9 +315,9 @@ fn a_static_ring_stands_beside_a_dynamic_one() {
     assert_eq!(board.port.log[invalidated..], [ring(0)]);
 }
 
-/// Owned rings: a mapping is refused by another ring of the device, by the same ring of another
-/// device in a domain of the same number, and by the same ring of the device in another domain; by
-/// its own once, and not again.
+/// Owned rings: another ring of the device rejects a mapping. So does the same ring of another
+/// device in a domain of the same number, and the same ring of the device in another domain. The
+/// mapping's own ring accepts it once.
 #[test]
 fn an_owned_ring_unmaps_nothing_of_others() {
     let board = Board::new(Coherency::Coherent);
@@ -337,7 +337,7 @@ fn an_owned_ring_unmaps_nothing_of_others() {
     let mut mapping = own.map(&*memory, 7, &buffer(9, 9), TO).unwrap();
     let range = mapping.range().unwrap();
     for mut other in others {
-        // Something of the same address and length is live there.
+        // A mapping with the same address and length is live there.
         let theirs = other.map(&*memory, 8, &buffer(9, 9), TO).unwrap();
         mapping = other.unmap(&*memory, mapping).unwrap_err().0;
         assert_eq!((other.live(), other.withheld()), (1, 0));

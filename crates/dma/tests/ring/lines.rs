@@ -1,4 +1,4 @@
-//! `riommu-`: lines are written back, not entries, and before anybody relies on them.
+//! `riommu-`: the driver writes back lines, not entries, and before any walker needs them.
 
 use std::cell::RefCell;
 
@@ -73,7 +73,7 @@ type Shared = Dma<Rings<Ring, RefCell<Ring>>, Burst, u32>;
 
 const TO: Direction = Direction::ToDevice;
 
-/// A ring that processors share.
+/// Creates a ring that CPUs share.
 fn shared(board: &Board, slots: u32) -> (Shared, Attachment) {
     let mut dma = Dma::new(Burst::default());
     let rings = board.rings(SlotChoice::Tail, &[slots]);
@@ -117,8 +117,8 @@ fn the_layer_writes_lines_back_too() {
     assert_eq!(memory.drains() - drains, u64::from(2 * BURSTS));
 }
 
-/// The fence of one processor waits for no write-back of another: whoever tells the device, or
-/// invalidates, has written its own changes back, whoever was at the ring since.
+/// A fence of one CPU does not wait for another CPU's write-backs. A CPU that rings the doorbell or
+/// invalidates must therefore have written back its own changes, whichever CPU used the ring since.
 #[test]
 fn processors_wait_for_what_they_have_changed_themselves() {
     let mut here = Board::new(Coherency::NonCoherent);
@@ -131,7 +131,7 @@ fn processors_wait_for_what_they_have_changed_themselves() {
         dma.map_single(cpu, board, &at, n, memory, TO).unwrap().0
     };
 
-    // One goes on to the next line, the other passes by.
+    // One CPU advances to the next line; the other overtakes it.
     let mut live: Vec<_> = (0..5).map(|n| map(&mut mine, &mut here, n)).collect();
     live.extend((5..9).map(|n| map(&mut other, &mut there, n)));
     dma.sync_map(&mut other, &mut there, &at);

@@ -1,4 +1,4 @@
-//! What the driver as it is printed does wrong, and that the repaired one does not.
+//! Defects of the driver as published, which the repaired driver does not have.
 
 use std::cell::RefCell;
 
@@ -17,7 +17,7 @@ fn literal(board: &Board, slots: u32) -> RingAsPublished {
     board.rings(SlotChoice::Tail, &[slots]).remove(0).into()
 }
 
-/// Erratum 7: A, B, unmap B, C: C takes A's slot.
+/// Erratum 7: map A, map B, unmap B, map C: C overwrites A's slot.
 #[test]
 fn a_live_entry_is_overwritten() {
     let board = Board::new(Coherency::Coherent);
@@ -35,8 +35,8 @@ fn a_live_entry_is_overwritten() {
     );
 }
 
-/// Erratum 7: an unmap that unmaps nothing counts all the same, and the ring takes more than it
-/// has.
+/// Erratum 7: an unmap without effect still decrements the count, and the ring accepts more maps
+/// than it has slots.
 #[test]
 fn a_double_unmap_is_counted() {
     let board = Board::new(Coherency::Coherent);
@@ -56,8 +56,8 @@ fn a_double_unmap_is_counted() {
     assert_eq!(empty.nmapped(), (1 << 18) - 1, "18 bits");
 }
 
-/// Erratum 8: buffers are back, and slots taken again, while the cached entry leads to the old
-/// buffer.
+/// Erratum 8: buffers are returned, and slots reused, while the cached entry still refers to the
+/// old buffer.
 #[test]
 fn buffers_are_back_before_the_invalidation() {
     type Space = Rings<RingAsPublished, RefCell<RingAsPublished>>;
@@ -106,8 +106,8 @@ fn buffers_are_back_before_the_invalidation() {
     };
 }
 
-/// In its own order, and with a unit that does not lag, the literal driver does what the repaired
-/// one does.
+/// In ring order, and with a unit that does not lag, the driver as published behaves like the
+/// repaired one.
 #[test]
 fn in_order_nothing_is_wrong_with_the_table() {
     for coherency in [Coherency::Coherent, Coherency::NonCoherent] {

@@ -1,5 +1,5 @@
-//! Rings against hardware that caches all it can: no unit here, which the driver never meets but in
-//! memory.
+//! Rings against hardware that caches as much as possible. The tests use no IOMMU model, because
+//! the driver and the unit communicate only through memory.
 
 mod bad_input;
 mod lines;

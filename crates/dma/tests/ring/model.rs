@@ -1,5 +1,5 @@
-//! Random maps, unmaps, ends of bursts and failing invalidations, of one processor's own ring and
-//! of rings that two share, against a reference of what a device may reach and of what it must
+//! Random maps, unmaps, ends of bursts and failing invalidations, on an owned ring and on shared
+//! rings of two CPUs. A reference checks the entries that a device may reach and those that it must
 //! reach.
 
 mod subjects;
@@ -17,15 +17,15 @@ use crate::rig::*;
 
 const SLOTS: [u32; 2] = [3, 8];
 
-/// A mapping as the reference knows it.
+/// The reference's record of a mapping.
 #[derive(Debug, Clone)]
 struct Known {
     ring: usize,
     direction: Direction,
     pieces: Vec<(Place, PhysRange)>,
-    /// The device was told.
+    /// True if the device received the address.
     told: bool,
-    /// Unmapped, by which processor; the buffer is not back.
+    /// The CPU that unmapped it, while the buffer is withheld.
     withheld: Option<usize>,
 }
 
@@ -90,7 +90,7 @@ impl Checked<'_> {
             self.step(id, op, choice, lists);
             self.check(op);
         }
-        // Everything can be had back.
+        // Everything can be unmapped and returned.
         self.board.port.refuse = 0;
         self.board.port.fail = 0;
         for id in self.live() {
@@ -139,7 +139,7 @@ impl Checked<'_> {
                 self.subject.doorbell(&mut self.board);
                 self.known.values_mut().for_each(|known| known.told = true);
             }
-            // A cache writes back what it likes when it likes.
+            // A cache may write back any line at any time.
             Op::Evict(line) => self.board.memory.evict(TABLES.wrapping_add(line * 64)),
             Op::Trouble(refuse) => {
                 if *refuse {
@@ -151,7 +151,7 @@ impl Checked<'_> {
         }
     }
 
-    /// Nothing but a live mapping, by its own range and ring, is unmapped.
+    /// Unmap accepts only a live mapping, with its own range and ring.
     fn claim(&mut self, ring: usize, slot: u64) {
         let start = Iova::new((ring as u64) << 48 | slot << 30);
         let place = (ring as u16, slot as u32);
@@ -192,7 +192,7 @@ impl Checked<'_> {
         choice: SlotChoice,
     ) {
         let before = words(&self.board);
-        // Slots that are not free, and what they wait for.
+        // The slots in use, and the event that frees each.
         let mut taken: BTreeMap<Place, FullReason> = BTreeMap::new();
         for known in self.known.values() {
             let wait = if known.withheld.is_none() {
@@ -282,7 +282,8 @@ impl Checked<'_> {
         }
     }
 
-    /// What the device may reach is in custody, and what it was told of it does reach.
+    /// The ring holds every buffer that the device may reach, and the device reaches every buffer
+    /// whose address it received.
     fn check(&mut self, op: &Op) {
         let reachable = self.board.reachable();
         let mut granted: BTreeMap<Place, [u64; 2]> = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! What an owned ring refuses: mappings of others, ranges that nothing is mapped at, and rings that
+//! Rejections of an owned ring: mappings of other rings, ranges that are not mapped, and rings that
 //! were used before.
 
 use ringfence_dma::ring::{DirtyRingLines, OwnedRing, RingError, RingMapping, SlotChoice};
@@ -40,7 +40,7 @@ fn a_mapping_of_another_device_is_refused() {
     let _ = rings[1].unmap(&*boards[1].memory, of_other).unwrap();
 }
 
-/// Wherever unmaps stand, and however far the range is from there.
+/// Wherever the unmap cursor is, and however far the range is from it.
 #[test]
 fn a_range_that_is_not_exactly_a_mapping_is_refused() {
     const SLOTS: u32 = 4;
@@ -51,7 +51,7 @@ fn a_range_that_is_not_exactly_a_mapping_is_refused() {
     let start = |id, slot| RingIova::start(RingId::new(id), RingSlot::new(slot).unwrap());
     let mut tried = 0;
     for passed in 0..SLOTS {
-        // Unmaps stand before slot `passed`, which is live as all after it.
+        // The unmap cursor is at slot `passed`, which is live, as are all later slots.
         let mut held: Vec<_> = (0..SLOTS)
             .map(|n| {
                 ring.map(&*memory, n, &buffer(0x1000, BYTES), Direction::ToDevice)

@@ -1,5 +1,5 @@
-//! A board with a memory whose device side may lag behind, and an invalidation port that remembers
-//! every entry a device has ever seen.
+//! A machine whose devices may see older memory contents than its CPUs, with an invalidation port
+//! that records every entry a device has ever seen.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -16,23 +16,22 @@ use ringfence_types::{
 
 pub(crate) const DEVICE: RequesterId = RequesterId::new(0x18);
 pub(crate) const DOMAIN: DomainId = DomainId::new(1);
-/// Where tables lie.
+/// Base address of the tables.
 pub(crate) const TABLES: PhysAddr = PhysAddr::new(1 << 20);
 const BYTES: u64 = 8 << 20;
 
-/// One processor's way to the memory: what it has written back waits for its own fence and for
-/// nobody else's.
+/// One CPU's access to the memory. Its write-backs wait for its own fence only.
 pub(crate) type Memory = Rc<NonCoherent<Rc<Arena>>>;
 
-/// Names a slot of the device.
+/// A slot of the device: ring and slot index.
 pub(crate) type Place = (u16, u32);
 
-/// The invalidation port of a unit with the worst cache there could be: it keeps every valid entry
-/// that it ever saw, until the ring is invalidated.
+/// The invalidation port of a unit with the worst possible cache: it keeps every valid entry that
+/// it ever saw until the ring is invalidated.
 #[derive(Debug, Default)]
 pub(crate) struct Port {
     pub(crate) log: Vec<Invalidation>,
-    /// The next requests are not accepted, or are and fail.
+    /// The number of next requests that the port rejects, and the number that it accepts and fails.
     pub(crate) refuse: usize,
     pub(crate) fail: usize,
     failed: BTreeSet<u64>,
@@ -78,7 +77,7 @@ impl Invalidator for Port {
     }
 }
 
-/// Memory, frames and port.
+/// The memory, the frames and the invalidation port of one CPU.
 pub(crate) struct Board {
     pub(crate) memory: Memory,
     frames: Frames<Memory>,
@@ -92,7 +91,7 @@ impl Board {
         Self::over(NonCoherent::new(arena(), arena()), coherency)
     }
 
-    /// The same board as another processor has it, with a port of its own.
+    /// Returns the same board for another CPU, with its own port.
     pub(crate) fn processor(&self) -> Self {
         let (processors, devices) = (self.memory.processor_view(), self.memory.device_view());
         let memory = NonCoherent::new(Rc::clone(processors), Rc::clone(devices));
@@ -101,7 +100,7 @@ impl Board {
 
     fn over(memory: NonCoherent<Rc<Arena>>, coherency: Coherency) -> Self {
         let memory = Rc::new(memory);
-        // The first MiB: for coherent memory.
+        // The first MiB is for coherent memory.
         let region = PhysRange::new(PhysAddr::new(4096), (1 << 20) - 4096).unwrap();
         Self {
             frames: Frames::new(Rc::clone(&memory), region),
@@ -111,7 +110,7 @@ impl Board {
         }
     }
 
-    /// The rings of the device, of `slots` slots each.
+    /// Returns the rings of the device; `slots` gives their sizes.
     pub(crate) fn rings(&self, choice: SlotChoice, slots: &[u32]) -> Vec<Ring> {
         let setup = RingSetup {
             choice,
@@ -125,7 +124,7 @@ impl Board {
         .unwrap()
     }
 
-    /// What the unit's walks read.
+    /// Returns the memory that the unit's walks read.
     pub(crate) fn view(&self) -> &Arena {
         match self.coherency {
             Coherency::Coherent => self.memory.processor_view(),
@@ -133,14 +132,14 @@ impl Board {
         }
     }
 
-    /// The entry of a slot as the unit reads it.
+    /// Returns the entry of a slot as the unit reads it.
     pub(crate) fn entry(&self, (ring, slot): Place) -> RingPte {
         let device = RingDevice::read(self.view(), TABLES).unwrap();
         let table = RingTable::read(self.view(), &device, RingId::new(ring)).unwrap();
         RingPte::read(self.view(), &table, RingSlot::new(slot).unwrap()).unwrap()
     }
 
-    /// The device uses everything it can: all valid entries are cached from now on.
+    /// Makes the device cache all valid entries.
     pub(crate) fn warm(&mut self) {
         let device = RingDevice::read(self.view(), TABLES).unwrap();
         let mut seen = Vec::new();
@@ -158,7 +157,7 @@ impl Board {
         }
     }
 
-    /// Every entry that the device may use, cached or in memory, by slot.
+    /// Returns every entry that the device may use, cached or in memory, by slot.
     pub(crate) fn reachable(&mut self) -> BTreeMap<Place, BTreeSet<[u64; 2]>> {
         self.warm();
         self.port.cached.clone()
@@ -187,7 +186,8 @@ impl Platform for Board {
     }
 }
 
-/// A buffer of `bytes` bytes at `start`, which need not be in memory: nobody reads it.
+/// Returns a buffer of `bytes` bytes at `start`. It may lie outside memory, because no test reads
+/// it.
 pub(crate) fn buffer(start: u64, bytes: u64) -> PhysRange {
     PhysRange::new(PhysAddr::new(start), bytes).unwrap()
 }
@@ -200,7 +200,7 @@ pub(crate) fn is_full(reason: MapReason) -> bool {
     matches!(reason, MapReason::RingFull(_))
 }
 
-/// All words of all tables.
+/// Returns all words of all tables.
 pub(crate) fn words(board: &Board) -> Vec<u64> {
     let words = board.memory.words(TABLES, 1 << 13).unwrap();
     words

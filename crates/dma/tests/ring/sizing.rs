@@ -1,5 +1,5 @@
-//! N >= L + the longest burst: then no map waits, in the order of the ring. With fewer slots maps
-//! wait, and that is all they do.
+//! With N >= L + the longest burst, no map in ring order waits. With fewer slots maps wait, without
+//! any other effect.
 
 use std::collections::VecDeque;
 
@@ -52,7 +52,7 @@ proptest! {
                     prop_assert!(held.len() + withheld == slots, "{}", full);
                     let wait = if withheld > 0 { FullReason::BurstEnd } else { FullReason::Unmap };
                     prop_assert_eq!(full.reason, wait);
-                    // It names a slot that is what it says it waits for.
+                    // The state of the named slot matches the reason.
                     let named = board.entry((0, full.slot.get())).is_valid();
                     prop_assert_eq!(named, wait == FullReason::Unmap);
                     stalls += 1;

@@ -1,4 +1,4 @@
-//! Processors of one machine under shuttle's schedules.
+//! The CPUs of one machine under shuttle's schedules.
 #![allow(dead_code)]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,20 +26,20 @@ pub(crate) fn shuttled<T>(value: T) -> Shuttled<T> {
     Shuttled(Mutex::new(value))
 }
 
-/// What the hardware caches, and what it has been told; outside of shuttle's sight, but for the
-/// yields between a request and its end.
+/// The entries that the hardware caches, and the requests that it received. Hidden from shuttle,
+/// except for the yields between a request and its completion.
 #[derive(Debug, Default)]
 pub(crate) struct Hardware {
     pub(crate) cached: BTreeSet<(DomainId, u64)>,
-    /// What each request will have purged when it completes: only what was cached when it was
-    /// submitted.
+    /// The entries that each request removes at its completion: only those cached at its
+    /// submission.
     pub(crate) requests: BTreeMap<u64, (Invalidation, BTreeSet<(DomainId, u64)>)>,
     pub(crate) submitted: u64,
-    /// Each of these requests fails.
+    /// The requests that fail.
     pub(crate) failing: BTreeSet<u64>,
 }
 
-/// One processor's view of the machine.
+/// One CPU's view of the machine.
 pub(crate) struct Processor {
     pub(crate) arena: std::sync::Arc<Arena>,
     pub(crate) frames: std::sync::Arc<Frames<std::sync::Arc<Arena>>>,
@@ -70,7 +70,7 @@ impl Invalidator for Port {
     }
 
     fn poll(&mut self, ticket: Ticket) -> Result<bool, InvalidationError> {
-        // Others run between the request and its completion.
+        // Let other tasks run between the request and its completion.
         thread::yield_now();
         let mut hardware = self.0.lock().unwrap();
         let (_, named) = hardware.requests.remove(&ticket.get()).unwrap();

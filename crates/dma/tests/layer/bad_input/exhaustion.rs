@@ -1,5 +1,5 @@
-//! Addresses run out: the map that finds none changes nothing, and what a flush frees is found
-//! again.
+//! Exhausted addresses: the failing map changes nothing, and a later map finds addresses that a
+//! flush released.
 
 use ringfence_dma::MapReason;
 use ringfence_dma::flush::{Burst, Deferred};
@@ -9,7 +9,7 @@ use ringfence_types::{Iova, Pfn};
 use super::DIRECTION;
 use crate::rig::*;
 
-/// Addresses run out: what waits for a flush is flushed and the request tried again, once.
+/// If addresses are exhausted, the layer flushes the deferred unmaps and retries the request once.
 #[test]
 fn addresses_run_out() {
     const SPACE: u64 = 8;
@@ -32,14 +32,14 @@ fn addresses_run_out() {
                 .0,
         );
     }
-    // Nothing to flush: the error, and no retry without end.
+    // Nothing to flush: the map fails without endless retries.
     let (_, error) = dma
         .map_single(cpu, board, at, 9, buffer, DIRECTION)
         .unwrap_err();
     let exhausted = |limit| MapReason::Alloc(AllocError::Exhausted { pages: 1, limit });
     assert_eq!(error.reason, exhausted(Pfn::MAX));
     assert!(board.port.log.is_empty());
-    // All unmapped and none flushed: the flush happens, and the address comes.
+    // All unmapped and none flushed: the layer flushes, and the map succeeds.
     for mapping in kept.drain(..) {
         let _ = dma.unmap_single(cpu, board, at, mapping).unwrap();
     }
@@ -48,7 +48,7 @@ fn addresses_run_out() {
         .unwrap();
     assert_eq!(board.port.log.len(), 1);
     let _ = dma.unmap_single(cpu, board, at, mapping).unwrap();
-    // The flush fails: then that is the reason, and nothing becomes free.
+    // If the flush fails, the map reports that error, and no address becomes free.
     for id in 0..SPACE - 1 {
         kept.push(
             dma.map_single(cpu, board, at, id, buffer, DIRECTION)
@@ -69,7 +69,7 @@ fn addresses_run_out() {
         .unwrap();
     assert_eq!(kept.len(), SPACE as usize);
 
-    // A bitmap asks for its flush by itself.
+    // A bitmap requests its own flush.
     let mut rig = Rig::<Bits, Plain, _, u64>::with(ringfence_dma::flush::PerWrap, SPACE, mask, all);
     let Rig {
         board,
@@ -84,7 +84,7 @@ fn addresses_run_out() {
         let _ = dma.unmap_single(cpu, board, at, mapping).unwrap();
     }
     assert_eq!(board.port.log.len(), 2, "one flush a wrap");
-    // Others take whatever a flush releases: an end, and an error that says so.
+    // Other CPUs take every released address: the layer gives up with an error that reports it.
     let accounts = dma.space(at).unwrap().allocator();
     accounts.fail_after(0, AllocError::NeedsFlush);
     let (_, error) = dma
@@ -95,7 +95,7 @@ fn addresses_run_out() {
     assert!((2..100).contains(&flushes), "{flushes}");
     assert!(error.to_string().contains("flushes of the domain"));
 
-    // Withheld addresses come back at the end of the burst, which is the driver's to say.
+    // The end of the burst, which the driver decides, releases withheld addresses.
     let mut rig = Rig::<Tree, Plain, _, u64>::with(Burst::default(), SPACE, mask, all);
     let Rig {
         board,

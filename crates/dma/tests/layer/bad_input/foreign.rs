@@ -1,5 +1,4 @@
-//! What is another layer's, another device's or another domain's, and devices attached for a second
-//! time.
+//! Tokens of another layer, device or domain, and devices that are attached twice.
 
 use ringfence_dma::flush::Strict;
 use ringfence_dma::{AttachError, FreeCoherentError, MapReason, Mapping, UnmapReason};
@@ -25,7 +24,7 @@ fn attachments_of_another_layer_and_mappings_of_another_device() {
             ))
         })
         .unwrap();
-    // The first layer knows no second domain.
+    // The first layer has no second domain.
     let buffer = memory(0x10_0000, 1);
     let Rig {
         board,
@@ -88,7 +87,7 @@ fn attachments_of_another_layer_and_mappings_of_another_device() {
     let (error, rings) = dma.free_coherent(cpu, board, &other, rings).unwrap_err();
     assert_eq!(error, FreeCoherentError::NotMapped);
     dma.free_coherent(cpu, board, at, rings).unwrap();
-    // Both are still there.
+    // Both mappings are still live.
     let error = dma
         .unmap_multi(cpu, board, at, vec![theirs], |_| {})
         .unwrap_err();
@@ -119,7 +118,7 @@ fn attaching() {
         attach(&mut rig, 0xfff, Err(())),
         Some(AttachError::Space(()))
     );
-    // A space that answers for a domain that is not the next one.
+    // A space that belongs to a domain other than the next one.
     let stray = {
         let accounts = Accounts::new(Tree::make(1));
         let table = Plain::make(&rig.board, ringfence_types::DomainId::new(9));

@@ -1,4 +1,4 @@
-//! What the reference is held against: a layer of shared rings, and rings that one processor owns.
+//! The implementations under test: a layer of shared rings, and rings that one CPU owns.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -14,9 +14,9 @@ use ringfence_types::{Direction, Iova, IovaRange, PhysRange, RingId, RingIova};
 use super::SLOTS;
 use crate::rig::*;
 
-/// A ring layer with `SLOTS.len()` rings and two processors.
+/// A layer with `SLOTS.len()` rings and two CPUs.
 pub(super) trait Subject {
-    /// Where each piece was put.
+    /// Maps pieces and returns the address of each.
     fn map(
         &mut self,
         board: &mut Board,
@@ -26,7 +26,7 @@ pub(super) trait Subject {
         direction: Direction,
     ) -> Result<Vec<RingIova>, MapReason>;
     fn unmap(&mut self, board: &mut Board, cpu: usize, id: u64);
-    /// Unmaps something by its address alone, under the name of a ring. Whether that was done.
+    /// Unmaps a range by its address alone, as a mapping of `ring`. Returns true if that succeeded.
     fn claim(&mut self, board: &mut Board, ring: usize, range: IovaRange) -> bool;
     fn end_burst(
         &mut self,
@@ -36,7 +36,7 @@ pub(super) trait Subject {
         direction: Direction,
     ) -> Result<Vec<u64>, ()>;
     fn doorbell(&mut self, board: &mut Board);
-    /// Whether a burst is of one direction only.
+    /// True if a burst covers only one direction.
     fn by_direction(&self) -> bool;
 }
 
@@ -56,7 +56,7 @@ pub(super) struct Layer {
 
 impl Layer {
     pub(super) fn new(board: &Board, choice: SlotChoice) -> Self {
-        // Longer than any burst here: none is invalidated in parts.
+        // Longer than any burst of this test, so no burst is invalidated in parts.
         let mut dma = Dma::new(Burst::new(64));
         let first = dma
             .attach(DEVICE, Iova::new(u64::MAX), |domain| {
@@ -175,7 +175,7 @@ pub(super) struct Owner {
 impl Owner {
     pub(super) fn new(board: &Board, choice: SlotChoice) -> Self {
         let rings = board.rings(choice, &SLOTS);
-        // Drivers keep their ring's memory mapped for as long as they live; here, for ever.
+        // A driver keeps its ring's memory mapped for its lifetime; leak it here.
         let memory: &'static Memory = Box::leak(Box::new(board.memory.clone()));
         Self {
             rings: rings
@@ -209,7 +209,7 @@ impl Subject for Owner {
 
     fn unmap(&mut self, board: &mut Board, _cpu: usize, id: u64) {
         let (ring, mapping) = self.held.remove(&id).unwrap();
-        // Another ring refuses it and gives it back.
+        // Another ring rejects the mapping and returns it.
         let other = (ring + 1) % self.rings.len();
         let mapping = self.rings[other]
             .unmap(&*board.memory, mapping)

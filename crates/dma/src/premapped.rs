@@ -79,8 +79,8 @@ impl<B> Premapped<B> {
     /// Returns a buffer to the pool.
     ///
     /// # Errors
-    /// Returns the buffer if it belongs to another domain's pool, even one that had the same domain
-    /// identifier, or if no buffer of this pool is in use.
+    /// Returns the buffer if it belongs to another domain's pool, even if that domain had the same
+    /// identifier. Also if no buffer of this pool is in use.
     pub fn release(&mut self, loan: CpuOwned<B>) -> Result<(), CpuOwned<B>> {
         match self.in_use.checked_sub(1) {
             Some(lent) if loan.mapping.live.domain_handle == self.at.domain_handle => {

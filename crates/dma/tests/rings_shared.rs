@@ -1,7 +1,7 @@
 //! Two CPUs on one ring, under shuttle's schedules. A slot that one CPU unmapped is not reused by
 //! the other before its invalidation. Every buffer is returned once, and only after the hardware
-//! can no longer reach it. If walkers do not snoop, the device sees every entry that it received an
-//! address for, and no entry of a returned buffer, whichever CPU wrote the lines back.
+//! can no longer reach it. If walkers do not snoop, the device sees every entry whose address it
+//! received, and no entry of a returned buffer. This holds whichever CPU wrote the lines back.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex as Plain;

@@ -1,11 +1,11 @@
 //! The allocator of FreeBSD (AL07): allocated ranges in a tree that tracks the largest gap of each
 //! subtree.
 //!
-//! Source: EIOVAR section 7. It names the red-black tree, about 11 nodes visited per allocation,
-//! rebalancing at nearly every free, no cached node, and a linear iteration in the region above a
-//! boundary. The search itself follows FreeBSD's description of its "guest address space"
-//! allocator: first fit from the bottom of the low region, directed by the largest gap of each
-//! subtree. FreeBSD's unused page between ranges is omitted, because the EIOVAR paper does not
+//! Source: EIOVAR section 7. It names a red-black tree without a cached node, about 11 nodes
+//! visited per allocation, and rebalancing at nearly every free. In the region above a boundary it
+//! names a linear iteration. The search itself follows FreeBSD's description of its "guest address
+//! space" allocator: first fit from the bottom of the low region, directed by the largest gap of
+//! each subtree. FreeBSD's unused page between ranges is omitted, because the EIOVAR paper does not
 //! mention it.
 
 use ringfence_types::{Pfn, PfnRange};

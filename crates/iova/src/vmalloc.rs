@@ -2,8 +2,8 @@
 //! kernel's own virtual addresses.
 //!
 //! Source: EIOVAR section 9. It names what the two have in common: a red-black tree of allocated
-//! ranges, the position of the last freed range as a cache, and a walk from there, range by range,
-//! to a large enough hole. vmalloc walks upwards. The EIOVAR paper gives no further details. The
+//! ranges, and the position of the last freed range as a cache. From there both walk range by range
+//! to a large enough hole; vmalloc walks upwards. The EIOVAR paper gives no further details. The
 //! cache may skip ranges only under one condition: it changes the steps of an allocation, but never
 //! its result, which is first fit.
 

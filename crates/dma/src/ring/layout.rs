@@ -39,8 +39,8 @@ impl RingTables {
     /// Lays out tables for rings of `slots` slots each, from `base` up.
     ///
     /// # Errors
-    /// Returns [`RingError`] if a ring has no slots or too many, if there are no rings or too many,
-    /// or if `base` is misaligned or too high.
+    /// Returns [`RingError`] if a ring has no slots or too many, or if there are no rings or too
+    /// many. Also if `base` is misaligned or too high.
     pub fn new(base: PhysAddr, slots: &[u32]) -> Result<Self, RingError> {
         if slots.is_empty() || slots.len() > usize::from(u16::MAX) {
             return Err(RingError::Count { rings: slots.len() });

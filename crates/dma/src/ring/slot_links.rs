@@ -1,8 +1,8 @@
 //! The slots of one scatterlist.
 //!
 //! Each piece of a list takes the next slot, like any other buffer. The slots of a list need not be
-//! consecutive, so a list never waits for a gap of its size and may wrap around the end of the
-//! ring. The driver holds the first slot; this table links it to the others.
+//! consecutive: a list never waits for a gap of its size, and may wrap around the end of the ring.
+//! The driver holds the first slot; this table links it to the others.
 
 use alloc::vec::Vec;
 

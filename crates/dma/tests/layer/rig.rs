@@ -1,5 +1,5 @@
-//! A machine with memory, a limited supply of frames, an allocator that records its ranges, and an
-//! invalidation port that can fail and records the pages that devices may still reach.
+//! A machine with memory, a limited supply of frames, and an allocator that records its ranges. Its
+//! invalidation port can fail, and records the pages that devices may still reach.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};

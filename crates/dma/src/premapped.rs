@@ -76,7 +76,7 @@ impl<B> Premapped<B> {
         Some(CpuOwned { mapping })
     }
 
-    /// Returns a buffer to the pool.
+    /// Puts a buffer back into the pool.
     ///
     /// # Errors
     /// Returns the buffer if it belongs to another domain's pool, even if that domain had the same

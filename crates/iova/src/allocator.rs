@@ -105,7 +105,7 @@ pub struct Allocation {
     pub range: PfnRange,
     /// Number of search steps: existing ranges (or bitmap words) inspected after the first one.
     /// These are the iterations of the search loop (`rb_prev` calls of EIOVAR Fig. 2). Zero if a
-    /// cache supplied the range.
+    /// cache supplied the range. Each allocator documents deviations.
     pub steps: u32,
 }
 
@@ -228,7 +228,7 @@ pub trait IovaAllocator {
         let _ = (cpu, proof);
     }
 
-    /// Returns the ranges that the handle caches to the shared state. Call it before a CPU is
+    /// Moves the ranges that the handle caches to the shared state. Call it before a CPU is
     /// removed, or under memory pressure.
     fn drain(&self, cpu: &mut Self::PerCpu) {
         let _ = cpu;

@@ -1,8 +1,8 @@
 //! The allocator of Linux 3.4 (AL01): a red-black tree of allocated ranges, searched downwards from
 //! a cached node.
 //!
-//! Source: EIOVAR section 4 and Fig. 2. Where the figure is silent, the code follows Linux 3.4:
-//! without a cached node the search starts at the request's limit, and only requests up to the
+//! Source: EIOVAR section 4 and Fig. 2. Where the figure is silent, the code follows Linux 3.4.
+//! Without a cached node the search starts at the request's limit. Only requests whose limit is the
 //! 32-bit boundary use and move the cached node.
 //!
 //! It departs in one point: if a search from the cached node fails, a second search starts at the
@@ -24,7 +24,8 @@ pub type CachedRbTree<L> = Locked<CachedTree, L>;
 pub struct CachedTree {
     tree: RbTree<()>,
     space: PfnRange,
-    /// Requests with this limit start at the cached node and move it.
+    /// Requests with this limit start at the cached node and move it: the 32-bit boundary, or the
+    /// end of a smaller space.
     cached_limit: u64,
     /// C of Fig. 2 ("cached32_node"). NIL represents the top of the space.
     cache: Index,

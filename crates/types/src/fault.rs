@@ -57,6 +57,9 @@ pub enum FaultReason {
 impl FaultReason {
     /// Returns the fault reason code of the VT-d specification (section 7.1.3), or the nearest one.
     /// Reasons specific to a ring IOMMU return their own codes.
+    ///
+    /// [`NotPresent`](Self::NotPresent) returns the code of a denied read. A unit that reports a
+    /// write to a page that is not present uses the code of [`WriteDenied`](Self::WriteDenied).
     pub const fn code(self) -> u8 {
         match self {
             Self::RootNotPresent => 0x1,

@@ -140,7 +140,7 @@ impl<S: Space> FlushContext<'_, S> {
         }
     }
 
-    /// Returns a flushed range to the space of its domain.
+    /// Frees a flushed range into the space of its domain.
     #[inline]
     pub fn release(&mut self, range: Flushed) {
         self.free(
@@ -149,7 +149,7 @@ impl<S: Space> FlushContext<'_, S> {
         );
     }
 
-    /// Returns a range to the current space, which may require less than a completed flush.
+    /// Frees a range into the current space, which may require less than a completed flush.
     #[inline]
     pub fn release_current(&mut self, range: S::FreeProof) {
         self.free(self.domain_index, range);
@@ -215,7 +215,7 @@ impl<S: Space> FlushContext<'_, S> {
         }
     }
 
-    /// Returns the addresses that this CPU caches to the current space.
+    /// Frees the addresses that this CPU caches into the current space.
     pub(crate) fn drain(&mut self) {
         if let Some((space, cpu)) = self.space_and_cpu(self.domain_index) {
             space.drain(cpu);

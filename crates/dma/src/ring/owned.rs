@@ -44,7 +44,7 @@ pub struct OwnedRing<'m, B> {
 }
 
 /// The state that every map changes, on its own cache line. Consecutive stores to one line leave
-/// the CPU together; the number of different lines stored to determines the cost of a map.
+/// the CPU together. The cost of a map depends on how many different lines it stores to.
 #[derive(Debug)]
 #[repr(align(64))]
 struct MapCursor<'m> {

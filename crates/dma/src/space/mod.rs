@@ -283,7 +283,7 @@ pub trait Space {
     /// Permits reuse of all addresses that were unmapped in the domain before `proof`.
     fn flushed(&self, cpu: &mut Self::PerCpu, proof: Flushed<WholeDomain>);
 
-    /// Returns the addresses that the handle caches to the space.
+    /// Frees the addresses that the handle caches into the space.
     fn drain(&self, cpu: &mut Self::PerCpu);
 
     /// Clears the translations that the space [keeps](UnmapResult::Cached), as selected by `which`,

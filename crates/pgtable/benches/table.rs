@@ -1,8 +1,8 @@
-//! What a change of a table costs, in TSC cycles: sides interleaved in one run, medians, spread and
+//! Cost of table updates in TSC cycles. Runs the variants interleaved; prints medians, spread and
 //! ratios.
 //!
-//! `cargo bench -p ringfence-pgtable`, `-- --quick` for a tenth of the time. Absolute cycles are
-//! those of the machine and the moment; ratios are what counts.
+//! `cargo bench -p ringfence-pgtable`; `-- --quick` takes a tenth of the time. Absolute cycles
+//! depend on the machine and its load; only the ratios are comparable.
 
 #[path = "support/floor.rs"]
 mod floor;
@@ -17,13 +17,12 @@ use ringfence_types::{
 };
 
 const FORMAT: SecondStage = SecondStage::new(Levels::Four);
-/// Operations per sample: one burst of the documents (OS07).
+/// Operations per sample: one burst as in the papers (OS07).
 const OPS: u64 = 200;
 
 #[cfg(target_arch = "x86_64")]
 fn cycles() -> u64 {
-    // SAFETY: reads the time stamp counter, which every x86-64 processor lets programs read on
-    // Linux.
+    // SAFETY: RDTSC has no memory operands, and Linux permits it in user mode on every x86-64 CPU.
     unsafe { core::arch::x86_64::_rdtsc() }
 }
 
@@ -52,7 +51,7 @@ impl Platform {
     fn table(&self, coherency: Coherency) -> Table<SecondStage> {
         let table = Table::new(FORMAT, DomainId::new(1), coherency, self.mem, &self.frames)
             .expect("frames");
-        // Warm: 48 leaf tables linked, one page in each that stays.
+        // Warm up: link 48 leaf tables and leave one page mapped in each.
         for leaf in 0..48 {
             let place = request(leaf * 512 + 511, 1);
             table.map(self.mem, &self.frames, place).expect("frames");
@@ -79,19 +78,19 @@ fn range(first: u64, pages: u64) -> PfnRange {
     }
 }
 
-/// Pages as a ring hands them out: downward, one after the other.
+/// Pages in ring order: descending, one after the other.
 #[inline(always)]
 fn ring(op: u64) -> u64 {
     1534 - op % 500
 }
 
-/// Pages of a ring in laps of one burst: two laps in one leaf table, in turn.
+/// Pages of a ring in laps of one burst. Two laps alternate within one leaf table.
 #[inline(always)]
 fn refill(lap: u64, op: u64) -> u64 {
     4096 + lap % 2 * 256 + op
 }
 
-/// Pages of 48 tables in turn.
+/// Pages that cycle through 48 leaf tables.
 #[inline(always)]
 fn scattered(op: u64) -> u64 {
     op % 48 * 512 + op / 48
@@ -111,7 +110,7 @@ fn plain_pair<M: PhysMemory, S: FrameSource>(
     assert!(table.unmap(mem, range(black_box(first), pages)).is_ok());
 }
 
-/// The floor of [`plain_pair`].
+/// The lower bound of [`plain_pair`].
 #[inline(always)]
 fn bare_pair(bare: &Bare, first: u64, pages: u64) {
     let leaf = |first: u64| ((1 << 32) + (first << 12)) | 3;
@@ -144,15 +143,15 @@ fn cached_pair<M: PhysMemory, S: FrameSource>(
     );
 }
 
-/// Apart from what a side holds besides: were it part of that, every call that may change it would
-/// have the rest read again.
+/// Allocates the cache separately from the state that a variant captures. As part of that state,
+/// each call that may change the cache would force a reload of the rest.
 fn leaf_cache(table: &Table<SecondStage>) -> &'static mut LeafCache {
     Box::leak(Box::new(table.leaf_cache()))
 }
 
 struct Side {
     name: String,
-    /// Divides a sample: operations, or pages.
+    /// Divisor of a sample: operations or pages.
     units: u64,
     run: Box<dyn FnMut()>,
     samples: Vec<f64>,
@@ -267,7 +266,7 @@ fn non_coherent(sides: &mut Vec<Side>, kind: WriteBack) {
         &format!("{kind:?}: pair, burst of {OPS}"),
         OPS,
         move || {
-            // A burst of maps, one sync, a burst of unmaps, one sync.
+            // A burst of maps and one sync, then a burst of unmaps and one sync.
             for op in 0..OPS {
                 let map = request(black_box(ring(op)), 1);
                 table
@@ -302,8 +301,8 @@ fn non_coherent(sides: &mut Vec<Side>, kind: WriteBack) {
             dirty.sync(mem);
         },
     ));
-    // A ring in steady state: each step unmaps the buffer of an earlier lap and maps a fresh one,
-    // and one sync ends the burst, before the invalidation and the doorbell.
+    // A ring in steady state. Each step unmaps a buffer of an earlier lap and maps a new one. One
+    // sync ends the burst, before the invalidation and the doorbell.
     let mut dirty = DirtyLines::new();
     let cache = leaf_cache(table);
     let mut lap = 0;
@@ -328,8 +327,8 @@ fn non_coherent(sides: &mut Vec<Side>, kind: WriteBack) {
             lap += 1;
         },
     ));
-    // The floors of such bursts: their loads, stores, write-backs and waits by themselves. After a
-    // wait the lines are far away, and what follows must fetch them again.
+    // Lower bounds of such bursts: only their loads, stores, write-backs and waits. After a wait
+    // the lines are out of the cache, and later accesses must fetch them again.
     let start = PhysAddr::new(32 << 20);
     let words = mem.words(start, OPS as usize).expect("inside");
     for waits in [1, 2] {

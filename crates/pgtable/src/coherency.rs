@@ -1,21 +1,21 @@
-//! Whether the hardware's table walk snoops the processor's caches (HW08).
+//! Coherency of the IOMMU's table walk with CPU caches (HW08).
 
 use ringfence_types::{PhysAddr, PhysMemory};
 
-/// Bytes of a cache line: what is written back at a time.
+/// Bytes of a cache line, the unit of write-back.
 pub(crate) const LINE: u64 = 64;
 
-/// Whether the IOMMU's reads of tables snoop the processor's caches (VT-d extended capability C).
+/// Coherency of the IOMMU's table walk with CPU caches (VT-d extended capability C).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Coherency {
-    /// They do: stores need to be ordered, nothing else.
+    /// The walk snoops CPU caches. Stores need ordering only.
     Coherent,
-    /// They do not: every line touched must be written back to memory, and that waited for.
+    /// The walk does not snoop. The CPU must write back every dirty line and wait for completion.
     NonCoherent,
 }
 
 impl Coherency {
-    /// Writes the lines of `bytes` bytes from `at` back, where that is needed.
+    /// Writes back the cache lines of `bytes` bytes at `at` if the walk does not snoop.
     #[inline]
     pub(crate) fn write_back<M: PhysMemory + ?Sized>(self, mem: &M, at: PhysAddr, bytes: u64) {
         if self == Self::NonCoherent {
@@ -23,7 +23,7 @@ impl Coherency {
         }
     }
 
-    /// Waits for earlier write-backs, where there were any.
+    /// Waits for earlier write-backs if the walk does not snoop.
     #[inline]
     pub(crate) fn drain<M: PhysMemory + ?Sized>(self, mem: &M) {
         if self == Self::NonCoherent {
@@ -32,7 +32,7 @@ impl Coherency {
     }
 }
 
-// Out of line: a call is nothing beside a write-back, and the coherent path stays short.
+// Out of line: the call costs little next to a write-back, and the coherent path stays short.
 
 #[inline(never)]
 fn write_back_slow<M: PhysMemory + ?Sized>(mem: &M, at: PhysAddr, bytes: u64) {

@@ -1,8 +1,8 @@
-//! Root table and context tables of VT-d's legacy mode: from a device to its domain and table
-//! (HW02).
+//! Root table and context tables of VT-d legacy mode. They map a requester id to its domain and
+//! page table (HW02).
 //!
 //! Bits as in the VT-d specification, sections 9.1 "Root Entry" and 9.3 "Context Entry". Both
-//! tables have 256 entries of 128 bits: the root table is indexed by bus, a context table by device
+//! tables have 256 entries of 128 bits. The root table is indexed by bus, a context table by device
 //! and function.
 
 use core::fmt;
@@ -18,7 +18,7 @@ use crate::{Coherency, Levels, TableError};
 const PRESENT: u64 = 1;
 /// CTP and SLPTPTR.
 const POINTER: u64 = 0xffff_ffff_ffff_f000;
-/// Root entry, low word: bits 1..=11 are reserved; the high word is reserved altogether.
+/// Root entry, low word: bits 1..=11 are reserved. The whole high word is reserved.
 const ROOT_RESERVED: u64 = 0xffe;
 /// Context entry, low word: bits 4..=11 (1 is FPD, 2..=3 TT).
 const CONTEXT_RESERVED: u64 = 0xff0;
@@ -29,33 +29,33 @@ const CONTEXT_RESERVED_HIGH: u64 = 0xffff_ffff_ff00_0080;
 const TT_SHIFT: u32 = 2;
 const TT_TABLE: u64 = 0b00;
 const TT_PASS_THROUGH: u64 = 0b10;
-/// Reserved in VT-d, so that a unit of either kind stops the devices of the other instead of
-/// misreading their tables.
+/// Reserved in VT-d. A VT-d unit therefore faults on a ring context and a ring unit on a VT-d one,
+/// instead of misreading each other's tables.
 const TT_RINGS: u64 = 0b11;
-/// AW of a context with rings, whose addresses are 64 bits.
+/// AW of a ring context, whose addresses have 64 bits.
 const AW_RINGS: u64 = 0b000;
 /// DID.
 const DID_SHIFT: u32 = 8;
 
-/// What the hardware does with a device's accesses.
+/// Translation of a device's accesses (TT).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TranslationType {
-    /// Translates them by the table at `root` (TT = 00b).
+    /// Translates through the page table at `root` (TT = 00b).
     Table {
-        /// The root of the table (SLPTPTR).
+        /// Root of the table (SLPTPTR).
         root: PhysAddr,
-        /// Its depth (AW).
+        /// Depth of the table (AW).
         levels: Levels,
     },
-    /// Translates them by the rings of the rDEVICE at this address, 4 KiB aligned (TT = 11b, AW =
-    /// 0; rIOMMU Fig. 2 and 9a). Only a ring unit takes it.
+    /// Translates through the rings of the rDEVICE at `device`, 4 KiB aligned (TT = 11b, AW = 0;
+    /// rIOMMU Fig. 2 and 9a). Only a ring unit supports this type.
     Rings {
-        /// The rDEVICE (SLPTPTR).
+        /// Address of the rDEVICE (SLPTPTR).
         device: PhysAddr,
     },
-    /// Passes them through untranslated, up to a width (TT = 10b; HW10).
+    /// Passes accesses through untranslated, up to an address width (TT = 10b; HW10).
     PassThrough {
-        /// AW: the widest that the unit supports.
+        /// AW: the largest width that the unit supports.
         levels: Levels,
     },
 }
@@ -63,14 +63,14 @@ pub enum TranslationType {
 /// A present context entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Context {
-    /// Tags what the caches hold (DID).
+    /// Domain-id (DID), the tag of cached translations.
     pub domain: DomainId,
-    /// Where the device's accesses go.
+    /// Translation type of the device.
     pub translation: TranslationType,
 }
 
 impl Context {
-    /// The two words of the entry, low word first.
+    /// Returns the two words of the entry, low word first.
     pub const fn encode(&self) -> [u64; 2] {
         let (low, aw) = match self.translation {
             TranslationType::Table { root, levels } => (
@@ -87,7 +87,11 @@ impl Context {
         [low | PRESENT, (self.domain.get() as u64) << DID_SHIFT | aw]
     }
 
-    /// Reads an entry as the hardware does.
+    /// Decodes an entry as the hardware does.
+    ///
+    /// # Errors
+    /// [`ContextError`] if the entry is not present, has a reserved bit set, or uses an unsupported
+    /// type or width.
     pub const fn decode([low, high]: [u64; 2]) -> Result<Self, ContextError> {
         if low & PRESENT == 0 {
             return Err(ContextError::ContextNotPresent);
@@ -119,7 +123,7 @@ impl Context {
     }
 }
 
-/// AW.
+/// Returns the AW encoding of `levels`.
 const fn address_width(levels: Levels) -> u64 {
     match levels {
         Levels::Three => 0b001,
@@ -128,7 +132,7 @@ const fn address_width(levels: Levels) -> u64 {
     }
 }
 
-/// Why a device has no usable context entry.
+/// Reason why a device has no usable context entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum ContextError {
@@ -138,14 +142,14 @@ pub enum ContextError {
     ContextNotPresent,
     /// A reserved bit is set in a present entry.
     ReservedBit,
-    /// The translation type or address width is not one of those implemented.
+    /// The translation type or the address width is not implemented.
     Unsupported,
     /// The root or the context table lies outside memory.
     TableAccess,
 }
 
 impl ContextError {
-    /// How the hardware reports this.
+    /// Returns the fault reason that the hardware records.
     #[inline]
     pub const fn fault_reason(self) -> FaultReason {
         match self {
@@ -166,11 +170,11 @@ impl fmt::Display for ContextError {
 
 impl core::error::Error for ContextError {}
 
-/// Finds the context of `device` as the hardware does, from the root table at `root_table`: two
-/// reads of 128 bits.
+/// Finds the context entry of `device` as the hardware does, from the root table at `root_table`.
+/// Reads 128 bits twice.
 ///
 /// # Errors
-/// Whatever the memory holds, a [`ContextError`].
+/// Returns a [`ContextError`] for any invalid memory contents.
 #[inline]
 pub fn find_context<M: PhysMemory + ?Sized>(
     mem: &M,
@@ -187,13 +191,13 @@ pub fn find_context<M: PhysMemory + ?Sized>(
     Context::decode(read(mem, PhysAddr::new(low & POINTER), device.devfn())?)
 }
 
-/// Address of entry `index` of a root or context table.
+/// Returns the address of entry `index` of a root or context table.
 #[inline]
 fn address(table: PhysAddr, index: u8) -> PhysAddr {
     table.wrapping_add(u64::from(index) * 16)
 }
 
-/// The two words of entry `index` of a root or context table.
+/// Returns the two words of entry `index` of a root or context table.
 #[inline]
 fn entry<M: PhysMemory + ?Sized>(
     mem: &M,
@@ -213,9 +217,9 @@ fn read<M: PhysMemory + ?Sized>(
     index: u8,
 ) -> Result<[u64; 2], ContextError> {
     let [low, high] = entry(mem, table, index)?;
-    // Hardware reads the 128 bits at once. Here the low word, which holds P, is stored last and
-    // cleared first, so if it is the same before and after, the high word belongs to it; else the
-    // entry was changing, and that means absent.
+    // Hardware reads the 128 bits atomically. Here the writer stores the low word, which holds P,
+    // last and clears it first. If the low word is the same before and after, the high word belongs
+    // to it. Otherwise the entry was changing and counts as absent.
     let before = low.load(Ordering::Acquire);
     let high = high.load(Ordering::Acquire);
     if low.load(Ordering::Relaxed) != before {
@@ -226,10 +230,10 @@ fn read<M: PhysMemory + ?Sized>(
 
 /// The root table and its context tables, as the operating system writes them.
 ///
-/// Attaching and detaching are rare: the methods take `&mut self`, the embedder serialises them.
-/// Invalidating the context cache after a change is the caller's
-/// ([`Invalidation::Context`](ringfence_types::Invalidation::Context), then the domain's
-/// translations).
+/// Attach and detach are rare, so the methods take `&mut self` and the embedder serialises them.
+/// After a change the caller must invalidate the context cache
+/// ([`Invalidation::Context`](ringfence_types::Invalidation::Context)), then the translations of
+/// the domain.
 #[derive(Debug)]
 pub struct ContextTables {
     root: PhysAddr,
@@ -237,7 +241,11 @@ pub struct ContextTables {
 }
 
 impl ContextTables {
-    /// An empty root table.
+    /// Allocates an empty root table.
+    ///
+    /// # Errors
+    /// [`TableError::OutOfFrames`] or [`TableError::Memory`] if the frame source has no usable
+    /// frame.
     pub fn new<M: PhysMemory + ?Sized, S: FrameSource + ?Sized>(
         coherency: Coherency,
         mem: &M,
@@ -248,18 +256,19 @@ impl ContextTables {
         Ok(Self { root, coherency })
     }
 
-    /// Address of the root table (the root table address register).
+    /// Returns the address of the root table, for the root table address register.
     #[inline]
     pub const fn root(&self) -> PhysAddr {
         self.root
     }
 
-    /// Directs `device` to `context`; replaces what was there. The entry is not present while it
-    /// changes, so the hardware sees the old one, none, or the new one, never a mixture.
+    /// Points the context entry of `device` to `context` and replaces any old entry. The entry is
+    /// not present while it changes, so the hardware sees the old entry, none, or the new one,
+    /// never a mix of both.
     ///
     /// # Errors
-    /// Nothing has changed if no frame is left for the context table of the device's bus, or memory
-    /// fails.
+    /// [`TableError::OutOfFrames`] if no frame is left for the context table of the bus,
+    /// [`TableError::Memory`] if a table lies outside memory. The tables are unchanged.
     pub fn attach<M: PhysMemory + ?Sized, S: FrameSource + ?Sized>(
         &mut self,
         mem: &M,
@@ -280,7 +289,9 @@ impl ContextTables {
         Ok(())
     }
 
-    /// Denies `device` all DMA. Whether it had a context.
+    /// Clears the context entry of `device`, which denies it all DMA. Returns the old context.
+    ///
+    /// Returns `None` if the device had no valid context entry; a malformed entry stays in place.
     pub fn detach<M: PhysMemory + ?Sized>(
         &mut self,
         mem: &M,
@@ -290,15 +301,15 @@ impl ContextTables {
         let [root_low, _] = read(mem, self.root, device.bus()).ok()?;
         let table = PhysAddr::new(root_low & POINTER);
         let at = address(table, device.devfn());
-        // P is in the low word: cleared first.
+        // P is in the low word: clear it first.
         store(mem, at, 0).ok()?;
         store(mem, at.wrapping_add(8), 0).ok()?;
         self.written(mem, at);
         Some(old)
     }
 
-    /// Gives all tables back. The caller has pointed the hardware away from them and flushed its
-    /// context cache.
+    /// Frees all tables. The caller must first point the hardware to another root table and
+    /// invalidate its context cache.
     pub fn destroy<M: PhysMemory + ?Sized, S: FrameSource + ?Sized>(self, mem: &M, frames: &S) {
         for bus in 0..=u8::MAX {
             if let Ok([low, _]) = read(mem, self.root, bus)
@@ -322,22 +333,22 @@ impl ContextTables {
             return Ok(PhysAddr::new(old & POINTER));
         }
         let table = crate::frame_reserve::fresh_frame(self.coherency, mem, frames)?;
-        // The zeroes must be in memory before the entry that leads to them can be.
+        // The zeroes must reach memory before the entry that points to them.
         self.coherency.drain(mem);
         store(mem, at, (table.get() & POINTER) | PRESENT)?;
         self.written(mem, at);
         Ok(table)
     }
 
-    /// The entry at `at` is in memory from here on.
+    /// Writes the entry at `at` back to memory and waits.
     fn written<M: PhysMemory + ?Sized>(&self, mem: &M, at: PhysAddr) {
         self.coherency.write_back(mem, at, 16);
         self.coherency.drain(mem);
     }
 }
 
-/// Stores one half of an entry, after all that was stored before. The memory is asked for each word
-/// anew, so that a test's memory can look in between.
+/// Stores one half of an entry after all earlier stores (Release). Looks up each word anew, so that
+/// a test's memory can check the order.
 fn store<M: PhysMemory + ?Sized>(mem: &M, at: PhysAddr, word: u64) -> Result<(), TableError> {
     mem.word(at)
         .map_err(|_| TableError::Memory)?

@@ -1,78 +1,81 @@
-//! What can go wrong with a table. Every error leaves the table as it was before the call.
+//! Errors of table operations. An error leaves the table unchanged unless the caller broke the
+//! concurrency contract of [`Table`](crate::Table).
 
 use core::fmt;
 
 use ringfence_types::{Iova, PhysAddr};
 
-/// Why a table could not be set up or changed as a whole.
+/// Error of an operation on a whole table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum TableError {
-    /// No frame is left.
+    /// The frame source has no free frame.
     OutOfFrames,
-    /// A table lies outside the memory given, or a frame source hands out frames that do.
+    /// A table lies outside the given memory, or the frame source returned a frame outside it.
     Memory,
-    /// The root of this format is larger than a frame: it must be given to
-    /// [`Table::at`](crate::Table::at).
+    /// The root of this format is larger than a frame. Use [`Table::at`](crate::Table::at) with
+    /// memory of your own.
     RootTooLarge,
-    /// The root given is not empty.
+    /// The memory given for the root is not all zero.
     RootNotEmpty,
 }
 
-/// Why a range was not mapped. Nothing has changed.
+/// Error of a map. The table is unchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum MapError {
-    /// There are no pages to map.
+    /// The request has zero pages.
     Empty,
     /// An address is not a multiple of 4 KiB.
     Misaligned,
-    /// The range has addresses above the width of the table.
+    /// The range exceeds the address width of the table.
     BeyondWidth {
         /// First address of the range.
         iova: Iova,
     },
-    /// The physical range has addresses that an entry cannot hold.
+    /// The physical range exceeds the address bits of an entry.
     PhysicalBeyondWidth {
         /// First address of the range.
         at: PhysAddr,
     },
-    /// This page is mapped already.
+    /// A page of the range is already mapped.
     AlreadyMapped {
-        /// The first such page of the range.
+        /// First mapped page of the range.
         iova: Iova,
     },
-    /// No frame is left for a table.
+    /// The frame source has no free frame for a table page.
     OutOfFrames,
-    /// A table on the path to this page lies outside memory or holds what this format never writes.
+    /// A table on the path lies outside memory, or an entry on it has a value that this format
+    /// never writes.
     Corrupt {
-        /// The page.
+        /// The page whose path is corrupt.
         iova: Iova,
     },
 }
 
-/// Why a range was not unmapped. Nothing has changed.
+/// Error of an unmap. The table is unchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum UnmapError {
-    /// This page is not mapped.
+    /// A page of the range is not mapped.
     NotMapped {
-        /// The first such page of the range.
+        /// First unmapped page of the range.
         iova: Iova,
     },
-    /// The range has addresses above the width of the table.
+    /// The range exceeds the address width of the table.
     BeyondWidth {
         /// First address of the range.
         iova: Iova,
     },
-    /// The range covers a part of a larger page: it is unmapped as a whole or not at all.
+    /// The range covers part of a larger page. Unmap never splits a page.
     WouldSplit {
         /// First address of the larger page.
         iova: Iova,
     },
-    /// A table on the path to this page lies outside memory or holds what this format never writes.
+    /// A table on the path lies outside memory, or an entry on it has a value that this format
+    /// never writes.
     Corrupt {
-        /// The page.
+        /// The page whose path is corrupt.
         iova: Iova,
     },
 }

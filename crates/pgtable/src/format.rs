@@ -1,11 +1,11 @@
-//! The role of a table format: where the bits of an address and of an entry are. Everything else is
-//! written once over it.
+//! The [`Format`] trait: bit layout of addresses and entries. All other code is generic over it.
 
 use core::fmt;
 
 use ringfence_types::{Iova, PageSize, Permissions, PhysAddr};
 
-/// A level of a table: 1 holds the entries of 4 KiB pages, the root has the highest.
+/// A level of a page table. Level 1 holds the entries of 4 KiB pages; the root has the highest
+/// level.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct Level(u8);
@@ -14,10 +14,10 @@ impl Level {
     /// The level of 4 KiB leaves.
     pub const LEAF: Self = Self(1);
 
-    /// The highest level of any format here.
+    /// The highest level of any format in this crate.
     pub const MAX: Self = Self(5);
 
-    /// Level `raw`; `None` outside 1 to [`Level::MAX`].
+    /// Creates level `raw`; `None` outside 1 to [`Level::MAX`].
     #[inline]
     pub const fn new(raw: u8) -> Option<Self> {
         if raw == 0 || raw > Self::MAX.0 {
@@ -26,13 +26,13 @@ impl Level {
         Some(Self(raw))
     }
 
-    /// 1 to 5.
+    /// Returns the level, 1 to 5.
     #[inline]
     pub const fn get(self) -> u8 {
         self.0
     }
 
-    /// The level below; `None` below level 1.
+    /// Returns the next lower level; `None` at level 1.
     #[inline]
     pub const fn below(self) -> Option<Self> {
         if self.0 <= 1 {
@@ -41,7 +41,7 @@ impl Level {
         Some(Self(self.0 - 1))
     }
 
-    /// The level above; `None` above [`Level::MAX`].
+    /// Returns the next higher level; `None` at [`Level::MAX`].
     #[inline]
     pub const fn above(self) -> Option<Self> {
         Self::new(self.0 + 1)
@@ -54,89 +54,92 @@ impl fmt::Display for Level {
     }
 }
 
-/// What the bits of one entry say.
+/// A decoded entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Entry {
-    /// No translation.
+    /// The entry is not present.
     Absent,
-    /// A table one level below.
+    /// The entry points to a table one level below.
     Table {
-        /// Where it is.
+        /// Address of the table.
         at: PhysAddr,
-        /// What the path through this entry allows.
+        /// Permissions of every path through this entry.
         permissions: Permissions,
     },
-    /// A page.
+    /// The entry maps a page.
     Leaf {
-        /// Its first byte.
+        /// Address of the first byte of the page.
         base: PhysAddr,
-        /// What the entry allows.
+        /// Permissions that the entry grants.
         permissions: Permissions,
     },
-    /// Present, with a reserved bit set: the hardware refuses it.
+    /// The entry is present and has a reserved bit set; the hardware raises a fault.
     Reserved,
 }
 
-/// The layout of a kind of table.
+/// Bit layout of one kind of page table.
 ///
 /// # Contract
-/// Indices and shifts grow with the level without gap or overlap; a word of zero decodes to
-/// [`Entry::Absent`] at every level; [`decode`](Self::decode) inverts [`leaf`](Self::leaf) and
-/// [`table`](Self::table). `decode` takes any word: tables are shared with hardware and may hold
-/// anything. A word is absent if certain bits are zero, so that the disjunction of several is
-/// absent if and only if all of them are.
+/// - Indices and shifts of consecutive levels neither overlap nor leave a gap.
+/// - A zero word decodes to [`Entry::Absent`] at every level.
+/// - [`decode`](Self::decode) inverts [`leaf`](Self::leaf) and [`table`](Self::table).
+/// - `decode` accepts any word: hardware and hostile software may write the tables.
+/// - An entry is absent if certain bits are zero. The bitwise OR of several entries is therefore
+///   absent if and only if all of them are.
 pub trait Format: Copy + fmt::Debug {
-    /// Software bit of a table entry that says that the entry and the page behind it have been
+    /// Software bit of a table entry. When set, the entry and the table page it points to have been
     /// written back to memory. Zero if the format has no table entries.
     const WRITTEN_BACK: u64;
 
-    /// The level of the root.
+    /// Returns the level of the root.
     fn root_level(&self) -> Level;
 
-    /// Bits of an I/O virtual address that the table translates.
+    /// Returns the number of IOVA bits that the table translates.
     fn width(&self) -> u32;
 
-    /// Bits of a physical address that an entry holds.
+    /// Returns the number of physical address bits that an entry holds.
     fn physical_bits(&self) -> u32;
 
-    /// The lowest address bit that selects an entry of a table of `level`: an entry covers 2^shift
+    /// Returns the lowest address bit that selects an entry at `level`. An entry covers 2^shift
     /// bytes.
     fn shift(&self, level: Level) -> u32;
 
-    /// Entries in a table of `level`: a power of two. Below the root always
-    /// [`TABLE_WORDS`](ringfence_types::TABLE_WORDS).
+    /// Returns the number of entries in a table at `level`, a power of two. Every table below the
+    /// root has [`TABLE_WORDS`](ringfence_types::TABLE_WORDS).
     fn entries(&self, level: Level) -> usize;
 
-    /// The size of a leaf of `level`, or `None` if a leaf cannot stand there.
+    /// Returns the page size of a leaf at `level`; `None` if the format allows no leaf there.
     fn leaf_size(&self, level: Level) -> Option<PageSize>;
 
-    /// Reads an entry of a table of `level`.
+    /// Decodes an entry of a table at `level`.
     fn decode(&self, level: Level, raw: u64) -> Entry;
 
-    /// Whether the hardware ignores an entry: the same as `decode(..) == Entry::Absent`, at any
-    /// level.
+    /// Returns true if the hardware treats the entry as not present. Equivalent to `decode(..) ==
+    /// Entry::Absent` at every level.
     fn is_absent(&self, raw: u64) -> bool;
 
-    /// Where an entry of a table above level 1 leads, if it is as [`table`](Self::table) writes it.
-    /// For the processor's own descent, which meets no others unless somebody else writes its
-    /// tables.
+    /// Returns the table that an entry above level 1 points to; `None` if the entry does not have
+    /// the form that [`table`](Self::table) writes.
+    ///
+    /// The CPU uses this for its own descent. It meets other entries only if something else wrote
+    /// to its tables.
     fn descend(&self, raw: u64) -> Option<PhysAddr>;
 
-    /// The entry of a page of `leaf_size(level)` at `base`, which is aligned to it and fits
-    /// `physical_bits`.
+    /// Encodes a leaf. `base` must be aligned to `leaf_size(level)` and fit in `physical_bits`.
     fn leaf(&self, level: Level, base: PhysAddr, permissions: Permissions) -> u64;
 
-    /// The entry that leads to the table at `at`. Allows everything: permissions are the leaf's.
+    /// Encodes an entry that points to the table at `at`. It grants all permissions; the leaf
+    /// restricts them.
     fn table(&self, at: PhysAddr) -> u64;
 
-    /// How many entries are present in the table behind a table entry, as noted in its software
-    /// bits.
+    /// Returns the number of present entries in the table below, as stored in the software bits of
+    /// the table entry `raw`.
     fn live(&self, raw: u64) -> u16;
 
-    /// The same table entry with another note.
+    /// Returns the table entry `raw` with its count of present entries set to `live`.
     fn with_live(&self, raw: u64, live: u16) -> u64;
 
-    /// Index of the entry for `iova` in a table of `level`.
+    /// Returns the index of the entry for `iova` in a table at `level`.
     #[inline]
     fn index(&self, level: Level, iova: Iova) -> usize {
         let mask = (self.entries(level) as u64).wrapping_sub(1);

@@ -1,4 +1,4 @@
-//! Frames on their way into a table: fresh ones, and the reserve that makes mapping all-or-nothing.
+//! Page frames for new tables: zeroed frames, and a reserve that makes a map all-or-nothing.
 
 use core::sync::atomic::Ordering;
 
@@ -6,8 +6,8 @@ use ringfence_types::{FrameSource, OutOfFrames, PageSize, PhysAddr, PhysMemory};
 
 use crate::{Coherency, TableError};
 
-/// A zeroed frame whose zeroes are on their way to memory; [`Coherency::drain`] before anything
-/// leads to it.
+/// Allocates a zeroed frame and starts its write-back. The caller must [`drain`](Coherency::drain)
+/// before it stores an entry that points to the frame.
 pub(crate) fn fresh_frame<M: PhysMemory + ?Sized, S: FrameSource + ?Sized>(
     coherency: Coherency,
     mem: &M,
@@ -22,11 +22,10 @@ pub(crate) fn fresh_frame<M: PhysMemory + ?Sized, S: FrameSource + ?Sized>(
     Ok(frame)
 }
 
-/// Frames allocated before the table is touched, so that running out of them leaves nothing to
-/// undo.
+/// Frames allocated before the table is modified, so that running out of frames needs no undo.
 ///
-/// They are chained through their own first words and need no other memory. What is not taken goes
-/// back on drop.
+/// The free frames form a list through their first words, so the reserve needs no other memory.
+/// Drop returns unused frames to the source.
 pub(crate) struct FrameReserve<'a, M: PhysMemory + ?Sized, S: FrameSource + ?Sized> {
     mem: &'a M,
     frames: &'a S,
@@ -34,7 +33,7 @@ pub(crate) struct FrameReserve<'a, M: PhysMemory + ?Sized, S: FrameSource + ?Siz
 }
 
 impl<'a, M: PhysMemory + ?Sized, S: FrameSource + ?Sized> FrameReserve<'a, M, S> {
-    /// `count` frames.
+    /// Allocates `count` frames.
     pub(crate) fn new(mem: &'a M, frames: &'a S, count: u64) -> Result<Self, OutOfFrames> {
         let mut reserve = Self {
             mem,
@@ -44,7 +43,7 @@ impl<'a, M: PhysMemory + ?Sized, S: FrameSource + ?Sized> FrameReserve<'a, M, S>
         for _ in 0..count {
             let frame = frames.alloc_zeroed()?;
             if mem.table(frame).is_err() {
-                // Not usable, hence as good as none; it goes back to where it came from.
+                // The frame lies outside memory. Return it and report that no usable frame is left.
                 frames.free(frame);
                 return Err(OutOfFrames);
             }
@@ -53,22 +52,22 @@ impl<'a, M: PhysMemory + ?Sized, S: FrameSource + ?Sized> FrameReserve<'a, M, S>
         Ok(reserve)
     }
 
-    /// A frame of the reserve, all zero, its zeroes in memory: ready to be led to.
+    /// Takes a zeroed frame whose zeroes have reached memory. An entry may point to it at once.
     pub(crate) fn take(&mut self, coherency: Coherency) -> Option<PhysAddr> {
         let frame = self.pop()?;
         coherency.write_back(self.mem, frame, PageSize::Size4K.bytes());
-        // A walker that does not snoop must find zeroes here before it finds the entry that leads
-        // here, and a line can be evicted to memory at any time: waiting until the end of the
-        // operation would be too late.
+        // A walker that does not snoop must see the zeroes before it sees the entry that points
+        // here. The CPU may evict the line with that entry at any time, so waiting at the end of
+        // the operation would be too late.
         coherency.drain(self.mem);
         Some(frame)
     }
 
-    /// Takes a frame back that was taken and not used.
+    /// Returns an unused frame to the reserve.
     pub(crate) fn put(&mut self, frame: PhysAddr) {
         if let Ok(link) = self.mem.word(frame) {
-            // Frames are page-aligned: bit 0 tells a link to the frame at zero from the end of the
-            // chain.
+            // Frames are page-aligned: bit 0 marks a link, and so distinguishes a frame at address
+            // zero from the end of the list.
             link.store(
                 self.head.map_or(0, |next| next.get() | 1),
                 Ordering::Relaxed,

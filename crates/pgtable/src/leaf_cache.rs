@@ -1,4 +1,4 @@
-//! A processor's memory of where leaf tables are.
+//! Per-CPU cache of leaf table addresses.
 
 use alloc::sync::Arc;
 
@@ -9,23 +9,24 @@ use crate::table::Corrupt;
 use crate::write_back::{DeferredWriteBack, ImmediateWriteBack, WriteBackPolicy};
 use crate::{DirtyLines, Format, Level, MapError, MapRequest, Table, UnmapError};
 
-/// Slots, a power of two. 16 lost to the plain walk as soon as 48 tables were in use.
+/// Number of slots, a power of two. With 16 slots the cache was slower than the plain walk as soon
+/// as 48 tables were in use.
 const SLOTS: usize = 64;
 
 #[derive(Debug, Clone, Copy)]
 struct Slot {
-    /// 1 + the address bits above a leaf table; 0 while empty.
+    /// 1 + the address bits above a leaf table; 0 if empty.
     tag: u64,
     table: PhysAddr,
 }
 
-/// Remembers where the leaf tables of one [`Table`] are, so that mapping in a warm table is one
-/// store. One per processor.
+/// Caches the addresses of the leaf tables of one [`Table`], so that a map into a cached leaf table
+/// is a single store. Use one per CPU.
 ///
-/// Sound because a table page, once linked, stays linked until the table is destroyed, and
-/// [`Table::destroy`] refuses while a cache lives. There is none for
-/// [`ReclaimingTable`](crate::ReclaimingTable). Used with another table than its own, it is of no
-/// use and does no harm: it walks.
+/// The cache is sound because a linked table page stays linked until the table is destroyed, and
+/// [`Table::destroy`] fails while a cache exists. [`ReclaimingTable`](crate::ReclaimingTable)
+/// offers no cache for this reason. With a table other than its own, every lookup misses and the
+/// operation walks the table.
 #[derive(Debug)]
 pub struct LeafCache {
     of: Arc<()>,
@@ -33,7 +34,7 @@ pub struct LeafCache {
 }
 
 impl<F: Format> Table<F> {
-    /// A cache for one more processor.
+    /// Creates a cache for one CPU.
     pub fn leaf_cache(&self) -> LeafCache {
         LeafCache {
             of: Arc::clone(&self.identity),
@@ -46,7 +47,7 @@ impl<F: Format> Table<F> {
 }
 
 impl LeafCache {
-    /// As [`Table::map`].
+    /// Maps as [`Table::map`] does.
     #[inline]
     pub fn map<F: Format, M: PhysMemory + ?Sized, S: FrameSource + ?Sized>(
         &mut self,
@@ -64,7 +65,7 @@ impl LeafCache {
         )
     }
 
-    /// As [`Table::map_nosync`].
+    /// Maps as [`Table::map_nosync`] does.
     #[inline]
     pub fn map_nosync<F: Format, M: PhysMemory + ?Sized, S: FrameSource + ?Sized>(
         &mut self,
@@ -83,7 +84,7 @@ impl LeafCache {
         )
     }
 
-    /// As [`Table::unmap`].
+    /// Unmaps as [`Table::unmap`] does.
     #[inline]
     pub fn unmap<F: Format, M: PhysMemory + ?Sized>(
         &mut self,
@@ -94,7 +95,7 @@ impl LeafCache {
         self.unmap_with(table, mem, range, ImmediateWriteBack(table.coherency))
     }
 
-    /// As [`Table::unmap_nosync`].
+    /// Unmaps as [`Table::unmap_nosync`] does.
     #[inline]
     pub fn unmap_nosync<F: Format, M: PhysMemory + ?Sized>(
         &mut self,
@@ -115,7 +116,7 @@ impl LeafCache {
         request: MapRequest,
         mut sink: impl WriteBackPolicy,
     ) -> Result<(), MapError> {
-        // The width needs no check: the whole run lies in a table that is linked.
+        // No width check needed: the whole run lies in a linked table.
         if table.check_granules(&request).is_ok()
             && let Some(at) = self.entry(table, request.iova, request.pages)
         {
@@ -123,7 +124,7 @@ impl LeafCache {
             sink.finish(mem);
             return Ok(());
         }
-        // A copy: the request itself stays in registers.
+        // Pass a copy, so that `request` itself stays in registers.
         self.map_missed(table, mem, frames, MapRequest { ..request }, sink)
     }
 
@@ -175,8 +176,8 @@ impl LeafCache {
         Ok(done)
     }
 
-    /// Address of the entry for `iova`, if its leaf table is known and holds the entries of all
-    /// `pages` pages.
+    /// Returns the address of the entry for `iova`; `None` unless its leaf table is cached and
+    /// holds the entries of all `pages` pages.
     #[inline(always)]
     fn entry<F: Format>(&self, table: &Table<F>, iova: Iova, pages: u64) -> Option<PhysAddr> {
         let format = table.format();
@@ -192,8 +193,8 @@ impl LeafCache {
     fn learn<F: Format, M: PhysMemory + ?Sized>(&mut self, table: &Table<F>, mem: &M, iova: Iova) {
         let format = table.format();
         let own = Arc::ptr_eq(&self.of, &table.identity);
-        // Descending once more also makes sure that the path has reached memory before this
-        // processor relies on it.
+        // This second descent also makes sure that the path has reached memory before this CPU
+        // relies on it.
         let spot = table.walk_linked(mem, iova).map_err(|Corrupt| ());
         if let Ok(spot) = spot
             && own
@@ -207,7 +208,7 @@ impl LeafCache {
         }
     }
 
-    /// The address bits that select a leaf table.
+    /// Returns the address bits that select a leaf table.
     #[inline]
     fn above_leaf<F: Format>(format: &F, iova: Iova) -> u64 {
         let bits = format.entries(Level::LEAF).trailing_zeros();

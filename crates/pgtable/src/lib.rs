@@ -1,16 +1,18 @@
-//! I/O page tables: walk, map and unmap written once over a [`Format`]; one format a file under
-//! `fmt/`.
+//! I/O page tables. Walk, map and unmap are written once, generic over a [`Format`]; each file
+//! under `fmt/` holds one format.
 //!
 //! ```text
-//! map:   Table::map -> (reserve frames) -> entries, the valid word last -> lines written back, one wait
-//! unmap: Table::unmap -> entries cleared -> lines written back, one wait -> Unmapped, and what must be invalidated
-//! walk:  walk(format, memory, Cursor, iova) -> Leaf or WalkError, over memory that may hold anything
+//! map:   Table::map -> reserve frames -> store entries, the valid word last
+//!                  -> write back dirty lines, wait once
+//! unmap: Table::unmap -> clear entries -> write back dirty lines, wait once
+//!                    -> Unmapped and the levels to invalidate
+//! walk:  walk(format, memory, Cursor, iova) -> Leaf or WalkError; the memory may hold anything
 //! ```
-//! The flat tables of a ring IOMMU have no walk and no levels: an entry is found by index, stored
-//! and cleared in place (`ring.rs`).
+//! The flat tables of a ring IOMMU have no levels and need no walk. `ring.rs` finds an entry by
+//! index and stores or clears it in place.
 //!
-//! Tables lie in memory reached through [`PhysMemory`](ringfence_types::PhysMemory), in the bits
-//! that hardware reads.
+//! The tables lie in memory that the caller provides as
+//! [`PhysMemory`](ringfence_types::PhysMemory), in the bit layout that the hardware reads.
 #![no_std]
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Installing leaves.
+//! Map: installs leaves and links table pages.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -12,21 +12,21 @@ use crate::{Coherency, DirtyLines, Entry, Format, Level, MapError, Table};
 
 const GRANULE: PageSize = PageSize::Size4K;
 
-/// A run of pages to install: consecutive on both sides.
+/// A run of pages to map, contiguous in IOVA and in physical memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct MapRequest {
-    /// First page, device's side; 4 KiB aligned.
+    /// IOVA of the first page, 4 KiB aligned.
     pub iova: Iova,
-    /// First page, memory's side; 4 KiB aligned.
+    /// Physical address of the first page, 4 KiB aligned.
     pub pa: PhysAddr,
     /// Number of 4 KiB pages.
     pub pages: u64,
-    /// What the device may do.
+    /// Permissions of the device.
     pub permissions: Permissions,
 }
 
 impl MapRequest {
-    /// The part of the request from its `skipped`th page on, which lies inside it.
+    /// Returns the request without its first `skipped` pages. `skipped` is less than `pages`.
     #[inline]
     fn after(&self, skipped: u64) -> Self {
         let bytes = skipped.wrapping_mul(GRANULE.bytes());
@@ -40,15 +40,16 @@ impl MapRequest {
 }
 
 impl<F: Format> Table<F> {
-    /// Installs `request`, with pages as large as the format allows and both addresses are aligned
-    /// for. Where a table of 4 KiB entries is linked already, it is used: a table is never taken
-    /// away here.
+    /// Maps `request` with the largest pages that the format and the alignment of both addresses
+    /// allow. If a table of 4 KiB entries is already linked, map uses it: map never unlinks a
+    /// table.
     ///
-    /// The path is walked once per table of entries, not once per page. On a non-coherent platform
-    /// the entries are in memory when the call returns.
+    /// Walks the path once per leaf table, not once per page. On a non-coherent platform all
+    /// entries are in memory on return.
     ///
     /// # Errors
-    /// Nothing has changed, not even by an empty table; no device ever saw a part of the range.
+    /// On error the table is unchanged and no table page was linked. No device has seen any part of
+    /// the range.
     #[inline]
     pub fn map<M: PhysMemory + ?Sized, S: FrameSource + ?Sized>(
         &self,
@@ -65,8 +66,8 @@ impl<F: Format> Table<F> {
         )
     }
 
-    /// [`map`](Self::map), but the lines it touches are left to `dirty`: the addresses must not be
-    /// told to the device before [`DirtyLines::sync`].
+    /// Like [`map`](Self::map), but records dirty cache lines in `dirty`. The driver must call
+    /// [`DirtyLines::sync`] before it gives the IOVA to a device.
     #[inline]
     pub fn map_nosync<M: PhysMemory + ?Sized, S: FrameSource + ?Sized>(
         &self,
@@ -101,11 +102,11 @@ impl<F: Format> Table<F> {
             sink.finish(mem);
             return Ok(());
         }
-        // A copy: the request itself stays in registers.
+        // Pass a copy, so that `request` itself stays in registers.
         self.map_uncommon(mem, frames, MapRequest { ..request }, sink, book)
     }
 
-    /// [`map_with`](Self::map_with) for every table, and for every request that is wrong.
+    /// Slow path of [`map_with`](Self::map_with): any table, and invalid requests.
     #[inline(never)]
     fn map_uncommon<M: PhysMemory + ?Sized, S: FrameSource + ?Sized>(
         &self,
@@ -139,7 +140,7 @@ impl<F: Format> Table<F> {
         Ok(())
     }
 
-    /// [`check_request`](Self::check_request) but for the width.
+    /// [`check_request`](Self::check_request) without the width check.
     #[inline(always)]
     pub(crate) fn check_granules(&self, request: &MapRequest) -> Result<(), MapError> {
         let MapRequest {
@@ -157,7 +158,7 @@ impl<F: Format> Table<F> {
         Ok(())
     }
 
-    /// How many pages of `request` have their entries in the leaf table of `spot`.
+    /// Returns the number of pages of `request` whose entries lie in the leaf table of `spot`.
     #[inline]
     fn pages_in(&self, spot: &WalkResult<'_>, request: &MapRequest) -> u64 {
         let index = self.format.index(spot.level, request.iova);
@@ -165,7 +166,8 @@ impl<F: Format> Table<F> {
         request.pages.min(room)
     }
 
-    /// Fills the absent entries of a leaf table from the one at `at` on, all or none.
+    /// Fills the entries of a leaf table from `at` on. Fails without a store if any of them is
+    /// present.
     #[inline(always)]
     pub(crate) fn fill_leaf_table<M: PhysMemory + ?Sized>(
         &self,
@@ -192,7 +194,7 @@ impl<F: Format> Table<F> {
         Ok(())
     }
 
-    /// [`fill_leaf_table`](Self::fill_leaf_table) for several pages, on the whole run as one slice.
+    /// [`fill_leaf_table`](Self::fill_leaf_table) for several pages.
     #[inline]
     fn fill_run<M: PhysMemory + ?Sized>(
         &self,
@@ -209,7 +211,7 @@ impl<F: Format> Table<F> {
     #[inline]
     fn check_absent(&self, words: &[AtomicU64], request: &MapRequest) -> Result<(), MapError> {
         let format = self.format;
-        // All at once, by the contract of `Format`; one by one only to name the culprit.
+        // Test the OR of all entries (contract of `Format`). Search one by one only for the error.
         let all = words
             .iter()
             .fold(0, |all, word| all | word.load(Ordering::Relaxed));
@@ -238,21 +240,20 @@ impl<F: Format> Table<F> {
 
     #[inline]
     fn store_run(&self, words: &[AtomicU64], request: &MapRequest) {
-        // By value: through `self` it would be read again after every store.
+        // Copy the format: through `self`, the compiler reloads it after every store.
         let format = self.format;
         let mut pa = request.pa;
         for word in words {
             let leaf = format.leaf(Level::LEAF, pa, request.permissions);
-            // Release: whoever finds the entry finds the page's contents as they were before the
+            // Release: a walker that reads the entry also sees the page contents written before the
             // map.
             word.store(leaf, Ordering::Release);
             pa = pa.wrapping_add(GRANULE.bytes());
         }
     }
 
-    /// A range that needs tables, spans several, or takes larger pages. First the whole range is
-    /// checked and the frames that it lacks are taken; then it is installed, which nothing can
-    /// stop.
+    /// Maps a range that needs new tables, spans several tables, or uses larger pages. Checks the
+    /// whole range and reserves the frames first; the installation then cannot fail.
     #[cold]
     #[inline(never)]
     fn map_long<M: PhysMemory + ?Sized, S: FrameSource + ?Sized>(
@@ -272,9 +273,9 @@ impl<F: Format> Table<F> {
             match self.install_step(mem, &mut reserve, &rest, sink, book) {
                 Ok(pages) => done = done.saturating_add(pages.max(1)),
                 Err(error) => {
-                    // Only if another processor works on the same range against the contract, or
-                    // the table's memory is being overwritten. What was installed goes; tables
-                    // linked meanwhile stay linked and empty.
+                    // Reached only if another CPU breaks the contract and works on the same range,
+                    // or if something overwrites the table. Clear the installed leaves. Tables
+                    // linked so far stay linked and empty.
                     self.clear_installed(mem, request, done, sink, book);
                     sink.finish(mem);
                     return Err(error);
@@ -284,8 +285,8 @@ impl<F: Format> Table<F> {
         Ok(())
     }
 
-    /// Checks that every page of `request` is absent, and counts the tables that are missing.
-    /// Changes nothing.
+    /// Checks that every page of `request` is absent, and returns the number of missing tables.
+    /// Stores nothing.
     fn check_long<M: PhysMemory + ?Sized>(
         &self,
         mem: &M,
@@ -314,8 +315,7 @@ impl<F: Format> Table<F> {
                 match self.format.decode(spot.level, word.load(Ordering::Acquire)) {
                     Entry::Absent => {}
                     Entry::Leaf { .. } => return Err(MapError::AlreadyMapped { iova }),
-                    // Linked by another processor since: look again, as often as there are levels
-                    // to link.
+                    // Another CPU has linked a table since. Retry, at most once per level.
                     Entry::Table { .. } if lookups < Level::MAX.get() => {
                         lookups += 1;
                         continue;
@@ -323,7 +323,7 @@ impl<F: Format> Table<F> {
                     Entry::Table { .. } | Entry::Reserved => return Err(corrupt),
                 }
                 pages = self.pages_of_step(target, &rest);
-                // A table of a level between is counted when the range first enters it.
+                // Count a table of an intermediate level when the range first enters it.
                 let mut level = target;
                 while level < spot.level {
                     let covers = self.covered_bytes(level);
@@ -342,13 +342,13 @@ impl<F: Format> Table<F> {
         Ok(missing)
     }
 
-    /// Bytes that a whole table of `level` translates.
+    /// Returns the number of bytes that a whole table of `level` translates.
     #[inline]
     pub(crate) fn covered_bytes(&self, level: Level) -> u64 {
         (self.format.entries(level) as u64).wrapping_shl(self.format.shift(level))
     }
 
-    /// The highest level, at most `from`, at which a leaf can begin `rest`.
+    /// Returns the highest level, at most `from`, at which a leaf can map the start of `rest`.
     fn target(&self, from: Level, rest: &MapRequest) -> Level {
         let mut level = from;
         while let Some(below) = level.below() {
@@ -364,8 +364,8 @@ impl<F: Format> Table<F> {
         Level::LEAF
     }
 
-    /// How many pages of `rest` one step installs at `target`: one larger page, or a run up to the
-    /// end of a leaf table.
+    /// Returns the number of pages that one step installs at `target`: one larger page, or a run up
+    /// to the end of the leaf table.
     fn pages_of_step(&self, target: Level, rest: &MapRequest) -> u64 {
         if target == Level::LEAF {
             let index = self.format.index(target, rest.iova);
@@ -375,8 +375,8 @@ impl<F: Format> Table<F> {
         self.format.leaf_size(target).map_or(1, PageSize::granules)
     }
 
-    /// Links what is missing on the way to the first page of `rest` and installs a step. Returns
-    /// its pages.
+    /// Links missing tables on the path to the first page of `rest`, then installs one step.
+    /// Returns the number of pages installed.
     fn install_step<M: PhysMemory + ?Sized, S: FrameSource + ?Sized>(
         &self,
         mem: &M,
@@ -387,7 +387,7 @@ impl<F: Format> Table<F> {
     ) -> Result<u64, MapError> {
         let iova = rest.iova;
         let corrupt = MapError::Corrupt { iova };
-        // Each round links a level, or finds it linked.
+        // Each iteration links one level, or finds that another CPU linked it.
         for _ in 0..=Level::MAX.get() {
             let spot = self.walk_linked(mem, iova).map_err(|Corrupt| corrupt)?;
             let target = self.target(spot.level, rest);
@@ -418,8 +418,7 @@ impl<F: Format> Table<F> {
         Err(corrupt)
     }
 
-    /// Links a frame of the reserve at the absent entry at `at`, unless another processor is
-    /// faster.
+    /// Links a reserved frame at the absent entry at `at`, unless another CPU links one first.
     fn link<M: PhysMemory + ?Sized, S: FrameSource + ?Sized>(
         &self,
         mem: &M,
@@ -438,7 +437,7 @@ impl<F: Format> Table<F> {
         }
         let frame = reserve.take(self.coherency).ok_or(LinkError::OutOfFrames)?;
         let entry = self.format.table(frame);
-        // Release: the zeroes of the new table come before the entry that leads to it.
+        // Release: orders the zeroes of the new table before the entry that points to it.
         if word
             .compare_exchange(old, entry, Ordering::AcqRel, Ordering::Acquire)
             .is_err()
@@ -454,7 +453,7 @@ impl<F: Format> Table<F> {
         Ok(())
     }
 
-    /// Clears what the first `done` pages of `request` got installed.
+    /// Clears the leaves of the first `done` pages of `request`.
     fn clear_installed<M: PhysMemory + ?Sized>(
         &self,
         mem: &M,
@@ -469,7 +468,7 @@ impl<F: Format> Table<F> {
             let Ok(spot) = self.walk_linked(mem, rest.iova) else {
                 return;
             };
-            // Steps are taken here as they were on the way in: a leaf stands at the level where the
+            // Take the same steps as the installation: a leaf lies at the level where the linked
             // tables end.
             let pages = self.pages_of_step(spot.level, &rest).min(done - cleared);
             let entries = if spot.level == Level::LEAF { pages } else { 1 };
@@ -486,14 +485,14 @@ impl<F: Format> Table<F> {
     }
 }
 
-/// Number of the last of `pages` pages from `first` on; `pages` is not zero. In pages nothing
-/// overflows 64 bits but a senseless count, and that saturates.
+/// Returns the number of the last of `pages` pages starting at `first`. `pages` must not be zero.
+/// In units of pages the sum overflows only for absurd counts; it then saturates.
 #[inline(always)]
 fn last_page(first: u64, pages: u64) -> u64 {
     (first >> GRANULE.shift()).saturating_add(pages.wrapping_sub(1))
 }
 
-/// Why a table was not linked.
+/// Reason why [`Table::link`] failed.
 enum LinkError {
     AlreadyMapped,
     Corrupt,

@@ -1,4 +1,4 @@
-//! Tables that give empty pages back, as FreeBSD does (AL07, AL08; EIOVAR section 7).
+//! Page tables that free empty table pages, as FreeBSD does (AL07, AL08; EIOVAR section 7).
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -14,15 +14,15 @@ use crate::{
     Coherency, Entry, Format, Leaf, Level, MapError, MapRequest, Table, TableError, UnmapError,
 };
 
-/// Who counts the present entries of a table, if anyone.
+/// Counts the present entries of each table page.
 pub(crate) trait EntryCount<F: Format>: Copy {
-    /// `entries` absent entries of the table behind `parent` have become present.
+    /// Records that `entries` entries of the table that `parent` points to became present.
     fn added(self, format: &F, parent: Option<&AtomicU64>, entries: u64);
-    /// `entries` present entries of the table behind `parent` have become absent.
+    /// Records that `entries` entries of the table that `parent` points to became absent.
     fn removed(self, format: &F, parent: Option<&AtomicU64>, entries: u64);
 }
 
-/// Tables that stay need no count.
+/// No counting, for tables whose pages stay linked.
 #[derive(Clone, Copy)]
 pub(crate) struct NoCount;
 
@@ -33,7 +33,7 @@ impl<F: Format> EntryCount<F> for NoCount {
     fn removed(self, _format: &F, _parent: Option<&AtomicU64>, _entries: u64) {}
 }
 
-/// Counts in the software bits of the entry above. For one writer at a time.
+/// Keeps the count in the software bits of the entry above. Allows one writer at a time.
 #[derive(Clone, Copy)]
 struct CountInParent;
 
@@ -43,7 +43,7 @@ impl CountInParent {
         if let Some(word) = parent {
             let raw = word.load(Ordering::Relaxed);
             let live = change(u64::from(format.live(raw))).min(512) as u16;
-            // The hardware ignores these bits: nothing to order, nothing to write back.
+            // The hardware ignores these bits: no ordering and no write-back needed.
             word.store(format.with_live(raw, live), Ordering::Relaxed);
         }
     }
@@ -61,17 +61,17 @@ impl<F: Format> EntryCount<F> for CountInParent {
     }
 }
 
-/// What unmap writes back on a non-coherent platform when tables are reclaimed.
+/// Write-back policy of unmap on a non-coherent platform for tables that free empty pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Reclaim {
-    /// Literal FreeBSD: at every unmap, all 64 cache lines of the table page whose entries were
-    /// cleared (AL08).
+    /// As published for FreeBSD: every unmap writes back all 64 cache lines of the table page whose
+    /// entries it cleared (AL08).
     FlushPage,
-    /// Repaired: the lines of the cleared entries only.
+    /// Repaired: unmap writes back only the cache lines of the cleared entries.
     FlushTouched,
 }
 
-/// [`Reclaim`] as a sink.
+/// [`WriteBackPolicy`] that implements [`Reclaim`].
 struct UnmapWriteBack(Coherency, Reclaim);
 
 impl WriteBackPolicy for UnmapWriteBack {
@@ -95,30 +95,31 @@ impl WriteBackPolicy for UnmapWriteBack {
     }
 }
 
-/// Table pages that are linked no more, while walk caches may still lead to them.
+/// Unlinked table pages that a walk cache may still point to.
 ///
-/// They go back to their source only after an invalidation that covers them: submit it for a batch
-/// that holds this, then [`release`](Self::release).
+/// The frames return to their source only after an invalidation that covers them. Submit the
+/// invalidation for a batch that contains this value, then call [`release`](Self::release).
 #[must_use = "the frames are lost unless they are released after the invalidation"]
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct UnlinkedTables {
-    /// The domain, and the hull of the unmapped ranges that emptied the pages; none if there are no
-    /// pages.
+    /// The domain, and the smallest range that contains the unmapped ranges that emptied the pages.
+    /// `None` if there are no pages.
     scope: Option<(DomainId, PfnRange)>,
     frames: Vec<PhysAddr>,
-    /// The table's count of such pages.
+    /// Count of pending pages, shared with the table.
     pending: PendingCount,
 }
 
-/// How many unlinked pages of one table walk caches may still lead to: shared by the table and
-/// every [`UnlinkedTables`] that holds some.
+/// Number of unlinked pages of one table that a walk cache may still point to. The table and every
+/// [`UnlinkedTables`] of it share the counter.
 #[derive(Debug, Clone, Default)]
 struct PendingCount(Option<Arc<AtomicU64>>);
 
 impl PendingCount {
     #[inline]
     fn count(&self) -> u64 {
-        // Acquire: whoever finds none finds the walk caches empty.
+        // Acquire pairs with the Release in `remove`: after a count of zero, the walk caches no
+        // longer hold the pages.
         self.0
             .as_ref()
             .map_or(0, |count| count.load(Ordering::Acquire))
@@ -146,19 +147,19 @@ impl PartialEq for PendingCount {
 impl Eq for PendingCount {}
 
 impl UnlinkedTables {
-    /// Whether there are any pages.
+    /// Returns true if there are no pages.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.frames.is_empty()
     }
 
-    /// Number of pages.
+    /// Returns the number of pages.
     #[inline]
     pub fn len(&self) -> usize {
         self.frames.len()
     }
 
-    /// Gives the pages back to the source they came from.
+    /// Returns the pages to the frame source that they came from.
     pub fn release<S: FrameSource + ?Sized>(flushed: Flushed<Self>, frames: &S) {
         let Self {
             frames: pages,
@@ -173,8 +174,8 @@ impl UnlinkedTables {
 }
 
 impl Batch for UnlinkedTables {
-    /// Walk caches must go too: leaf-only invalidations do not count (VT-d invalidation hint IH =
-    /// 0).
+    /// Requires an invalidation that includes walk caches. A leaf-only invalidation does not cover
+    /// the pages (VT-d invalidation hint IH = 0 is needed).
     fn covered_by(&self, request: &Invalidation) -> bool {
         let Some((domain, range)) = &self.scope else {
             return true;
@@ -183,20 +184,20 @@ impl Batch for UnlinkedTables {
     }
 }
 
-/// A table that unlinks pages as they become empty. One writer at a time, hence `&mut self`;
-/// hardware walks it meanwhile.
+/// A page table that unlinks table pages when they become empty. It allows one writer at a time,
+/// hence `&mut self`; the hardware walks it concurrently.
 #[derive(Debug)]
 pub struct ReclaimingTable<F> {
     table: Table<F>,
     reclaim: Reclaim,
     unlinked_tables: UnlinkedTables,
-    /// Hull of what the pages translated that are pending, or were when the last of them was
-    /// unlinked.
+    /// Smallest range that contains the IOVAs of all pending pages. It may be stale after the last
+    /// pending page was released.
     unlinked: Option<PfnRange>,
 }
 
 impl<F: Format> ReclaimingTable<F> {
-    /// An empty table. Errors as [`Table::new`].
+    /// Creates an empty table. Errors as for [`Table::new`].
     pub fn new<M: PhysMemory + ?Sized, S: FrameSource + ?Sized>(
         format: F,
         domain: DomainId,
@@ -216,7 +217,7 @@ impl<F: Format> ReclaimingTable<F> {
         })
     }
 
-    /// As [`Table::map`].
+    /// Maps as [`Table::map`] does.
     #[inline]
     pub fn map<M: PhysMemory + ?Sized, S: FrameSource + ?Sized>(
         &mut self,
@@ -229,9 +230,10 @@ impl<F: Format> ReclaimingTable<F> {
             .map_with(mem, frames, request, sink, CountInParent)
     }
 
-    /// As [`Table::unmap`], and unlinks the table pages that are empty now. [`CachedLevels::All`]
-    /// says that it did; they wait in [`take_unlinked`](Self::take_unlinked) for the invalidation
-    /// of `range`.
+    /// Unmaps as [`Table::unmap`] does, and unlinks table pages that become empty.
+    ///
+    /// Returns [`CachedLevels::All`] if it unlinked pages. Those pages wait in
+    /// [`take_unlinked`](Self::take_unlinked) for the invalidation of `range`.
     #[inline]
     pub fn unmap<M: PhysMemory + ?Sized>(
         &mut self,
@@ -242,8 +244,8 @@ impl<F: Format> ReclaimingTable<F> {
         Ok((unmapped, self.unlink(mem, range)))
     }
 
-    /// The first half of [`unmap`](Self::unmap): every table page stays linked. Until
-    /// [`unlink`](Self::unlink), what was cleared can be mapped again without a frame.
+    /// First half of [`unmap`](Self::unmap): clears the leaves and keeps every table page linked.
+    /// Until [`unlink`](Self::unlink), the range can be mapped again without a frame.
     #[inline]
     pub fn clear<M: PhysMemory + ?Sized>(
         &mut self,
@@ -255,8 +257,8 @@ impl<F: Format> ReclaimingTable<F> {
         Ok(unmapped)
     }
 
-    /// The second half of [`unmap`](Self::unmap): unlinks the table pages on the way to `range`
-    /// that are empty.
+    /// Second half of [`unmap`](Self::unmap): unlinks the empty table pages on the paths to
+    /// `range`.
     #[inline]
     pub fn unlink<M: PhysMemory + ?Sized>(&mut self, mem: &M, range: PfnRange) -> CachedLevels {
         let before = self.unlinked_tables.len();
@@ -269,8 +271,8 @@ impl<F: Format> ReclaimingTable<F> {
         CachedLevels::All
     }
 
-    /// The pages unlinked since the last time. They are pending until they are
-    /// [released](UnlinkedTables::release); dropped, for ever.
+    /// Takes the pages unlinked since the last call. They stay pending until
+    /// [released](UnlinkedTables::release). If the caller drops them, they stay pending forever.
     #[inline]
     pub fn take_unlinked(&mut self) -> UnlinkedTables {
         if self.unlinked_tables.is_empty() {
@@ -284,52 +286,56 @@ impl<F: Format> ReclaimingTable<F> {
         core::mem::replace(&mut self.unlinked_tables, next)
     }
 
-    /// Whether a walk cache may lead to an unlinked page on the way to `range`. A mapping made
-    /// there is out of its sight until the range is invalidated with [`CachedLevels::All`]; the
-    /// device is told of it after that.
+    /// Returns true if a walk cache may hold an unlinked page on the path to `range`.
+    ///
+    /// The hardware may miss a new mapping there until the range is invalidated with
+    /// [`CachedLevels::All`]. The driver must not give such an IOVA to a device before that.
     #[inline]
     pub fn is_pending(&self, range: PfnRange) -> bool {
         self.unlinked.is_some_and(|hull| hull.overlaps(&range))
             && self.unlinked_tables.pending.count() > 0
     }
 
-    /// The leaf that translates `iova`, if there is one.
+    /// Returns the leaf that translates `iova`; `None` if the walk fails.
     #[inline]
     pub fn lookup<M: PhysMemory + ?Sized>(&self, mem: &M, iova: Iova) -> Option<Leaf> {
         self.table.lookup(mem, iova)
     }
 
-    /// As [`Table::is_empty`].
+    /// Returns true if the table holds no leaf. See [`Table::is_empty`].
     pub fn is_empty<M: PhysMemory + ?Sized>(&self, mem: &M) -> bool {
         self.table.is_empty(mem)
     }
 
-    /// Address of the root.
+    /// Returns the physical address of the root.
     #[inline]
     pub const fn root(&self) -> PhysAddr {
         self.table.root()
     }
 
-    /// The format.
+    /// Returns the format.
     #[inline]
     pub const fn format(&self) -> &F {
         self.table.format()
     }
 
-    /// The domain.
+    /// Returns the domain-id that tags the translations of this table.
     #[inline]
     pub const fn domain(&self) -> DomainId {
         self.table.domain()
     }
 
-    /// Bytes that the linked tables take, the root included.
+    /// Returns the size of all linked table pages in bytes, including the root.
     #[inline]
     pub fn table_bytes(&self) -> u64 {
         self.table.table_bytes()
     }
 
-    /// As [`Table::destroy`]; pages not yet taken by [`take_unlinked`](Self::take_unlinked) go back
-    /// too.
+    /// Destroys the table as [`Table::destroy`] does. Also frees the pages that
+    /// [`take_unlinked`](Self::take_unlinked) has not returned yet.
+    ///
+    /// # Errors
+    /// Returns the table unchanged if `proof` belongs to another domain.
     pub fn destroy<M: PhysMemory + ?Sized, S: FrameSource + ?Sized>(
         self,
         mem: &M,
@@ -374,8 +380,8 @@ impl<F: Format> ReclaimingTable<F> {
         }
     }
 
-    /// Unlinks the empty tables on the path to `iova`, lowest first. Returns how many bytes the
-    /// lowest one translates.
+    /// Unlinks the empty tables on the path to `iova`, lowest first. Returns the number of bytes
+    /// that the lowest linked table translates.
     fn unlink_empty_at<M: PhysMemory + ?Sized>(
         &mut self,
         mem: &M,
@@ -411,7 +417,7 @@ impl<F: Format> ReclaimingTable<F> {
                 break;
             }
             level = level.above().unwrap_or(level);
-            // The entry goes first; the page stays readable until the walk caches have forgotten
+            // Clear the entry first. The page stays readable until the walk caches no longer hold
             // it.
             word.store(0, Ordering::Release);
             sink.touched(mem, *at, 8);
@@ -421,8 +427,10 @@ impl<F: Format> ReclaimingTable<F> {
         covers
     }
 
-    /// Whether there was room to note `page`, which stands for the pages of `translates` and became
-    /// empty with `range`; if not, it stays linked.
+    /// Records `page` as unlinked. `translates` is the range that the page covered; `range` is the
+    /// unmapped range that emptied it.
+    ///
+    /// Returns false if there is no memory for the record; the page must then stay linked.
     fn note_unlinked(&mut self, page: PhysAddr, range: PfnRange, translates: PfnRange) -> bool {
         let retired = &mut self.unlinked_tables;
         if retired.frames.try_reserve(1).is_err() {
@@ -431,7 +439,7 @@ impl<F: Format> ReclaimingTable<F> {
         retired.frames.push(page);
         let scope = retired.scope.map(|(_, old)| old);
         retired.scope = Some((self.table.domain(), hull(scope, range)));
-        // Before the entry that leads to it is cleared.
+        // Update the hull and the count before the caller clears the entry that points to the page.
         let before = self.unlinked.filter(|_| retired.pending.count() > 0);
         retired.pending.add();
         self.unlinked = Some(hull(before, translates));
@@ -440,7 +448,7 @@ impl<F: Format> ReclaimingTable<F> {
     }
 }
 
-/// The smallest range that holds both.
+/// Returns the smallest range that contains both.
 fn hull(one: Option<PfnRange>, other: PfnRange) -> PfnRange {
     one.and_then(|one| PfnRange::inclusive(one.lo().min(other.lo()), one.hi().max(other.hi())))
         .unwrap_or(other)

@@ -1,9 +1,9 @@
-//! The tables of a ring IOMMU in memory: how the operating system changes an entry under the eyes
-//! of the hardware, and how the hardware finds it (rIOMMU Fig. 10 `rtable_walk`, Fig. 11).
+//! The in-memory tables of a ring IOMMU: how the operating system updates an entry while the
+//! hardware reads it, and how the hardware finds it (rIOMMU Fig. 10 `rtable_walk`, Fig. 11).
 //!
-//! An entry is 128 bits in two words, and no store writes both (erratum of Fig. 9). So `valid` is
-//! stored last and cleared first, and a reader that sees the second word change takes the entry for
-//! absent.
+//! An entry is 128 bits in two words, and no single store writes both (erratum of Fig. 9). The
+//! writer therefore stores the word with `valid` last and clears it first. A reader that sees this
+//! word change treats the entry as absent.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,18 +13,18 @@ use crate::fmt::{
     DIR, DIR_SHIFT, MAX_RING_BUFFER, RingDevice, RingFormatError, RingPte, RingTable, VALID,
 };
 
-/// Two words of memory that hold an rDEVICE, an rRING or an rPTE.
+/// The two words of an rDEVICE, an rRING or an rPTE in memory.
 pub type RingWords = [AtomicU64; 2];
 
-/// Why the hardware finds no entry.
+/// Reason why the hardware finds no entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum RingWalkError {
-    /// The device has no such ring.
+    /// The device has no ring with this number.
     RingBeyondDevice,
-    /// The ring has no such slot.
+    /// The ring has no slot with this number.
     SlotBeyondRing,
-    /// The slot's entry is not valid.
+    /// The entry of the slot is not valid.
     NotPresent,
     /// An array is not 16-byte aligned.
     Misaligned,
@@ -33,14 +33,14 @@ pub enum RingWalkError {
 }
 
 impl RingWalkError {
-    /// How the hardware reports this.
+    /// Returns the fault reason that the hardware records.
     #[inline]
     pub const fn fault_reason(self) -> FaultReason {
         match self {
             Self::RingBeyondDevice => FaultReason::RingBeyondDevice,
             Self::SlotBeyondRing => FaultReason::SlotBeyondRing,
             Self::NotPresent => FaultReason::NotPresent,
-            // The low bits of an array's address are reserved.
+            // The low bits of an array address are reserved.
             Self::Misaligned => FaultReason::ReservedBit,
             Self::TableAccess => FaultReason::TableAccess,
         }
@@ -61,7 +61,7 @@ impl From<RingFormatError> for RingWalkError {
     }
 }
 
-/// The two words at `at`.
+/// Returns the two words at `at`.
 ///
 /// # Errors
 /// [`RingWalkError::TableAccess`] if they lie outside memory.
@@ -76,7 +76,7 @@ pub fn ring_words<M: PhysMemory + ?Sized>(
         .ok_or(RingWalkError::TableAccess)
 }
 
-/// A word of an entry; a trait so that a test can put other accesses in between.
+/// One word of an entry. A trait, so that a test can interleave accesses.
 trait Word {
     fn get(&self, order: Ordering) -> u64;
     fn put(&self, value: u64);
@@ -94,15 +94,17 @@ impl Word for AtomicU64 {
     }
 }
 
-/// Both words as they stood at one moment; `None` if the entry was changing. It is made anew once
-/// at most while this reads it: whoever uses a slot again has had it invalidated, and an
-/// invalidation waits for walks. A third entry with the second word of the first could pass for it,
-/// with the address of the second.
+/// Reads both words of an entry consistently; `None` if the entry changed during the read.
 ///
-/// The second word is the same before and after the first is read. Had the entry been cleared and
-/// made anew in between, with the same second word, then either the first word is the old one and
-/// the entry is the old one, or it is the new one, and then the clearing, which came before it, is
-/// visible to the last load.
+/// The caller must ensure that the entry is refilled at most once during the read. Ring drivers do:
+/// they invalidate a slot before reuse, and an invalidation waits for walks in progress. With two
+/// refills, an entry whose second word equals that of the first could be returned with the address
+/// of the second.
+///
+/// Correctness: the second word has the same value before and after the load of the first. Suppose
+/// the writer cleared and refilled the entry in between, with the same second word. If the first
+/// word is the old one, the result is the old entry. If it is the new one, the clear precedes it
+/// and is visible to the last load.
 #[inline]
 fn load<W: Word>([first, second]: [&W; 2]) -> Option<[u64; 2]> {
     let control = second.get(Ordering::Acquire);
@@ -110,55 +112,56 @@ fn load<W: Word>([first, second]: [&W; 2]) -> Option<[u64; 2]> {
     (second.get(Ordering::Relaxed) == control).then_some([address, control])
 }
 
-/// The first word, then the one that makes it count. What was there has been cleared.
+/// Stores the first word, then the word with `valid`. The entry must be clear.
 #[inline]
 fn store<W: Word>([first, second]: &[W; 2], [address, control]: [u64; 2]) {
     first.put(address);
     second.put(control);
 }
 
-/// The word that makes the first one count.
+/// Clears the word with `valid`.
 #[inline]
 fn clear<W: Word>([_, second]: &[W; 2]) {
     second.put(0);
 }
 
 impl RingPte {
-    /// Reads an entry as the hardware does: absent while it changes. It may be made anew once
-    /// meanwhile, not twice: in between comes an invalidation, which waits for this.
+    /// Reads an entry as the hardware does. An entry that changes during the read counts as absent.
+    ///
+    /// The entry may be refilled at most once during the read. A second refill requires an
+    /// invalidation, which waits for this read.
     #[inline]
     pub fn load(words: &RingWords) -> Self {
         load(words.each_ref()).map_or(Self::ABSENT, Self::from_words)
     }
 
-    /// Whether the entry is valid.
+    /// Returns true if the entry is valid.
     #[inline]
     pub fn is_set([_, control]: &RingWords) -> bool {
         control.load(Ordering::Relaxed) & VALID != 0
     }
 
-    /// Whether the entry is valid and its buffer has `bytes` bytes.
+    /// Returns true if the entry is valid and its buffer has `bytes` bytes.
     #[inline]
     pub fn is_set_to([_, control]: &RingWords, bytes: u64) -> bool {
-        // Where the lengths agree, nothing is left of the word but `valid` above `dir`, and which
-        // `dir` does not matter.
+        // If the lengths agree, subtraction leaves only `valid` and `dir`. The mask ignores `dir`.
         let rest = control.load(Ordering::Relaxed).wrapping_sub(bytes);
         bytes <= MAX_RING_BUFFER && rest.rotate_right(DIR_SHIFT) & !DIR == VALID >> DIR_SHIFT
     }
 
-    /// Fills an entry that is clear: `phys_addr`, then everything else with `valid`.
+    /// Fills a clear entry: stores `phys_addr`, then the other fields together with `valid`.
     #[inline]
     pub fn store(self, words: &RingWords) {
         store(words, self.words());
     }
 
-    /// Clears an entry. The word with `valid` goes; the address that stays means nothing.
+    /// Clears the word with `valid`. The stale address remains and has no meaning.
     #[inline]
     pub fn clear(words: &RingWords) {
         clear(words);
     }
 
-    /// Fills an entry as Fig. 11 does: field by field, whatever the entry holds, in no order that
+    /// Fills an entry as Fig. 11 does: field by field, over any old contents, without ordering that
     /// the hardware could rely on. A live entry stays valid while it changes (errata 7 and 9).
     #[inline]
     pub fn store_as_published(self, [first, second]: &RingWords) {
@@ -169,7 +172,8 @@ impl RingPte {
         }
     }
 
-    /// Clears an entry as Fig. 11 does: `valid` alone, in no order. Whether it was set.
+    /// Clears an entry as Fig. 11 does: clears only `valid`, without ordering. Returns true if it
+    /// was set.
     #[inline]
     pub fn clear_as_published([_, control]: &RingWords) -> bool {
         let was = control.load(Ordering::Relaxed);
@@ -177,10 +181,10 @@ impl RingPte {
         was & VALID != 0
     }
 
-    /// The entry of `slot` in `table`, valid or not.
+    /// Reads the entry of `slot` in `table`, valid or not.
     ///
     /// # Errors
-    /// [`RingWalkError`]: there is no such slot, or the table lies outside memory.
+    /// [`RingWalkError`] if the slot does not exist or the table lies outside memory.
     #[inline]
     pub fn read<M: PhysMemory + ?Sized>(
         mem: &M,
@@ -191,10 +195,10 @@ impl RingPte {
         Ok(Self::load(ring_words(mem, at)?))
     }
 
-    /// The entry of `slot` in `table`, which is valid.
+    /// Reads the entry of `slot` in `table`, which must be valid.
     ///
     /// # Errors
-    /// [`RingWalkError`]: as for [`read`](Self::read), or the entry is not valid.
+    /// [`RingWalkError`] as for [`read`](Self::read), or if the entry is not valid.
     #[inline]
     pub fn find<M: PhysMemory + ?Sized>(
         mem: &M,
@@ -202,8 +206,8 @@ impl RingPte {
         slot: RingSlot,
     ) -> Result<Self, RingWalkError> {
         let at = table.entry(slot).ok_or(RingWalkError::SlotBeyondRing)?;
-        // Word by word: two addresses are compared faster than a range of them. An entry is
-        // aligned, so the second has not wrapped.
+        // Look up each word on its own: two address checks are faster than one range check. The
+        // entry is aligned, so the address of the second word does not wrap.
         let words = (mem.word(at), mem.word(at.wrapping_add(8)));
         let (Ok(first), Ok(second)) = words else {
             return Err(RingWalkError::TableAccess);
@@ -218,10 +222,12 @@ impl RingPte {
 }
 
 impl RingTable {
-    /// Reads the rRING of `ring` as the hardware does. One that is changing has no slots.
+    /// Reads the rRING of `ring` as the hardware does. An rRING that changes during the read has no
+    /// slots.
     ///
     /// # Errors
-    /// [`RingWalkError`]: the device has no such ring, or an array is misplaced.
+    /// [`RingWalkError`] if the device has no such ring, or an array is misaligned or outside
+    /// memory.
     #[inline]
     pub fn read<M: PhysMemory + ?Sized>(
         mem: &M,
@@ -234,13 +240,13 @@ impl RingTable {
         )?)
     }
 
-    /// Fills an rRING that is clear.
+    /// Fills a clear rRING.
     #[inline]
     pub fn store(&self, words: &RingWords) {
         store(words, self.encode());
     }
 
-    /// Makes an rRING one without slots.
+    /// Clears an rRING: the ring then has no slots.
     #[inline]
     pub fn clear(words: &RingWords) {
         clear(words);
@@ -248,10 +254,11 @@ impl RingTable {
 }
 
 impl RingDevice {
-    /// Reads the rDEVICE at `at` as the hardware does. One that is changing has no rings.
+    /// Reads the rDEVICE at `at` as the hardware does. An rDEVICE that changes during the read has
+    /// no rings.
     ///
     /// # Errors
-    /// [`RingWalkError`]: it or its array is misplaced.
+    /// [`RingWalkError`] if the rDEVICE or its array is misaligned or outside memory.
     #[inline]
     pub fn read<M: PhysMemory + ?Sized>(mem: &M, at: PhysAddr) -> Result<Self, RingWalkError> {
         Ok(Self::decode(
@@ -259,13 +266,13 @@ impl RingDevice {
         )?)
     }
 
-    /// Fills an rDEVICE that is clear.
+    /// Fills a clear rDEVICE.
     #[inline]
     pub fn store(&self, words: &RingWords) {
         store(words, self.encode());
     }
 
-    /// Makes an rDEVICE one without rings.
+    /// Clears an rDEVICE: the device then has no rings.
     #[inline]
     pub fn clear(words: &RingWords) {
         clear(words);
@@ -280,8 +287,7 @@ mod tests {
 
     use super::*;
 
-    /// A word whose stores are written down, and before each of whose loads the next stores of a
-    /// script are carried out.
+    /// A word that logs its stores. Before each load it applies the next stores of a script.
     struct Scripted<'a> {
         index: usize,
         entry: &'a Entry,
@@ -291,7 +297,7 @@ mod tests {
     struct Entry {
         now: Cell<[u64; 2]>,
         stores: RefCell<Vec<(usize, u64)>>,
-        /// How many stores of the script happen before each load.
+        /// Number of scripted stores to apply before each load.
         pauses: RefCell<Vec<usize>>,
         script: RefCell<Vec<(usize, u64)>>,
     }
@@ -322,9 +328,9 @@ mod tests {
         }
     }
 
-    /// However a reader's loads fall between a writer's stores, it sees one of the entries that
-    /// there were, or none: with an entry made anew once, and twice where not every second word is
-    /// another's.
+    /// For every interleaving of the reader's loads with the writer's stores, the reader sees one
+    /// of the written entries or none. Covers one refill, and two refills if no two entries share
+    /// the second word.
     #[test]
     fn no_interleaving_shows_a_mixture() {
         let entries = [
@@ -335,8 +341,8 @@ mod tests {
         assert_eq!(mixtures(entries), 0);
     }
 
-    /// What [`load`] asks of whoever changes entries: without an invalidation in between, one can
-    /// be taken for another.
+    /// Shows why [`load`] needs its precondition: with two refills and no invalidation in between,
+    /// a reader can combine words of two entries.
     #[test]
     fn made_anew_twice_during_a_read_shows_one() {
         let entries = [
@@ -349,8 +355,8 @@ mod tests {
         assert_eq!(mixtures([entries[1], entries[2]]), 0);
     }
 
-    /// In how many ways a reader's loads can fall between the stores of a writer of these entries
-    /// so that it sees none of them and not nothing.
+    /// Counts the interleavings in which the reader sees neither one of `entries` nor an absent
+    /// entry.
     fn mixtures<const N: usize>(entries: [[u64; 2]; N]) -> usize {
         let writer = Entry::default();
         for entry in entries {

@@ -1,4 +1,4 @@
-//! A table: its root, what is known of it, and how to find the place of an entry.
+//! A page table: root, format, teardown, and the descent to an entry.
 
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -10,57 +10,59 @@ use ringfence_types::{
 use crate::frame_reserve::fresh_frame;
 use crate::{Coherency, Cursor, Entry, Format, Leaf, Level, TableError, WalkError, walk};
 
-/// The translation table of one domain. Table pages, once linked, stay until the table is destroyed
-/// (as in Linux); a table that gives them back earlier is
-/// [`ReclaimingTable`](crate::ReclaimingTable).
+/// The page table of one domain. A linked table page stays linked until the table is destroyed, as
+/// in Linux. [`ReclaimingTable`](crate::ReclaimingTable) frees empty table pages earlier.
 ///
-/// # Several processors
-/// All methods take `&self`: processors map and unmap at the same time without a lock, provided
-/// that no two work on the same range at the same time. That is the IOVA allocator's promise; if it
-/// is broken, one of two maps is lost, and memory stays safe. New lower tables are linked by
-/// compare-and-exchange on the entry above; the loser's frame goes back.
+/// # Concurrency
+/// All methods take `&self`. CPUs map and unmap concurrently without a lock, provided that no two
+/// of them operate on the same range at the same time. The IOVA allocator guarantees that. If the
+/// guarantee is broken, one of two maps is lost, but memory stays safe.
+///
+/// A CPU links a new lower-level table by compare-and-exchange on the entry above. The CPU that
+/// loses the race returns its frame.
 ///
 /// # Memory and frames
-/// Every call is given the same memory and the same frame source.
+/// The caller must pass the same memory and the same frame source to every call.
 #[derive(Debug)]
 pub struct Table<F> {
     pub(crate) format: F,
     pub(crate) root: PhysAddr,
     pub(crate) coherency: Coherency,
     domain: DomainId,
-    /// Tells this table from every other, for as long as a leaf cache of it lives.
+    /// Identifies this table. A [`LeafCache`](crate::LeafCache) of it holds a clone.
     pub(crate) identity: Arc<()>,
-    /// Whether the root is a frame of the frame source.
+    /// True if the root frame came from the frame source.
     owns_root: bool,
     /// Frames linked below the root.
     pub(crate) frames: AtomicU64,
 }
 
-/// The lowest table on the path to an address.
+/// The lowest linked table on the path to an address.
 pub(crate) struct WalkResult<'m> {
     pub(crate) level: Level,
     pub(crate) table: PhysAddr,
-    /// The entry that leads to it; none for the root.
+    /// The entry that points to the table; `None` for the root.
     pub(crate) parent: Option<&'m AtomicU64>,
 }
 
-/// Entries of a leaf table.
+/// The entries of a run of pages in one leaf table.
 pub(crate) struct LeafEntry<'m> {
-    /// Address of the first.
+    /// Address of the first entry.
     pub(crate) at: PhysAddr,
-    /// The entry that leads to their table; none for the root.
+    /// The entry that points to the leaf table; `None` for the root.
     pub(crate) parent: Option<&'m AtomicU64>,
 }
 
-/// The path leads out of memory, or through an entry that no code here writes.
+/// The path leaves memory, or an entry on it has a value that this format never writes.
 pub(crate) struct Corrupt;
 
 impl<F: Format> Table<F> {
-    /// An empty table.
+    /// Creates an empty table.
     ///
     /// # Errors
-    /// [`TableError::RootTooLarge`] for a flat format, whose root takes contiguous frames: see
-    /// [`at`](Self::at).
+    /// [`TableError::RootTooLarge`] for a flat format, whose root needs contiguous frames: use
+    /// [`at`](Self::at). [`TableError::OutOfFrames`] or [`TableError::Memory`] if the frame source
+    /// has no usable frame.
     pub fn new<M: PhysMemory + ?Sized, S: FrameSource + ?Sized>(
         format: F,
         domain: DomainId,
@@ -76,13 +78,13 @@ impl<F: Format> Table<F> {
         Ok(Self::with_root(format, domain, coherency, root, true))
     }
 
-    /// An empty table whose root lies at `root`, 4 KiB aligned, in
-    /// [`root_bytes_of`](Self::root_bytes_of) bytes of zeroes that the caller provides and takes
-    /// back after [`destroy`](Self::destroy).
+    /// Creates an empty table whose root lies at `root`. The caller provides
+    /// [`root_bytes_of`](Self::root_bytes_of) zeroed bytes, 4 KiB aligned, and takes them back
+    /// after [`destroy`](Self::destroy).
     ///
     /// # Errors
-    /// [`TableError::Memory`] if they lie outside memory, [`TableError::RootNotEmpty`] if they are
-    /// not zero.
+    /// [`TableError::Memory`] if the root is misaligned or outside memory,
+    /// [`TableError::RootNotEmpty`] if it is not all zero.
     pub fn at<M: PhysMemory + ?Sized>(
         format: F,
         domain: DomainId,
@@ -121,37 +123,37 @@ impl<F: Format> Table<F> {
         }
     }
 
-    /// Bytes that the root of `format` takes.
+    /// Returns the size of the root of `format` in bytes.
     #[inline]
     pub fn root_bytes_of(format: &F) -> u64 {
         (format.entries(format.root_level()) as u64).saturating_mul(8)
     }
 
-    /// Address of the root.
+    /// Returns the physical address of the root.
     #[inline]
     pub const fn root(&self) -> PhysAddr {
         self.root
     }
 
-    /// The format.
+    /// Returns the format.
     #[inline]
     pub const fn format(&self) -> &F {
         &self.format
     }
 
-    /// The domain that tags the translations.
+    /// Returns the domain-id that tags the translations of this table.
     #[inline]
     pub const fn domain(&self) -> DomainId {
         self.domain
     }
 
-    /// Whether walkers snoop.
+    /// Returns whether the IOMMU's table walk snoops CPU caches.
     #[inline]
     pub const fn coherency(&self) -> Coherency {
         self.coherency
     }
 
-    /// Bytes that the tables take, the root included.
+    /// Returns the size of all table pages in bytes, including the root.
     #[inline]
     pub fn table_bytes(&self) -> u64 {
         self.frames
@@ -160,7 +162,7 @@ impl<F: Format> Table<F> {
             .saturating_add(Self::root_bytes_of(&self.format))
     }
 
-    /// What the table says about `iova`: the hardware's walk, in software.
+    /// Walks the table for `iova` in software, as the hardware does.
     #[inline]
     pub fn walk<M: PhysMemory + ?Sized>(&self, mem: &M, iova: Iova) -> Result<Leaf, WalkError> {
         walk(
@@ -172,19 +174,19 @@ impl<F: Format> Table<F> {
         )
     }
 
-    /// The leaf that translates `iova`, if there is one.
+    /// Returns the leaf that translates `iova`; `None` if the walk fails.
     #[inline]
     pub fn lookup<M: PhysMemory + ?Sized>(&self, mem: &M, iova: Iova) -> Option<Leaf> {
         self.walk(mem, iova).ok()
     }
 
-    /// Whether the table holds no leaf. Reads all of it; what cannot be read counts as empty, for
-    /// it translates nothing.
+    /// Returns true if the table holds no leaf. Reads the whole table. A table page outside memory
+    /// counts as empty, because it translates nothing.
     pub fn is_empty<M: PhysMemory + ?Sized>(&self, mem: &M) -> bool {
         self.is_empty_below(mem, self.format.root_level(), self.root)
     }
 
-    /// Depth is bounded by the level.
+    /// Recursion depth is bounded by the level.
     fn is_empty_below<M: PhysMemory + ?Sized>(
         &self,
         mem: &M,
@@ -206,14 +208,14 @@ impl<F: Format> Table<F> {
         })
     }
 
-    /// Gives all table pages back; the root only if it came from the frame source.
+    /// Frees all table pages. Frees the root only if it came from the frame source.
     ///
-    /// The caller has detached every device, and `proof` is of a flush of the domain submitted
-    /// after that.
+    /// The caller must first detach every device. `proof` must come from a flush of the domain
+    /// submitted after that.
     ///
     /// # Errors
-    /// The table comes back if `proof` is of another domain, or a [`LeafCache`](crate::LeafCache)
-    /// of it still lives.
+    /// Returns the table unchanged if `proof` belongs to another domain, or if a
+    /// [`LeafCache`](crate::LeafCache) of the table still exists.
     pub fn destroy<M: PhysMemory + ?Sized, S: FrameSource + ?Sized>(
         self,
         mem: &M,
@@ -230,7 +232,7 @@ impl<F: Format> Table<F> {
         Ok(())
     }
 
-    /// Depth is bounded by the level. Corrupt entries leak what is behind them.
+    /// Recursion depth is bounded by the level. A corrupt entry leaks the tables below it.
     fn free_below<M: PhysMemory + ?Sized, S: FrameSource + ?Sized>(
         &self,
         mem: &M,
@@ -245,8 +247,8 @@ impl<F: Format> Table<F> {
         for word in words {
             if let Entry::Table { at, .. } = self.format.decode(level, word.load(Ordering::Acquire))
             {
-                // Unlinked first, so that a table linked twice by a hostile hand is not freed twice
-                // from here.
+                // Unlink first: if hostile software linked one table twice, this loop frees it
+                // once.
                 word.store(0, Ordering::Release);
                 self.free_below(mem, frames, below, at);
                 frames.free(at);
@@ -254,12 +256,12 @@ impl<F: Format> Table<F> {
         }
     }
 
-    /// Finds the entries of `pages` pages from `iova` on, where nothing is out of the ordinary: a
-    /// table of four levels, all linked and in memory, and the entries in one leaf table. What is
-    /// found needs no check of its width.
+    /// Fast path: finds the entries of `pages` pages from `iova` on. Succeeds only for a four-level
+    /// table in which the whole path is linked and written back, and only if all entries lie in one
+    /// leaf table. The caller need not check the width.
     ///
-    /// This is the way of nearly every call, and short because it says no more than that it ends:
-    /// whoever gets `None` looks closely, with [`walk_linked`](Self::walk_linked).
+    /// On `None` the caller falls back to [`walk_linked`](Self::walk_linked), which reports the
+    /// reason.
     #[inline(always)]
     pub(crate) fn leaf_entry<'m, M: PhysMemory + ?Sized>(
         &self,
@@ -268,7 +270,7 @@ impl<F: Format> Table<F> {
         pages: u64,
     ) -> Option<LeafEntry<'m>> {
         let format = self.format;
-        // As constants, depth, width and shifts cost nothing.
+        // Constants: depth, width and shifts fold away.
         let mut level = Level::FOUR;
         if format.root_level() != level || iova.get() >> format.width() != 0 {
             return None;
@@ -295,7 +297,7 @@ impl<F: Format> Table<F> {
         })
     }
 
-    /// Descends towards `iova` as far as tables are linked.
+    /// Descends towards `iova` through all linked tables. Makes sure that the path is in memory.
     pub(crate) fn walk_linked<'m, M: PhysMemory + ?Sized>(
         &self,
         mem: &'m M,
@@ -329,10 +331,10 @@ impl<F: Format> Table<F> {
         Ok(spot)
     }
 
-    /// Makes sure that the table entries on the path to `iova` are in memory.
+    /// Writes back every table entry on the path to `iova` that is not yet in memory.
     ///
-    /// Whoever linked one may not have come to that yet; relying on it would let this processor
-    /// tell a device an address whose path is still in another processor's cache.
+    /// The CPU that linked an entry may not have written it back yet. Without this, the driver
+    /// could give a device an IOVA whose path is still in another CPU's cache.
     #[cold]
     #[inline(never)]
     fn publish_path<M: PhysMemory + ?Sized>(&self, mem: &M, iova: Iova) {
@@ -352,7 +354,7 @@ impl<F: Format> Table<F> {
         }
     }
 
-    /// Sees to it that a table entry is in memory, and notes that in the entry.
+    /// Writes a table entry back, waits, and sets [`Format::WRITTEN_BACK`] in it.
     #[cold]
     pub(crate) fn publish<M: PhysMemory + ?Sized>(&self, mem: &M, entry: &AtomicU64, at: PhysAddr) {
         self.coherency.write_back(mem, at, 8);
@@ -360,7 +362,7 @@ impl<F: Format> Table<F> {
         entry.fetch_or(F::WRITTEN_BACK, Ordering::Release);
     }
 
-    /// Address of the entry for `iova` in the table of `level` at `table`.
+    /// Returns the address of the entry for `iova` in the table of `level` at `table`.
     #[inline(always)]
     pub(crate) fn entry_address(&self, level: Level, table: PhysAddr, iova: Iova) -> PhysAddr {
         let index = self.format.index(level, iova) as u64;

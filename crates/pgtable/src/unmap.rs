@@ -1,4 +1,4 @@
-//! Clearing leaves.
+//! Unmap: clears leaves.
 
 use core::sync::atomic::Ordering;
 
@@ -13,24 +13,25 @@ use crate::{DirtyLines, Entry, Format, Level, Table, UnmapError};
 
 const GRANULE: PageSize = PageSize::Size4K;
 
-/// A stretch of entries of one table.
+/// A run of present entries in one table.
 struct Run<'m> {
     spot: WalkResult<'m>,
     at: PhysAddr,
-    /// Entries cleared.
+    /// Number of entries.
     entries: u64,
-    /// 4 KiB pages that they cover.
+    /// Number of 4 KiB pages that the entries cover.
     pages: u64,
 }
 
 impl<F: Format> Table<F> {
-    /// Clears the leaves of `range`. Table pages stay, so the walk caches keep what they know:
-    /// [`CachedLevels::Leaves`].
+    /// Clears the leaves of `range`. Table pages stay linked, so walk caches stay valid and only
+    /// leaves need invalidation: [`CachedLevels::Leaves`].
     ///
-    /// On a non-coherent platform the cleared entries are in memory when the call returns.
+    /// On a non-coherent platform the cleared entries are in memory on return.
     ///
     /// # Errors
-    /// Nothing has changed: a page of the range is not mapped, or a larger page reaches out of it.
+    /// The table is unchanged. A page of the range is not mapped, or the range covers only part of
+    /// a larger page.
     #[inline]
     pub fn unmap<M: PhysMemory + ?Sized>(
         &self,
@@ -40,9 +41,9 @@ impl<F: Format> Table<F> {
         self.unmap_with(mem, range, ImmediateWriteBack(self.coherency), NoCount)
     }
 
-    /// [`unmap`](Self::unmap), but the lines it touches are left to `dirty`: the invalidation must
-    /// not be submitted before [`DirtyLines::sync`], or a walker that does not snoop may fetch the
-    /// old entries again after it.
+    /// Like [`unmap`](Self::unmap), but records dirty cache lines in `dirty`. The driver must call
+    /// [`DirtyLines::sync`] before it submits the invalidation. Otherwise a walker that does not
+    /// snoop may cache the old entries again after the invalidation.
     #[inline]
     pub fn unmap_nosync<M: PhysMemory + ?Sized>(
         &self,
@@ -79,7 +80,7 @@ impl<F: Format> Table<F> {
         ))
     }
 
-    /// [`unmap_with`](Self::unmap_with) for every table, and for every range that is wrong.
+    /// Slow path of [`unmap_with`](Self::unmap_with): any table, and invalid ranges.
     #[inline(never)]
     fn unmap_uncommon<M: PhysMemory + ?Sized>(
         &self,
@@ -115,7 +116,8 @@ impl<F: Format> Table<F> {
         Ok(())
     }
 
-    /// Clears the present entries of a leaf table from the one at `at` on, all or none.
+    /// Clears the entries of a leaf table from `at` on. Fails without a store if any of them is
+    /// absent.
     #[inline(always)]
     pub(crate) fn clear_leaf_table<M: PhysMemory + ?Sized>(
         &self,
@@ -140,8 +142,7 @@ impl<F: Format> Table<F> {
         Ok(())
     }
 
-    /// [`clear_leaf_table`](Self::clear_leaf_table) for several pages, on the whole run as one
-    /// slice.
+    /// [`clear_leaf_table`](Self::clear_leaf_table) for several pages.
     #[inline]
     fn clear_run<M: PhysMemory + ?Sized>(
         &self,
@@ -168,7 +169,8 @@ impl<F: Format> Table<F> {
         Ok(())
     }
 
-    /// A range over several tables or larger pages: checked as a whole, then cleared.
+    /// Unmaps a range that spans several tables or covers larger pages. Checks the whole range
+    /// first, then clears it.
     #[cold]
     #[inline(never)]
     fn unmap_long<M: PhysMemory + ?Sized>(
@@ -185,8 +187,8 @@ impl<F: Format> Table<F> {
         }
         let mut cleared = 0;
         while cleared < range.pages() {
-            // Fails only if another processor clears the same range against the contract: it is
-            // cleared all the same.
+            // Fails only if another CPU breaks the contract and clears the same range. The range is
+            // cleared in either case.
             let run = self.run_at(mem, range, cleared)?;
             let iova = page_at(range.lo().iova(), cleared);
             let words = mem
@@ -202,8 +204,8 @@ impl<F: Format> Table<F> {
         Ok(())
     }
 
-    /// The present leaves from page `skipped` of `range` on, as far as one table or one larger page
-    /// goes.
+    /// Returns the run of present leaves from page `skipped` of `range` on, up to the end of one
+    /// table or of one larger page.
     fn run_at<'m, M: PhysMemory + ?Sized>(
         &self,
         mem: &'m M,
@@ -257,7 +259,7 @@ impl<F: Format> Table<F> {
     }
 }
 
-/// Page `index` from `first` on, inside a range known not to wrap.
+/// Returns the IOVA of page `index` after `first`. The range must not wrap.
 #[inline]
 fn page_at(first: Iova, index: u64) -> Iova {
     Pfn::new(Pfn::containing(first).get().wrapping_add(index)).iova()

@@ -1,4 +1,4 @@
-//! The walk that hardware does, over memory that may hold anything.
+//! The hardware's page walk, in software. The memory may hold anything.
 
 use core::fmt;
 use core::sync::atomic::Ordering;
@@ -7,8 +7,8 @@ use ringfence_types::{Access, FaultReason, Iova, PageSize, Permissions, PhysAddr
 
 use crate::{Entry, Format, Level};
 
-/// Where a walk stands: a table, its level, and what the path so far allows. This is what a walk
-/// cache holds.
+/// Position of a walk: a table, its level, and the permissions of the path so far. A walk cache
+/// stores these.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cursor {
     level: Level,
@@ -17,7 +17,7 @@ pub struct Cursor {
 }
 
 impl Cursor {
-    /// The start of a walk: the root, at `table`.
+    /// Starts a walk at the root `table`.
     #[inline]
     pub fn root<F: Format>(format: &F, table: PhysAddr) -> Self {
         Self {
@@ -27,61 +27,61 @@ impl Cursor {
         }
     }
 
-    /// Level of the table.
+    /// Returns the level of the table.
     #[inline]
     pub const fn level(&self) -> Level {
         self.level
     }
 
-    /// Address of the table.
+    /// Returns the physical address of the table.
     #[inline]
     pub const fn table(&self) -> PhysAddr {
         self.table
     }
 
-    /// What all entries above the table allow.
+    /// Returns the permissions that all entries above the table grant.
     #[inline]
     pub const fn permissions(&self) -> Permissions {
         self.permissions
     }
 }
 
-/// The end of a walk.
+/// Result of a successful walk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Leaf {
     /// Size of the page.
     pub page: PageSize,
     /// First byte of the page.
     pub base: PhysAddr,
-    /// What the leaf and the whole path above it allow.
+    /// Permissions granted by the leaf and by every entry above it.
     pub permissions: Permissions,
 }
 
 impl Leaf {
-    /// Where `iova`, an address on this page, leads.
+    /// Translates `iova`, which must lie on this page.
     #[inline]
     pub const fn translate(&self, iova: Iova) -> PhysAddr {
         self.base.wrapping_add(iova.offset_in(self.page.bytes()))
     }
 }
 
-/// Why a walk ended without a leaf.
+/// A walk that ended without a leaf.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct WalkError {
-    /// Level of the table whose entry was wanted.
+    /// Level of the table whose entry the walk tried to read.
     pub level: Level,
-    /// What was wrong.
+    /// Reason of the failure.
     pub kind: WalkErrorKind,
 }
 
-/// What was wrong with an entry.
+/// Reason why a walk failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum WalkErrorKind {
     /// The address has bits above the table's width.
     BeyondWidth,
     /// The entry is absent.
     NotPresent,
-    /// The entry and the path above it allow nothing in common.
+    /// The entry and the path above it grant no common permission.
     NoPermission,
     /// The entry is present with a reserved bit set.
     ReservedBit,
@@ -90,7 +90,7 @@ pub enum WalkErrorKind {
 }
 
 impl WalkErrorKind {
-    /// How the hardware reports this to the device that made `access`.
+    /// Returns the fault reason that the hardware records for `access`.
     #[inline]
     pub const fn fault_reason(self, access: Access) -> FaultReason {
         match (self, access) {
@@ -119,14 +119,14 @@ impl fmt::Display for WalkError {
 
 impl core::error::Error for WalkError {}
 
-/// Translates `iova` from `start` down to a leaf (rIOMMU section 2.2; VT-d specification, section
-/// 3.7).
+/// Translates `iova` by walking from `start` down to a leaf (rIOMMU section 2.2; VT-d
+/// specification, section 3.7).
 ///
-/// `visit` sees each table that an entry led to, top to bottom, before it is read: what a walk
-/// cache would keep. One word is read per level.
+/// Calls `visit` with each lower-level table, top to bottom, before reading it. A walk cache would
+/// store these. Reads one word per level.
 ///
-/// The tables may hold anything, point at themselves or outside memory: the level sinks with every
-/// step, so there are at most [`Level::MAX`] of them, and every way out is a [`WalkError`].
+/// The tables may hold anything and may point to themselves or outside memory. The level decreases
+/// at each step, so a walk takes at most [`Level::MAX`] steps and fails only with a [`WalkError`].
 #[inline]
 pub fn walk<F: Format, M: PhysMemory + ?Sized>(
     format: &F,
@@ -147,8 +147,8 @@ pub fn walk<F: Format, M: PhysMemory + ?Sized>(
         let Ok(word) = mem.word(at) else {
             return fail(level, WalkErrorKind::TableAccess);
         };
-        // Acquire pairs with the Release that made the entry valid: the table behind it is seen as
-        // it was linked.
+        // Acquire pairs with the Release store that made the entry valid: the walk sees the
+        // contents of a table as they were when it was linked.
         match format.decode(level, word.load(Ordering::Acquire)) {
             Entry::Absent => return fail(level, WalkErrorKind::NotPresent),
             Entry::Reserved => return fail(level, WalkErrorKind::ReservedBit),

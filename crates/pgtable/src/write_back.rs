@@ -1,19 +1,19 @@
-//! Which cache lines of tables still have to reach memory.
+//! Write-back of dirty cache lines of page tables to memory.
 
 use ringfence_types::{PhysAddr, PhysMemory};
 
 use crate::Coherency;
 use crate::coherency::LINE;
 
-/// What becomes of the lines that an operation has touched.
+/// Decides when the cache lines that an operation dirtied are written back.
 pub(crate) trait WriteBackPolicy {
-    /// `bytes` bytes from `at` were stored to.
+    /// Records that the operation stored `bytes` bytes at `at`.
     fn touched<M: PhysMemory + ?Sized>(&mut self, mem: &M, at: PhysAddr, bytes: u64);
-    /// The operation is complete.
+    /// Ends the operation.
     fn finish<M: PhysMemory + ?Sized>(&mut self, mem: &M);
 }
 
-/// Write back at once, wait at the end of the operation.
+/// Writes back each line at once and waits at the end of the operation.
 pub(crate) struct ImmediateWriteBack(pub(crate) Coherency);
 
 impl WriteBackPolicy for ImmediateWriteBack {
@@ -28,7 +28,7 @@ impl WriteBackPolicy for ImmediateWriteBack {
     }
 }
 
-/// Leave it to a [`DirtyLines`].
+/// Records dirty lines in a [`DirtyLines`].
 pub(crate) struct DeferredWriteBack<'a>(pub(crate) Coherency, pub(crate) &'a mut DirtyLines);
 
 impl WriteBackPolicy for DeferredWriteBack<'_> {
@@ -43,31 +43,31 @@ impl WriteBackPolicy for DeferredWriteBack<'_> {
     fn finish<M: PhysMemory + ?Sized>(&mut self, _mem: &M) {}
 }
 
-/// Slots: as many as a table has lines, and bits in a word.
+/// Number of slots: one per cache line of a table page, and one bit each in a word.
 const SLOTS: usize = 64;
-/// How many lines ahead the next one of a row is asked for.
+/// Prefetch distance in lines.
 const PREFETCH_LINES: u64 = 4;
-/// Lines of a table.
+/// Cache lines of a table page.
 const TABLE_LINES: u64 = 64;
-/// No line: line numbers have 58 bits.
+/// Marks an empty slot. Line numbers have 58 bits, so this value is free.
 const NO_LINE: u64 = u64::MAX;
 
-/// The lines that a burst of operations has touched. Belongs to one processor.
+/// Dirty cache lines of a burst of operations. Owned by one CPU.
 ///
-/// A line that comes back finds itself here and is written back once. Every line has one slot; the
-/// line that held it before is written back at once, without waiting, and the wait still comes
-/// once. The lines of one table never drive each other out.
+/// A line that several operations dirty is recorded and written back once. Each line maps to one
+/// slot. A new line evicts the old one, which is written back at once without waiting;
+/// [`sync`](Self::sync) waits for it. Lines of the same table page never evict each other.
 ///
 /// # Contract
 /// Between a deferred operation and [`sync`](Self::sync), a walker that does not snoop may see the
-/// table with or without it: no address mapped in between is told to a device, and no range
-/// unmapped in between is invalidated, before `sync` returns. Dropping it with lines in it breaks
-/// that contract; tables of a coherent platform never put any in.
+/// table with or without the operation. Before `sync` returns, the driver must not give a newly
+/// mapped address to a device, nor invalidate a newly unmapped range. Dropping a non-empty
+/// `DirtyLines` breaks this contract. Tables of a coherent platform never add lines.
 #[derive(Debug)]
 pub struct DirtyLines {
-    /// Numbers of the lines that wait, each in its slot.
+    /// Line number in each slot, or [`NO_LINE`].
     slots: [u64; SLOTS],
-    /// A bit for each slot that holds a line.
+    /// Bitmap of occupied slots.
     occupied: u64,
 }
 
@@ -78,7 +78,7 @@ impl Default for DirtyLines {
 }
 
 impl DirtyLines {
-    /// An empty set.
+    /// Creates an empty set.
     pub const fn new() -> Self {
         Self {
             slots: [NO_LINE; SLOTS],
@@ -86,19 +86,19 @@ impl DirtyLines {
         }
     }
 
-    /// Whether every line touched has reached memory.
+    /// Returns true if every recorded line has reached memory.
     #[inline]
     pub fn is_clean(&self) -> bool {
         self.occupied == 0
     }
 
-    /// Lines waiting.
+    /// Returns the number of lines that await write-back.
     #[inline]
     pub fn lines(&self) -> usize {
         self.occupied.count_ones() as usize
     }
 
-    /// Writes back every line touched since the last time and waits once.
+    /// Writes back all recorded lines and waits once.
     #[inline]
     pub fn sync<M: PhysMemory + ?Sized>(&mut self, mem: &M) {
         if self.is_clean() {
@@ -139,12 +139,12 @@ impl DirtyLines {
         };
         let before = core::mem::replace(slot, line);
         if before != NO_LINE {
-            // The line that takes its place sees to the wait.
+            // No wait here: the new line occupies the slot, so `sync` will wait.
             write_back(mem, before);
         }
         self.occupied |= 1 << index;
-        // What was written back is far away, and allocators hand out addresses in rows, upward or
-        // downward.
+        // `write_back` evicted the neighbours from the cache. Allocators hand out addresses in
+        // ascending or descending runs, so prefetch along the run.
         let next = if self.holds(line.wrapping_sub(1)) {
             line.wrapping_add(PREFETCH_LINES)
         } else if self.holds(line.wrapping_add(1)) {
@@ -157,15 +157,15 @@ impl DirtyLines {
         }
     }
 
-    /// Whether `line` waits.
+    /// Returns true if `line` awaits write-back.
     #[inline]
     fn holds(&self, line: u64) -> bool {
         self.slots.get(slot_of(line)) == Some(&line)
     }
 }
 
-/// The slot of `line`. Tables begin at the first line of a page: without the page's number, all
-/// their first lines would meet in one.
+/// Returns the slot of `line`. Mixes in the page number: otherwise the first lines of all table
+/// pages would share one slot.
 #[inline]
 fn slot_of(line: u64) -> usize {
     (line ^ (line >> 6)) as usize % SLOTS

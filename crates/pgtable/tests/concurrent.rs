@@ -1,4 +1,4 @@
-//! Several processors in one table: chosen interleavings, and threads.
+//! Concurrent changes of one table: chosen interleavings, and threads.
 
 mod common;
 
@@ -24,7 +24,7 @@ fn request(first: u64, pages: u64) -> MapRequest {
     }
 }
 
-/// Lets another processor run at the `at`th time that memory or the frame source is used.
+/// Runs another CPU's operation at the `at`th use of memory or of the frame source.
 struct Interleaved<'a, T> {
     inner: T,
     calls: &'a Cell<u32>,
@@ -76,7 +76,7 @@ impl FrameSource for Interleaved<'_, &Source<'_>> {
     }
 }
 
-/// One processor maps `mine`; at each of its steps in turn, another maps `theirs` in between.
+/// One CPU maps `mine`. In each run, another CPU maps `theirs` at a different step of the first.
 fn interleave(coherency: Coherency, mine: (u64, u64), theirs: (u64, u64)) -> u32 {
     let mut lost = 0;
     for at in 0.. {
@@ -87,8 +87,8 @@ fn interleave(coherency: Coherency, mine: (u64, u64), theirs: (u64, u64)) -> u32
         let other = || {
             let map = request(theirs.0, theirs.1);
             assert_eq!(table.map(&mem, &frames, map), Ok(()));
-            // What this processor now tells its device must hold, whatever the first one has not
-            // finished.
+            // The other CPU may give this address to its device now, so the mapping must be
+            // complete regardless of the first CPU's progress.
             assert!(found(&mem, &table, coherency, theirs), "step {at}");
             ran.set(true);
         };
@@ -153,8 +153,8 @@ fn found(
 fn two_mappers_in_every_interleaving_of_their_steps() {
     for coherency in [Coherency::Coherent, Coherency::NonCoherent] {
         // The same leaf table, neighbours under one directory and one root entry, and a range over
-        // three tables: all want tables that the other wants too. Under another root entry nothing
-        // is shared.
+        // three tables: both CPUs need the same new tables. Under another root entry they share no
+        // table.
         let cases = [
             ((8, 1), true),
             ((512, 1), true),
@@ -186,7 +186,7 @@ fn threads_share_the_path() {
                 scope.spawn(move || {
                     let mut cache = table.leaf_cache();
                     for turn in 0..600_u64 {
-                        // Every lane comes into the same fresh tables at about the same time.
+                        // All lanes need the same new tables at about the same time.
                         let first = turn % 150 * 512 + lane * 160;
                         let pages = 1 + turn % 150;
                         let map = request(first, pages);

@@ -1,5 +1,5 @@
-//! Every format, depth and largest page; every way to change a table; both kinds of memory: against
-//! brute force.
+//! Compares every format, depth, largest page size, front end and memory type with a brute-force
+//! model.
 
 mod common;
 #[path = "common/fronts.rs"]
@@ -33,14 +33,15 @@ enum Op {
         delta: i64,
         pages: usize,
     },
-    /// Unmaps the leaf that holds the page, if there is one, exactly.
+    /// Unmaps exactly the leaf that holds the page, if the page is mapped.
     UnmapLeaf { place: usize, delta: i64 },
 }
 
 const LENGTHS: [u64; 12] = [1, 1, 2, 3, 8, 16, 511, 512, 513, 1024, 1536, 1 << 18];
 const PHYSICAL: [u64; 6] = [0, 1, 512, 1 << 18, (1 << 36) - 512, (1 << 40) - 1];
 
-/// Pages around which everything happens: where tables of every level begin, and both ends.
+/// Pages near which all operations happen: the boundaries of tables at every level, and both ends
+/// of the address space.
 fn places(width: u32) -> Vec<u64> {
     let end = 1_u64 << (width - 12);
     [
@@ -74,7 +75,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Runs `ops` and compares after each.
+/// Runs `ops` and compares the table with the model after each.
 fn check<F: Format, T: Front<F>>(
     format: F,
     largest: PageSize,
@@ -106,7 +107,7 @@ fn check<F: Format, T: Front<F>>(
                 let pages = LENGTHS[pages % LENGTHS.len()];
                 let first = pfn(place, delta);
                 let pa = PHYSICAL[pa % PHYSICAL.len()] << 12;
-                // A gigabyte in 4 KiB pages is a test of patience.
+                // Mapping 1 GiB in 4 KiB pages takes too long.
                 let gigabyte =
                     largest == PageSize::Size1G && delta == 0 && pa.is_multiple_of(1 << 30);
                 if pages > 4096 && !gigabyte {
@@ -248,7 +249,7 @@ fn five_levels() {
 
 #[test]
 fn flat() {
-    // The smallest flat table, 64 KiB, and one of 1 MiB.
+    // The smallest flat table (64 KiB) and one of 1 MiB.
     for bits in [25, 29] {
         let format = CalgaryTce::new(bits).expect("exists");
         for coherency in [Coherency::Coherent, Coherency::NonCoherent] {

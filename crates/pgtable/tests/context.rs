@@ -1,4 +1,4 @@
-//! Root and context tables: installing, finding, roll-back, memory that may hold anything.
+//! Root and context tables: attach, lookup, rollback, hostile memory.
 
 mod common;
 
@@ -139,8 +139,7 @@ fn a_reader_never_sees_a_mixture() {
             tables
                 .attach(&mem, &frames, device(0), &mixed(1 + turn % 7))
                 .expect("frames");
-            // As an invalidation does: no read lasts until an entry is made anew for the second
-            // time.
+            // Wait as for an invalidation: no read may span two refills of an entry.
             let read = reads.load(Ordering::Relaxed);
             while reads.load(Ordering::Acquire) == read && !reader.is_finished() {
                 std::thread::yield_now();
@@ -151,7 +150,7 @@ fn a_reader_never_sees_a_mixture() {
     });
 }
 
-/// Memory that lets the device look whenever a word is about to be touched.
+/// Memory that lets the device read before each access to a word.
 struct Watched<'m> {
     inner: &'m Memory,
     look: &'m dyn Fn(),
@@ -285,7 +284,8 @@ fn what_the_root_may_hold() {
         find_context(&mem, PhysAddr::new(u64::MAX), at),
         Err(ContextError::TableAccess)
     );
-    // The root as its own context table: an entry is what its bits say, and nothing loops.
+    // The root table serves as its own context table. The lookup decodes its entries as context
+    // entries and terminates.
     mem.set(root_entry, 0x1001);
     mem.set(PhysAddr::new(0x1018), 0);
     mem.set(PhysAddr::new(0x1020), 0x5001);
@@ -299,7 +299,7 @@ proptest! {
     #[test]
     fn any_words_decode_or_are_refused(low: u64, high: u64, root: u64, at: u16) {
         if let Ok(context) = Context::decode([low, high]) {
-            // What is accepted loses nothing but FPD and the available bits.
+            // Decoding keeps every bit except FPD and the available bits.
             let [low_again, high_again] = context.encode();
             let low_kept = match context.translation {
                 TranslationType::Table { .. } | TranslationType::Rings { .. } => low & !2,

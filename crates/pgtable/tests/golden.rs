@@ -1,4 +1,4 @@
-//! Bits, written out from the specifications.
+//! Bit patterns written out from the specifications.
 
 use ringfence_pgtable::{
     CalgaryTce, Context, ContextError, Entry, Format, Level, Levels, SecondStage, Snoop,
@@ -58,7 +58,7 @@ fn second_stage_entries() {
         assert_eq!(plain.leaf(level(at), base, permissions), word);
         assert_eq!(snooping.leaf(level(at), base, permissions), snooped);
         for word in [word, snooped, word | 0x3ff << 52 | 1 << 63, word | 0x77c] {
-            // Bits 2 to 6 and 8 to 10 are ignored; bit 7 is SP and set already where it matters.
+            // Bits 2 to 6 and 8 to 10 are ignored. Bit 7 is SP and is already set where it matters.
             assert_eq!(
                 plain.decode(level(at), word),
                 Entry::Leaf { base, permissions },
@@ -99,15 +99,15 @@ fn second_stage_refuses() {
         (large, 2, 1 << 62 | 3),
         (large, 4, 1 << 62 | 3),
         (large, 3, 1 << 62 | 0x83),
-        // SNP in an entry that leads to a table.
+        // SNP in an entry that points to a table.
         (large, 2, 0x803),
         (large, 5, 0x803),
-        // Address bits below the page.
+        // Address bits below the page size.
         (large, 2, 0x1083),
         (large, 2, 0x10_0083),
         (large, 3, 0x20_0083),
         (large, 3, 0x2000_0083),
-        // SP where no page can stand.
+        // SP at a level that allows no leaf.
         (large, 4, 0x83),
         (large, 5, 0x83),
         (small, 2, 0x83),
@@ -119,7 +119,7 @@ fn second_stage_refuses() {
             Entry::Reserved,
             "{at} {word:#x}"
         );
-        // Without R and W nothing else counts.
+        // Without R and W, all other bits are ignored.
         assert_eq!(format.decode(level(at), word & !3), Entry::Absent);
         assert!(format.is_absent(word & !3) && !format.is_absent(word));
     }
@@ -158,8 +158,8 @@ fn geometry() {
 #[test]
 fn calgary_entries() {
     let format = CalgaryTce::FULL;
-    // Linux 2.6.18 to 5.3, tce.h: read bit 0, write bit 1, page number from bit 12 on, in a
-    // big-endian word.
+    // Linux 2.6.18 to 5.3, tce.h: read is bit 0, write is bit 1, the page number starts at bit 12;
+    // big-endian.
     let cases = [
         (
             0x0000_1234_5678_9000,

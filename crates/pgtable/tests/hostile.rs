@@ -1,4 +1,4 @@
-//! The walk over memory that may hold anything.
+//! The page walk over hostile memory.
 
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
@@ -31,7 +31,7 @@ fn error(level: u8, kind: WalkErrorKind) -> Result<Leaf, WalkError> {
     })
 }
 
-/// Tables at 0x1000, 0x2000, ... with entry 0 set.
+/// Creates tables at 0x1000, 0x2000, ... and sets entry 0 of each.
 fn chain(entries: &[u64]) -> SparseMemory {
     let mut mem = SparseMemory::new();
     for (index, entry) in entries.iter().enumerate() {
@@ -66,7 +66,7 @@ fn ends_of_a_walk() {
             0x3fff_ffff,
             leaf(PageSize::Size1G, 0x4000_0000, 2),
         ),
-        // Permissions are what the whole path has in common.
+        // The result is the intersection of the permissions on the path.
         (
             &[0x2001, 0x3003, 0x4003, 0x7003],
             0,
@@ -122,7 +122,7 @@ fn ends_of_a_walk() {
 fn a_table_that_points_at_itself_ends() {
     let mem = chain(&[ROOT | 3]);
     let (end, path) = go(&mem, 0);
-    // At level 1 the same word is a leaf.
+    // At level 1 the same word decodes to a leaf.
     let leaf = Leaf {
         page: PageSize::Size4K,
         base: PhysAddr::new(ROOT),
@@ -221,7 +221,7 @@ fn map_and_unmap_refuse_a_corrupt_path() {
         permissions: Permissions::READ,
     };
     let range = |pages| PfnRange::new(Pfn::new(0), pages).expect("not empty");
-    // To a table outside memory, and with a reserved bit.
+    // An entry that points to a table outside memory, and one with a reserved bit set.
     for entry in [0x9000_0003, 1 << 62 | 3, 0x83] {
         mem.set(PhysAddr::new(ROOT), entry);
         for pages in [1, 700] {
@@ -242,7 +242,7 @@ fn map_and_unmap_refuse_a_corrupt_path() {
     );
 }
 
-/// Words that look like entries: mostly to one of a few pages, with bits flipped.
+/// Words that resemble entries: most point to one of a few pages, with some bits flipped.
 fn entry() -> impl Strategy<Value = u64> {
     prop_oneof![
         4 => (1_u64..9, any::<u64>()).prop_map(|(page, flags)| page << 12 | flags & 0x83),

@@ -1,4 +1,4 @@
-//! A walker that does not snoop: what is written back, when, and how often.
+//! Write-back for a walker that does not snoop: which lines, when, and how often.
 
 mod common;
 
@@ -26,7 +26,8 @@ fn request(first: u64, pages: u64) -> MapRequest {
     }
 }
 
-/// Whether the device finds page `first`; anything but that or its absence is a mistake.
+/// Returns true if the device finds page `first`. Asserts that it finds either the correct page or
+/// none.
 fn device_finds(mem: &Memory, root: PhysAddr, first: u64) -> bool {
     match walk(
         &FORMAT,
@@ -50,8 +51,8 @@ fn device_finds(mem: &Memory, root: PhysAddr, first: u64) -> bool {
     }
 }
 
-/// Memory whose caches evict a line at every step: all words of `victims` reach memory whenever
-/// memory is touched.
+/// Memory whose CPU caches evict lines at every step: each access to memory also writes all words
+/// of `victims` back.
 struct Evicting<'m> {
     inner: &'m Memory,
     victims: RefCell<Vec<PhysAddr>>,
@@ -95,15 +96,14 @@ impl PhysMemory for Evicting<'_> {
 
 #[test]
 fn an_eviction_never_shows_a_table_before_its_zeroes() {
-    // Each table entry's line in turn is evicted at every step, so that it may overtake everything
-    // else.
+    // Evict the line of one table entry at every step, so that it may overtake all other stores.
     for depth in 0..3 {
         let mem = memory();
         let frames = frames(&mem);
         let table =
             Table::new(FORMAT, DOMAIN, Coherency::NonCoherent, &mem, &frames).expect("frames");
         let first = 0x1234;
-        // Frames come in ascending order, and the reserve is used last in, first out.
+        // The frame source returns ascending addresses; the reserve is last in, first out.
         let lines: Vec<_> = (0..4)
             .map(|frame| PhysAddr::new(table.root().get() + frame * 4096))
             .collect();
@@ -152,7 +152,8 @@ fn the_device_sees_a_map_and_an_unmap_when_they_return() {
             assert!(!(first..first + pages).any(|pfn| device_finds(&mem, table.root(), pfn)));
         }
     }
-    // The fake does punish: a table that believes walkers to snoop leaves the device with rubbish.
+    // The fake punishes misuse: a table that assumes a snooping walker leaves stale data in the
+    // device's view.
     let wrong = Table::new(FORMAT, DOMAIN, Coherency::Coherent, &mem, &frames).expect("frames");
     assert_eq!(wrong.map(&mem, &frames, request(0, 1)), Ok(()));
     let entry = mem.device_view().word(wrong.root()).expect("inside");
@@ -236,7 +237,7 @@ fn a_burst_of_any_length_and_order_ends_in_memory() {
     let frames = frames(&mem);
     let table = Table::new(FORMAT, DOMAIN, Coherency::NonCoherent, &mem, &frames).expect("frames");
     let mut dirty = DirtyLines::new();
-    // 500 lines of as many tables' entries: more than the set holds; each visited twice, far apart.
+    // 500 dirty lines in many tables exceed the set. Each line is visited twice, far apart.
     let pfn = |turn: u64| (turn * 37 % 500) * 8 + turn / 500;
     for turn in 0..1000 {
         table
@@ -275,12 +276,12 @@ fn coherent_tables_never_write_back() {
 
 #[test]
 fn freebsd_flushes_whole_pages_and_the_repaired_one_does_not() {
-    // AL08. The neighbour keeps the leaf table from becoming empty.
+    // AL08. A neighbouring page keeps the leaf table from becoming empty.
     for (reclaim, neighbour, lines) in [
         (Reclaim::FlushPage, true, 64),
         (Reclaim::FlushTouched, true, 1),
-        // With the last page go three table pages: one line each in the tables above (all of each
-        // page, literally).
+        // Unmapping the last page unlinks three table pages: one dirty line in each table above
+        // (with `FlushPage`, the whole page).
         (Reclaim::FlushPage, false, 64 + 3 * 64),
         (Reclaim::FlushTouched, false, 1 + 3),
     ] {

@@ -1,5 +1,5 @@
-//! The tables of a ring IOMMU: bits written out from rIOMMU Fig. 9, refusals, order of stores,
-//! memory that may hold anything.
+//! Tables of a ring IOMMU: bit patterns from rIOMMU Fig. 9, rejected values, store order, hostile
+//! memory.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -44,8 +44,8 @@ fn raw([first, second]: &RingWords) -> [u64; 2] {
 
 #[test]
 fn entries() {
-    // Fig. 9c: phys_addr in the first word; size in 0..=29, dir in 30..=31, valid in 32 of the
-    // second.
+    // Fig. 9c: phys_addr in the first word. Second word: size in 0..=29, dir in 30..=31, valid in
+    // 32.
     let cases = [
         (0x0, 1, R, [0x0, 0x1_4000_0001]),
         (
@@ -82,7 +82,7 @@ fn entries() {
 fn rings_and_devices() {
     let ring = RingTable::new(pa(0x12_3450), 0x2_0001).expect("fits");
     assert_eq!(ring.encode(), [0x12_3450, 0x2_0001]);
-    // What Fig. 9b puts behind the size is the software's; the hardware looks at 18 bits.
+    // Fig. 9b places software fields above the size. The hardware reads only 18 bits.
     assert_eq!(RingTable::decode([0x12_3450, !0x1_fffe]), Ok(ring));
     assert_eq!(ring.entry(slot(0x2_0000)), Some(pa(0x12_3450 + 0x20_0000)));
     assert_eq!(ring.entry(slot(0x2_0001)), None);
@@ -138,7 +138,7 @@ fn filling_and_clearing() {
         (raw(&at), RingPte::load(&at), RingPte::is_set(&at)),
         (old.words(), old, true)
     );
-    // Of another length, or of one that has more bits than `size`, it is another.
+    // The entry does not match other lengths, including those with bits above `size`.
     for (bytes, is) in [
         (64, true),
         (65, false),
@@ -157,7 +157,8 @@ fn filling_and_clearing() {
     assert!(!RingPte::is_set_to(&at, 64) && !RingPte::is_set_to(&at, 0));
     new.store(&at);
     assert_eq!(RingPte::load(&at), new);
-    // As Fig. 11 stores, from an entry of which every other bit is set: the unused ones stay.
+    // Store as in Fig. 11 over an entry with every bit set except `valid`: unused bits keep their
+    // value.
     let at = words([!0, !(1 << 32)]);
     new.store_as_published(&at);
     let read = RingPte::load(&at);
@@ -178,11 +179,11 @@ fn filling_and_clearing() {
 
 #[test]
 fn a_reader_never_sees_a_mixture() {
-    // Entries with the same second word are the hard case: only `valid` between them tells that the
-    // first has changed.
+    // Entries with the same second word are the hard case: only the clear of `valid` in between
+    // shows that the first word has changed.
     let tagged = |tag: u64| pte(tag << 20, 64 + tag % 3, RW);
-    // The words lie on two cache lines, which no entry in memory does: else a processor passes both
-    // on at once and shows no order.
+    // The two words lie on different cache lines, unlike any entry in real memory. On one line, the
+    // CPU would publish both stores at once and the test could not observe their order.
     #[repr(align(64))]
     struct Lines([AtomicU64; 16]);
     let lines = Lines([const { AtomicU64::new(0) }; 16]);
@@ -201,8 +202,7 @@ fn a_reader_never_sees_a_mixture() {
         for turn in 0..20_000 {
             RingPte::clear(at);
             tagged(turn % 7).store(at);
-            // As an invalidation does: no read lasts until an entry is made anew for the second
-            // time.
+            // Wait as for an invalidation: no read may span two refills of an entry.
             let read = reads.load(Ordering::Relaxed);
             while reads.load(Ordering::Acquire) == read && !reader.is_finished() {
                 std::thread::yield_now();

@@ -1,5 +1,4 @@
-//! Frames that run out at every possible moment, and refused ranges: nothing changes, word for
-//! word.
+//! Frames that run out at every possible point, and rejected ranges: every word stays unchanged.
 
 mod common;
 
@@ -19,7 +18,7 @@ fn request(first: u64, pages: u64) -> MapRequest {
     }
 }
 
-/// Ranges that lack from one to many tables, by first page and pages.
+/// Ranges that lack one to many tables: (first page, number of pages).
 const RANGES: [(u64, u64); 8] = [
     (0, 1),
     (511, 2),
@@ -62,7 +61,7 @@ fn frames_that_run_out(coherency: Coherency, largest: PageSize, before: &[(u64, 
                 "nothing leaks after {needed} frames"
             );
             assert_eq!(table.table_bytes(), bytes);
-            // The frames tried and given back hold only what the source left in them.
+            // Frames that were allocated and returned hold only what the source left in them.
             assert!(
                 snapshot(&mem) == state,
                 "a word changed; {needed} frames were granted"

@@ -1,22 +1,22 @@
-//! The yardsticks: what the same entries cost to write with every check left out that the table
-//! makes.
+//! Lower bounds: the cost of writing the same entries without the table's checks.
 //!
-//! A neighbour slows loops of loads and stores and leaves waits for memory alone, so a yardstick is
-//! of the same class as what it measures: the same words of the same table, reached by the same
-//! dependent loads. Nothing is checked but that an entry is absent before it is made and present
-//! before it is cleared: no width, no alignment, no bounds, no reserved bits, no errors.
+//! Load from other virtual machines slows loops of loads and stores, but not waits for memory. A
+//! lower bound must therefore consist of the same kind of work as the code it bounds. It accesses
+//! the same words of the same table through the same dependent loads. It checks only that an entry
+//! is absent before map and present before unmap. It does not check width, alignment, bounds or
+//! reserved bits, and it reports no errors.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ringfence_memory::Arena;
 use ringfence_types::{PhysAddr, PhysMemory};
 
-/// Words of the arena. The mask of the index stands for the bounds check.
+/// Number of words in the arena. Masking the index replaces the bounds check.
 pub(crate) const WORDS: usize = (64 << 20) / 8;
-/// The words that begin a table.
+/// Mask that selects the first word of a table.
 const TABLES: usize = WORDS - 512;
 
-/// A four-level table, bare.
+/// A four-level table without checks.
 #[derive(Clone, Copy)]
 pub(crate) struct Bare {
     words: &'static [AtomicU64; WORDS],
@@ -32,7 +32,8 @@ impl Bare {
         }
     }
 
-    /// Index of the first word of the leaf table on the path to `page`: three dependent loads.
+    /// Returns the index of the first word of the leaf table on the path to `page`. Three dependent
+    /// loads.
     #[inline(always)]
     fn leaf_table(&self, page: u64) -> usize {
         let mut table = self.root;
@@ -43,7 +44,7 @@ impl Bare {
         table
     }
 
-    /// The entries of `pages` pages from `page` on, all in one leaf table.
+    /// Returns the entries of `pages` pages from `page` on. All must lie in one leaf table.
     #[inline(always)]
     fn leaves(&self, page: u64, pages: u64) -> &'static [AtomicU64] {
         let at = self.leaf_table(page) & TABLES | page as usize & 511;
@@ -90,7 +91,7 @@ impl Bare {
     }
 }
 
-/// Changes every word to `value`, 1 or 0, from the other.
+/// Sets every word to `value` (1 or 0); each must hold the other value.
 #[inline(always)]
 pub(crate) fn store_all(words: &[AtomicU64], value: u64) {
     for word in words {

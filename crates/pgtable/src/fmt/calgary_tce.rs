@@ -1,33 +1,36 @@
-//! The flat table of IBM's Calgary and CalIOC2: HW05, CG01, CG02.
+//! The flat table of IBM Calgary and CalIOC2 (HW05, CG01, CG02).
 //!
-//! One table, indexed by the I/O page number; an entry is {real page number, access control}
-//! (Calgary slides, "TCE format"). The slides do not print the bits; they are those of the Linux
-//! driver (`arch/x86/include/asm/tce.h`, 2.6.18 to 5.3): bit 0 read, bit 1 write, bits 12..=47 real
-//! page number, the others unused or reserved; words are **big-endian**, and tables have 2^13 to
-//! 2^20 entries (32 MiB to 4 GiB).
+//! The table is indexed by the I/O page number. An entry (TCE) holds a real page number and access
+//! control bits (Calgary slides, "TCE format").
+//!
+//! The slides do not give bit positions. They are taken from the Linux driver
+//! (`arch/x86/include/asm/tce.h`, 2.6.18 to 5.3): bit 0 read, bit 1 write, bits 12..=47 real page
+//! number, other bits unused or reserved. Words are **big-endian**. Tables have 2^13 to 2^20
+//! entries (32 MiB to 4 GiB).
 
 use ringfence_types::{PageSize, Permissions, PhysAddr};
 
 use crate::{Entry, Format, Level};
 
-/// Read and write.
+/// Read and write bits.
 const RW: u64 = 0b11;
 /// Real page number.
 const RPN: u64 = 0x0000_ffff_ffff_f000;
-/// Bits 48..=63: unused, must be zero here so that an address can never be cut short unnoticed.
+/// Bits 48..=63: unused. They must be zero, so that an address is never truncated silently.
 const UNUSED: u64 = 0xffff_0000_0000_0000;
 
-/// The flat format of Calgary, for a space of 2^bits bytes.
+/// Calgary's flat format for an address space of 2^bits bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct CalgaryTce {
     bits: u32,
 }
 
 impl CalgaryTce {
-    /// The whole 4 GiB that one PCI host bridge has (CG02): 2^20 entries, 8 MiB of table.
+    /// The 4 GiB space of one PCI host bridge (CG02): 2^20 entries, 8 MiB of table.
     pub const FULL: Self = Self { bits: 32 };
 
-    /// A space of 2^`address_bits` bytes; `None` unless a table of that size exists (25 to 32).
+    /// A space of 2^`address_bits` bytes; `None` unless `address_bits` is 25 to 32, the table sizes
+    /// that exist.
     #[inline]
     pub const fn new(address_bits: u32) -> Option<Self> {
         if address_bits < 25 || address_bits > 32 {
@@ -100,8 +103,7 @@ impl Format for CalgaryTce {
         None
     }
 
-    // A flat table has no table entries: what stands below is never reached, and is absent if it
-    // ever were.
+    // A flat table has no table entries. Nothing calls this; zero is an absent entry.
     #[inline]
     fn table(&self, _at: PhysAddr) -> u64 {
         0

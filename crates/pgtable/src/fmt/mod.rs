@@ -1,4 +1,4 @@
-//! Table formats, one a file, with the bits as the hardware documents them.
+//! Page table formats, one per file, with the bit names of the hardware documentation.
 
 mod calgary_tce;
 mod ring;

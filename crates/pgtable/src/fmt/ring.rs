@@ -1,21 +1,23 @@
-//! The tables of a ring IOMMU, bit by bit (rIOMMU Fig. 9a to 9c): rDEVICE, rRING and rPTE, each two
+//! Bit layout of ring IOMMU tables (rIOMMU Fig. 9a to 9c): rDEVICE, rRING and rPTE, each two
 //! little-endian 64-bit words.
 //!
-//! The figure fixes the fields of an rPTE and their order, and of the other two only what they
-//! hold. Here all three have the same shape: an address, then a word with what makes it count, so
-//! that the one rule for changing them is: second word last, and first when it goes. `tail` and
-//! `nmapped`, which Fig. 9b marks as the software's, are in the driver and not in memory.
+//! The figure specifies the fields of an rPTE and their order. For rDEVICE and rRING it specifies
+//! only the contents. Here all three consist of an address word and a second word that makes it
+//! valid. One rule therefore covers all updates: store the second word last, and clear it first.
+//!
+//! Fig. 9b marks `tail` and `nmapped` as software fields. The driver keeps them; they are not in
+//! these tables.
 
 use core::fmt;
 
 use ringfence_types::{Access, Permissions, PhysAddr, PhysRange, RingId, RingSlot};
 
-/// Bytes of an rDEVICE, an rRING or an rPTE; all are aligned to it.
+/// Size and alignment in bytes of an rDEVICE, an rRING and an rPTE.
 pub const RING_ENTRY_BYTES: u64 = 16;
-/// The most slots a ring can have: its size has 18 bits, which cannot say 2^18 (Fig. 9b), so the
-/// last slot that an address can name is in no ring.
+/// Maximum number of slots of a ring. The size field has 18 bits and cannot express 2^18 (Fig. 9b),
+/// so the last slot number that an address can encode is in no ring.
 pub const MAX_RING_SLOTS: u32 = (1 << 18) - 1;
-/// The longest buffer of one slot: its size has 30 bits (Fig. 9c).
+/// Maximum length in bytes of the buffer of one slot; the size field has 30 bits (Fig. 9c).
 pub const MAX_RING_BUFFER: u64 = (1 << 30) - 1;
 
 /// rPTE, second word, bits 0..=29: `size`.
@@ -37,22 +39,22 @@ const DEVICE_SIZE: u64 = 0xffff;
 pub enum RingFormatError {
     /// The buffer is longer than [`MAX_RING_BUFFER`].
     BufferTooLong {
-        /// Its length in bytes.
+        /// The requested length in bytes.
         bytes: u64,
     },
-    /// No slots, or more than [`MAX_RING_SLOTS`].
+    /// The number of slots is zero or above [`MAX_RING_SLOTS`].
     Slots {
-        /// How many were asked for.
+        /// The requested number of slots.
         slots: u32,
     },
     /// The table or the array of rings is not 16-byte aligned.
     Misaligned {
-        /// Its address.
+        /// The misaligned address.
         at: PhysAddr,
     },
-    /// The table or the array of rings has no end below 2^64.
+    /// The end of the table or of the array of rings exceeds 2^64.
     TooHigh {
-        /// Its address.
+        /// The address of the array.
         at: PhysAddr,
     },
 }
@@ -75,16 +77,16 @@ impl fmt::Display for RingFormatError {
 
 impl core::error::Error for RingFormatError {}
 
-/// rPTE (Fig. 9c): one buffer of any alignment and length. Whatever two words hold is one; what is
-/// [made](Self::new) here is sane.
+/// rPTE (Fig. 9c): one buffer of any alignment and length. Any two words form an rPTE;
+/// [`new`](Self::new) creates only well-formed ones.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RingPte([u64; 2]);
 
 impl RingPte {
-    /// No buffer.
+    /// An entry that is not valid.
     pub const ABSENT: Self = Self([0, 0]);
 
-    /// A valid entry.
+    /// Creates a valid entry for `buffer`.
     ///
     /// # Errors
     /// [`RingFormatError::BufferTooLong`].
@@ -93,8 +95,7 @@ impl RingPte {
         buffer: &PhysRange,
         permissions: Permissions,
     ) -> Result<Self, RingFormatError> {
-        // Bytes after the first: of 2^64, the number itself would not fit, and would have to be
-        // looked at.
+        // Length minus one: a length of 2^64 does not fit in 64 bits and would need its own check.
         let extra = buffer.last().get().wrapping_sub(buffer.start().get());
         if extra >= MAX_RING_BUFFER {
             return Err(RingFormatError::BufferTooLong {
@@ -108,40 +109,40 @@ impl RingPte {
         ]))
     }
 
-    /// As read from memory.
+    /// Interprets two words read from memory.
     #[inline]
     pub const fn from_words(words: [u64; 2]) -> Self {
         Self(words)
     }
 
-    /// As it stands in memory, the word with `valid` second.
+    /// Returns the words as stored in memory, the one with `valid` second.
     #[inline]
     pub const fn words(self) -> [u64; 2] {
         self.0
     }
 
-    /// `valid`.
+    /// Returns the `valid` bit.
     #[inline]
     pub const fn is_valid(self) -> bool {
         let [_, control] = self.0;
         control & VALID != 0
     }
 
-    /// `phys_addr`: the first byte of the buffer.
+    /// Returns `phys_addr`: the address of the first byte of the buffer.
     #[inline]
     pub const fn start(self) -> PhysAddr {
         let [start, _] = self.0;
         PhysAddr::new(start)
     }
 
-    /// `size`, in bytes.
+    /// Returns `size` in bytes.
     #[inline]
     pub const fn bytes(self) -> u64 {
         let [_, control] = self.0;
         control & SIZE
     }
 
-    /// Whether `dir` permits `access`.
+    /// Returns true if `dir` permits `access`.
     #[inline]
     pub const fn allows(self, access: Access) -> bool {
         match self.permissions() {
@@ -150,15 +151,15 @@ impl RingPte {
         }
     }
 
-    /// `dir`; `None` if it permits nothing.
+    /// Returns `dir`; `None` if it permits no access.
     #[inline]
     pub const fn permissions(self) -> Option<Permissions> {
         let [_, control] = self.0;
         Permissions::from_bits(control >> DIR_SHIFT)
     }
 
-    /// The second word between the stores of Fig. 11, which sets one field after the other and
-    /// leaves the rest as `control` has it.
+    /// Returns the values of the second word after each store of Fig. 11, which sets one field
+    /// after the other. Other bits keep their value in `control`.
     #[inline]
     pub(crate) const fn field_by_field(self, control: u64) -> [u64; 3] {
         let [_, new] = self.0;
@@ -182,8 +183,8 @@ impl fmt::Debug for RingPte {
     }
 }
 
-/// rRING (Fig. 9b) as the hardware sees it: where the flat table of one ring is and how many slots
-/// it has.
+/// rRING (Fig. 9b) as the hardware reads it: base and number of slots of the flat table of one
+/// ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RingTable {
     base: PhysAddr,
@@ -191,16 +192,17 @@ pub struct RingTable {
 }
 
 impl RingTable {
-    /// A ring without slots: what an rRING of zeroes says.
+    /// A ring without slots, encoded as zeroes.
     pub const EMPTY: Self = Self {
         base: PhysAddr::ZERO,
         slots: 0,
     };
 
-    /// A table of `slots` entries of 16 bytes at `base`.
+    /// A table of `slots` 16-byte entries at `base`.
     ///
     /// # Errors
-    /// [`RingFormatError`]: the number of slots, or the alignment or end of the table.
+    /// [`RingFormatError`] if the number of slots, or the alignment or end of the table, is
+    /// invalid.
     pub const fn new(base: PhysAddr, slots: u32) -> Result<Self, RingFormatError> {
         if slots == 0 || slots > MAX_RING_SLOTS {
             return Err(RingFormatError::Slots { slots });
@@ -211,21 +213,21 @@ impl RingTable {
         }
     }
 
-    /// The words in memory, the one with `size` second.
+    /// Returns the words as stored in memory, the one with `size` second.
     #[inline]
     pub const fn encode(&self) -> [u64; 2] {
         [self.base.get(), self.slots as u64]
     }
 
-    /// As the hardware reads it: a size of 0 is a ring without slots, higher bits of the size's
-    /// word are ignored.
+    /// Decodes an rRING as the hardware does. A size of 0 means a ring without slots. Bits above
+    /// the size field are ignored.
     ///
     /// # Errors
-    /// The table is misaligned.
+    /// [`RingFormatError::Misaligned`] if the table is misaligned.
     #[inline]
     pub const fn decode([base, size]: [u64; 2]) -> Result<Self, RingFormatError> {
         match aligned(base) {
-            // 18 bits fit.
+            // 18 bits fit in a `u32`.
             Ok(base) => Ok(Self {
                 base,
                 slots: (size & RING_SIZE) as u32,
@@ -234,20 +236,20 @@ impl RingTable {
         }
     }
 
-    /// Where the table is.
+    /// Returns the address of the table.
     #[inline]
     pub const fn base(&self) -> PhysAddr {
         self.base
     }
 
-    /// How many slots it has.
+    /// Returns the number of slots.
     #[inline]
     pub const fn slots(&self) -> u32 {
         self.slots
     }
 
-    /// Where the entry of `slot` is; `None` if the ring has no such slot. In a table that a hostile
-    /// system wrote, the address may have wrapped.
+    /// Returns the address of the entry of `slot`; `None` if the ring has no such slot. For a table
+    /// that hostile software wrote, the address may have wrapped.
     #[inline]
     pub const fn entry(&self, slot: RingSlot) -> Option<PhysAddr> {
         if slot.get() >= self.slots {
@@ -270,11 +272,11 @@ pub struct RingDevice {
 }
 
 impl RingDevice {
-    /// A device with `count` rings, whose rRINGs of 16 bytes are at `rings`. Its size has 16 bits,
-    /// so ring 65535 is in no device.
+    /// A device with `count` rings, whose 16-byte rRINGs lie at `rings`. The size field has 16
+    /// bits, so no device has a ring 65535.
     ///
     /// # Errors
-    /// [`RingFormatError`]: the alignment or end of the array.
+    /// [`RingFormatError`] if the alignment or end of the array is invalid.
     pub const fn new(rings: PhysAddr, count: u16) -> Result<Self, RingFormatError> {
         match check_array(rings, count as u64) {
             Ok(()) => Ok(Self { rings, count }),
@@ -282,20 +284,20 @@ impl RingDevice {
         }
     }
 
-    /// The words in memory, the one with `size` second.
+    /// Returns the words as stored in memory, the one with `size` second.
     #[inline]
     pub const fn encode(&self) -> [u64; 2] {
         [self.rings.get(), self.count as u64]
     }
 
-    /// As the hardware reads it: higher bits of the size's word are ignored.
+    /// Decodes an rDEVICE as the hardware does. Bits above the size field are ignored.
     ///
     /// # Errors
-    /// The array is misaligned.
+    /// [`RingFormatError::Misaligned`] if the array is misaligned.
     #[inline]
     pub const fn decode([rings, size]: [u64; 2]) -> Result<Self, RingFormatError> {
         match aligned(rings) {
-            // 16 bits fit.
+            // 16 bits fit in a `u16`.
             Ok(rings) => Ok(Self {
                 rings,
                 count: (size & DEVICE_SIZE) as u16,
@@ -304,13 +306,13 @@ impl RingDevice {
         }
     }
 
-    /// How many rings it has.
+    /// Returns the number of rings.
     #[inline]
     pub const fn count(&self) -> u16 {
         self.count
     }
 
-    /// Where the rRING of `ring` is; `None` if the device has no such ring.
+    /// Returns the address of the rRING of `ring`; `None` if the device has no such ring.
     #[inline]
     pub const fn ring(&self, ring: RingId) -> Option<PhysAddr> {
         if ring.get() >= self.count {
@@ -323,7 +325,7 @@ impl RingDevice {
     }
 }
 
-/// An array of 16-byte entries begins at a multiple of 16.
+/// Checks that an array of 16-byte entries is 16-byte aligned.
 const fn aligned(raw: u64) -> Result<PhysAddr, RingFormatError> {
     let at = PhysAddr::new(raw);
     if at.is_aligned(RING_ENTRY_BYTES) {
@@ -333,7 +335,7 @@ const fn aligned(raw: u64) -> Result<PhysAddr, RingFormatError> {
     }
 }
 
-/// An array of `count` entries at `at` is aligned and ends below 2^64.
+/// Checks that an array of `count` entries at `at` is aligned and ends below 2^64.
 const fn check_array(at: PhysAddr, count: u64) -> Result<(), RingFormatError> {
     if let Err(error) = aligned(at.get()) {
         return Err(error);

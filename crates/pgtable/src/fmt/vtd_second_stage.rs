@@ -1,4 +1,4 @@
-//! The second-stage ("second-level") table of Intel VT-d: HW03, HW04.
+//! The second-stage ("second-level") page table of Intel VT-d (HW03, HW04).
 //!
 //! Bits as in the VT-d specification, section 9.8 "Second-Level Paging Entries":
 //!
@@ -7,9 +7,9 @@
 //! | 0 | R | reads allowed; an entry with R = W = 0 is not present |
 //! | 1 | W | writes allowed |
 //! | 7 | SP (PS) | at levels 2 and 3: the entry maps a 2 MiB or 1 GiB page |
-//! | 11 | SNP | in leaves: snoop the processor's caches on the device's access; reserved in table entries |
-//! | 12..=51 | ADDR | table, or page; the bits below the page's size are reserved |
-//! | 52..=61, 63 | | ignored by hardware: ours |
+//! | 11 | SNP | in leaves: device accesses snoop CPU caches; reserved in table entries |
+//! | 12..=51 | ADDR | table or page; bits below the page size are reserved |
+//! | 52..=61, 63 | | ignored by hardware, used by software |
 //! | 62 | TM | reserved without device TLBs |
 
 use ringfence_types::{PageSize, Permissions, PhysAddr, TABLE_WORDS};
@@ -18,21 +18,21 @@ use crate::{Entry, Format, Level};
 
 /// R and W: the entry is present if either is set.
 const RW: u64 = 0b11;
-/// SP: a page, not a table.
+/// SP: the entry maps a page instead of pointing to a table.
 const SP: u64 = 1 << 7;
-/// SNP.
+/// SNP: snoop.
 const SNP: u64 = 1 << 11;
-/// ADDR.
+/// ADDR: physical address.
 const ADDR: u64 = 0x000f_ffff_ffff_f000;
-/// TM, reserved where device TLBs are not supported.
+/// TM, reserved if the unit does not support device TLBs.
 const TM: u64 = 1 << 62;
-/// Ours: how many entries of the table behind a table entry are present, 0 to 512.
+/// Software field: number of present entries (0 to 512) in the table that a table entry points to.
 const LIVE_SHIFT: u32 = 52;
 const LIVE: u64 = 0x3ff << LIVE_SHIFT;
-/// Ours: [`Format::WRITTEN_BACK`].
+/// Software bit: [`Format::WRITTEN_BACK`].
 const WRITTEN_BACK: u64 = 1 << 63;
 
-/// Depth of the table, hence width of the address space (adjusted guest address width).
+/// Depth of the table. It determines the address width (adjusted guest address width).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Levels {
     /// 39 bits.
@@ -47,7 +47,7 @@ impl Levels {
     /// All depths.
     pub const ALL: [Self; 3] = [Self::Three, Self::Four, Self::Five];
 
-    /// Address bits translated.
+    /// Returns the number of translated address bits.
     #[inline]
     pub const fn width(self) -> u32 {
         match self {
@@ -57,7 +57,7 @@ impl Levels {
         }
     }
 
-    /// The level of the root.
+    /// Returns the level of the root.
     #[inline]
     pub const fn root(self) -> Level {
         match self {
@@ -83,12 +83,12 @@ impl Level {
     };
 }
 
-/// Whether the device's accesses snoop the processor's caches whatever the device asks for.
+/// Snooping of CPU caches by device accesses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Snoop {
-    /// As the device asks.
+    /// Each access snoops if the device requests it.
     AsRequested,
-    /// Always: SNP is set in every leaf.
+    /// Every access snoops: SNP is set in every leaf.
     Forced,
 }
 
@@ -101,7 +101,7 @@ pub struct SecondStage {
 }
 
 impl SecondStage {
-    /// A table of the given depth with 4 KiB leaves only, as Linux's DMA API builds for small
+    /// A table of the given depth with 4 KiB leaves only, as the Linux DMA API uses for small
     /// buffers.
     #[inline]
     pub const fn new(levels: Levels) -> Self {
@@ -119,7 +119,7 @@ impl SecondStage {
         self
     }
 
-    /// Sets SNP in every leaf, or not (extended capability SC).
+    /// Sets or clears SNP in all leaves (extended capability SC).
     #[inline]
     pub const fn with_snoop(mut self, snoop: Snoop) -> Self {
         self.snp = match snoop {
@@ -129,13 +129,13 @@ impl SecondStage {
         self
     }
 
-    /// Depth of the table.
+    /// Returns the depth of the table.
     #[inline]
     pub const fn levels(&self) -> Levels {
         self.levels
     }
 
-    /// The largest leaf allowed.
+    /// Returns the largest leaf size allowed.
     #[inline]
     pub const fn largest(&self) -> PageSize {
         self.largest
@@ -186,8 +186,8 @@ impl Format for SecondStage {
         let Some(permissions) = Permissions::from_bits(raw) else {
             return Entry::Absent;
         };
-        // At level 1 bit 7 is ignored; above, it makes a leaf where one can stand and is reserved
-        // elsewhere.
+        // At level 1, bit 7 is ignored. Above, it marks a leaf where the format allows one and is
+        // reserved elsewhere.
         if level == Level::LEAF || raw & SP != 0 {
             let Some(size) = self.leaf_size(level) else {
                 return Entry::Reserved;
@@ -217,7 +217,7 @@ impl Format for SecondStage {
 
     #[inline]
     fn descend(&self, raw: u64) -> Option<PhysAddr> {
-        // One comparison, and TM left to the hardware: this runs three times per map.
+        // One comparison, without a check of TM: this runs three times per map.
         (raw & (RW | SP | SNP) == RW).then(|| PhysAddr::new(raw & ADDR))
     }
 

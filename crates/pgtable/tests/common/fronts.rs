@@ -1,4 +1,4 @@
-//! The ways to change a table, behind one role.
+//! The ways to change a table, behind one trait.
 
 use ringfence_pgtable::{
     DirtyLines, Format, Leaf, LeafCache, MapError, MapRequest, ReclaimingTable, Table,
@@ -93,7 +93,7 @@ impl<F: Format> Front<F> for Cached<F> {
     }
 }
 
-/// Plain and cached operations in turn, each synced before it is looked at.
+/// Plain and cached operations alternate. Each is synced before the test checks the table.
 impl<F: Format> Front<F> for Burst<F> {
     fn map(
         &mut self,

@@ -1,4 +1,4 @@
-//! A platform for table tests: memory with caches that do not snoop, and frames that keep accounts.
+//! Platform for table tests: memory with caches that do not snoop, and frames with leak accounting.
 #![allow(dead_code)] // each test binary uses its part
 
 use std::sync::atomic::Ordering;
@@ -17,7 +17,8 @@ pub(crate) const MEMORY: u64 = 4 << 20;
 pub(crate) type Memory = NonCoherent<Arena>;
 pub(crate) type Source<'m> = FaultyFrames<Frames<&'m Memory>>;
 
-/// Processors see zeroes; devices see what nobody ever wrote back: present leaves everywhere.
+/// The CPU's view is zeroed. The device's view starts as [`RUBBISH`], present leaves everywhere,
+/// until the CPU writes a line back.
 pub(crate) fn memory() -> Memory {
     let devices = Arena::new(MEMORY).expect("arena");
     for word in devices
@@ -29,7 +30,7 @@ pub(crate) fn memory() -> Memory {
     NonCoherent::new(Arena::new(MEMORY).expect("arena"), devices)
 }
 
-/// A leaf to somewhere, or a table there: whatever the level, following it is a mistake.
+/// A present entry at every level. A test fails if the device follows it.
 pub(crate) const RUBBISH: u64 = 0x0000_6666_6666_6003;
 
 pub(crate) fn frames(mem: &Memory) -> Source<'_> {
@@ -37,7 +38,7 @@ pub(crate) fn frames(mem: &Memory) -> Source<'_> {
     FaultyFrames::new(Frames::new(mem, region))
 }
 
-/// Every word that processors see.
+/// Returns every word of the CPU's view.
 pub(crate) fn snapshot(mem: &Memory) -> Vec<u64> {
     mem.words(PhysAddr::ZERO, (MEMORY / 8) as usize)
         .expect("inside")
@@ -54,7 +55,7 @@ pub(crate) fn range(first: u64, pages: u64) -> PfnRange {
     PfnRange::new(Pfn::new(first), pages).expect("not empty")
 }
 
-/// Completes everything at once.
+/// Invalidator that completes every request at once.
 pub(crate) struct Instant;
 
 impl Invalidator for Instant {

@@ -1,4 +1,4 @@
-//! Brute force: a map from the first page of each leaf to what it holds.
+//! Brute-force model: a map from the first page of each leaf to its contents.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -42,7 +42,7 @@ impl Model {
         (pfn - first < leaf.size.granules()).then_some((*first, *leaf))
     }
 
-    /// What the table must say about the first byte of page `pfn`.
+    /// Returns the expected translation of the first byte of page `pfn`.
     pub(crate) fn lookup(&self, pfn: u64) -> Option<(u64, Permissions, PageSize)> {
         let (first, leaf) = self.leaf_of(pfn)?;
         Some((leaf.pa + ((pfn - first) << 12), leaf.permissions, leaf.size))

@@ -1,4 +1,4 @@
-//! The set-associative array that the IOTLB and the walk caches are made of.
+//! Set-associative array, used by the IOTLB and the walk caches.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -6,32 +6,32 @@ use core::ops::Range;
 
 use crate::Geometry;
 
-/// Which entry of a full set makes room.
+/// Replacement policy: the entry of a full set to evict.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Replacement {
-    /// The one not used for the longest time.
+    /// The least recently used entry.
     #[default]
     Lru,
-    /// The one filled first, used or not.
+    /// The oldest entry, regardless of use.
     Fifo,
 }
 
-/// One entry. A key of zero marks a free one.
+/// One entry. Key 0 marks a free entry.
 #[derive(Debug, Clone, Copy)]
 struct Slot<V> {
     key: u64,
-    /// When it was filled or, under LRU, used: the entry of a set with the lowest number goes next.
-    /// Zero if free.
+    /// Time of the fill or, under LRU, of the last use. The entry with the lowest age in a set is
+    /// evicted first. 0 if free.
     age: u64,
     value: V,
 }
 
-/// Sets of ways. The youngest entry of a set, which is to go last, stands first, so that a repeated
-/// hit costs one comparison; the others stand anywhere, and their ages make the replacement exact
-/// for any number of ways.
+/// Sets of ways. The newest entry of a set is at the front, so that a repeated hit costs one
+/// comparison. The other entries are in any order; their ages make replacement exact for any number
+/// of ways.
 ///
-/// The caller chooses which bits form the key and which select the set; keys are never zero, and a
-/// key always goes with the same set.
+/// The caller chooses which bits form the key and which select the set. A key must not be zero and
+/// must always map to the same set.
 #[derive(Debug, Clone)]
 pub(crate) struct SetAssociative<V> {
     slots: Box<[Slot<V>]>,
@@ -39,13 +39,14 @@ pub(crate) struct SetAssociative<V> {
     ways: usize,
     way_shift: u32,
     live: u32,
-    /// The age given last.
+    /// The last age assigned.
     clock: u64,
     replacement: Replacement,
 }
 
 impl<V: Copy> SetAssociative<V> {
-    /// An empty cache; `filler` stands in free entries and is never looked at.
+    /// Creates an empty cache. `filler` is a placeholder value for free entries and is never
+    /// returned.
     pub(crate) fn new(geometry: Geometry, replacement: Replacement, filler: V) -> Self {
         let free = Slot {
             key: 0,
@@ -65,19 +66,19 @@ impl<V: Copy> SetAssociative<V> {
         }
     }
 
-    /// Number of entries in use.
+    /// Returns the number of entries in use.
     #[inline]
     pub(crate) const fn live(&self) -> u32 {
         self.live
     }
 
-    /// Number of sets.
+    /// Returns the number of sets.
     #[inline]
     pub(crate) const fn sets(&self) -> u64 {
         self.set_mask.wrapping_add(1)
     }
 
-    /// Where the set of `selector` is.
+    /// Returns the slots of the set that `selector` selects.
     #[inline]
     fn set_range(&self, selector: u64) -> Range<usize> {
         let first = ((selector & self.set_mask) as usize) << self.way_shift;
@@ -90,7 +91,7 @@ impl<V: Copy> SetAssociative<V> {
         self.slots.get_mut(places).unwrap_or_default()
     }
 
-    /// The value under `key`, which counts as a use.
+    /// Returns the value under `key` and counts as a use.
     #[inline]
     pub(crate) fn lookup(&mut self, selector: u64, key: u64) -> Option<&mut V> {
         let places = self.set_range(selector);
@@ -107,8 +108,8 @@ impl<V: Copy> SetAssociative<V> {
         set.get_mut(at).map(|slot| &mut slot.value)
     }
 
-    /// The value under `key` if that is what its set would replace last. Enough for most hits, and
-    /// no more than one comparison.
+    /// Returns the value under `key` if it is the newest of its set. This covers most hits at the
+    /// cost of one comparison.
     #[inline]
     pub(crate) fn newest(&self, selector: u64, key: u64) -> Option<&V> {
         let base = ((selector & self.set_mask) as usize) << self.way_shift;
@@ -116,7 +117,7 @@ impl<V: Copy> SetAssociative<V> {
         (slot.key == key).then_some(&slot.value)
     }
 
-    /// The same, to be changed.
+    /// Mutable version of [`newest`](Self::newest).
     #[inline]
     pub(crate) fn newest_mut(&mut self, selector: u64, key: u64) -> Option<&mut V> {
         let first = self.set_range(selector).start;
@@ -124,14 +125,14 @@ impl<V: Copy> SetAssociative<V> {
         (slot.key == key).then_some(&mut slot.value)
     }
 
-    /// The value under `key`, which does not count as a use.
+    /// Returns the value under `key` without counting as a use.
     pub(crate) fn peek(&mut self, selector: u64, key: u64) -> Option<&mut V> {
         let set = self.set(selector);
         let slot = set.iter_mut().find(|slot| slot.key == key)?;
         Some(&mut slot.value)
     }
 
-    /// Adds an entry whose key is not there yet; returns the key it took the place of.
+    /// Inserts an entry whose key must not be present. Returns the key of the evicted entry.
     #[inline]
     pub(crate) fn insert(&mut self, selector: u64, key: u64, value: V) -> Option<u64> {
         let age = self.clock.wrapping_add(1);
@@ -146,7 +147,7 @@ impl<V: Copy> SetAssociative<V> {
         Some(old)
     }
 
-    /// Drops the entry under `key`; says whether there was one.
+    /// Removes the entry under `key`. Returns true if it was present.
     #[inline]
     pub(crate) fn remove(&mut self, selector: u64, key: u64) -> bool {
         let set = self.set(selector);
@@ -160,7 +161,7 @@ impl<V: Copy> SetAssociative<V> {
         true
     }
 
-    /// Drops every entry whose key and value are `doomed`.
+    /// Removes every entry for which `doomed` returns true.
     pub(crate) fn remove_if(&mut self, mut doomed: impl FnMut(u64, &V) -> bool) {
         if self.live == 0 {
             return;
@@ -173,7 +174,7 @@ impl<V: Copy> SetAssociative<V> {
         }
     }
 
-    /// Drops every entry.
+    /// Removes all entries.
     pub(crate) fn clear(&mut self) {
         if self.live == 0 {
             return;
@@ -193,7 +194,7 @@ impl<V> Slot<V> {
     }
 }
 
-/// The first free entry, or else the oldest.
+/// Returns the index of the first free entry or, if none is free, of the oldest.
 #[inline]
 fn victim<V>(set: &[Slot<V>]) -> usize {
     let mut found = 0;
@@ -209,7 +210,7 @@ fn victim<V>(set: &[Slot<V>]) -> usize {
     found
 }
 
-/// Lets the entry at `at` and the first change places.
+/// Swaps the entry at `at` with the first entry.
 #[inline]
 fn move_to_front<V>(set: &mut [Slot<V>], at: usize) -> Option<&mut Slot<V>> {
     let (first, others) = set.split_first_mut()?;
@@ -233,13 +234,13 @@ mod tests {
         assert_eq!(cache.live(), 0);
     }
 
-    /// One step on a set of four ways, and what it returns.
+    /// One step on a set of four ways, with its expected result.
     enum Step {
-        /// Fill a key; expect this key to be evicted.
+        /// Fills a key and expects this key to be evicted.
         Fill(u64, Option<u64>),
-        /// Look a key up; expect a hit or not.
+        /// Looks up a key and expects a hit or a miss.
         Use(u64, bool),
-        /// Remove a key.
+        /// Removes a key.
         Remove(u64),
     }
     use Step::*;

@@ -1,5 +1,4 @@
-//! The context cache: what was found for which device (VT-d specification, section 6.2.1
-//! "Context-cache").
+//! The context cache (VT-d specification, section 6.2.1 "Context-cache").
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -11,12 +10,12 @@ use ringfence_pgtable::Format;
 use crate::tag::MAX_WIDTH;
 use crate::{ContextEntry, Geometry, TableRoot};
 
-/// A cached context of a unit that walks tables. The widest address is kept beside it, so that the
-/// check of every access is one comparison.
+/// A cached context of a walking unit. It includes the highest address, so that the width check of
+/// each access is one comparison.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct CachedContext<F> {
     pub(crate) entry: ContextEntry<F>,
-    /// The highest address that the table translates or that is passed through.
+    /// Highest address that the table translates or that is passed through.
     pub(crate) highest: Iova,
 }
 
@@ -35,7 +34,7 @@ impl<F: Format> CachedContext<F> {
         Self { entry, highest }
     }
 
-    /// What translates for the device; `None` if it is passed through.
+    /// Returns the table of the device; `None` if its accesses are passed through.
     #[inline]
     pub(crate) const fn table_root(&self) -> Option<&TableRoot<F>> {
         match &self.entry {
@@ -45,8 +44,7 @@ impl<F: Format> CachedContext<F> {
     }
 }
 
-/// What a unit keeps of the contexts it has read: a direct-mapped cache with a slot per set of
-/// device numbers.
+/// Direct-mapped cache of contexts, indexed by a hash of the requester id.
 #[derive(Debug, Clone)]
 pub(crate) struct ContextCache<C> {
     slots: Box<[Option<(RequesterId, C)>]>,
@@ -54,7 +52,7 @@ pub(crate) struct ContextCache<C> {
 }
 
 impl<C> ContextCache<C> {
-    /// As many slots as `geometry` has entries.
+    /// Creates a cache with one slot per entry of `geometry`.
     pub(crate) fn new(geometry: Geometry) -> Self {
         let mut slots = Vec::new();
         slots.resize_with(geometry.entries() as usize, || None);
@@ -66,7 +64,7 @@ impl<C> ContextCache<C> {
 
     #[inline]
     fn slot(&self, device: RequesterId) -> usize {
-        // Most machines have their devices at function 0 of many buses: let the bus take part.
+        // Most devices are function 0 of different buses: include the bus number.
         let id = usize::from(device.get());
         (id ^ (id >> 8)) & self.mask
     }

@@ -1,37 +1,37 @@
-//! How a unit finds the table of a device.
+//! Lookup of the table root of a device.
 
 use core::fmt;
 
 use ringfence_pgtable::Format;
 use ringfence_types::{DomainId, FaultReason, PhysAddr, PhysMemory, RequesterId};
 
-/// Where the accesses of one device go.
+/// Translation type of one device's accesses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ContextEntry<F> {
-    /// To where a table says.
+    /// The accesses are translated through a table.
     Translated(TableRoot<F>),
-    /// To the physical address of the same number (HW10).
+    /// The accesses are passed through to the same physical address (HW10).
     PassThrough {
-        /// The domain the device is in, though no translation is cached for it.
+        /// Domain of the device. The unit caches no translations for it.
         domain: DomainId,
-        /// Address bits that the unit accepts.
+        /// Number of address bits that the unit accepts.
         width: u32,
     },
 }
 
-/// What translates the addresses of a domain.
+/// The page table of a domain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TableRoot<F> {
-    /// Tags what is cached.
+    /// Domain-id, the tag of cached translations.
     pub domain: DomainId,
     /// The format of the table.
     pub format: F,
-    /// The root of the table.
+    /// Physical address of the root.
     pub root: PhysAddr,
 }
 
 impl<F> ContextEntry<F> {
-    /// The domain.
+    /// Returns the domain of the device.
     #[inline]
     pub const fn domain(&self) -> DomainId {
         match self {
@@ -42,19 +42,18 @@ impl<F> ContextEntry<F> {
     }
 }
 
-/// The part of a unit that goes from a requester to its domain: root and context tables in memory
+/// Lookup from a requester id to its domain and table: root and context tables in memory
 /// ([`RootTable`](crate::RootTable)), or one register per host bridge
 /// ([`HostBridges`](crate::HostBridges)).
 pub trait ContextLookup: fmt::Debug {
-    /// The format of its tables. The address bits that a level translates do not depend on the
-    /// depth of the table.
+    /// Format of the tables. The address bits that a level translates must not depend on the depth
+    /// of the table.
     type Format: Format;
 
-    /// Finds where the accesses of `device` go. The unit caches what is found, never that nothing
-    /// was.
+    /// Finds the context entry of `device`. The unit caches successful lookups only.
     ///
     /// # Errors
-    /// Why the device's accesses are stopped.
+    /// The reason why the unit must block the device's accesses.
     fn find<M: PhysMemory + ?Sized>(
         &self,
         mem: &M,

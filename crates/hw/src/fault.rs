@@ -5,32 +5,32 @@ use alloc::collections::VecDeque;
 
 use ringfence_types::{Access, Fault, FaultReason, Iova, RequesterId};
 
-/// F: the register holds a fault that software has not taken yet.
+/// F: the register holds a fault that software has not read yet.
 const F: u64 = 1 << 63;
 /// T1 (T2 stays 0): set for reads, clear for writes.
 const T1: u64 = 1 << 62;
 /// FR: fault reason, bits 96..=103 of the record.
 const FR_SHIFT: u32 = 32;
-/// SID: requester ID, bits 64..=79 of the record.
+/// SID: requester id, bits 64..=79 of the record.
 const SID: u64 = 0xffff;
 /// FI: the page of the faulting address, bits 12..=63 of the record.
 const FI: u64 = !0xfff;
 
-/// One fault as the hardware keeps it: the page, not the address, and the reason as a code.
+/// One recorded fault: the page instead of the address, and the reason as a code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FaultRecord {
     /// Source identifier (SID).
     pub source: RequesterId,
     /// Fault information (FI): the first byte of the page.
     pub page: Iova,
-    /// Type (T1): what was attempted.
+    /// Type (T1): the attempted access.
     pub access: Access,
     /// Fault reason (FR), a code of section 7.1.3.
     pub reason: u8,
 }
 
 impl FaultRecord {
-    /// What is kept of `fault`.
+    /// Creates the record of `fault`.
     #[inline]
     pub const fn new(fault: &Fault) -> Self {
         Self {
@@ -41,7 +41,7 @@ impl FaultRecord {
         }
     }
 
-    /// The record as the register holds it, low word first.
+    /// Encodes the record as in the register, low word first.
     #[inline]
     pub const fn encode(&self) -> [u64; 2] {
         let t1 = match self.access {
@@ -54,7 +54,7 @@ impl FaultRecord {
         ]
     }
 
-    /// The fault that a register holds; `None` if it holds none.
+    /// Decodes a register; `None` if it holds no fault.
     #[inline]
     pub const fn decode(raw: [u64; 2]) -> Option<Self> {
         let [low, high] = raw;
@@ -74,8 +74,8 @@ impl FaultRecord {
     }
 }
 
-/// Second-stage entries have no present bit: an absent one is an entry without the right that was
-/// asked for, so a write to it is reported as a write without permission.
+/// Second-stage entries have no present bit. An absent entry lacks the requested permission, so the
+/// hardware reports a write to it as denied.
 const fn reason_code(reason: FaultReason, access: Access) -> u8 {
     match (reason, access) {
         (FaultReason::NotPresent, Access::Write) => FaultReason::WriteDenied.code(),
@@ -83,8 +83,8 @@ const fn reason_code(reason: FaultReason, access: Access) -> u8 {
     }
 }
 
-/// The fault recording registers: a bounded queue. When it is full the overflow bit (PFO) is set,
-/// and nothing more is recorded until software has cleared it.
+/// The fault recording registers, a bounded queue. A fault that finds the queue full sets the
+/// overflow bit (PFO). No fault is recorded while PFO is set; software must clear it.
 #[derive(Debug, Clone)]
 pub struct FaultLog {
     records: VecDeque<FaultRecord>,
@@ -94,10 +94,10 @@ pub struct FaultLog {
 }
 
 impl FaultLog {
-    /// The most registers that the capability field NFR can announce.
+    /// Maximum number of registers that the capability field NFR can express.
     pub const MAX_CAPACITY: usize = 256;
 
-    /// A log with `capacity` registers, at most [`MAX_CAPACITY`](Self::MAX_CAPACITY).
+    /// Creates a log with `capacity` registers, at most [`MAX_CAPACITY`](Self::MAX_CAPACITY).
     pub fn new(capacity: usize) -> Self {
         let capacity = capacity.min(Self::MAX_CAPACITY);
         Self {
@@ -108,7 +108,7 @@ impl FaultLog {
         }
     }
 
-    /// Records `fault`, or notes that it was lost.
+    /// Records `fault`, or counts it as lost.
     pub fn record(&mut self, fault: &Fault) {
         if self.overflowed || self.records.len() >= self.capacity {
             self.overflowed = true;
@@ -118,42 +118,42 @@ impl FaultLog {
         self.records.push_back(FaultRecord::new(fault));
     }
 
-    /// Takes the oldest record.
+    /// Removes and returns the oldest record.
     pub fn take(&mut self) -> Option<FaultRecord> {
         self.records.pop_front()
     }
 
-    /// Records not taken yet, oldest first.
+    /// Returns the pending records, oldest first.
     pub fn iter(&self) -> impl Iterator<Item = &FaultRecord> {
         self.records.iter()
     }
 
-    /// Number of records not taken yet.
+    /// Returns the number of pending records.
     pub fn len(&self) -> usize {
         self.records.len()
     }
 
-    /// Whether there is nothing to take.
+    /// Returns true if no record is pending.
     pub fn is_empty(&self) -> bool {
         self.records.is_empty()
     }
 
-    /// Number of registers.
+    /// Returns the number of registers.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// Whether a fault was lost since [`clear_overflow`](Self::clear_overflow) (PFO).
+    /// Returns true if a fault was lost since [`clear_overflow`](Self::clear_overflow) (PFO).
     pub fn overflowed(&self) -> bool {
         self.overflowed
     }
 
-    /// Clears PFO: recording goes on.
+    /// Clears PFO, which resumes recording.
     pub fn clear_overflow(&mut self) {
         self.overflowed = false;
     }
 
-    /// How many faults were lost altogether.
+    /// Returns the total number of lost faults.
     pub fn lost(&self) -> u64 {
         self.lost
     }
@@ -254,7 +254,7 @@ mod tests {
         }
         assert_eq!((log.len(), log.lost(), log.overflowed()), (2, 3, true));
         assert_eq!(log.take().map(|r| r.page), Some(Iova::new(0)));
-        // Room alone does not resume recording.
+        // Free space alone does not resume recording.
         log.record(&at(5));
         assert_eq!((log.len(), log.lost()), (1, 4));
         log.clear_overflow();

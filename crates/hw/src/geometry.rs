@@ -1,30 +1,30 @@
-//! The shape of a cache.
+//! Geometry of a cache.
 
 use core::fmt;
 
-/// Sets and ways of a cache, both powers of two; or no cache at all.
+/// Sets and ways of a cache, both powers of two; or no cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Geometry {
     sets: u32,
     ways: u32,
 }
 
-/// Why there is no such cache.
+/// Reason why a cache geometry is invalid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GeometryError {
-    /// Sets and ways select bits of an address, so each must be a power of two.
+    /// Sets and ways must be powers of two, because they select address bits.
     NotPowerOfTwo {
-        /// Sets asked for.
+        /// Requested sets.
         sets: u32,
-        /// Ways asked for.
+        /// Requested ways.
         ways: u32,
     },
-    /// More than [`Geometry::MAX_ENTRIES`] entries.
+    /// The cache would have more than [`Geometry::MAX_ENTRIES`] entries.
     TooLarge {
-        /// Sets asked for.
+        /// Requested sets.
         sets: u32,
-        /// Ways asked for.
+        /// Requested ways.
         ways: u32,
     },
 }
@@ -50,16 +50,17 @@ impl fmt::Display for GeometryError {
 impl core::error::Error for GeometryError {}
 
 impl Geometry {
-    /// No cache: every lookup misses and nothing is kept.
+    /// No cache: every lookup misses and fills are ignored.
     pub const ABSENT: Self = Self { sets: 0, ways: 0 };
 
-    /// The most entries a cache can have; bounds what a configuration can allocate.
+    /// Maximum number of entries of a cache. It bounds the memory that a configuration can
+    /// allocate.
     pub const MAX_ENTRIES: u64 = 1 << 20;
 
-    /// `sets` sets of `ways` entries.
+    /// Creates a geometry of `sets` sets of `ways` entries.
     ///
     /// # Errors
-    /// [`GeometryError`] if either is not a power of two or the cache would be too large.
+    /// [`GeometryError`] if either is not a power of two, or the cache would be too large.
     pub const fn new(sets: u32, ways: u32) -> Result<Self, GeometryError> {
         if !sets.is_power_of_two() || !ways.is_power_of_two() {
             return Err(GeometryError::NotPowerOfTwo { sets, ways });
@@ -71,19 +72,19 @@ impl Geometry {
         Ok(Self { sets, ways })
     }
 
-    /// Number of sets; 0 if there is no cache.
+    /// Returns the number of sets; 0 if there is no cache.
     #[inline]
     pub const fn sets(&self) -> u32 {
         self.sets
     }
 
-    /// Entries in a set; 0 if there is no cache.
+    /// Returns the number of entries in a set; 0 if there is no cache.
     #[inline]
     pub const fn ways(&self) -> u32 {
         self.ways
     }
 
-    /// Number of entries.
+    /// Returns the number of entries.
     #[inline]
     pub const fn entries(&self) -> u32 {
         // At most MAX_ENTRIES by construction.

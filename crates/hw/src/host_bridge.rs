@@ -1,5 +1,4 @@
-//! Calgary's way from a requester to its table: one flat table per PCI host bridge (HW05, CG01,
-//! CG02).
+//! Calgary's lookup of a requester id: one flat table per PCI host bridge (HW05, CG01, CG02).
 
 use alloc::vec::Vec;
 
@@ -8,30 +7,30 @@ use ringfence_types::{DomainId, FaultReason, PhysAddr, PhysMemory, RequesterId};
 
 use crate::{ContextEntry, ContextLookup, TableRoot};
 
-/// One host bridge: the buses behind it, and its table address register. All devices behind it
-/// share one space (CG02).
+/// One host bridge: its buses and its table address register. All devices below the bridge share
+/// one address space (CG02).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HostBridge {
-    /// First bus behind the bridge.
+    /// First bus below the bridge.
     pub first_bus: u8,
-    /// Last bus behind the bridge, inclusive.
+    /// Last bus below the bridge, inclusive.
     pub last_bus: u8,
-    /// Tags what is cached for the bridge.
+    /// Domain-id, the tag of cached translations of the bridge.
     pub domain: DomainId,
-    /// The table's format: how many entries it has.
+    /// Format of the table, which includes its number of entries.
     pub format: CalgaryTce,
-    /// The table.
+    /// Physical address of the table.
     pub table: PhysAddr,
 }
 
-/// The host bridges of a unit. A device behind none of them is denied.
+/// The host bridges of a unit. DMA of a device below none of them is denied.
 #[derive(Debug, Clone, Default)]
 pub struct HostBridges {
     bridges: Vec<HostBridge>,
 }
 
 impl HostBridges {
-    /// A unit without bridges.
+    /// Creates a lookup without bridges.
     pub const fn new() -> Self {
         Self {
             bridges: Vec::new(),

@@ -7,8 +7,8 @@ use ringfence_types::{
 use crate::{ContextLookup, InvalidationGranularity, Iommu};
 
 impl<D: ContextLookup> Iommu<D> {
-    /// Purges what `request` names, at once. A ring's entry is in no cache of this unit, so there
-    /// is nothing to purge.
+    /// Purges the entries that `request` covers before it returns. This unit caches no ring
+    /// entries, so it ignores requests for rings.
     #[inline]
     pub fn invalidate(&mut self, request: &Invalidation) {
         let counts = &mut self.walker.stats.invalidations;
@@ -45,7 +45,7 @@ impl<D: ContextLookup> Iommu<D> {
         }
     }
 
-    /// All translations of all domains. Contexts stay: they have an invalidation of their own.
+    /// Drops all translations of all domains. Keeps contexts, which have their own invalidation.
     fn invalidate_translations(&mut self) {
         self.walker.iotlb.invalidate_all();
         self.walker.walk_caches.invalidate_all();
@@ -57,9 +57,8 @@ impl<D: ContextLookup> Iommu<D> {
         self.invalidate_translations();
     }
 
-    /// The context of `device`, and the translations of the domain it named. If the context has
-    /// been replaced in its cache meanwhile, nobody knows which domain that was, and everything
-    /// goes.
+    /// Drops the context of `device` and all translations of its domain. If the context cache has
+    /// since evicted the context, the domain is unknown and all translations are dropped.
     fn invalidate_context(&mut self, device: RequesterId) {
         match (self.contexts.remove(device), self.granularity) {
             (Some(cached), InvalidationGranularity::Selective) => {
@@ -72,9 +71,9 @@ impl<D: ContextLookup> Iommu<D> {
     }
 }
 
-/// Completes every request before it returns from [`submit`](Invalidator::submit), but refuses one
-/// for a ring: to say that it has completed would certify what another unit still caches. What a
-/// delay uncovers is tested with [`fake::Delayed`](crate::fake::Delayed).
+/// Completes every request before it returns from [`submit`](Invalidator::submit). Rejects a
+/// request for a ring: completing it would certify that entries cached by another unit are gone.
+/// [`fake::Delayed`](crate::fake::Delayed) tests late completion.
 impl<D: ContextLookup> Invalidator for Iommu<D> {
     #[inline]
     fn submit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {

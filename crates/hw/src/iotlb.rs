@@ -1,4 +1,4 @@
-//! The IOTLB: leaf translations, tagged with their domain (HW06).
+//! The IOTLB: leaf translations tagged with the domain (HW06).
 
 use core::num::NonZeroU64;
 
@@ -22,8 +22,8 @@ const PERMISSIONS: u64 = 0b11;
 const KIND_SHIFT: u32 = 2;
 const BASE: u64 = !0xfff;
 
-/// A leaf in one word, so that it stays in a register on its way from the cache to the device:
-/// permissions (0..=1, never none), size (2..=3), base (12..=63).
+/// A leaf packed into one word, so that it stays in a register: permissions (bits 0..=1, never
+/// zero), size (2..=3), base (12..=63).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Page(NonZeroU64);
 
@@ -47,7 +47,7 @@ impl Page {
         }
     }
 
-    /// All bits of an address that lie within the page.
+    /// Returns the mask of the address bits within the page.
     #[inline]
     pub(crate) const fn mask(self) -> u64 {
         // 12, 21 or 30 bits.
@@ -55,32 +55,32 @@ impl Page {
         (0x1000_u64 << (9 * kind)).wrapping_sub(1)
     }
 
-    /// [`translate`](Self::translate) for a page of 4 KiB.
+    /// [`translate`](Self::translate) for a 4 KiB page.
     #[inline]
     pub(crate) const fn translate_small(self, iova: Iova) -> PhysAddr {
         PhysAddr::new(self.0.get() & BASE | iova.get() & !BASE)
     }
 
-    /// Where `iova`, an address on this page, leads.
+    /// Translates `iova`, which must lie on this page.
     #[inline]
     pub(crate) const fn translate(self, iova: Iova) -> PhysAddr {
         PhysAddr::new(self.0.get() & BASE | iova.get() & self.mask())
     }
 }
 
-/// Sets and ways of leaf translations of all domains and page sizes.
+/// Leaf translations of all domains and page sizes.
 ///
-/// Addresses given to it lie below 2^57. An entry stays until it is invalidated or replaced,
-/// whatever becomes of the table it was read from: that is what makes a stale translation.
+/// The caller must pass only addresses below 2^57. An entry stays until it is invalidated or
+/// evicted, even after its page table entry changed. That is how translations become stale.
 #[derive(Debug, Clone)]
 pub(crate) struct Iotlb {
     entries: SetAssociative<Page>,
-    /// Entries per page size: sizes that are not there are not looked for.
+    /// Number of entries per page size. Lookups skip sizes without entries.
     live: [u32; 3],
 }
 
 impl Iotlb {
-    /// An empty IOTLB.
+    /// Creates an empty IOTLB.
     pub(crate) fn new(geometry: Geometry, replacement: Replacement) -> Self {
         Self {
             entries: SetAssociative::new(geometry, replacement, Page(NonZeroU64::MIN)),
@@ -88,13 +88,13 @@ impl Iotlb {
         }
     }
 
-    /// Number of entries in use.
+    /// Returns the number of entries in use.
     #[inline]
     pub(crate) fn live(&self) -> u32 {
         self.entries.live()
     }
 
-    /// The 4 KiB entry that translates `iova` in `domain`, if it is the youngest of its set.
+    /// Returns the 4 KiB entry that translates `iova` in `domain`, if it is the newest of its set.
     #[inline]
     pub(crate) fn newest(&self, domain: DomainId, iova: Iova) -> Option<Page> {
         let page = iova.get() >> PageSize::Size4K.shift();
@@ -106,7 +106,7 @@ impl Iotlb {
             .copied()
     }
 
-    /// The entry that translates `iova` in `domain`.
+    /// Returns the entry that translates `iova` in `domain`.
     #[inline]
     pub(crate) fn lookup(&mut self, domain: DomainId, iova: Iova) -> Option<Page> {
         let small = self.lookup_size(domain, iova, PageSize::Size4K);
@@ -133,8 +133,8 @@ impl Iotlb {
             .or_else(|| self.lookup_size(domain, iova, PageSize::Size1G))
     }
 
-    /// Keeps `translation`, of a page of `size` bytes that holds `iova` and was not found by
-    /// [`lookup`](Self::lookup). Says whether another entry had to go.
+    /// Caches `translation` of a page of `size` bytes that contains `iova` and that
+    /// [`lookup`](Self::lookup) did not find. Returns true if it evicted another entry.
     #[inline]
     pub(crate) fn fill(
         &mut self,
@@ -169,8 +169,8 @@ impl Iotlb {
         }
     }
 
-    /// Drops every entry of `domain` that translates any byte of `range`. Costs at most one visit
-    /// to every entry, however long the range is.
+    /// Drops every entry of `domain` that translates any byte of `range`. Visits each entry at most
+    /// once per page size, even for a long range.
     pub(crate) fn invalidate_pages(&mut self, domain: DomainId, range: &PfnRange) {
         for size in PageSize::ALL {
             let kind = kind_of(size);
@@ -201,7 +201,7 @@ impl Iotlb {
         });
     }
 
-    /// Drops every entry.
+    /// Drops all entries.
     pub(crate) fn invalidate_all(&mut self) {
         self.entries.clear();
         self.live = [0; 3];
@@ -230,7 +230,7 @@ mod tests {
     const B: DomainId = DomainId::new(2);
     const HIGHEST: u64 = (1 << tag::MAX_WIDTH) - 1;
 
-    /// The six entries of the scope matrix, by name.
+    /// The six entries of the scope matrix: name, domain, address, page size.
     const ENTRIES: [(&str, DomainId, u64, PageSize); 6] = [
         ("a4k", A, 0x1000, PageSize::Size4K),
         ("a4k-next", A, 0x2000, PageSize::Size4K),
@@ -282,7 +282,7 @@ mod tests {
                 PfnRange::inclusive(Pfn::new(0), Pfn::MAX).unwrap(),
                 &["a4k", "a4k-next", "a2m", "a1g", "a-top"],
             ),
-            // Pages past the widest space do not alias those whose low bits they share.
+            // Pages beyond the widest address space do not alias pages with the same low bits.
             (
                 "beyond the width",
                 A,
@@ -290,8 +290,8 @@ mod tests {
                 &[],
             ),
         ];
-        // With one set every range is swept, with 64 short ones are looked up: the same result
-        // either way.
+        // One set forces a scan for every range; with 64 sets, short ranges are looked up. The
+        // result must be the same.
         for sets in [1, 64] {
             for (name, domain, range, dropped) in cases {
                 let mut iotlb = filled(sets);

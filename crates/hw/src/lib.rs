@@ -1,18 +1,20 @@
-//! What the silicon does: it translates a device's accesses by tables in memory, caches
-//! translations until it is told not to, stops and records what has none.
+//! Hardware models of IOMMUs. A unit translates a device's accesses through tables in memory and
+//! caches translations until software invalidates them. It blocks and records accesses without a
+//! translation.
 //!
-//! [`Iommu`] is the unit that walks tables; [`VtdUnit`] and [`CalgaryUnit`] are the two that exist.
-//! [`RingUnit`] is the one that looks up rings, and a [`IommuRouter`] has one of each. A unit reads
-//! [`PhysMemory`](ringfence_types::PhysMemory) in the hardware's formats and obeys
-//! [`Invalidator`](ringfence_types::Invalidator) requests, and never sees a structure of the
-//! mapping layer: the two meet in memory, as a kernel and its hardware do.
+//! [`Iommu`] walks page tables; [`VtdUnit`] and [`CalgaryUnit`] are its two variants. [`RingUnit`]
+//! looks up rings. An [`IommuRouter`] combines one unit of each kind.
 //!
-//! An access goes through [`translate`](Iommu::translate) (`translate.rs`) to the IOTLB
-//! (`iotlb.rs`), on a miss to the walk caches and [`walk`](ringfence_pgtable::walk) (`walker.rs`),
-//! and ends as a [`Translation`] or in the [`FaultLog`].
+//! A unit reads [`PhysMemory`](ringfence_types::PhysMemory) in the hardware's formats and serves
+//! [`Invalidator`](ringfence_types::Invalidator) requests. It shares no data structure with the
+//! mapping layer: the two communicate only through memory, as a kernel and its IOMMU do.
 //!
-//! [`prefetch`] holds no part of the unit: TLB prefetchers of the literature, to be compared with a
-//! ring's.
+//! An access enters at [`translate`](Iommu::translate) (`translate.rs`) and looks up the IOTLB
+//! (`iotlb.rs`). On a miss it uses the walk caches and [`walk`](ringfence_pgtable::walk)
+//! (`walker.rs`). It ends as a [`Translation`] or in the [`FaultLog`].
+//!
+//! [`prefetch`] is not part of a unit. It holds TLB prefetchers from the literature, for comparison
+//! with ring prefetch.
 #![no_std]
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! VT-d's way from a requester to its table: root table, then context table (HW02).
+//! VT-d lookup of a requester id: root table, then context table (HW02).
 
 use ringfence_pgtable::Levels;
 use ringfence_pgtable::{SecondStage, TranslationType, find_context};
@@ -6,8 +6,7 @@ use ringfence_types::{FaultReason, PageSize, PhysAddr, PhysMemory, RequesterId};
 
 use crate::{ContextEntry, ContextLookup, TableRoot};
 
-/// The root table address register (RTADDR_REG), and what the unit supports of what contexts can
-/// ask for.
+/// The root table address register (RTADDR_REG) and the unit's capabilities that limit contexts.
 #[derive(Debug, Clone, Copy)]
 pub struct RootTable {
     at: Option<PhysAddr>,
@@ -16,8 +15,9 @@ pub struct RootTable {
 }
 
 impl RootTable {
-    /// A unit whose register has not been programmed: every device is denied. It takes tables of up
-    /// to `widest` levels (capability fields SAGAW, MGAW) with leaves of up to `largest` (SLLPS).
+    /// Creates the lookup of a unit whose register is not programmed: all DMA is denied. The unit
+    /// supports tables of up to `widest` levels (capability fields SAGAW, MGAW) and leaves of up to
+    /// `largest` (SLLPS).
     pub const fn unprogrammed(widest: Levels, largest: PageSize) -> Self {
         Self {
             at: None,
@@ -57,7 +57,7 @@ impl ContextLookup for RootTable {
                     width: levels.width(),
                 })
             }
-            // AW asks for more levels than the unit walks.
+            // AW requests more levels than the unit supports.
             _ => Err(FaultReason::ContextInvalid),
         }
     }

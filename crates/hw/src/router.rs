@@ -1,4 +1,4 @@
-//! Units of two kinds on one machine (HW13): every device is attached to one of them. "We do not
+//! Two kinds of IOMMU in one machine (HW13). Each device is attached to one of them. "We do not
 //! propose to entirely replace the baseline IOMMU, only to supplement it" (rIOMMU section 4,
 //! "Applicability and Limitations").
 
@@ -9,12 +9,12 @@ use ringfence_types::{Access, Fault, FaultReason, Iova, PhysMemory, RequesterId}
 
 use crate::{ContextLookup, FaultLog, Iommu, Translation};
 
-/// What stands between devices and memory.
+/// Translation of device accesses, by a unit or a combination of units.
 pub trait Translate {
     /// Translates an access of `bytes` bytes at `iova` by `device`.
     ///
     /// # Errors
-    /// [`Fault`] with the first address that could not be translated; it has been recorded.
+    /// [`Fault`] with the first address that has no translation. The unit has recorded the fault.
     fn translate<M: PhysMemory + ?Sized>(
         &mut self,
         mem: &M,
@@ -39,31 +39,32 @@ impl<D: ContextLookup> Translate for Iommu<D> {
     }
 }
 
-/// To which unit of a [`IommuRouter`] a device is wired.
+/// The unit of an [`IommuRouter`] that a device is attached to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum IommuKind {
-    /// The one that walks tables: disks with slots in any order, RDMA, anything slow.
+    /// The unit that walks page tables: for disks that use slots in any order, for RDMA, and for
+    /// slow devices.
     Baseline,
-    /// The ring unit: devices that work through rings.
+    /// The ring unit: for devices that access memory through rings.
     Ring,
 }
 
-/// Two units with the devices that are wired to each ("PCIe allows for multiple IOMMUs"). Each unit
-/// has its own root table, its own domains, and is sent its own invalidations.
+/// Two units and the routing of devices to them ("PCIe allows for multiple IOMMUs"). Each unit has
+/// its own root table, domains and invalidation interface.
 #[derive(Debug)]
 pub struct IommuRouter<B, R> {
-    /// The unit that walks tables.
+    /// The unit that walks page tables.
     pub baseline: B,
-    /// The unit of rings.
+    /// The ring unit.
     pub ring: R,
-    /// By requester.
+    /// Unit of each device, indexed by requester id.
     routes: Box<[Option<IommuKind>]>,
     faults: FaultLog,
 }
 
 impl<B, R> IommuRouter<B, R> {
-    /// A machine on which no device is wired to anything. `fault_log`: registers for the faults of
-    /// such devices.
+    /// Creates a router with no device attached. `fault_log` is the number of fault recording
+    /// registers for unattached devices.
     pub fn new(baseline: B, ring: R, fault_log: usize) -> Self {
         const REQUESTERS: usize = 1 << 16;
         Self {
@@ -74,18 +75,18 @@ impl<B, R> IommuRouter<B, R> {
         }
     }
 
-    /// Wires `device` to a unit from now on; returns to which it was. What the other unit has
-    /// cached for it stays there until it is invalidated, and can no more be used.
+    /// Attaches `device` to a unit and returns its previous one. The previous unit keeps its cached
+    /// entries for the device until they are invalidated, but cannot use them.
     pub fn attach(&mut self, device: RequesterId, to: IommuKind) -> Option<IommuKind> {
         self.set_route(device, Some(to))
     }
 
-    /// Denies `device` all DMA; returns to which unit it was wired.
+    /// Detaches `device`, which denies it all DMA. Returns its previous unit.
     pub fn detach(&mut self, device: RequesterId) -> Option<IommuKind> {
         self.set_route(device, None)
     }
 
-    /// To which unit `device` is wired.
+    /// Returns the unit that `device` is attached to; `None` if unattached.
     #[inline]
     pub fn iommu_kind(&self, device: RequesterId) -> Option<IommuKind> {
         self.routes
@@ -94,7 +95,7 @@ impl<B, R> IommuRouter<B, R> {
             .flatten()
     }
 
-    /// Faults of devices that are wired to no unit. Each unit records those of its own devices.
+    /// Returns the faults of unattached devices. Each unit records the faults of its own devices.
     pub fn faults(&mut self) -> &mut FaultLog {
         &mut self.faults
     }

@@ -1,55 +1,56 @@
-//! What the unit has done, counted.
+//! Event counters of a unit.
 
 use crate::WALK_CACHES;
 
-/// Counters of one unit since it was made or [reset](crate::Iommu::reset_stats). A lookup is one
+/// Counters of one unit since creation or [reset](crate::Iommu::reset_stats). One lookup is one
 /// page of one access.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct IommuStats {
     /// Pages found in the IOTLB.
     pub iotlb_hits: u64,
-    /// Pages not found in the IOTLB: each costs a walk.
+    /// Pages not found in the IOTLB; each miss costs a walk.
     pub iotlb_misses: u64,
-    /// Entries that had to go to make room for others.
+    /// Entries evicted to make room for others.
     pub iotlb_evictions: u64,
-    /// Words read from tables by walks. Four for each walk of a four-level table without walk
-    /// caches (HW14).
+    /// Words that walks read from tables. A walk of a four-level table without walk caches reads
+    /// four (HW14).
     pub walk_references: u64,
-    /// Walks that began at a cached table, by its level less one: F&S's L3, L2, L1 in this order.
+    /// Walks that started at a cached table, indexed by level - 1: L3, L2, L1 in the terms of F&S.
     pub walk_cache_hits: [u64; WALK_CACHES],
-    /// Walk caches looked into in vain, by level less one.
+    /// Walk cache lookups that missed, indexed by level - 1.
     pub walk_cache_misses: [u64; WALK_CACHES],
-    /// Contexts read from memory because the context cache did not hold them.
+    /// Contexts read from memory because the context cache missed.
     pub context_misses: u64,
-    /// Accesses that were passed through untranslated: the unit is off, or the device's context
-    /// says so.
+    /// Accesses passed through untranslated, because the unit is disabled or the context selects
+    /// pass-through.
     pub passed_through: u64,
-    /// Invalidations by pages, domain, everything, and context, as they were asked for.
+    /// Invalidations by requested scope.
     pub invalidations: InvalidationCounts,
-    /// Invalidations that purged more than was asked for, because the unit can do no less.
+    /// Invalidations that purged more than requested. Either the unit supports only global
+    /// invalidation, or it no longer knew the domain of a context.
     pub widened: u64,
-    /// Accesses stopped.
+    /// Blocked accesses.
     pub faults: u64,
 }
 
-/// Invalidations by the scope asked for.
+/// Invalidations by requested scope.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct InvalidationCounts {
-    /// Of a range of pages.
+    /// Invalidations of page ranges.
     pub pages: u64,
-    /// Of a domain.
+    /// Invalidations of a domain.
     pub domain: u64,
-    /// Of all domains.
+    /// Global invalidations.
     pub global: u64,
-    /// Of one device's context.
+    /// Invalidations of a device's context.
     pub context: u64,
-    /// Of one ring.
+    /// Invalidations of a ring.
     pub ring: u64,
 }
 
 impl InvalidationCounts {
-    /// All of them.
+    /// Returns the sum of all counters.
     pub const fn total(&self) -> u64 {
         self.pages
             .wrapping_add(self.domain)
@@ -60,7 +61,7 @@ impl InvalidationCounts {
 }
 
 impl IommuStats {
-    /// Pages looked up in the IOTLB.
+    /// Returns the number of pages looked up in the IOTLB.
     pub const fn lookups(&self) -> u64 {
         self.iotlb_hits.wrapping_add(self.iotlb_misses)
     }

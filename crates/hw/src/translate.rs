@@ -1,4 +1,4 @@
-//! Translation of a device's access: context, IOTLB, walk (rIOMMU section 2.2; VT-d specification,
+//! Translation of device accesses: context, IOTLB, walk (rIOMMU section 2.2; VT-d specification,
 //! chapter 3).
 
 use alloc::vec::Vec;
@@ -14,23 +14,22 @@ use crate::unit::TranslationState;
 use crate::walker::{Faulted, Walker};
 use crate::{ContextLookup, Iommu, TableRoot, Translation};
 
-/// The longest access that is translated by a table, 1 GiB. No bus carries one in a single request;
-/// the bound keeps a table that points at itself, and so translates every address, from keeping the
-/// unit busy for ever.
+/// Maximum length of an access that a table translates, 1 GiB. No bus carries a request of this
+/// length. The limit bounds the work for a table that points to itself and so translates every
+/// address.
 pub const MAX_TRANSLATED_BYTES: u64 = 1 << 30;
 
 const GRANULE: u64 = PageSize::Size4K.bytes();
 
 impl<D: ContextLookup> Iommu<D> {
-    /// Translates an access of `bytes` bytes at `iova`: the whole of it before any byte counts as
-    /// accessed (HW09; the defect of rIOMMU Fig. 10, which checks the start only).
+    /// Translates an access of `bytes` bytes at `iova`. Translates all pages before any byte counts
+    /// as accessed (HW09). The published rIOMMU algorithm (Fig. 10) checks only the start.
     ///
-    /// An entry in the IOTLB decides alone, its permissions included, whatever the table says by
-    /// now.
+    /// An IOTLB hit alone decides, including its permissions, even if the table has changed since.
     ///
     /// # Errors
-    /// [`Fault`] with the first address that could not be translated; it has been recorded. Pages
-    /// before it may have been cached.
+    /// [`Fault`] with the first address that has no translation. The unit has recorded the fault.
+    /// It may have cached the pages before that address.
     #[inline]
     pub fn translate<M: PhysMemory + ?Sized>(
         &mut self,
@@ -46,8 +45,8 @@ impl<D: ContextLookup> Iommu<D> {
                 None => Err(self.fault_at(device, iova, access, FaultReason::BadLength)),
             };
         }
-        // The access that most devices make: within a page, of a device whose context is cached;
-        // often to a page used just now.
+        // Fast path for most accesses: within one page, by a device whose context is cached, and
+        // often to the page used last.
         if bytes.wrapping_sub(1) < GRANULE.wrapping_sub(iova.offset_in(GRANULE))
             && let Some(context) = self.contexts.lookup(device)
             && iova <= context.highest
@@ -71,7 +70,7 @@ impl<D: ContextLookup> Iommu<D> {
         self.translate_on(mem, device, iova, bytes, access)
     }
 
-    /// Any access of a unit that is switched on.
+    /// Translates any access while translation is enabled.
     #[inline(never)]
     fn translate_on<M: PhysMemory + ?Sized>(
         &mut self,
@@ -93,7 +92,7 @@ impl<D: ContextLookup> Iommu<D> {
         }
     }
 
-    /// The one range that the access leads to; `None` if there are several, in `self.ranges`.
+    /// Translates the access to a single range; `None` if there are several, in `self.ranges`.
     #[inline]
     fn try_translate<M: PhysMemory + ?Sized>(
         &mut self,
@@ -173,7 +172,7 @@ impl<D: ContextLookup> Iommu<D> {
         self.fault(device, access, stopped)
     }
 
-    /// Counts and records the fault.
+    /// Counts and records the last fault.
     #[cold]
     #[inline(never)]
     fn fault(&mut self, device: RequesterId, access: Access, _: Faulted) -> Fault {
@@ -190,7 +189,7 @@ impl<D: ContextLookup> Iommu<D> {
     }
 }
 
-/// An access of several pages.
+/// Translation of an access that spans several pages.
 struct MultiPageAccess<'a, F, M: ?Sized> {
     walker: &'a mut Walker,
     mem: &'a M,
@@ -200,8 +199,8 @@ struct MultiPageAccess<'a, F, M: ?Sized> {
 }
 
 impl<F: Format, M: PhysMemory + ?Sized> MultiPageAccess<'_, F, M> {
-    /// Translates all pages of `range`, or stops at the first that is not allowed. The one range
-    /// they lead to; `None` if there are several, in `ranges`.
+    /// Translates all pages of `range`; stops at the first page that is not allowed. Returns a
+    /// single range, or `None` if there are several, in `ranges`.
     fn translate(
         mut self,
         range: &IovaRange,
@@ -235,8 +234,8 @@ impl<F: Format, M: PhysMemory + ?Sized> MultiPageAccess<'_, F, M> {
         }
     }
 
-    /// From `at` to the end of its page, whatever the page's size, or to `last`: where that leads,
-    /// and its last address.
+    /// Translates the bytes from `at` to `last` or to the end of the page, whichever comes first.
+    /// Returns the physical range and the last IOVA covered.
     #[inline]
     fn piece(&mut self, at: Iova, last: Iova) -> Result<(PhysRange, Iova), Faulted> {
         if at > self.highest {
@@ -252,7 +251,7 @@ impl<F: Format, M: PhysMemory + ?Sized> MultiPageAccess<'_, F, M> {
         }
     }
 
-    /// Memory for the list is the only thing here that can run out; an access that long is too
+    /// Appends `range` to `ranges`. Only this allocation can fail; the access then counts as too
     /// long.
     #[inline]
     fn keep(

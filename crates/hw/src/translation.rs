@@ -1,16 +1,16 @@
-//! What a translated access is told.
+//! Result of a translated access.
 
 use core::ops::Deref;
 use core::slice;
 
 use ringfence_types::PhysRange;
 
-/// The physical bytes of one access, in the order of its addresses: never none, physically adjacent
-/// pages joined. Valid until the unit is used again, as a translation in hardware is.
+/// The physical ranges of one access, in address order. Never empty; physically adjacent pages are
+/// merged. Borrowed from the unit, so it is valid until the next use of the unit.
 #[derive(Debug, Clone, Copy)]
 pub struct Translation<'a> {
     single: PhysRange,
-    /// Empty if `single` is all there is: the common case touches no memory.
+    /// Empty if `single` is the only range, so that the common case accesses no memory.
     several: &'a [PhysRange],
 }
 
@@ -23,7 +23,7 @@ impl<'a> Translation<'a> {
         }
     }
 
-    /// `None` if there are no ranges.
+    /// Creates a translation of several ranges; `None` if `ranges` is empty.
     #[inline]
     pub(crate) fn many(ranges: &'a [PhysRange]) -> Option<Self> {
         Some(Self {
@@ -32,13 +32,13 @@ impl<'a> Translation<'a> {
         })
     }
 
-    /// The first range.
+    /// Returns the first range.
     #[inline]
     pub const fn first(&self) -> PhysRange {
         self.single
     }
 
-    /// All ranges.
+    /// Returns all ranges.
     #[inline]
     pub const fn as_slice(&self) -> &[PhysRange] {
         if self.several.is_empty() {

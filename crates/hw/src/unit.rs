@@ -1,4 +1,4 @@
-//! The unit: its registers, caches and counters.
+//! The walking unit: registers, caches and counters.
 
 use alloc::vec::Vec;
 
@@ -12,37 +12,37 @@ use crate::{
     WALK_CACHES,
 };
 
-/// Whether a unit can purge less than everything (HW07).
+/// Smallest scope that a unit can invalidate (HW07).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum InvalidationGranularity {
-    /// Page ranges and domains.
+    /// The unit supports page, domain and global invalidation.
     #[default]
     Selective,
-    /// All of it or nothing: every request is widened to
+    /// The unit supports only global invalidation. It widens page, domain and context requests to
     /// [`Invalidation::Global`](ringfence_types::Invalidation::Global).
     GlobalOnly,
 }
 
-/// What a unit is made of.
+/// Parameters of a unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UnitConfig {
-    /// The IOTLB.
+    /// Geometry of the IOTLB.
     pub iotlb: Geometry,
-    /// The walk caches; the first holds pointers to tables of level 1.
+    /// Geometries of the walk caches. The first caches pointers to level 1 tables.
     pub walk_caches: [Geometry; WALK_CACHES],
-    /// The context cache, direct-mapped: only the number of entries counts.
+    /// Geometry of the context cache. It is direct-mapped: only the number of entries matters.
     pub contexts: Geometry,
-    /// How the IOTLB and the walk caches replace.
+    /// Replacement policy of the IOTLB and the walk caches.
     pub replacement: Replacement,
-    /// Fault recording registers, at most [`FaultLog::MAX_CAPACITY`].
+    /// Number of fault recording registers, at most [`FaultLog::MAX_CAPACITY`].
     pub fault_log: usize,
-    /// What the unit can purge.
+    /// Smallest scope that the unit can invalidate.
     pub granularity: InvalidationGranularity,
 }
 
 impl UnitConfig {
-    /// A unit without any cache: it reads every table for every access, and nothing is ever stale.
-    /// The reference for all others.
+    /// A unit without caches. It reads every table on every access, so translations are never
+    /// stale. Tests use it as the reference.
     pub const UNCACHED: Self = Self {
         iotlb: Geometry::ABSENT,
         walk_caches: [Geometry::ABSENT; WALK_CACHES],
@@ -53,17 +53,17 @@ impl UnitConfig {
     };
 }
 
-/// Whether a unit translates.
+/// Global Status register, TES: translation enable status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TranslationState {
     Disabled,
     Enabled,
 }
 
-/// An I/O memory management unit.
+/// An IOMMU that walks page tables.
 ///
-/// It knows memory, its registers and the invalidations it is sent, and nothing of who wrote the
-/// tables. It is one piece of hardware: the embedder serialises its use.
+/// A unit accesses only memory, its registers and the invalidations it receives. It models one
+/// piece of hardware, so the embedder must serialise its use.
 #[derive(Debug, Clone)]
 pub struct Iommu<D: ContextLookup> {
     pub(crate) context_lookup: D,
@@ -72,7 +72,7 @@ pub struct Iommu<D: ContextLookup> {
     pub(crate) contexts: ContextCache<CachedContext<D::Format>>,
     pub(crate) walker: Walker,
     pub(crate) faults: FaultLog,
-    /// The ranges of the last access of several pages; kept for its storage.
+    /// Ranges of the last access that spanned several pages. Kept to reuse the allocation.
     pub(crate) ranges: Vec<PhysRange>,
     /// Sequence number of the last invalidation.
     pub(crate) last_ticket: u64,
@@ -85,8 +85,8 @@ pub type VtdUnit = Iommu<RootTable>;
 pub type CalgaryUnit = Iommu<HostBridges>;
 
 impl<D: ContextLookup> Iommu<D> {
-    /// A unit that finds tables by `context_lookup`, switched off: every access is passed through
-    /// untranslated.
+    /// Creates a unit that finds tables through `context_lookup`. Translation is disabled: every
+    /// access is passed through untranslated.
     pub fn new(config: &UnitConfig, context_lookup: D) -> Self {
         Self {
             context_lookup,
@@ -100,52 +100,52 @@ impl<D: ContextLookup> Iommu<D> {
         }
     }
 
-    /// Translates from now on (Global Command register, TE). What is cached stays cached.
+    /// Enables translation (Global Command register, TE). Keeps cached entries.
     pub fn enable(&mut self) {
         self.translation_state = TranslationState::Enabled;
     }
 
-    /// Passes everything through from now on. What is cached stays cached.
+    /// Disables translation: every access is passed through untranslated. Keeps cached entries.
     pub fn disable(&mut self) {
         self.translation_state = TranslationState::Disabled;
     }
 
-    /// Whether the unit translates.
+    /// Returns true if translation is enabled.
     pub fn is_enabled(&self) -> bool {
         self.translation_state == TranslationState::Enabled
     }
 
-    /// What the unit can purge.
+    /// Returns the smallest scope that the unit can invalidate.
     pub fn invalidation_granularity(&self) -> InvalidationGranularity {
         self.granularity
     }
 
-    /// The fault recording registers.
+    /// Returns the fault recording registers.
     pub fn faults(&mut self) -> &mut FaultLog {
         &mut self.faults
     }
 
-    /// The counters.
+    /// Returns the counters.
     pub fn stats(&self) -> &IommuStats {
         &self.walker.stats
     }
 
-    /// Counts from zero again; the caches are untouched.
+    /// Resets the counters to zero. Does not change the caches.
     pub fn reset_stats(&mut self) {
         self.walker.stats = IommuStats::default();
     }
 
-    /// The IOTLB's entries in use.
+    /// Returns the number of IOTLB entries in use.
     pub fn iotlb_live(&self) -> u32 {
         self.walker.iotlb.live()
     }
 
-    /// The walk caches' entries in use, by level less one.
+    /// Returns the number of walk cache entries in use, indexed by level - 1.
     pub fn walk_caches_live(&self) -> [u32; WALK_CACHES] {
         self.walker.walk_caches.live()
     }
 
-    /// Drops all that is cached, contexts included.
+    /// Drops all cached entries, including contexts.
     pub(crate) fn invalidate_all(&mut self) {
         self.contexts.clear();
         self.walker.iotlb.invalidate_all();
@@ -154,8 +154,8 @@ impl<D: ContextLookup> Iommu<D> {
 }
 
 impl VtdUnit {
-    /// A VT-d unit for tables of up to five levels and pages of up to 1 GiB, switched off and
-    /// without a root table.
+    /// Creates a VT-d unit for tables of up to five levels and pages of up to 1 GiB. It is disabled
+    /// and has no root table.
     pub fn vtd(config: &UnitConfig) -> Self {
         Self::new(
             config,
@@ -163,8 +163,8 @@ impl VtdUnit {
         )
     }
 
-    /// Programs the root table's address and drops all that is cached (Global Command register,
-    /// SRTP, of a unit with capability ESRTPS). Before this an enabled unit denies every device.
+    /// Programs the root table address and drops all cached entries (Global Command register, SRTP,
+    /// of a unit with capability ESRTPS). Until then, an enabled unit denies all DMA.
     pub fn set_root_table(&mut self, at: PhysAddr) {
         self.context_lookup.program(at);
         self.invalidate_all();
@@ -172,13 +172,13 @@ impl VtdUnit {
 }
 
 impl CalgaryUnit {
-    /// A Calgary unit without bridges, switched off.
+    /// Creates a Calgary unit without bridges. It is disabled.
     pub fn calgary(config: &UnitConfig) -> Self {
         Self::new(config, HostBridges::new())
     }
 
-    /// Programs the table address register of a host bridge, in place of those that share a bus
-    /// with it, and drops all that is cached.
+    /// Programs the table address register of a host bridge and drops all cached entries. The
+    /// bridge replaces all bridges that share a bus with it.
     pub fn set_bridge(&mut self, bridge: HostBridge) {
         self.context_lookup.program(bridge);
         self.invalidate_all();

@@ -1,9 +1,9 @@
-//! The page-walk caches: where the tables below the root are (VT-d specification, section 6.2.5
+//! Page-walk caches: pointers to tables below the root (VT-d specification, section 6.2.5
 //! "Paging-structure caches").
 //!
-//! F&S (SOSP'24) numbers them from the root of a four-level table: its L1 holds pointers to tables
-//! of level 3, L2 of level 2, and L3 of level 1, so that a hit in L3 leaves one memory reference to
-//! the walk. Here they go by the level of the table they lead to.
+//! F&S (SOSP'24) numbers them from the root of a four-level table: L1 caches pointers to level 3
+//! tables, L2 to level 2, L3 to level 1. A walk that hits in L3 needs one memory reference. This
+//! file numbers them by the level of the table that an entry points to.
 
 use ringfence_pgtable::{CalgaryTce, Cursor, Format, Level};
 use ringfence_types::{DomainId, Iova, PfnRange, PhysAddr};
@@ -15,25 +15,25 @@ use crate::{Geometry, Replacement};
 /// Number of walk caches: for tables of level 1, 2 and 3.
 pub const WALK_CACHES: usize = 3;
 
-/// All entries of one cache are of one size, so there is nothing to tell apart.
+/// Tag kind. All entries of one cache cover blocks of the same size, so one kind suffices.
 const KIND: u64 = 0;
 
-/// The cache of one level. It remembers which address bits its entries were filled under: one unit
-/// has tables of one format, so there is only one such shift per level.
+/// The walk cache of one level. `shift` is the number of address bits below its tags. A unit uses
+/// tables of one format, so each level has a single shift.
 #[derive(Debug, Clone)]
 struct Cache {
     tables: SetAssociative<Cursor>,
     shift: u32,
 }
 
-/// Caches of the tables of levels 1 to 3, tagged with their domain.
+/// Caches of tables of levels 1 to 3, tagged with the domain.
 #[derive(Debug, Clone)]
 pub(crate) struct WalkCaches {
-    /// By level less one.
+    /// Indexed by level - 1.
     caches: [Cache; WALK_CACHES],
 }
 
-/// How many address bits lie below the region that one table of `level` covers.
+/// Returns the number of address bits below the region that one table of `level` covers.
 #[inline]
 fn covered<F: Format>(format: &F, level: Level) -> u32 {
     format
@@ -42,7 +42,7 @@ fn covered<F: Format>(format: &F, level: Level) -> u32 {
 }
 
 impl WalkCaches {
-    /// Empty caches; `geometries[0]` is that of the pointers to level 1 tables.
+    /// Creates empty caches. `geometries[0]` is for pointers to level 1 tables.
     pub(crate) fn new(geometries: [Geometry; WALK_CACHES], replacement: Replacement) -> Self {
         let filler = Cursor::root(&CalgaryTce::FULL, PhysAddr::ZERO);
         Self {
@@ -53,13 +53,13 @@ impl WalkCaches {
         }
     }
 
-    /// Entries in use, by level less one.
+    /// Returns the number of entries in use, indexed by level - 1.
     pub(crate) fn live(&self) -> [u32; WALK_CACHES] {
         self.caches.each_ref().map(|cache| cache.tables.live())
     }
 
-    /// The deepest table known on the path to `iova`, or `root`. `probed` is told each level looked
-    /// at, as its index into [`WALK_CACHES`] arrays, and whether it hit.
+    /// Returns the deepest cached table on the path to `iova`, or `root`. Calls `probed` for each
+    /// level looked up, with the index into [`WALK_CACHES`] arrays and true on a hit.
     #[inline]
     pub(crate) fn start<F: Format>(
         &mut self,
@@ -91,7 +91,7 @@ impl WalkCaches {
         root
     }
 
-    /// Keeps `cursor`, a table on the path to `iova` that [`start`](Self::start) did not find.
+    /// Caches `cursor`, a table on the path to `iova` that [`start`](Self::start) did not find.
     #[inline]
     pub(crate) fn fill<F: Format>(
         &mut self,
@@ -112,8 +112,8 @@ impl WalkCaches {
         }
     }
 
-    /// Drops the tables of `domain` that cover any page of `range`, at every level. At most one
-    /// visit to every entry.
+    /// Drops the cached tables of `domain`, at all levels, that cover any page of `range`. Visits
+    /// each entry at most once.
     pub(crate) fn invalidate_pages(&mut self, domain: DomainId, range: &PfnRange) {
         for cache in &mut self.caches {
             if cache.tables.live() == 0 {
@@ -130,14 +130,14 @@ impl WalkCaches {
         }
     }
 
-    /// Drops everything of `domain`.
+    /// Drops all entries of `domain`.
     pub(crate) fn invalidate_domain(&mut self, domain: DomainId) {
         for cache in &mut self.caches {
             cache.tables.remove_if(|key, _| tag::is_of(key, domain));
         }
     }
 
-    /// Drops everything.
+    /// Drops all entries.
     pub(crate) fn invalidate_all(&mut self) {
         for cache in &mut self.caches {
             cache.tables.clear();

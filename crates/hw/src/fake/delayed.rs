@@ -6,13 +6,13 @@ use ringfence_types::{Invalidation, InvalidationError, Invalidator, Ticket};
 
 use crate::{ContextLookup, Iommu};
 
-/// A unit behind a queue: a request takes effect only when it has been polled for often enough.
-/// Until then devices go on using what it names, so a layer that reuses an address or hands a
-/// buffer back without waiting is found out.
+/// A unit with an invalidation queue: a request takes effect only after a number of polls. Until
+/// then devices can use the stale entries. This exposes a layer that reuses an address or returns a
+/// buffer without waiting.
 #[derive(Debug)]
 pub struct Delayed<D: ContextLookup> {
     unit: Iommu<D>,
-    /// Polls that each request takes once it is at the head of the queue.
+    /// Polls that the request at the head of the queue waits for.
     polls: u32,
     left: u32,
     queue: VecDeque<(Ticket, Invalidation)>,
@@ -21,8 +21,8 @@ pub struct Delayed<D: ContextLookup> {
 }
 
 impl<D: ContextLookup> Delayed<D> {
-    /// `unit` with room for `capacity` requests, each of which takes `polls` polls (of any ticket)
-    /// to complete after those before it.
+    /// Wraps `unit` with a queue of `capacity` requests. The oldest request waits for `polls` polls
+    /// (of any ticket) and takes effect at the next one.
     pub fn new(unit: Iommu<D>, polls: u32, capacity: usize) -> Self {
         Self {
             unit,
@@ -34,12 +34,12 @@ impl<D: ContextLookup> Delayed<D> {
         }
     }
 
-    /// The unit as devices see it.
+    /// Returns the unit that devices access.
     pub fn unit(&mut self) -> &mut Iommu<D> {
         &mut self.unit
     }
 
-    /// Requests that have not taken effect.
+    /// Returns the number of requests that have not taken effect.
     pub fn outstanding(&self) -> usize {
         self.queue.len()
     }

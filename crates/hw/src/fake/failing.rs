@@ -1,20 +1,20 @@
-//! An invalidation interface that goes wrong at a chosen request.
+//! An invalidation interface that fails at a chosen request.
 
 use ringfence_types::{Invalidation, InvalidationError, Invalidator, Ticket};
 
-/// What goes wrong.
+/// Type of failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Misbehaviour {
-    /// The request is not accepted.
+    /// Rejects the request.
     Refuse(InvalidationError),
-    /// The request is accepted, and its completion is reported as failed.
+    /// Accepts the request and reports its completion as failed.
     Fail(InvalidationError),
-    /// The request is reported complete, and nothing has been purged: what a layer that forgets to
-    /// invalidate looks like.
+    /// Reports the request complete without purging anything, like a layer that forgets to
+    /// invalidate.
     Forget,
 }
 
-/// Passes requests on to another invalidator, except the n-th (or each from the n-th on).
+/// Forwards requests to another invalidator, except the n-th or all from the n-th on.
 #[derive(Debug)]
 pub struct Failing<I> {
     inner: I,
@@ -25,7 +25,7 @@ pub struct Failing<I> {
 }
 
 impl<I> Failing<I> {
-    /// Goes wrong at request number `nth` only, counted from 0.
+    /// Fails at request number `nth` only, counted from 0.
     pub const fn at(inner: I, nth: u64, misbehaviour: Misbehaviour) -> Self {
         Self {
             inner,
@@ -36,7 +36,7 @@ impl<I> Failing<I> {
         }
     }
 
-    /// Goes wrong at every request from number `nth` on.
+    /// Fails at every request from number `nth` on.
     pub const fn from(inner: I, nth: u64, misbehaviour: Misbehaviour) -> Self {
         Self {
             inner,
@@ -47,19 +47,19 @@ impl<I> Failing<I> {
         }
     }
 
-    /// What is behind.
+    /// Returns the inner invalidator.
     pub fn inner(&mut self) -> &mut I {
         &mut self.inner
     }
 
-    /// Requests seen so far.
+    /// Returns the number of requests so far.
     pub const fn seen(&self) -> u64 {
         self.seen
     }
 }
 
-/// Tickets of requests that never reach the inner invalidator carry this bit, so that they cannot
-/// be taken for one of its own.
+/// Marks tickets of requests that never reach the inner invalidator, so that they cannot collide
+/// with its tickets.
 const OWN: u64 = 1 << 63;
 
 impl<I: Invalidator> Invalidator for Failing<I> {

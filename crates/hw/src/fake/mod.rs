@@ -1,4 +1,4 @@
-//! Invalidation interfaces that punish misuse, for the tests of the layers above.
+//! Invalidation interfaces that punish misuse, for tests of the layers above.
 
 mod delayed;
 mod failing;

@@ -1,4 +1,4 @@
-//! The Distance prefetcher: which step came next after this step (PF03, PF06).
+//! The Distance prefetcher: predicts the distances that followed this distance before (PF03, PF06).
 
 use alloc::vec::Vec;
 
@@ -8,23 +8,23 @@ use super::lru::Lru;
 use super::successors::Successors;
 use super::{PrefetchConfig, Prefetcher, Variant};
 
-/// A table with a row for each distance between two successive misses, and in it the distances that
-/// came next.
+/// A table with one row per distance between two successive misses. The row holds the distances
+/// that followed.
 ///
 /// G. Kandiraju and A. Sivasubramaniam, "Going the distance for TLB prefetching" (ISCA 2002). The
-/// table holds no address that an invalidation could erase; what the baseline forgets is the page
-/// that the next distance would be measured from.
+/// table holds no addresses that an invalidation could erase. The baseline instead forgets the page
+/// from which it would measure the next distance.
 #[derive(Debug, Clone)]
 pub struct Distance {
     variant: Variant,
     slots: u8,
-    /// Distances in pages, two's complement.
+    /// Keyed by distance in pages, two's complement.
     rows: Lru<Successors>,
     last: Option<u64>,
     last_distance: Option<u64>,
 }
 
-/// `page` moved by `distance`, unless that leads out of the address space.
+/// Returns `page` plus `distance`; `None` if the result is outside the address space.
 fn step(page: u64, distance: u64) -> Option<Pfn> {
     let there = page.checked_add_signed(distance as i64)?;
     (there <= Pfn::MAX.get()).then(|| Pfn::new(there))

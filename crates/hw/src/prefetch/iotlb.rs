@@ -1,4 +1,4 @@
-//! An IOTLB with a prefetcher and a buffer for what it proposes, counted.
+//! An IOTLB with a prefetcher, a prefetch buffer and counters.
 
 use alloc::vec::Vec;
 
@@ -7,44 +7,44 @@ use ringfence_types::Pfn;
 use super::lru::Lru;
 use super::{PrefetchConfig, Prefetcher, Variant};
 
-/// Where a translation came from.
+/// Source of a translation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum LookupOutcome {
-    /// From the IOTLB.
+    /// The IOTLB.
     Cached,
-    /// Not in the IOTLB, but prefetched.
+    /// The prefetch buffer, after an IOTLB miss.
     Predicted,
-    /// From a walk that the access had to wait for.
+    /// A page walk that the access waited for.
     Walked,
-    /// From nowhere: the page is not mapped.
+    /// None: the page is not mapped.
     Faulted,
 }
 
-/// What an IOTLB with a prefetcher has done.
+/// Counters of an IOTLB with a prefetcher.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PrefetchStats {
-    /// Accesses found in the IOTLB.
+    /// Accesses that hit in the IOTLB.
     pub hits: u64,
-    /// Accesses of mapped pages not found in the IOTLB.
+    /// Accesses to mapped pages that missed in the IOTLB.
     pub misses: u64,
-    /// Misses found among the prefetched entries.
+    /// Misses that hit in the prefetch buffer.
     pub predicted: u64,
-    /// Proposals that were followed in vain: the entry had to go unused, or the page was not mapped
-    /// when it was fetched.
+    /// Wrong proposals: the entry was evicted unused, or the page was not mapped when it was
+    /// fetched.
     pub mispredicted: u64,
-    /// Prefetched entries lost unused because an invalidation took them.
+    /// Prefetched entries that an invalidation removed before use.
     pub discarded: u64,
-    /// Walks to verify a proposal before it is followed; these also fetch the entry. Only
-    /// [`Variant::Modified`] and rings have them.
+    /// Walks that verify a proposal and fetch the entry. Only [`Variant::Modified`] and rings use
+    /// them.
     pub verification_walks: u64,
-    /// Proposals dropped because the walk found the page not mapped.
+    /// Proposals dropped because the verification walk found the page not mapped.
     pub rejected: u64,
-    /// Accesses of pages that are not mapped. They train nothing.
+    /// Accesses to pages that are not mapped. They do not train the prefetcher.
     pub faults: u64,
 }
 
 impl PrefetchStats {
-    /// Share of misses that were predicted; 0 without misses.
+    /// Returns the share of misses that hit in the prefetch buffer; 0 without misses.
     pub fn hit_rate(&self) -> f64 {
         match self.misses {
             0 => 0.0,
@@ -83,8 +83,8 @@ pub struct PrefetchingIotlb<P> {
 }
 
 impl<P: Prefetcher> PrefetchingIotlb<P> {
-    /// An empty IOTLB of `entries` entries and a buffer for `buffered` prefetched ones. Sizes above
-    /// [`MAX_HISTORY`](super::MAX_HISTORY) count as that.
+    /// Creates an empty IOTLB of `entries` entries and a buffer of `buffered` prefetched entries.
+    /// Sizes above [`MAX_HISTORY`](super::MAX_HISTORY) are clamped.
     pub fn new(config: PrefetchConfig, entries: u32, buffered: u32) -> Self {
         Self {
             iotlb: Lru::new(entries),
@@ -95,7 +95,7 @@ impl<P: Prefetcher> PrefetchingIotlb<P> {
         }
     }
 
-    /// The device accesses `page`; `mapped` walks the table for a page.
+    /// Accesses `page`. `mapped` walks the table and returns true if a page is mapped.
     pub fn access(&mut self, page: Pfn, mut mapped: impl FnMut(Pfn) -> bool) -> LookupOutcome {
         if self.iotlb.touch(page.get()).is_some() {
             self.stats.hits += 1;
@@ -122,7 +122,7 @@ impl<P: Prefetcher> PrefetchingIotlb<P> {
         }
     }
 
-    /// Fetches what was proposed when `page` missed.
+    /// Fetches the proposals that the miss of `page` produced.
     fn follow(&mut self, page: Pfn, mut mapped: impl FnMut(Pfn) -> bool) {
         let verifies = self.prefetcher.variant() == Variant::Modified;
         for &proposal in &self.proposals {
@@ -144,7 +144,8 @@ impl<P: Prefetcher> PrefetchingIotlb<P> {
         }
     }
 
-    /// `page` was unmapped: its translation is invalidated wherever it is cached.
+    /// Reports that `page` was unmapped: invalidates its translation in the IOTLB and in the
+    /// buffer.
     pub fn unmap(&mut self, page: Pfn) {
         let cached = self.iotlb.remove(page.get()).is_some();
         if self.buffer.remove(page.get()).is_some() {
@@ -153,12 +154,12 @@ impl<P: Prefetcher> PrefetchingIotlb<P> {
         self.prefetcher.unmapped(page, cached);
     }
 
-    /// What happened so far.
+    /// Returns the counters.
     pub const fn stats(&self) -> &PrefetchStats {
         &self.stats
     }
 
-    /// Translations held: in the IOTLB, in the buffer, and entries of the history.
+    /// Returns the number of entries in use: IOTLB, buffer, history.
     pub fn held(&self) -> [usize; 3] {
         [
             self.iotlb.len(),

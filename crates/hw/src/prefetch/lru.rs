@@ -1,30 +1,30 @@
-//! A bounded map whose entries stand in the order of their last use: prediction tables, the recency
-//! stack, and the small caches.
+//! A bounded map in order of last use, for prediction tables, the recency stack and the small
+//! caches.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
 use super::MAX_HISTORY;
 
-/// No node.
+/// Marks the absence of a node.
 const NIL: u32 = u32::MAX;
 
 #[derive(Debug, Clone)]
 struct Node<V> {
     key: u64,
     value: V,
-    /// Towards the entry used last.
+    /// Next more recently used entry.
     newer: u32,
     older: u32,
 }
 
-/// At most `capacity` entries. Memory grows with the entries used and stays; a step costs the
-/// logarithm of their number.
+/// At most `capacity` entries. Memory grows with the number of entries used and is not freed. Each
+/// operation takes logarithmic time.
 #[derive(Debug, Clone)]
 pub(super) struct Lru<V> {
     nodes: Vec<Node<V>>,
     index: BTreeMap<u64, u32>,
-    /// Nodes of removed entries.
+    /// Free nodes of removed entries.
     free: Vec<u32>,
     newest: u32,
     oldest: u32,
@@ -51,13 +51,13 @@ impl<V: Default> Lru<V> {
         self.index.contains_key(&key)
     }
 
-    /// The value under `key`; this is no use of it.
+    /// Returns the value under `key` without counting as a use.
     pub(super) fn get_mut(&mut self, key: u64) -> Option<&mut V> {
         let id = *self.index.get(&key)?;
         self.nodes.get_mut(id as usize).map(|node| &mut node.value)
     }
 
-    /// The value under `key`, which becomes the one used last.
+    /// Returns the value under `key` and makes it the most recently used.
     pub(super) fn touch(&mut self, key: u64) -> Option<&mut V> {
         let id = *self.index.get(&key)?;
         self.unlink(id);
@@ -65,8 +65,8 @@ impl<V: Default> Lru<V> {
         self.nodes.get_mut(id as usize).map(|node| &mut node.value)
     }
 
-    /// Puts an entry in front, in place of one of the same key. Without room the entry used least
-    /// recently goes and is returned, and without any capacity the new one.
+    /// Inserts an entry as the most recently used; replaces an entry with the same key. A full map
+    /// evicts and returns the least recently used entry. A map of capacity 0 returns the new entry.
     pub(super) fn insert(&mut self, key: u64, value: V) -> Option<(u64, V)> {
         if self.capacity == 0 {
             return Some((key, value));
@@ -88,7 +88,7 @@ impl<V: Default> Lru<V> {
         };
         let id = match self.free.pop() {
             Some(id) => id,
-            // Capacity is at most `MAX_HISTORY`, so the number fits.
+            // Capacity is at most `MAX_HISTORY`, so the index fits in a `u32`.
             None => self.nodes.len() as u32,
         };
         match self.nodes.get_mut(id as usize) {
@@ -109,7 +109,7 @@ impl<V: Default> Lru<V> {
             .map(|node| core::mem::take(&mut node.value))
     }
 
-    /// The neighbours of `key`: the key used next after it, and the one used last before it.
+    /// Returns the neighbours of `key` in order of use: the next newer key and the next older key.
     pub(super) fn neighbours(&self, key: u64) -> [Option<u64>; 2] {
         let node = self.index.get(&key);
         let node = node.and_then(|&id| self.nodes.get(id as usize));
@@ -175,7 +175,7 @@ mod tests {
         #[test]
         fn equals_a_list_in_order_of_use(capacity in 0..9_u32, steps in steps()) {
             let mut lru = Lru::new(capacity);
-            // The newest last.
+            // The newest entry is last.
             let mut list: Vec<(u64, u8)> = Vec::new();
             let at = |list: &Vec<(u64, u8)>, key| list.iter().position(|entry| entry.0 == key);
             for step in steps {

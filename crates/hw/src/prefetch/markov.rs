@@ -1,4 +1,4 @@
-//! The Markov prefetcher: what missed next after this page missed before (PF01, PF04).
+//! The Markov prefetcher: predicts the pages that missed after this page before (PF01, PF04).
 
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
@@ -9,30 +9,30 @@ use super::lru::Lru;
 use super::successors::Successors;
 use super::{PrefetchConfig, Prefetcher, Variant};
 
-/// A table with a row for each page that missed, and in it the pages that missed next.
+/// A table with one row per page that missed. The row holds the pages that missed next.
 ///
-/// D. Joseph and D. Grunwald, "Prefetching using Markov predictors" (ISCA 1997), on pages instead
-/// of cache lines.
+/// D. Joseph and D. Grunwald, "Prefetching using Markov predictors" (ISCA 1997), applied to pages
+/// instead of cache lines.
 #[derive(Debug, Clone)]
 pub struct Markov {
     variant: Variant,
     slots: u8,
     rows: Lru<Successors>,
-    /// (page, row) where the row names the page: what the baseline must erase with the page. The
-    /// modified variant keeps none.
+    /// Reverse index: (page, row) if the row contains the page. The baseline uses it to erase an
+    /// unmapped page. The modified variant leaves it empty.
     named: BTreeSet<(u64, u64)>,
     last: Option<u64>,
 }
 
 impl Markov {
-    /// Forgets that the row of `page` names the pages of `row`.
+    /// Removes the pages of `row`, the row of `page`, from the reverse index.
     fn unname(&mut self, page: u64, row: &Successors) {
         for successor in row.iter() {
             self.named.remove(&(successor, page));
         }
     }
 
-    /// Notes in the row of `last` that `page` came next.
+    /// Records in the row of `last` that `page` missed next.
     fn learn(&mut self, last: u64, page: u64) {
         let Some(row) = self.rows.get_mut(last) else {
             return;

@@ -1,22 +1,23 @@
-//! TLB prefetchers, and the rIOTLB's pair of entries to compare them with (rIOMMU section 5.4).
+//! TLB prefetchers, and the rIOTLB's pair of entries for comparison (rIOMMU section 5.4).
 //!
-//! Three prefetchers of the literature learn from the pages that miss the IOTLB and propose pages
-//! that may miss next:
+//! Three prefetchers from the literature learn from IOTLB misses and propose pages that may miss
+//! next:
 //!
-//! | prefetcher | its history | proposes |
+//! | prefetcher | history | proposals |
 //! |---|---|---|
-//! | [`Markov`] | which pages missed next after a page | those pages |
-//! | [`Recency`] | a stack of the pages that left the IOTLB, the latest on top | the page's neighbours in the stack |
-//! | [`Distance`] | which distances came next after a distance | the page plus those distances |
+//! | [`Markov`] | the pages that missed next after each page | those pages |
+//! | [`Recency`] | a stack of pages evicted from the IOTLB, latest on top | its neighbours in the stack |
+//! | [`Distance`] | the distances that followed each distance | the page plus those distances |
 //!
-//! [`PrefetchingIotlb`] puts one of them beside a small IOTLB, with a buffer for what was proposed,
-//! and counts. Each exists in the two [`Variant`]s of the document. [`RingPair`] is what rIOMMU
-//! does instead: it needs no history, because a ring says what comes next.
+//! [`PrefetchingIotlb`] combines one of them with a small IOTLB, a prefetch buffer and counters.
+//! Each prefetcher exists in the two [`Variant`]s of rIOMMU section 5.4. [`RingPair`] is rIOMMU's
+//! alternative. It needs no history, because the ring determines the next entry.
 //!
-//! The three are those that G. Kandiraju and A. Sivasubramaniam survey in "Going the distance for
-//! TLB prefetching" (ISCA 2002), the rIOMMU document's own source. What the document leaves open is
-//! settled here: histories are fully associative with LRU replacement, a hit in the buffer is still
-//! a miss of the IOTLB and trains the prefetcher, and a row is looked up before it is changed.
+//! G. Kandiraju and A. Sivasubramaniam survey the three in "Going the distance for TLB prefetching"
+//! (ISCA 2002), the source that the rIOMMU paper cites. The rIOMMU paper leaves some details open.
+//! This module chooses: histories are fully associative with LRU replacement; a hit in the buffer
+//! still counts as an IOTLB miss and trains the prefetcher; a row is looked up before it is
+//! updated.
 
 mod distance;
 mod iotlb;
@@ -36,43 +37,44 @@ pub use markov::Markov;
 pub use recency::Recency;
 pub use ring_pair::RingPair;
 
-/// Most entries a history may have: as many as there are 4 KiB pages in a 32-bit I/O address space.
+/// Maximum number of history entries: the number of 4 KiB pages in a 32-bit I/O address space.
 pub const MAX_HISTORY: u32 = 1 << 20;
 
-/// Most successors that a row remembers.
+/// Maximum number of successors in a row.
 pub const MAX_SLOTS: u8 = 4;
 
-/// What becomes of a page in the history when it is unmapped (rIOMMU section 5.4).
+/// Treatment of unmapped pages in the history (rIOMMU section 5.4).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Variant {
-    /// As published for processors: an invalidated page is forgotten. What is proposed is fetched
-    /// unseen; if it turns out to be not mapped, the proposal was wrong.
+    /// As published for CPUs. An invalidation removes the page from the history. Proposals are
+    /// fetched without verification; a proposal of an unmapped page counts as a misprediction.
     Baseline,
-    /// As the rIOMMU document modified them: an invalidated page stays in the history, and the
-    /// table is walked for each proposal, which is made only if the page is mapped.
+    /// As modified in the rIOMMU paper. An invalidated page stays in the history. The table is
+    /// walked for each proposal, which is dropped unless the page is mapped.
     Modified,
 }
 
 impl Variant {
-    /// Both.
+    /// Both variants.
     pub const ALL: [Self; 2] = [Self::Baseline, Self::Modified];
 }
 
-/// Size and behaviour of a prefetcher.
+/// Parameters of a prefetcher.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PrefetchConfig {
-    /// What becomes of unmapped pages.
+    /// Treatment of unmapped pages.
     pub variant: Variant,
-    /// Entries of the history: rows of a table, pages of a stack. 0 learns nothing; more than
-    /// [`MAX_HISTORY`] count as that many.
+    /// Number of history entries: rows of a table, or pages of a stack. 0 disables learning; values
+    /// above [`MAX_HISTORY`] are clamped.
     pub history: u32,
-    /// Successors that a row remembers, the latest ones; cut to 1..=[`MAX_SLOTS`]. A stack has no
-    /// rows and ignores it.
+    /// Number of successors kept per row, the latest ones; clamped to 1..=[`MAX_SLOTS`]. Ignored by
+    /// a stack, which has no rows.
     pub slots: u8,
 }
 
 impl PrefetchConfig {
-    /// Two slots to a row: as many proposals as the two neighbours in a stack.
+    /// Creates parameters with two slots per row, which gives as many proposals as the two
+    /// neighbours in a stack.
     pub const fn new(variant: Variant, history: u32) -> Self {
         Self {
             variant,
@@ -82,25 +84,24 @@ impl PrefetchConfig {
     }
 }
 
-/// The role of a prefetcher beside an IOTLB. It is told what happens there, and never sees a table.
+/// A prefetcher of an IOTLB. The IOTLB reports its events; the prefetcher never reads a table.
 pub trait Prefetcher {
-    /// An empty history.
+    /// Creates a prefetcher with an empty history.
     fn new(config: PrefetchConfig) -> Self;
 
-    /// `page` was looked up in the IOTLB and not found. Appends to `proposals` the pages expected
-    /// to miss next, the likeliest first, at most [`MAX_SLOTS`]; they may be cached already, or not
-    /// be mapped.
+    /// Reports an IOTLB miss of `page`. Appends to `proposals` the pages expected to miss next,
+    /// most likely first, at most [`MAX_SLOTS`]. They may already be cached or may not be mapped.
     fn missed(&mut self, page: Pfn, proposals: &mut Vec<Pfn>);
 
-    /// `page` left the IOTLB to make room for another one.
+    /// Reports that the IOTLB evicted `page` to make room for another page.
     fn evicted(&mut self, page: Pfn);
 
-    /// `page` was unmapped and invalidated; `cached` says whether it was in the IOTLB until then.
+    /// Reports that `page` was unmapped and invalidated. `cached` is true if the IOTLB held it.
     fn unmapped(&mut self, page: Pfn, cached: bool);
 
-    /// Which variant this is.
+    /// Returns the variant.
     fn variant(&self) -> Variant;
 
-    /// Entries of the history in use; never more than asked for.
+    /// Returns the number of history entries in use, never more than configured.
     fn entries(&self) -> usize;
 }

@@ -1,4 +1,4 @@
-//! The Recency prefetcher: what left the IOTLB together is needed together (PF02, PF05).
+//! The Recency prefetcher: pages evicted together are needed together (PF02, PF05).
 
 use alloc::vec::Vec;
 
@@ -7,13 +7,13 @@ use ringfence_types::Pfn;
 use super::lru::Lru;
 use super::{PrefetchConfig, Prefetcher, Variant};
 
-/// A stack of the pages that left the IOTLB, the latest on top. A page that misses is taken out of
-/// it, and its two neighbours are proposed.
+/// A stack of pages evicted from the IOTLB, the latest on top. A miss removes the page from the
+/// stack and proposes its two neighbours.
 ///
 /// A. Saulsbury, F. Dahlgren and P. Stenström, "Recency-based TLB preloading" (ISCA 2000). There
-/// the stack is made of pointers in the page table and holds every page; here it has a size, as the
-/// history of the other two does, and its lowest page drops out. The modified variant takes an
-/// invalidation for an eviction.
+/// the stack consists of pointers in the page table and holds every page. Here it has a fixed size,
+/// like the other two histories, and drops its lowest page. The modified variant treats an
+/// invalidation as an eviction.
 #[derive(Debug, Clone)]
 pub struct Recency {
     variant: Variant,

@@ -1,14 +1,13 @@
-//! The rIOTLB's two entries for a ring, as a prefetcher among prefetchers (rIOMMU section 4, Fig.
-//! 10).
+//! The rIOTLB's two entries per ring, modelled as a prefetcher (rIOMMU section 4, Fig. 10).
 
 use super::iotlb::{LookupOutcome, PrefetchStats};
 
-/// The current entry of a ring and the one after it.
+/// The current entry of a ring and its successor.
 ///
-/// This is the prediction alone, to be counted like the prefetchers' in traces of any device:
-/// entries are numbered as they are mapped and the ring is so long that no number comes twice. It
-/// follows the repaired algorithm: an access that finds the ring elsewhere prefetches anew and
-/// keeps no older `next`.
+/// This models only the prediction, so that traces of any device can be compared with the
+/// prefetchers. Entries are numbered in map order, and the ring is long enough that no number
+/// repeats. It implements the repaired algorithm: an access to any other entry prefetches again and
+/// drops the old `next`.
 #[derive(Debug, Clone, Default)]
 pub struct RingPair {
     current: Option<u64>,
@@ -17,12 +16,12 @@ pub struct RingPair {
 }
 
 impl RingPair {
-    /// Nothing cached yet.
+    /// Creates a pair with no cached entry.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The device accesses `entry`; `valid` reads an entry of the ring's table.
+    /// Accesses `entry`. `valid` reads an entry of the ring's table.
     pub fn access(&mut self, entry: u64, mut valid: impl FnMut(u64) -> bool) -> LookupOutcome {
         if self.current == Some(entry) {
             self.stats.hits += 1;
@@ -31,7 +30,7 @@ impl RingPair {
         // riotlb_entry_sync
         let predicted = self.next == Some(entry);
         if !predicted && !valid(entry) {
-            // rtable_walk failed: what is cached stays.
+            // rtable_walk failed: keep the cached entries.
             self.stats.faults += 1;
             return LookupOutcome::Faulted;
         }
@@ -57,7 +56,7 @@ impl RingPair {
         }
     }
 
-    /// The ring is invalidated, as at the end of each burst of unmaps.
+    /// Invalidates the ring, as the driver does at the end of each burst of unmaps.
     pub fn invalidate(&mut self) {
         self.current = None;
         if self.next.take().is_some() {
@@ -65,7 +64,7 @@ impl RingPair {
         }
     }
 
-    /// What happened so far.
+    /// Returns the counters.
     pub const fn stats(&self) -> &PrefetchStats {
         &self.stats
     }

@@ -1,8 +1,8 @@
-//! The few successors that a row of a prediction table remembers.
+//! The successors in a row of a prediction table.
 
 use super::MAX_SLOTS;
 
-/// At most [`MAX_SLOTS`] different values, the one noted last in front.
+/// Up to [`MAX_SLOTS`] distinct values, the latest first.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Successors {
     values: [u64; MAX_SLOTS as usize],
@@ -10,8 +10,8 @@ pub(super) struct Successors {
 }
 
 impl Successors {
-    /// Puts `value` in front. Of more than `limit` values the one noted first goes, and is
-    /// returned.
+    /// Moves or inserts `value` at the front. Returns the oldest value if it was dropped to stay
+    /// within `limit`.
     pub(super) fn note(&mut self, value: u64, limit: u8) -> Option<u64> {
         let known = self.iter().position(|other| other == value);
         let limit = limit.clamp(1, MAX_SLOTS);
@@ -31,7 +31,7 @@ impl Successors {
         lost
     }
 
-    /// Drops `value`; the order of the others stays.
+    /// Removes `value` and keeps the order of the others.
     pub(super) fn forget(&mut self, value: u64) {
         let Some(at) = self.iter().position(|other| other == value) else {
             return;
@@ -42,7 +42,7 @@ impl Successors {
         }
     }
 
-    /// The values, the one noted last first.
+    /// Returns the values, the latest first.
     pub(super) fn iter(&self) -> impl Iterator<Item = u64> {
         self.values.into_iter().take(usize::from(self.used))
     }

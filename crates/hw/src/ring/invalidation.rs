@@ -1,5 +1,5 @@
 //! The invalidation interface of a ring unit: `riotlb_invalidate` (rIOMMU Fig. 11), and the
-//! requests that every unit knows.
+//! requests that every unit supports.
 
 use ringfence_types::{Invalidation, InvalidationError, Invalidator, Ticket};
 
@@ -9,8 +9,9 @@ use super::stats::count;
 use super::unit::RingUnit;
 
 impl<L: RingLogic> RingUnit<L> {
-    /// Purges what `request` names, at once. An entry goes as a whole, the copy of the next slot
-    /// with it, so a request for pages takes every ring that it touches.
+    /// Purges the entries that `request` covers before it returns. An rIOTLB entry is dropped as a
+    /// whole, including the copy of the next slot. A request for pages therefore drops every ring
+    /// that it overlaps.
     #[inline]
     pub fn invalidate(&mut self, request: &Invalidation) {
         let counts = &mut self.state.stats.invalidations;

@@ -1,44 +1,44 @@
-//! What the documents' ring IOMMU gets wrong, and what is done about it (errata 6): the parts of
-//! rIOMMU Fig. 10 of which there is more than one version.
+//! Versions of the rIOMMU algorithm, Fig. 10, as published and with its defects fixed (errata 6).
 
 use core::fmt::Debug;
 
 use ringfence_pgtable::RingPte;
 use ringfence_types::PhysRange;
 
-/// A version of Fig. 10. A unit is made for one; there is nothing to switch while it runs.
+/// A version of Fig. 10. A unit has one version, fixed at compile time.
 pub trait RingLogic: Debug + Clone {
-    /// Whether what `riotlb_entry_sync` and `rprefetch` do to the entry they are given is done to
-    /// the entry in the rIOTLB.
+    /// Parameter passing of `riotlb_entry_sync` and `rprefetch`. It decides whether they change the
+    /// entry in the rIOTLB or a copy.
     const PASSING: ParameterPassing;
-    /// What `rprefetch` leaves in `e.next` if the successor is not valid.
+    /// Value of `e.next` after `rprefetch` if the successor is not valid.
     const NO_SUCCESSOR: NoSuccessorPolicy;
 
-    /// Whether `bytes` bytes at `offset` lie inside a buffer of `size` bytes, as far as this
-    /// version looks.
+    /// Returns true if `bytes` bytes at `offset` lie inside a buffer of `size` bytes, as far as
+    /// this version checks.
     fn is_inside(offset: u64, bytes: u64, size: u64) -> bool;
 }
 
-/// How a routine of Fig. 10 is given its entry.
+/// Parameter passing of an rIOTLB entry to a routine of Fig. 10.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ParameterPassing {
-    /// As it must be meant: the routine changes the entry in the rIOTLB.
+    /// By reference, as the authors must have intended: the routine changes the entry in the
+    /// rIOTLB.
     Reference,
-    /// As it is written: the routine changes a copy, and what it did is lost.
+    /// By value, as published: the routine changes a copy, and the changes are lost.
     Value,
 }
 
-/// What a prefetch without a result does to an earlier one's.
+/// Effect of an unsuccessful prefetch on an earlier `next`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NoSuccessorPolicy {
-    /// It goes.
+    /// Clears `next`.
     Clears,
-    /// It stays, and passes for the successor of another slot later.
+    /// Keeps `next`, which may later be used as the successor of a different slot.
     Keeps,
 }
 
-/// What the ring modes run on: the whole length is checked, `next` is the successor of the current
-/// slot or nothing.
+/// Repaired logic, used by the ring modes: checks the whole length, and `next` is either the
+/// successor of the current slot or absent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FixedLogic {}
 
@@ -52,8 +52,8 @@ impl RingLogic for FixedLogic {
     }
 }
 
-/// Fig. 10 as its authors must have run it, with its other defects: only the first byte is checked
-/// against the size, and a prefetch that finds nothing leaves what was there.
+/// Fig. 10 as its authors must have run it, with its other defects. It checks only the first byte
+/// against the size, and an unsuccessful prefetch keeps the old `next`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogicAsPublished {}
 
@@ -67,9 +67,9 @@ impl RingLogic for LogicAsPublished {
     }
 }
 
-/// Fig. 10 to the letter: entries are passed by value, so nothing is ever prefetched, and an access
-/// that does not name the cached slot is translated by the entry of that slot all the same. No mode
-/// runs on it; it shows that the figure cannot be meant.
+/// Fig. 10 exactly as published: entries are passed by value, so nothing is ever prefetched. An
+/// access to a slot other than the cached one uses the cached slot's entry. No mode uses it; it
+/// shows that the figure cannot be taken literally.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ByValue {}
 
@@ -83,7 +83,8 @@ impl RingLogic for ByValue {
     }
 }
 
-/// Where `bytes` bytes at `offset` of an entry's buffer are; `None` if some have no address.
+/// Returns the physical range of `bytes` bytes at `offset` of the entry's buffer; `None` if it
+/// exceeds 2^64.
 #[inline]
 pub(super) fn target(pte: RingPte, offset: u64, bytes: u64) -> Option<PhysRange> {
     PhysRange::new(pte.start().checked_add(offset)?, bytes)

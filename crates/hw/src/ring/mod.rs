@@ -1,9 +1,9 @@
-//! The ring IOMMU: what the silicon of rIOMMU section 4 does.
+//! The ring IOMMU of rIOMMU section 4.
 //!
-//! An access names a ring and a slot of it ([`RingIova`](ringfence_types::RingIova)). The unit
-//! keeps one entry for a ring, which holds the slot used last and perhaps the next one
-//! (`riotlb.rs`); it finds others in the ring's flat table by index. There is nothing to walk.
-//! `translate.rs` is Fig. 10, step by step; `logic.rs` is where its versions differ.
+//! An access encodes a ring and a slot ([`RingIova`](ringfence_types::RingIova)). The unit caches
+//! one entry per ring, which holds the slot used last and possibly the next one (`riotlb.rs`). It
+//! reads other slots from the ring's flat table by index, without a walk. `translate.rs` implements
+//! Fig. 10 step by step; `logic.rs` holds the differences between its versions.
 
 mod invalidation;
 mod logic;

@@ -1,4 +1,4 @@
-//! `rprefetch` (rIOMMU Fig. 10; RI09): a copy of the slot after the current one.
+//! `rprefetch` (rIOMMU Fig. 10; RI09): copies the slot after the current one.
 
 use alloc::collections::VecDeque;
 
@@ -10,19 +10,19 @@ use super::riotlb::{Entry, RingKey};
 use super::stats::{RingStats, count};
 use super::unit::{RingUnit, RingUnitState};
 
-/// When the next slot is read. "Our design does not depend on the latter field and works just as
-/// well without it" (section 4).
+/// Time at which the unit reads the next slot. "Our design does not depend on the latter field and
+/// works just as well without it" (section 4).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Prefetch {
     /// Before the access that moved to the current slot completes.
     Immediate,
-    /// When the embedder says ([`RingUnit::complete_prefetch`]): "prefetching can be asynchronous".
+    /// When the embedder calls [`RingUnit::complete_prefetch`]: "prefetching can be asynchronous".
     Deferred,
     /// Never.
     Absent,
 }
 
-/// Prefetches put off, oldest first: which ring, and which slot was its current one then.
+/// Queue of deferred prefetches, oldest first: the ring, and its current slot at that time.
 #[derive(Debug, Clone)]
 pub(super) struct DeferredPrefetches {
     queue: VecDeque<(RingKey, RingSlot)>,
@@ -41,7 +41,7 @@ impl DeferredPrefetches {
         self.queue.len()
     }
 
-    /// A prefetch is a hint: without room it does not take place.
+    /// Queues a prefetch. If the queue is full, drops it: a prefetch is only a hint.
     fn push(&mut self, key: RingKey, current: RingSlot, stats: &mut RingStats) {
         if self.queue.len() < self.capacity {
             self.queue.push_back((key, current));
@@ -52,8 +52,8 @@ impl DeferredPrefetches {
 }
 
 impl RingUnitState {
-    /// Reads the slot after the current one of `entry`, now, later, or not. Until then a repaired
-    /// entry has no next, whatever it had for the slot before.
+    /// Reads the slot after the current one of `entry` now, later, or never. Until then, repaired
+    /// logic leaves the entry without `next`.
     #[inline]
     pub(super) fn prefetch<L: RingLogic, M: PhysMemory + ?Sized>(
         &mut self,
@@ -93,13 +93,14 @@ fn no_successor<L: RingLogic>(entry: &mut Entry) {
 }
 
 impl<L: RingLogic> RingUnit<L> {
-    /// Completes the oldest prefetch put off; whether there was one. It reads memory as it is now.
-    /// If its ring has lost its entry or moved to another slot meanwhile, it comes to nothing.
+    /// Completes the oldest deferred prefetch; returns false if there is none. Reads the current
+    /// memory contents. Ignores the prefetch if its ring has lost its entry or moved to another
+    /// slot.
     pub fn complete_prefetch<M: PhysMemory + ?Sized>(&mut self, mem: &M) -> bool {
         let Some((key, current)) = self.state.waiting.queue.pop_front() else {
             return false;
         };
-        // A prefetch is no use of the ring: the order of replacement stays.
+        // A prefetch does not count as a use of the ring: keep the replacement order.
         if let Some(entry) = self.riotlb.peek(key)
             && entry.slot() == current
         {
@@ -108,7 +109,7 @@ impl<L: RingLogic> RingUnit<L> {
         true
     }
 
-    /// Prefetches put off and not completed.
+    /// Returns the number of deferred prefetches.
     pub fn prefetches_waiting(&self) -> usize {
         self.state.waiting.len()
     }

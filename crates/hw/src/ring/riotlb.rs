@@ -1,4 +1,4 @@
-//! The rIOTLB: at most one entry for a ring (rIOMMU Fig. 9e; RI05).
+//! The rIOTLB: at most one entry per ring (rIOMMU Fig. 9e; RI05).
 
 use ringfence_pgtable::{RingPte, RingTable};
 use ringfence_types::{DomainId, RequesterId, RingId, RingSlot};
@@ -6,19 +6,19 @@ use ringfence_types::{DomainId, RequesterId, RingId, RingSlot};
 use crate::cache::SetAssociative;
 use crate::{Geometry, Replacement};
 
-/// What is cached of one ring: the slot used last with a copy of its entry, and perhaps one of the
-/// next slot's.
+/// The cached state of one ring: the slot used last with a copy of its rPTE, and possibly a copy of
+/// the next rPTE.
 ///
-/// The figure reads the rDEVICE and the rRING again whenever the slot changes. Here the rRING is
-/// kept with the entry and goes with it, so an operating system that resizes or moves a ring
-/// invalidates the ring, as it has to anyway.
+/// In the figure, the hardware reads the rDEVICE and the rRING again whenever the slot changes.
+/// Here the entry also caches the rRING. An operating system that resizes or moves a ring must
+/// therefore invalidate the ring, as it must do anyway.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Entry {
     pub(super) table: RingTable,
     pte: RingPte,
     next: RingPte,
     slot: RingSlot,
-    /// The slot after it: (e.rentry + 1) % r.size.
+    /// Successor of `slot`: (e.rentry + 1) % r.size.
     successor: RingSlot,
     pub(super) domain: DomainId,
 }
@@ -31,7 +31,7 @@ impl Entry {
         RingPte::ABSENT,
     );
 
-    /// An entry whose next slot has not been read.
+    /// Creates an entry whose next slot has not been read.
     #[inline]
     pub(super) const fn new(
         domain: DomainId,
@@ -49,13 +49,13 @@ impl Entry {
         }
     }
 
-    /// The slot used last.
+    /// Returns the slot used last.
     #[inline]
     pub(super) const fn slot(&self) -> RingSlot {
         self.slot
     }
 
-    /// The slot after it, round the ring.
+    /// Returns the slot after it, modulo the ring size.
     #[inline]
     pub(super) const fn successor(&self) -> RingSlot {
         self.successor
@@ -68,13 +68,13 @@ impl Entry {
         self.successor = slot.next(self.table.slots());
     }
 
-    /// `rpte`: the entry of the current slot.
+    /// Returns `rpte`, the entry of the current slot.
     #[inline]
     pub(super) const fn pte(&self) -> RingPte {
         self.pte
     }
 
-    /// `next`, which is valid or has no meaning.
+    /// Returns `next`. It is meaningful only if valid.
     #[inline]
     pub(super) const fn next(&self) -> RingPte {
         self.next
@@ -91,7 +91,7 @@ impl Entry {
     }
 }
 
-/// Which ring of the machine: requester and ring in one word, never zero.
+/// Identifies a ring of the machine: requester id and ring in one word, never zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct RingKey(u64);
 
@@ -113,16 +113,16 @@ impl RingKey {
         RingId::new(raw as u16)
     }
 
-    /// Neighbouring rings of a device go to neighbouring sets, and the same ring of different
-    /// devices to different ones. Most devices are function 0 of a bus of their own, so the bus
-    /// takes part.
+    /// Returns the set selector. Neighbouring rings of a device map to neighbouring sets; the same
+    /// ring of different devices maps to different sets. Most devices are function 0 of a bus of
+    /// their own, so the selector includes the bus.
     #[inline]
     const fn selector(self) -> u64 {
         self.0 ^ (self.0 >> 16) ^ (self.0 >> 20)
     }
 }
 
-/// Entries by ring.
+/// rIOTLB entries by ring.
 #[derive(Debug, Clone)]
 pub(super) struct Riotlb {
     entries: SetAssociative<Entry>,
@@ -145,18 +145,19 @@ impl Riotlb {
         self.entries.lookup(key.selector(), key.0)
     }
 
-    /// `riotlb_find` for the ring of its set that was used last, which costs one comparison.
+    /// `riotlb_find` for the ring used last in its set. Costs one comparison.
     #[inline]
     pub(super) fn newest(&mut self, key: RingKey) -> Option<&mut Entry> {
         self.entries.newest_mut(key.selector(), key.0)
     }
 
-    /// The entry of `key`, which does not count as a use.
+    /// Returns the entry of `key` without counting as a use.
     pub(super) fn peek(&mut self, key: RingKey) -> Option<&mut Entry> {
         self.entries.peek(key.selector(), key.0)
     }
 
-    /// `riotlb_insert`, of a ring that has no entry. Whether another ring's had to go.
+    /// `riotlb_insert` of a ring without an entry. Returns true if it evicted the entry of another
+    /// ring.
     #[inline]
     pub(super) fn insert(&mut self, key: RingKey, entry: Entry) -> bool {
         self.entries.insert(key.selector(), key.0, entry).is_some()
@@ -168,7 +169,7 @@ impl Riotlb {
         self.entries.remove(key.selector(), key.0)
     }
 
-    /// Drops the entries that `doomed` says, by device, ring and domain.
+    /// Removes the entries for which `doomed` returns true, given device, ring and domain.
     pub(super) fn remove_if(
         &mut self,
         mut doomed: impl FnMut(RequesterId, RingId, DomainId) -> bool,

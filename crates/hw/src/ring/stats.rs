@@ -1,36 +1,36 @@
-//! What a ring unit has done, counted.
+//! Event counters of a ring unit.
 
 use crate::InvalidationCounts;
 
-/// Counters of one ring unit since it was made or [reset](crate::RingUnit::reset_stats).
+/// Counters of one ring unit since creation or [reset](crate::RingUnit::reset_stats).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RingStats {
     /// Accesses to the slot that the ring's entry holds.
     pub hits: u64,
-    /// Accesses to the slot after it, whose copy had been prefetched.
+    /// Accesses to the next slot, whose copy had been prefetched.
     pub prefetch_hits: u64,
-    /// Accesses to any other slot of a ring that has an entry: one rPTE is read.
+    /// Accesses to any other slot of a ring that has an entry. Each reads one rPTE.
     pub slot_walks: u64,
-    /// Accesses to a ring that has no entry: its rRING is read, then the rPTE.
+    /// Accesses to a ring without an entry. Each reads the rRING, then the rPTE.
     pub misses: u64,
-    /// Copies of a next slot that were put into an entry.
+    /// Copies of a next slot stored in an entry.
     pub prefetches: u64,
-    /// Prefetches put off for which the unit had no room.
+    /// Deferred prefetches dropped because the queue was full.
     pub prefetches_dropped: u64,
-    /// Entries that had to go to make room for another ring's.
+    /// Entries evicted to make room for another ring.
     pub evictions: u64,
     /// Contexts and rDEVICEs read because they were not cached.
     pub context_misses: u64,
-    /// Accesses passed through untranslated: the unit is off.
+    /// Accesses passed through untranslated because the unit is disabled.
     pub passed_through: u64,
-    /// Invalidations, as they were asked for.
+    /// Invalidations by requested scope.
     pub invalidations: InvalidationCounts,
-    /// Accesses stopped.
+    /// Blocked accesses.
     pub faults: u64,
 }
 
-/// Counts one more.
+/// Increments `counter`.
 #[inline]
 pub(super) const fn count(counter: &mut u64) {
     *counter = counter.wrapping_add(1);

@@ -1,5 +1,5 @@
-//! Translation by rings (rIOMMU Fig. 10; RI06 to RI08). The comments quote the figure where its
-//! steps are taken.
+//! Translation by rings (rIOMMU Fig. 10; RI06 to RI08). Comments quote the corresponding lines of
+//! the figure.
 
 use ringfence_pgtable::{RingPte, RingTable};
 use ringfence_types::{
@@ -14,8 +14,8 @@ use crate::unit::TranslationState;
 use crate::{MAX_TRANSLATED_BYTES, Translate, Translation};
 
 impl<L: RingLogic> Translate for RingUnit<L> {
-    /// `rtranslate`. An access lies in one buffer: its length counts against the buffer's, not
-    /// against the slot's 2^30 addresses.
+    /// `rtranslate`. An access must lie in one buffer: its length is checked against the buffer,
+    /// not against the slot's 2^30 addresses.
     #[inline(always)]
     fn translate<M: PhysMemory + ?Sized>(
         &mut self,
@@ -29,8 +29,8 @@ impl<L: RingLogic> Translate for RingUnit<L> {
         let key = RingKey::new(device, at.ring());
         let translated = self.translation_state == TranslationState::Enabled && is_carried(bytes);
         if translated && let Some(entry) = self.riotlb.newest(key) {
-            // The accesses that most devices make: to the slot used last, or the next one of a ring
-            // used last.
+            // Fast path for most accesses: the slot used last, or its successor, of the ring used
+            // last in its set.
             if let Some(pte) = self.state.sync::<L, M>(mem, key, at, entry) {
                 if let Some(range) = permitted::<L>(&pte, at, bytes, access) {
                     return Ok(Translation::one(range));
@@ -47,13 +47,15 @@ impl<L: RingLogic> Translate for RingUnit<L> {
     }
 }
 
-/// No bus carries a request without a byte, or one longer than the walking unit takes.
+/// Returns true if the length is valid. No bus carries an empty request, or one longer than the
+/// walking unit accepts.
 #[inline]
 const fn is_carried(bytes: u64) -> bool {
     bytes.wrapping_sub(1) < MAX_TRANSLATED_BYTES
 }
 
-/// Where the access leads if `pte` permits it. A buffer that ends past 2^64 - 1 has no such place.
+/// Returns the physical range of the access if `pte` permits it; `None` also if the range exceeds
+/// 2^64 - 1.
 #[inline]
 fn permitted<L: RingLogic>(
     pte: &RingPte,
@@ -68,7 +70,7 @@ fn permitted<L: RingLogic>(
     target(*pte, offset, bytes)
 }
 
-/// Why `pte` does not permit the access, and from which of its bytes on.
+/// Returns the first byte of the access that `pte` does not permit, and the reason.
 #[cold]
 #[inline(never)]
 fn refusal<L: RingLogic>(
@@ -81,7 +83,7 @@ fn refusal<L: RingLogic>(
     let offset = u64::from(at.offset());
     if !L::is_inside(offset, bytes, pte.bytes()) {
         let first = pte.bytes().max(offset);
-        // A size has 30 bits, as an offset has.
+        // The size and the offset have 30 bits each.
         let first = u32::try_from(first)
             .ok()
             .and_then(|first| RingIova::new(at.ring(), at.slot(), first));
@@ -96,8 +98,8 @@ fn refusal<L: RingLogic>(
 }
 
 impl RingUnitState {
-    /// Brings `entry` to the slot of `at`: its `rpte`; `None` if it could not, and then `self.stop`
-    /// says why not.
+    /// Moves `entry` to the slot of `at` and returns its `rpte`. `None` on a fault, with the reason
+    /// in `self.last_fault`.
     #[inline(always)]
     fn sync<L: RingLogic, M: PhysMemory + ?Sized>(
         &mut self,
@@ -121,8 +123,7 @@ impl RingUnitState {
         }
     }
 
-    /// `riotlb_entry_sync`, and the `rpte` that it leaves: who has it need not look where it was
-    /// stored just now.
+    /// `riotlb_entry_sync`. Returns the new `rpte`, so that the caller need not reload it.
     #[inline(always)]
     fn entry_sync<L: RingLogic, M: PhysMemory + ?Sized>(
         &mut self,
@@ -156,15 +157,16 @@ impl RingUnitState {
             }
         };
         entry.set_slot(at.slot());
-        // rprefetch( d, e ); the figure has another one in rtable_walk, which would read the same.
+        // rprefetch( d, e ); the figure calls it in rtable_walk as well, which would read the same
+        // slot.
         self.prefetch::<L, M>(mem, key, entry);
         Some(pte)
     }
 }
 
 impl<L: RingLogic> RingUnit<L> {
-    /// An access that no entry permits: the unit is off, the length is none, or `self.work.stop`
-    /// says why.
+    /// Handles an access without a permitting entry. Either translation is disabled, or the length
+    /// is invalid, or `self.state.last_fault` holds the reason.
     #[cold]
     #[inline(never)]
     fn translate_none(
@@ -197,8 +199,8 @@ impl<L: RingLogic> RingUnit<L> {
         Err(fault)
     }
 
-    /// `e.rpte` of a ring whose entry is not at hand, or of one that has none; `None` if the access
-    /// is stopped, and then `self.work.stop` says why.
+    /// Returns `e.rpte` for a ring that is not the newest of its set or has no entry. `None` on a
+    /// fault, with the reason in `self.state.last_fault`.
     #[inline(never)]
     fn current<M: PhysMemory + ?Sized>(
         &mut self,
@@ -211,7 +213,7 @@ impl<L: RingLogic> RingUnit<L> {
         if let Some(entry) = self.riotlb.find(key) {
             return self.state.sync::<L, M>(mem, key, at, entry);
         }
-        // A ring without an entry. The entry stays if the access is then denied.
+        // A ring without an entry. The new entry stays even if the access is then denied.
         count(&mut self.state.stats.misses);
         let mut entry = match self.table_walk(mem, device, at) {
             Ok(entry) => entry,

@@ -1,4 +1,4 @@
-//! The ring unit: its registers, caches and counters.
+//! The ring unit: registers, caches and counters.
 
 use core::fmt;
 use core::marker::PhantomData;
@@ -16,25 +16,26 @@ use crate::context_cache::ContextCache;
 use crate::unit::TranslationState;
 use crate::{FaultLog, Geometry, Replacement};
 
-/// The shape of a ring unit. The documents say one entry for a ring and leave open for how many
+/// Parameters of a ring unit. The rIOMMU paper specifies one entry per ring but not the number of
 /// rings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RingUnitConfig {
-    /// For how many rings, of all devices together, the rIOTLB has entries.
+    /// Geometry of the rIOTLB; one entry per ring, shared by all devices.
     pub riotlb: Geometry,
-    /// Which ring of a full set loses its entry.
+    /// Replacement policy of the rIOTLB.
     pub replacement: Replacement,
-    /// Devices whose context and rDEVICE are cached; looked into only where a ring has no entry.
+    /// Geometry of the cache of contexts and rDEVICEs. It is looked up only when a ring has no
+    /// entry.
     pub contexts: Geometry,
-    /// When the next slot is read.
+    /// Time at which the unit reads the next slot.
     pub prefetch: Prefetch,
-    /// Fault recording registers, at most [`FaultLog::MAX_CAPACITY`].
+    /// Number of fault recording registers, at most [`FaultLog::MAX_CAPACITY`].
     pub fault_log: usize,
 }
 
 impl RingUnitConfig {
-    /// A unit without any cache: it reads every table for every access, and nothing is ever stale.
-    /// The reference for all others.
+    /// A unit without caches. It reads every table on every access, so translations are never
+    /// stale. Tests use it as the reference.
     pub const UNCACHED: Self = Self {
         riotlb: Geometry::ABSENT,
         replacement: Replacement::Lru,
@@ -44,31 +45,31 @@ impl RingUnitConfig {
     };
 }
 
-/// What is cached of a device: its domain and its rDEVICE (the figure's `get_domain`).
+/// Cached context of a device: domain and rDEVICE (`get_domain` in the figure).
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RingContext {
     pub(super) domain: DomainId,
     pub(super) rings: RingDevice,
 }
 
-/// All of a unit but what it caches, so that an entry can be changed while it is counted and
-/// queued.
+/// State of a unit except its caches. Kept separate so that an rIOTLB entry and this state can be
+/// borrowed mutably at the same time.
 #[derive(Clone)]
 pub(super) struct RingUnitState {
     pub(super) when: Prefetch,
     pub(super) waiting: DeferredPrefetches,
     pub(super) stats: RingStats,
-    /// Where and why the access was stopped that was stopped last.
+    /// Address and reason of the last fault.
     pub(super) last_fault: (RingIova, FaultReason),
 }
 
 /// A ring IOMMU (rIOMMU section 4).
 ///
-/// Like [`Iommu`](crate::Iommu) it knows memory, its registers and the invalidations it is sent;
-/// the embedder serialises its use. What it caches, and what must be invalidated when the operating
-/// system changes it:
+/// Like [`Iommu`](crate::Iommu), it accesses only memory, its registers and the invalidations it
+/// receives. The embedder must serialise its use. The operating system must invalidate cached state
+/// after a change:
 ///
-/// | cached | until |
+/// | cached | invalidated by |
 /// |---|---|
 /// | the current and the next rPTE of a ring, its rRING | `Invalidation::Ring`, or any wider one |
 /// | context entry, rDEVICE | `Invalidation::Context` |
@@ -86,10 +87,11 @@ pub struct RingUnit<L: RingLogic = FixedLogic> {
 }
 
 impl<L: RingLogic> RingUnit<L> {
-    /// A unit without a root table, switched off: every access is passed through untranslated.
+    /// Creates a unit without a root table. Translation is disabled: every access is passed through
+    /// untranslated.
     pub fn new(config: &RingUnitConfig) -> Self {
-        // A ring waits for one prefetch at a time; those of rings that have lost their entry
-        // meanwhile take the rest.
+        // Queue capacity: one prefetch per rIOTLB entry. A ring that moved on or lost its entry
+        // leaves a stale request in the queue until it is completed.
         let waiting = match config.prefetch {
             Prefetch::Deferred => config.riotlb.entries() as usize,
             Prefetch::Immediate | Prefetch::Absent => 0,
@@ -111,51 +113,51 @@ impl<L: RingLogic> RingUnit<L> {
         }
     }
 
-    /// Programs the root table's address and drops all that is cached. Before this an enabled unit
-    /// denies every device. It is this unit's own: a device is attached to it by a context in this
-    /// table.
+    /// Programs the root table address and drops all cached entries. Until then, an enabled unit
+    /// denies all DMA. The table belongs to this unit alone; a context in it attaches a device to
+    /// this unit.
     pub fn set_root_table(&mut self, at: PhysAddr) {
         self.root = Some(at.align_down(PageSize::Size4K.bytes()));
         self.contexts.clear();
         self.riotlb.clear();
     }
 
-    /// Translates from now on. What is cached stays cached.
+    /// Enables translation. Keeps cached entries.
     pub fn enable(&mut self) {
         self.translation_state = TranslationState::Enabled;
     }
 
-    /// Passes everything through from now on. What is cached stays cached.
+    /// Disables translation: every access is passed through untranslated. Keeps cached entries.
     pub fn disable(&mut self) {
         self.translation_state = TranslationState::Disabled;
     }
 
-    /// Whether the unit translates.
+    /// Returns true if translation is enabled.
     pub fn is_enabled(&self) -> bool {
         self.translation_state == TranslationState::Enabled
     }
 
-    /// The fault recording registers.
+    /// Returns the fault recording registers.
     pub fn faults(&mut self) -> &mut FaultLog {
         &mut self.faults
     }
 
-    /// The counters.
+    /// Returns the counters.
     pub fn stats(&self) -> &RingStats {
         &self.state.stats
     }
 
-    /// Counts from zero again; the caches are untouched.
+    /// Resets the counters to zero. Does not change the caches.
     pub fn reset_stats(&mut self) {
         self.state.stats = RingStats::default();
     }
 
-    /// Rings that have an entry in the rIOTLB.
+    /// Returns the number of rings with an rIOTLB entry.
     pub fn riotlb_live(&self) -> u32 {
         self.riotlb.live()
     }
 
-    /// `get_domain`: root table, context table, rDEVICE.
+    /// `get_domain`: reads root table, context table and rDEVICE.
     #[inline]
     pub(super) fn context<M: PhysMemory + ?Sized>(
         &mut self,
@@ -178,7 +180,7 @@ impl<L: RingLogic> RingUnit<L> {
         let root = self.root.ok_or(FaultReason::Blocked)?;
         let context = find_context(mem, root, device).map_err(|error| error.fault_reason())?;
         let TranslationType::Rings { device: at } = context.translation else {
-            // A table or a passing through is a walking unit's.
+            // A table or pass-through context belongs to a walking unit.
             return Err(FaultReason::ContextInvalid);
         };
         let read = RingContext {

@@ -1,9 +1,9 @@
-//! What a translation by a ring costs: current slot, next slot with its prefetch, any other slot, a
-//! ring without an entry; beside the walking unit's and a yardstick, in one run.
+//! Cost of a ring translation: current slot, next slot with its prefetch, any other slot, a ring
+//! without an entry. The same run measures the walking unit and a lower bound.
 //!
-//! Sides are interleaved, so a neighbour on the machine slows all of them; the medians' ratios are
-//! what counts. The yardstick reads a flat table of the same size in the same order: the loads that
-//! no unit can do without.
+//! The variants run interleaved, so load from other virtual machines slows all of them. Only the
+//! ratios of the medians are comparable. The lower bound reads a flat table of the same size in the
+//! same order: the loads that every unit must perform.
 
 use std::hint::black_box;
 use std::sync::atomic::Ordering;
@@ -32,7 +32,7 @@ const NIC: RequesterId = RequesterId::new(0x0100);
 const DISK: RequesterId = RequesterId::new(0x0208);
 const DOMAIN: DomainId = DomainId::new(1);
 const RING: RingId = RingId::new(1);
-/// Slots, and pages of the walking unit; as many as the IOTLB holds.
+/// Number of slots, and of pages for the walking unit; the IOTLB holds as many.
 const SLOTS: u32 = 1 << 10;
 /// Accesses per sample.
 const ACCESSES: usize = 1 << 13;
@@ -42,7 +42,7 @@ fn geometry(sets: u32, ways: u32) -> Geometry {
     Geometry::new(sets, ways).expect("powers of two")
 }
 
-/// One thing measured: how many cycles an access takes.
+/// One measured variant and its cycles per access.
 struct Side<'a> {
     name: &'static str,
     work: Box<dyn FnMut() + 'a>,
@@ -88,7 +88,7 @@ fn slot_iova(slot: u32) -> Iova {
 }
 
 fn main() {
-    // `cargo test --benches` runs this too: then once is enough.
+    // `cargo test --benches` runs this too; one sample suffices then.
     let samples = if std::env::args().any(|arg| arg == "--bench") {
         SAMPLES
     } else {
@@ -101,7 +101,7 @@ fn main() {
     );
     let new_contexts = || ContextTables::new(Coherency::Coherent, &mem, &frames).expect("frames");
 
-    // Ring 1 of the adapter, every slot live.
+    // Ring 1 of the NIC, with every slot valid.
     let (device, rings, table) = (
         PhysAddr::new(0x10_0000),
         PhysAddr::new(0x10_1000),
@@ -128,7 +128,7 @@ fn main() {
         .attach(&mem, &frames, NIC, &context)
         .expect("frames");
 
-    // As many pages behind the walking unit.
+    // The same number of pages for the walking unit.
     let mut contexts = new_contexts();
     let pages = Table::new(
         SecondStage::new(Levels::Four),
@@ -189,7 +189,7 @@ fn main() {
     machine.attach(DISK, IommuKind::Baseline);
     let (mut page_hit, mut page_miss) = (walking(geometry(1024, 8)), walking(Geometry::ABSENT));
     let mut page_burst = walking(geometry(1024, 8));
-    // Every slot once in an order in which none follows its predecessor.
+    // Each slot once, in an order in which no slot follows its predecessor.
     let order: Vec<u32> = (0..ACCESSES as u32).map(|n| n * 389 % SLOTS).collect();
     let invalidate_ring = Invalidation::Ring {
         domain: DOMAIN,
@@ -285,7 +285,7 @@ fn main() {
     ];
     for _ in 0..samples {
         for side in &mut sides {
-            // Once for the caches, once for the clock.
+            // One run to warm the caches, one to measure.
             (side.work)();
             let start = now();
             (side.work)();
@@ -314,7 +314,7 @@ fn main() {
     println!("any slot: {:?}", anywhere.stats());
 }
 
-/// The two words of a slot.
+/// Loads the two words of a slot.
 #[inline(always)]
 fn flat(mem: &Arena, table: &RingTable, slot: u32) {
     let at = table.base().wrapping_add(u64::from(slot) * 16);

@@ -1,12 +1,13 @@
-//! What a translation costs: IOTLB hit, miss with walk, several pages; against yardsticks in the
-//! same run.
+//! Cost of a translation: IOTLB hit, miss with walk, several pages. The same run measures lower
+//! bounds.
 //!
-//! Sides are interleaved, so a neighbour on the machine slows all of them; the medians' ratios are
-//! what counts. The yardstick of the hits is a lookup in a bare array of the same sets and ways,
-//! kept in the same order, with nothing around it: no device, no domain, no permissions, no fault.
-//! That of the misses is such a lookup in vain in an IOTLB and a walk cache, a walk of four
-//! dependent loads from the root, and the same again from the table of level 1: what no unit of
-//! this kind can avoid.
+//! The variants run interleaved, so load from other virtual machines slows all of them. Only the
+//! ratios of the medians are comparable.
+//!
+//! The lower bound of a hit is a lookup in a bare array with the same sets, ways and replacement
+//! order. It has no device, domain, permissions or faults. The lower bound of a miss is a failed
+//! lookup in an IOTLB and a walk cache and a walk of four dependent loads from the root. A second
+//! one starts at the level 1 table. No walking unit can avoid this work.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,9 +25,9 @@ use ringfence_types::{
 
 const DEVICE: RequesterId = RequesterId::new(0x0100);
 const DOMAIN: DomainId = DomainId::new(1);
-/// Pages mapped; more than the IOTLB holds, as in the spike.
+/// Number of mapped pages; more than the IOTLB holds.
 const PAGES: u64 = 16 << 10;
-/// Pages that fit the IOTLB.
+/// Number of pages that fit in the IOTLB.
 const WARM: u64 = 1 << 10;
 const ACCESSES: usize = 1 << 14;
 const REPETITIONS: usize = 41;
@@ -43,7 +44,7 @@ fn config(iotlb: Geometry) -> UnitConfig {
     }
 }
 
-/// One thing measured: its name, its work per repetition, and the nanoseconds of each.
+/// One measured variant: name, accesses per repetition, nanoseconds per access.
 struct Side<'a> {
     name: &'static str,
     per: usize,
@@ -51,7 +52,7 @@ struct Side<'a> {
     nanos: Vec<f64>,
 }
 
-/// Sets of ways of tags and values, most recently used first, and nothing else.
+/// Sets of ways of tags and values, most recently used first.
 struct BareCache<const WAYS: usize> {
     sets: Vec<[(u64, u64); WAYS]>,
 }
@@ -84,7 +85,7 @@ impl<const WAYS: usize> BareCache<WAYS> {
     }
 }
 
-/// Follows `levels` entries from the table at word `table` on, unchecked but for the arena's end.
+/// Follows `levels` entries from the table at word `table`. Checks only the end of the arena.
 #[inline(always)]
 fn bare_walk(words: &[AtomicU64], table: u64, levels: u32, iova: Iova) -> u64 {
     (0..levels).rev().fold(table, |table, level| {
@@ -100,7 +101,7 @@ fn median(values: &mut [f64]) -> f64 {
 }
 
 fn main() {
-    // `cargo test --benches` runs this too: then once is enough.
+    // `cargo test --benches` runs this too; one repetition suffices then.
     let repetitions = if std::env::args().any(|arg| arg == "--bench") {
         REPETITIONS
     } else {
@@ -128,7 +129,7 @@ fn main() {
     contexts
         .attach(&mem, &frames, DEVICE, &context)
         .expect("frames");
-    // Descending, as Linux hands addresses out, every page elsewhere.
+    // Descending IOVAs, as Linux allocates them; scattered physical pages.
     let top = 1 << 20;
     let iova = |page: u64| Iova::new((top - 1 - page) << 12);
     for page in 0..PAGES {
@@ -181,7 +182,7 @@ fn main() {
     let (mut hit, mut sequential, mut off, mut sixteen) =
         (unit(large), unit(large), unit(large), unit(large));
     let (mut cycled, mut mapped) = (unit(large), unit(large));
-    // Without an IOTLB every access walks.
+    // Without an IOTLB, every access walks.
     let mut miss = unit(Geometry::ABSENT);
     off.disable();
     let mut sides = [
@@ -246,7 +247,7 @@ fn main() {
                 }
             },
         ),
-        // Each page invalidated after its use: the life of a strict mapping.
+        // Invalidate each page after its use, as strict mode does.
         Side::new(
             "miss and walk, fill, invalidation of the page",
             ACCESSES,
@@ -272,7 +273,7 @@ fn main() {
     ];
     for _ in 0..repetitions {
         for side in &mut sides {
-            // Once for the caches, once for the clock.
+            // One run to warm the caches, one to measure.
             (side.work)();
             let start = Instant::now();
             (side.work)();

@@ -6,7 +6,7 @@
 //! | prefetcher | history | proposals |
 //! |---|---|---|
 //! | [`Markov`] | the pages that missed next after each page | those pages |
-//! | [`Recency`] | a stack of pages evicted from the IOTLB, latest on top | its neighbours in the stack |
+//! | [`Recency`] | a stack of evicted pages, the latest on top | its neighbours in the stack |
 //! | [`Distance`] | the distances that followed each distance | the page plus those distances |
 //!
 //! [`PrefetchingIotlb`] combines one of them with a small IOTLB, a prefetch buffer and counters.

@@ -1,15 +1,15 @@
-//! Small sequences, computed by hand: which pages each prefetcher proposes at each miss.
+//! Small sequences computed by hand: the pages that each prefetcher proposes at each miss.
 
 use ringfence_hw::prefetch::{Distance, Markov, PrefetchConfig, Prefetcher, Recency, Variant};
 use ringfence_types::Pfn;
 
-/// What the prefetcher is told.
+/// An event reported to the prefetcher.
 enum Step {
-    /// A page misses; these are proposed.
+    /// A page misses; the prefetcher must propose these pages.
     Miss(u64, &'static [u64]),
-    /// A page leaves the IOTLB for want of room.
+    /// The IOTLB evicts a page.
     Evict(u64),
-    /// A page that was cached is unmapped.
+    /// A cached page is unmapped.
     Unmap(u64),
     /// A page that was never used is unmapped.
     UnmapUnused(u64),
@@ -43,10 +43,10 @@ fn markov_proposes_what_came_next() {
         Miss(3, &[]),
         Miss(1, &[2]),
         Miss(4, &[]),
-        // 2 and 4 came after 1, 4 last.
+        // 2 and 4 missed after 1, 4 last.
         Miss(1, &[4, 2]),
         Miss(3, &[1]),
-        // Only two are remembered: 3 and 4.
+        // The row keeps only two: 3 and 4.
         Miss(1, &[3, 4]),
         Miss(4, &[1]),
         Miss(1, &[4, 3]),
@@ -73,7 +73,7 @@ fn markov_proposes_what_came_next() {
             Miss(2, &[]),
             Miss(1, &[]),
             Miss(2, &[]),
-            // The row of 2 is the only one left, and 2 came after 2.
+            // Only the row of 2 remains, and 2 missed after 2.
             Miss(2, &[]),
             Miss(2, &[2]),
         ],
@@ -87,14 +87,14 @@ fn markov_proposes_what_came_next() {
             Miss(2, &[]),
             Miss(3, &[]),
             Unmap(2),
-            // 2 came after 1 and is forgotten.
+            // 2 missed after 1, but was removed.
             Miss(1, &[]),
-            // The row of 2 is gone; that 3 came after 2 with it.
+            // The row of 2 was removed, and with it that 3 missed after 2.
             Miss(2, &[]),
             Unmap(2),
-            // Nothing came before 4: 2 is forgotten.
+            // No page precedes 4: 2 was removed.
             Miss(4, &[]),
-            // 1 came after 3, and 2, forgotten again, after 1.
+            // 1 missed after 3. 2 missed after 1, but was removed again.
             Miss(3, &[1]),
             Miss(1, &[]),
             UnmapUnused(4),
@@ -114,11 +114,11 @@ fn recency_proposes_the_neighbours_in_the_stack() {
         Evict(3),
         // The stack is 3 2 1.
         Miss(2, &[3, 1]),
-        // 2 is out of it: 3 1.
+        // 2 was removed; the stack is 3 1.
         Miss(3, &[1]),
         Evict(2),
         Evict(3),
-        // 3 2 1.
+        // The stack is 3 2 1.
         Miss(1, &[2]),
         Miss(4, &[]),
     ];
@@ -130,13 +130,13 @@ fn recency_proposes_the_neighbours_in_the_stack() {
         Unmap(1),
         Miss(2, &[]),
         Unmap(2),
-        // Never used, so it never left the IOTLB.
+        // Never used, so never evicted from the IOTLB.
         UnmapUnused(9),
         Miss(3, &[]),
         Unmap(3),
         Miss(1, &[2]),
         Unmap(1),
-        // 1 3 2.
+        // The stack is 1 3 2.
         Miss(3, &[1, 2]),
     ];
     check::<Recency>("unmapped pages are kept", Modified, 8, single_use);
@@ -153,7 +153,7 @@ fn recency_proposes_the_neighbours_in_the_stack() {
             Unmap(3),
             Miss(1, &[]),
             Unmap(1),
-            // 1 3.
+            // The stack is 1 3.
             Miss(3, &[1]),
         ],
     );
@@ -180,13 +180,13 @@ fn distance_proposes_the_steps_that_came_next() {
         Miss(10, &[]),
         Miss(11, &[]),
         Miss(13, &[]),
-        // After 1 came 2.
+        // 2 followed 1.
         Miss(14, &[16]),
-        // After 2 came 1.
+        // 1 followed 2.
         Miss(16, &[17]),
         Miss(10, &[]),
         Miss(11, &[13]),
-        // After 2 came 1 and -6.
+        // 1 and -6 followed 2.
         Miss(13, &[7, 14]),
     ];
     for variant in Variant::ALL {

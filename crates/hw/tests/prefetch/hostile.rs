@@ -1,4 +1,4 @@
-//! Any page, any size, any order: no panic, and no more memory than asked for.
+//! Any page, any size, any order: no panic, and never more entries than configured.
 
 use proptest::prelude::*;
 use ringfence_hw::prefetch::{
@@ -31,11 +31,11 @@ fn drive<P: Prefetcher>(
     for &(kind, page, mapped) in steps {
         let page = Pfn::new(page);
         match kind {
-            // A table that answers anything.
+            // A table that gives arbitrary answers.
             0..3 => {
                 iotlb.access(page, |other| mapped ^ (other.get() & 1 == 0));
             }
-            // Unmapped whether it was mapped or not.
+            // Unmap, even if the page is not mapped.
             _ => iotlb.unmap(page),
         }
         for (held, limit) in iotlb
@@ -86,13 +86,13 @@ proptest! {
     }
 }
 
-/// A long run over ever new pages, and what it leaves behind.
+/// A long run over pages that never repeat, and the entries in use afterwards.
 #[test]
 fn a_stream_of_new_pages_fills_the_history_and_no_more() {
     fn left<P: Prefetcher>(variant: Variant) -> [usize; 3] {
         let mut iotlb = PrefetchingIotlb::<P>::new(PrefetchConfig::new(variant, 64), 16, 4);
         for n in 0..100_000_u64 {
-            // Steps of ever new widths.
+            // Each step has a new width.
             let page = Pfn::new(n * n);
             iotlb.access(page, |_| true);
             iotlb.unmap(page);

@@ -1,4 +1,4 @@
-//! The prefetchers against sequences computed by hand, against naive transcriptions, and on rings.
+//! The prefetchers against sequences computed by hand, against naive implementations, and on rings.
 
 mod golden;
 mod hostile;
@@ -7,7 +7,7 @@ mod rings;
 
 use proptest::test_runner::{Config, RngSeed};
 
-/// Proptest with a seed of its own: every run is the same.
+/// Proptest configuration with a fixed seed: every run is identical.
 fn cases(cases: u32, seed: u64) -> Config {
     Config {
         cases,

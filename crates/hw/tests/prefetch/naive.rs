@@ -1,5 +1,5 @@
-//! Each algorithm once more, written down as its description reads, with lists that are searched
-//! from end to end.
+//! Naive implementations that follow the published descriptions, with lists that are searched
+//! linearly.
 
 use proptest::prelude::*;
 use ringfence_hw::prefetch::{
@@ -8,14 +8,14 @@ use ringfence_hw::prefetch::{
 };
 use ringfence_types::Pfn;
 
-/// A list with the latest first.
+/// Moves or inserts `item` at the front and drops the last item beyond `limit`.
 fn latest_first<T: PartialEq>(list: &mut Vec<T>, item: T, limit: usize) -> Option<T> {
     list.retain(|other| *other != item);
     list.insert(0, item);
     (list.len() > limit).then(|| list.pop()).flatten()
 }
 
-/// The rows of a prediction table, the one looked up last first.
+/// Rows of a prediction table, the one looked up last first.
 type Rows = Vec<(i64, Vec<i64>)>;
 
 fn look_up(rows: &mut Rows, key: i64, history: usize) -> Vec<i64> {
@@ -112,7 +112,7 @@ impl Naive for NaiveDistance {
     }
 }
 
-/// The whole of [`PrefetchingIotlb`] in lists.
+/// [`PrefetchingIotlb`] implemented with lists.
 #[derive(Default)]
 struct NaiveIotlb<N> {
     iotlb: Vec<i64>,
@@ -193,7 +193,7 @@ enum Step {
     Map(i64),
     Access(i64),
     Unmap(i64),
-    /// Map, access and unmap each of these: a lap of a ring.
+    /// Map, access and unmap each of these pages, as in one lap of a ring.
     Lap(Vec<i64>),
 }
 

@@ -1,5 +1,5 @@
-//! What the rIOMMU document says of the three prefetchers on rings (section 5.4), over a table in
-//! memory that is really walked.
+//! Claims of the rIOMMU paper about the three prefetchers on rings (section 5.4), with real walks
+//! of a table in memory.
 
 use ringfence_hw::prefetch::{
     Distance, LookupOutcome, Markov, PrefetchConfig, PrefetchStats, Prefetcher, PrefetchingIotlb,
@@ -12,12 +12,12 @@ use ringfence_types::{DomainId, Permissions, Pfn, PfnRange, PhysAddr, PhysRange}
 const LAPS: u64 = 6;
 const RINGS: [u32; 3] = [8, 32, 128];
 
-/// How the pages of a ring follow each other.
+/// Order of the pages of a ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Order {
-    /// From the top of the 32-bit space down, as an empty tree hands them out.
+    /// Descending from the top of the 32-bit space, as an empty IOVA tree allocates.
     Tidy,
-    /// Each distance between neighbours is another one.
+    /// All distances between neighbours differ.
     Scattered,
 }
 
@@ -29,7 +29,8 @@ fn page(order: Order, at: u32) -> Pfn {
     })
 }
 
-/// A receive ring: every page is used once, unmapped, and mapped again for the next lap.
+/// A receive ring: the device uses each page once; the driver unmaps it and maps it again in the
+/// next lap.
 fn ring<P: Prefetcher>(variant: Variant, history: u32, ring: u32, order: Order) -> PrefetchStats {
     let arena = Arena::new(64 << 20).unwrap();
     let region = PhysRange::new(PhysAddr::new(0x1000), (32 << 20) - 0x1000).unwrap();
@@ -72,7 +73,7 @@ fn ring<P: Prefetcher>(variant: Variant, history: u32, ring: u32, order: Order) 
     stats
 }
 
-/// Everything from the second lap on, but for its first page.
+/// Number of accesses from the second lap on, except the first.
 fn all_but_the_first_lap(ring: u32) -> u64 {
     (LAPS - 1) * u64::from(ring) - 1
 }
@@ -116,8 +117,8 @@ fn baselines_predict_nothing_because_pages_are_invalidated_after_use() {
     }
 }
 
-/// The document found Distance ineffective in its traces. On a ring alone that depends on how the
-/// pages lie.
+/// The rIOMMU paper found Distance ineffective in its traces. On a single ring this depends on the
+/// distances between the pages.
 #[test]
 fn distance_needs_a_row_for_each_distance_of_the_ring() {
     for size in RINGS {
@@ -125,15 +126,15 @@ fn distance_needs_a_row_for_each_distance_of_the_ring() {
             let stats = ring::<Distance>(Variant::Modified, history, size, order);
             stats.predicted
         };
-        // Two distances: one step down, and back to the top. Each lap begins with a surprise until
-        // that is learned.
+        // Two distances: one step down, and back to the top. Until the prefetcher has learned them,
+        // each lap starts with a miss.
         assert!(rate(2, Order::Tidy) >= all_but_the_first_lap(size));
         assert_eq!(rate(size - 1, Order::Scattered), 0);
         assert!(rate(size, Order::Scattered) >= all_but_the_first_lap(size) - 1);
     }
 }
 
-/// What stands between two walks: nothing, or the invalidation at the end of each burst of unmaps.
+/// Between two walks there is either no event or the invalidation at the end of a burst of unmaps.
 #[test]
 fn two_entries_predict_every_access_of_a_ring() {
     for size in RINGS.map(u64::from) {
@@ -141,7 +142,7 @@ fn two_entries_predict_every_access_of_a_ring() {
             let mut pair = RingPair::new();
             let accesses = LAPS * size;
             for entry in 0..accesses {
-                // The device owns this entry and the others of the ring after it.
+                // The device owns this entry and the rest of the ring after it.
                 let owned = entry..entry + size;
                 let served = pair.access(entry, |other| owned.contains(&other));
                 let first = burst.map_or(entry == 0, |burst| entry % burst == 0);
@@ -173,20 +174,20 @@ fn a_pair_repairs_what_the_figures_leave() {
         let served = pair.access(entry, |other| owned.contains(&other));
         (served, *pair.stats())
     };
-    // The only one there is: nothing to prefetch.
+    // The only valid entry: no successor to prefetch.
     assert_eq!(access(0, 0..1).0, LookupOutcome::Walked);
-    // Mapped meanwhile, but not prefetched.
+    // Mapped since, but not prefetched.
     assert_eq!(access(1, 1..3).0, LookupOutcome::Walked);
     assert_eq!(access(1, 1..3).0, LookupOutcome::Cached);
-    // Out of order: 2 was prefetched in vain, and is not kept.
+    // Out of order: the prefetched 2 was wrong and is dropped.
     let (served, stats) = access(5, 2..6);
     assert_eq!((served, stats.mispredicted), (LookupOutcome::Walked, 1));
     assert_eq!(access(2, 2..6).0, LookupOutcome::Walked);
     assert_eq!(access(3, 2..6).0, LookupOutcome::Predicted);
-    // Not mapped: what is cached stays.
+    // Not mapped: cached entries stay.
     assert_eq!(access(9, 2..6).0, LookupOutcome::Faulted);
     assert_eq!(access(3, 2..6).0, LookupOutcome::Cached);
     assert_eq!(access(4, 2..6).0, LookupOutcome::Predicted);
-    // The last number of all has no next.
+    // The highest number has no successor.
     assert_eq!(access(u64::MAX, 0..u64::MAX).0, LookupOutcome::Faulted);
 }

@@ -1,5 +1,5 @@
-//! The defects of the documents that lie in the hardware, on the literal unit and on the repaired
-//! one (errata 6 and 8).
+//! Hardware defects in the rIOMMU paper, on the unit as published and on the repaired one (errata 6
+//! and 8).
 
 use ringfence_hw::{ByValue, FixedLogic, LogicAsPublished, Prefetch, RingLogic};
 use ringfence_pgtable::RingPte;
@@ -7,7 +7,7 @@ use ringfence_types::FaultReason::{BeyondBuffer, NotPresent};
 
 use crate::rig::{NIC, READ, RW, Rig, arena, iova, pte, roomy};
 
-/// Slots of 64 bytes, a page apart.
+/// Buffers of 64 bytes, one per page.
 fn filled<L: RingLogic>(mem: &ringfence_memory::Arena, slots: u32, live: u32) -> Rig<'_, L> {
     let rig = Rig::new(mem, &roomy(Prefetch::Immediate), slots);
     for slot in 0..live {
@@ -20,8 +20,8 @@ fn place(slot: u32) -> u64 {
     u64::from(slot + 1) << 12
 }
 
-/// Errata 6: only the start of an access is checked, so one that starts inside the buffer leaves
-/// it.
+/// Errata 6: the published unit checks only the start of an access. An access that starts inside a
+/// buffer can extend beyond it.
 #[test]
 fn a_straddle() {
     let mem = arena();
@@ -40,16 +40,16 @@ fn a_straddle() {
     assert_eq!(repaired.dma(NIC, at, 1, READ), Ok((place(0) + 63, 1)));
 }
 
-/// Errata 6: a walk to a slot without a valid successor keeps the `next` of another slot, which
-/// then passes for that successor.
+/// Errata 6: after a walk to a slot without a valid successor, the published unit keeps the `next`
+/// of another slot. It later uses that entry for the successor.
 #[test]
 fn a_next_that_is_not_cleared() {
     fn outcome<L: RingLogic>() -> crate::rig::Seen {
         let mem = arena();
         let mut rig = filled::<L>(&mem, 8, 2);
         rig.map(NIC, 0, 5, pte(place(5), 64, RW));
-        // Slot 0 is current and 1 prefetched; then slot 5, of which 6 is the successor and not
-        // mapped.
+        // Slot 0 is current and 1 is prefetched. Then slot 5 becomes current; its successor 6 is
+        // not mapped.
         assert_eq!(rig.touch(NIC, 0, 0), Ok((place(0), 1)));
         assert_eq!(rig.touch(NIC, 0, 5), Ok((place(5), 1)));
         rig.touch(NIC, 0, 6)
@@ -62,8 +62,8 @@ fn a_next_that_is_not_cleared() {
     assert_eq!(outcome::<FixedLogic>(), Err((iova(0, 6, 0), NotPresent)));
 }
 
-/// Errata 6: with entries passed by value as written, an access to any slot is translated by the
-/// ring's first one.
+/// Errata 6: with entries passed by value as published, the unit translates every slot through the
+/// first entry of the ring.
 #[test]
 fn entries_passed_by_value() {
     let mem = arena();
@@ -84,8 +84,8 @@ fn entries_passed_by_value() {
     }
 }
 
-/// Errata 8: until the invalidation the current entry and the prefetched one lead to buffers that
-/// are unmapped; no third one does. That is how the hardware is, repaired or not: the repair is to
+/// Errata 8: until the invalidation, the current and the prefetched entry still lead to unmapped
+/// buffers, but no third one does. The hardware repair does not change this. The driver must
 /// withhold the buffers.
 #[test]
 fn the_two_stale_entries() {
@@ -117,14 +117,14 @@ fn the_two_stale_entries() {
     outcome::<FixedLogic>();
 }
 
-/// Errata 8 in numbers: a burst of 200 unmaps with one invalidation at its end.
+/// Errata 8, quantified: a burst of 200 unmaps with one invalidation at its end.
 #[test]
 fn buffers_reached_after_their_unmap() {
     #[derive(Clone, Copy)]
     enum Attacker {
-        /// Goes through the ring once, then tries each buffer after its unmap.
+        /// Accesses the whole ring once, then tries each buffer after its unmap.
         Replayer,
-        /// Touches each buffer just before its unmap and tries it after.
+        /// Accesses each buffer just before its unmap and tries it afterwards.
         Racer,
     }
     fn reached<L: RingLogic>(attacker: Attacker, prefetch: Prefetch) -> usize {
@@ -156,8 +156,8 @@ fn buffers_reached_after_their_unmap() {
     }
 }
 
-/// Errata 7 as the hardware sees it: a live slot is overwritten field by field, and its translation
-/// is another buffer's.
+/// Errata 7 in hardware: a live slot is overwritten field by field and then translates to another
+/// buffer.
 #[test]
 fn a_live_slot_overwritten() {
     let mem = arena();

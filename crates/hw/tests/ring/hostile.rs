@@ -1,4 +1,4 @@
-//! Rings that point anywhere and have any size, entries of any bits.
+//! Rings with arbitrary addresses and sizes, and entries with arbitrary bits.
 
 use proptest::prelude::*;
 use ringfence_hw::{
@@ -10,12 +10,13 @@ use ringfence_types::{Access, DomainId, Iova, PhysAddr};
 
 use crate::rig::{NIC, cases, pa, roomy};
 
-/// Pages of hostile memory: the rDEVICE is at the start of the first, everything else anywhere.
+/// Pages of hostile memory. The rDEVICE is at the start of the first page; all other structures are
+/// anywhere.
 const ROOTS: u64 = 0x1000;
 const FIRST: u64 = 0x10_0000;
 const COUNT: u64 = 4;
 
-/// A word: an address inside, sizes, valid entries, anything.
+/// A word: an address inside the pages, a size, a valid entry, or anything.
 fn word() -> impl Strategy<Value = u64> {
     prop_oneof![
         4 => (0..COUNT * 256 + 16).prop_map(|entry| FIRST + entry * 16),
@@ -54,8 +55,8 @@ fn unit<L: RingLogic>(config: &RingUnitConfig) -> RingUnit<L> {
 proptest! {
     #![proptest_config(cases(400, 0x686f_7374))]
 
-    /// As long as memory does not change, the repaired caches change nothing. The literal ones may,
-    /// and stop nothing from ending.
+    /// While memory does not change, repaired caches do not affect results. Published logic may
+    /// differ, but every access terminates.
     #[test]
     fn anything_in_memory_gives_what_an_uncached_unit_gives(
         words in prop::collection::vec((0..COUNT, 0..32_u64, word()), 0..100),

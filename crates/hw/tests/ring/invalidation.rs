@@ -1,4 +1,4 @@
-//! What each request purges, what must be invalidated when, and how much is cached at all.
+//! Scope of each invalidation request, lifetime of cached state, and capacity.
 
 use ringfence_hw::{FixedLogic, Prefetch, Replacement, RingUnitConfig};
 use ringfence_pgtable::{RingPte, RingTable, ring_words};
@@ -20,7 +20,7 @@ fn scopes() {
         levels: CachedLevels::Leaves,
     };
     let two = PfnRange::inclusive(slot(1, 0).hi(), slot(2, 0).lo()).unwrap();
-    // What is left of rings 1 and 2 of the first device and ring 1 of the second.
+    // Expected hits afterwards: rings 1 and 2 of the first device, ring 1 of the second.
     let cases = [
         ("ring", ring_request(NIC, 1), [false, true, true]),
         (
@@ -81,8 +81,8 @@ fn scopes() {
     assert_eq!(unknown, Err(InvalidationError::Failed));
 }
 
-/// The table of the unit's documentation: an rRING lives as long as the ring's entry, an rDEVICE as
-/// long as the context.
+/// The table in the documentation of [`ringfence_hw::RingUnit`]: an rRING is cached as long as the
+/// ring's entry, an rDEVICE as long as the context.
 #[test]
 fn what_lives_how_long() {
     let mem = arena();
@@ -91,7 +91,7 @@ fn what_lives_how_long() {
         rig.map(NIC, 0, slot, pte(0x7000, 64, RW));
     }
     assert!(rig.touch(NIC, 0, 0).is_ok());
-    // The ring shrinks to two slots.
+    // Shrink the ring to two slots.
     let words = ring_words(&mem, Rig::<FixedLogic>::ring(NIC, 0)).unwrap();
     let [base, _] = words
         .each_ref()
@@ -102,7 +102,7 @@ fn what_lives_how_long() {
     rig.invalidate(NIC, 0);
     assert_eq!(rig.touch(NIC, 0, 5), Err((iova(0, 5, 0), SlotBeyondRing)));
     assert!(rig.touch(NIC, 0, 1).is_ok());
-    // The device loses its rings.
+    // Remove all rings of the device.
     ringfence_pgtable::RingDevice::clear(ring_words(&mem, Rig::<FixedLogic>::device(NIC)).unwrap());
     rig.invalidate(NIC, 0);
     assert!(
@@ -113,7 +113,7 @@ fn what_lives_how_long() {
     assert_eq!(rig.touch(NIC, 0, 1), Err((iova(0, 1, 0), RingBeyondDevice)));
 }
 
-/// At most one entry for a ring, and no more rings than the geometry says (RI05).
+/// At most one entry per ring, and at most as many rings as the geometry allows (RI05).
 #[test]
 fn capacity() {
     let mem = arena();
@@ -153,7 +153,8 @@ fn capacity() {
     }
 }
 
-/// An entry is found by device and ring: the same ring of another device is another one.
+/// Entries are keyed by device and ring: the same ring number of another device is a different
+/// entry.
 #[test]
 fn every_device_and_ring_has_its_own() {
     let mem = arena();

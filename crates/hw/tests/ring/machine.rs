@@ -1,4 +1,4 @@
-//! Two units on one machine (HW13).
+//! Two units in one machine (HW13).
 
 use ringfence_hw::{
     FaultLog, FixedLogic, Geometry, InvalidationGranularity, IommuKind, IommuRouter, Prefetch,
@@ -42,7 +42,7 @@ fn baseline(mem: &Arena) -> VtdUnit {
         root: table.root(),
         levels: Levels::Four,
     };
-    // The ring device has a context here too, with rings: this unit stops it.
+    // The ring device also has a ring context here; this unit must block it.
     let rings = TranslationType::Rings {
         device: pa(1 << 20),
     };
@@ -84,7 +84,7 @@ fn each_device_is_translated_by_its_own_unit() {
     let rig = Rig::<FixedLogic>::new(&mem, &roomy(Prefetch::Immediate), 8);
     rig.map(NIC, 0, 0, pte(0x7001, 64, RW));
     let mut machine = IommuRouter::new(baseline(&mem), rig.unit, 4);
-    // Ring 0, slot 0, offset 0 and page 0 are the same address.
+    // Ring 0, slot 0, offset 0 has the same IOVA as page 0.
     assert_eq!(iova(0, 0, 0), Iova::ZERO);
     assert_eq!(access(&mut machine, &mem, NIC, Iova::ZERO), Err(Blocked));
     assert_eq!(
@@ -97,8 +97,8 @@ fn each_device_is_translated_by_its_own_unit() {
         assert_eq!(access(&mut machine, &mem, NIC, Iova::ZERO), Ok(0x7001));
         assert_eq!(access(&mut machine, &mem, DISK, Iova::ZERO), Ok(0xd_0000));
     }
-    // Wired to the wrong unit, a device is stopped: neither takes the other's contexts, and nothing
-    // cached in the other helps.
+    // Attached to the wrong unit, a device is blocked. Neither unit accepts the other's contexts,
+    // and entries cached in the other unit have no effect.
     assert_eq!(
         machine.attach(NIC, IommuKind::Baseline),
         Some(IommuKind::Ring)
@@ -120,7 +120,7 @@ fn each_device_is_translated_by_its_own_unit() {
         access(&mut machine, &mem, NOBODY, Iova::ZERO),
         Err(ContextNotPresent)
     );
-    // Every fault is in the log of the unit that stopped it.
+    // Each fault is in the log of the unit that blocked the access.
     assert_eq!(machine.baseline.faults().len(), 1);
     assert_eq!(machine.ring.faults().len(), 2);
     assert_eq!(machine.detach(NIC), Some(IommuKind::Baseline));
@@ -128,7 +128,7 @@ fn each_device_is_translated_by_its_own_unit() {
     assert_eq!(machine.iommu_kind(NIC), None);
 }
 
-/// A context that leads to a table is not a ring's.
+/// The ring unit rejects a context that points to a page table.
 #[test]
 fn the_ring_unit_stops_devices_with_tables() {
     let mem = arena();
@@ -154,7 +154,7 @@ fn the_ring_unit_stops_devices_with_tables() {
     }
 }
 
-/// To certify that a ring's entry is gone is not for a unit that has none.
+/// A unit without ring entries must not certify that a ring entry was purged.
 #[test]
 fn the_walking_unit_refuses_invalidations_of_rings() {
     let mem = arena();

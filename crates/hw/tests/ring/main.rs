@@ -1,4 +1,4 @@
-//! The ring unit against tables in memory, written by the hardware's format and by hand.
+//! The ring unit against tables in memory, written through the format API and by hand.
 
 mod errata;
 mod hostile;

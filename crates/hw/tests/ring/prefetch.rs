@@ -1,4 +1,4 @@
-//! `rprefetch`, at once and later (RI09).
+//! `rprefetch`, immediate and deferred (RI09).
 
 use ringfence_hw::{FixedLogic, LogicAsPublished, Prefetch, RingLogic, RingUnitConfig};
 use ringfence_types::FaultReason::NotPresent;
@@ -17,7 +17,7 @@ fn filled<L: RingLogic>(mem: &ringfence_memory::Arena, prefetch: Prefetch) -> Ri
     rig
 }
 
-/// How twenty accesses in ring order are served: (misses, prefetch hits, slot walks).
+/// Outcomes of twenty accesses in ring order: (misses, prefetch hits, slot walks).
 #[test]
 fn a_device_in_ring_order() {
     let mem = arena();
@@ -40,23 +40,24 @@ fn a_device_in_ring_order() {
     }
 }
 
-/// A prefetch that completes late finds memory as it is then, or its ring elsewhere.
+/// A deferred prefetch reads the memory contents at its completion and is ignored if its ring has
+/// moved on.
 #[test]
 fn late_prefetches() {
     let mem = arena();
-    // Unmapped before it completes: nothing is prefetched, and nothing stale is reached.
+    // Unmap before completion: the unit prefetches no entry, so no stale one is reachable.
     let mut rig = filled::<FixedLogic>(&mem, Prefetch::Deferred);
     assert!(rig.touch(NIC, 0, 0).is_ok());
     rig.unmap(NIC, 0, 1);
     assert!(rig.unit.complete_prefetch(&mem));
     assert_eq!(rig.touch(NIC, 0, 1), Err((iova(0, 1, 0), NotPresent)));
-    // Unmapped after it completes: the copy is stale until the invalidation.
+    // Unmap after completion: the copy is stale until the invalidation.
     let mut rig = filled::<FixedLogic>(&mem, Prefetch::Deferred);
     assert!(rig.touch(NIC, 0, 0).is_ok());
     assert!(rig.unit.complete_prefetch(&mem));
     rig.unmap(NIC, 0, 1);
     assert!(rig.touch(NIC, 0, 1).is_ok());
-    // The invalidation comes first: the late prefetch brings nothing back.
+    // Invalidation before completion: the prefetch does not restore an entry.
     let mut rig = filled::<FixedLogic>(&mem, Prefetch::Deferred);
     assert!(rig.touch(NIC, 0, 0).is_ok());
     rig.invalidate(NIC, 0);
@@ -66,7 +67,7 @@ fn late_prefetches() {
         (0, 0)
     );
     assert!(!rig.unit.complete_prefetch(&mem));
-    // The ring has moved on: slot 1's prefetch is not slot 5's.
+    // The ring has moved on: the prefetch of slot 1 does not apply to slot 5.
     let mut rig = filled::<FixedLogic>(&mem, Prefetch::Deferred);
     assert!(rig.touch(NIC, 0, 0).is_ok() && rig.touch(NIC, 0, 4).is_ok());
     assert!(rig.unit.complete_prefetch(&mem));
@@ -77,8 +78,8 @@ fn late_prefetches() {
     assert_eq!(rig.unit.stats().prefetch_hits, 1);
 }
 
-/// While a prefetch is on its way, the repaired entry has no next; the literal one still has that
-/// of the slot before.
+/// While a prefetch is pending, a repaired entry has no `next`. A published one still has the
+/// `next` of the previous slot.
 #[test]
 fn between_a_walk_and_its_late_prefetch() {
     fn outcome<L: RingLogic>() -> Seen {
@@ -97,7 +98,7 @@ fn between_a_walk_and_its_late_prefetch() {
     );
 }
 
-/// A late prefetch is no use of its ring, and one for which there is no room is dropped.
+/// A deferred prefetch does not count as a use of its ring. It is dropped if the queue is full.
 #[test]
 fn late_prefetches_and_replacement() {
     let mem = arena();

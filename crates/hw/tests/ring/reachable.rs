@@ -1,5 +1,5 @@
-//! What may be reached, by brute force: after every step, a copy of the unit is asked for every
-//! slot of every ring.
+//! Brute-force check of reachable buffers: after every step, accesses every slot of every ring on a
+//! copy of the unit.
 
 use std::collections::{HashMap, HashSet};
 
@@ -15,7 +15,7 @@ const USED_RINGS: u16 = 3;
 
 type Place = (RequesterId, u16, u32);
 
-/// Which buffers a device may reach, kept without any notion of a cache.
+/// The buffers that a device may reach, modelled without a cache.
 #[derive(Default)]
 struct Truth {
     live: HashMap<Place, RingPte>,
@@ -56,7 +56,7 @@ fn inside(pte: &RingPte, (start, bytes): (u64, u64)) -> bool {
     first <= start && start + bytes <= first + pte.bytes()
 }
 
-/// One try at every slot, each on a copy of the unit, so that no try changes what the next finds.
+/// Accesses every slot, each on a fresh copy of the unit, so that the accesses are independent.
 fn probe_all(rig: &Rig<'_, FixedLogic>, truth: &Truth, cached: bool) -> Result<(), TestCaseError> {
     for device in [NIC, SSD] {
         for ring in 0..USED_RINGS {
@@ -67,7 +67,7 @@ fn probe_all(rig: &Rig<'_, FixedLogic>, truth: &Truth, cached: bool) -> Result<(
                     let seen = rig.clone().dma(device, iova(ring, slot, 0), 1, access);
                     match (truth.live.get(&place), seen) {
                         (Some(pte), seen) => {
-                            // Neither a false fault nor anybody else's buffer.
+                            // Neither a false fault nor another buffer.
                             let expected = pte.allows(access).then(|| (pte.start().get(), 1));
                             prop_assert_eq!(seen.ok(), expected, "live {:?}", place);
                         }
@@ -85,7 +85,7 @@ fn probe_all(rig: &Rig<'_, FixedLogic>, truth: &Truth, cached: bool) -> Result<(
                     }
                 }
             }
-            // Errata 8: the current entry and the prefetched one, no third.
+            // Errata 8: only the current and the prefetched entry may be stale.
             prop_assert!(
                 stale.len() <= if cached { 2 } else { 0 },
                 "{} ring {}: {:?}",
@@ -106,7 +106,7 @@ fn run(config: &RingUnitConfig, steps: &[(usize, u16, u32, Step)]) -> Result<(),
         let (device, ring, slot) = ([NIC, SSD][*device], *ring, *slot);
         let place = (device, ring, slot);
         match *step {
-            // A driver that keeps the rules: no live slot is overwritten, none is used again before
+            // A driver that follows the rules: it overwrites no live slot and reuses no slot before
             // the invalidation.
             Step::Map { bytes, dir } => {
                 if !truth.live.contains_key(&place) && !truth.stale.contains_key(&place) {

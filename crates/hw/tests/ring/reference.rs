@@ -1,5 +1,5 @@
-//! The unit against Fig. 10 written down once more, as simply as it can be: a map from ring to
-//! entry, no capacity, no short cuts.
+//! The unit against a minimal implementation of Fig. 10: a map from ring to entry, without capacity
+//! limit or fast paths.
 
 use std::collections::HashMap;
 
@@ -13,7 +13,7 @@ use crate::rig::{NIC, R, READ, RW, Rig, SSD, Seen, W, WRITE, arena, cases, iova,
 
 const SLOTS: u32 = 5;
 
-/// Which of the figure's defects the model has.
+/// The defects of the figure that the model has.
 #[derive(Clone, Copy)]
 struct Defects {
     start_only: bool,
@@ -149,7 +149,7 @@ enum Step {
         bytes: u64,
         write: bool,
     },
-    /// Accesses to `count` slots from `slot` on, as a device goes through its ring.
+    /// Accesses `count` slots from `slot` on, in ring order.
     Sweep {
         ring: u16,
         slot: u32,
@@ -167,7 +167,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => ring().prop_map(|ring| Step::Invalidate { ring }),
         6 => (0..5_u16, 0..SLOTS + 1, 0..110_u32, 0..40_u64, any::<bool>()).prop_map(
             |(ring, slot, offset, bytes, write)| Step::Access {
-                // Mostly the two rings with mappings.
+                // Mostly the two rings that have mappings.
                 ring: if ring == 4 { 4 } else { ring % 2 },
                 slot,
                 offset,
@@ -196,7 +196,7 @@ fn agree<L: RingLogic>(defects: Defects, steps: &[(bool, Step)]) -> Result<(), T
                 bytes,
                 dir,
             } => {
-                // Each mapping leads somewhere else.
+                // Each mapping has a different physical address.
                 let pte = pte((number as u64 + 1) << 20, bytes, [R, W, RW][dir]);
                 rig.unmap(device, ring, slot);
                 rig.map(device, ring, slot, pte);

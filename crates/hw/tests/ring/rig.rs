@@ -22,7 +22,7 @@ pub(crate) const RW: Permissions = Permissions::READ_WRITE;
 
 pub(crate) const NIC: RequesterId = RequesterId::new(0x0100);
 pub(crate) const SSD: RequesterId = RequesterId::new(0x0208);
-/// No device: its bus has a context table, which has no entry for it.
+/// No device: its bus has a context table without an entry for it.
 pub(crate) const NOBODY: RequesterId = RequesterId::new(0x0110);
 pub(crate) const DEVICES: [(RequesterId, DomainId); 2] =
     [(NIC, DomainId::new(1)), (SSD, DomainId::new(0xffff))];
@@ -30,7 +30,7 @@ pub(crate) const RINGS: u16 = 4;
 
 const ARENA: u64 = 64 << 20;
 const FRAMES: u64 = 32 << 20;
-/// rDEVICEs, a page each; their rRINGs behind them; the flat tables, 1 MiB each.
+/// Layout: one page per rDEVICE, followed by its rRINGs; flat tables of 1 MiB each.
 const RDEVICES: u64 = 1 << 20;
 const TABLES: u64 = 2 << 20;
 
@@ -42,7 +42,7 @@ pub(crate) fn geometry(sets: u32, ways: u32) -> Geometry {
     Geometry::new(sets, ways).unwrap()
 }
 
-/// An entry for every ring.
+/// Large enough for an entry for every ring.
 pub(crate) fn roomy(prefetch: Prefetch) -> RingUnitConfig {
     RingUnitConfig {
         riotlb: geometry(4, 8),
@@ -53,7 +53,7 @@ pub(crate) fn roomy(prefetch: Prefetch) -> RingUnitConfig {
     }
 }
 
-/// Proptest with a seed of its own: every run is the same.
+/// Proptest configuration with a fixed seed: every run is identical.
 pub(crate) fn cases(cases: u32, seed: u64) -> ProptestConfig {
     ProptestConfig {
         cases,
@@ -77,7 +77,7 @@ pub(crate) fn pte(start: u64, bytes: u64, permissions: Permissions) -> RingPte {
     RingPte::new(&PhysRange::new(pa(start), bytes).unwrap(), permissions).unwrap()
 }
 
-/// What an access came to: first byte and bytes, or address and reason of the fault.
+/// Outcome of an access: first byte and length, or address and reason of the fault.
 pub(crate) type Seen = Result<(u64, u64), (Iova, FaultReason)>;
 
 #[derive(Clone)]
@@ -87,7 +87,7 @@ pub(crate) struct Rig<'m, L: RingLogic> {
 }
 
 impl<'m, L: RingLogic> Rig<'m, L> {
-    /// An enabled unit; every ring has `slots` slots, all empty.
+    /// Creates an enabled unit. Every ring has `slots` slots, all invalid.
     pub(crate) fn new(mem: &'m Arena, config: &RingUnitConfig, slots: u32) -> Self {
         let region = PhysRange::new(pa(FRAMES), ARENA - FRAMES).unwrap();
         let frames = Frames::new(mem, region);
@@ -128,12 +128,12 @@ impl<'m, L: RingLogic> Rig<'m, L> {
         Self { mem, unit }
     }
 
-    /// Where the rDEVICE of `device` is.
+    /// Returns the address of the rDEVICE of `device`.
     pub(crate) fn device(device: RequesterId) -> PhysAddr {
         pa(RDEVICES + if device == NIC { 0 } else { 0x1000 })
     }
 
-    /// Where the rRING of `ring` of `device` is.
+    /// Returns the address of the rRING of `ring` of `device`.
     pub(crate) fn ring(device: RequesterId, ring: u16) -> PhysAddr {
         Self::device(device).wrapping_add(RING_ENTRY_BYTES * (1 + u64::from(ring)))
     }
@@ -182,13 +182,13 @@ impl<'m, L: RingLogic> Rig<'m, L> {
         }
     }
 
-    /// One byte at the start of a slot.
+    /// Reads one byte at the start of a slot.
     pub(crate) fn touch(&mut self, device: RequesterId, ring: u16, slot: u32) -> Seen {
         self.dma(device, iova(ring, slot, 0), 1, READ)
     }
 }
 
-/// The flat table of `ring` of `device`.
+/// Returns the flat table of `ring` of `device`.
 fn table(device: RequesterId, ring: u16, slots: u32) -> RingTable {
     let number = u64::from(ring) + if device == NIC { 0 } else { u64::from(RINGS) };
     RingTable::new(pa(TABLES + (number << 20)), slots).unwrap()

@@ -1,4 +1,4 @@
-//! Single accesses: what is reached, and each reason to be stopped.
+//! Single accesses: translations, and every fault reason.
 
 use ringfence_hw::{FixedLogic, LogicAsPublished, Prefetch, RingUnitConfig, Translate};
 use ringfence_pgtable::{MAX_RING_BUFFER, MAX_RING_SLOTS};
@@ -26,8 +26,7 @@ fn buffers_of_any_place_and_length() {
         for (slot, entry) in slots {
             rig.map(SSD, 3, slot, entry);
         }
-        // In order, as a device goes through a ring, then out of order, which is allowed too
-        // (RI15).
+        // In ring order, then out of order, which is also allowed (RI15).
         for index in [0, 1, 2, 3, 3, 1, 0, 2, 1] {
             let (slot, entry) = slots[index];
             let start = entry.start().get();
@@ -38,7 +37,7 @@ fn buffers_of_any_place_and_length() {
                 let tail = rig.dma(SSD, iova(3, slot, last), 1, access);
                 if entry.allows(access) {
                     assert_eq!(whole, Ok((start, size)));
-                    // The caller may move the offset inside the buffer (RI17).
+                    // The device may access any offset inside the buffer (RI17).
                     assert_eq!(tail, Ok((start + u64::from(last), 1)));
                 } else {
                     let denied = if access == READ {
@@ -62,7 +61,7 @@ fn every_reason_to_be_stopped() {
         rig.map(NIC, 0, 0, pte(0x5001, 100, RW));
         rig.map(NIC, 0, 1, pte(0x6000, MAX_RING_BUFFER, R));
         rig.map(NIC, 0, 3, pte(u64::MAX - 9, 10, RW));
-        // An entry that no driver here would write: it says that it ends past the highest address.
+        // An entry that no driver here writes: its buffer ends above the highest address.
         rig.map(NIC, 0, 4, pte(0, 100, RW));
         let [first, _] = rig.words(NIC, 0, 4);
         first.store(u64::MAX - 9, std::sync::atomic::Ordering::Relaxed);
@@ -238,7 +237,7 @@ fn every_reason_to_be_stopped() {
             ),
         ];
         for (name, device, at, bytes, access, expected) in cases {
-            // With the ring's entry there and without, and after the entry of another slot.
+            // With and without an rIOTLB entry of the ring, and with another slot current.
             for before in [None, Some(0), Some(1)] {
                 rig.invalidate(NIC, 0);
                 if let Some(slot) = before {
@@ -297,7 +296,7 @@ fn slots_follow_each_other_round_the_largest_ring() {
         (stats.misses, stats.prefetch_hits, stats.slot_walks),
         (1, 3, 0)
     );
-    // A ring of one slot is its own successor, and is not prefetched.
+    // The only slot of a ring is its own successor and is not prefetched.
     let mut rig = Rig::<FixedLogic>::new(&mem, &roomy(Prefetch::Immediate), 1);
     rig.map(NIC, 1, 0, pte(0x7000, 1, RW));
     assert!(rig.touch(NIC, 1, 0).is_ok() && rig.touch(NIC, 1, 0).is_ok());
@@ -317,7 +316,7 @@ fn power_and_root_table() {
     assert_eq!(rig.dma(NIC, at, 0, WRITE), Err((at, BadLength)));
     rig.unit.enable();
     assert_eq!(rig.touch(NIC, 0, 0), Ok((0x5000, 1)));
-    // A new root table takes everything with it.
+    // A new root table drops all cached entries.
     rig.unit.set_root_table(PhysAddr::new(0x3f_0000));
     assert_eq!(rig.unit.riotlb_live(), 0);
     assert_eq!(rig.touch(NIC, 0, 0), Err((iova(0, 0, 0), RootNotPresent)));

@@ -1,4 +1,4 @@
-//! From a requester to its table, and what is recorded when that fails.
+//! Context lookup, and the fault records of failed lookups.
 
 use ringfence_hw::{FaultRecord, RootTable, UnitConfig, VtdUnit};
 use ringfence_pgtable::{Context, Levels, TranslationType};
@@ -33,7 +33,7 @@ fn devices_without_a_context_are_denied() {
     assert_eq!(fault.reason, Blocked);
 }
 
-/// Words of the context entry of NIC, hostile or unsupported.
+/// Invalid or unsupported words in the context entry of the NIC.
 #[test]
 fn bad_entries_are_refused() {
     let cases = [
@@ -86,7 +86,7 @@ fn bad_entries_are_refused() {
         mem.word(behind).unwrap().store(high, Ordering::Relaxed);
         let expected = reason.unwrap_or(FaultReason::NotPresent);
         assert_eq!(rig.dma(NIC, 0, 1, READ), Err((0, expected)), "{name}");
-        // And the root entry that leads there.
+        // And in the root entry that points to the context table.
         for (raw, reason) in [
             (0x1003, ReservedBit),
             (0x000f_ffff_0000_0001, TableAccess),
@@ -106,8 +106,8 @@ fn contexts_are_cached_until_invalidated() {
     rig.map(&table, 0x1000, 0x7000, 2, RW);
     assert!(rig.dma(NIC, 0x1000, 1, READ).is_ok());
     rig.contexts.detach(&mem, NIC);
-    // The context, and what was translated under it, live on: also for pages never translated
-    // before.
+    // The cached context and the translations of its domain stay valid, also for pages not
+    // translated before.
     assert!(rig.dma(NIC, 0x1000, 1, READ).is_ok());
     assert!(rig.dma(NIC, 0x2000, 1, READ).is_ok());
     rig.unit.invalidate(&Invalidation::Global);
@@ -129,8 +129,8 @@ fn contexts_are_cached_until_invalidated() {
     assert!(rig.dma(NIC, 0x1000, 1, READ).is_ok());
 }
 
-/// The cache has forgotten which domain the device was in; its translations have to go
-/// nevertheless.
+/// The context cache no longer knows the domain of the device, but its translations must be
+/// dropped.
 #[test]
 fn a_replaced_context_takes_everything_with_it() {
     let mem = arena();
@@ -158,7 +158,7 @@ fn a_new_root_table_starts_afresh() {
     rig.contexts.detach(&mem, NIC);
     rig.unit.set_root_table(rig.contexts.root());
     assert!(rig.dma(NIC, 0x1000, 1, READ).is_err());
-    // Low bits of the register are not part of the address.
+    // The low bits of the register are not part of the address.
     rig.attach(NIC, A, table.root(), Levels::Four);
     rig.unit
         .set_root_table(rig.contexts.root().wrapping_add(0xfff));

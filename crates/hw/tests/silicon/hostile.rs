@@ -1,4 +1,4 @@
-//! Tables that point at themselves, outside memory, or hold anything at all.
+//! Tables that point to themselves or outside memory, or hold arbitrary words.
 
 use proptest::prelude::*;
 use ringfence_hw::{MAX_TRANSLATED_BYTES, UnitConfig, VtdUnit};
@@ -42,8 +42,8 @@ fn bad_entries_at_every_level() {
     }
 }
 
-/// Every address leads to the root, in as many steps as the table is deep; the longest access still
-/// ends.
+/// Every address translates to the root, in as many steps as the table has levels. The longest
+/// allowed access still terminates.
 #[test]
 fn a_table_that_points_at_itself_is_bounded() {
     let mem = arena();
@@ -68,7 +68,7 @@ fn a_table_that_points_at_itself_is_bounded() {
     );
 }
 
-/// Pages of hostile memory: tables that mostly lead to each other.
+/// Pages of hostile memory: tables that mostly point to each other.
 const ROOTS: u64 = 0x1000;
 const FIRST: u64 = 0x10_0000;
 const COUNT: u64 = 6;
@@ -86,7 +86,7 @@ fn entry() -> impl Strategy<Value = u64> {
 proptest! {
     #![proptest_config(crate::rig::cases(200, 0x7461_626c_6573))]
 
-    /// As long as memory does not change, caches change nothing: each access has the outcome of a
+    /// While memory does not change, caches do not affect results: each access has the outcome of a
     /// plain walk.
     #[test]
     fn anything_in_memory_gives_what_a_walk_gives(

@@ -1,4 +1,4 @@
-//! What stays until it is invalidated, and what exactly goes then.
+//! Lifetime of cached entries, and the exact scope of each invalidation.
 
 use ringfence_hw::fake::{Delayed, Failing, Misbehaviour};
 use ringfence_hw::{InvalidationGranularity, VtdUnit};
@@ -25,8 +25,8 @@ fn pages(domain: DomainId, iova: u64, count: u64, levels: CachedLevels) -> Inval
     }
 }
 
-/// The cache is real: without an invalidation the device reaches what was taken from it, even after
-/// the page has gone to another.
+/// The cache is real: without an invalidation, the device still reaches an unmapped page, even
+/// after the IOVA was mapped to another page.
 #[test]
 fn a_stale_entry_is_hit() {
     let mem = arena();
@@ -47,8 +47,8 @@ fn a_stale_entry_is_hit() {
     assert_eq!(rig.dma(NIC, 0x1000, 1, READ), Err((0x1000, NotPresent)));
 }
 
-/// Absent entries are not cached: a new mapping is seen at once, also where its page faulted
-/// before.
+/// Absent entries are not cached: the unit sees a new mapping at once, even after a fault on the
+/// same page.
 #[test]
 fn faults_are_not_cached() {
     let mem = arena();
@@ -59,7 +59,7 @@ fn faults_are_not_cached() {
     assert!(rig.dma(NIC, 0x1000, 1, READ).is_ok());
 }
 
-/// What is in the IOTLB of two domains after each kind of invalidation.
+/// The IOTLB contents of two domains after each kind of invalidation.
 #[test]
 fn scopes_are_exact() {
     // (domain's device, page)
@@ -153,7 +153,7 @@ fn scopes_are_exact() {
             rig.map(table, iova, 0x7000, 1, RW);
             assert!(rig.dma(device, iova, 1, READ).is_ok());
         }
-        // Emptied behind the unit's back: only what is cached still translates.
+        // Unmap without notice to the unit: only cached entries still translate.
         for (device, iova) in warm {
             rig.unmap(if device == NIC { &a } else { &b }, iova, 1);
         }
@@ -170,7 +170,7 @@ fn scopes_are_exact() {
     }
 }
 
-/// A20: a table page that is given back while a walk cache still leads to it.
+/// A20: a table page is freed while a walk cache still points to it.
 #[test]
 fn a_reclaimed_table_needs_the_walk_caches_flushed() {
     let mem = arena();
@@ -195,7 +195,7 @@ fn a_reclaimed_table_needs_the_walk_caches_flushed() {
         assert_eq!(needed, CachedLevels::All);
         let retired = table.take_unlinked();
         assert_eq!(retired.len(), 3);
-        // The batch takes the right request only; the unit is sent the one under test.
+        // The batch accepts only a covering request. The unit receives the request under test.
         let full = pages(A, 0x1000, 1, CachedLevels::All);
         let mut forgetful = Failing::from(&mut rig.unit, 0, Misbehaviour::Forget);
         let pending = Pending::submit(&mut forgetful, full, retired).unwrap();
@@ -203,7 +203,7 @@ fn a_reclaimed_table_needs_the_walk_caches_flushed() {
         rig.unit.invalidate(&pages(A, 0x1000, 1, levels));
         ringfence_pgtable::UnlinkedTables::release(flushed, &rig.frames);
         drop(unmapped);
-        // The frames get a new use: data that looks like entries.
+        // Reuse the frames for data that resembles entries.
         for _ in 0..3 {
             let frame = rig.frames.alloc_zeroed().unwrap();
             for word in mem.table(frame).unwrap() {
@@ -220,7 +220,7 @@ fn a_reclaimed_table_needs_the_walk_caches_flushed() {
     }
 }
 
-/// HW08, A21: a walker that does not snoop reads memory, not the processor's cache.
+/// HW08, A21: a walker that does not snoop reads memory, not the CPU's cache.
 #[test]
 fn a_table_not_written_back_is_not_seen() {
     for (coherency, mapped_seen) in [(Coherency::NonCoherent, true), (Coherency::Coherent, false)] {
@@ -326,7 +326,7 @@ fn failing_goes_wrong_where_it_was_told_to() {
         Misbehaviour::Fail(InvalidationError::Failed),
         Misbehaviour::Forget,
     ] {
-        // The request before goes to another domain, the one after is in order.
+        // Only request number 1 misbehaves: the requests before and after it are forwarded.
         let mut failing = Failing::at(warm_rig(&mem).unit, 1, misbehaviour);
         let before = failing.submit(Invalidation::Domain(B)).unwrap();
         assert_eq!(failing.poll(before), Ok(true));

@@ -1,4 +1,4 @@
-//! The unit against tables in memory, written by the hardware's format and by hand.
+//! The walking unit against tables in memory, written through the format API and by hand.
 
 mod contexts;
 mod hostile;

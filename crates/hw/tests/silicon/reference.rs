@@ -1,5 +1,5 @@
-//! The unit against a unit without caches and against a map from pages to pages, over random lives
-//! of two domains.
+//! The unit against a unit without caches and against a map from pages to pages, over random
+//! operations on two domains.
 
 use std::collections::BTreeMap;
 
@@ -44,12 +44,12 @@ enum Step {
         bytes: u64,
         access: Access,
     },
-    /// One that nothing asked for must do no harm.
+    /// A redundant invalidation, which must do no harm.
     Invalidate(Invalidation),
 }
 
-/// Pages under few tables of every level, so that paths are shared, and the first and last of the
-/// width.
+/// Pages under a few tables of every level, so that paths are shared, and the first and last pages
+/// of the address space.
 fn page() -> impl Strategy<Value = u64> {
     (
         prop::sample::select(&[0_u64, 1 << 9, 3 << 9, 1 << 18, 5 << 27, (1 << 36) - 512][..]),
@@ -79,7 +79,7 @@ fn step() -> impl Strategy<Value = Step> {
     let pages = prop_oneof![8 => 1..6_u64, 1 => Just(512_u64), 1 => Just(1024_u64)];
     let map = (0..2_usize, page(), 0..1_u64 << 20, pages, rights).prop_map(
         |(domain, page, pa, pages, permissions)| {
-            // Long ones aligned, so that larger leaves come into play.
+            // Align long mappings, so that larger leaves are used.
             let mask = if pages >= 512 { !511 } else { !0 };
             Step::Map {
                 domain,
@@ -169,7 +169,7 @@ fn config() -> impl Strategy<Value = UnitConfig> {
         )
 }
 
-/// What the pages of a domain mean, without tables.
+/// The mappings of a domain, modelled without tables.
 #[derive(Default)]
 struct Space {
     pages: BTreeMap<u64, (u64, Permissions)>,
@@ -269,7 +269,7 @@ fn run(config: &UnitConfig, steps: &[Step], invalidate: bool) -> Result<u64, Tes
                 let (unmapped, levels) = tables[*domain].unmap(&mem, range).unwrap();
                 let retired = tables[*domain].take_unlinked();
                 if !invalidate {
-                    // The frames of unlinked tables are never given back, nor is the range.
+                    // Neither the frames of unlinked tables nor the range are ever reused.
                     drop((unmapped, retired));
                     continue;
                 }
@@ -337,7 +337,7 @@ proptest! {
     }
 }
 
-/// The same lives without invalidations go wrong: the property above is not vacuous.
+/// The same operations without invalidations fail: the property above is not vacuous.
 #[test]
 fn caches_show_if_not_invalidated() {
     use proptest::strategy::ValueTree;

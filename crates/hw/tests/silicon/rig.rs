@@ -1,4 +1,4 @@
-//! A machine: memory, frames, context tables and a unit.
+//! A machine with a walking unit: memory, frames, context tables.
 
 use proptest::test_runner::{Config as ProptestConfig, RngSeed};
 use ringfence_hw::{FaultLog, Geometry, InvalidationGranularity, Replacement, UnitConfig, VtdUnit};
@@ -35,7 +35,7 @@ pub(crate) fn geometry(sets: u32, ways: u32) -> Geometry {
     Geometry::new(sets, ways).unwrap()
 }
 
-/// Large enough that nothing is replaced in a test that does not want it.
+/// Large enough that no test causes an eviction unless it intends to.
 pub(crate) fn roomy() -> UnitConfig {
     UnitConfig {
         iotlb: geometry(16, 4),
@@ -47,7 +47,7 @@ pub(crate) fn roomy() -> UnitConfig {
     }
 }
 
-/// Proptest with a seed of its own: every run is the same.
+/// Proptest configuration with a fixed seed: every run is identical.
 pub(crate) fn cases(cases: u32, seed: u64) -> ProptestConfig {
     ProptestConfig {
         cases,
@@ -57,7 +57,7 @@ pub(crate) fn cases(cases: u32, seed: u64) -> ProptestConfig {
     }
 }
 
-/// What an access came to: ranges as (first byte, bytes), or the address and reason of the fault.
+/// Outcome of an access: ranges as (first byte, length), or address and reason of the fault.
 pub(crate) type Seen = Result<Vec<(u64, u64)>, (u64, FaultReason)>;
 
 pub(crate) fn seen(result: Result<impl AsRef<[PhysRange]>, Fault>) -> Seen {
@@ -79,7 +79,7 @@ pub(crate) struct Rig<'m> {
 }
 
 impl<'m> Rig<'m> {
-    /// An enabled unit with an empty root table.
+    /// Creates an enabled unit with an empty root table.
     pub(crate) fn new(mem: &'m Arena, config: &UnitConfig) -> Self {
         let region = PhysRange::new(PhysAddr::new(TABLES), ARENA - TABLES).unwrap();
         let frames = Frames::new(mem, region);
@@ -95,7 +95,7 @@ impl<'m> Rig<'m> {
         }
     }
 
-    /// A table of four levels and 4 KiB pages for `domain`, with `devices` attached.
+    /// Creates a table of four levels and 4 KiB pages for `domain` and attaches `devices`.
     pub(crate) fn domain(
         &mut self,
         domain: DomainId,
@@ -154,7 +154,7 @@ impl<'m> Rig<'m> {
     }
 
     pub(crate) fn unmap<F: Format>(&self, table: &Table<F>, iova: u64, pages: u64) {
-        // These tests invalidate by hand, or on purpose do not.
+        // Discard the obligation: these tests invalidate by hand, or intentionally do not.
         let _ = table.unmap(self.mem, pages_at(iova, pages)).unwrap();
     }
 
@@ -171,7 +171,7 @@ impl<'m> Rig<'m> {
         seen(result.map(|translation| translation.to_vec()))
     }
 
-    /// Overwrites the entry of the table of `level` on the path to `iova`, from the root down.
+    /// Overwrites the entry for `iova` in the table of `level`, found from the root.
     pub(crate) fn poke(
         &self,
         table: &Table<SecondStage>,

@@ -1,4 +1,4 @@
-//! Where accesses lead: lengths, pages, permissions, pass-through.
+//! Results of translations: lengths, pages, permissions, pass-through.
 
 use ringfence_hw::{CalgaryUnit, HostBridge, MAX_TRANSLATED_BYTES, UnitConfig};
 use ringfence_memory::Frames;
@@ -18,27 +18,28 @@ const TOP: u64 = 1 << 48;
 
 #[test]
 fn the_whole_length_is_checked() {
-    // iova, bytes, outcome
+    // IOVA, length, outcome
     let cases: [(u64, u64, Seen); 20] = [
         (0x1000, 1, Ok(vec![(0x7000, 1)])),
         (0x1fff, 1, Ok(vec![(0x7fff, 1)])),
         (0x1000, 0x1000, Ok(vec![(0x7000, 0x1000)])),
-        // Over the end of a page: to a neighbour elsewhere, to a neighbour next door, to nothing.
+        // Across a page boundary: to a physically distant page, to an adjacent page, to an unmapped
+        // page.
         (0x1ffc, 8, Ok(vec![(0x7ffc, 4), (0x3000, 4)])),
         (0x2ffc, 8, Ok(vec![(0x3ffc, 8)])),
         (0x3ffc, 8, Err((0x4000, NotPresent))),
         (0x1800, 0x2000, Ok(vec![(0x7800, 0x800), (0x3000, 0x1800)])),
         (0x1800, 0x2801, Err((0x4000, NotPresent))),
         (0x0fff, 2, Err((0x0fff, NotPresent))),
-        // Over the end of a leaf table, to a page and to nothing.
+        // Across the end of a leaf table, to a mapped and to an unmapped page.
         (0x1f_fffc, 8, Ok(vec![(0x9ffc, 4), (0xb000, 4)])),
         (0x3f_fffc, 8, Err((0x40_0000, NotPresent))),
-        // Over the end of the table.
+        // Across the end of the translated range.
         (TOP - 8, 8, Ok(vec![(0xcff8, 8)])),
         (TOP - 4, 8, Err((TOP, AddressBeyondWidth))),
         (TOP, 1, Err((TOP, AddressBeyondWidth))),
         (TOP + 0x1000, 8, Err((TOP + 0x1000, AddressBeyondWidth))),
-        // Over the end of the address space, and no bytes at all.
+        // Across the end of the address space, and invalid lengths.
         (u64::MAX, 1, Err((u64::MAX, AddressBeyondWidth))),
         (u64::MAX - 3, 8, Err((u64::MAX - 3, BadLength))),
         (0x1000, u64::MAX, Err((0x1000, BadLength))),
@@ -46,7 +47,7 @@ fn the_whole_length_is_checked() {
         (0x1000, MAX_TRANSLATED_BYTES + 1, Err((0x1000, BadLength))),
     ];
     let mem = arena();
-    // With and without caches, and asked twice: the second time the pages are in the IOTLB.
+    // With and without caches. Each access runs twice: the second time the pages are in the IOTLB.
     for config in [roomy(), UnitConfig::UNCACHED] {
         let mut rig = Rig::new(&mem, &config);
         let table = rig.domain(A, &[NIC]);
@@ -70,7 +71,7 @@ fn the_whole_length_is_checked() {
     }
 }
 
-/// Entries of the IOTLB are tagged with 57 bits of address: what lies above must not be cut off.
+/// IOTLB tags have 57 address bits: higher bits must not be truncated.
 #[test]
 fn addresses_beyond_the_widest_table_are_no_aliases() {
     let mem = arena();
@@ -115,8 +116,8 @@ fn a_denied_page_denies_the_access() {
     }
 }
 
-/// Every right of the path against every right of the leaf and every access, at each level of the
-/// path.
+/// Every permission of the path with every permission of the leaf and every access, at each level
+/// of the path.
 #[test]
 fn permissions_are_those_of_the_whole_path() {
     let rights = [Permissions::READ, Permissions::WRITE, RW];
@@ -134,8 +135,8 @@ fn permissions_are_those_of_the_whole_path() {
                     let table = rig.domain(A, &[NIC]);
                     rig.map(&table, 0x1000, 0x7000, 1, leaf);
                     rig.poke(&table, level, 0x1000, |raw| raw & !3 | path.bits());
-                    // The second round hits what the first has cached; the order decides which
-                    // access fills.
+                    // The second round hits entries that the first has cached. The order decides
+                    // which access fills.
                     for access in [order, order].concat() {
                         assert_eq!(
                             rig.dma(NIC, 0x1010, 4, access),
@@ -199,12 +200,12 @@ fn switched_off_everything_passes() {
     assert!(rig.dma(DISK, 0, 1, READ).is_err());
 }
 
-/// HW10: no table, no IOTLB, but a width.
+/// HW10: pass-through uses neither a table nor the IOTLB, but limits the address width.
 #[test]
 fn a_context_can_pass_through() {
     let mem = arena();
     let mut rig = Rig::new(&mem, &roomy());
-    // The domain is that of a table with entries in the IOTLB: they are none of its business.
+    // The domain also has a table and IOTLB entries. Pass-through must ignore them.
     let table = rig.domain(A, &[DISK]);
     rig.map(&table, 0x1000, 0x7000, 1, RW);
     assert_eq!(rig.dma(DISK, 0x1000, 1, READ), Ok(vec![(0x7000, 1)]));
@@ -231,7 +232,7 @@ fn a_context_can_pass_through() {
     assert_eq!(rig.unit.stats().lookups(), 1);
 }
 
-/// HW12: several spaces at once, and several devices in one.
+/// HW12: several address spaces at the same time, and several devices in one.
 #[test]
 fn domains_are_apart_and_devices_of_one_share() {
     let mem = arena();
@@ -249,7 +250,7 @@ fn domains_are_apart_and_devices_of_one_share() {
     assert_eq!(rig.unit.stats().iotlb_misses, 2);
 }
 
-/// HW05, CG01, CG02: a flat table, one for all devices behind a bridge.
+/// HW05, CG01, CG02: one flat table for all devices below a bridge.
 #[test]
 fn a_flat_table_is_walked_in_one_step() {
     let mem = arena();
@@ -298,8 +299,8 @@ fn a_flat_table_is_walked_in_one_step() {
         let result = unit.translate(&mem, device, Iova::new(iova), bytes, access);
         assert_eq!(seen(result.map(|t| t.to_vec())), outcome, "{iova:#x}");
     }
-    // 0x1000 was walked once, 0x2000 hit after it was filled, absent and last once: one reference
-    // each.
+    // 0x1000 was walked once and 0x2000 hit after its fill. The unmapped and the last address were
+    // walked once each, with one reference per walk.
     assert_eq!(unit.stats().walk_references, unit.stats().iotlb_misses);
     assert_eq!(unit.walk_caches_live(), [0; 3]);
 }

@@ -28,7 +28,7 @@ fn references_without_caches_are_the_depth() {
     }
 }
 
-/// Counters of one access.
+/// Returns the counters of one access.
 fn step(rig: &mut Rig<'_>, iova: u64) -> (u64, [u64; WALK_CACHES], [u64; WALK_CACHES]) {
     rig.unit.reset_stats();
     assert!(rig.dma(NIC, iova, 1, READ).is_ok(), "{iova:#x}");
@@ -46,7 +46,7 @@ fn each_level_shortens_the_walk() {
     let mem = arena();
     let mut rig = Rig::new(&mem, &roomy());
     let table = rig.domain_of(SecondStage::new(Levels::Five), A, &[NIC]);
-    // One page more than 4 KiB, 2 MiB, 1 GiB, 512 GiB and 256 TiB away.
+    // Pages 0, 4 KiB, 2 MiB, 1 GiB, 512 GiB and 256 TiB.
     let pages: Vec<u64> = [0, 12, 21, 30, 39, 48]
         .into_iter()
         .map(|shift| if shift == 0 { 0 } else { 1 << shift })
@@ -54,17 +54,18 @@ fn each_level_shortens_the_walk() {
     for page in &pages {
         rig.map(&table, *page, 0x7000, 1, RW);
     }
-    // Nothing known: five references, three caches looked into in vain.
+    // Cold caches: five references, and a miss in all three walk caches.
     assert_eq!(step(&mut rig, 0), (5, [0, 0, 0], [1, 1, 1]));
-    // The same table of level 1; then one that only shares level 2, and level 3.
+    // A page of the same level 1 table, then pages that share only the level 2 and the level 3
+    // table.
     assert_eq!(step(&mut rig, 1 << 12), (1, [1, 0, 0], [0, 0, 0]));
     assert_eq!(step(&mut rig, 1 << 21), (2, [0, 1, 0], [1, 0, 0]));
     assert_eq!(step(&mut rig, 1 << 30), (3, [0, 0, 1], [1, 1, 0]));
-    // Tables of level 4 are not cached.
+    // Pointers to level 4 tables are not cached.
     assert_eq!(step(&mut rig, 1 << 39), (5, [0, 0, 0], [1, 1, 1]));
     assert_eq!(step(&mut rig, 1 << 48), (5, [0, 0, 0], [1, 1, 1]));
     assert_eq!(rig.unit.walk_caches_live(), [5, 4, 3]);
-    // In the IOTLB by now.
+    // Now in the IOTLB.
     assert_eq!(step(&mut rig, 1 << 30), (0, [0; 3], [0; 3]));
 }
 
@@ -78,7 +79,7 @@ fn levels_above_the_root_are_not_looked_into() {
     assert_eq!(rig.unit.walk_caches_live(), [1, 1, 0]);
 }
 
-/// F&S keeps the walk caches because its addresses stay close; addresses spread over more tables
+/// In F&S, addresses stay close together and the walk caches hit. Addresses spread over more tables
 /// than the caches hold miss.
 #[test]
 fn capacity_is_what_decides() {

@@ -15,23 +15,22 @@ use crate::table_alloc::TableAlloc;
 
 const PAGE: u64 = PageSize::Size4K.bytes();
 
-/// Pages of a batch whose entries are asked for before the first of them is cleared: about as many
-/// lines as a processor waits for at a time.
+/// Number of pages of a batch to prefetch before clearing the first: about as many cache lines as a
+/// CPU can have outstanding.
 const PREFETCH_PAGES: usize = 16;
 
 /// One I/O address space. It never leaves its [`SoftIommu`](crate::SoftIommu), which attaches
-/// endpoints to it and knows whom to wait for; what others get is a
-/// [`DomainMut`](crate::DomainMut).
+/// endpoints and knows which readers to wait for. Callers get a [`DomainMut`](crate::DomainMut).
 pub(crate) struct Domain<M> {
     id: DomainId,
     table: Arc<Table>,
     tables: TableAlloc,
-    /// Whose readers may walk the table.
+    /// Endpoints whose readers may walk the table.
     endpoints: Vec<Arc<Endpoint<M>>>,
 }
 
 impl<M> Domain<M> {
-    /// `None` where there is no memory for so many tables.
+    /// Creates a domain; `None` if there is no memory for this many tables.
     pub(crate) fn new(id: DomainId, width: Width, tables: usize) -> Option<Self> {
         Some(Self {
             id,
@@ -49,7 +48,7 @@ impl<M> Domain<M> {
         self.tables.in_use()
     }
 
-    /// [`DomainMut::map`](crate::DomainMut::map).
+    /// Implements [`DomainMut::map`](crate::DomainMut::map).
     #[inline]
     pub(crate) fn map(
         &mut self,
@@ -77,8 +76,8 @@ impl<M> Domain<M> {
         self.map_slow(&range, memory, permissions).map_err(refuse)
     }
 
-    /// The word of the one page that `range` is, if its table is at hand, and the index of the
-    /// table's first word.
+    /// Returns the entry of the single page `range` and the index of its table's first word. `None`
+    /// if `range` is not one page or its table is not cached.
     #[inline]
     fn cached_page(&self, range: &IovaRange) -> Option<(usize, &AtomicU64)> {
         if range.start().is_aligned(PAGE) && range.bytes() == PAGE {
@@ -90,7 +89,7 @@ impl<M> Domain<M> {
         }
     }
 
-    /// [`map`](Self::map) in every case.
+    /// Slow path of [`map`](Self::map): any range.
     #[inline(never)]
     fn map_slow(
         &mut self,
@@ -119,14 +118,14 @@ impl<M> Domain<M> {
         Ok(())
     }
 
-    /// Finds out that `install` will succeed: no page is mapped, there are tables.
+    /// Checks that `install` will succeed: no page is mapped and enough tables are available.
     fn prepare(&mut self, range: &IovaRange) -> Result<(), MapReason> {
         let missing = self.missing(range)?;
         if missing <= self.tables.available(&self.table) {
             return Ok(());
         }
         self.reclaim();
-        // What was missing may be more now: empty tables in this very range are gone, too.
+        // More tables may be missing now: `reclaim` may have unlinked empty tables in this range.
         let missing = self.missing(range)?;
         if missing <= self.tables.available(&self.table) {
             Ok(())
@@ -135,7 +134,8 @@ impl<M> Domain<M> {
         }
     }
 
-    /// How many tables a mapping of `range` lacks; past the capacity, merely more than that.
+    /// Returns the number of tables that a mapping of `range` lacks. Stops counting above the
+    /// capacity.
     fn missing(&self, range: &IovaRange) -> Result<usize, MapReason> {
         let mut missing = 0_usize;
         for chunk in self.table.leaf_tables(range) {
@@ -153,7 +153,7 @@ impl<M> Domain<M> {
         Ok(missing)
     }
 
-    /// Takes back empty tables.
+    /// Unlinks empty tables, waits for readers, and frees the tables.
     #[cold]
     fn reclaim(&mut self) {
         let unlinked = self.tables.unlink_empty(&self.table);
@@ -166,8 +166,8 @@ impl<M> Domain<M> {
         }
     }
 
-    /// Maps `part`, none of whose pages is mapped, in the table at `at`. Where the memory behind it
-    /// ends.
+    /// Maps `part` in the table at `at`. No page of `part` may be mapped. Returns the end of the
+    /// mapped memory.
     fn install(
         &mut self,
         at: usize,
@@ -185,7 +185,7 @@ impl<M> Domain<M> {
         page
     }
 
-    /// [`DomainMut::unmap`](crate::DomainMut::unmap).
+    /// Implements [`DomainMut::unmap`](crate::DomainMut::unmap).
     #[inline]
     pub(crate) fn unmap(&mut self, range: IovaRange) -> Result<u64, UnmapError> {
         if guard_count::any_open() {
@@ -201,7 +201,7 @@ impl<M> Domain<M> {
         Ok(self.synchronize_if_any(pages))
     }
 
-    /// [`DomainMut::unmap_all`](crate::DomainMut::unmap_all).
+    /// Implements [`DomainMut::unmap_all`](crate::DomainMut::unmap_all).
     #[inline]
     pub(crate) fn unmap_all<R>(&mut self, ranges: R) -> Result<u64, UnmapError>
     where
@@ -232,7 +232,8 @@ impl<M> Domain<M> {
         Ok(self.synchronize_if_any(pages))
     }
 
-    /// Waits for whoever may hold what he got by the entries of `pages` pages that were cleared.
+    /// Waits for readers that may hold translations of the `pages` cleared entries. Does not wait
+    /// if `pages` is 0.
     #[inline]
     fn synchronize_if_any(&self, pages: u64) -> u64 {
         if pages != 0 {
@@ -241,7 +242,7 @@ impl<M> Domain<M> {
         pages
     }
 
-    /// `range` is going to be cleared.
+    /// Prefetches the entry of `range` for writing.
     #[inline]
     fn prefetch_clear(&self, range: &IovaRange) {
         if let Some((_, word)) = self.cached_page(range) {
@@ -249,8 +250,8 @@ impl<M> Domain<M> {
         }
     }
 
-    /// Clears the entries of `range`; returns how many were present. Readers may hold what they got
-    /// by them until they have been waited for.
+    /// Clears the entries of `range` and returns how many were present. Readers may still hold
+    /// their translations until the caller has waited for readers.
     #[inline]
     pub(crate) fn clear(&mut self, range: &IovaRange) -> u64 {
         if let Some((at, word)) = self.cached_page(range) {
@@ -278,7 +279,7 @@ impl<M> Domain<M> {
         pages
     }
 
-    /// Clears the entries of the pages of `part` in the table at `at`.
+    /// Clears the entries of `part` in the table at `at`.
     fn clear_in(&mut self, at: usize, part: &IovaRange) -> u64 {
         let mut cleared = 0_u32;
         for word in self.table.words(at, part) {
@@ -304,7 +305,7 @@ impl<M> Domain<M> {
         !self.endpoints.is_empty()
     }
 
-    /// The readers of `endpoint` are going to walk the table.
+    /// Adds `endpoint`, whose readers are about to walk the table.
     pub(crate) fn add(&mut self, endpoint: Arc<Endpoint<M>>) {
         if !self
             .endpoints
@@ -315,13 +316,14 @@ impl<M> Domain<M> {
         }
     }
 
-    /// The readers of all other endpoints no longer walk the table.
+    /// Keeps only the endpoints for which `attached` returns true. The readers of the others must
+    /// no longer walk the table.
     pub(crate) fn retain(&mut self, attached: impl Fn(&Arc<Endpoint<M>>) -> bool) {
         self.endpoints.retain(attached);
     }
 }
 
-/// Whether none of `words`, those of `range`, is present.
+/// Checks that none of `words`, the entries of `range`, is present.
 #[inline]
 fn vacant(words: &[AtomicU64], range: &IovaRange) -> Result<(), MapReason> {
     match words.iter().position(|word| !Leaf::peek(word).is_absent()) {
@@ -332,7 +334,7 @@ fn vacant(words: &[AtomicU64], range: &IovaRange) -> Result<(), MapReason> {
     }
 }
 
-/// Whether `range` consists of whole pages.
+/// Returns true if `range` consists of whole pages.
 #[inline]
 fn is_pages(range: &IovaRange) -> bool {
     range.start().is_aligned(PAGE) && range.last().offset_in(PAGE) == PAGE - 1

@@ -1,14 +1,14 @@
-//! The handle by which a unit's owner changes one of its domains.
+//! Handle through which the owner of a unit maps and unmaps in one domain.
 
 use ringfence_types::{DomainId, IovaRange, Permissions, PhysAddr};
 
 use crate::domain::Domain;
 use crate::error::{MapError, UnmapError};
 
-/// The right to map and unmap in one domain of a [`SoftIommu`](crate::SoftIommu).
+/// Exclusive access to the mappings of one domain of a [`SoftIommu`](crate::SoftIommu).
 ///
-/// A handle and not `&mut` to the domain: two domains that changed places would each wait for the
-/// other's readers.
+/// A handle instead of `&mut Domain`: with two `&mut Domain`, a caller could swap two domains. Each
+/// would then wait for the readers of the other.
 pub struct DomainMut<'u, M> {
     domain: &'u mut Domain<M>,
 }
@@ -19,26 +19,26 @@ impl<'u, M> DomainMut<'u, M> {
         Self { domain }
     }
 
-    /// Its identifier.
+    /// Returns the domain id.
     pub fn id(&self) -> DomainId {
         self.domain.id()
     }
 
-    /// Tables in use, 4 KiB each, the root included. Never more than
+    /// Returns the number of tables in use, 4 KiB each, including the root. Never exceeds
     /// [`SoftIommuLimits::tables`](crate::SoftIommuLimits::tables).
     pub fn tables(&self) -> usize {
         self.domain.tables()
     }
 
-    /// Maps the whole pages of `range` to the memory from `memory` on. When this returns, every
-    /// access that is ordered after it is translated: by a doorbell, a channel, or whatever else
-    /// tells a device's thread of its work.
+    /// Maps the whole pages of `range` to the memory at `memory`. On return, every access ordered
+    /// after this call is translated. A doorbell, a channel or any other notification of the
+    /// device's thread provides that order.
     ///
-    /// All of the range is mapped, or nothing is. Waits for readers only where tables ran out and
-    /// empty ones can be had back.
+    /// Maps all of the range or nothing. Waits for readers only if the domain has run out of tables
+    /// and can reclaim empty ones.
     ///
     /// # Errors
-    /// See [`MapReason`](crate::MapReason): nothing has changed.
+    /// See [`MapReason`](crate::MapReason). Nothing has changed.
     #[inline]
     pub fn map(
         &mut self,
@@ -49,23 +49,24 @@ impl<'u, M> DomainMut<'u, M> {
         self.domain.map(range, memory, permissions)
     }
 
-    /// Unmaps whatever is mapped of the whole pages of `range`. When this returns, no reader
-    /// translates any of them, and no slice that any reader got from one is left. Returns how many
-    /// pages were mapped.
+    /// Unmaps all mapped pages of `range`, which must be whole pages. On return, no reader
+    /// translates any of them, and no reader holds a slice of any of them. Returns the number of
+    /// pages that were mapped.
     ///
-    /// Waits for the readers that are online: the next checkpoint of each.
+    /// Waits until each online reader passes its next checkpoint.
     ///
     /// # Errors
-    /// The range is not whole pages, or this thread is a reader itself: nothing has changed.
+    /// The range does not consist of whole pages, or the calling thread is in a read section.
+    /// Nothing has changed.
     #[inline]
     pub fn unmap(&mut self, range: IovaRange) -> Result<u64, UnmapError> {
         self.domain.unmap(range)
     }
 
-    /// As [`unmap`](Self::unmap) of each of `ranges`, with one wait for all.
+    /// Unmaps each of `ranges` as [`unmap`](Self::unmap) does, with a single wait.
     ///
     /// # Errors
-    /// As for [`unmap`](Self::unmap); no range has changed.
+    /// As for [`unmap`](Self::unmap). No range has changed.
     #[inline]
     pub fn unmap_all<R>(&mut self, ranges: R) -> Result<u64, UnmapError>
     where
@@ -74,8 +75,8 @@ impl<'u, M> DomainMut<'u, M> {
         self.domain.unmap_all(ranges)
     }
 
-    /// Clears the entries of `range`, and returns how many were present. Readers may hold what they
-    /// got by them until they have been waited for.
+    /// Clears the entries of `range` and returns how many were present. Readers may still hold
+    /// their translations until the caller has waited for readers.
     #[cfg(feature = "virtio-iommu")]
     #[inline]
     pub(crate) fn clear(&mut self, range: &IovaRange) -> u64 {

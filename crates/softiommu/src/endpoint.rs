@@ -1,4 +1,4 @@
-//! An endpoint as its readers and the unit share it: the gate, and what there is to see behind it.
+//! State of an endpoint that the unit shares with its readers: QSBR state and view.
 
 use std::sync::{Arc, PoisonError};
 
@@ -8,22 +8,22 @@ use crate::qsbr::Qsbr;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
 use crate::table::Table;
 
-/// What a reader translates by, and where it ends up. Readers keep the one they saw until a
-/// checkpoint tells them of another.
+/// The attachment and the memory through which a reader translates. A reader keeps its view until a
+/// checkpoint finds a newer one.
 pub(crate) struct ReaderView<M> {
     pub(crate) attachment: AttachedDomain,
-    /// What physical addresses refer to.
+    /// Memory that physical addresses refer to.
     pub(crate) memory: Arc<M>,
 }
 
-/// What an endpoint's addresses are.
+/// Attachment of an endpoint.
 #[derive(Clone)]
 pub(crate) enum AttachedDomain {
-    /// Nothing: every access faults.
+    /// Blocked: every access faults.
     Blocked,
-    /// Physical addresses.
+    /// Bypass: the device uses physical addresses.
     Bypass,
-    /// Addresses of a domain.
+    /// Attached: the device uses addresses of a domain.
     Domain(Arc<Table>),
 }
 
@@ -31,15 +31,15 @@ pub(crate) enum AttachedDomain {
 pub(crate) struct Endpoint<M> {
     device: RequesterId,
     qsbr: Qsbr,
-    /// Grows with every change of the view, and of what links its table has lost.
+    /// Incremented when the view changes or its table loses links.
     generation: AtomicU64,
     view: Mutex<Arc<ReaderView<M>>>,
-    /// Slots of the gate that no reader has.
+    /// Reader slots that are not in use.
     free: Mutex<Vec<usize>>,
 }
 
 impl<M> Endpoint<M> {
-    /// An endpoint that is denied everything, with room for `readers` readers.
+    /// Creates a blocked endpoint with room for `readers` readers.
     pub(crate) fn new(device: RequesterId, readers: usize, memory: Arc<M>) -> Self {
         let view = ReaderView {
             attachment: AttachedDomain::Blocked,
@@ -63,31 +63,31 @@ impl<M> Endpoint<M> {
         &self.qsbr
     }
 
-    /// Counts changes of the view. If it is not the reader's own number, [`view`](Self::view) is
-    /// due.
+    /// Returns the generation of the view. If it differs from the reader's, the reader must reload
+    /// the [`view`](Self::view).
     #[inline]
     pub(crate) fn generation(&self) -> u64 {
-        // Relaxed: read after R2 or R4, which order it; and the lock orders the view.
+        // Relaxed: readers load it after R2 or R4, which orders it. The lock orders the view.
         self.generation.load(Ordering::Relaxed)
     }
 
-    /// The view, and its generation.
+    /// Returns the view and its generation.
     pub(crate) fn view(&self) -> (Arc<ReaderView<M>>, u64) {
         let view = lock(&self.view);
         (Arc::clone(&view), self.generation())
     }
 
-    /// Tells readers that the table in the view has lost links. Some may follow them until their
-    /// gate has been waited at.
+    /// Makes readers drop their walk caches, because the table in the view has lost links. Readers
+    /// may follow the old links until the caller has waited for readers.
     pub(crate) fn invalidate_walk_caches(&self) {
-        // Under the lock, because a reader that sees the new generation takes it and must then find
-        // the links gone.
+        // Under the lock: a reader that sees the new generation takes the lock and must then see
+        // the links removed.
         let _view = lock(&self.view);
         self.advance();
     }
 
-    /// Shows readers `view`. Some may go on with the view before until their gate has been waited
-    /// at ([`synchronize`](crate::qsbr::synchronize)).
+    /// Publishes `view` to readers. Some may use the old view until the caller has waited for them
+    /// ([`synchronize`](crate::qsbr::synchronize)).
     pub(crate) fn publish(&self, view: ReaderView<M>) {
         let mut shown = lock(&self.view);
         *shown = Arc::new(view);
@@ -100,20 +100,21 @@ impl<M> Endpoint<M> {
             .store(self.generation().wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// A slot of the gate for a reader.
+    /// Allocates a reader slot; `None` if all are in use.
     pub(crate) fn alloc_slot(&self) -> Option<usize> {
         let slot = lock(&self.free).pop()?;
         self.qsbr.register(slot);
         Some(slot)
     }
 
-    /// The reader of `slot`, offline, is gone.
+    /// Frees `slot`, whose reader must be offline.
     pub(crate) fn free_slot(&self, slot: usize) {
         lock(&self.free).push(slot);
     }
 }
 
-/// Nothing panics while it holds one of these locks, and what they protect is whole at any time.
+/// Locks `mutex` and ignores poisoning: no code panics while holding one of these locks, and the
+/// protected data is always consistent.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,13 +1,13 @@
-//! What can go wrong when mappings are changed. What a device gets wrong is a
-//! [`Fault`](ringfence_types::Fault).
+//! Errors of mapping and attachment changes. A [`Fault`](ringfence_types::Fault) reports errors of
+//! a device.
 
 use std::error::Error;
 use std::fmt;
 
 use ringfence_types::{DomainId, Iova, IovaRange, PhysAddr, RequesterId};
 
-/// The calling thread holds a burst open ([`ReadSection`](crate::ReadSection)), of this unit or any
-/// other. It would wait for itself, or for a thread that waits for it. Nothing was changed.
+/// The calling thread has a read section open ([`ReadSection`](crate::ReadSection)), of this or
+/// another unit. It would wait for itself, or for a thread that waits for it. Nothing was changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ReadSectionOpen;
 
@@ -19,39 +19,39 @@ impl fmt::Display for ReadSectionOpen {
 
 impl Error for ReadSectionOpen {}
 
-/// A mapping that was not made. The domain is as it was.
+/// Error of a map. The domain is unchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct MapError {
-    /// The domain.
+    /// Id of the domain.
     pub domain: DomainId,
-    /// What was to be mapped.
+    /// The requested range.
     pub range: IovaRange,
-    /// Why it was not.
+    /// Reason of the error.
     pub reason: MapReason,
 }
 
-/// Why a mapping was not made.
+/// Reason why a map failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum MapReason {
     /// The range does not consist of whole 4 KiB pages.
     NotPages,
-    /// The memory to map to begins inside a page, or passes 2^64 - 1.
+    /// The physical address is not page-aligned, or the physical range exceeds 2^64 - 1.
     BadMemory {
-        /// Where it begins.
+        /// Start of the physical range.
         at: PhysAddr,
     },
     /// Part of the range lies beyond the table's width.
     BeyondWidth,
-    /// A page is mapped already.
+    /// A page of the range is already mapped.
     Mapped {
-        /// Its address.
+        /// Address of the first such page.
         iova: Iova,
     },
-    /// The domain may not have as many tables as the mapping needs
+    /// The mapping needs more tables than the domain may have
     /// ([`SoftIommuLimits::tables`](crate::SoftIommuLimits::tables)).
     OutOfTables,
-    /// See [`ReadSectionOpen`].
+    /// The calling thread has a read section open, see [`ReadSectionOpen`].
     ReadSectionOpen,
 }
 
@@ -71,18 +71,18 @@ impl fmt::Display for MapError {
 
 impl Error for MapError {}
 
-/// A range that was not unmapped. The domain is as it was.
+/// Error of an unmap. The domain is unchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum UnmapError {
     /// The range does not consist of whole 4 KiB pages.
     NotPages {
-        /// The domain.
+        /// Id of the domain.
         domain: DomainId,
-        /// What was to be unmapped.
+        /// The requested range.
         range: IovaRange,
     },
-    /// See [`ReadSectionOpen`].
+    /// The calling thread has a read section open.
     ReadSectionOpen(ReadSectionOpen),
 }
 
@@ -108,29 +108,29 @@ impl From<ReadSectionOpen> for UnmapError {
     }
 }
 
-/// A change of endpoints or domains that was not made.
+/// Error of a change of endpoints or domains. Nothing has changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum IommuError {
-    /// There is no such endpoint.
+    /// The endpoint does not exist.
     NoEndpoint(RequesterId),
-    /// There is such an endpoint already.
+    /// The endpoint already exists.
     EndpointExists(RequesterId),
-    /// There are as many endpoints as there may be.
+    /// The unit has its maximum number of endpoints.
     TooManyEndpoints(RequesterId),
-    /// The endpoint has as many readers as it may have.
+    /// The endpoint has its maximum number of readers.
     TooManyReaders(RequesterId),
-    /// There is no such domain.
+    /// The domain does not exist.
     NoDomain(DomainId),
-    /// There is such a domain already.
+    /// The domain already exists.
     DomainExists(DomainId),
-    /// There are as many domains as there may be.
+    /// The unit has its maximum number of domains.
     TooManyDomains(DomainId),
-    /// The process has no memory for as many tables as the domain may have.
+    /// The process has no memory for the maximum number of tables of a domain.
     NoMemory(DomainId),
     /// An endpoint is attached to the domain.
     DomainInUse(DomainId),
-    /// See [`ReadSectionOpen`].
+    /// The calling thread has a read section open.
     ReadSectionOpen(ReadSectionOpen),
 }
 

@@ -1,24 +1,25 @@
-//! How many bursts the current thread holds open.
+//! Number of read sections that the current thread has open.
 //!
-//! A thread that waits for readers while it is one itself, waits for ever; two such threads wait
-//! for each other. Neither can be seen in a gate: the second holds its pin at another endpoint. So
-//! a thread counts its own bursts, whatever they belong to, and none that has one changes mappings.
+//! A thread that waits for readers inside its own read section waits forever; two such threads wait
+//! for each other. QSBR state cannot detect this: the second thread may be online at another
+//! endpoint. Each thread therefore counts its own read sections of all units. While the count is
+//! not zero, the thread may not change mappings.
 
 use crate::sync::READ_SECTIONS;
 
-/// The current thread has opened a burst.
+/// Records that the current thread opened a read section.
 #[inline]
 pub(crate) fn increment() {
     READ_SECTIONS.with(|bursts| bursts.set(bursts.get().wrapping_add(1)));
 }
 
-/// The current thread has closed a burst.
+/// Records that the current thread closed a read section.
 #[inline]
 pub(crate) fn decrement() {
     READ_SECTIONS.with(|bursts| bursts.set(bursts.get().wrapping_sub(1)));
 }
 
-/// Whether the current thread holds a burst open.
+/// Returns true if the current thread has a read section open.
 #[inline]
 pub(crate) fn any_open() -> bool {
     READ_SECTIONS.with(|bursts| bursts.get() != 0)

@@ -1,10 +1,10 @@
-//! Guest memory as the crate vm-memory has it, behind a pin.
+//! vm-memory's guest memory, accessed through a guard.
 //!
-//! `GuestMemory` is implemented for [`ReadGuard`] and for nothing that outlives one: a slice it
-//! gives is good until the pin's burst takes the next pin, and unmap waits for that. Devices
-//! written against `GuestMemory`, such as those over the crate virtio-queue, run on `&ReadGuard` as
-//! they are; every address they use is then an I/O virtual one, of rings, descriptors and buffers
-//! alike. Its errors have no room for a fault: ask [`ReadGuard::take_fault`].
+//! `GuestMemory` is implemented for [`ReadGuard`] only. A slice stays valid until its read section
+//! takes the next guard, and unmap waits for that. Devices written against `GuestMemory`, such as
+//! those that use the crate virtio-queue, run unmodified on `&ReadGuard`. All their addresses are
+//! then I/O virtual addresses, in rings, descriptors and buffers. The errors of `GuestMemory`
+//! cannot carry a fault: call [`ReadGuard::take_fault`].
 
 use std::error::Error;
 use std::fmt;
@@ -23,15 +23,15 @@ use vm_memory::{
 use crate::reader::ReadGuard;
 use crate::walk::one_of;
 
-/// Why an object in guest memory was not accessed. None of its bytes were.
+/// Error of an access to an object in guest memory. No byte of the object was accessed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum AccessError {
-    /// The device may not.
+    /// The device has no permission.
     Fault(Fault),
-    /// It may, but there is no memory where it was mapped to.
+    /// The device has permission, but no memory exists at the mapped physical address.
     NoMemory {
-        /// Where the first part of the object would be that is not there.
+        /// Physical range that contains the first missing part of the object.
         range: PhysRange,
     },
 }
@@ -58,7 +58,7 @@ const PAGE: usize = PageSize::Size4K.bytes() as usize;
 type Slice<'p, M> = VolatileSlice<'p, MS<'p, M>>;
 
 impl<'p, M: GuestMemoryBackend> ReadGuard<'p, M> {
-    /// The object at `iova`, of any alignment.
+    /// Reads the object at `iova`, of any alignment.
     #[inline]
     pub fn read<T: ByteValued>(&self, iova: Iova) -> Result<T, AccessError> {
         if let Some(slice) = self.cached_slice(iova, size_of::<T>(), Permissions::READ)
@@ -69,7 +69,7 @@ impl<'p, M: GuestMemoryBackend> ReadGuard<'p, M> {
         self.read_parts(iova)
     }
 
-    /// Puts `object` at `iova`, of any alignment.
+    /// Writes `object` at `iova`, of any alignment.
     #[inline]
     pub fn write<T: ByteValued>(&self, iova: Iova, object: T) -> Result<(), AccessError> {
         if let Some(slice) = self.cached_slice(iova, size_of::<T>(), Permissions::WRITE)
@@ -115,8 +115,8 @@ impl<'p, M: GuestMemoryBackend> ReadGuard<'p, M> {
         })
     }
 
-    /// The memory behind `bytes` bytes at `iova` in the usual case: one page, one region, a link
-    /// that is at hand.
+    /// Fast path: returns the memory of `bytes` bytes at `iova` if they lie in one page and one
+    /// region, and the link is cached.
     #[inline]
     fn cached_slice(&self, iova: Iova, bytes: usize, wanted: Permissions) -> Option<Slice<'p, M>> {
         let range = IovaRange::new(iova, bytes as u64)?;
@@ -125,7 +125,7 @@ impl<'p, M: GuestMemoryBackend> ReadGuard<'p, M> {
         region.get_slice(at, bytes).ok()
     }
 
-    /// The memory behind `range`, all of it.
+    /// Returns the memory of all of `range`.
     fn slices_of(
         &self,
         range: IovaRange,
@@ -180,9 +180,8 @@ impl<M: GuestMemoryBackend> GuestMemory for ReadGuard<'_, M> {
 }
 
 impl<M: GuestMemoryBackend> ReadGuard<'_, M> {
-    /// What an access through vm-memory needs, if it is one that a device can make. To ask for no
-    /// access is an error, unless it is for no bytes: an address that may not be accessed leads
-    /// nowhere.
+    /// Returns the permissions that an access through vm-memory needs, if a device may make the
+    /// access. A request for no access is an error unless it covers no bytes.
     #[inline]
     fn wanted_access(
         &self,
@@ -203,7 +202,7 @@ impl<M: GuestMemoryBackend> ReadGuard<'_, M> {
         }
     }
 
-    /// Whether a range of several pages may be accessed. If not, the fault is kept.
+    /// Returns true if a range of several pages may be accessed. Otherwise stores the fault.
     #[inline(never)]
     fn whole(&self, iova: Iova, bytes: usize, wanted: Permissions) -> bool {
         let fault = match IovaRange::new(iova, bytes as u64) {
@@ -222,7 +221,8 @@ impl<M: GuestMemoryBackend> ReadGuard<'_, M> {
         false
     }
 
-    /// The place of the byte at `iova`. If there is none, the fault is kept.
+    /// Returns the region and offset of the byte at `iova`. Stores the fault if there is no
+    /// translation.
     #[inline]
     fn region_of(&self, iova: Iova, wanted: Permissions) -> Option<(&M::R, MemoryRegionAddress)> {
         let byte = IovaRange::inclusive(iova, iova)?;
@@ -245,16 +245,16 @@ impl<M: GuestMemoryBackend> ReadGuard<'_, M> {
     }
 }
 
-/// The slices behind a range, in order.
+/// Iterator over the memory slices of a range, in order.
 ///
-/// A range of several pages has been found whole before there is an iterator, and its entries are
-/// looked at again as it goes: what is given is what the page's entry says then. So where a page is
-/// unmapped in the middle of an access, the access ends there. To carry about a list, nearly always
-/// of one element, would cost several times the translation.
+/// A range of several pages is checked as a whole before the iterator is created. The iterator
+/// translates each page again when it reaches it. If another thread unmaps a page during the
+/// access, the access ends there. A list of slices instead would cost several times the
+/// translation, although it nearly always has one element.
 struct Slices<'a, 'p, M> {
     pin: &'a ReadGuard<'p, M>,
     at: Iova,
-    /// Bytes; none once there was an error, too.
+    /// Bytes left; 0 after an error.
     left: usize,
     wanted: Permissions,
 }
@@ -282,7 +282,7 @@ impl<'a, M: GuestMemoryBackend> Iterator for Slices<'a, '_, M> {
         match slice {
             Some(slice) => {
                 self.left = left.saturating_sub(slice.len());
-                // Where that wraps, nothing is left.
+                // This wraps only if no bytes are left.
                 self.at = at.wrapping_add(slice.len() as u64);
                 Some(Ok(slice))
             }
@@ -298,8 +298,8 @@ impl<'a, M: GuestMemoryBackend> Iterator for Slices<'a, '_, M> {
 impl<M: GuestMemoryBackend> FusedIterator for Slices<'_, '_, M> {}
 
 impl<'a, M: GuestMemoryBackend> GuestMemorySliceIterator<'a, MS<'a, M>> for Slices<'a, '_, M> {
-    /// As the trait has it. Its own version peeks, and what it builds for that is larger than all
-    /// else together.
+    /// Equivalent to the trait's default. The default builds a peekable iterator, which is larger
+    /// than everything else together.
     #[inline]
     fn stop_on_error(mut self) -> GuestMemoryResult<impl Iterator<Item = Slice<'a, M>>> {
         let first = self.next().transpose()?;
@@ -331,10 +331,10 @@ impl<'a, M: GuestMemoryBackend> Iterator for Found<'a, '_, M> {
 }
 
 impl<'a, M: GuestMemoryBackend> Slices<'a, '_, M> {
-    /// The next slice, if there is one, and how many bytes are left behind it.
+    /// Returns the next slice, if any, and the number of bytes left after it.
     ///
-    /// Neither inlined nor by `&mut self`: most accesses end with their first slice, and the
-    /// iterator can stay in registers.
+    /// Not inlined and not `&mut self`: most accesses end with their first slice, so the iterator
+    /// can stay in registers.
     #[inline(never)]
     fn more(&self) -> (Option<Slice<'a, M>>, usize) {
         let mut next = Slices { ..*self };

@@ -1,4 +1,4 @@
-//! The unit: its endpoints, its domains, who is attached to what, and the memory behind it all.
+//! The unit: endpoints, domains, attachments and memory.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -16,24 +16,24 @@ use crate::qsbr::{Qsbr, start_grace_period, synchronize};
 use crate::reader::Reader;
 use crate::table::Width;
 
-/// How much of everything there can be. A guest decides how much of it is used; none of it grows
-/// beyond.
+/// Resource limits. A guest controls the use of these resources up to the limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SoftIommuLimits {
-    /// Width of every domain's table.
+    /// Address width of every domain.
     pub width: Width,
-    /// Tables of a domain, 4 KiB each, the root included. One of the last level maps 2 MiB.
+    /// Maximum number of tables of a domain, 4 KiB each, including the root. A leaf table maps 2
+    /// MiB.
     pub tables: usize,
-    /// Domains.
+    /// Maximum number of domains.
     pub domains: usize,
-    /// Endpoints.
+    /// Maximum number of endpoints.
     pub endpoints: usize,
-    /// Readers of an endpoint: one for each thread that accesses memory for it.
+    /// Maximum number of readers of an endpoint: one per thread that accesses memory for it.
     pub readers: usize,
 }
 
 impl Default for SoftIommuLimits {
-    /// 48 bits; 16 MiB of tables a domain, which map 8 GiB; 64 domains; 64 endpoints with 32
+    /// 48 bits; 64 domains with 16 MiB of tables each, which map 8 GiB; 64 endpoints with 32
     /// readers each.
     fn default() -> Self {
         Self {
@@ -46,28 +46,27 @@ impl Default for SoftIommuLimits {
     }
 }
 
-/// A software IOMMU over the memory `M`, from the side that changes mappings. It is one writer's,
-/// by `&mut`; readers need no part of it once they exist.
+/// Writer side of a software IOMMU over the memory `M`. There is one writer, enforced by `&mut`.
+/// Existing readers do not need access to the `SoftIommu`.
 ///
-/// An endpoint is denied everything until it is attached to a domain or told to bypass.
+/// An endpoint is blocked until it is attached to a domain or set to bypass.
 pub struct SoftIommu<M> {
     limits: SoftIommuLimits,
     memory: Arc<M>,
     endpoints: BTreeMap<RequesterId, Attached<M>>,
     domains: BTreeMap<DomainId, Domain<M>>,
-    /// Endpoints that have changed since the last wait for readers, and the domain they were
-    /// attached to.
+    /// Endpoints changed since the last wait for readers, each with its previous domain.
     changed: Vec<(Arc<Endpoint<M>>, Option<DomainId>)>,
 }
 
-/// An endpoint, and to which domain it is attached.
+/// An endpoint and the domain that it is attached to.
 struct Attached<M> {
     endpoint: Arc<Endpoint<M>>,
     domain: Option<DomainId>,
 }
 
 impl<M> SoftIommu<M> {
-    /// A unit without endpoints and domains, over `memory`.
+    /// Creates a unit over `memory` without endpoints and domains.
     pub fn new(limits: SoftIommuLimits, memory: M) -> Self {
         Self {
             limits,
@@ -78,12 +77,12 @@ impl<M> SoftIommu<M> {
         }
     }
 
-    /// Its limits.
+    /// Returns the limits.
     pub fn limits(&self) -> &SoftIommuLimits {
         &self.limits
     }
 
-    /// Adds an endpoint. It is denied everything.
+    /// Adds an endpoint. It is blocked.
     pub fn add_endpoint(&mut self, device: RequesterId) -> Result<(), IommuError> {
         if self.endpoints.contains_key(&device) {
             return Err(IommuError::EndpointExists(device));
@@ -100,14 +99,14 @@ impl<M> SoftIommu<M> {
         Ok(())
     }
 
-    /// Removes an endpoint. When this returns, its readers are denied everything for good.
+    /// Removes an endpoint. On return, its readers are blocked permanently.
     pub fn remove_endpoint(&mut self, device: RequesterId) -> Result<(), IommuError> {
         self.detach(device)?;
         self.endpoints.remove(&device);
         Ok(())
     }
 
-    /// A reader for one thread that accesses memory for `device`.
+    /// Creates a reader for one thread that accesses memory for `device`.
     pub fn reader(&self, device: RequesterId) -> Result<Reader<M>, IommuError> {
         let attached = self
             .endpoints
@@ -116,7 +115,7 @@ impl<M> SoftIommu<M> {
         Reader::new(Arc::clone(&attached.endpoint)).ok_or(IommuError::TooManyReaders(device))
     }
 
-    /// Makes an empty domain.
+    /// Creates an empty domain.
     pub fn create_domain(&mut self, domain: DomainId) -> Result<DomainMut<'_, M>, IommuError> {
         if self.domains.len() >= self.limits.domains {
             return Err(IommuError::TooManyDomains(domain));
@@ -132,7 +131,7 @@ impl<M> SoftIommu<M> {
         }
     }
 
-    /// Removes a domain that no endpoint is attached to, and its mappings.
+    /// Removes a domain and its mappings. No endpoint may be attached to it.
     pub fn remove_domain(&mut self, domain: DomainId) -> Result<(), IommuError> {
         if self.existing(domain)?.has_endpoints() {
             return Err(IommuError::DomainInUse(domain));
@@ -141,8 +140,8 @@ impl<M> SoftIommu<M> {
         Ok(())
     }
 
-    /// The domain, to map and unmap in. What comes back is a handle: the domain itself stays in its
-    /// unit, which waits for the domain's readers.
+    /// Returns a handle to map and unmap in the domain. The domain itself stays in its unit, which
+    /// waits for the domain's readers.
     ///
     /// ```compile_fail,E0308
     /// use ringfence_softiommu::SoftIommu;
@@ -169,13 +168,14 @@ impl<M> SoftIommu<M> {
             .ok_or(IommuError::NoDomain(domain))
     }
 
-    /// To which domain `device` is attached; `None` if it is blocked or bypasses.
+    /// Returns the domain that `device` is attached to; `None` if it is blocked or bypasses
+    /// translation.
     pub fn attached_to(&self, device: RequesterId) -> Option<DomainId> {
         self.endpoints.get(&device)?.domain
     }
 
-    /// Attaches `device` to `domain`, from wherever it is. When this returns, its readers translate
-    /// by the domain, and nothing that they got by what was before is left.
+    /// Attaches `device` to `domain` and detaches it from any other. On return, its readers
+    /// translate through the domain and hold no earlier translation.
     pub fn attach(&mut self, device: RequesterId, domain: DomainId) -> Result<(), IommuError> {
         may_wait()?;
         self.attach_nosync(device, domain)?;
@@ -183,8 +183,7 @@ impl<M> SoftIommu<M> {
         Ok(())
     }
 
-    /// Detaches `device` from whatever it is attached to, and denies it everything. When this
-    /// returns, no translation is to be had, and none that its readers got is left.
+    /// Detaches `device` and blocks it. On return, its readers get no translation and hold none.
     pub fn detach(&mut self, device: RequesterId) -> Result<(), IommuError> {
         may_wait()?;
         self.change(device, AttachedDomain::Blocked, None)?;
@@ -192,7 +191,8 @@ impl<M> SoftIommu<M> {
         Ok(())
     }
 
-    /// Lets `device` use physical addresses, from wherever it is attached.
+    /// Detaches `device` and lets it use physical addresses. On return, its readers hold no earlier
+    /// translation.
     pub fn bypass(&mut self, device: RequesterId) -> Result<(), IommuError> {
         may_wait()?;
         self.change(device, AttachedDomain::Bypass, None)?;
@@ -200,8 +200,8 @@ impl<M> SoftIommu<M> {
         Ok(())
     }
 
-    /// Puts other memory behind all translations. When this returns, no reader holds anything of
-    /// the memory before.
+    /// Replaces the memory that physical addresses refer to. On return, no reader holds a reference
+    /// to the old memory.
     pub fn set_memory(&mut self, memory: M) -> Result<(), IommuError> {
         may_wait()?;
         self.memory = Arc::new(memory);
@@ -214,8 +214,8 @@ impl<M> SoftIommu<M> {
         Ok(())
     }
 
-    /// As [`attach`](Self::attach), without its promise until [`synchronize`](Self::synchronize)
-    /// has returned.
+    /// Like [`attach`](Self::attach), but readers may hold earlier translations until
+    /// [`synchronize`](Self::synchronize) returns.
     pub(crate) fn attach_nosync(
         &mut self,
         device: RequesterId,
@@ -228,15 +228,16 @@ impl<M> SoftIommu<M> {
         self.change(device, AttachedDomain::Domain(table), Some(domain))
     }
 
-    /// Removes a domain that no endpoint is attached to any more, settled or not: readers that have
-    /// not noticed keep its table.
+    /// Removes a domain that no endpoint is attached to, even before
+    /// [`synchronize`](Self::synchronize). Readers that have not passed a checkpoint keep its table
+    /// alive.
     #[cfg(feature = "virtio-iommu")]
     pub(crate) fn drop_domain(&mut self, domain: DomainId) {
         self.domains.remove(&domain);
     }
 
-    /// Shows the readers of `device` something else. Some may see what was before until
-    /// [`synchronize`](Self::synchronize) has returned.
+    /// Publishes a new attachment of `device` to its readers. Some may use the old one until
+    /// [`synchronize`](Self::synchronize) returns.
     pub(crate) fn change(
         &mut self,
         device: RequesterId,
@@ -248,8 +249,8 @@ impl<M> SoftIommu<M> {
             .endpoints
             .get_mut(&device)
             .ok_or(IommuError::NoEndpoint(device))?;
-        // The new domain knows of the endpoint before its readers walk the table, the old one until
-        // they no longer do.
+        // The new domain lists the endpoint before its readers can walk the table; the old one
+        // lists it until they no longer do.
         let before = mem::replace(&mut attached.domain, domain);
         if let Some(new) = domain.and_then(|id| self.domains.get_mut(&id)) {
             new.add(Arc::clone(&attached.endpoint));
@@ -266,15 +267,14 @@ impl<M> SoftIommu<M> {
         }
     }
 
-    /// The gates of all endpoints, and of those that were removed since the last wait.
+    /// Returns the QSBR state of all endpoints, including those removed since the last wait.
     fn all_qsbr(&self) -> impl Iterator<Item = &Qsbr> + Clone {
         let present = self.endpoints.values().map(|attached| &attached.endpoint);
         let changed = self.changed.iter().map(|(endpoint, _)| endpoint);
         present.chain(changed).map(|endpoint| endpoint.qsbr())
     }
 
-    /// Waits for the readers of all endpoints, those that were removed since the last wait
-    /// included.
+    /// Waits for the readers of all endpoints, including those removed since the last wait.
     pub(crate) fn synchronize(&mut self) {
         synchronize(self.all_qsbr());
         for (_, domain) in mem::take(&mut self.changed) {
@@ -293,7 +293,7 @@ impl<M> SoftIommu<M> {
     }
 }
 
-/// Whether this thread may wait for readers.
+/// Checks that this thread may wait for readers.
 pub(crate) fn may_wait() -> Result<(), ReadSectionOpen> {
     if guard_count::any_open() {
         Err(ReadSectionOpen)
@@ -303,9 +303,9 @@ pub(crate) fn may_wait() -> Result<(), ReadSectionOpen> {
 }
 
 impl<M> Drop for SoftIommu<M> {
-    /// Readers that outlive the unit are denied everything: when this returns, or where the thread
-    /// that drops it is in a burst itself and may not wait, from the next pin of each reader on.
-    /// Slices that were taken before that pin stay good until then.
+    /// Blocks all readers that outlive the unit, from the return of this call on. If the dropping
+    /// thread is itself in a read section, it may not wait. Each reader is then blocked from its
+    /// next guard on, and slices taken before that guard stay valid until then.
     fn drop(&mut self) {
         for attached in self.endpoints.values() {
             attached

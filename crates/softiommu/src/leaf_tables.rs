@@ -1,5 +1,4 @@
-//! A range as its writer goes through it: one table of the last level after the other, and each
-//! hole between them in one step.
+//! The writer's iteration over a range: one leaf table, or one hole, per step.
 
 use std::iter;
 
@@ -8,27 +7,27 @@ use ringfence_types::{Iova, IovaRange};
 use crate::sync::{AtomicU64, INDEX_BITS, Ordering};
 use crate::table::{GRANULE_SHIFT, Leaf, TABLE_SHIFT, Table, index};
 
-/// Part of a range: within one table of the last level, or within one hole.
+/// Part of a range, within one leaf table or one hole.
 pub(crate) struct LeafTableRange {
     pub(crate) range: IovaRange,
-    /// Index of the table's first word.
+    /// Index of the first word of the leaf table.
     pub(crate) table: Result<usize, Hole>,
 }
 
-/// No table stands for the `1 << shift` bytes around an address.
+/// A hole: no table exists for the block of `1 << shift` bytes around an address.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Hole {
     shift: u32,
 }
 
 impl Table {
-    /// The table of the last level for `iova`: index of its first word. For the writer only.
+    /// Returns the index of the first word of the leaf table for `iova`. For the writer only.
     #[inline]
     fn find(&self, iova: u64) -> Result<usize, Hole> {
         let mut at = 0;
         let mut shift = self.top();
         while shift > GRANULE_SHIFT {
-            // Relaxed: nobody else stores.
+            // Relaxed: only the writer stores.
             match self
                 .word(at | index(iova, shift))
                 .map(|word| word.load(Ordering::Relaxed))
@@ -41,8 +40,8 @@ impl Table {
         Ok(at)
     }
 
-    /// `range`, which the table's width holds, in chunks. Tables may be linked while it is gone
-    /// through.
+    /// Splits `range`, which must fit the table's width, into leaf tables and holes. The caller may
+    /// link tables during the iteration.
     #[inline]
     pub(crate) fn leaf_tables(&self, range: &IovaRange) -> impl Iterator<Item = LeafTableRange> {
         let mut rest = Some(*range);
@@ -59,7 +58,8 @@ impl Table {
         })
     }
 
-    /// The words for the pages of `part` in the table at `at`, which is the table of all of them.
+    /// Returns the entries of the pages of `part` in the leaf table at `at`, which must cover all
+    /// of `part`.
     #[inline]
     pub(crate) fn words(&self, at: usize, part: &IovaRange) -> &[AtomicU64] {
         let first = at | index(part.start().get(), GRANULE_SHIFT);
@@ -68,7 +68,7 @@ impl Table {
     }
 }
 
-/// `range` in parts, each within one table of the last level.
+/// Splits `range` into parts that each lie within one leaf table.
 #[inline]
 pub(crate) fn parts(range: &IovaRange) -> impl Iterator<Item = IovaRange> + use<> {
     let mut rest = Some(*range);
@@ -79,7 +79,7 @@ pub(crate) fn parts(range: &IovaRange) -> impl Iterator<Item = IovaRange> + use<
     })
 }
 
-/// Divides `range` where the next block of `1 << shift` bytes begins; `shift` is less than 64.
+/// Splits `range` at the next multiple of `1 << shift`; `shift` is less than 64.
 #[inline]
 fn split(range: &IovaRange, shift: u32) -> (IovaRange, Option<IovaRange>) {
     let boundary = Iova::new(range.start().get() | ((1 << shift) - 1));
@@ -94,7 +94,7 @@ fn split(range: &IovaRange, shift: u32) -> (IovaRange, Option<IovaRange>) {
 }
 
 impl LeafTableRange {
-    /// How many tables a mapping of the whole chunk lacks, if it is `hole`.
+    /// Returns the number of tables that a mapping of the whole part lacks if the part is `hole`.
     pub(crate) fn missing(&self, hole: Hole) -> u64 {
         let mut missing = 0_u64;
         let mut shift = TABLE_SHIFT;

@@ -1,13 +1,15 @@
-//! Translation for emulated devices: a software IOMMU whose readers take no lock, and whose unmap
-//! keeps its word.
+//! A software IOMMU for emulated devices. Readers translate without a lock. Unmap returns only when
+//! no reader can still access the unmapped page.
 //!
-//! A device's thread is a [`Reader`]. It goes [`online`](Reader::online) for a burst of work, takes
-//! a [`ReadGuard`] for each request (a descriptor chain), and translates as often as it likes under
-//! the pin. What changes mappings, [`SoftIommu`], returns from unmap, detach or a change of memory
-//! only when no pin is left that could have seen what was taken away: after it returns, no
-//! translation and no outstanding slice reaches the page. Decision 0015
-//! (`docs/decisions/0015-readers-and-unmap.md`) argues why, step by step; `tests/loom.rs` tries
-//! every interleaving and reordering that loom models on these very sources.
+//! Each thread of a device owns a [`Reader`]. The thread goes [`online`](Reader::online) for a
+//! batch of work and takes a [`ReadGuard`] for each request (a descriptor chain). Under the guard
+//! it translates any number of addresses.
+//!
+//! [`SoftIommu`] is the writer side. Unmap, detach and a change of memory return only when no guard
+//! remains that could have seen the old state. After the return, no translation and no slice
+//! reaches the page. Decision 0015 (`docs/decisions/0015-readers-and-unmap.md`) proves this step by
+//! step. `tests/loom.rs` checks every interleaving and reordering that loom models, on these source
+//! files.
 //!
 //! ```
 //! use ringfence_softiommu::{SoftIommuLimits, SoftIommu};
@@ -35,13 +37,14 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! # What the embedder promises
-//! **A pin spans no blocking call, and so does a burst.** Unmap waits for both. Go offline (drop
-//! the [`ReadSection`]) before waiting for an event, a lock or a disk. [`ReadSection`] and
-//! [`ReadGuard`] are not `Send`, so no executor that moves tasks between threads lets one live
-//! across an `.await`; the borrow of a [`ReadGuard`] ends every slice taken under it before the
-//! next checkpoint. What remains is a thread that blocks by itself: it delays unmap, and never
-//! breaks it.
+//! # Embedder contract
+//! **A read section or a guard must not span a blocking call.** Unmap waits for both. Go offline
+//! (drop the [`ReadSection`]) before waiting for an event, a lock or a disk.
+//!
+//! [`ReadSection`] and [`ReadGuard`] are not `Send`, so an executor that moves tasks between
+//! threads cannot hold one across an `.await`. The borrow of a [`ReadGuard`] ends every slice taken
+//! under it before the next checkpoint. A thread that blocks in a read section delays unmap, but
+//! never makes it unsafe.
 
 mod domain;
 mod domain_mut;

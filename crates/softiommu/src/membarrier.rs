@@ -1,20 +1,22 @@
-//! Heavy fences: Linux's `membarrier`, which interrupts every processor that runs a thread of the
+//! Heavy fences: Linux's `membarrier`, which interrupts every CPU that runs a thread of the
 //! process.
 //!
 //! Source: membarrier(2), `MEMBARRIER_CMD_PRIVATE_EXPEDITED`.
 
 use rustix::thread::{MembarrierCommand, membarrier};
 
-/// Whether the system has heavy fences. Asks for them, as it wants, before the first is needed.
+/// Returns true if the kernel supports heavy fences. Registers the process, as the kernel requires
+/// before first use.
 pub(crate) fn has_heavy_fence() -> bool {
     membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok()
 }
 
-/// A full fence in every thread of the process that is running; the others had one when they
-/// stopped.
+/// Executes a full fence in every running thread of the process. Threads that are not running
+/// executed one when they were scheduled out.
 ///
 /// # Panics
-/// If the system refuses what it has granted: a filter of system calls that came later.
+/// Panics if the kernel rejects the call despite the registration, for example because of a later
+/// seccomp filter.
 pub(crate) fn heavy_fence() {
     let done = membarrier(MembarrierCommand::PrivateExpedited);
     assert!(done.is_ok(), "membarrier, which was granted: {done:?}");

@@ -1,15 +1,16 @@
-//! What a translation gives: where the bytes lie, in order.
+//! Result of a translation: physical ranges in order.
 
 use std::iter;
 
 use ringfence_types::PhysRange;
 
-/// The memory behind a range of I/O virtual addresses, in order and without gaps. Pages that follow
-/// each other in memory are one piece; most accesses have one piece only, and allocate nothing.
+/// The physical ranges of a range of I/O virtual addresses, in order and without gaps. Physically
+/// adjacent pages are merged into one range. Most accesses have a single range, which needs no
+/// allocation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PhysRanges {
     first: PhysRange,
-    /// Boxed, so that the usual result of a translation is three words and no more.
+    /// Boxed, so that the result of a typical translation has only three words.
     #[expect(clippy::box_collection, reason = "one word where there is nothing")]
     rest: Option<Box<Vec<PhysRange>>>,
 }
@@ -34,19 +35,19 @@ impl PhysRanges {
         }
     }
 
-    /// The first piece.
+    /// Returns the first range.
     #[inline]
     pub fn first(&self) -> PhysRange {
         self.first
     }
 
-    /// The only piece; `None` if there are several.
+    /// Returns the only range; `None` if there are several.
     #[inline]
     pub fn only(&self) -> Option<PhysRange> {
         self.rest.is_none().then_some(self.first)
     }
 
-    /// All pieces.
+    /// Returns all ranges.
     pub fn iter(&self) -> impl Iterator<Item = PhysRange> + '_ {
         iter::once(self.first).chain(self.rest.iter().flat_map(|rest| rest.iter().copied()))
     }

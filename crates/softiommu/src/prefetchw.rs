@@ -1,19 +1,19 @@
-//! Cache lines asked for before they are stored to.
+//! Prefetch for writing.
 
 use std::sync::atomic::AtomicU64;
 
-/// `word` will soon be stored to: its line is to be this processor's alone by then.
+/// Requests exclusive ownership of the cache line of `word`, which will soon be written.
 ///
-/// Lines of a table that readers walk are theirs as well, and a processor takes them over one after
-/// the other, as its stores leave in their order: some 70 ns each. Asked for beforehand, they come
-/// at the same time. It is a hint, to the processor alone: it orders nothing and changes nothing.
+/// Readers share the cache lines of a table. Stores retire in order, so the CPU acquires shared
+/// lines one after the other, about 70 ns each. With this prefetch it acquires them in parallel. It
+/// is only a hint to the CPU: it orders nothing and changes nothing.
 #[inline]
 pub(crate) fn prefetch_write(word: &AtomicU64) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
-    // SAFETY: PREFETCHW neither reads nor writes memory as the program sees it, and faults on no
-    // address; a processor without it passes over it. The intrinsic would be an ordinary prefetch,
-    // which does not take the line over, unless the whole program is compiled for processors that
-    // have it.
+    // SAFETY: PREFETCHW has no architectural effect on memory and faults on no address. A CPU that
+    // lacks it executes it as a no-op. The intrinsic is not an alternative: unless the whole
+    // program is compiled for CPUs with PREFETCHW, it emits an ordinary prefetch, which does not
+    // acquire ownership.
     #[allow(unsafe_code)]
     unsafe {
         std::arch::asm!(

@@ -1,4 +1,4 @@
-//! The reader's side: a slot, a burst, a pin.
+//! Reader side: slot, read section, guard.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -16,10 +16,11 @@ use crate::walk::{Denied, one_of, translate_cached};
 use crate::walk_cache::WalkCache;
 
 /// One thread's access to an endpoint's address space. May move between threads while it is
-/// offline, which it is whenever no [`ReadSection`] borrows it.
+/// offline, that is, while no [`ReadSection`] borrows it.
 ///
-/// An offline reader keeps the view it last saw, and with it memory that has been replaced since;
-/// it cannot reach it. The view goes when the reader next goes online, or is dropped.
+/// An offline reader keeps a reference to the view it last saw, including memory that was replaced
+/// since. It cannot access that memory. It releases the view when it next goes online or is
+/// dropped.
 pub struct Reader<M> {
     endpoint: Arc<Endpoint<M>>,
     slot: usize,
@@ -28,35 +29,35 @@ pub struct Reader<M> {
     state: ReaderState<M>,
 }
 
-/// What a pin looks at.
+/// State that a guard reads.
 struct ReaderState<M> {
     view: Arc<ReaderView<M>>,
-    /// Of the table in the view.
+    /// Links of the table in the view.
     walk_cache: WalkCache,
     device: RequesterId,
-    /// The first fault that a pin could not return as one.
+    /// The first fault that an interface could not return, see [`ReadGuard::take_fault`].
     fault: Cell<Option<Fault>>,
 }
 
-/// A burst of work: while it lives, unmap waits for its next [`guard`](Self::guard) or its end. It
-/// must not live across anything that blocks.
+/// A batch of work during which the reader is online. Unmap waits until the reader calls
+/// [`guard`](Self::guard) or drops the section. A section must not span a blocking call.
 ///
-/// It stays on its thread. If it is leaked, that thread is refused every change from then on, and
-/// others wait until the reader goes online again or is dropped.
+/// The section stays on its thread. If it is leaked, every change of mappings by that thread fails
+/// from then on. Other threads wait until the reader goes online again or is dropped.
 pub struct ReadSection<'r, M> {
     reader: &'r mut Reader<M>,
-    /// Neither `Send` nor `Sync`.
+    /// Makes the type neither `Send` nor `Sync`.
     stays: PhantomData<*const ()>,
 }
 
-/// The right to translate and to use what translations give, until the next pin of its burst. It
-/// costs nothing to copy.
+/// Permission to translate and to use the results, until the next guard of its read section. A
+/// cheap copy.
 pub struct ReadGuard<'p, M> {
-    /// The words of the table that the endpoint's domain has; none if it is not attached to one.
+    /// Words of the table of the attached domain; empty if there is none.
     words: &'p [AtomicU64],
     state: &'p ReaderState<M>,
-    /// Neither `Send` nor `Sync`: another thread's accesses would not be over at this one's
-    /// checkpoint.
+    /// Makes the type neither `Send` nor `Sync`: another thread's accesses would not end at this
+    /// thread's checkpoint.
     stays: PhantomData<*const ()>,
 }
 
@@ -70,7 +71,7 @@ impl<M> Clone for ReadGuard<'_, M> {
 impl<M> Copy for ReadGuard<'_, M> {}
 
 impl<M> Reader<M> {
-    /// `None` if the endpoint has as many readers as it may have.
+    /// Creates a reader; `None` if the endpoint already has its maximum number of readers.
     pub(crate) fn new(endpoint: Arc<Endpoint<M>>) -> Option<Self> {
         let slot = endpoint.alloc_slot()?;
         let (view, generation) = endpoint.view();
@@ -89,18 +90,20 @@ impl<M> Reader<M> {
         })
     }
 
-    /// The endpoint.
+    /// Returns the requester id of the endpoint.
     pub fn device(&self) -> RequesterId {
         self.endpoint.device()
     }
 
-    /// Begins a burst of work. Costs a full fence: do it when work begins, not for each request.
-    /// After some thousand unmaps in which nobody was online it costs a `membarrier` instead, which
-    /// lets unmap do without a fence meanwhile.
+    /// Goes online and starts a read section. Costs a full fence, so call it once per batch of
+    /// work, not per request.
+    ///
+    /// After some thousand unmaps with no reader online it costs a `membarrier` system call
+    /// instead. In exchange, those unmaps need no fence.
     ///
     /// # Panics
-    /// If a filter of system calls that was put up after the endpoint was added refuses
-    /// `membarrier`. Allow it, or put the filter up before: then there is no such thing.
+    /// Panics if a seccomp filter, installed after the endpoint was added, rejects `membarrier`.
+    /// Allow the system call, or install the filter earlier: then `membarrier` is not used.
     #[inline]
     pub fn online(&mut self) -> ReadSection<'_, M> {
         guard_count::increment();
@@ -112,7 +115,7 @@ impl<M> Reader<M> {
         }
     }
 
-    /// Looks whether there is another view to look at, or the table in it has lost links.
+    /// Reloads the view if it was replaced, or if its table lost links.
     #[inline]
     fn refresh(&mut self) {
         if self.endpoint.generation() != self.generation {
@@ -126,7 +129,8 @@ impl<M> Reader<M> {
         self.state.walk_cache.clear();
     }
 
-    /// The pins before are gone: says so to whoever waits for it.
+    /// Passes a checkpoint: no earlier guard exists, so waiters need no longer wait for this
+    /// reader.
     #[cold]
     fn checkpoint(&mut self, epoch: u64) {
         self.epoch = epoch;
@@ -137,15 +141,15 @@ impl<M> Reader<M> {
 
 impl<M> Drop for Reader<M> {
     fn drop(&mut self) {
-        // A burst that was leaked ends here.
+        // Ends a leaked read section.
         self.endpoint.qsbr().offline(self.slot);
         self.endpoint.free_slot(self.slot);
     }
 }
 
 impl<M> ReadSection<'_, M> {
-    /// A pin for the next request. The one before, and all slices taken under it, are gone by then:
-    /// this is the checkpoint that unmap waits for.
+    /// Returns a guard for the next request. All earlier guards and slices have ended by now: this
+    /// call is the checkpoint that unmap waits for.
     #[inline]
     pub fn guard(&mut self) -> ReadGuard<'_, M> {
         let epoch = self.reader.endpoint.qsbr().epoch();
@@ -174,24 +178,24 @@ impl<M> Drop for ReadSection<'_, M> {
 }
 
 impl<'p, M> ReadGuard<'p, M> {
-    /// Whose accesses this pin translates.
+    /// Returns the requester id whose accesses this guard translates.
     pub fn device(&self) -> RequesterId {
         self.state.device
     }
 
-    /// What the addresses of translations refer to.
+    /// Returns the memory that translated addresses refer to.
     #[inline]
     pub fn memory(&self) -> &'p M {
         &self.state.view.memory
     }
 
-    /// The first access that an interface without room for a [`Fault`] has refused, such as
-    /// vm-memory's, since this was last asked. It is the reader's, and outlives the pin.
+    /// Takes the first fault, since the last call, of an interface that cannot return a [`Fault`],
+    /// such as vm-memory. The reader stores the fault, so it outlives the guard.
     pub fn take_fault(&self) -> Option<Fault> {
         self.state.fault.take()
     }
 
-    /// Keeps `fault` for [`take_fault`](Self::take_fault), unless there is one already.
+    /// Stores `fault` for [`take_fault`](Self::take_fault) unless one is already stored.
     #[cfg(feature = "vm-memory")]
     #[cold]
     pub(crate) fn keep_fault(&self, fault: Fault) {
@@ -200,16 +204,19 @@ impl<'p, M> ReadGuard<'p, M> {
         }
     }
 
-    /// Where the bytes of `range` lie, if the device may access every one of them as `access` says.
+    /// Translates `range` if the device may access every byte of it.
     ///
-    /// The addresses are good for as long as the pin lives, even where their mapping goes in the
-    /// meantime.
+    /// The addresses stay valid while the guard lives, even if another thread unmaps them
+    /// meanwhile.
+    ///
+    /// # Errors
+    /// [`Fault`] with the first address that the device may not access.
     #[inline]
     pub fn translate(&self, range: IovaRange, access: Access) -> Result<PhysRanges, Fault> {
         self.translate_for(range, permissions(access))
     }
 
-    /// As [`translate`](Self::translate), for all accesses of `wanted` at once.
+    /// Translates as [`translate`](Self::translate) does, and requires all permissions of `wanted`.
     #[inline]
     pub fn translate_for(
         &self,
@@ -222,7 +229,7 @@ impl<'p, M> ReadGuard<'p, M> {
         }
     }
 
-    /// The memory behind `range` in the usual case: see
+    /// Fast path: translates `range` within one page whose table is cached. See
     /// [`walk::translate_cached`](translate_cached).
     #[inline]
     pub(crate) fn translate_cached(
@@ -233,7 +240,7 @@ impl<'p, M> ReadGuard<'p, M> {
         translate_cached(self.words, &self.state.walk_cache, range, wanted)
     }
 
-    /// The memory behind `range` in every case.
+    /// Slow path: translates any range.
     #[inline(never)]
     pub(crate) fn walk(&self, range: IovaRange, wanted: Permissions) -> Result<PhysRanges, Fault> {
         match &self.state.view.attachment {
@@ -265,7 +272,7 @@ impl<'p, M> ReadGuard<'p, M> {
     }
 }
 
-/// What an access needs.
+/// Returns the permission that an access needs.
 #[inline]
 pub(crate) const fn permissions(access: Access) -> Permissions {
     match access {

@@ -1,9 +1,9 @@
-//! The unit as the sink of a virtio-iommu device: what the guest's driver asks for is what readers
-//! translate by.
+//! Connects the unit to a virtio-iommu device as its sink: the driver's requests become the
+//! mappings that readers use.
 //!
-//! A batch of requests waits once. Its changes are made as they come, and [`commit`](Sink::commit)
-//! returns when no reader holds what any of them took away; only then do the replies reach the
-//! driver.
+//! A batch of requests waits for readers once. Requests take effect immediately, and
+//! [`commit`](Sink::commit) returns when no reader holds anything that they removed. Only then does
+//! the device send the replies to the driver.
 
 use std::collections::BTreeMap;
 
@@ -16,18 +16,18 @@ use crate::error::{IommuError, MapError, MapReason};
 use crate::iommu::{SoftIommu, SoftIommuLimits, may_wait};
 use crate::reader::Reader;
 
-/// A [`SoftIommu`] under the guest's names for endpoints and domains. Endpoints that it was not
-/// told of exist for the device only: they have no readers.
+/// A [`SoftIommu`] addressed by the guest's endpoint and domain ids. An endpoint that was not added
+/// here exists only in the virtio-iommu device and has no readers.
 pub struct IommuSink<M> {
     unit: SoftIommu<M>,
     endpoints: BTreeMap<EndpointId, RequesterId>,
-    /// The driver's domains have numbers of 32 bits, the unit's are those of an IOTLB tag.
+    /// Maps the driver's 32-bit domain ids to the unit's 16-bit ids.
     domains: BTreeMap<DomainId, types::DomainId>,
     unused: Vec<u16>,
 }
 
 impl<M> IommuSink<M> {
-    /// A unit without endpoints, over `memory`.
+    /// Creates a unit over `memory` without endpoints.
     pub fn new(limits: SoftIommuLimits, memory: M) -> Self {
         let domains = u16::try_from(limits.domains).unwrap_or(u16::MAX);
         Self {
@@ -38,8 +38,8 @@ impl<M> IommuSink<M> {
         }
     }
 
-    /// The guest calls `device` by the name `endpoint`. Say so before the virtio-iommu device hears
-    /// of it.
+    /// Adds `device`, which the guest addresses as `endpoint`. Call this before adding the endpoint
+    /// to the virtio-iommu device.
     pub fn add_endpoint(
         &mut self,
         endpoint: EndpointId,
@@ -53,7 +53,7 @@ impl<M> IommuSink<M> {
         Ok(())
     }
 
-    /// The endpoint is gone: when this returns, its readers are denied everything for good.
+    /// Removes an endpoint. On return, its readers are blocked permanently.
     pub fn remove_endpoint(&mut self, endpoint: EndpointId) -> Result<(), IommuError> {
         if let Some(device) = self.endpoints.get(&endpoint) {
             self.unit.remove_endpoint(*device)?;
@@ -62,13 +62,13 @@ impl<M> IommuSink<M> {
         Ok(())
     }
 
-    /// A reader for one thread that accesses memory for `device`.
+    /// Creates a reader for one thread that accesses memory for `device`.
     pub fn reader(&self, device: RequesterId) -> Result<Reader<M>, IommuError> {
         self.unit.reader(device)
     }
 
-    /// Puts other memory behind all translations. When this returns, no reader holds anything of
-    /// the memory before.
+    /// Replaces the memory that physical addresses refer to. On return, no reader holds a reference
+    /// to the old memory.
     pub fn set_memory(&mut self, memory: M) -> Result<(), IommuError> {
         self.unit.set_memory(memory)
     }
@@ -95,7 +95,7 @@ impl<M> SinkHandle for IommuSink<M> {
     }
 }
 
-/// The right to change the [`IommuSink`] of a virtio-iommu device:
+/// Exclusive access to the [`IommuSink`] of a virtio-iommu device:
 /// [`Device::sink_mut`](ringfence_virtio_iommu::Device::sink_mut).
 ///
 /// The sinks of two devices cannot change places:
@@ -111,10 +111,10 @@ pub struct IommuSinkMut<'s, M> {
 }
 
 impl<M> IommuSinkMut<'_, M> {
-    /// As [`IommuSink::add_endpoint`].
+    /// Adds an endpoint as [`IommuSink::add_endpoint`] does.
     ///
     /// # Errors
-    /// The endpoint is there already, or one too many.
+    /// The endpoint already exists, or the unit has its maximum number of endpoints.
     pub fn add_endpoint(
         &mut self,
         endpoint: EndpointId,
@@ -123,18 +123,18 @@ impl<M> IommuSinkMut<'_, M> {
         self.sink.add_endpoint(endpoint, device)
     }
 
-    /// As [`IommuSink::remove_endpoint`].
+    /// Removes an endpoint as [`IommuSink::remove_endpoint`] does.
     ///
     /// # Errors
-    /// This thread is a reader: nothing has changed.
+    /// This thread has a read section open. Nothing has changed.
     pub fn remove_endpoint(&mut self, endpoint: EndpointId) -> Result<(), IommuError> {
         self.sink.remove_endpoint(endpoint)
     }
 
-    /// As [`IommuSink::set_memory`].
+    /// Replaces the memory as [`IommuSink::set_memory`] does.
     ///
     /// # Errors
-    /// This thread is a reader: nothing has changed.
+    /// This thread has a read section open. Nothing has changed.
     pub fn set_memory(&mut self, memory: M) -> Result<(), IommuError> {
         self.sink.set_memory(memory)
     }
@@ -184,7 +184,7 @@ impl<M> Sink for IommuSink<M> {
     }
 
     fn block(&mut self, endpoint: EndpointId) {
-        // An endpoint that is not there reaches nothing.
+        // An endpoint without readers cannot access memory.
         if let Ok(device) = self.device(endpoint) {
             let _ = self.unit.change(device, AttachedDomain::Blocked, None);
         }
@@ -207,8 +207,8 @@ impl<M> Sink for IommuSink<M> {
         Ok(())
     }
 
-    /// Refused if the thread has become a reader since [`begin`](Sink::begin): it would wait for
-    /// itself.
+    /// Fails if the thread has opened a read section since [`begin`](Sink::begin): it would wait
+    /// for itself.
     fn commit(&mut self) -> Result<(), SinkError> {
         may_wait().map_err(|_| SinkError::CommitFailed)?;
         self.unit.synchronize();

@@ -1,5 +1,5 @@
-//! All that this crate takes from the machine's concurrency, in one place: `tests/loom.rs` compiles
-//! the other files against its own version of this one, so what loom tries is what ships.
+//! All concurrency primitives of this crate. `tests/loom.rs` compiles the other files against its
+//! own version of this one, so loom checks the code that ships.
 
 use std::cell::Cell;
 use std::hint;
@@ -13,26 +13,26 @@ pub(crate) use crate::membarrier::{has_heavy_fence, heavy_fence};
 pub(crate) use crate::prefetchw::prefetch_write;
 pub(crate) use crate::zeroed::zeroed;
 
-/// Binary logarithm of the entries of a table.
+/// Binary logarithm of the number of entries in a table.
 pub(crate) const INDEX_BITS: u32 = 9;
 
-/// Looks at a reader's slot before the waiting thread gives up its processor. A checkpoint is well
-/// under a microsecond away when the reader runs, and a time slice away when it does not.
+/// Polls of a reader's slot before the waiter yields its CPU. The next checkpoint is well under a
+/// microsecond away if the reader is running, and a time slice away if not.
 const SPINS: u32 = 256;
 
-/// Waits in a row that find nobody online before a gate is parked. To go online at a parked gate
-/// costs some twenty microseconds where other threads of the process are running: 3 ns an unmap,
-/// less than the fence that parking saves.
+/// Consecutive waits without an online reader before the QSBR state goes idle. Going online from
+/// idle costs about 20 us if other threads of the process are running. That is 3 ns per unmap, less
+/// than the fence that idling saves.
 pub(crate) const IDLE_AFTER: usize = 8192;
 
-/// Orders what the thread does before it and after it against the heavy fences of others. It costs
-/// no instruction.
+/// Orders the thread's earlier and later accesses with respect to other threads' heavy fences.
+/// Costs no instruction.
 #[inline]
 pub(crate) fn light_fence() {
     compiler_fence(Ordering::SeqCst);
 }
 
-/// Called between two looks at what is waited for; `looks` counts them.
+/// Pauses between two polls; `looks` is the number of polls so far.
 #[inline]
 pub(crate) fn pause(looks: u32) {
     if looks < SPINS {
@@ -43,7 +43,7 @@ pub(crate) fn pause(looks: u32) {
 }
 
 thread_local! {
-    /// How many bursts the thread holds open: the crate's only thread-local state. See
+    /// Number of read sections that the thread has open; the crate's only thread-local state. See
     /// `guard_count.rs`.
     pub(crate) static READ_SECTIONS: Cell<usize> = const { Cell::new(0) };
 }

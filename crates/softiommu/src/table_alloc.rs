@@ -1,32 +1,31 @@
-//! The writer's side of a radix table: which tables exist, how full they are, which can be had
-//! back.
+//! Table allocation, writer side: allocated tables, their fill counts, and reclaim of empty ones.
 //!
-//! One writer at a time, by `&mut`. A table that has become empty stays where it is, because the
-//! next mapping is likely to need it again. Only when tables run out are the empty ones unlinked,
-//! and used again after a wait for the readers that may stand in them.
+//! There is one writer at a time, enforced by `&mut`. An empty table stays linked, because the next
+//! mapping is likely to need it. Only when tables run out does the writer unlink the empty ones. It
+//! reuses them after a wait for readers that may still walk them.
 
 use crate::sync::{INDEX_BITS, Ordering};
 use crate::table::{ENTRIES, GRANULE_SHIFT, Leaf, Table, index};
 use crate::walk_cache::WalkCache;
 
-/// What the writer knows of a table.
+/// The writer's state of a table.
 #[derive(Debug, Clone, Copy)]
 struct TableInfo {
-    /// Entries that are present.
+    /// Number of present entries.
     live: u32,
-    /// The word that links this table; 0, a word of the root that links no such table, while it is
-    /// not linked.
+    /// Index of the word that links this table. 0 while unlinked; word 0 belongs to the root and
+    /// does not link such a table.
     link: usize,
-    /// Whether it stands in the list of tables that were seen empty.
+    /// True if the table is in the list of tables that were seen empty.
     listed: bool,
 }
 
-/// The tables of a domain as its writer sees them, by number. Table 0 is the root.
+/// The writer's view of the tables of a domain, by number. Table 0 is the root.
 pub(crate) struct TableAlloc {
     info: Vec<TableInfo>,
-    /// Empty, unlinked, out of reach of every reader.
+    /// Empty, unlinked tables that no reader can reach.
     free: Vec<usize>,
-    /// Tables that were empty at some time since they left this list.
+    /// Tables that have been empty at some time since they were last taken off this list.
     emptied: Vec<usize>,
     walk_cache: WalkCache,
 }
@@ -45,24 +44,24 @@ impl TableAlloc {
         }
     }
 
-    /// Tables in use, the root included.
+    /// Returns the number of tables in use, including the root.
     pub(crate) fn in_use(&self) -> usize {
         self.info.len().saturating_sub(self.free.len())
     }
 
-    /// The table of the last level for `iova` if it is at hand: index of its first word.
+    /// Returns the index of the first word of the leaf table for `iova`, if cached.
     #[inline]
     pub(crate) fn cached_table(&self, iova: u64) -> Option<usize> {
         self.walk_cache.find(iova)
     }
 
-    /// Tables that can be linked without a wait.
+    /// Returns the number of tables that can be linked without a wait for readers.
     pub(crate) fn available(&self, table: &Table) -> usize {
         table.capacity().saturating_sub(self.in_use())
     }
 
-    /// The table of the last level for `iova`: index of its first word. Links what is missing.
-    /// `None` if tables run out, which the caller has ruled out.
+    /// Returns the index of the first word of the leaf table for `iova`, and links missing tables.
+    /// `None` if tables run out, which the caller must have ruled out.
     #[inline]
     pub(crate) fn find_or_link(&mut self, table: &Table, iova: u64) -> Option<usize> {
         let mut at = 0;
@@ -74,8 +73,8 @@ impl TableAlloc {
                 Leaf::ABSENT => {
                     let number = self.alloc(table, link)?;
                     let next = number.checked_mul(ENTRIES)?;
-                    // Relaxed: the table was never used, or readers were waited for after it was
-                    // emptied (see `walk`).
+                    // Relaxed: the table was never used, or the writer waited for readers after it
+                    // became empty (see `walk`).
                     word.store(next as u64, Ordering::Relaxed);
                     self.filled(at, 1);
                     next
@@ -107,7 +106,7 @@ impl TableAlloc {
         Some(number)
     }
 
-    /// `entries` entries of the table at `at` have become present.
+    /// Records that `entries` entries of the table at `at` became present.
     #[inline]
     pub(crate) fn filled(&mut self, at: usize, entries: u32) {
         if let Some(known) = self.info.get_mut(at / ENTRIES) {
@@ -115,7 +114,7 @@ impl TableAlloc {
         }
     }
 
-    /// `entries` entries of the table at `at` have become absent.
+    /// Records that `entries` entries of the table at `at` became absent.
     #[inline]
     pub(crate) fn cleared(&mut self, at: usize, entries: u32) {
         let number = at / ENTRIES;
@@ -128,8 +127,8 @@ impl TableAlloc {
         }
     }
 
-    /// Unlinks every empty table, and those that this empties in turn. They are free once readers
-    /// have been waited for: [`recycle`](Self::recycle).
+    /// Unlinks every empty table, and every table that becomes empty by that. After a wait for
+    /// readers, the caller frees them with [`recycle`](Self::recycle).
     pub(crate) fn unlink_empty(&mut self, table: &Table) -> Unlinked {
         self.walk_cache.clear();
         let mut unlinked = Vec::new();
@@ -147,19 +146,19 @@ impl TableAlloc {
                 word.store(Leaf::ABSENT, Ordering::Relaxed);
             }
             unlinked.push(number);
-            // The table that held the link may be empty now, and then it is listed.
+            // The table that held the link may now be empty; `cleared` then lists it.
             self.cleared(link - link % ENTRIES, 1);
         }
         Unlinked(unlinked)
     }
 
-    /// No reader stands in these tables any more.
+    /// Frees tables that no reader can reach any more.
     pub(crate) fn recycle(&mut self, unlinked: Unlinked) {
         self.free.extend(unlinked.0);
     }
 }
 
-/// Tables that no entry leads to, and readers may stand in.
+/// Unlinked tables that readers may still walk.
 #[must_use = "tables that are not recycled are lost"]
 pub(crate) struct Unlinked(Vec<usize>);
 

@@ -1,4 +1,4 @@
-//! The walk of a reader: from an address to the entry of its page, and from a range to its memory.
+//! Reader's walk: from an address to its page's entry, and from a range to its memory.
 
 use ringfence_types::{Access, FaultReason, Iova, IovaRange, PageSize, Permissions, PhysRange};
 
@@ -9,14 +9,14 @@ use crate::walk_cache::WalkCache;
 
 const PAGE: u64 = PageSize::Size4K.bytes();
 
-/// The first address that is not translated, for which access, and why.
+/// The first address that was denied, the access and the reason.
 pub(crate) type Denied = (Iova, Access, FaultReason);
 
-/// The memory behind `range`, if it lies in one page, whose table is at hand in `links`, and whose
-/// entry in `words` allows `wanted`: what most accesses are. Everything else, faults included, is
-/// for [`Table::translate`].
+/// Fast path for most accesses. Translates `range` if it lies in one page, its table is cached in
+/// `links`, and its entry in `words` allows `wanted`. [`Table::translate`] handles all other cases,
+/// including faults.
 ///
-/// Only under a pin: see [`Table::table_of`].
+/// Requires a guard: see [`Table::table_of`].
 #[inline]
 pub(crate) fn translate_cached(
     words: &[AtomicU64],
@@ -37,8 +37,8 @@ pub(crate) fn translate_cached(
     }
 }
 
-/// Where `start..=last`, which lies in one page, is in the page of `leaf`. There is always such a
-/// range.
+/// Returns the physical range of `start..=last` in the page of `leaf`. Both addresses must lie in
+/// one page; the result is then never `None`.
 #[inline]
 fn within(leaf: Leaf, start: Iova, last: Iova) -> Option<PhysRange> {
     let [start, last] = [start, last].map(|at| leaf.page().wrapping_add(at.offset_in(PAGE)));
@@ -46,10 +46,10 @@ fn within(leaf: Leaf, start: Iova, last: Iova) -> Option<PhysRange> {
 }
 
 impl Table {
-    /// The memory behind `range`, if every page of it is mapped for `wanted`. Nothing is given of a
-    /// range that is not whole.
+    /// Translates `range` if every page of it is mapped with `wanted`. Never returns a partial
+    /// result.
     ///
-    /// Each entry is read once: what is checked is what is given.
+    /// Reads each entry once, so the entry that is checked is the entry that is used.
     pub(crate) fn translate(
         &self,
         links: &WalkCache,
@@ -76,7 +76,7 @@ impl Table {
                     pieces
                 }
             };
-            // Past 2^64 - 1 there is nothing, and the range ends there at the latest.
+            // The range ends at 2^64 - 1 at the latest.
             match last.checked_add(1).filter(|_| last < range.last()) {
                 Some(next) => (start, pieces) = (next, Some(found)),
                 None => return Ok(found),
@@ -91,8 +91,8 @@ impl Table {
         (at, one_of(wanted), FaultReason::AddressBeyondWidth)
     }
 
-    /// The entry for the page of `iova`, which the table's width holds. Absent if any entry on the
-    /// path is.
+    /// Returns the entry for the page of `iova`, which must fit the table's width. Absent if any
+    /// entry on the path is absent.
     #[inline]
     fn walk(&self, links: &WalkCache, iova: u64) -> Leaf {
         links
@@ -102,17 +102,17 @@ impl Table {
             .map_or(Leaf::NONE, Leaf::read)
     }
 
-    /// The table of the last level for `iova`: index of its first word. Kept in `links`.
+    /// Returns the index of the first word of the leaf table for `iova`, and caches it in `links`.
     ///
-    /// Only under a pin: a table on the path may be given to another range once no reader can have
-    /// seen the entry that led to it.
+    /// Requires a guard. The writer may reuse a table on the path for another range once no reader
+    /// can have seen the link to it.
     fn table_of(&self, links: &WalkCache, iova: u64) -> Option<usize> {
         let mut table = 0;
         let mut shift = self.top();
         while shift > GRANULE_SHIFT {
-            // Relaxed: a table that was used for another range before is linked only after a wait
-            // for readers, so whoever sees the link went online, or passed a checkpoint, when the
-            // entries before were gone.
+            // Relaxed: the writer links a reused table only after a wait for readers. A reader that
+            // sees the link went online, or passed a checkpoint, after the old entries were
+            // removed.
             match self
                 .word(table | index(iova, shift))?
                 .load(Ordering::Relaxed)
@@ -138,7 +138,7 @@ fn denied(iova: Iova, leaf: Leaf, wanted: Permissions) -> Denied {
     }
 }
 
-/// The access to blame where all of `wanted` fails.
+/// Returns the access to report if all of `wanted` fails.
 pub(crate) fn one_of(wanted: Permissions) -> Access {
     if wanted.allows(Access::Read) {
         Access::Read

@@ -1,31 +1,30 @@
-//! A copy of the upper levels for one thread, a reader or the writer: which table of the last level
-//! translates which part of the address space.
+//! Per-thread cache of the upper table levels, for a reader or the writer: maps parts of the
+//! address space to leaf tables.
 //!
-//! A walk is four loads of which each needs the one before; with the last link at hand it is one.
-//! Entries of the last level are never kept: what is mapped and unmapped is seen at once, and
-//! permissions are read where they stand.
+//! A full walk takes four dependent loads; with a cached link it takes one. The cache never holds
+//! leaf entries. Maps and unmaps therefore take effect at once, and permissions are always read
+//! from the table.
 //!
-//! A link stays right for as long as its reader is not told otherwise. Tables are linked for
-//! another range only after a wait for readers that began when they were unlinked, and the
-//! generation of every attached endpoint was advanced before that wait. A reader that finds a new
-//! generation, at the beginning of a burst or at a checkpoint, forgets all links (decision 0015,
-//! "Links"). The writer forgets its own when it unlinks.
+//! A link stays valid until the endpoint's generation changes. Before the writer links a table for
+//! another range, it unlinks the table, advances the generation of every attached endpoint, and
+//! waits for readers. A reader that sees a new generation, when going online or at a checkpoint,
+//! drops all links (decision 0015, "Links"). The writer clears its own cache when it unlinks.
 
 use std::cell::Cell;
 
 use crate::table::TABLE_SHIFT;
 
-/// Links that are kept; each stands for 2 MiB of addresses.
+/// Number of cached links; each covers 2 MiB of addresses.
 const KEPT: usize = 64;
 
-/// No address has this above `TABLE_SHIFT`.
+/// Marks an empty slot: no address has this value above `TABLE_SHIFT`.
 const NONE: u64 = u64::MAX;
 
 #[derive(Clone, Copy)]
 struct CachedLink {
-    /// The addresses, without their lowest `TABLE_SHIFT` bits.
+    /// The address bits from `TABLE_SHIFT` upwards.
     addresses: u64,
-    /// Index of the first word of their table.
+    /// Index of the first word of the leaf table.
     table: usize,
 }
 
@@ -34,7 +33,7 @@ const EMPTY: CachedLink = CachedLink {
     table: 0,
 };
 
-/// The links that a reader has followed lately, by the lowest bits of their addresses.
+/// Recently followed links, direct-mapped by the lowest bits of `addresses`.
 pub(crate) struct WalkCache([Cell<CachedLink>; KEPT]);
 
 impl WalkCache {
@@ -42,28 +41,28 @@ impl WalkCache {
         Self([const { Cell::new(EMPTY) }; KEPT])
     }
 
-    /// The table of the last level for `iova`: index of its first word.
+    /// Returns the index of the first word of the leaf table for `iova`, if cached.
     #[inline]
     pub(crate) fn find(&self, iova: u64) -> Option<usize> {
         let link = self.slot(iova).get();
         (link.addresses == iova >> TABLE_SHIFT).then_some(link.table)
     }
 
-    /// The table of the last level for `iova` begins at word `table`.
+    /// Caches that the leaf table for `iova` begins at word `table`.
     #[inline]
     pub(crate) fn keep(&self, iova: u64, table: usize) {
         let addresses = iova >> TABLE_SHIFT;
         self.slot(iova).set(CachedLink { addresses, table });
     }
 
-    /// Forgets everything.
+    /// Drops all links.
     pub(crate) fn clear(&self) {
         self.0.iter().for_each(|link| link.set(EMPTY));
     }
 
     #[inline]
     fn slot(&self, iova: u64) -> &Cell<CachedLink> {
-        // The index is below the length by construction, and the compiler sees that.
+        // The compiler can prove that the index is in bounds.
         &self.0[(iova >> TABLE_SHIFT) as usize % KEPT]
     }
 }

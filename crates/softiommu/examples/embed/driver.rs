@@ -1,4 +1,4 @@
-//! The guest's side: what its kernel does by itself.
+//! The guest's side: requests that a real guest's kernel would send.
 
 use std::error::Error;
 
@@ -13,8 +13,8 @@ const REQUESTS: u64 = 0x20_0000;
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 
-/// Two requests in a new queue: attach endpoint 0x20 to domain 1, map a page of the domain,
-/// writable (virtio 1.3, section 5.13.6).
+/// Creates a queue with two requests (virtio 1.3, section 5.13.6): attach endpoint 0x20 to domain
+/// 1, and map a writable page in the domain.
 pub(crate) fn attach_and_map(memory: &GuestMemoryMmap) -> Result<Queue, Box<dyn Error>> {
     let words = |words: &[u32]| words.iter().flat_map(|w| w.to_le_bytes()).collect();
     let longs = |longs: &[u64]| longs.iter().flat_map(|l| l.to_le_bytes()).collect();
@@ -39,7 +39,7 @@ pub(crate) fn attach_and_map(memory: &GuestMemoryMmap) -> Result<Queue, Box<dyn 
     Ok(rings.create_queue()?)
 }
 
-/// What stands in memory, up to the first zero.
+/// Reads guest memory at `at` up to the first zero byte.
 pub(crate) fn text(memory: &GuestMemoryMmap, at: u64) -> Result<String, Box<dyn Error>> {
     let mut bytes = [0; 64];
     memory.read_slice(&mut bytes, GuestAddress(at))?;

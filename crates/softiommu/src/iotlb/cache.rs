@@ -1,5 +1,4 @@
-//! The IOTLB itself: which pages are there, which go when there is no room, what messages do to
-//! them.
+//! The IOTLB: cached pages, eviction, and the effects of messages.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -22,20 +21,20 @@ const PAGE: PageSize = PageSize::Size4K;
 /// The only domain.
 const DOMAIN: DomainId = DomainId::new(0);
 
-/// How much is kept, whatever the front-end sends.
+/// Resource limits. No message of the front-end can exceed them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IotlbLimits {
-    /// Pages of 4 KiB that are there at a time; at least one.
+    /// Maximum number of cached 4 KiB pages; at least one.
     pub pages: usize,
-    /// Pages of one update that are kept, those that are missed apart.
+    /// Number of pages of one update to cache in addition to missed pages.
     pub extra_pages: usize,
-    /// Tables, 4 KiB each; at least as many as one page needs.
+    /// Maximum number of tables, 4 KiB each; at least as many as one page needs.
     pub tables: usize,
-    /// Misses under way.
+    /// Maximum number of pending misses.
     pub misses: usize,
-    /// Width of the addresses.
+    /// Address width.
     pub width: Width,
-    /// Readers: one for each thread that accesses memory for the device.
+    /// Maximum number of readers: one per thread that accesses memory for the device.
     pub readers: usize,
 }
 
@@ -53,35 +52,35 @@ impl Default for IotlbLimits {
     }
 }
 
-/// A page that is there.
+/// A cached page.
 #[derive(Debug, Clone, Copy)]
 struct CachedPage {
     memory: PhysAddr,
     permissions: Permissions,
-    /// In the order of arrival.
+    /// Sequence number of the insertion.
     number: u64,
 }
 
 /// The IOTLB of one device, over the memory `M` that its front-end has shared. See the
 /// [module](super).
 ///
-/// Whoever changes it is no reader meanwhile, as with [`SoftIommu`]; keep it behind a lock that no
-/// reader takes while it is online.
+/// As with [`SoftIommu`], a thread that changes it must not be in a read section. Protect it with a
+/// lock that no reader takes while online.
 pub struct Iotlb<M> {
     unit: SoftIommu<M>,
     device: RequesterId,
     limits: IotlbLimits,
     regions: Regions,
     resident: BTreeMap<u64, CachedPage>,
-    /// Pages by arrival; one that is gone, or came again, stands here still, under its old number.
+    /// Pages in order of insertion. Evicted or replaced pages stay in the list under their old
+    /// number.
     arrivals: VecDeque<(u64, u64)>,
     number: u64,
     misses: Misses,
 }
 
 impl<M> Iotlb<M> {
-    /// An IOTLB in which nothing is there, over `memory`, of which the front-end has shared
-    /// `regions`.
+    /// Creates an empty IOTLB over `memory`, of which the front-end has shared `regions`.
     pub fn new(
         limits: IotlbLimits,
         device: RequesterId,
@@ -113,30 +112,30 @@ impl<M> Iotlb<M> {
         })
     }
 
-    /// A reader for one thread that accesses memory for the device.
+    /// Creates a reader for one thread that accesses memory for the device.
     pub fn reader(&self) -> Result<Reader<M>, IommuError> {
         self.unit.reader(self.device)
     }
 
-    /// Pages that are there.
+    /// Returns the number of cached pages.
     pub fn pages(&self) -> usize {
         self.resident.len()
     }
 
-    /// Misses under way.
+    /// Returns the number of pending misses.
     pub fn misses(&self) -> usize {
         self.misses.len()
     }
 
-    /// As many as may be.
+    /// Returns the maximum number of pending misses.
     #[cfg(feature = "vhost-user")]
     pub(super) fn most_misses(&self) -> usize {
         self.limits.misses
     }
 
-    /// The front-end shares other memory (`VHOST_USER_SET_MEM_TABLE`, `ADD_MEM_REG`,
-    /// `REM_MEM_REG`): when this returns, no reader holds anything of the memory before, and
-    /// nothing is there. Answers to misses under way do not count.
+    /// Replaces the shared memory (`VHOST_USER_SET_MEM_TABLE`, `ADD_MEM_REG`, `REM_MEM_REG`). On
+    /// return, no reader holds a reference to the old memory and the IOTLB is empty. Answers to
+    /// pending misses are ignored.
     pub fn set_memory(&mut self, memory: M, regions: Regions) -> Result<(), IotlbError> {
         may_wait()?;
         self.invalidate(None)?;
@@ -145,12 +144,12 @@ impl<M> Iotlb<M> {
         Ok(())
     }
 
-    /// Does what a message of the front-end's says. When this returns `Ok`, it is done, and can be
-    /// acknowledged: after an invalidation no reader holds anything of the range.
+    /// Executes a message of the front-end. After `Ok`, the caller can acknowledge the message.
+    /// After an invalidation, no reader holds a translation of the range.
     ///
     /// # Errors
-    /// The message is to be acknowledged as failed. Nothing has changed, but for pages that had to
-    /// go: for others, or because a refused update says something else of them.
+    /// The caller must acknowledge the message as failed. The IOTLB is unchanged, except that pages
+    /// may have been evicted: to make room, or because a rejected update contradicts them.
     pub fn receive(&mut self, message: &Message) -> Result<(), IotlbError> {
         may_wait()?;
         match *message {
@@ -164,7 +163,11 @@ impl<M> Iotlb<M> {
         }
     }
 
-    /// A reader of this device was refused an access: what to ask the front-end.
+    /// Handles a fault of a reader of this device. Returns the action that the caller must take.
+    ///
+    /// # Errors
+    /// [`IotlbError::NotAMiss`] if the fault is not a missing translation or permission of this
+    /// device, [`IotlbError::TooManyMisses`] at the limit.
     pub fn miss(&mut self, fault: &Fault) -> Result<MissAction, IotlbError> {
         match fault.reason {
             FaultReason::NotPresent | FaultReason::ReadDenied | FaultReason::WriteDenied => {}
@@ -188,15 +191,15 @@ impl<M> Iotlb<M> {
         Ok(MissAction::Send(id, Message::Miss { iova, wanted }))
     }
 
-    /// Whether what the miss asked for is there already, before there is a reply to it. It stays
-    /// under way until there is.
+    /// Returns true if the translation that the miss requested has arrived before the reply. The
+    /// miss stays pending until the reply.
     pub fn has_arrived(&self, miss: MissId) -> bool {
         self.misses
             .get(miss)
             .is_some_and(|(page, wanted)| self.allows(page, wanted))
     }
 
-    /// The front-end has replied to the miss: whether it has `done` what it was asked.
+    /// Completes a miss after the reply of the front-end; `done` is the status in the reply.
     pub fn replied(&mut self, miss: MissId, done: bool) -> Result<MissOutcome, IotlbError> {
         let (page, wanted) = self.misses.remove(miss).ok_or(IotlbError::NoMiss)?;
         Ok(match done {
@@ -227,16 +230,18 @@ impl<M> Iotlb<M> {
                 self.resident.remove(&page);
             }
         }
-        // The range as it is, whatever is thought to be there: what is out of reach does not depend
-        // on any account. It cannot be refused: whole pages, and no pin is held.
+        // Unmap the whole range without regard to `resident`: the effect of an invalidation must
+        // not depend on bookkeeping. It cannot fail: the range is whole pages and the thread has no
+        // read section open.
         self.domain()?
             .unmap(range)
             .map_err(|_| read_section_open())?;
         Ok(())
     }
 
-    /// Whether it is followed or refused, an update leaves nothing older of the pages that it
-    /// touches: neither where they were, nor a right that it does not give.
+    /// Handles an update. Whether the update is accepted or rejected, it leaves no older state of
+    /// the pages it touches. Neither an old physical address nor a permission outside the update
+    /// remains.
     fn update(
         &mut self,
         range: IovaRange,
@@ -275,9 +280,9 @@ impl<M> Iotlb<M> {
         Ok(())
     }
 
-    /// The pages that an update of `range` touches and contradicts, in part or as a whole. They are
-    /// looked for among the pages that are there, however many it has. All of them where it does
-    /// not say what memory they have.
+    /// Returns the cached pages that an update of `range` touches, fully or partly, and
+    /// contradicts. Iterates over cached pages only, so a large update costs no more. If `memory`
+    /// is `None`, every touched page counts as contradicted.
     fn outdated(&self, range: IovaRange, memory: Option<PhysAddr>, said: Permissions) -> Vec<u64> {
         let touched = page_of(range.start())..=page_of(range.last());
         let contradicted = |page: u64, resident: &CachedPage| {
@@ -292,7 +297,7 @@ impl<M> Iotlb<M> {
             .collect()
     }
 
-    /// The memory, and the first and last page, of an update that can be followed.
+    /// Returns the physical address and the first and last page of a valid update.
     fn whole_pages(
         &self,
         range: IovaRange,
@@ -305,7 +310,7 @@ impl<M> Iotlb<M> {
         if !(start ^ memory.get()).is_multiple_of(PAGE.bytes()) {
             return Err(no_page);
         }
-        // Whole pages only: what is before the first and behind the last cannot be expressed.
+        // Whole pages only: a partial page at either end cannot be mapped.
         let first = start.div_ceil(PAGE.bytes());
         let end = match range.last().checked_add(1) {
             Some(end) => page_of(end),
@@ -327,9 +332,9 @@ impl<M> Iotlb<M> {
         Ok((memory, first, last))
     }
 
-    /// What is believed of an update that says `said`: no more than was asked, now or since the
-    /// page came. QEMU looks up whether it may be read, or written, as it was asked, and then says
-    /// that it may be both.
+    /// Returns the permissions to grant for an update that grants `said`: at most those requested,
+    /// now or since the page was cached. QEMU checks only the requested access and then reports
+    /// both as allowed.
     fn granted(
         &self,
         page: u64,
@@ -343,12 +348,13 @@ impl<M> Iotlb<M> {
         let before = self.resident.get(&page);
         let before = before.filter(|resident| resident.memory == memory);
         let asked = before.map_or(asked, |resident| asked.union(resident.permissions));
-        // Not what was asked for at all: then what is said is all there is.
+        // The update does not grant the requested permission; use what it grants.
         Permissions::from_bits(said.bits() & asked.bits()).unwrap_or(said)
     }
 
-    /// Which pages of an update are kept: those that are missed, and some from the first of those
-    /// on. None that may have been looked up before an invalidation. In order, without repetition.
+    /// Returns the pages of an update to cache: the missed pages, and some that follow the first of
+    /// them. Omits pages whose translation may have been looked up before an invalidation. Sorted,
+    /// without duplicates.
     fn kept(&self, first: u64, last: u64) -> Vec<u64> {
         let from = self.misses.pages(first, last).min().unwrap_or(first);
         let ahead = u64::try_from(self.limits.extra_pages).unwrap_or(u64::MAX);
@@ -361,8 +367,8 @@ impl<M> Iotlb<M> {
         pages
     }
 
-    /// Takes away what is `outdated`, and what stands in the way of `pages`: what they were before,
-    /// and what came first if there is no room. Waits once.
+    /// Evicts the pages in `outdated`, old translations of `pages`, and, if there is no room, the
+    /// oldest pages. Waits for readers once.
     fn make_room(
         &mut self,
         pages: &BTreeMap<u64, (PhysAddr, Permissions)>,
@@ -405,7 +411,7 @@ impl<M> Iotlb<M> {
         self.unmap_pages(gone)
     }
 
-    /// Takes pages away, from the account and from readers.
+    /// Evicts pages from the bookkeeping and from the table.
     fn evict(&mut self, pages: Vec<u64>) -> Result<(), IotlbError> {
         for page in &pages {
             self.resident.remove(page);
@@ -423,8 +429,8 @@ impl<M> Iotlb<M> {
         Ok(())
     }
 
-    /// Puts a page there that is not, and has been looked at: it is within the width, and no pin is
-    /// held.
+    /// Maps a page that is not cached. The caller has checked that it is within the width and that
+    /// no read section is open.
     fn install(
         &mut self,
         page: u64,
@@ -438,7 +444,7 @@ impl<M> Iotlb<M> {
         if let Err(error) = &mapped
             && error.reason == MapReason::OutOfTables
         {
-            // Pages that are far from each other need a table each. They have had their time.
+            // Distant pages need a table each. Evict all pages and retry.
             let all = std::mem::take(&mut self.resident).into_keys().collect();
             self.arrivals.clear();
             self.unmap_pages(all)?;
@@ -458,7 +464,7 @@ impl<M> Iotlb<M> {
         Ok(())
     }
 
-    /// Keeps the list of arrivals within twice the pages that are there.
+    /// Limits the insertion list to twice the maximum number of pages.
     fn trim_arrivals(&mut self) {
         if self.arrivals.len() > self.limits.pages.max(1).saturating_mul(2) {
             let resident = &self.resident;
@@ -479,7 +485,7 @@ fn read_section_open() -> IotlbError {
     IotlbError::ReadSectionOpen(crate::error::ReadSectionOpen)
 }
 
-/// Where `page` is if `range` begins at `memory`.
+/// Returns the physical address of `page` if `range` starts at `memory`.
 fn memory_of(range: IovaRange, memory: PhysAddr, page: u64) -> PhysAddr {
     let start = range.start().get();
     memory.wrapping_add((page << PAGE.shift()).wrapping_sub(start))

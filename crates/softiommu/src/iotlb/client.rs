@@ -1,5 +1,5 @@
-//! A thin layer over the two sockets, for back-ends that do not read them themselves: one thread at
-//! a time asks, and does what the front-end says while it waits for the answer.
+//! Client for back-ends that do not read the two sockets themselves. One thread at a time sends a
+//! miss and executes the front-end's messages while it waits for the answer.
 
 use std::collections::VecDeque;
 use std::error::Error;
@@ -20,47 +20,49 @@ use super::frame::{
 use super::message::Message;
 use super::misses::{MissAction, MissId, MissOutcome};
 
-/// Times that a miss is asked again because its answer was gone before it could be used.
+/// Maximum number of retries of a miss whose translation was invalidated before use.
 const ATTEMPTS: usize = 8;
 
-/// Replies that are left in their socket until they are taken all at once. A miss goes on with its
-/// translation, which comes first.
+/// Number of replies to leave in the socket before reading them in one batch. A miss completes with
+/// its translation, which arrives before the reply.
 const UNREPLIED: usize = 8;
 
-/// How long the main socket is silent before the other one is looked at. Only a refusal comes there
-/// alone: this is what it takes longer, and an answer takes a system call less.
+/// Time that the main socket must be silent before the client reads the other socket. Only a
+/// refusal arrives there alone. A refusal therefore takes this much longer, but every other answer
+/// saves a system call.
 const MAIN_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// An [`Iotlb`] and its sockets: the main one, at which nothing but IOTLB messages is expected
-/// while this is used, and the one for the back-end's requests (`VHOST_USER_SET_BACKEND_REQ_FD`).
+/// An [`Iotlb`] and its sockets: the main socket, and the socket for the back-end's requests
+/// (`VHOST_USER_SET_BACKEND_REQ_FD`). While the client is in use, the main socket may carry only
+/// IOTLB messages.
 ///
-/// After an error of a socket or of a frame nothing that follows can be understood: drop it, and
-/// close both sockets.
+/// After a socket or frame error the streams are out of sync: drop the client and close both
+/// sockets.
 pub struct IotlbClient<M> {
     iotlb: Iotlb<M>,
     main: UnixStream,
     requests: UnixStream,
-    /// Misses whose translation came before their reply, in the order in which replies come.
+    /// Misses whose reply has not been read, in the order of the replies.
     unreplied: VecDeque<MissId>,
     patience: Duration,
-    /// Since when the front-end has said nothing that was waited for.
+    /// Start of the front-end's current silence while the client waits.
     silent: Option<Instant>,
 }
 
-/// Why a miss was not answered, or a message not followed.
+/// Error of a miss or of a message.
 #[derive(Debug)]
 pub enum IotlbClientError {
-    /// A socket, or the front-end's silence.
+    /// Socket error, or timeout of the front-end.
     Socket(io::Error),
-    /// Bytes that cannot be understood.
+    /// Malformed frame.
     Frame(FrameError),
-    /// Something else than an IOTLB message.
+    /// A request other than an IOTLB message.
     Request(u32),
-    /// The front-end says no: the device may not.
+    /// The front-end refused the access.
     Refused(Fault),
-    /// Answered each time, and gone each time.
+    /// The front-end answered each attempt and invalidated each answer.
     RetriesExhausted(Fault),
-    /// A miss that cannot be asked.
+    /// The IOTLB rejected the miss.
     Iotlb(IotlbError),
 }
 
@@ -102,11 +104,11 @@ impl From<IotlbError> for IotlbClientError {
 }
 
 impl<M> IotlbClient<M> {
-    /// `patience`: how long the front-end may take for an answer, and for the rest of a frame that
-    /// it has begun.
+    /// Creates a client. `patience` is the maximum time that the front-end may take for an answer,
+    /// and for the rest of a frame that it has started.
     ///
     /// # Errors
-    /// If a socket does not take it.
+    /// If a socket rejects the timeout.
     pub fn new(
         iotlb: Iotlb<M>,
         main: UnixStream,
@@ -128,16 +130,17 @@ impl<M> IotlbClient<M> {
         })
     }
 
-    /// The IOTLB, for its readers. Only this conversation changes it: the IOTLBs of two
-    /// conversations that changed places would miss each other's invalidations.
+    /// Returns the IOTLB, to create readers. Only this client changes it: if the IOTLBs of two
+    /// clients were swapped, each would miss its own invalidations.
     pub fn iotlb(&self) -> &Iotlb<M> {
         &self.iotlb
     }
 
-    /// A reader was refused an access, and has gone offline: when this returns, it may try again.
+    /// Resolves a fault of a reader, which must be offline. On `Ok`, the reader may retry the
+    /// access.
     ///
     /// # Errors
-    /// The access is not to be had, or the front-end cannot be understood.
+    /// The front-end refused the access, or did not answer in time, or sent a malformed frame.
     pub fn resolve(&mut self, fault: &Fault) -> Result<(), IotlbClientError> {
         for _ in 0..ATTEMPTS {
             if self.unreplied.len() >= UNREPLIED {
@@ -164,12 +167,11 @@ impl<M> IotlbClient<M> {
         Err(IotlbClientError::RetriesExhausted(*fault))
     }
 
-    /// Does what the front-end has to say: returns when it has said, and had acknowledged, one
-    /// thing.
+    /// Waits for one message of the front-end, executes it, and acknowledges it if requested.
     ///
     /// # Errors
-    /// The front-end cannot be understood. A message that is not followed is no error: it is
-    /// acknowledged as failed.
+    /// The front-end sent a malformed frame, or no message within `patience`. A message that cannot
+    /// be executed is not an error: the client acknowledges it as failed.
     pub fn serve(&mut self) -> Result<(), IotlbClientError> {
         while !self.serve_main()? {
             self.check_patience()?;
@@ -188,10 +190,10 @@ impl<M> IotlbClient<M> {
         }
     }
 
-    /// Does what the front-end has to say or, where it says nothing for a glance, takes its
-    /// replies: the outcome of `miss` if its reply is among them.
+    /// Executes one pending message of the front-end. If there is none, reads pending replies and
+    /// returns the outcome of `miss` if its reply is among them.
     ///
-    /// The main socket first: what it says came before the reply that it leads to.
+    /// Reads the main socket first: an update there precedes the reply to its miss.
     fn poll_sockets(
         &mut self,
         miss: Option<MissId>,
@@ -203,10 +205,11 @@ impl<M> IotlbClient<M> {
         self.take_replies(miss)
     }
 
-    /// Does what the front-end says on the main socket. `false` if it says nothing for a glance.
+    /// Executes one message on the main socket. Returns false if none arrives within
+    /// [`MAIN_POLL_INTERVAL`].
     fn serve_main(&mut self) -> Result<bool, IotlbClientError> {
-        // All of it at once, as it nearly always comes. Every frame that is expected here has this
-        // length.
+        // Read the whole frame at once; it nearly always arrives in one piece. Every frame expected
+        // here has this length.
         let mut frame = [0; Header::BYTES + IOTLB_BYTES];
         let (mut filled, mut need_reply) = (0, false);
         while filled < frame.len() {
@@ -234,13 +237,13 @@ impl<M> IotlbClient<M> {
         Ok(true)
     }
 
-    /// Whether what the message says has been done.
+    /// Executes the message. Returns true on success.
     fn apply(&mut self, bytes: &[u8; IOTLB_BYTES]) -> bool {
         Message::decode(bytes).is_ok_and(|message| self.iotlb.receive(&message).is_ok())
     }
 
-    /// Takes the replies that are there, and does not wait for any: the outcome of `miss` if its
-    /// reply is among them.
+    /// Reads pending replies without blocking. Returns the outcome of `miss` if its reply is among
+    /// them.
     fn take_replies(
         &mut self,
         miss: Option<MissId>,
@@ -269,7 +272,7 @@ impl<M> IotlbClient<M> {
         Ok(found)
     }
 
-    /// The front-end was silent for a glance.
+    /// Fails if the front-end has been silent for `patience`.
     fn check_patience(&mut self) -> Result<(), IotlbClientError> {
         let since = *self.silent.get_or_insert_with(Instant::now);
         if since.elapsed() >= self.patience {
@@ -280,8 +283,10 @@ impl<M> IotlbClient<M> {
     }
 }
 
-/// Whether the IOTLB message behind this header is to be acknowledged. An error if there is none
-/// behind it.
+/// Checks the header of an IOTLB message. Returns true if the message requests an acknowledgement.
+///
+/// # Errors
+/// The header belongs to another request, or has a wrong length or version.
 fn awaited(header: &[u8; Header::BYTES]) -> Result<bool, IotlbClientError> {
     let header = Header::decode(header)?;
     if header.reply || header.request != FRONTEND_IOTLB {

@@ -1,4 +1,4 @@
-//! Why a message was not followed.
+//! Errors of IOTLB messages.
 
 use std::error::Error;
 use std::fmt;
@@ -7,18 +7,18 @@ use ringfence_types::{Fault, Iova, IovaRange, PhysAddr};
 
 use crate::error::{IommuError, MapError, ReadSectionOpen};
 
-/// Bytes that are no IOTLB message.
+/// A malformed IOTLB message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum MessageError {
-    /// There is no such message.
+    /// Unknown message type.
     Kind(u8),
-    /// There are no such permissions.
+    /// Invalid permissions.
     Permissions(u8),
-    /// An update of no bytes, or past 2^64 - 1.
+    /// An update of zero bytes, or one that exceeds 2^64 - 1.
     Range {
-        /// Where it begins.
+        /// Start of the range.
         iova: Iova,
-        /// Its size.
+        /// Length in bytes.
         bytes: u64,
     },
 }
@@ -35,14 +35,14 @@ impl fmt::Display for MessageError {
 
 impl Error for MessageError {}
 
-/// Bytes that are no frame that is expected here. What follows them cannot be understood either.
+/// A malformed or unexpected frame. The bytes after it cannot be parsed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FrameError {
-    /// Another version of the protocol.
+    /// Unsupported protocol version.
     Version(u32),
-    /// A payload of another size than the request has.
+    /// Payload length that does not match the request.
     Length(u32),
-    /// Something else where a reply should be.
+    /// A frame that is not a reply to an IOTLB message.
     NoReply,
 }
 
@@ -58,24 +58,24 @@ impl fmt::Display for FrameError {
 
 impl Error for FrameError {}
 
-/// Regions that the front-end cannot have shared.
+/// An invalid list of regions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RegionError {
-    /// More than a front-end may share.
+    /// More regions than a front-end may share.
     TooMany {
-        /// How many.
+        /// Number of regions given.
         given: usize,
-        /// How many there may be.
+        /// Maximum number of regions.
         most: usize,
     },
-    /// Empty, or past 2^64 - 1 in one of its address spaces.
+    /// A region is empty, or exceeds 2^64 - 1 in one of its address spaces.
     Wraps {
-        /// Where it begins in the front-end.
+        /// Start of the region in the front-end's address space.
         user: u64,
     },
-    /// Two share an address of the front-end.
+    /// Two regions overlap in the front-end's address space.
     Overlap {
-        /// The first one that they share.
+        /// First address that both contain.
         user: u64,
     },
 }
@@ -92,37 +92,37 @@ impl fmt::Display for RegionError {
 
 impl Error for RegionError {}
 
-/// Why a message of the front-end, or a miss, was not followed.
+/// Error of a message of the front-end, or of a miss.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum IotlbError {
-    /// A message that only a back-end sends.
+    /// A message type that only a back-end sends.
     NotForUs,
-    /// An update of memory that the front-end has not shared, or not as one region.
+    /// An update to memory that the front-end has not shared as one region.
     NotShared {
-        /// What was to be mapped.
+        /// IOVA range of the update.
         range: IovaRange,
-        /// To what.
+        /// Address in the front-end's address space.
         user: u64,
     },
-    /// An update without a whole page, or whose memory is aligned otherwise.
+    /// An update that contains no whole page, or whose memory has a different page offset.
     NoPage {
-        /// What was to be mapped.
+        /// IOVA range of the update.
         range: IovaRange,
-        /// To what.
+        /// Physical address of the update.
         memory: PhysAddr,
     },
-    /// The table does not take it.
+    /// The page table rejected the mapping.
     Map(MapError),
-    /// A fault that no front-end can mend.
+    /// The fault is not a missing translation, so the front-end cannot resolve it.
     NotAMiss(Fault),
-    /// As many misses are under way as there may be.
+    /// The number of pending misses is at its limit.
     TooManyMisses,
-    /// No such miss is under way.
+    /// The miss is not pending.
     NoMiss,
-    /// The unit.
+    /// Error of the unit.
     Unit(IommuError),
-    /// See [`ReadSectionOpen`].
+    /// The calling thread has a read section open, see [`ReadSectionOpen`].
     ReadSectionOpen(ReadSectionOpen),
 }
 

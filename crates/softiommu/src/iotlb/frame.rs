@@ -1,19 +1,18 @@
-//! Frames of the vhost-user protocol, as far as IOTLB messages need them: a header of 12 bytes,
-//! then the payload.
+//! vhost-user frames for IOTLB messages: a header of 12 bytes, then the payload.
 
 use super::error::FrameError;
 use super::message::Message;
 
-/// `VHOST_USER_IOTLB_MSG`: a request of the front-end.
+/// `VHOST_USER_IOTLB_MSG`, a request of the front-end.
 pub const FRONTEND_IOTLB: u32 = 22;
-/// `VHOST_USER_BACKEND_IOTLB_MSG`: a request of the back-end.
+/// `VHOST_USER_BACKEND_IOTLB_MSG`, a request of the back-end.
 const BACKEND_IOTLB: u32 = 1;
 
-/// Bytes of an IOTLB message.
+/// Length of an IOTLB message in bytes.
 pub const IOTLB_BYTES: usize = 32;
 
 const HEADER_BYTES: usize = 12;
-/// Bytes of a reply: the header, and a number.
+/// Length of a reply in bytes: header and status.
 pub(super) const REPLY_BYTES: usize = HEADER_BYTES + 8;
 
 const VERSION: u32 = 1;
@@ -21,24 +20,28 @@ const VERSION_MASK: u32 = 3;
 const REPLY: u32 = 1 << 2;
 const NEED_REPLY: u32 = 1 << 3;
 
-/// What stands before every payload.
+/// The header of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Header {
-    /// Which request it is, or is replied to.
+    /// The request, or the request that this frame replies to.
     pub request: u32,
-    /// Whether it is a reply.
+    /// True if the frame is a reply.
     pub reply: bool,
-    /// Whether it asks for one.
+    /// True if the sender requests a reply.
     pub need_reply: bool,
-    /// Bytes of the payload, as the peer says: to be checked against what the request has.
+    /// Payload length in bytes, as claimed by the peer. The receiver must check it against the
+    /// request.
     pub bytes: u32,
 }
 
 impl Header {
-    /// Bytes of a header.
+    /// Length of a header in bytes.
     pub const BYTES: usize = HEADER_BYTES;
 
-    /// Reads a header.
+    /// Decodes a header.
+    ///
+    /// # Errors
+    /// [`FrameError::Version`] for another protocol version.
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, FrameError> {
         let &[a, b, c, d, e, f, g, h, i, j, k, l] = bytes;
         let [request, flags, bytes] =
@@ -54,7 +57,7 @@ impl Header {
         })
     }
 
-    /// The bytes of the header.
+    /// Encodes the header.
     pub fn encode(self) -> [u8; HEADER_BYTES] {
         let set = |flag, on: bool| if on { flag } else { 0 };
         let flags = VERSION | set(REPLY, self.reply) | set(NEED_REPLY, self.need_reply);
@@ -70,7 +73,7 @@ impl Header {
     }
 }
 
-/// A request of the back-end's, which asks for a reply.
+/// Encodes a request of the back-end that requests a reply.
 pub fn request(message: &Message) -> [u8; HEADER_BYTES + IOTLB_BYTES] {
     let header = Header {
         request: BACKEND_IOTLB,
@@ -83,7 +86,7 @@ pub fn request(message: &Message) -> [u8; HEADER_BYTES + IOTLB_BYTES] {
     bytes
 }
 
-/// The reply to a request of the front-end's that asks for one: whether it was done.
+/// Encodes the reply to a request of the front-end; `done` is true on success.
 pub fn reply(request: u32, done: bool) -> [u8; REPLY_BYTES] {
     let header = Header {
         request,
@@ -97,7 +100,10 @@ pub fn reply(request: u32, done: bool) -> [u8; REPLY_BYTES] {
     bytes
 }
 
-/// What the front-end replies to a [`request`]: whether it has done it.
+/// Decodes the front-end's reply to a [`request`]. Returns true on success.
+///
+/// # Errors
+/// [`FrameError`] if the frame is not such a reply.
 pub fn reply_status(bytes: &[u8; REPLY_BYTES]) -> Result<bool, FrameError> {
     let (header, status) = bytes.split_first_chunk().ok_or(FrameError::NoReply)?;
     let header = Header::decode(header)?;

@@ -1,5 +1,4 @@
-//! IOTLB messages: `struct vhost_iotlb_msg`, in the host's byte order, as its 32 bytes with
-//! padding.
+//! IOTLB messages: `struct vhost_iotlb_msg` in host byte order, 32 bytes including padding.
 
 use ringfence_types::{Iova, IovaRange, Permissions};
 
@@ -11,41 +10,45 @@ const VHOST_IOTLB_UPDATE: u8 = 2;
 const VHOST_IOTLB_INVALIDATE: u8 = 3;
 const VHOST_IOTLB_ACCESS_FAIL: u8 = 4;
 
-/// One message. `VHOST_ACCESS_RO`, `_WO` and `_RW` are the bits of [`Permissions`].
+/// One message. `VHOST_ACCESS_RO`, `_WO` and `_RW` equal the bits of [`Permissions`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Message {
-    /// From the back-end: how may it access this address?
+    /// From the back-end: requests a translation.
     Miss {
-        /// The address; everything else about the translation is for the front-end to say.
+        /// The address. The front-end determines the extent of the translation.
         iova: Iova,
-        /// What it wants to do there.
+        /// Permissions that the access needs.
         wanted: Permissions,
     },
-    /// From the front-end: this is what `range` is.
+    /// From the front-end: the translation of `range`.
     Update {
-        /// Addresses of the device.
+        /// I/O virtual addresses of the device.
         range: IovaRange,
-        /// Where they begin in the front-end's own address space, of which
-        /// [`Regions`](super::Regions) tells.
+        /// Start of the memory in the front-end's own address space; [`Regions`](super::Regions)
+        /// translates it.
         user: u64,
-        /// What the device may do.
+        /// Permissions of the device.
         permissions: Permissions,
     },
-    /// From the front-end: whatever was said of these addresses no longer holds. `None`: of all.
+    /// From the front-end: invalidates the translations of a range, or of all addresses if `None`.
     Invalidate(Option<IovaRange>),
     /// From the back-end: an access failed.
     AccessFail {
-        /// Its address.
+        /// Address of the access.
         iova: Iova,
-        /// What it was.
+        /// Permissions that the access needed.
         wanted: Permissions,
     },
 }
 
 impl Message {
-    /// Reads a message. An invalidation whose range is none (empty, or past 2^64 - 1) is one of
-    /// everything: what is invalidated too much is asked for again, and what is invalidated too
-    /// little is reached by a device that may not.
+    /// Decodes a message. An invalidation with an invalid range (empty, or exceeding 2^64 - 1)
+    /// becomes a global one. Over-invalidation only costs misses; under-invalidation would leave a
+    /// device access to memory.
+    ///
+    /// # Errors
+    /// [`MessageError`] for an unknown type, or an update with an invalid range or invalid
+    /// permissions.
     pub fn decode(bytes: &[u8; IOTLB_BYTES]) -> Result<Self, MessageError> {
         let [iova, size, user] = [0, 8, 16].map(|at| {
             let mut word = [0; 8];
@@ -83,7 +86,7 @@ impl Message {
         }
     }
 
-    /// The bytes of the message.
+    /// Encodes the message.
     pub fn encode(&self) -> [u8; IOTLB_BYTES] {
         let (kind, iova, size, user, permissions) = match *self {
             Self::Miss { iova, wanted } => (VHOST_IOTLB_MISS, iova, 0, 0, wanted.bits()),
@@ -113,7 +116,7 @@ impl Message {
             .zip(words.iter().flatten())
             .for_each(|(to, from)| *to = *from);
         let [.., permission, code, _, _, _, _, _, _] = &mut bytes;
-        // Two bits.
+        // `permissions` has two bits, so the cast is lossless.
         (*permission, *code) = (permissions as u8, kind);
         bytes
     }

@@ -1,39 +1,39 @@
-//! Misses under way, and invalidations that arrived meanwhile.
+//! Pending misses, and invalidations that arrived while they were pending.
 //!
-//! Everything has a number in the order in which it happened. An invalidation matters to updates
-//! for as long as a miss is under way that was sent before it: its answer may have been looked up
-//! before the invalidation, and arrive after it.
+//! Misses and invalidations are numbered in the order of their arrival. An invalidation affects
+//! updates while a miss that was sent before it is pending. The front-end may have looked up the
+//! answer before the invalidation and may send it afterwards.
 
 use ringfence_types::{Iova, IovaRange, PageSize, Permissions};
 
 const PAGE: PageSize = PageSize::Size4K;
 
-/// Invalidations that are remembered one by one; more become one that covers them all.
+/// Maximum number of separate invalidations. Further ones are merged into a single covering range.
 const REMEMBERED: usize = 32;
 
-/// A miss under way.
+/// Identifies a pending miss.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MissId(u64);
 
-/// What [`Iotlb::miss`](super::Iotlb::miss) asks its caller to do. Whoever is told to wait holds no
-/// pin meanwhile.
+/// Action that [`Iotlb::miss`](super::Iotlb::miss) requests from its caller. While it waits, the
+/// caller must not hold a guard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MissAction {
-    /// Send this to the front-end, with a request for a reply; then wait.
+    /// Send the message to the front-end with a request for a reply, then wait.
     Send(MissId, super::Message),
-    /// Wait: the same was asked before.
+    /// Wait: the same miss is already pending.
     Wait(MissId),
-    /// The translation has arrived in the meantime: try again.
+    /// The translation has arrived: retry the access.
     Present,
 }
 
-/// What became of a miss.
+/// Outcome of a miss.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MissOutcome {
-    /// The translation is there: try again.
+    /// The translation is cached: retry the access.
     Present,
-    /// There was an answer, and it is gone, or came too late to be believed: try again, and expect
-    /// another miss.
+    /// An answer arrived but was invalidated, or arrived too late to be trusted. Retry the access,
+    /// which may miss again.
     Invalidated,
     /// The device may not access the address.
     Refused,
@@ -52,7 +52,7 @@ struct RecentInvalidation {
     range: IovaRange,
 }
 
-/// What is under way.
+/// Pending misses and the invalidations that affect them.
 #[derive(Debug, Default)]
 pub(super) struct Misses {
     misses: Vec<Miss>,
@@ -61,8 +61,8 @@ pub(super) struct Misses {
 }
 
 impl Misses {
-    /// The miss of `page` that asks for all of `wanted`, if one is under way that no invalidation
-    /// has overtaken.
+    /// Returns a pending miss of `page` that requests all of `wanted` and that no later
+    /// invalidation affects.
     pub(super) fn find(&self, page: u64, wanted: Permissions) -> Option<MissId> {
         let miss = self.misses.iter().find(|miss| {
             miss.page == page
@@ -82,7 +82,7 @@ impl Misses {
         id
     }
 
-    /// The miss is over: its page, and what was wanted there.
+    /// Removes a completed miss. Returns its page and the requested permissions.
     pub(super) fn remove(&mut self, id: MissId) -> Option<(u64, Permissions)> {
         let at = self.misses.iter().position(|miss| miss.id == id)?;
         let miss = self.misses.swap_remove(at);
@@ -92,15 +92,15 @@ impl Misses {
         Some((miss.page, miss.wanted))
     }
 
-    /// What the miss is about, while it is under way.
+    /// Returns the page and the requested permissions of a pending miss.
     pub(super) fn get(&self, id: MissId) -> Option<(u64, Permissions)> {
         let miss = self.misses.iter().find(|miss| miss.id == id)?;
         Some((miss.page, miss.wanted))
     }
 
-    /// What the oldest miss in `first..=last` wants that no invalidation has overtaken and that
-    /// `has` does not say is there: the one that an update of these pages answers, if the front-end
-    /// takes misses in their order.
+    /// Returns the permissions requested by the oldest unanswered miss in `first..=last`. Skips
+    /// misses for which `has` returns true and misses that a later invalidation affects. If the
+    /// front-end serves misses in order, an update of these pages answers this miss.
     pub(super) fn answered(
         &self,
         first: u64,
@@ -115,7 +115,7 @@ impl Misses {
         misses.min_by_key(|miss| miss.id.0).map(|miss| miss.wanted)
     }
 
-    /// The pages that are missed, in `first..=last`.
+    /// Returns the pages of pending misses in `first..=last`.
     pub(super) fn pages(&self, first: u64, last: u64) -> impl Iterator<Item = u64> {
         self.misses
             .iter()
@@ -123,7 +123,7 @@ impl Misses {
             .filter(move |page| (first..=last).contains(page))
     }
 
-    /// `range` was invalidated.
+    /// Records the invalidation of `range`.
     pub(super) fn invalidated(&mut self, range: IovaRange) {
         if self.misses.is_empty() {
             return;
@@ -146,7 +146,7 @@ impl Misses {
         });
     }
 
-    /// Whether an update of `page` may have been looked up before an invalidation.
+    /// Returns true if an update of `page` may have been looked up before an invalidation.
     pub(super) fn is_doubtful(&self, page: u64) -> bool {
         self.is_doubtful_for(0, page)
     }

@@ -1,29 +1,33 @@
-//! A vhost-user back-end's IOTLB: what its front-end has said of the device's addresses, cached
-//! where readers translate.
+//! IOTLB of a vhost-user back-end: caches the translations that the front-end sends, and readers
+//! translate through it.
 //!
-//! A back-end whose driver has negotiated `VIRTIO_F_ACCESS_PLATFORM` sees I/O virtual addresses and
-//! no table. It asks its front-end (a *miss*, on the socket for the back-end's requests), is told
-//! (an *update*, on the main socket), and is told when that no longer holds (an *invalidation*, on
-//! the main socket, too). [`Iotlb`] is that cache without I/O: messages in, messages out. Its hits
-//! are [`ReadGuard`](crate::ReadGuard)'s, and an invalidation is acknowledged when no reader holds
-//! what it took away.
+//! A back-end whose driver has negotiated `VIRTIO_F_ACCESS_PLATFORM` receives I/O virtual addresses
+//! but no page table. It sends a *miss* on the socket for back-end requests. The front-end answers
+//! with an *update* on the main socket. When a translation becomes invalid, the front-end sends an
+//! *invalidation* on the main socket.
 //!
-//! # Two sockets
-//! The front-end may look an address up, be told by the guest that it is unmapped, send the
-//! invalidation, and only then send the update that it has looked up before. To install that one
-//! would bring back what is gone, for good: nobody will invalidate it a second time. So an
-//! invalidation that arrives while misses are under way is remembered until each of them has been
-//! answered, and no update installs a page of it meanwhile; whoever still needs the page asks
-//! again. What this rests on: a miss is sent with a request for a reply
-//! (`VHOST_USER_PROTOCOL_F_REPLY_ACK`, without which a back-end must not use this), and the
-//! front-end replies to it after its update has been acknowledged.
+//! [`Iotlb`] is this cache without I/O: it consumes and produces messages. Hits go through
+//! [`ReadGuard`](crate::ReadGuard). The caller acknowledges an invalidation when no reader holds an
+//! affected translation.
+//!
+//! # Race between the two sockets
+//! The front-end may look up an address, then send an invalidation for it, and only then send the
+//! update with the old translation. If the back-end installed this update, the stale translation
+//! would stay forever: no second invalidation follows.
+//!
+//! [`Iotlb`] therefore remembers an invalidation that arrives while misses are pending, until each
+//! of them has been answered. Meanwhile no update installs a page of the invalidated range. A
+//! reader that still needs the page sends another miss.
+//!
+//! This requires that each miss requests a reply and that the front-end replies after its update
+//! was acknowledged. A back-end must not use this module without `VHOST_USER_PROTOCOL_F_REPLY_ACK`.
 //!
 //! # Bounds
-//! Pages, tables, misses under way and remembered invalidations are bounded ([`IotlbLimits`]). Of
-//! an update that is larger, the pages that are missed are kept, and some that follow; a page of it
-//! that is there already, and that it contradicts, goes, wherever in the update it lies; where
-//! there is no room, what came first goes first. The front-end can map only what it has shared: an
-//! update outside the regions is refused.
+//! [`IotlbLimits`] bounds pages, tables and pending misses; the number of remembered invalidations
+//! is also bounded. Of an update that exceeds the limits, the IOTLB caches the missed pages and
+//! some that follow. It evicts every cached page that the update contradicts, anywhere in the
+//! update. If there is no room, it evicts the oldest pages first. The front-end can map only memory
+//! that it has shared: an update outside the regions is rejected.
 //!
 //! Sources: vhost-user protocol, "IOMMU support" and "Memory access" ([QEMU's interop
 //! documents](https://www.qemu.org/docs/master/interop/vhost-user.html)); `struct vhost_iotlb_msg`

@@ -1,21 +1,22 @@
-//! What the front-end has shared: from its own addresses, in which updates speak, to physical ones.
+//! Memory regions shared by the front-end. They map front-end addresses, which updates use, to
+//! physical addresses.
 
 use ringfence_types::{PhysAddr, PhysRange};
 
 use super::error::RegionError;
 
-/// Regions that a front-end may share. The protocol's message for a whole table has room for 8;
-/// QEMU adds up to 509 one by one.
+/// Maximum number of regions that a front-end may share. The protocol's message for a whole table
+/// has room for 8; QEMU adds up to 509 one by one.
 const MOST: usize = 512;
 
 /// One region of a memory table (`VHOST_USER_SET_MEM_TABLE`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Region {
-    /// Where it begins in the front-end's address space.
+    /// Start in the front-end's address space.
     pub user: u64,
-    /// Its bytes.
+    /// Length in bytes.
     pub bytes: u64,
-    /// Where it begins in what the unit's memory goes by: the guest's physical addresses.
+    /// Start in the address space of the unit's memory: guest-physical addresses.
     pub memory: PhysAddr,
 }
 
@@ -27,7 +28,11 @@ pub struct Regions {
 }
 
 impl Regions {
-    /// Checks that no region is empty, wraps, or overlaps another one.
+    /// Creates a table of `regions`.
+    ///
+    /// # Errors
+    /// [`RegionError`] if there are too many regions, or a region is empty, wraps, or overlaps
+    /// another one.
     pub fn new(regions: &[Region]) -> Result<Self, RegionError> {
         let given = regions.len();
         if given > MOST {
@@ -47,7 +52,8 @@ impl Regions {
         Ok(Self { sorted })
     }
 
-    /// Where `bytes` bytes of the front-end's at `user` are, if one region has them all.
+    /// Returns the physical address of `bytes` bytes at front-end address `user`, if a single
+    /// region contains them all.
     pub fn find(&self, user: u64, bytes: u64) -> Option<PhysAddr> {
         let after = self.sorted.partition_point(|region| region.user <= user);
         let region = self.sorted.get(after.checked_sub(1)?)?;

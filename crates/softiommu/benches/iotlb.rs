@@ -1,8 +1,9 @@
-//! What a miss of a vhost-user back-end costs: asked, answered over local sockets and resumed,
-//! against a bare round trip over one such socket.
+//! Cost of a vhost-user back-end's miss: request, answer over local sockets, resume. The baseline
+//! is a bare round trip over one such socket.
 //!
 //! The front-end is another thread. It answers a miss as QEMU does: the update, its
-//! acknowledgement, then the reply. Sides are interleaved; the ratio of the medians is what counts.
+//! acknowledgement, then the reply. The variants run interleaved; only the ratio of the medians is
+//! comparable.
 
 use std::hint::black_box;
 use std::io::{Read, Write};
@@ -73,7 +74,7 @@ fn timed(mut work: impl FnMut()) -> f64 {
 }
 
 fn main() {
-    // `cargo test --benches` runs this too: then once is enough.
+    // `cargo test --benches` runs this too; one sample suffices then.
     let bench = std::env::args().any(|arg| arg == "--bench");
     let samples = if bench { SAMPLES } else { 1 };
     let region = Region {

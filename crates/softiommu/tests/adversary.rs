@@ -1,8 +1,8 @@
-//! Readers and unmap on real threads. Loom proves the orderings (`tests/loom.rs`); this shows that
-//! they reach the processor, and what loom does not look at: that unmap returns while bursts go on,
-//! and that a commit waits for pins.
+//! Readers and unmap on real threads. Loom checks the orderings (`tests/loom.rs`). This test runs
+//! them on a real CPU and covers what loom does not. Unmap returns during a read section, and a
+//! commit waits for guards.
 //!
-//! Iterations are counted, never timed.
+//! The tests count iterations and never measure time.
 
 use std::hint;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ fn page(number: u64) -> IovaRange {
     IovaRange::new(Iova::new(number * PAGE), PAGE).unwrap()
 }
 
-/// Frames of one word each.
+/// Memory with one word per page frame.
 type Memory = Vec<AtomicU64>;
 
 fn unit(frames: usize) -> SoftIommu<Memory> {
@@ -36,8 +36,8 @@ fn unit(frames: usize) -> SoftIommu<Memory> {
 const FREE: u64 = 0;
 const POISON: u64 = 1;
 
-/// The page moves from frame to frame. The frame that it has left is poisoned as soon as unmap has
-/// returned, and no reader ever sees poison, in bursts of all lengths.
+/// The page moves from frame to frame. As soon as unmap has returned, the writer poisons the old
+/// frame. No reader may ever see poison, for read sections of any length.
 #[test]
 fn nobody_sees_what_is_written_after_unmap() {
     const FRAMES: usize = 64;
@@ -89,7 +89,7 @@ fn nobody_sees_what_is_written_after_unmap() {
         let mut burst = view.online();
         burst.guard().memory()[frame].store(POISON, Ordering::Relaxed);
         drop(burst);
-        // It is clean again before it comes back.
+        // Clean the frame before it is reused.
         let before = (frame + FRAMES - 1) % FRAMES;
         view.online().guard().memory()[before].store(FREE, Ordering::Relaxed);
     }
@@ -100,7 +100,7 @@ fn nobody_sees_what_is_written_after_unmap() {
     }
 }
 
-/// Unmap needs the reader's next pin, not the end of its burst.
+/// Unmap waits for the reader's next guard, not for the end of its read section.
 #[test]
 fn unmap_returns_while_a_burst_goes_on() {
     const LOOKS: usize = 200_000_000;
@@ -134,7 +134,7 @@ fn unmap_returns_while_a_burst_goes_on() {
     assert!(device.join().unwrap(), "unmap waited for the end");
 }
 
-/// Neither unmap nor detach, alone or as a commit, returns while a pin is held.
+/// Neither unmap nor detach nor another change returns while a guard is held.
 #[test]
 fn nothing_returns_while_a_pin_is_held() {
     type Change = fn(&mut SoftIommu<Memory>);
@@ -162,8 +162,8 @@ fn nothing_returns_while_a_pin_is_held() {
             theirs.store(true, Ordering::Release);
             unit
         });
-        // The mapping is gone at some time, or never is seen to go where it is the view that
-        // changes; the pin holds either way.
+        // At some point the translation may disappear; if the view changes, it stays until the next
+        // checkpoint. In both cases the guard delays the change.
         for _ in 0..300 {
             thread::yield_now();
             let _ = pin.translate(page(0), Access::Read);

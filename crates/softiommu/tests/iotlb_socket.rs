@@ -1,5 +1,5 @@
-//! The IOTLB over two sockets: a front-end that answers, refuses, invalidates in between, keeps
-//! silent, or talks nonsense.
+//! The IOTLB over two sockets: a front-end that answers, refuses, invalidates meanwhile, stays
+//! silent, or sends malformed frames.
 #![cfg(feature = "vhost-user")]
 
 use std::io::{Read, Write};
@@ -17,15 +17,15 @@ use ringfence_types::{Access, Fault, Iova, IovaRange, Permissions, PhysAddr, Req
 const DISK: RequesterId = RequesterId::new(0x20);
 const PAGE: u64 = 1 << 12;
 const USER: u64 = 0x7f00_0000_0000;
-/// Long enough for a busy machine; only the test of silence waits for it.
+/// Long enough for a loaded machine; only the test of silence waits this long.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn range(page: u64) -> IovaRange {
     IovaRange::new(Iova::new(page * PAGE), PAGE).unwrap()
 }
 
-/// A back-end, and the front-end's ends of its sockets: the main one, that of the back-end's
-/// requests.
+/// Returns a back-end and the front-end's ends of its sockets: the main socket, then the one for
+/// back-end requests.
 fn connected(patience: Duration) -> (IotlbClient<()>, UnixStream, UnixStream) {
     connected_with(IotlbLimits::default(), patience)
 }
@@ -51,7 +51,7 @@ fn header(request: u32, flags: u32, bytes: u32) -> Vec<u8> {
     [request, flags, bytes].map(u32::to_ne_bytes).concat()
 }
 
-/// Sends a message on the main socket, and waits until it is acknowledged: whether it was done.
+/// Sends a message on the main socket and waits for its acknowledgement. Returns true on success.
 fn tell(main: &mut UnixStream, message: &Message) -> bool {
     let mut frame = header(FRONTEND_IOTLB, 1 | 8, 32);
     frame.extend(message.encode());
@@ -114,7 +114,7 @@ fn misses_are_answered() {
         let (page, wanted) = next_miss(&mut requests);
         assert_eq!((page, wanted), (7, Permissions::WRITE));
         reply(&mut requests, 1);
-        // While nobody misses anything.
+        // While no miss is pending.
         resolved.recv().unwrap();
         assert!(tell(&mut main, &Message::Invalidate(Some(range(3)))));
         assert!(!tell(&mut main, &page_is(3, 64)));
@@ -137,7 +137,7 @@ fn misses_are_answered() {
     front.join().unwrap();
 }
 
-/// Both are there: what the main socket says came first, and the reply means it.
+/// Both the update and the reply are available. The client must handle the main socket first.
 #[test]
 fn the_update_is_followed_before_its_reply() {
     let (mut exchange, mut main, mut requests) = connected(Duration::from_millis(200));
@@ -151,8 +151,8 @@ fn the_update_is_followed_before_its_reply() {
     assert_eq!(frame_of(&mut exchange, 5), Some(3));
 }
 
-/// A front-end that always says both, and a back-end that leaves replies unread: each access is
-/// asked for once, and granted when it was.
+/// The front-end always grants both permissions, and the back-end leaves replies unread. Each
+/// access must still cause its own miss and is granted only by its answer.
 #[test]
 fn replies_left_unread_do_not_answer_for_others() {
     let (mut exchange, mut main, mut requests) = connected(PATIENCE);
@@ -175,18 +175,19 @@ fn replies_left_unread_do_not_answer_for_others() {
     let mut most = 0;
     for page in 0..40 {
         for access in [Access::Read, Access::Write] {
-            // Refused still, whatever was said before.
+            // Still denied, although an earlier update granted both.
             let fault = fault(&mut exchange, page, access);
             exchange.resolve(&fault).unwrap();
             most = most.max(exchange.iotlb().misses());
         }
     }
-    // The test is about nothing if no reply was left unread.
+    // The test is vacuous if no reply was left unread.
     assert!(most > 1, "{most}");
     front.join().unwrap();
 }
 
-/// A miss goes on before its reply, and the next one waits for that where no more may be under way.
+/// A miss completes before its reply arrives. At the limit of pending misses, the next one waits
+/// for that reply.
 #[test]
 fn one_miss_at_a_time() {
     let limits = IotlbLimits {
@@ -198,8 +199,8 @@ fn one_miss_at_a_time() {
         for _ in 0..20 {
             let (page, _) = next_miss(&mut requests);
             assert!(tell(&mut main, &page_is(page, page)));
-            // What comes between an answer and its reply is done while somebody waits for the
-            // reply.
+            // A message between an answer and its reply is executed while the back-end waits for
+            // the reply.
             assert!(tell(&mut main, &Message::Invalidate(Some(range(63)))));
             reply(&mut requests, 0);
         }
@@ -214,8 +215,8 @@ fn one_miss_at_a_time() {
     let _ = front.join();
 }
 
-/// The front-end looks up, is told of an unmap, says so, and then sends what it looked up. The
-/// device gets what it then asks for.
+/// The front-end looks up, then sends an invalidation, and only then the old translation. The
+/// back-end must miss again and use the second answer.
 #[test]
 fn an_answer_that_was_overtaken_is_asked_for_again() {
     let (mut exchange, mut main, mut requests) = connected(PATIENCE);
@@ -270,7 +271,7 @@ fn a_front_end_that_makes_no_sense_is_given_up() {
             [header(1, 1 | 4, 9), vec![0; 8]].concat(),
             "a payload of 9 bytes",
         ),
-        // Acknowledged as failed, and then silence.
+        // Acknowledged as failed, followed by silence.
         (bad_kind, vec![], "the front-end: "),
     ];
     for (on_main, on_requests, expected) in cases {

@@ -1,12 +1,12 @@
 //! The protocol between readers and unmap under loom: every interleaving, and every reordering that
-//! loom models, of small cases. What runs here are the shipped sources, compiled against loom's
-//! atomics (`sync` below stands in for the crate's own).
+//! loom models, of small cases. The tests compile the shipped source files against loom's atomics
+//! (`sync` below replaces the crate's own).
 //!
-//! A page is a cell that loom watches: a reader looks at it through a translation, and whoever has
-//! unmapped it writes. If the two are not ordered, loom says so. Tables have two entries, so that
+//! A page is a cell that loom tracks. A reader reads it after a translation, and the thread that
+//! unmapped it writes it. If the two are not ordered, loom reports it. Tables have two entries, so
 //! four pages need two levels.
 //!
-//! What loom cannot show is said in decision 0015.
+//! Decision 0015 lists what loom cannot check.
 #![allow(dead_code, unreachable_pub)]
 
 #[path = "../src/domain.rs"]
@@ -38,7 +38,7 @@ mod walk;
 #[path = "../src/walk_cache.rs"]
 mod walk_cache;
 
-/// Loom's part of `src/sync.rs`.
+/// Loom's version of `src/sync.rs`.
 mod sync {
     pub(crate) use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
     pub(crate) use loom::sync::{Mutex, MutexGuard};
@@ -47,8 +47,9 @@ mod sync {
     pub(crate) const IDLE_AFTER: usize = 3;
 
     loom::lazy_static! {
-        /// All light and heavy fences, in an order. That they are ordered among each other, and
-        /// with no other fence, is all that is promised of them; and loom is told no more.
+        /// Total order of all light and heavy fences. The only guarantee of these fences is their
+        /// order among each other, not relative to other fences, and this counter gives loom no
+        /// more.
         static ref FENCES: AtomicUsize = AtomicUsize::new(0);
     }
 
@@ -99,7 +100,7 @@ const DISK: RequesterId = RequesterId::new(0x20);
 const DOMAIN: DomainId = DomainId::new(1);
 const OTHER: DomainId = DomainId::new(2);
 
-/// Two pages of memory. A device looks, and only whoever has taken the page away writes.
+/// Two pages of memory. The device reads them; only the thread that has unmapped a page writes it.
 struct Pages([UnsafeCell<u32>; 2]);
 
 impl Pages {
@@ -107,7 +108,7 @@ impl Pages {
         Self([UnsafeCell::new(0), UnsafeCell::new(0)])
     }
 
-    /// The page belongs to the caller alone, who says so by writing.
+    /// Writes the page. The caller must be its only owner.
     fn poison(&self, page: usize) {
         self.0[page].with_mut(|_| ());
     }
@@ -117,7 +118,8 @@ impl Pages {
     }
 }
 
-// SAFETY: nothing looks into the cells; loom watches who would, and that is the test.
+// SAFETY: no code accesses the contents of the cells; loom reports conflicting accesses, which is
+// the purpose of the tests.
 unsafe impl Sync for Pages {}
 // SAFETY: as above.
 unsafe impl Send for Pages {}
@@ -132,8 +134,9 @@ fn memory(number: u64) -> PhysAddr {
     PhysAddr::new(number << 12)
 }
 
-/// A unit with page 0 mapped to memory page 0. The attachment has waited at the gate twice, as one
-/// that is there and as one that has changed: the next wait that finds nobody online parks it.
+/// Creates a unit with page 0 mapped to memory page 0. The attach has waited twice at the same QSBR
+/// state, for the present and for the changed endpoint. The next wait without an online reader
+/// makes it idle.
 fn unit(tables: usize) -> (Unit, Arc<Pages>) {
     let pages = Arc::new(Pages::new());
     let limits = SoftIommuLimits {
@@ -151,7 +154,7 @@ fn unit(tables: usize) -> (Unit, Arc<Pages>) {
     (unit, pages)
 }
 
-/// As [`unit`], and page 1 is mapped to memory page 1.
+/// Like [`unit`], with page 1 also mapped to memory page 1.
 fn unit_of_two_pages() -> (Unit, Arc<Pages>) {
     let (mut unit, pages) = unit(2);
     let mut domain = unit.domain(DOMAIN).unwrap();
@@ -159,28 +162,28 @@ fn unit_of_two_pages() -> (Unit, Arc<Pages>) {
     (unit, pages)
 }
 
-/// As [`unit`], and the gate is parked.
+/// Like [`unit_of_two_pages`], with page 1 unmapped and the QSBR state idle.
 fn parked() -> (Unit, Arc<Pages>) {
     let (mut unit, pages) = unit_of_two_pages();
     unit.domain(DOMAIN).unwrap().unmap(page(1)).unwrap();
     (unit, pages)
 }
 
-/// The device reads `at`, and looks at what it got.
+/// Translates `at` for a read and reads the page.
 fn access(pin: &ReadGuard<'_, Arc<Pages>>, at: IovaRange) -> Result<u64, Fault> {
     let place = pin.translate(at, Access::Read)?.first().start().get() >> 12;
     pin.memory().look(place as usize);
     Ok(place)
 }
 
-/// A thread of the device: a burst of one request, for page 0.
+/// A device thread with one read section of one request, for page 0.
 fn one_burst(mut reader: Reader<Arc<Pages>>) -> JoinHandle<()> {
     thread::spawn(move || {
         let _ = access(&reader.online().guard(), page(0));
     })
 }
 
-/// A thread of the device: two of them.
+/// A device thread with two such read sections.
 fn two_bursts(mut reader: Reader<Arc<Pages>>) -> JoinHandle<()> {
     thread::spawn(move || {
         let _ = access(&reader.online().guard(), page(0));
@@ -188,7 +191,7 @@ fn two_bursts(mut reader: Reader<Arc<Pages>>) -> JoinHandle<()> {
     })
 }
 
-/// Takes page 0 from `devices`, which may be looking at it. Then it is the caller's, who writes.
+/// Unmaps page 0 while `devices` may be reading it, then writes it.
 fn take_away(mut unit: Unit, pages: &Pages, devices: impl IntoIterator<Item = JoinHandle<()>>) {
     unit.domain(DOMAIN).unwrap().unmap(page(0)).unwrap();
     pages.poison(0);
@@ -197,14 +200,13 @@ fn take_away(mut unit: Unit, pages: &Pages, devices: impl IntoIterator<Item = Jo
     }
 }
 
-/// As [`take_away`], from two devices that come once each.
+/// [`take_away`] from two devices with one read section each.
 fn take_away_from_two((unit, pages): (Unit, Arc<Pages>)) {
     let readers = [(); 2].map(|()| unit.reader(DISK).unwrap());
     take_away(unit, &pages, readers.map(one_burst));
 }
 
-/// All executions, or those in which threads are interrupted at most `preemptions` times other than
-/// where they wait.
+/// Checks all executions, or those with at most `preemptions` preemptions.
 fn explore(preemptions: Option<usize>, test: impl Fn() + Sync + Send + 'static) {
     let mut model = loom::model::Builder::new();
     model.max_branches = 10_000;
@@ -212,11 +214,11 @@ fn explore(preemptions: Option<usize>, test: impl Fn() + Sync + Send + 'static) 
     model.check(test);
 }
 
-/// For what takes minutes otherwise. Each mutation that needs one of these tests is caught within
-/// the bound.
+/// Preemption bound for tests that would otherwise take minutes. Each mutation that needs one of
+/// these tests is caught within the bound.
 const FEW: Option<usize> = Some(2);
 
-/// A burst of one request, and unmap: R1, R2, R6 against W1 to W5.
+/// One read section with one request, and unmap: R1, R2, R6 against W1 to W5.
 #[test]
 fn nobody_looks_at_a_page_after_unmap() {
     explore(None, || {
@@ -226,7 +228,7 @@ fn nobody_looks_at_a_page_after_unmap() {
     });
 }
 
-/// The same for many ranges at once.
+/// The same with an unmap of several ranges.
 #[test]
 fn nobody_looks_at_a_page_after_unmap_of_several() {
     explore(FEW, || {
@@ -239,7 +241,7 @@ fn nobody_looks_at_a_page_after_unmap_of_several() {
     });
 }
 
-/// A burst of two requests: its checkpoint lets unmap go on, R4 and R5.
+/// One read section with two requests. Its checkpoint lets unmap return: R4 and R5.
 #[test]
 fn a_checkpoint_ends_what_was_before_it() {
     explore(None, || {
@@ -254,8 +256,8 @@ fn a_checkpoint_ends_what_was_before_it() {
     });
 }
 
-/// Two bursts: the second one's slot may be what unmap meets, and the first one's accesses are over
-/// nevertheless (R1).
+/// Two read sections. Unmap may see the slot of the second one; the accesses of the first must be
+/// complete nevertheless (R1).
 #[test]
 fn a_new_burst_ends_what_was_before_it() {
     explore(FEW, || {
@@ -265,18 +267,19 @@ fn a_new_burst_ends_what_was_before_it() {
     });
 }
 
-/// A table goes from one range to another: who follows the new link sees nothing of the old
-/// entries, and who followed the old link has left before the table is filled again.
+/// A table is reused for another range. A reader that follows the new link sees no old entries. A
+/// reader that followed the old link is done before the table is filled again.
 #[test]
 fn a_table_forgets_its_range_before_it_has_another() {
     explore(FEW, || {
-        // The root, the table of pages 0 and 1, and no other: pages 2 and 3 need that one again.
+        // The root and the table of pages 0 and 1 are at the limit: pages 2 and 3 must reuse the
+        // latter.
         let (mut unit, pages) = unit(2);
         let mut reader = unit.reader(DISK).unwrap();
         let device = thread::spawn(move || {
             let mut burst = reader.online();
             let pin = burst.guard();
-            // Page 2 is at no time mapped to memory page 0, nor page 0 to memory page 1.
+            // Page 2 is never mapped to memory page 0, nor page 0 to memory page 1.
             assert_ne!(access(&pin, page(2)), Ok(0));
             assert_ne!(access(&pin, page(1)), Ok(1));
         });
@@ -288,8 +291,8 @@ fn a_table_forgets_its_range_before_it_has_another() {
     });
 }
 
-/// What goes from one range to another is not reached by links that a reader followed before:
-/// `next` takes the pin after, which sees nothing of the range that the table has now.
+/// A reader must not reach a reused table through links that it followed earlier. `next` takes a
+/// later guard, which must see no entry of the table's new range.
 fn links_are_forgotten(next: impl Fn(&mut Reader<Arc<Pages>>) + Copy + Send + Sync + 'static) {
     explore(Some(3), move || {
         let (mut unit, pages) = unit(2);
@@ -308,7 +311,7 @@ fn a_checkpoint_forgets_links() {
     links_are_forgotten(|reader| {
         let mut burst = reader.online();
         let _ = access(&burst.guard(), page(0));
-        // The first wait is unmap's own, the second one is for the table.
+        // The first wait is for the unmap, the second one for the table.
         let _ = burst.guard();
         assert_ne!(access(&burst.guard(), page(1)), Ok(1));
     });
@@ -322,7 +325,7 @@ fn a_new_burst_forgets_links() {
     });
 }
 
-/// Who sees a mapping sees what was done to the page before it was mapped.
+/// A reader that sees a mapping also sees all writes to the page before the map.
 #[test]
 fn a_page_is_ready_before_it_is_seen() {
     explore(None, || {
@@ -339,8 +342,8 @@ fn a_page_is_ready_before_it_is_seen() {
     });
 }
 
-/// Once detach has returned nothing is translated and nothing is looked at, in this burst or in the
-/// next one.
+/// After detach has returned, the device gets no translation and reads no page, in this read
+/// section or the next.
 #[test]
 fn nobody_looks_at_a_page_after_detach() {
     explore(Some(3), || {
@@ -362,8 +365,8 @@ fn nobody_looks_at_a_page_after_detach() {
     });
 }
 
-/// The unit goes while the thread that drops it is in a burst, and does not wait: who takes a pin
-/// afterwards, in the burst that is open or in a new one, translates nothing.
+/// A thread drops the unit during its own read section and does not wait. Guards taken afterwards,
+/// in open or new read sections, translate nothing.
 fn denied_after_drop((unit, _): (Unit, Arc<Pages>)) {
     let (mut reader, mut own) = (unit.reader(DISK).unwrap(), unit.reader(DISK).unwrap());
     let dropped = Arc::new(AtomicUsize::new(0));
@@ -399,7 +402,7 @@ fn unmap_waits_for_every_reader() {
     explore(FEW, || take_away_from_two(unit(2)));
 }
 
-/// A reader that registers while unmap is under way is waited for, or sees the page gone.
+/// A reader that registers during unmap: unmap waits for it, or it sees the page unmapped.
 #[test]
 fn a_new_reader_is_not_missed() {
     explore(None, || {
@@ -420,7 +423,7 @@ fn a_new_reader_is_not_missed() {
     });
 }
 
-/// A reader that goes online at a parked gate: P1 and P2 against V1 to V4.
+/// A reader goes online while the state is idle: P1 and P2 against V1 to V4.
 #[test]
 fn who_comes_to_a_parked_gate_is_seen() {
     explore(None, || {
@@ -430,13 +433,13 @@ fn who_comes_to_a_parked_gate_is_seen() {
     });
 }
 
-/// Two of them: the second one may find the gate woken, or half woken, by the first.
+/// Two readers: the second one may find the state active again, or being woken by the first.
 #[test]
 fn who_comes_to_a_woken_gate_is_seen() {
     explore(FEW, || take_away_from_two(parked()));
 }
 
-/// A reader that comes while the gate is being parked: P3 to P5 against R1, R2 and V1.
+/// A reader goes online while the state becomes idle: P3 to P5 against R1, R2 and V1.
 #[test]
 fn who_comes_while_a_gate_is_parked_is_seen() {
     explore(FEW, || {

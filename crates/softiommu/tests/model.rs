@@ -1,4 +1,4 @@
-//! The unit against a brute-force one: a map from page to page for each domain, and nothing else.
+//! The unit against a brute-force model: a map from page to page for each domain.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -49,7 +49,7 @@ enum Step {
     },
 }
 
-/// Pages around the borders of tables, of both upper levels, and of the width.
+/// Pages near the boundaries of tables, of both upper levels, and of the address width.
 fn page() -> impl Strategy<Value = u64> {
     let anchors = prop::sample::select(vec![
         0,
@@ -94,7 +94,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 type Pages = BTreeMap<u64, (u64, Permissions)>;
 
-/// What an endpoint's addresses are.
+/// Attachment of an endpoint.
 #[derive(Clone, Copy)]
 enum Attached {
     Blocked,
@@ -102,7 +102,8 @@ enum Attached {
     Domain(usize),
 }
 
-/// Tables that `pages` need: one for each distinct prefix of each level, and the root.
+/// Returns the number of tables that `pages` need: one per distinct prefix of each level, and the
+/// root.
 fn tables(pages: impl Iterator<Item = u64> + Clone) -> usize {
     let level = |shift: u32| {
         let prefixes: BTreeSet<u64> = pages.clone().map(|page| page >> shift).collect();
@@ -303,7 +304,7 @@ proptest! {
         for step in &steps {
             both.step(step);
         }
-        // In the end every page of the model is where it should be, and nothing else is.
+        // Finally, every page of the model is mapped correctly, and no other page is mapped.
         for domain in 0..2 {
             both.step(&Step::Attach { device: 0, domain });
             for page in [0, 509, 510, 511, 512, 513, 514, 515, 1024, 1 << 18, 1 << 19] {
@@ -314,7 +315,7 @@ proptest! {
     }
 }
 
-/// The writer, too, finds its way by what it last knew: not to tables that it has taken back since.
+/// The writer's walk cache must not lead to tables that it has reclaimed since.
 #[test]
 fn tables_that_were_taken_back_are_linked_again() {
     let mut both = Both::new();
@@ -322,13 +323,13 @@ fn tables_that_were_taken_back_are_linked_again() {
         device: 0,
         domain: 0,
     });
-    // Root, one table below it, and one for each of these: as many as there may be.
+    // The root, one table below it, and one leaf table per page: as many as the limit allows.
     for page in (0..TABLES as u64 - 2).map(|table| table * 512) {
         both.map(0, page, 1, 7, Permissions::READ);
         let ranges = vec![(page, 1)];
         both.step(&Step::Unmap { domain: 0, ranges });
     }
-    // Each at another place in its table, so that what goes to a wrong table meets nothing there.
+    // Each at a different index, so that a lookup in a wrong table finds no entry.
     let pages = [TABLES as u64 * 512, 1, 512 + 2, 1024 + 3];
     for page in pages {
         both.map(0, page, 1, page, Permissions::READ);
@@ -405,8 +406,8 @@ fn whoever_holds_a_pin_changes_nothing() {
         domain: 0,
     });
     let [first, second] = &mut both.readers;
-    // Of whatever endpoint: two threads, each pinned where the other one waits, would wait for
-    // ever.
+    // At any endpoint: two threads that each hold a guard where the other one waits would wait
+    // forever.
     for reader in [first, second] {
         let burst = reader.online();
         let unit = &mut both.unit;
@@ -484,7 +485,7 @@ fn limits_hold() {
         unit.create_domain(DOMAINS[1]).err(),
         Some(IommuError::DomainExists(DOMAINS[1]))
     );
-    // A reader that goes makes room for another, even if its burst was leaked.
+    // Dropping a reader frees its slot, even if its read section was leaked.
     let mut reader = both.readers.into_iter().next().unwrap();
     std::thread::spawn(move || std::mem::forget(reader.online()))
         .join()
@@ -499,7 +500,7 @@ fn limits_hold() {
     );
 }
 
-/// Whatever becomes of the unit, its readers end up with nothing.
+/// After removal of the endpoint or the unit, its readers get no translation.
 #[test]
 fn readers_outlive_their_endpoint_and_the_unit() {
     for how in 0..2 {
@@ -525,7 +526,7 @@ fn readers_outlive_their_endpoint_and_the_unit() {
     }
 }
 
-/// A guest makes domains; what the host has no room for must not end the process.
+/// Guests create domains; a failed allocation must not abort the process.
 #[test]
 fn a_domain_that_there_is_no_memory_for_is_refused() {
     let limits = SoftIommuLimits {

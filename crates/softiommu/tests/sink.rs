@@ -1,5 +1,5 @@
-//! The unit behind a virtio-iommu device: after every reply, readers translate as the device itself
-//! says.
+//! The unit as the sink of a virtio-iommu device: after every reply, readers translate as the
+//! device reports.
 #![cfg(feature = "virtio-iommu")]
 
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use ringfence_virtio_iommu::{AccessTarget, BypassPolicy, Device, EndpointId, Opt
 const PAGE: u64 = 1 << 12;
 const ENDPOINTS: [(u32, u16); 2] = [(8, 0x20), (0x1_0000, 0x28)];
 
-/// Requests of virtio 1.3, section 5.13.6, from few numbers, so that they meet.
+/// Requests of virtio 1.3, section 5.13.6. Few distinct numbers, so that requests collide.
 #[derive(Debug, Clone)]
 enum Request {
     Attach {
@@ -163,7 +163,7 @@ impl Guest {
         }
     }
 
-    /// Readers and the device agree on every page there can be, and some beyond.
+    /// Compares readers and the device on every page in use and some beyond.
     fn compare(&mut self) {
         for (reader, (endpoint, _)) in self.readers.iter_mut().zip(ENDPOINTS) {
             let mut burst = reader.online();
@@ -220,7 +220,7 @@ proptest! {
     }
 }
 
-/// Whoever serves the request queue is no reader meanwhile.
+/// A thread that serves the request queue must not be in a read section.
 #[test]
 fn a_reader_handles_no_requests() {
     let mut guest = Guest::new();
@@ -239,8 +239,7 @@ fn a_reader_handles_no_requests() {
     guest.compare();
 }
 
-/// A thread that goes online in the middle of a batch is told that the batch cannot end, and may
-/// end it later.
+/// A thread that goes online in the middle of a batch cannot commit it, but can commit it later.
 #[test]
 fn a_batch_does_not_end_while_its_thread_is_a_reader() {
     let mut guest = Guest::new();
@@ -265,7 +264,7 @@ fn a_batch_does_not_end_while_its_thread_is_a_reader() {
     guest.compare();
 }
 
-/// The reply to UNMAP and DETACH, alone or in a batch, does not come while a pin is held.
+/// The reply to UNMAP and DETACH, alone or in a batch, waits until no guard is held.
 #[test]
 fn a_reply_waits_for_pins() {
     for last in [
@@ -325,7 +324,7 @@ fn a_reply_waits_for_pins() {
     }
 }
 
-/// A full table is the driver's NOMEM, and changes nothing.
+/// Running out of tables returns NOMEM to the driver and changes nothing.
 #[test]
 fn a_full_table_is_told_to_the_driver() {
     let mut guest = Guest::new();
@@ -335,7 +334,7 @@ fn a_full_table_is_told_to_the_driver() {
         flags: 0,
     });
     let mut reply = [0; 4];
-    // Each in a GiB of its own: two tables each, of eight with the root.
+    // Each page is in a different GiB and needs two tables, of eight including the root.
     let statuses: Vec<u8> = (0..5)
         .map(|n| {
             let map = Request::Map {

@@ -25,7 +25,7 @@ fn send(device: &mut Device<IommuSink<()>>, words: &[u32]) {
     assert_eq!(handled.result, Ok(()));
 }
 
-/// Handles change places, sinks do not: an UNMAP takes the page from the readers of its own device.
+/// Swapping handles does not swap sinks: an UNMAP affects the readers of its own device.
 #[test]
 fn unmap_reaches_the_readers_of_its_own_device() {
     let ((mut a, mut reader), (mut b, _)) = (device(), device());
@@ -35,7 +35,7 @@ fn unmap_reaches_the_readers_of_its_own_device() {
     }
     let (mut of_a, mut of_b) = (a.sink_mut(), b.sink_mut());
     std::mem::swap(&mut of_a, &mut of_b);
-    // Of `b`, and then of `a`.
+    // These now refer to `b` and `a`.
     of_a.remove_endpoint(ENDPOINT).unwrap();
     of_b.set_memory(()).unwrap();
     assert!(b.sink().reader(DISK).is_err() && a.sink().reader(DISK).is_ok());
@@ -46,7 +46,7 @@ fn unmap_reaches_the_readers_of_its_own_device() {
     assert!(pin.translate(page, Access::Read).is_err());
 }
 
-/// The endpoints and the memory of a device that has its sink already.
+/// Changes endpoints and memory of a device that already owns its sink.
 #[test]
 fn the_sink_of_a_device_is_changed_by_its_handle() {
     let (mut device, mut reader) = device();

@@ -14,7 +14,7 @@ fn page() -> IovaRange {
     IovaRange::new(Iova::new(0x1000), 0x1000).unwrap()
 }
 
-/// A unit in which [`page`] is mapped for the disk.
+/// Creates a unit in which [`page`] is mapped for the disk.
 fn unit() -> SoftIommu<()> {
     let mut unit = SoftIommu::new(SoftIommuLimits::default(), ());
     unit.add_endpoint(DISK).unwrap();
@@ -32,8 +32,8 @@ fn map(unit: &mut SoftIommu<()>) {
     mapped.unwrap();
 }
 
-/// Drops a unit, in a burst of this thread's own if `in_a_burst`, while another thread is in a
-/// burst: whether either reaches the page at its next pin.
+/// Drops a unit while another thread is in a read section; if `in_a_burst`, this thread is in one
+/// too. Returns whether each thread still reaches the page with its next guard.
 fn reached_after_drop(mut unit: SoftIommu<()>, in_a_burst: bool) -> (bool, bool) {
     let reached = |reader: &mut Reader<()>| {
         reader
@@ -44,7 +44,7 @@ fn reached_after_drop(mut unit: SoftIommu<()>, in_a_burst: bool) -> (bool, bool)
     };
     let (mut here, mut there) = (unit.reader(DISK).unwrap(), unit.reader(DISK).unwrap());
     assert!(reached(&mut here) && reached(&mut there));
-    // A change with nobody online, so that what was reached before is no reason to look again.
+    // A change while no reader is online: the readers must not rely on it to reload their view.
     map_and_unmap(&mut unit);
     thread::scope(|scope| {
         let (online, is_online) = channel();
@@ -52,7 +52,7 @@ fn reached_after_drop(mut unit: SoftIommu<()>, in_a_burst: bool) -> (bool, bool)
         let other = scope.spawn(move || {
             let mut burst = there.online();
             online.send(()).unwrap();
-            // Without a burst of the dropper's own, drop waits for this one to end.
+            // If this thread has no read section, drop waits for the end of this one.
             if in_a_burst {
                 is_dropped.recv().unwrap();
                 burst.guard().translate(page(), Access::Read).is_ok()
@@ -96,13 +96,14 @@ fn readers_are_denied_when_drop_returns() {
     assert_eq!(reached_after_drop(unit(), false), (false, false));
 }
 
-/// A thread in a burst cannot wait for readers; each finds out at its next pin nevertheless.
+/// A thread in a read section cannot wait for readers. Each reader is nevertheless blocked from its
+/// next guard on.
 #[test]
 fn readers_are_denied_from_their_next_pin_when_the_dropping_thread_is_in_a_burst() {
     assert_eq!(reached_after_drop(unit(), true), (false, false));
 }
 
-/// The same where the gate was parked before both came.
+/// The same with an idle QSBR state before both readers go online.
 #[test]
 fn readers_of_a_parked_gate_are_denied_after_drop() {
     let mut unit = unit();

@@ -1,5 +1,5 @@
-//! A device written against vm-memory and virtio-queue, run as it is over a pin: rings, descriptors
-//! and buffers at I/O virtual addresses, their pages scattered over guest memory.
+//! A device written against vm-memory and virtio-queue, unmodified, over a guard. Rings,
+//! descriptors and buffers have I/O virtual addresses; their pages are scattered over guest memory.
 #![cfg(feature = "vm-memory")]
 
 use ringfence_softiommu::{AccessError, ReadGuard, SoftIommu, SoftIommuLimits};
@@ -20,14 +20,15 @@ const PAGE: u64 = 1 << 12;
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 
-/// The rings take three pages from here,
+/// I/O virtual address of the rings.
 const RINGS: u64 = 0x10_0000_0000;
-/// what the device reads takes four,
+/// I/O virtual address of the device-readable buffers.
 const INPUT: u64 = 0xffff_0000;
-/// and what it writes four.
+/// I/O virtual address of the device-writable buffers.
 const OUTPUT: u64 = 0x7_fffe_f000;
 
-/// The device: answers each chain with its readable bytes in reverse. It knows nothing of IOMMUs.
+/// The device, which is not aware of the IOMMU. Answers each chain with its readable bytes in
+/// reverse.
 fn serve<M: GuestMemory>(queue: &mut Queue, memory: &M) -> Result<usize, virtio_queue::Error> {
     let mut served = 0;
     while let Some(chain) = queue.iter(memory)?.next() {
@@ -44,8 +45,8 @@ fn serve<M: GuestMemory>(queue: &mut Queue, memory: &M) -> Result<usize, virtio_
     Ok(served)
 }
 
-/// The driver: one chain of two readable and two writable buffers that cross pages, as far as the
-/// device is concerned.
+/// The driver. Offers one chain of two readable and two writable buffers that cross pages in the
+/// I/O address space.
 fn offer<M: GuestMemory>(memory: &M) -> Queue {
     let rings = MockSplitQueue::create(memory, GuestAddress(RINGS), 256);
     let chain = [
@@ -70,7 +71,7 @@ fn input() -> Vec<u8> {
 }
 
 fn guest_memory() -> GuestMemoryMmap {
-    // Two regions that touch, so that a page run crosses from one into the other.
+    // Two adjacent regions, so that a physically contiguous run can cross their boundary.
     GuestMemoryMmap::from_ranges(&[
         (GuestAddress(0), 16 << 12),
         (GuestAddress(16 << 12), 16 << 12),
@@ -82,8 +83,8 @@ fn unit(input: Permissions, output: Permissions) -> SoftIommu<GuestMemoryMmap> {
     let mut unit = SoftIommu::new(SoftIommuLimits::default(), guest_memory());
     unit.add_endpoint(DISK).unwrap();
     let mut domain = unit.create_domain(DOMAIN).unwrap();
-    // Neighbours in the device's eyes, and nowhere near each other; the input's middle is one run
-    // over both regions.
+    // Contiguous I/O virtual addresses, scattered frames. The middle of the input is one physical
+    // run across both regions.
     let pages = [
         (RINGS, [3, 29, 5, 7], Permissions::READ_WRITE),
         (INPUT, [20, 15, 16, 2], input),
@@ -102,7 +103,7 @@ fn unit(input: Permissions, output: Permissions) -> SoftIommu<GuestMemoryMmap> {
 }
 
 fn put(pin: &ReadGuard<'_, GuestMemoryMmap>, at: u64, bytes: &[u8]) {
-    // As the guest's processor would: by physical address.
+    // Write by physical address, as the guest's CPU would.
     let range = IovaRange::new(Iova::new(at), bytes.len() as u64).unwrap();
     let mut bytes = bytes;
     for piece in pin.translate(range, Access::Read).unwrap() {
@@ -132,11 +133,10 @@ fn a_queue_device_runs_unchanged() {
         .unwrap();
     output.reverse();
     assert!(output == input());
-    // The used ring says so, in physical memory: the third page of the rings is frame 5, or
-    // wherever the ring begins.
+    // The device has used one chain.
     assert_eq!(queue.next_used(), 1);
 
-    // After unmap nothing of it is there, and the rings are still.
+    // After unmap, the output pages fault, but the rings are still mapped.
     drop(burst);
     let gone = IovaRange::new(Iova::new(OUTPUT), 4 * PAGE).unwrap();
     assert_eq!(unit.domain(DOMAIN).unwrap().unmap(gone), Ok(4));
@@ -152,14 +152,14 @@ fn a_queue_device_runs_unchanged() {
 #[test]
 fn what_the_driver_did_not_allow_is_refused_and_told() {
     let cases = [
-        // The device reads what is for writing,
+        // The device reads from a write-only mapping,
         (
             Permissions::WRITE,
             Permissions::WRITE,
             FaultReason::ReadDenied,
             INPUT + 100,
         ),
-        // and writes what is for reading.
+        // and writes to a read-only mapping.
         (
             Permissions::READ,
             Permissions::READ,
@@ -199,7 +199,7 @@ fn nothing_is_done_of_what_is_not_whole() {
     let mut burst = reader.online();
     let pin = burst.guard();
     let end = INPUT + 4 * PAGE;
-    // The last byte is one too many: no byte before it is written.
+    // The last byte is not mapped: no byte before it may be written.
     let before: u64 = pin.read(Iova::new(end - 8)).unwrap();
     assert!(pin.write_slice(&[0xff; 9], GuestAddress(end - 8)).is_err());
     assert_eq!(pin.take_fault().unwrap().iova, Iova::new(end));
@@ -208,7 +208,7 @@ fn nothing_is_done_of_what_is_not_whole() {
         Err(AccessError::Fault(Fault { reason: FaultReason::NotPresent, iova, .. })) if iova == Iova::new(end)
     ));
     assert_eq!(pin.read::<u64>(Iova::new(end - 8)), Ok(before));
-    // Ranges that wrap, are empty, or ask for nothing.
+    // Ranges that wrap, are empty, or request no access.
     for (at, bytes, wanted, ok) in [
         (u64::MAX, 2, Wanted::Read, false),
         (u64::MAX - 11, 100, Wanted::Read, false),
@@ -238,7 +238,7 @@ fn objects_cross_pages_and_regions() {
     let mut reader = unit.reader(DISK).unwrap();
     let mut burst = reader.online();
     let pin = burst.guard();
-    // Within a page, over two pages apart, and over two regions: offsets of every alignment.
+    // Within a page, across two scattered pages, and across two regions, at every alignment.
     for base in [INPUT + 64, INPUT + PAGE, INPUT + 2 * PAGE] {
         for offset in 0..16 {
             let (at, value) = (base - offset, 0x0123_4567_89ab_cdef ^ offset);
@@ -272,7 +272,7 @@ fn memory_that_is_not_there_is_no_memory() {
             .read_obj::<u64>(GuestAddress(0x5008))
             .is_err()
     );
-    // Memory that comes later is found, that which goes is not.
+    // New memory is accessible; removed memory is not.
     let ranges = [(GuestAddress(1 << 40), 4096)];
     unit.set_memory(GuestMemoryMmap::from_ranges(&ranges).unwrap())
         .unwrap();

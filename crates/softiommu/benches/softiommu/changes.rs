@@ -1,4 +1,4 @@
-//! What unmap and map cost while nobody reads.
+//! Cost of unmap and map without readers.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,7 +9,7 @@ use vm_memory::{GuestAddress, Permissions as Wanted};
 use crate::sides::{run, side};
 use crate::unit::{DISK, DOMAIN, PAGE, addresses, again, frame, iotlb, page, pages_of, unit};
 
-/// A radix table and nothing around it: no readers, no checks but of what is there.
+/// A radix table without readers. It checks only if entries are present.
 struct Bare {
     words: Vec<AtomicU64>,
     used: usize,

@@ -1,4 +1,4 @@
-//! What a translation, a pin and a burst cost a reader.
+//! Cost of a translation, a guard and a read section for a reader.
 
 use std::hint::black_box;
 use std::sync::RwLock;

@@ -1,11 +1,12 @@
-//! What a translation, a pin, a burst, a protected read and an unmap cost; against vm-memory's
-//! `Iotlb`, the same behind a lock, plain `GuestMemoryMmap`, and a bare table without readers.
+//! Cost of a translation, a guard, a read section, a protected read and an unmap. The baselines are
+//! vm-memory's `Iotlb`, the same behind a lock, plain `GuestMemoryMmap`, and a bare table without
+//! readers.
 //!
-//! `hits`, `reads`, `changes`, `waking`, `busy` after `--` run that part only.
+//! Arguments `hits`, `reads`, `changes`, `waking`, `busy` after `--` select parts.
 //!
-//! Sides are interleaved, so a neighbour on the machine slows all of them; the medians' ratios are
-//! what counts. Addresses are live pages in random order. In a dependent side the next address
-//! needs the translation before.
+//! The variants run interleaved, so load from other virtual machines slows all of them. Only the
+//! ratios of the medians are comparable. Addresses are live pages in random order. In a dependent
+//! variant, each address depends on the previous translation.
 
 mod changes;
 mod hits;
@@ -24,12 +25,12 @@ use hits::hits;
 use reads::reads;
 use together::{busy, waking};
 
-/// Operations in a sample.
+/// Operations per sample.
 const ACCESSES: usize = 1 << 13;
 const SAMPLES: usize = 201;
 
 fn main() {
-    // `cargo test --benches` runs this too: then once is enough.
+    // `cargo test --benches` runs this too; one sample suffices then.
     let samples = if std::env::args().any(|arg| arg == "--bench") {
         SAMPLES
     } else {

@@ -1,14 +1,14 @@
-//! Processors for threads that are to run at the same time. Left to the scheduler, two of them may
-//! share one, and then they take turns.
+//! CPU pinning for threads that must run concurrently. The scheduler may otherwise place two of
+//! them on one CPU, where they alternate.
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// A processor that this process may use.
+/// A CPU in this process's affinity mask.
 #[derive(Clone, Copy)]
 pub(crate) struct Processor(usize);
 
 impl Processor {
-    /// The calling thread runs here and nowhere else.
+    /// Pins the calling thread to this CPU.
     pub(crate) fn take(self) {
         let mut only = CpuSet::new();
         only.set(self.0);
@@ -16,7 +16,7 @@ impl Processor {
     }
 }
 
-/// Two processors for two threads, if this process may use as many.
+/// Returns two CPUs for two threads; `None` if the affinity mask has fewer.
 pub(crate) fn two() -> Option<[Processor; 2]> {
     let allowed = sched_getaffinity(None).ok()?;
     let mut processors = (0..CpuSet::MAX_CPU).filter(|number| allowed.is_set(*number));

@@ -1,4 +1,4 @@
-//! What a read of guest memory costs behind a pin.
+//! Cost of a guest memory read through a guard.
 
 use std::hint::black_box;
 

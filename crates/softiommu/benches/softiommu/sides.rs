@@ -1,11 +1,11 @@
-//! Things that are timed in turn, so that a neighbour on the machine slows all of them.
+//! Interleaved timing of variants, so that load from other virtual machines slows all of them.
 
 use std::time::Instant;
 
 use crate::ACCESSES;
 use crate::clock::quantile;
 
-/// Something to be timed, and what it took.
+/// A variant and its measured times.
 pub(crate) struct Side<'a> {
     name: String,
     work: Box<dyn FnMut() + 'a>,
@@ -20,7 +20,7 @@ pub(crate) fn side<'a>(name: &str, work: impl FnMut() + 'a) -> Side<'a> {
     }
 }
 
-/// Runs all sides in turn, and prints each beside the first.
+/// Runs all variants interleaved and prints each next to the first.
 pub(crate) fn run(title: &str, samples: usize, sides: &mut [Side<'_>]) {
     for _ in 0..samples {
         for side in sides.iter_mut() {

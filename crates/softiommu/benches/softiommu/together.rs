@@ -1,5 +1,5 @@
-//! What two threads cost each other: a reader and a reader, a reader and unmap. Each has a
-//! processor of its own.
+//! Interference between two threads: two readers, or a reader and unmap. Each thread is pinned to
+//! its own CPU.
 
 use std::cell::RefCell;
 use std::hint::black_box;
@@ -17,7 +17,8 @@ use crate::processors::Processor;
 use crate::sides::{run, side};
 use crate::unit::{DISK, DOMAIN, PAGE, addresses, again, eight, page, pages_of, unit};
 
-/// Going online at a gate that was parked: a `membarrier`, whose price depends on who else runs.
+/// Going online from the idle state: a `membarrier`, whose cost depends on the other running
+/// threads.
 pub(crate) fn waking(samples: usize, other: Processor) {
     let mut unit = unit(1);
     let mut reader = unit.reader(DISK).expect("room");
@@ -27,7 +28,7 @@ pub(crate) fn waking(samples: usize, other: Processor) {
         for title in ["no other thread runs", "another thread runs"] {
             let mut nanos: Vec<f64> = (0..samples)
                 .map(|_| {
-                    // More than it takes to park.
+                    // More operations than it takes to go idle.
                     for _ in 0..2 * ACCESSES {
                         again(&mut domain, page(0));
                     }
@@ -49,7 +50,7 @@ pub(crate) fn waking(samples: usize, other: Processor) {
     });
 }
 
-/// A second thread translates as fast as it can, a pin for each four accesses.
+/// A second thread translates continuously, with one guard per four accesses.
 pub(crate) fn busy(live: u64, samples: usize, other: Processor) {
     let mut watched = unit(live);
     let mut reader = watched.reader(DISK).expect("room");

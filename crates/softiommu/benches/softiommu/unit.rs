@@ -1,4 +1,4 @@
-//! What is translated: units, vm-memory's `Iotlb`, and addresses that both have.
+//! Test fixtures: units, vm-memory's `Iotlb`, and addresses mapped in both.
 
 use ringfence_softiommu::{DomainMut, SoftIommu, SoftIommuLimits};
 use ringfence_types::{DomainId, Iova, IovaRange, Permissions, PhysAddr, RequesterId};
@@ -12,10 +12,10 @@ pub(crate) const DISK: RequesterId = RequesterId::new(0x20);
 pub(crate) const DOMAIN: DomainId = DomainId::new(1);
 pub(crate) const PAGE: u64 = 1 << 12;
 pub(crate) const MEMORY: u64 = 64 << 20;
-/// The highest page, as Linux gives out addresses: below 4 GiB, downward.
+/// The highest page number: Linux allocates IOVAs below 4 GiB, descending.
 const TOP: u64 = 0xf_ffff;
 
-/// Where page `n` of the live ones is mapped to.
+/// Returns the frame that live page `n` is mapped to.
 pub(crate) fn frame(n: u64) -> u64 {
     (n * 7919) % (MEMORY / PAGE)
 }
@@ -56,7 +56,7 @@ pub(crate) fn iotlb(live: u64) -> Iotlb {
     iotlb
 }
 
-/// Live addresses in random order, 8 bytes each, within their pages.
+/// Returns live addresses of 8-byte objects in random order, each within a page.
 pub(crate) fn addresses(live: u64) -> Vec<u64> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     (0..ACCESSES)

@@ -20,7 +20,7 @@ use super::frame::{
 use super::message::Message;
 use super::misses::{MissAction, MissId, MissOutcome};
 
-/// Maximum number of retries of a miss whose translation was invalidated before use.
+/// Maximum number of attempts for a miss whose translation is invalidated before use.
 const ATTEMPTS: usize = 8;
 
 /// Number of replies to leave in the socket before reading them in one batch. A miss completes with

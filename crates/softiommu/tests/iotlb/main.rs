@@ -1,5 +1,4 @@
-//! The vhost-user IOTLB against a front-end that does everything at the worst time, and against one
-//! that means harm.
+//! The vhost-user IOTLB against a front-end with worst-case timing, and against a hostile one.
 
 mod model;
 mod updates;
@@ -20,7 +19,7 @@ fn what_is_invalidated_stays_away() {
         for _ in 0..400 {
             both.step();
         }
-        // When the guest has settled, everything that it grants is to be had, and nothing else.
+        // After the guest stops changing mappings, exactly its granted translations are available.
         for _ in 0..1000 {
             both.front_end();
             both.back_end();
@@ -50,7 +49,7 @@ fn what_is_invalidated_stays_away() {
         }
         chances += both.resurrected;
     }
-    // The test is about nothing if updates never come late.
+    // The test is vacuous if updates are never late.
     assert!(chances > 100, "{chances}");
 }
 
@@ -76,8 +75,8 @@ fn a_page_that_is_told_of_again_is_what_was_said_last() {
     }
 }
 
-/// QEMU says of every page that it may be read and written. What the device may do is what the
-/// front-end let pass when it was asked.
+/// QEMU grants read and write for every page. The device must get only the permissions that the
+/// front-end checked.
 #[test]
 fn a_front_end_that_always_says_both_grants_what_was_asked() {
     let mut iotlb = Iotlb::new(IotlbLimits::default(), DISK, (), regions()).unwrap();
@@ -101,7 +100,7 @@ fn a_front_end_that_always_says_both_grants_what_was_asked() {
     iotlb.receive(&both).unwrap();
     check(0, true, false);
     check(1, true, false);
-    // The reply to the first one is still to come.
+    // The reply to the first miss is still pending.
     let Ok(MissAction::Send(writes, _)) = iotlb.miss(&denied()) else {
         panic!("a miss");
     };
@@ -114,17 +113,17 @@ fn a_front_end_that_always_says_both_grants_what_was_asked() {
     iotlb.receive(&both).unwrap();
     assert_eq!(iotlb.replied(writes, true), Ok(MissOutcome::Present));
     check(0, true, true);
-    // The next page came with it, of the same mapping.
+    // The next page of the same mapping was part of the update.
     check(1, true, true);
-    // Without an invalidation in between nothing more is asked; after it everything is.
+    // Without an invalidation, the permissions stay; after it, the device must miss again.
     iotlb
         .receive(&Message::Invalidate(Some(range(0, 1))))
         .unwrap();
     check(0, false, false);
 }
 
-/// Replies may be left unread for long. A miss whose translation has come, or that an invalidation
-/// has overtaken, is not what the next update answers.
+/// Replies may stay unread for a long time. An update must not be matched to a miss whose
+/// translation has arrived or that an invalidation affects.
 #[test]
 fn an_update_answers_the_oldest_open_miss() {
     let mut iotlb = Iotlb::new(IotlbLimits::default(), DISK, (), regions()).unwrap();
@@ -161,7 +160,7 @@ fn an_update_answers_the_oldest_open_miss() {
     assert_eq!(iotlb.replied(writes, true), Ok(MissOutcome::Present));
 }
 
-/// More invalidations than are remembered one by one.
+/// More invalidations than are remembered separately.
 #[test]
 fn many_invalidations_stay_remembered() {
     let mut iotlb = Iotlb::new(IotlbLimits::default(), DISK, (), regions()).unwrap();
@@ -183,14 +182,13 @@ fn many_invalidations_stay_remembered() {
         assert!(page % 2 == 1 || found.is_err(), "page {page}");
     }
     assert_eq!(iotlb.replied(miss, true), Ok(MissOutcome::Invalidated));
-    // Forgotten with the miss that they were remembered for.
+    // The record is dropped together with the miss that needed it.
     iotlb.receive(&update(0, 1, 0, Permissions::READ)).unwrap();
     let mut burst = reader.online();
     assert!(burst.guard().translate(range(0, 1), Access::Read).is_ok());
 }
 
-/// What a hostile front-end says is confined to what it has shared, and costs no more than the
-/// limits say.
+/// A hostile front-end can map only shared memory and cannot exceed the limits.
 #[test]
 fn a_hostile_front_end_stays_in_its_memory() {
     let limits = IotlbLimits {
@@ -212,8 +210,8 @@ fn a_hostile_front_end_stays_in_its_memory() {
             [1, 1 << 12, 1 << 13, 1 << 30, u64::MAX, random.next()],
             [USER, user(31), USER * 2, u64::MAX, user(63), random.next()],
         ];
-        // Most are nearly sound: an update that is refused takes away what it touches, and nonsense
-        // touches everything.
+        // Most messages are nearly valid: a rejected update evicts the pages it touches, and a
+        // random one touches all of them.
         let wild = random.below(8) == 0;
         for (to, choices) in bytes.chunks_mut(8).zip(&words) {
             let near = random.below(6) * random.below(2) * PAGE;
@@ -222,7 +220,7 @@ fn a_hostile_front_end_stays_in_its_memory() {
             to.copy_from_slice(&word.to_ne_bytes());
         }
         bytes[24] = random.below(5) as u8;
-        // Updates, mostly: an invalidation of nonsense is one of everything.
+        // Mostly updates: an invalidation with an invalid range is global.
         bytes[25] = match random.below(40) {
             kind @ 0..=5 => kind as u8,
             _ => 2,
@@ -299,7 +297,7 @@ fn what_cannot_be_is_refused() {
         user,
         permissions: Permissions::READ,
     };
-    // One byte beyond the region, and across two.
+    // One page beyond a region, and across the boundaries of regions.
     for message in [
         at(USER + (FRAMES / 2 - 1) * PAGE, range(0, 2)),
         at(USER - PAGE, range(0, 1)),
@@ -327,8 +325,8 @@ fn what_cannot_be_is_refused() {
     other.reason = FaultReason::AddressBeyondWidth;
     assert_eq!(iotlb.miss(&other), Err(IotlbError::NotAMiss(other)));
 
-    // A range that is no whole number of pages is taken inward by an update and outward by an
-    // invalidation.
+    // An update with partial pages is shrunk to whole pages; such an invalidation is extended to
+    // whole pages.
     let inner = IovaRange::new(Iova::new(PAGE - 1), 2 * PAGE).unwrap();
     iotlb.receive(&at(USER + PAGE - 1, inner)).unwrap();
     assert_eq!(iotlb.pages(), 1);
@@ -357,8 +355,8 @@ fn what_cannot_be_is_refused() {
     assert_eq!(made(&[region(5, 1); 513]), Err(many));
 }
 
-/// An invalidation is not acknowledged while a reader may hold the page, and a thread that holds
-/// one does not wait for itself.
+/// An invalidation is not acknowledged while a reader may hold the page. A thread with an open read
+/// section must not wait for itself.
 #[test]
 fn a_thread_that_holds_a_pin_changes_nothing() {
     let mut iotlb = Iotlb::new(IotlbLimits::default(), DISK, (), regions()).unwrap();

@@ -1,5 +1,5 @@
-//! What the front-end has granted, every way in which it may say so, and the check that nothing
-//! else is to be had.
+//! Model of the front-end's grants and of every valid message order, and a check that no other
+//! translation is available.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -13,10 +13,10 @@ use ringfence_types::{
 
 pub(crate) const DISK: RequesterId = RequesterId::new(0x20);
 pub(crate) const PAGE: u64 = 1 << 12;
-/// Pages that the driver uses.
+/// Number of pages that the driver uses.
 pub(crate) const PAGES: u64 = 24;
 pub(crate) const FRAMES: u64 = 64;
-/// Where the front-end has the guest's memory.
+/// Address of the guest's memory in the front-end.
 pub(crate) const USER: u64 = 0x7f00_0000_0000;
 
 pub(crate) struct Random(pub(crate) u64);
@@ -41,7 +41,7 @@ pub(crate) fn regions() -> Regions {
             bytes: FRAMES / 2 * PAGE,
             memory: PhysAddr::ZERO,
         },
-        // Not beside the first one in the front-end.
+        // Not adjacent to the first region in the front-end's address space.
         Region {
             user: USER * 2,
             bytes: FRAMES / 2 * PAGE,
@@ -82,27 +82,28 @@ pub(crate) fn update(page: u64, pages: u64, frame: u64, permissions: Permissions
 
 type Grant = (u64, Permissions);
 
-/// What the front-end does with a miss: it looks up, later it sends, later it replies.
+/// State of a miss in the front-end: looked up, sent, then replied to.
 enum Handling {
     LookedUp(MissId, Option<Message>),
     Sent(MissId),
     Acknowledged(MissId, bool),
 }
 
-/// A front-end of many threads, and the guest behind it.
+/// A multi-threaded front-end and its guest.
 pub(crate) struct Front {
     grants: BTreeMap<u64, Grant>,
-    /// Grants that were taken away by an invalidation that is not acknowledged yet: its number.
+    /// Revoked grants whose invalidation is not acknowledged yet, with the number of the
+    /// invalidation.
     going: Vec<(u64, Grant, u64)>,
     handling: Vec<Handling>,
-    /// To the back-end, in order; the number of an invalidation, or the miss that an update
-    /// answers.
+    /// Messages to the back-end, in order, with the number of an invalidation or the miss that an
+    /// update answers.
     pub(crate) main: VecDeque<(Message, u64, Option<MissId>)>,
     requests: VecDeque<(MissId, Message)>,
     number: u64,
 }
 
-/// The front-end, and the back-end whose every translation is held against it.
+/// The front-end, and the back-end whose translations are checked against it.
 pub(crate) struct Both {
     pub(crate) iotlb: Iotlb<()>,
     reader: Reader<()>,
@@ -110,7 +111,7 @@ pub(crate) struct Both {
     random: Random,
     /// Misses that the device waits for.
     pub(crate) waiting: Vec<MissId>,
-    /// Updates that came when what they say was taken away already.
+    /// Number of updates that arrived after their grant was revoked.
     pub(crate) resurrected: usize,
 }
 
@@ -141,7 +142,7 @@ impl Both {
         }
     }
 
-    /// The guest maps, or unmaps. The front-end tells of what no longer holds.
+    /// The guest maps or unmaps. The front-end sends an invalidation for each revoked grant.
     fn change(&mut self) {
         let (page, pages) = (self.random.below(PAGES), 1 + self.random.below(6));
         let pages = pages.min(PAGES - page);
@@ -166,7 +167,8 @@ impl Both {
             .push_back((message, self.front.number, None));
     }
 
-    /// What the front-end says of `page`: an update of all that is mapped like it around it.
+    /// Returns the front-end's answer for `page`: an update of the surrounding pages with the same
+    /// mapping.
     pub(crate) fn look_up(&mut self, page: u64, wanted: Permissions) -> Option<Message> {
         let grants = &self.front.grants;
         let (frame, permissions) = *grants.get(&page)?;
@@ -175,7 +177,7 @@ impl Both {
         }
         let alike = |to: u64| {
             let frame = (frame + to).checked_sub(page);
-            // One region.
+            // Within one region.
             frame.is_some_and(|frame| {
                 grants.get(&to) == Some(&(frame, permissions))
                     && (frame < FRAMES / 2) == (grants[&page].0 < FRAMES / 2)
@@ -220,7 +222,7 @@ impl Both {
                 let outcome = self.iotlb.replied(miss, done).unwrap();
                 assert!(self.waiting.contains(&miss));
                 self.waiting.retain(|waiting| *waiting != miss);
-                // It is refused only if it was not granted when it was looked up.
+                // The front-end refuses only if the page was not granted at the lookup.
                 assert!(done || outcome != MissOutcome::Invalidated);
             }
         }
@@ -283,8 +285,8 @@ impl Both {
         burst.guard().translate(range(page, 1), Access::Read).err()
     }
 
-    /// Every translation is one that the guest has granted, or whose invalidation has not been
-    /// acknowledged.
+    /// Checks that every translation is granted by the guest, or that its invalidation is not
+    /// acknowledged yet.
     pub(crate) fn check(&mut self) {
         assert!(self.iotlb.pages() <= 12);
         let mut burst = self.reader.online();

@@ -1,5 +1,5 @@
-//! Updates of any size and alignment against a model: what the front-end said last of each page is
-//! the most that a reader reaches there.
+//! Updates of any size and alignment against a model: a reader may reach at most what the front-end
+//! granted last for each page.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use ringfence_types::{Access, Iova, IovaRange, Permissions};
 
 use super::model::{DISK, FRAMES, PAGE, PAGES, Random, fault, range, regions, update, user};
 
-/// Less than most updates have pages.
+/// Fewer pages than most updates have.
 const AHEAD: usize = 4;
 
 /// `a_page_that_is_told_of_again_is_what_was_said_last` for an update of more pages than
@@ -26,7 +26,7 @@ fn every_page_of_a_large_update_is_what_was_said_last() {
         let told = update(page, 1, page, Permissions::READ_WRITE);
         iotlb.receive(&told).unwrap();
     }
-    // All eight lie elsewhere now, and may only be read.
+    // Remap all eight pages, read-only.
     let told = update(0, 8, 16, Permissions::READ);
     iotlb.receive(&told).unwrap();
     let mut burst = reader.online();
@@ -41,7 +41,7 @@ fn every_page_of_a_large_update_is_what_was_said_last() {
     }
 }
 
-/// An update that is refused says something of its pages, too.
+/// A rejected update also supersedes older translations of its pages.
 #[test]
 fn a_refused_update_leaves_nothing_older() {
     let rights = Permissions::READ_WRITE;
@@ -67,7 +67,7 @@ fn a_refused_update_leaves_nothing_older() {
     }
 }
 
-/// The most that a reader may reach: frame and rights of each page.
+/// Upper bound of a reader's access: frame and permissions of each page.
 #[derive(Default)]
 struct Said(BTreeMap<u64, (u64, Permissions)>);
 
@@ -78,14 +78,14 @@ impl Said {
         }
     }
 
-    /// An update says that `range` lies at `frame` from the frame's byte `skew` on.
+    /// Applies an update that maps `range` to `frame`.
     fn update(&mut self, range: IovaRange, frame: u64, permissions: Permissions) {
         let first = range.start().get() / PAGE;
         for page in pages(range) {
             let start = range.start().get() <= page * PAGE;
             let last = range.last().get() >= page * PAGE + (PAGE - 1);
             let here = frame + (page - first);
-            // What it says of a part of a page ends the other part, unless both agree.
+            // A partial update of a page revokes the rest of the page unless both agree.
             let most = match self.0.get(&page) {
                 _ if start && last => Some(permissions),
                 Some((at, had)) if *at == here => {
@@ -111,7 +111,7 @@ struct Session {
     said: Said,
     random: Random,
     misses: Vec<MissId>,
-    /// Updates that contradict a resident page behind those that they install.
+    /// Number of updates that contradict a cached page beyond those that they install.
     beyond: usize,
 }
 
@@ -138,7 +138,7 @@ impl Session {
     fn update(&mut self) {
         let random = &mut self.random;
         let page = random.below(PAGES);
-        // Half of them large; a quarter begin and end inside a page.
+        // Half of them are large; a quarter each start and end inside a page.
         let large = random.below(2) == 0;
         let count = 1 + random.below(if large { PAGES - page } else { 2 });
         let skew = [0, 0, 0, 8][random.below(4) as usize];
@@ -146,7 +146,7 @@ impl Session {
         let frame = random.below(FRAMES);
         let bits = 1 + random.below(3);
         let permissions = Permissions::from_bits(bits).unwrap();
-        // One in eight is not congruent: it is refused, whatever its size.
+        // One in eight has a different page offset and is rejected, whatever its size.
         let odd = [0, 24][usize::from(random.below(8) == 0)];
         let bytes = count * PAGE - skew - short;
         let range = IovaRange::new(Iova::new(page * PAGE + skew), bytes).unwrap();
@@ -173,7 +173,7 @@ impl Session {
         self.beyond += behind;
     }
 
-    /// Frame of each page that may be read.
+    /// Returns the frame of each readable page.
     fn reachable(&mut self) -> BTreeMap<u64, u64> {
         let mut burst = self.reader.online();
         let pin = burst.guard();
@@ -240,6 +240,6 @@ fn nothing_is_reached_but_what_was_said_last() {
         }
         beyond += session.beyond;
     }
-    // The test shows nothing if no large update contradicts what is resident behind its look-ahead.
+    // The test is vacuous if no large update contradicts a cached page beyond its extra pages.
     assert!(beyond > 1000, "{beyond}");
 }

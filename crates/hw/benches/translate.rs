@@ -5,9 +5,11 @@
 //! ratios of the medians are comparable.
 //!
 //! The lower bound of a hit is a lookup in a bare array with the same sets, ways and replacement
-//! order. It has no device, domain, permissions or faults. The lower bound of a miss is a failed
-//! lookup in an IOTLB and a walk cache and a walk of four dependent loads from the root. A second
-//! one starts at the level 1 table. No walking unit can avoid this work.
+//! order. It has no device, domain, permissions or faults.
+//!
+//! The lower bound of a miss is a failed lookup in an IOTLB and in a walk cache, followed by a walk
+//! of four dependent loads from the root. A second lower bound starts at the level 1 table. No
+//! walking unit can avoid this work.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -14,9 +14,9 @@ use ringfence_types::{
 
 use crate::{Coherency, Levels, TableError};
 
-/// P, in root and context entries.
+/// P: present, in root and context entries.
 const PRESENT: u64 = 1;
-/// CTP and SLPTPTR.
+/// CTP (root entry) and SLPTPTR (context entry): physical address of the next table.
 const POINTER: u64 = 0xffff_ffff_ffff_f000;
 /// Root entry, low word: bits 1..=11 are reserved. The whole high word is reserved.
 const ROOT_RESERVED: u64 = 0xffe;
@@ -25,7 +25,7 @@ const CONTEXT_RESERVED: u64 = 0xff0;
 /// Context entry, high word: bit 7 and bits 24..=63 (0..=2 are AW, 3..=6 are ignored, 8..=23 are
 /// DID).
 const CONTEXT_RESERVED_HIGH: u64 = 0xffff_ffff_ff00_0080;
-/// TT.
+/// TT: translation type.
 const TT_SHIFT: u32 = 2;
 const TT_TABLE: u64 = 0b00;
 const TT_PASS_THROUGH: u64 = 0b10;
@@ -34,7 +34,7 @@ const TT_PASS_THROUGH: u64 = 0b10;
 const TT_RINGS: u64 = 0b11;
 /// AW of a ring context, whose addresses have 64 bits.
 const AW_RINGS: u64 = 0b000;
-/// DID.
+/// DID: domain-id.
 const DID_SHIFT: u32 = 8;
 
 /// Translation of a device's accesses (TT).

@@ -98,8 +98,8 @@ impl Word for AtomicU64 {
 ///
 /// The caller must ensure that the entry is refilled at most once during the read. Ring drivers do:
 /// they invalidate a slot before reuse, and an invalidation waits for walks in progress. With two
-/// refills, an entry whose second word equals that of the first could be returned with the address
-/// of the second.
+/// refills, the first and the third entry may have the same second word. The reader could then
+/// return this word with the address of the second entry.
 ///
 /// Correctness: the second word has the same value before and after the load of the first. Suppose
 /// the writer cleared and refilled the entry in between, with the same second word. If the first

@@ -256,9 +256,11 @@ impl<F: Format> Table<F> {
         }
     }
 
-    /// Fast path: finds the entries of `pages` pages from `iova` on. Succeeds only for a four-level
-    /// table in which the whole path is linked and written back, and only if all entries lie in one
-    /// leaf table. The caller need not check the width.
+    /// Fast path: finds the entries of `pages` pages from `iova` on. The caller need not check the
+    /// width.
+    ///
+    /// Succeeds only for a four-level table, if the whole path is linked and all entries lie in one
+    /// leaf table. On a non-coherent platform, the path must also be written back.
     ///
     /// On `None` the caller falls back to [`walk_linked`](Self::walk_linked), which reports the
     /// reason.

@@ -98,7 +98,7 @@ impl<M> SinkHandle for IommuSink<M> {
 /// Exclusive access to the [`IommuSink`] of a virtio-iommu device:
 /// [`Device::sink_mut`](ringfence_virtio_iommu::Device::sink_mut).
 ///
-/// The sinks of two devices cannot change places:
+/// A caller cannot swap the sinks of two devices:
 /// ```compile_fail,E0614
 /// # use ringfence_softiommu::IommuSink;
 /// # use ringfence_virtio_iommu::Device;

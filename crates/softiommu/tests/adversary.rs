@@ -1,6 +1,6 @@
 //! Readers and unmap on real threads. Loom checks the orderings (`tests/loom.rs`). This test runs
-//! them on a real CPU and covers what loom does not. Unmap returns during a read section, and a
-//! commit waits for guards.
+//! them on a real CPU and covers what loom does not: unmap returns during a read section, and no
+//! change returns while a guard is held.
 //!
 //! The tests count iterations and never measure time.
 
@@ -134,7 +134,7 @@ fn unmap_returns_while_a_burst_goes_on() {
     assert!(device.join().unwrap(), "unmap waited for the end");
 }
 
-/// Neither unmap nor detach nor another change returns while a guard is held.
+/// No change (unmap, detach, bypass, new memory) returns while a guard is held.
 #[test]
 fn nothing_returns_while_a_pin_is_held() {
     type Change = fn(&mut SoftIommu<Memory>);

@@ -53,11 +53,10 @@ impl PrefetchStats {
     }
 }
 
-/// A fully associative IOTLB with LRU replacement, and beside it a prefetcher with its buffer, also
-/// LRU.
+/// A fully associative IOTLB with LRU replacement, a prefetcher, and a prefetch buffer, also LRU.
 ///
-/// The tables stay outside: each access brings along a function that says whether a page is mapped,
-/// which stands for the walk.
+/// It contains no page table. The caller of each access passes a function that models the walk: it
+/// returns true if a page is mapped.
 ///
 /// ```
 /// use ringfence_hw::prefetch::{Markov, PrefetchConfig, PrefetchingIotlb, LookupOutcome, Variant};

@@ -65,7 +65,7 @@ fn scopes_are_exact() {
     // (domain's device, page)
     let warm = [(NIC, 0x1000), (NIC, 0x2000), (NIC, 1 << 30), (DISK, 0x1000)];
     let all = [true; 4];
-    // request, purge, which of the four still translate, entries in walk caches of level 1
+    // request, granularity, which of the four still translate, entries in walk caches of level 1
     let leaves = CachedLevels::Leaves;
     let cases: [(Invalidation, InvalidationGranularity, [bool; 4], u32); 12] = [
         (

@@ -219,7 +219,8 @@ fn read<M: PhysMemory + ?Sized>(
     let [low, high] = entry(mem, table, index)?;
     // Hardware reads the 128 bits atomically. Here the writer stores the low word, which holds P,
     // last and clears it first. If the low word is the same before and after, the high word belongs
-    // to it. Otherwise the entry was changing and counts as absent.
+    // to it. Otherwise the entry was changing and counts as absent. The entry must not change twice
+    // during one read; an invalidation of the context cache in between ensures that.
     let before = low.load(Ordering::Acquire);
     let high = high.load(Ordering::Acquire);
     if low.load(Ordering::Relaxed) != before {

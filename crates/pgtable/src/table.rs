@@ -247,8 +247,8 @@ impl<F: Format> Table<F> {
         for word in words {
             if let Entry::Table { at, .. } = self.format.decode(level, word.load(Ordering::Acquire))
             {
-                // Unlink first: if hostile software linked one table twice, this loop frees it
-                // once.
+                // Unlink first: the recursion then does not follow this entry again through a
+                // cycle.
                 word.store(0, Ordering::Release);
                 self.free_below(mem, frames, below, at);
                 frames.free(at);

@@ -200,8 +200,8 @@ impl<M> SoftIommu<M> {
         Ok(())
     }
 
-    /// Replaces the memory that physical addresses refer to. On return, no reader holds a reference
-    /// to the old memory.
+    /// Replaces the memory that physical addresses refer to. On return, no reader can access the
+    /// old memory. An offline [`Reader`] still owns a reference until it next goes online.
     pub fn set_memory(&mut self, memory: M) -> Result<(), IommuError> {
         may_wait()?;
         self.memory = Arc::new(memory);

@@ -134,8 +134,8 @@ impl<M> Iotlb<M> {
     }
 
     /// Replaces the shared memory (`VHOST_USER_SET_MEM_TABLE`, `ADD_MEM_REG`, `REM_MEM_REG`). On
-    /// return, no reader holds a reference to the old memory and the IOTLB is empty. Answers to
-    /// pending misses are ignored.
+    /// return, no reader can access the old memory and the IOTLB is empty. Answers to pending misses
+    /// are ignored.
     pub fn set_memory(&mut self, memory: M, regions: Regions) -> Result<(), IotlbError> {
         may_wait()?;
         self.invalidate(None)?;

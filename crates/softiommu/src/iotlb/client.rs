@@ -104,8 +104,8 @@ impl From<IotlbError> for IotlbClientError {
 }
 
 impl<M> IotlbClient<M> {
-    /// Creates a client. `patience` is the maximum time that the front-end may take for an answer,
-    /// and for the rest of a frame that it has started.
+    /// Creates a client. `patience` is the maximum time that the front-end may be silent while the
+    /// client waits for an answer, or for the rest of a frame. Any message restarts it.
     ///
     /// # Errors
     /// If a socket rejects the timeout.

@@ -1,8 +1,8 @@
-//! How fast text becomes raw events, against the reader one writes first: lines, split, parse.
+//! Compares the speed of converting text to raw events with a simple reader: lines, split, parse.
 //!
-//! `cargo bench -p ringfence-trace` prints, for a NIC's and a disk's trace, GB/s of both readers
-//! and their ratio, medians of interleaved repetitions. `RINGFENCE_TRACES` names the folder of the
-//! shared traces; without them the bundled sample is repeated.
+//! `cargo bench -p ringfence-trace` prints, for the traces of a NIC and disks, the GB/s of both
+//! readers and their ratio, as medians of interleaved repetitions. `RINGFENCE_TRACES` names the
+//! folder of the shared traces; without them the benchmark repeats the bundled sample.
 
 use std::hint::black_box;
 use std::io::{BufRead, Read};
@@ -104,7 +104,7 @@ fn operations(text: &[u8]) -> u64 {
     operations.summary().events
 }
 
-/// What the straightforward reader keeps of an event.
+/// Contents of an event that the simple reader keeps.
 #[allow(dead_code, reason = "built to be paid for, as the real one is")]
 enum Simple {
     Range {
@@ -129,7 +129,7 @@ enum Simple {
     Other,
 }
 
-/// Lines, `split_whitespace`, `split_once('=')`, `from_str_radix`.
+/// The simple reader: lines, `split_whitespace`, `split_once('=')`, `from_str_radix`.
 fn split_and_parse(text: &[u8]) -> u64 {
     let mut events = 0;
     for line in text.lines() {

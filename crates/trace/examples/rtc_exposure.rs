@@ -1,12 +1,11 @@
-//! What reverse translation caches find again of recorded traces (X22), and what they expose for
-//! it.
+//! Hits of reverse translation caches on recorded traces (X22), and the exposure that they cost.
 //!
 //! `cargo run --release -p ringfence-trace --example rtc_exposure -- TRACE...`
 //!
-//! Each device has a cache; each piece of a mapping that is consecutive in memory is a key;
-//! coherent buffers are not cached. When the trace is over the clock goes on until the last mapping
-//! has expired: what a machine leaves behind when it falls idle is part of the price. Exposure is
-//! pages times seconds for which a page is mapped and no driver has it.
+//! Each device has a cache. Each physically contiguous piece of a mapping is a key. Coherent
+//! buffers are not cached. After the end of the trace, the clock runs until the last mapping has
+//! expired: mappings that a machine keeps when it becomes idle are part of the cost. Exposure is
+//! the sum of pages times seconds in which a page is mapped but no driver uses it.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -18,7 +17,7 @@ use ringfence_pviommu::rtc::{
 use ringfence_trace::{Chunk, DeviceIndex, MapClass, OpKind, Operations, TraceOptions};
 use ringfence_types::{Iova, Nanos};
 
-/// One way to keep mappings: cycles of `cycle_ns`, C of them at most.
+/// One policy for keeping mappings: cycles of `cycle_ns`, at most C of them.
 #[derive(Clone, Copy)]
 struct Policy {
     name: &'static str,
@@ -29,7 +28,8 @@ struct Policy {
 
 const MS: u64 = 1_000_000;
 
-/// The document's, shorter ones, and two that follow reuse with its bound: 40 s = 160 ms x 250.
+/// The policy of the PVIOMMU paper, shorter ones, and two adaptive ones with its bound: 40 s = 160
+/// ms x 250.
 const POLICIES: [Policy; 6] = [
     fixed("T = 10 s, C = 3", 10_000 * MS, 3),
     fixed("T = 1 s, C = 3", 1_000 * MS, 3),
@@ -57,14 +57,15 @@ const fn adaptive(name: &'static str, late: u16) -> Policy {
     }
 }
 
-/// More mappings than any of the traces has.
+/// Capacity larger than the number of mappings in any of the traces.
 const LIMIT: usize = 1 << 20;
 
-/// A device's cache, and its exposure.
+/// The cache of a device, and its exposure.
 struct Watched {
     cache: FlatRtc,
     users: HashMap<MappingKey, u32>,
-    /// Pages that are mapped and that nobody has, since when, and their integral over time so far.
+    /// Pages that are mapped but unused, the time of their last change, and their integral over
+    /// time so far.
     pages: u64,
     since: u64,
     page_ns: u128,
@@ -87,7 +88,7 @@ impl Watched {
         }
     }
 
-    /// The clock reaches `now`; cycles end on the way.
+    /// Advances the clock to `now` and ends the cycles that pass.
     fn advance(&mut self, now: u64, cycle_ns: u64) {
         while self.tick_at <= now {
             self.expose(self.tick_at);
@@ -132,7 +133,7 @@ impl Watched {
     }
 }
 
-/// What a driver did: at `at`, `device` mapped or unmapped a key.
+/// An action of a driver: at `at`, `device` mapped or unmapped a key.
 struct Event {
     at: u64,
     device: DeviceIndex,
@@ -181,7 +182,7 @@ fn events(name: &str) -> Result<Vec<Event>, Box<dyn Error>> {
             }
         }
     }
-    // What is still mapped at the end stays in use.
+    // Mappings that are live at the end stay in use.
     Ok(events)
 }
 

@@ -1,5 +1,4 @@
-//! A trace that can be shown around: the structure of the original, none of its names and
-//! addresses.
+//! Anonymises a trace: keeps its structure and replaces its names and addresses.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Read, Write};
@@ -15,30 +14,30 @@ use crate::runs::Runs;
 use crate::text::{RawChunk, RawEvent, RawKind, TraceReader};
 
 const PAGE: u64 = 4096;
-/// Runs keep their place within blocks of this size, so that large leaves stay possible where they
-/// were.
+/// Runs keep their offset within blocks of this size, so that large leaves remain possible where
+/// they were possible before.
 const BLOCK: u64 = 2 << 20;
-/// Where the first run is put.
+/// Lower bound of the new addresses.
 const BASE: u64 = 1 << 32;
 
-/// Tells the key of stray pages from the seed that orders runs.
+/// Separates the key for stray pages from the seed that orders runs.
 const STRAY: u64 = 0x7374_7261_7900_0001;
 
-/// How to anonymise.
+/// Options for anonymising.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Anonymise {
-    /// Order in which runs of memory are laid out anew; equal seeds give equal results.
+    /// Seed of the order in which runs of memory get new addresses; equal seeds give equal results.
     pub seed: u64,
-    /// Times begin at 0.
+    /// Shifts times so that the trace begins at 0.
     pub from_zero: bool,
 }
 
-/// Why anonymising failed.
+/// An error of anonymising.
 #[derive(Debug)]
 pub enum AnonymiseError {
     /// The trace cannot be read.
     Trace(TraceError),
-    /// The result cannot be written.
+    /// The anonymised trace cannot be written.
     Write(io::Error),
 }
 
@@ -69,10 +68,11 @@ impl From<TraceError> for AnonymiseError {
 impl Anonymise {
     /// Reads a trace twice, from two readers of the same bytes, and writes its anonymised text.
     ///
-    /// Memory is renamed by runs of touching pages: what was contiguous, shared or used again still
-    /// is, what was apart stays apart, and offsets within 2 MiB stay. IOVAs of a translated device
-    /// say nothing about memory and pairing needs their neighbourhood: they stay. Devices, tasks,
-    /// processes and marks are numbered. Attributes, unknown events and comments are left out.
+    /// Memory is renamed by runs of adjacent pages. Contiguous, shared and reused pages stay so,
+    /// separate runs stay separate, and offsets within 2 MiB stay. IOVAs of a translated device
+    /// reveal nothing about memory, and pairing needs their adjacency, so they stay. Devices,
+    /// tasks, processes and marks are numbered. Attributes, unknown events and comments are left
+    /// out.
     ///
     /// # Errors
     /// [`AnonymiseError`].
@@ -147,12 +147,12 @@ fn write(out: &mut dyn Write, text: &str) -> Result<(), AnonymiseError> {
         .map_err(AnonymiseError::Write)
 }
 
-/// What the first reading finds.
+/// Result of the first pass.
 #[derive(Debug, Default)]
 struct Survey {
     start: u64,
     lost: u64,
-    /// Devices whose DMA addresses are physical ones.
+    /// By device: true if its DMA addresses are physical addresses.
     direct: Vec<bool>,
     /// The pages of all ranges.
     runs: Runs,
@@ -165,7 +165,7 @@ impl Survey {
             ..Self::default()
         };
         let mut chunk = RawChunk::default();
-        // Ranges of coherent buffers, whose device may turn out to be direct only later.
+        // Ranges of coherent buffers. The pass may learn only later that their device is direct.
         let mut coherent: Vec<(DeviceIndex, u64, u64)> = Vec::new();
         while reader.next_chunk(&mut chunk)? {
             for event in &chunk.events {
@@ -242,19 +242,19 @@ impl Survey {
         }
     }
 
-    /// Adds the pages of a range, joined with the runs it touches.
+    /// Adds the pages of a range and merges them with adjacent runs.
     fn add(&mut self, start: u64, size: u64) {
         let last = start.saturating_add(size.saturating_sub(1)) / PAGE;
         self.runs.add(start / PAGE, last + 1);
     }
 }
 
-/// Where each run goes.
+/// New location of each run.
 #[derive(Debug, Default)]
 struct PageRenaming {
-    /// First page: one behind the last, new first page.
+    /// First page of each run, mapped to the page after its last and the new first page.
     runs: BTreeMap<u64, (u64, u64)>,
-    /// Hides where pages were that no run holds.
+    /// Key that hides the addresses of pages outside all runs.
     key: u64,
 }
 
@@ -268,7 +268,7 @@ impl PageRenaming {
         let mut next = BASE / PAGE;
         let mut runs = BTreeMap::new();
         for (_, first, end) in order {
-            // The same place within a block, at least a page behind the run before.
+            // Keeps the offset within a block, and a gap of at least one page to the previous run.
             let block = BLOCK / PAGE;
             let ahead = (first % block + block - (next + 1) % block) % block;
             let place = next + 1 + ahead;
@@ -285,9 +285,9 @@ impl PageRenaming {
             Some((&first, &(end, place))) if page < end => {
                 (place + (page - first)).wrapping_mul(PAGE) | (address % PAGE)
             }
-            // Only an address that no map named, such as that of a stray unmap: its page offset is
-            // kept. Two rounds, the second with a key of its own: without the seed nobody can
-            // tabulate them.
+            // No map named this address; a stray unmap did, for example. Its page offset is kept.
+            // Two rounds, the second with a separate key, prevent anyone without the seed from
+            // tabulating the addresses.
             _ => {
                 let hidden = mix(mix(page ^ self.key).wrapping_add(mix(self.key)));
                 (hidden % (1 << 20) * PAGE) | (address % PAGE)
@@ -296,7 +296,7 @@ impl PageRenaming {
     }
 }
 
-/// SplitMix64's finaliser.
+/// The finaliser of SplitMix64.
 fn mix(value: u64) -> u64 {
     let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -314,7 +314,7 @@ struct Rewrite {
 impl Rewrite {
     fn event(&mut self, event: &mut RawEvent, chunk: &mut RawChunk) {
         event.time = Nanos(event.time.0.saturating_sub(self.start));
-        // The idle task is no one's, and its number means something.
+        // PID 0 is the idle task on every system: it identifies nobody and has a meaning.
         if event.context.pid != 0 {
             let next = self.pids.len() as u32 + 1;
             event.context.pid = *self.pids.entry(event.context.pid).or_insert(next);
@@ -352,7 +352,7 @@ impl Rewrite {
             RawKind::UnmapSg { phys_addrs, .. } => self.list(chunk, *phys_addrs),
             RawKind::IommuMap { iova, phys, .. } => {
                 let new = self.runs.rename(phys.get());
-                // An identity map stays one.
+                // Keep an identity map an identity map.
                 if iova.get() == phys.get() {
                     *iova = Iova::new(new);
                 }
@@ -396,7 +396,8 @@ mod tests {
     fn a_stray_address_is_hidden_by_the_seed() {
         let new = |seed| PageRenaming::lay_out(&Runs::default(), seed).rename(0x23_b765_4c80);
         let all: std::collections::BTreeSet<u64> = (0..64).map(new).collect();
-        // 64 draws of 2^20 pages: two alike is a chance of 1 in 500, and the seeds are fixed.
+        // 64 draws of 2^20 pages: a collision has a probability of 1 in 500, and the seeds are
+        // fixed.
         assert_eq!(all.len(), 64);
         assert!(all.iter().all(|address| address % PAGE == 0xc80));
         assert_eq!(new(7), new(7));
@@ -420,11 +421,11 @@ mod tests {
             let runs = PageRenaming::lay_out(&survey.runs, seed);
             let new = |page: u64| runs.rename(page * PAGE) / PAGE;
             assert!((1..4).all(|page| new(page + 1) == new(page) + 1));
-            // A page apart at least, or a new run would arise.
+            // At least one page lies between them; otherwise they would merge into one run.
             assert!(new(8) > new(4) + 1 || new(8) + 1 < new(1));
             assert_eq!(runs.rename(0x1234) % BLOCK, 0x1234);
         }
-        // Runs that would fit exactly behind each other in their blocks still keep a page between
+        // Runs that would fit exactly one after another in their blocks still keep a page between
         // them.
         let mut full = Runs::default();
         for (first, end) in [(0, 5), (1029, 1030), (2058, 2059)] {

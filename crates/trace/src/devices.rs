@@ -7,17 +7,17 @@ use ringfence_types::RequesterId;
 use crate::op::DeviceIndex;
 use crate::printable::printable;
 
-/// How a row of [`Devices`] came about.
+/// Kind of a row of [`Devices`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DeviceKind {
-    /// A PCI function, by its name `domain:bus:device.function`.
+    /// A PCI function, named `domain:bus:device.function`.
     Pci {
         /// The PCI segment ("domain") of the name.
         segment: u32,
     },
-    /// Any other device that the trace names: `1f000000.usb`, `virtio0`, ...
+    /// Any other named device: `1f000000.usb`, `virtio0`, ...
     Named,
-    /// No device: stands for the `iommu:*` lines that no `dma:*` event explains in a trace of
+    /// Not a device: the row of the `iommu:*` lines that no `dma:*` event explains, in a trace of
     /// several devices.
     Unattributed,
 }
@@ -25,14 +25,14 @@ pub enum DeviceKind {
 /// One device of a trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TraceDevice {
-    /// As the trace prints it; bytes that are no UTF-8 are replaced, and what would steer a
-    /// terminal is escaped.
+    /// Name as the trace prints it. Invalid UTF-8 is replaced, and characters that control a
+    /// terminal are escaped.
     pub name: String,
-    /// What kind of row this is.
+    /// Kind of this row.
     pub kind: DeviceKind,
-    /// Requester ID: that of the name for a PCI function, unless an earlier row has it (two
-    /// segments can use the same one); then, and for other devices, the highest one that was free
-    /// when the row appeared.
+    /// Requester ID. A PCI function has the requester ID of its name, unless an earlier row has it
+    /// (two segments can use the same one). Then, and for other devices, it is the highest ID that
+    /// was free when the row appeared.
     pub id: RequesterId,
 }
 
@@ -42,38 +42,40 @@ pub struct Devices {
     rows: Vec<TraceDevice>,
     by_name: HashMap<Box<[u8]>, DeviceIndex>,
     ids: HashSet<u16>,
-    /// No requester ID among the so many highest ones is free.
+    /// Offset from the top to the highest requester ID that may be free: the highest `taken` IDs
+    /// are in use.
     taken: u16,
     unattributed: Option<DeviceIndex>,
 }
 
 impl Devices {
-    /// No devices yet.
+    /// Creates an empty list.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// How many rows there are.
+    /// Returns the number of rows.
     pub fn len(&self) -> usize {
         self.rows.len()
     }
 
-    /// Whether no device has appeared.
+    /// Returns true if no device has appeared.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
 
-    /// The device of a row.
+    /// Returns the device in row `index`.
     pub fn get(&self, index: DeviceIndex) -> Option<&TraceDevice> {
         self.rows.get(index.index())
     }
 
-    /// All rows, in order.
+    /// Returns all rows, in order.
     pub fn iter(&self) -> impl Iterator<Item = (DeviceIndex, &TraceDevice)> {
         (0..=u16::MAX).map(DeviceIndex).zip(&self.rows)
     }
 
-    /// The row of the device that the trace calls `name`, or that [`TraceDevice::name`] shows so.
+    /// Returns the row of the device with the trace's name `name`, or whose [`TraceDevice::name`]
+    /// is `name`.
     pub fn find(&self, name: &str) -> Option<DeviceIndex> {
         let shown = || {
             let mut rows = self.iter();
@@ -84,7 +86,8 @@ impl Devices {
         self.by_name.get(name.as_bytes()).copied().or_else(shown)
     }
 
-    /// The row of device `name`, made if it is new; `None` if there are 65535 rows already.
+    /// Returns the row of device `name` and creates it if it is new; `None` if 65535 rows exist
+    /// already.
     pub(crate) fn intern(&mut self, name: &[u8]) -> Option<DeviceIndex> {
         if let Some(&index) = self.by_name.get(name) {
             return Some(index);
@@ -99,8 +102,8 @@ impl Devices {
         Some(index)
     }
 
-    /// The row for `iommu:*` lines of no device, made at first use; `None` if there are 65535 rows
-    /// already.
+    /// Returns the row for `iommu:*` lines without a device and creates it at first use; `None` if
+    /// 65535 rows exist already.
     pub(crate) fn unattributed(&mut self) -> Option<DeviceIndex> {
         if self.unattributed.is_none() {
             self.unattributed =
@@ -109,8 +112,8 @@ impl Devices {
         self.unattributed
     }
 
-    /// The rows of a stored trace; `None` if there are too many, two share a requester ID, or
-    /// several stand for no device.
+    /// Builds the rows of a stored trace; `None` if there are too many, if two share a requester
+    /// ID, or if several are [`DeviceKind::Unattributed`].
     #[cfg(feature = "parquet")]
     pub(crate) fn restore(mut rows: impl Iterator<Item = TraceDevice>) -> Option<Self> {
         let mut devices = Self::new();
@@ -131,7 +134,8 @@ impl Devices {
         rows.next().is_none().then_some(devices)
     }
 
-    /// The highest requester ID that no row has. It only falls: a row keeps its ID.
+    /// Returns the highest requester ID that no row has. The result only decreases, because a row
+    /// keeps its ID.
     fn highest_free(&mut self) -> Option<u16> {
         while self.ids.contains(&(u16::MAX - self.taken)) {
             self.taken = self.taken.checked_add(1)?;
@@ -163,14 +167,14 @@ impl Devices {
     }
 }
 
-/// `0000:00:03.0` as segment and requester ID. Hexadecimal but for the function, as Linux prints
-/// it.
+/// Parses `0000:00:03.0` into segment and requester ID. Linux prints all parts in hexadecimal
+/// except the function, which is one digit below 8.
 fn parse_pci(name: &[u8]) -> Option<(u32, RequesterId)> {
     let name = std::str::from_utf8(name).ok()?;
     let (segment, rest) = name.split_once(':')?;
     let (bus, rest) = rest.split_once(':')?;
     let (device, function) = rest.split_once('.')?;
-    // `from_str_radix` would take a sign.
+    // `from_str_radix` would accept a sign.
     let digits = |text: &str, most: usize| {
         (1..=most).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_hexdigit())
     };

@@ -1,4 +1,4 @@
-//! What can be wrong with a trace, and where.
+//! Errors of reading a trace, with their position.
 
 use std::fmt;
 use std::io;
@@ -9,90 +9,90 @@ use ringfence_types::PhysAddr;
 use crate::limits::LimitExceeded;
 use crate::problem::ParquetProblem;
 
-/// Why a trace, or a line of it, cannot be read.
+/// An error in a trace or in one of its lines.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum TraceError {
-    /// The operating system refused to read.
+    /// The operating system failed to open or read the trace.
     Io {
         /// Name of the trace, as given when it was opened.
         file: String,
-        /// Line before which it happened, from 1; 0 when opening.
+        /// Line before which the read failed, from 1; 0 if the open failed.
         line: u64,
-        /// The reason.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// The compressed stream is damaged or ends too early.
     Compression {
         /// Name of the trace.
         file: String,
-        /// Line before which it happened, from 1.
+        /// Line before which the error occurred, from 1.
         line: u64,
-        /// What the decoder says.
+        /// Error of the decoder.
         source: io::Error,
     },
-    /// The file is a trace-cmd recording and `trace-cmd`, which reads it, cannot be started.
+    /// The file is a trace-cmd recording, and `trace-cmd`, which converts it, cannot be started.
     TraceCmdMissing {
         /// The recording.
         file: PathBuf,
-        /// Why not.
+        /// Error of the attempt to start `trace-cmd`.
         source: io::Error,
     },
-    /// `trace-cmd report` gave up.
+    /// `trace-cmd report` failed.
     TraceCmdFailed {
         /// The recording.
         file: PathBuf,
-        /// The end of what it wrote to standard error.
+        /// The end of its standard error output.
         message: String,
     },
-    /// A line is not what the kernel prints.
+    /// A line does not match the kernel's format.
     Malformed {
         /// Name of the trace.
         file: String,
         /// Line, from 1.
         line: u64,
-        /// What is wrong with it.
+        /// The error in the line.
         reason: Malformed,
     },
-    /// More than 65535 devices.
+    /// The trace names more than 65535 devices.
     TooManyDevices {
         /// Name of the trace.
         file: String,
         /// Line, from 1.
         line: u64,
     },
-    /// More mappings are alive at once than 2^32 - 1.
+    /// More than 2^32 - 1 mappings are live at once.
     TooManyMappings {
         /// Name of the trace.
         file: String,
         /// Line, from 1.
         line: u64,
     },
-    /// The trace touches more different GiB of physical memory than a replay's arena has room for,
-    /// 512: no granule is left to rename to.
+    /// The trace touches more different GiB of physical memory than a replay's arena can hold, 512.
+    /// No granule is left to rename an address to.
     PhysicalSpaceExhausted {
         /// Name of the trace.
         file: String,
         /// Line, from 1.
         line: u64,
     },
-    /// A coherent buffer of more than 1 GiB whose physical address the trace does not show: fresh
-    /// frames are given out within a granule.
+    /// A coherent buffer of more than 1 GiB has no physical address in the trace. The replay
+    /// allocates fresh frames within one granule.
     FreshFramesTooLarge {
         /// Name of the trace.
         file: String,
         /// Line, from 1.
         line: u64,
-        /// What was asked for.
+        /// Size of the buffer.
         bytes: u64,
     },
-    /// A segment of a scatterlist, with the length guessed for it, lies past 2^64.
+    /// A scatterlist segment with a guessed length extends beyond 2^64.
     SegmentWraps {
         /// Name of the trace.
         file: String,
         /// Line, from 1.
         line: u64,
-        /// Where the segment starts.
+        /// Start of the segment.
         start: PhysAddr,
     },
     /// The trace exceeds one of its [`TraceLimits`](crate::TraceLimits).
@@ -101,65 +101,65 @@ pub enum TraceError {
         file: String,
         /// Line, from 1.
         line: u64,
-        /// The bound.
+        /// The limit and, for some limits, the requested amount.
         excess: LimitExceeded,
     },
-    /// The file is compressed in a way that is not read.
+    /// The reader does not support the file's compression format.
     Archive {
         /// Name of the trace.
         file: String,
-        /// A program that writes its text to standard output.
+        /// A program that decompresses the file to standard output.
         reader: &'static str,
     },
     /// A Parquet file cannot be read.
     Parquet {
         /// Name of the file.
         file: String,
-        /// What is wrong with it.
+        /// The error in the file.
         problem: ParquetProblem,
     },
 }
 
-/// What is wrong with a line. The kernel's formats: `include/trace/events/dma.h` and `iommu.h`.
+/// An error in a line. `include/trace/events/dma.h` and `iommu.h` define the kernel's formats.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Malformed {
-    /// Longer than the limit, in bytes, given in [`TraceOptions`](crate::TraceOptions).
+    /// The line is longer than the limit in [`TraceOptions`](crate::TraceOptions), in bytes.
     TooLong {
-        /// That limit.
+        /// The limit in bytes.
         limit: usize,
     },
-    /// Holds a NUL byte: this is not text.
+    /// The line contains a NUL byte, so the input is not text.
     Binary,
-    /// The last line has no end: the file was cut.
+    /// The last line has no line end: the file is truncated.
     CutShort,
-    /// No `[CPU]` column.
+    /// The line has no `[CPU]` column.
     NoCpu,
-    /// The CPU number is no number below 65536.
+    /// The CPU number is not a number below 65536.
     BadCpu,
     /// The time is not `seconds.fraction`.
     BadTime,
-    /// No `event:` after the time.
+    /// The line has no `event:` after the time.
     NoEvent,
-    /// A `LOST` line without a number.
+    /// A `LOST` line has no number.
     BadLost,
-    /// A known event lacks the field.
+    /// A known event lacks this field.
     MissingField(Field),
-    /// A field is not a number of the expected base, or exceeds 64 bits.
+    /// A field is not a number of the expected base, or it exceeds 64 bits.
     BadNumber(Field),
-    /// `dir=` is none of the kernel's names.
+    /// `dir=` is not one of the kernel's names.
     BadDirection,
-    /// `dir=NONE`: no device access is meant, which the DMA API refuses.
+    /// `dir=NONE` allows no device access; the DMA API refuses it.
     NoDirection,
-    /// A list does not look like `{a,b}`, or has not as many entries as the line says.
+    /// A list does not have the form `{a,b}`, or its length differs from the count in the line.
     BadList(Field),
-    /// A mapping of no bytes.
+    /// The mapping is empty.
     EmptySize,
-    /// `start + size` lies past 2^64.
+    /// `start + size` exceeds 2^64.
     RangeWraps(Field),
-    /// A single mapping longer than 64 GiB.
+    /// A single mapping is longer than 64 GiB.
     SizeTooLarge,
-    /// `iommu:*`: end is not start + size.
+    /// The end of an `iommu:*` range is not start + size.
     RangeMismatch,
 }
 
@@ -191,7 +191,7 @@ pub enum Field {
 }
 
 impl Field {
-    /// As the kernel prints it.
+    /// Returns the field's name as the kernel prints it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Device => "device",
@@ -249,7 +249,7 @@ impl fmt::Display for Malformed {
 impl fmt::Display for TraceError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            // Line 0: it could not be opened.
+            // Line 0: the open failed.
             Self::Io { file, line: 0, .. } => write!(f, "{file}: cannot be read"),
             Self::Io { file, line, .. } => write!(f, "{file}:{line}: cannot be read"),
             Self::Compression { file, line, .. } => {

@@ -1,5 +1,5 @@
-//! What a trace is like: how much it maps, how often a page is used again, how ring-like its unmaps
-//! are.
+//! Statistics of a trace: amount of mappings, reuse of pages, and similarity of unmap order to a
+//! ring.
 
 mod flow;
 mod flows;
@@ -18,20 +18,20 @@ use crate::operations::Operations;
 use flows::Flows;
 use lines::LineCounts;
 
-/// What a trace is like.
+/// Statistics of a trace.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Info {
     /// Lines read.
     pub lines: u64,
     /// Events, unknown ones included.
     pub events: u64,
-    /// Events skipped because they say nothing about DMA mappings.
+    /// Events skipped because they are not about DMA mappings.
     pub unknown: u64,
     /// Malformed lines skipped.
     pub malformed: u64,
-    /// Events the kernel says it lost.
+    /// Events that the kernel reports as lost.
     pub lost: u64,
-    /// From the first to the last event, in ns.
+    /// Time from the first to the last event, in ns.
     pub duration_ns: u64,
     /// `dma_map_*` events.
     pub map_events: u64,
@@ -39,7 +39,7 @@ pub struct Info {
     pub unmap_events: u64,
     /// `dma_alloc*` events.
     pub allocs: u64,
-    /// `dma_free*` events, those of nothing aside.
+    /// `dma_free*` events, without frees of a null pointer.
     pub frees: u64,
     /// `dma_sync_*` events.
     pub syncs: u64,
@@ -51,40 +51,40 @@ pub struct Info {
     pub iommu_only_maps: u64,
     /// `dma_unmap_*` events whose map the trace does not show.
     pub unmatched_unmaps: u64,
-    /// Maps of a key that was alive.
+    /// Maps of a key that was live.
     pub replaced: u64,
-    /// Maps whose printed list was cut.
+    /// Maps whose printed list the kernel truncated.
     pub truncated_lists: u64,
     /// Maps whose segment lengths are a guess.
     pub guessed_lengths: u64,
-    /// `dma_map_*` mappings alive after the last line; coherent buffers are not counted.
+    /// `dma_map_*` mappings live after the last line; coherent buffers are not counted.
     pub live_at_end: u64,
-    /// Most of those alive at once.
+    /// Maximum number of `dma_map_*` mappings live at once.
     pub max_live: u64,
-    /// Pages that the `dma_map_*` lines alone name: the ranges of single maps; of lists, the ranges
-    /// where the line has a size for each start, else the pages of the starts.
+    /// Pages that the `dma_map_*` lines alone name: the ranges of single maps. For lists, the
+    /// ranges if the line has a size for each start, otherwise the pages of the starts.
     pub dma_pages: Pages,
-    /// Pages behind `iommu:map` lines, coherent buffers included.
+    /// Pages in `iommu:map` lines, coherent buffers included.
     pub iommu_pages: Pages,
-    /// Pages of all streaming mappings' segments.
+    /// Pages of the segments of all streaming mappings.
     pub pages: Pages,
-    /// Per device, in order of first appearance.
+    /// Statistics per device, in order of first appearance.
     pub devices: Vec<DeviceInfo>,
-    /// What was written into the trace, with its time in ns.
+    /// Marks written into the trace, each with its time in ns.
     pub marks: Vec<(u64, String)>,
 }
 
-/// Use of 4 KiB pages, as in Table 5 of the pvIOMMU document.
+/// Use of 4 KiB pages, as in Table 5 of the PVIOMMU paper.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Pages {
-    /// Different pages.
+    /// Number of different pages.
     pub distinct: u64,
-    /// Times a page was mapped.
+    /// Number of times that a page was mapped.
     pub touches: u64,
 }
 
 impl Pages {
-    /// Mappings per page; 0 without pages.
+    /// Returns the mappings per page; 0 without pages.
     pub fn reuse(&self) -> f64 {
         match self.distinct {
             0 => 0.0,
@@ -93,20 +93,20 @@ impl Pages {
     }
 }
 
-/// One device.
+/// Statistics of one device.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct DeviceInfo {
-    /// As the trace prints it.
+    /// Name as the trace prints it.
     pub name: String,
-    /// Pages of its streaming mappings' segments.
+    /// Pages of the segments of its streaming mappings.
     pub pages: Pages,
-    /// Most streaming mappings alive at once.
+    /// Maximum number of streaming mappings live at once.
     pub max_live: u64,
-    /// Streaming mappings alive at the end.
+    /// Streaming mappings live at the end.
     pub live_at_end: u64,
-    /// Whether its driver skips unmaps.
+    /// True if its driver skips unmaps.
     pub skips_unmaps: bool,
-    /// Its mappings by direction, those that only `iommu:*` lines show apart.
+    /// Its mappings by direction. Mappings that only `iommu:*` lines show have flows of their own.
     pub flows: Vec<Flow>,
 }
 
@@ -115,28 +115,28 @@ pub struct DeviceInfo {
 pub struct Flow {
     /// `to-device`, `from-device`, `bidirectional`.
     pub direction: String,
-    /// Whether only `iommu:*` lines show them.
+    /// True if only `iommu:*` lines show these mappings.
     pub iommu_only: bool,
-    /// Streaming mappings made.
+    /// Streaming mappings created.
     pub maps: u64,
-    /// Of those, scatterlists.
+    /// Scatterlists among them.
     pub scatterlists: u64,
-    /// Segments in all.
+    /// Total number of segments.
     pub segments: u64,
-    /// Unmaps.
+    /// Number of unmaps.
     pub unmaps: u64,
-    /// Unmaps that ended the oldest live mapping: all of them on a ring.
+    /// Unmaps of the oldest live mapping; a ring unmaps only in this order.
     pub oldest_first: u64,
-    /// Unmaps of the mapping made right after the one unmapped before.
+    /// Unmaps of the mapping created directly after the previously unmapped one.
     pub exact_next: u64,
-    /// Bytes of a mapping and how many have it, the most frequent first; five at most.
+    /// Up to five pairs of mapping size in bytes and number of such mappings, most frequent first.
     pub sizes: Vec<(u64, u64)>,
-    /// Bursts: consecutive unmaps on one processor, less than 50 us apart, no map between.
+    /// Bursts: consecutive unmaps on one CPU, at most 50 us apart, without a map between them.
     pub bursts: Bursts,
 }
 
 impl Flow {
-    /// Share of unmaps that ended the oldest live mapping; 1 without unmaps.
+    /// Returns the share of unmaps that removed the oldest live mapping; 1 without unmaps.
     pub fn ring_likeness(&self) -> f64 {
         match self.unmaps {
             0 => 1.0,
@@ -148,20 +148,20 @@ impl Flow {
 /// Lengths of bursts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Bursts {
-    /// How many bursts.
+    /// Number of bursts.
     pub count: u64,
-    /// Unmaps in all of them.
+    /// Total number of unmaps in bursts.
     pub unmaps: u64,
-    /// Median length; none without bursts, as the other two.
+    /// Median length; `None` without bursts, like the next two.
     pub p50: Option<u64>,
     /// 99th percentile.
     pub p99: Option<u64>,
-    /// Longest.
+    /// Maximum length.
     pub max: Option<u64>,
 }
 
 impl Bursts {
-    /// Mean length; none without bursts.
+    /// Returns the mean length; `None` without bursts.
     pub fn mean(&self) -> Option<f64> {
         (self.count > 0).then(|| self.unmaps as f64 / self.count as f64)
     }
@@ -193,7 +193,7 @@ impl Info {
 }
 
 impl fmt::Display for Info {
-    /// A short text for people; the command line draws tables from the fields.
+    /// Writes a short text for people; the command line draws tables from the fields.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,

@@ -1,9 +1,9 @@
-//! Linux DMA traces: text, trace-cmd and perf formats to events, and a compact store.
+//! Linux DMA traces: parses text, trace-cmd and perf recordings, and stores operations compactly.
 //!
-//! Two stages. [`text`] turns the lines that tracefs, `trace-cmd report` or `perf script` print
-//! into raw events. [`Operations`] turns raw events into the operations a replay performs: maps and
-//! unmaps with physical addresses, each paired with its partner. Both stream: memory does not grow
-//! with the trace.
+//! The crate has two stages. [`text`] parses the lines that tracefs, `trace-cmd report` or `perf
+//! script` print into raw events. [`Operations`] turns raw events into the operations of a replay:
+//! maps and unmaps with physical addresses, each unmap paired with its map. Both stages stream, so
+//! memory use does not grow with the trace.
 #![forbid(unsafe_code)]
 
 mod anonymise;
@@ -46,6 +46,6 @@ pub use render::render;
 pub use store::{OpStore, StoreReplay};
 pub use summary::{DeviceSummary, Summary};
 
-/// A small real trace: an e1000e NIC's driver loading, sending and receiving; how it was cut stands
-/// in `docs/TRACES.md`. zstd.
+/// A small real trace, compressed with zstd: the e1000e driver of a NIC loads, sends and receives.
+/// `docs/TRACES.md` describes how it was cut.
 pub const SAMPLE: &[u8] = include_bytes!("../data/sample.trace.zst");

@@ -1,4 +1,4 @@
-//! Bounds on what one trace may ask of its reader and of a replay.
+//! Limits on the resources that one trace may use in its reader and in a replay.
 
 use std::fmt;
 
@@ -10,42 +10,44 @@ const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// Longest text of a mark, in bytes. The reader cuts longer ones: a mark is a note for people.
+/// Maximum length of a mark's text in bytes. The reader truncates longer marks: they are notes for
+/// people.
 pub const MARK_BYTES: usize = 1024;
 
-/// Bytes that the list of marks takes for one mark beside its text.
+/// Bytes that the list of marks uses per mark in addition to its text.
 const MARK_OVERHEAD: u64 = 96;
 
-/// Bounds on one trace. [`TraceLimits::default`] suits all traces that Linux wrote; a caller that
-/// trusts a larger one raises a bound.
+/// Limits on one trace. [`TraceLimits::default`] suits all traces that Linux writes. Raise a limit
+/// to read a larger trace that you trust.
 ///
-/// "Input" is the file as it is stored: compressed bytes of zstd, the whole file of trace-cmd and
-/// Parquet.
+/// "Input" means the file as stored: the compressed bytes of a zstd file, or the whole trace-cmd or
+/// Parquet file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TraceLimits {
-    /// Longest line in bytes. A line grows with its scatterlist: 128 printed entries take under
-    /// 8 KiB, an uncut unmap of the largest request a few times that.
+    /// Maximum length of a line in bytes. A line grows with its scatterlist: 128 printed entries
+    /// take less than 8 KiB, a complete unmap of the largest request a few times that.
     pub line: usize,
-    /// Bytes of text in all. `None`: any amount of plain text; of zstd and trace-cmd 16 MiB plus
-    /// 200 times the input. Linux traces compress 20 to 60 times.
+    /// Maximum total size of the text in bytes. `None`: unlimited for plain text; for zstd and
+    /// trace-cmd 16 MiB plus 200 times the input. Linux traces compress by a factor of 20 to 60.
     pub text: Option<u64>,
-    /// Bytes of one mapping.
+    /// Maximum size of one mapping in bytes.
     pub mapping: u64,
-    /// Bytes mapped at once.
+    /// Maximum number of bytes mapped at once.
     pub live: u64,
-    /// Bytes mapped in all, which bounds the time of a replay. `None`: 64 GiB plus 2 MiB for
-    /// each line or row.
+    /// Maximum number of bytes mapped in total, which bounds the time of a replay. `None`: 64 GiB
+    /// plus 2 MiB for each line or row.
     pub mapped: Option<u64>,
-    /// Segments of the mappings alive at once, at least one a mapping. `None`: 65536 plus one for
-    /// each 8 bytes of input.
+    /// Maximum number of segments of all live mappings; each mapping has at least one. `None`:
+    /// 65536 plus one for each 8 bytes of input.
     pub segments: Option<u64>,
-    /// Segments of one mapping. A mode looks through all of them at each access.
+    /// Maximum number of segments of one mapping. A mode searches all of them at each access.
     pub list: u64,
-    /// Rows and segments of a Parquet file in all. `None`: 131072 plus one for each byte of the
-    /// file. Traces that Linux wrote take 3 bytes or more for each.
+    /// Maximum total number of rows and segments of a Parquet file. `None`: 131072 plus one for
+    /// each byte of the file. Traces that Linux writes use 3 bytes or more for each.
     pub rows: Option<u64>,
-    /// Bytes of marks in all, 96 a mark beside its text. `None`: 16 MiB plus 16 times the input.
+    /// Maximum total size of the marks in bytes, including 96 bytes per mark in addition to its
+    /// text. `None`: 16 MiB plus 16 times the input.
     pub marks: Option<u64>,
 }
 
@@ -66,7 +68,7 @@ impl Default for TraceLimits {
 }
 
 impl TraceLimits {
-    /// The bound on text behind `input` compressed bytes.
+    /// Returns the limit on text for `input` compressed bytes.
     pub(crate) fn text_of(&self, input: u64) -> u64 {
         let relative = input.saturating_mul(200).saturating_add(16 * MIB);
         self.text.unwrap_or(relative)
@@ -81,7 +83,7 @@ impl TraceLimits {
         self.segments.unwrap_or(64 * KIB + input / 8)
     }
 
-    /// The bound on rows and segments of a Parquet file of `input` bytes.
+    /// Returns the limit on rows and segments for a Parquet file of `input` bytes.
     #[cfg(feature = "parquet")]
     pub(crate) fn rows_of(&self, input: u64) -> u64 {
         self.rows.unwrap_or(input.saturating_add(128 * KIB))
@@ -93,52 +95,52 @@ impl TraceLimits {
     }
 }
 
-/// A bound that a trace exceeds.
+/// A limit that a trace exceeds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LimitExceeded {
-    /// [`TraceLimits::text`].
+    /// The trace exceeds [`TraceLimits::text`].
     Text {
-        /// The bound in bytes.
+        /// The limit in bytes.
         limit: u64,
     },
-    /// [`TraceLimits::mapping`].
+    /// A mapping exceeds [`TraceLimits::mapping`].
     Mapping {
-        /// Size of the mapping.
+        /// Size of the mapping in bytes.
         bytes: u64,
-        /// The bound in bytes.
+        /// The limit in bytes.
         limit: u64,
     },
-    /// [`TraceLimits::live`].
+    /// The live mappings exceed [`TraceLimits::live`].
     Live {
-        /// The bound in bytes.
+        /// The limit in bytes.
         limit: u64,
     },
-    /// [`TraceLimits::mapped`].
+    /// The mapped bytes exceed [`TraceLimits::mapped`].
     Mapped {
-        /// The bound in bytes.
+        /// The limit in bytes.
         limit: u64,
     },
-    /// [`TraceLimits::segments`].
+    /// The live segments exceed [`TraceLimits::segments`].
     Segments {
-        /// The bound.
+        /// The limit.
         limit: u64,
     },
-    /// [`TraceLimits::list`].
+    /// A mapping exceeds [`TraceLimits::list`].
     List {
         /// Segments of the mapping.
         segments: u64,
-        /// The bound.
+        /// The limit.
         limit: u64,
     },
-    /// [`TraceLimits::rows`].
+    /// The rows and segments exceed [`TraceLimits::rows`].
     Rows {
-        /// The bound.
+        /// The limit.
         limit: u64,
     },
-    /// [`TraceLimits::marks`].
+    /// The marks exceed [`TraceLimits::marks`].
     Marks {
-        /// The bound in bytes.
+        /// The limit in bytes.
         limit: u64,
     },
 }
@@ -182,7 +184,7 @@ impl fmt::Display for LimitExceeded {
     }
 }
 
-/// Where a trace stands when something is charged to its [`Budget`].
+/// Progress of the reader at the time of a charge to its [`Budget`].
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Progress {
     /// Bytes of input read.
@@ -191,11 +193,11 @@ pub(crate) struct Progress {
     pub(crate) lines: u64,
 }
 
-/// What a trace has used of its [`TraceLimits`].
+/// Resources that a trace has used, and its [`TraceLimits`].
 #[derive(Debug, Default)]
 pub(crate) struct Budget {
     limits: TraceLimits,
-    /// By mapping id: bytes and segments while it is alive.
+    /// Bytes and segments of each live mapping, indexed by mapping id.
     mappings: Vec<(u64, u64)>,
     live: u64,
     mapped: u64,
@@ -211,7 +213,7 @@ impl Budget {
         }
     }
 
-    /// Whether a mapping of `segments` has room. Changes nothing.
+    /// Checks that a mapping of `segments` is within the limits. Does not charge it.
     pub(crate) fn admit(&self, segments: &[PhysRange], at: Progress) -> Result<(), LimitExceeded> {
         let bytes = bytes_of(segments);
         let limit = self.limits.mapping;
@@ -238,7 +240,8 @@ impl Budget {
         Ok(())
     }
 
-    /// Charges mapping `id`; [`Budget::unmap`] gives back what counts while it is alive.
+    /// Charges mapping `id`. [`Budget::unmap`] returns the charges that apply only to live
+    /// mappings.
     pub(crate) fn map(&mut self, id: usize, segments: &[PhysRange]) {
         let (bytes, count) = (bytes_of(segments), segments.len() as u64);
         if self.mappings.len() <= id {
@@ -252,7 +255,7 @@ impl Budget {
         self.segments = self.segments.saturating_add(count);
     }
 
-    /// Gives back what mapping `id` has used.
+    /// Returns the live bytes and segments of mapping `id` to the budget.
     pub(crate) fn unmap(&mut self, id: usize) {
         let mapping = self.mappings.get_mut(id).map(std::mem::take);
         let (bytes, segments) = mapping.unwrap_or_default();
@@ -277,8 +280,8 @@ fn bytes_of(segments: &[PhysRange]) -> u64 {
     bytes.fold(0, u64::saturating_add)
 }
 
-/// The text of a mark: cut at [`MARK_BYTES`] bytes, never inside a character, and fit for a
-/// terminal.
+/// Returns the text of a mark, truncated to [`MARK_BYTES`] bytes at a character boundary and with
+/// terminal control characters escaped.
 pub(crate) fn mark_text(bytes: &[u8]) -> String {
     let first = bytes.get(..MARK_BYTES).unwrap_or(bytes);
     let text = String::from_utf8_lossy(first);

@@ -1,4 +1,4 @@
-//! What a trace says, resolved: the operations a replay performs.
+//! The operations that a replay performs, resolved from the events of a trace.
 
 use core::fmt;
 
@@ -10,32 +10,32 @@ use ringfence_types::{Direction, Nanos, PhysRange};
 pub struct DeviceIndex(pub u16);
 
 impl DeviceIndex {
-    /// As an index into a table with a row per device.
+    /// Returns the index into a table with one row per device.
     #[inline]
     pub const fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// Names a mapping from its [`OpKind::Map`] to its [`OpKind::Unmap`].
+/// Identifies a mapping from its [`OpKind::Map`] to its [`OpKind::Unmap`].
 ///
-/// Identifiers are dense and small so that a replay can index an array with them: a map takes the
-/// identifier freed last, or the next unused one if none is free. So an identifier is given out
-/// again only after the unmap that ended its former use was emitted, and the highest one ever seen
-/// is the largest number of mappings alive at once, less one.
+/// Identifiers are dense and small, so a replay can index an array with them. A map takes the
+/// identifier freed last, or the next unused one if no identifier is free. An identifier is
+/// therefore reused only after the unmap of its previous mapping was emitted. The highest
+/// identifier is the maximum number of live mappings minus one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct MappingId(pub u32);
 
 impl MappingId {
-    /// As an index into a table with a slot per mapping.
+    /// Returns the index into a table with one slot per mapping.
     #[inline]
     pub const fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// Which call of the DMA API made a mapping.
+/// The DMA API call that created a mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum MapClass {
     /// `dma_map_single`, `dma_map_page`, `dma_map_resource`, `dma_map_phys`.
@@ -44,7 +44,8 @@ pub enum MapClass {
     Sg,
     /// `dma_alloc_coherent` and its relatives.
     Coherent,
-    /// No `dma:*` event, only `iommu:map` lines: the caller used an interface without tracepoints.
+    /// Only `iommu:map` lines, no `dma:*` event: the caller used an interface without DMA
+    /// tracepoints.
     IommuOnly,
 }
 
@@ -53,50 +54,50 @@ impl MapClass {
     pub const ALL: [Self; 4] = [Self::Single, Self::Sg, Self::Coherent, Self::IommuOnly];
 }
 
-/// What is special about a mapping. A set of flags in one byte.
+/// Properties of a mapping: a set of flags in one byte.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 #[repr(transparent)]
 pub struct MapFlags(u8);
 
 impl MapFlags {
-    /// Nothing special.
+    /// The empty set.
     pub const NONE: Self = Self(0);
-    /// The kernel cut the printed scatterlist at 128 entries. Segments past those come from
-    /// `iommu:map` lines where there are any; else they are missing.
+    /// The kernel truncated the printed scatterlist at 128 entries. Later segments come from
+    /// `iommu:map` lines; without such lines they are missing.
     pub const TRUNCATED: Self = Self(1);
-    /// Segment lengths are a guess: the list was merged and no `iommu:map` line says where (see
-    /// `docs/TRACES.md`). Their sum is exact.
+    /// The segment lengths are a guess: the list was merged and no `iommu:map` line shows where
+    /// (see `docs/TRACES.md`). Their sum is exact.
     pub const GUESSED_LENGTHS: Self = Self(2);
-    /// The trace holds no physical address: the segments are fresh frames.
+    /// The trace has no physical address; the segments are fresh frames.
     pub const FRESH_FRAMES: Self = Self(4);
     /// At least one segment lay above 64 GiB and was renamed.
     pub const RENAMED: Self = Self(8);
-    /// The key was live: this map replaces it, and an [`OpKind::Unmap`] of the old mapping stands
-    /// just before.
+    /// The key was live: this map replaces the old mapping. An [`OpKind::Unmap`] of the old mapping
+    /// directly precedes this operation.
     pub const REPLACES: Self = Self(16);
-    /// What an unmap of a part of a range left over of an [`MapClass::IommuOnly`] mapping.
+    /// The remainder of an [`MapClass::IommuOnly`] mapping after an unmap of part of its range.
     pub const REMAINDER: Self = Self(32);
 
-    /// Both sets.
+    /// Returns the union of both sets.
     #[inline]
     #[must_use]
     pub const fn with(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// Whether all flags of `other` are set.
+    /// Returns true if all flags of `other` are set.
     #[inline]
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// The raw byte, for storage.
+    /// Returns the raw byte, for storage.
     #[inline]
     pub const fn bits(self) -> u8 {
         self.0
     }
 
-    /// From the raw byte; `None` if it holds an unknown flag.
+    /// Builds the set from its raw byte; `None` if the byte has an unknown flag.
     #[inline]
     pub const fn from_bits(bits: u8) -> Option<Self> {
         if bits & !63 == 0 {
@@ -132,30 +133,31 @@ impl fmt::Debug for MapFlags {
 pub struct SegmentSpan {
     /// Index of the first segment.
     pub first: u32,
-    /// How many; never 0.
+    /// Number of segments; never 0.
     pub count: u32,
 }
 
-/// What happens to a mapping.
+/// The effect of an operation on a mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum OpKind {
-    /// A mapping begins.
+    /// Creates a mapping.
     Map {
-        /// Its name until the unmap.
+        /// Identifier of the mapping until its unmap.
         id: MappingId,
-        /// As recorded; bidirectional for [`MapClass::IommuOnly`], whose lines do not say.
+        /// Direction as recorded; bidirectional for [`MapClass::IommuOnly`], whose lines have no
+        /// direction.
         direction: Direction,
-        /// The call that made it.
+        /// The DMA API call that created it.
         class: MapClass,
-        /// What is special about it.
+        /// Properties of the mapping.
         flags: MapFlags,
-        /// Its buffer, in order: one segment unless a scatterlist, a coherent buffer of several
-        /// pieces, or (rarely) a buffer that renaming tore.
+        /// The buffer, in order. It has one segment, except for a scatterlist, a coherent buffer of
+        /// several pieces or, rarely, a buffer that renaming split.
         segments: SegmentSpan,
     },
-    /// The mapping `id` ends.
+    /// Removes the mapping `id`.
     Unmap {
-        /// The name its map gave.
+        /// Identifier from the map.
         id: MappingId,
     },
 }
@@ -163,35 +165,35 @@ pub enum OpKind {
 /// One operation of a trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Op {
-    /// When, on the trace's own clock; never earlier than the operation before it.
+    /// Time on the clock of the trace; never earlier than the previous operation.
     pub time: Nanos,
-    /// Whose DMA.
+    /// The device whose DMA mapping changes.
     pub device: DeviceIndex,
-    /// The processor that printed the event.
+    /// The CPU that printed the event.
     pub cpu: u16,
-    /// How many lines of the trace this operation stands for, `iommu:*` lines included. 0 where the
-    /// replay's rules and not a line made it (the unmap of a replaced mapping).
+    /// Number of trace lines that this operation represents, `iommu:*` lines included. 0 if the
+    /// replay rules generated it (the unmap of a replaced mapping).
     pub lines: u16,
-    /// What happens.
+    /// The operation.
     pub kind: OpKind,
 }
 
-/// A line written into the trace by a person or a script (`tracing_mark_write`).
+/// A line that a person or a script wrote into the trace (`tracing_mark_write`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mark {
-    /// The mark stands before the operation with this index in [`Chunk::ops`].
+    /// Index in [`Chunk::ops`] of the operation that follows the mark.
     pub before_op: u32,
-    /// When.
+    /// Time on the clock of the trace.
     pub time: Nanos,
-    /// At most [`MARK_BYTES`](crate::MARK_BYTES) bytes of what was written; bytes that are no UTF-8
-    /// are replaced, and [`printable`](crate::printable) escapes the rest.
+    /// The text, truncated to [`MARK_BYTES`](crate::MARK_BYTES) bytes. Invalid UTF-8 is replaced,
+    /// and [`printable`](crate::printable) escapes control characters.
     pub text: String,
 }
 
-/// A run of operations. Reused from call to call so that a replay allocates nothing per chunk.
+/// A run of operations. Callers reuse the chunk, so a replay does not allocate per chunk.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Chunk {
-    /// In trace order.
+    /// The operations, in trace order.
     pub ops: Vec<Op>,
     /// The segments that the maps of this chunk refer to.
     pub segments: Vec<PhysRange>,
@@ -200,21 +202,21 @@ pub struct Chunk {
 }
 
 impl Chunk {
-    /// How many operations [`Operations`](crate::Operations) puts into a chunk, about.
+    /// Approximate number of operations that [`Operations`](crate::Operations) puts into a chunk.
     pub const OPS: usize = 16 * 1024;
-    /// About how many segments, at most.
+    /// Approximate maximum number of segments in a chunk.
     pub const SEGMENTS: usize = 64 * 1024;
-    /// About how many marks, at most: 4 MiB of text.
+    /// Approximate maximum number of marks in a chunk: 4 MiB of text.
     pub const MARKS: usize = 4 * 1024;
 
-    /// Whether it holds as much as a reader puts into one.
+    /// Returns true if the chunk is as full as a reader makes it.
     pub(crate) fn is_full(&self) -> bool {
         self.ops.len() >= Self::OPS
             || self.segments.len() >= Self::SEGMENTS
             || self.marks.len() >= Self::MARKS
     }
 
-    /// The buffer of a map of this chunk; empty if the span is not of this chunk.
+    /// Returns the buffer of a map in this chunk; empty if the span is out of range.
     #[inline]
     pub fn segments_of(&self, span: SegmentSpan) -> &[PhysRange] {
         let first = span.first as usize;
@@ -223,7 +225,7 @@ impl Chunk {
             .unwrap_or(&[])
     }
 
-    /// Forgets everything, keeps the memory.
+    /// Removes all contents and keeps the allocated memory.
     pub fn clear(&mut self) {
         self.ops.clear();
         self.segments.clear();

@@ -1,4 +1,4 @@
-//! The operations of a trace, whatever it is stored as.
+//! Reads the operations of a trace in any storage format.
 
 use std::io::Read;
 use std::path::Path;
@@ -28,7 +28,7 @@ enum Kind<R> {
 }
 
 impl Operations<TraceSource> {
-    /// Opens a trace by path: text, zstd, a trace-cmd recording, or, with the feature `parquet`,
+    /// Opens a trace by path: text, zstd, a trace-cmd recording or, with the feature `parquet`,
     /// Parquet.
     ///
     /// # Errors
@@ -47,8 +47,8 @@ impl Operations<TraceSource> {
         Ok(Self(Kind::Text(source, Box::new(text.rereadable(reread)))))
     }
 
-    /// Reads the text of a trace from `source`, whose compressed bytes count as its input;
-    /// `name` stands in errors.
+    /// Reads the text of a trace from `source`. Limits relative to the input count the compressed
+    /// bytes of `source`; errors show `name`.
     pub fn from_source(name: &str, source: TraceSource, options: TraceOptions) -> Self {
         let source = source.with_limits(&options.limits);
         let text = Pairing::new(name, options).metered(source.meter());
@@ -57,16 +57,16 @@ impl Operations<TraceSource> {
 }
 
 impl<R: Read> Operations<R> {
-    /// Reads the text of a trace from `reader`; `name` stands in errors.
+    /// Reads the text of a trace from `reader`; errors show `name`.
     pub fn new(name: &str, reader: R, options: TraceOptions) -> Self {
         Self(Kind::Text(reader, Box::new(Pairing::new(name, options))))
     }
 
-    /// Fills `chunk` with the next operations, about [`Chunk::OPS`] of them; false at the end of
-    /// the trace, with `chunk` empty.
+    /// Fills `chunk` with about [`Chunk::OPS`] operations. Returns false at the end of the trace,
+    /// with `chunk` empty.
     ///
     /// # Errors
-    /// See [`TraceError`]. The operations before the error stand in `chunk`; further calls return
+    /// See [`TraceError`]. `chunk` holds the operations before the error; further calls return
     /// false.
     pub fn next_chunk(&mut self, chunk: &mut Chunk) -> Result<bool, TraceError> {
         match &mut self.0 {
@@ -76,8 +76,8 @@ impl<R: Read> Operations<R> {
         }
     }
 
-    /// The same, showing each raw event as it is taken, which is before its operation is. Parquet
-    /// has none to show.
+    /// Like [`Operations::next_chunk`], and passes each raw event to `tap` before its operation is
+    /// emitted. Fails for Parquet, which has no raw events.
     pub(crate) fn next_chunk_with(
         &mut self,
         chunk: &mut Chunk,
@@ -90,7 +90,8 @@ impl<R: Read> Operations<R> {
         }
     }
 
-    /// The devices seen so far. A device appears here before its first operation is delivered.
+    /// Returns the devices seen so far. A device appears here before its first operation is
+    /// delivered.
     pub fn devices(&self) -> &Devices {
         match &self.0 {
             Kind::Text(_, text) => text.devices(),
@@ -99,8 +100,8 @@ impl<R: Read> Operations<R> {
         }
     }
 
-    /// Counts so far; complete after `next_chunk` has returned false. Of Parquet, those of the
-    /// trace it was made from, at any time.
+    /// Returns the counts so far, which are complete after `next_chunk` has returned false. For
+    /// Parquet, the counts are always those of the complete original trace.
     pub fn summary(&self) -> &Summary {
         match &self.0 {
             Kind::Text(_, text) => text.summary(),
@@ -109,7 +110,8 @@ impl<R: Read> Operations<R> {
         }
     }
 
-    /// The mappings alive after the operations delivered so far, in order of their ids.
+    /// Returns the mappings that are live after the operations delivered so far, in order of their
+    /// ids.
     pub fn live(&self) -> Box<dyn Iterator<Item = MappingId> + '_> {
         match &self.0 {
             Kind::Text(_, text) => Box::new(text.live()),

@@ -1,19 +1,19 @@
-//! How to read a trace.
+//! Options for reading a trace.
 
 use crate::limits::TraceLimits;
 
-/// How to read a trace. [`TraceOptions::default`] suits all traces that Linux wrote.
+/// Options for reading a trace. [`TraceOptions::default`] suits all traces that Linux writes.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct TraceOptions {
-    /// Malformed lines are counted and skipped instead of ending the read.
+    /// Counts and skips malformed lines instead of failing at the first one.
     pub lenient: bool,
-    /// Bounds on what the trace may ask for.
+    /// Limits on the resources that the trace may use.
     pub limits: TraceLimits,
-    /// How many events the reader looks ahead to find out whether a `dma:*` event explains an
-    /// `iommu:*` line.
+    /// Number of events that the reader looks ahead for a `dma:*` event that explains an `iommu:*`
+    /// line.
     pub look_ahead: usize,
-    /// Whose the `iommu:*` lines are that no `dma:*` event explains.
+    /// Device that gets the `iommu:*` lines that no `dma:*` event explains.
     pub attribution: Attribution,
 }
 
@@ -29,7 +29,7 @@ impl Default for TraceOptions {
 }
 
 impl TraceOptions {
-    /// The same, counting malformed lines instead of failing.
+    /// Returns these options with `lenient` set.
     #[must_use]
     pub fn lenient(mut self) -> Self {
         self.lenient = true;
@@ -37,14 +37,15 @@ impl TraceOptions {
     }
 }
 
-/// Whose the `iommu:*` lines are that no `dma:*` event explains.
+/// Device that gets the `iommu:*` lines that no `dma:*` event explains.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Attribution {
-    /// The only device that the trace names, else a row of their own. A stream shows only what came
-    /// so far: when a second device appears later, what was given to the first stays there. A trace
-    /// opened by path is read ahead once to know for certain.
+    /// The only device that the trace names, or a separate row if the trace names several. A stream
+    /// shows only the lines read so far: if a second device appears later, earlier lines stay with
+    /// the first device. For a trace opened by path, the reader first scans the whole file to
+    /// decide.
     Auto,
-    /// Always a row of their own.
+    /// Always a separate row.
     OwnRow,
 }

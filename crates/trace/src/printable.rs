@@ -1,15 +1,15 @@
-//! Text of an input, fit to be shown on a terminal.
+//! Escapes input text for display on a terminal.
 
 use std::borrow::Cow;
 
-/// `text` without what a terminal would obey, tabs and line feeds aside: control characters (C0,
-/// DEL, C1) and characters that change the direction of writing appear as `\u{1b}`. Whoever chose
-/// a name in a trace, a report or a file system must not steer the terminal that shows it.
+/// Escapes the characters of `text` that control a terminal, except tabs and line feeds. Control
+/// characters (C0, DEL, C1) and characters that change the text direction become `\u{1b}` and the
+/// like. A name in a trace, a report or a file system must not control the terminal that shows it.
 pub fn printable(text: &str) -> Cow<'_, str> {
     escaped(text, &['\t', '\n'])
 }
 
-/// The same with tabs and line feeds escaped, too.
+/// Like [`printable`], and escapes tabs and line feeds too.
 pub fn printable_line(text: &str) -> Cow<'_, str> {
     escaped(text, &[])
 }
@@ -29,7 +29,7 @@ fn escaped<'a>(text: &'a str, kept: &[char]) -> Cow<'a, str> {
     Cow::Owned(out)
 }
 
-/// Whether a terminal obeys `char` instead of showing it.
+/// Returns true if a terminal interprets `char` instead of showing it.
 pub fn steers_terminal(char: char) -> bool {
     match char {
         '\u{61c}' | '\u{200e}' | '\u{200f}' => true,

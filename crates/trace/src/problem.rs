@@ -1,45 +1,46 @@
-//! What can be wrong with a Parquet file, in builds that read such files and in those that do not.
+//! Errors of Parquet files, for builds with and without the feature `parquet`.
 
 use std::fmt;
 
 use crate::limits::LimitExceeded;
 
-/// Why a Parquet file cannot be read.
+/// An error of a Parquet file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ParquetProblem {
-    /// This build cannot: it lacks the feature `parquet`.
+    /// The program was built without the feature `parquet`.
     NotBuilt,
-    /// The lines of a trace are asked for, which Parquet does not hold: it holds operations.
+    /// The caller asked for the lines of the trace, but a Parquet file holds only operations.
     NoLines,
-    /// It has to be a file: its index stands at its end.
+    /// The input is not a regular file. The reader must seek, because the footer is at the end.
     NotSeekable,
-    /// The file is no Parquet, or damaged.
+    /// The file is not a Parquet file, or it is damaged.
     Damaged {
-        /// What the decoder says.
+        /// Message of the decoder.
         message: String,
     },
-    /// A table, but not one of operations of this version: the metadata lacks this key or it says
-    /// something else.
+    /// The file is a Parquet table, but not a table of operations of this version: this metadata
+    /// key is missing or has another value.
     Metadata {
-        /// The key.
+        /// The metadata key.
         key: &'static str,
     },
     /// A column is missing or of another type.
     Column {
-        /// Where it should be, from 0.
+        /// Expected index of the column, from 0.
         index: usize,
-        /// Its path; empty for one too many.
+        /// Path of the column; empty for a surplus column.
         path: &'static str,
     },
-    /// Pages are compressed, which would let a small file claim any amount of memory.
+    /// A column has compressed pages. The reader rejects them because a small compressed file could
+    /// claim any amount of memory.
     Compressed {
         /// Row group, from 0.
         group: usize,
         /// Path of the column.
         path: &'static str,
     },
-    /// More at once than is held in memory.
+    /// A row group is larger than the reader holds in memory.
     TooLarge {
         /// Row group, from 0.
         group: usize,
@@ -48,10 +49,10 @@ pub enum ParquetProblem {
     Limit {
         /// Row, from 0.
         row: u64,
-        /// The bound.
+        /// The limit and, for some limits, the requested amount.
         excess: LimitExceeded,
     },
-    /// A row says what no operation can.
+    /// A row has a value that no operation can have.
     Row {
         /// Row, from 0.
         row: u64,

@@ -1,8 +1,8 @@
-//! Records a trace on this host through tracefs, and leaves tracefs as it was.
+//! Records a trace on this host through tracefs, and restores tracefs afterwards.
 //!
 //! A private instance (`instances/NAME`, Documentation/trace/ftrace.rst, "Instances") has its own
-//! buffers and its own switches: the host's tracing is not touched, and removing the instance
-//! removes all that was set.
+//! buffers and switches. The recording therefore does not affect the host's tracing, and removing
+//! the instance removes all settings.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -17,26 +17,26 @@ mod stale_instances;
 pub use error::RecordError;
 pub use stale_instances::stale_instances;
 
-/// How often an ending recording looks whether it is to stop.
+/// Interval at which an ending recording checks for a stop.
 const TICK: Duration = Duration::from_millis(20);
 
-/// How long a stopped command may take to end by itself: a terminal's Ctrl-C reaches it too.
+/// Time that a command has to exit after a stop. Ctrl-C in a terminal reaches the command too.
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long after a command has failed a signal that ended it may still be on its way to us.
+/// Time that a signal may take to reach this process after it ended the command.
 const SIGNAL_DELAY: Duration = Duration::from_millis(100);
 
-/// Clocks of tracefs that print seconds and agree between processors ("trace_clock" of ftrace.rst).
+/// Clocks of tracefs that print seconds and agree between CPUs ("trace_clock" of ftrace.rst).
 const AGREEING_CLOCKS: [&str; 5] = ["global", "mono", "mono_raw", "boot", "tai"];
 
-/// What to record.
+/// Settings of a recording.
 #[derive(Debug, Clone)]
 pub struct Recording {
-    /// Where tracefs is mounted; `/sys/kernel/tracing` on a host.
+    /// Mount point of tracefs; `/sys/kernel/tracing` on a host.
     pub tracefs: PathBuf,
     /// Name of the private instance.
     pub instance: String,
-    /// Buffer per processor, in KiB.
+    /// Buffer size per CPU, in KiB.
     pub buffer_kib: u32,
 }
 
@@ -50,31 +50,31 @@ impl Default for Recording {
     }
 }
 
-/// What the recording runs alongside.
+/// End of the recording.
 #[derive(Debug)]
 pub enum Workload<'a> {
-    /// Nothing: record for this long.
+    /// Records for this long, without a command.
     Time(Duration),
-    /// A command, to its end.
+    /// Records until this command exits.
     Command(&'a mut Command),
 }
 
-/// How a recording went.
+/// Result of a recording.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RecordingSummary {
     /// Bytes of text written.
     pub bytes: u64,
-    /// Events that did not fit the buffers, of all processors. Not 0: record again with larger
-    /// buffers.
+    /// Events that did not fit into the buffers, summed over all CPUs. If not 0, record again with
+    /// larger buffers.
     pub lost: u64,
-    /// How the command ended, if there was one and it was not cut off.
+    /// Exit status of the command; `None` without a command or if the recording was stopped.
     pub status: Option<ExitStatus>,
-    /// Whether `iommu:map` and `iommu:unmap` were recorded. Without, coherent buffers and
+    /// True if `iommu:map` and `iommu:unmap` were recorded. Without them, coherent buffers and
     /// scatterlists lack their addresses.
     pub iommu_events: bool,
 }
 
-/// The private instance; gone when dropped, on every path out.
+/// The private instance. Dropping it removes it, on every path out.
 #[derive(Debug)]
 struct Instance {
     path: PathBuf,
@@ -100,8 +100,8 @@ impl Instance {
 
 impl Drop for Instance {
     fn drop(&mut self) {
-        // Nobody is left to tell; the switches die with the directory, which the kernel refuses to
-        // remove while they are on in some versions.
+        // Errors cannot be reported here. The switches disappear with the directory, but some
+        // kernel versions refuse to remove the directory while they are on.
         for switch in ["tracing_on", "events/enable"] {
             let _ = fs::write(self.path.join(switch), "0");
         }
@@ -110,12 +110,12 @@ impl Drop for Instance {
 }
 
 impl Recording {
-    /// Records alongside `workload` and writes the text to `out`, as tracefs prints it.
+    /// Records until the end of `workload` and writes the text to `out`, as tracefs prints it.
     ///
-    /// `stop` ends the recording early, for instance from a Ctrl-C handler: what was recorded is
-    /// written, a command that runs on for a second more is killed (it alone, not what it started).
-    /// Where events were lost the text ends with the kernel's line for that, one a processor.
-    /// tracefs is restored on every path out, errors included.
+    /// `stop` ends the recording early, for instance from a Ctrl-C handler. The recorded text is
+    /// then written, and the command is killed if it still runs after one second (the command
+    /// alone, not its child processes). If events were lost, the text ends with the kernel's line
+    /// for lost events, one per CPU. tracefs is restored on every path out, errors included.
     ///
     /// # Errors
     /// [`RecordError`].
@@ -137,7 +137,7 @@ impl Recording {
         }
         let dma = self.tracefs.join("events/dma");
         if !dma.is_dir() {
-            // An unreadable directory looks the same as a missing one: root reads all.
+            // An unreadable directory looks like a missing one; root can read all.
             return match fs::read_dir(self.tracefs.join("events")) {
                 Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                     Err(RecordError::at(&dma, error))
@@ -150,7 +150,7 @@ impl Recording {
         self.record(&instance, iommu_events, workload, stop, out)
     }
 
-    /// Records in an instance whose files are there.
+    /// Records in an existing instance.
     fn record(
         &self,
         instance: &Instance,
@@ -166,7 +166,7 @@ impl Recording {
         if let Some(clock) = self.clock() {
             instance.write("trace_clock", clock)?;
         }
-        // Keep the head when the buffer is full: a tail without its maps is worth nothing.
+        // Keep the oldest events when the buffer is full: a tail without its maps is worthless.
         instance.write("options/overwrite", "0")?;
         instance.write("events/dma/enable", "1")?;
         if iommu_events {
@@ -179,8 +179,8 @@ impl Recording {
         let mut bytes = copy(&instance.path.join("trace"), out)?;
         let losses = losses(&instance.path)?;
         for loss in losses.iter().filter(|loss| loss.dropped > 0) {
-            // The header counts what was overwritten, but not what never entered a full buffer. The
-            // trace has to know, for without its missing unmaps it looks like a sound one.
+            // The header counts overwritten events, but not events dropped at a full buffer. The
+            // trace must report them: without its missing unmaps it looks complete.
             let line = format!("CPU:{} [LOST {} EVENTS]\n", loss.processor, loss.dropped);
             out.write_all(line.as_bytes())
                 .map_err(|source| RecordError::Output { source })?;
@@ -197,9 +197,9 @@ impl Recording {
         })
     }
 
-    /// The clock that the host's tracing uses, where it is better than an instance's own. Instances
-    /// begin with `local`, also where the kernel found the processors' clocks to disagree and went
-    /// to `global`.
+    /// Returns the clock of the host's tracing if it is better than the default of an instance.
+    /// Instances begin with `local`, even if the kernel found that the CPUs' clocks disagree and
+    /// selected `global`.
     fn clock(&self) -> Option<&'static str> {
         let clocks = fs::read_to_string(self.tracefs.join("trace_clock")).ok()?;
         let (_, chosen) = clocks.split_once('[')?;
@@ -237,8 +237,8 @@ impl Workload<'_> {
                     match child.try_wait() {
                         Ok(Some(status)) if status.success() => return Ok(Some(status)),
                         Ok(Some(status)) => {
-                            // Ctrl-C ends both; who of us sees it first is chance, and must not
-                            // decide.
+                            // Ctrl-C ends both processes. Which of them sees it first is random and
+                            // must not affect the result.
                             let mut patience = WaitTimer::default();
                             while !stop.load(Ordering::Relaxed) {
                                 if patience.is_over(SIGNAL_DELAY) {
@@ -266,12 +266,12 @@ impl Workload<'_> {
     }
 }
 
-/// Time that passed waiting.
+/// Total time spent waiting.
 #[derive(Debug, Default)]
 struct WaitTimer(Duration);
 
 impl WaitTimer {
-    /// Whether it was `limit` by now; if not, waits a little.
+    /// Returns true if the total wait has reached `limit`; otherwise waits for one [`TICK`].
     fn is_over(&mut self, limit: Duration) -> bool {
         if self.0 >= limit {
             return true;
@@ -300,13 +300,13 @@ fn copy(from: &Path, out: &mut impl Write) -> Result<u64, RecordError> {
     }
 }
 
-/// What one processor's buffer lost.
+/// Events that the buffer of one CPU lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct BufferLoss {
     processor: u32,
-    /// Events overwritten by later ones; the text's header knows of them.
+    /// Events that later events overwrote; the text's header counts them.
     overwritten: u64,
-    /// Events that never entered: the buffer was full, or interrupts nested too deep for it.
+    /// Events that never entered the buffer: it was full, or interrupts nested too deep.
     dropped: u64,
 }
 
@@ -316,7 +316,7 @@ impl BufferLoss {
     }
 }
 
-/// `per_cpu/cpu*/stats` (ftrace.rst, "per_cpu/cpu0/stats"), by processor.
+/// Reads `per_cpu/cpu*/stats` (ftrace.rst, "per_cpu/cpu0/stats") of all CPUs.
 fn losses(instance: &Path) -> Result<Vec<BufferLoss>, RecordError> {
     let per_cpu = instance.join("per_cpu");
     let mut losses = Vec::new();
@@ -355,7 +355,7 @@ fn losses(instance: &Path) -> Result<Vec<BufferLoss>, RecordError> {
 mod tests {
     use super::*;
 
-    /// The files of an instance, as the kernel makes them, and what it would trace.
+    /// Creates the files of an instance as the kernel does, with an empty trace.
     fn instance(name: &str) -> Instance {
         let made = tempfile::Builder::new().prefix(name).tempdir().unwrap();
         let path = made.keep();
@@ -385,7 +385,7 @@ mod tests {
         let instance = instance("command");
         let path = instance.path.clone();
         let mut command = Command::new("sh");
-        // What the workload sees is what the kernel would have traced with.
+        // The workload reads the settings that the kernel would trace with.
         let script = "cat tracing_on buffer_size_kb options/overwrite events/dma/enable \
                       events/iommu/map/enable events/iommu/unmap/enable >> trace; exit 3";
         command.current_dir(&path).args(["-c", script]);
@@ -421,7 +421,7 @@ mod tests {
         let go = AtomicBool::new(false);
         let long = || Workload::Time(Duration::from_secs(3600));
         let recording = Recording::default();
-        // Stopped at once, though an hour was asked for.
+        // The stop takes effect at once, although the workload lasts an hour.
         let stopped = instance("stopped");
         let path = stopped.path.clone();
         assert!(
@@ -432,7 +432,7 @@ mod tests {
         drop(stopped);
         assert_eq!(read(&path, "tracing_on"), "0");
         fs::remove_dir_all(path).unwrap();
-        // A switch that is missing, a command that is missing, statistics that are missing.
+        // A missing switch, a missing command, missing statistics.
         for (name, missing) in [("switch", "options"), ("command", ""), ("stats", "per_cpu")] {
             let broken = instance(&format!("no-{name}"));
             let path = broken.path.clone();
@@ -468,7 +468,7 @@ mod tests {
             ("[local] global counter mono x86-tsc\n", None),
             ("local [global] counter mono x86-tsc\n", Some("global")),
             ("local global counter [mono] x86-tsc\n", Some("mono")),
-            // Counts no seconds: the text could not be read.
+            // This clock does not count seconds, so the reader could not parse the text.
             ("local global [counter] mono x86-tsc\n", None),
             ("local global counter mono [x86-tsc]\n", None),
             ("[", None),
@@ -476,7 +476,7 @@ mod tests {
             fs::write(root.join("trace_clock"), clocks).unwrap();
             assert_eq!(recording.clock(), clock, "{clocks}");
         }
-        // And it is set.
+        // The recording sets the clock.
         fs::write(root.join("trace_clock"), "local [boot]").unwrap();
         let instance = instance("with-clock");
         let path = instance.path.clone();
@@ -530,7 +530,7 @@ mod tests {
         }
         let stop = AtomicBool::new(true);
         let recording = Recording::default();
-        // Not even the header; the header, but not the lost events.
+        // No room for the header; room for the header, but not for the lost events.
         for room in [0, 20] {
             let instance = instance("full");
             let path = instance.path.clone();

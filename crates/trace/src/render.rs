@@ -1,4 +1,4 @@
-//! Raw events back to text, as tracefs prints them.
+//! Renders raw events as text, as tracefs prints them.
 
 use std::fmt::{self, Write};
 
@@ -6,11 +6,11 @@ use ringfence_types::{Direction, Nanos};
 
 use crate::text::{RawChunk, RawEvent, RawKind};
 
-/// Writes one event as a line, without its end. `device` names a device; the name is written as it
-/// is.
+/// Writes one event as a line without a line end. `device` returns the name of a device, which is
+/// written unmodified.
 ///
-/// Tasks are called `task`, attributes and flags are left out; all that [`RawEvent`] holds comes
-/// back when the line is parsed.
+/// Tasks are called `task`; attributes and flags are left out. Parsing the line gives back all
+/// contents of [`RawEvent`].
 ///
 /// # Errors
 /// As the writer.

@@ -1,16 +1,16 @@
-//! Sets of pages, by runs of touching ones.
+//! Sets of pages, stored as runs of adjacent pages.
 
 use std::collections::BTreeMap;
 
-/// Pages by number; what touches is one run.
+/// A set of page numbers; adjacent pages form one run.
 #[derive(Debug, Default)]
 pub(crate) struct Runs {
-    /// First page: one behind the last.
+    /// First page of each run, mapped to the page after its last.
     runs: BTreeMap<u64, u64>,
 }
 
 impl Runs {
-    /// Adds `first..end`, joined with the runs it touches.
+    /// Adds the pages `first..end` and merges them with adjacent or overlapping runs.
     pub(crate) fn add(&mut self, mut first: u64, mut end: u64) {
         if let Some((&before, &reach)) = self.runs.range(..=first).next_back() {
             if reach >= end {
@@ -27,7 +27,7 @@ impl Runs {
         self.runs.insert(first, end);
     }
 
-    /// The runs, ascending: first page and one behind the last.
+    /// Returns the runs in ascending order: the first page and the page after the last.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, u64)> {
         self.runs.iter().map(|(&first, &end)| (first, end))
     }
@@ -41,7 +41,7 @@ impl Runs {
         run.is_some_and(|(_, &end)| page < end)
     }
 
-    /// How many pages there are.
+    /// Returns the number of pages.
     pub(crate) fn pages(&self) -> u64 {
         let lengths = self.iter().map(|(first, end)| end - first);
         lengths.fold(0, u64::saturating_add)

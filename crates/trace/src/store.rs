@@ -1,4 +1,4 @@
-//! A trace's operations in memory, by columns, so that many replays read the text once.
+//! Stores the operations of a trace in memory by columns, so that many replays parse the text once.
 
 use std::io::Read;
 
@@ -10,14 +10,14 @@ use crate::op::{Chunk, DeviceIndex, MapClass, MapFlags, MappingId, Mark, Op, OpK
 use crate::operations::Operations;
 use crate::summary::Summary;
 
-/// What an operation is, in one byte: 0 an unmap, else 1 + 4 x direction + class.
+/// Code of an unmap. A kind takes one byte: 0 for an unmap, else 1 + 4 x direction + class.
 const UNMAP: u8 = 0;
 
-/// All operations of a trace. About 19 bytes an operation and 12 a segment, against 32 and 16 in a
-/// [`Chunk`].
+/// All operations of a trace. It uses about 19 bytes an operation and 12 a segment; a [`Chunk`]
+/// uses 32 and 16.
 #[derive(Debug, Clone, Default)]
 pub struct OpStore {
-    /// Nanoseconds since the operation before; `u32::MAX` refers to `long_gaps`.
+    /// Nanoseconds since the previous operation; `u32::MAX` refers to `long_gaps`.
     gaps: Vec<u32>,
     /// Gaps of 4 s and more, in order.
     long_gaps: Vec<u64>,
@@ -27,15 +27,15 @@ pub struct OpStore {
     kinds: Vec<u8>,
     flags: Vec<u8>,
     ids: Vec<u32>,
-    /// Segments per map, in order of the maps.
+    /// Segments per map, in order of the maps; `u16::MAX` refers to `long_counts`.
     counts: Vec<u16>,
-    /// Counts that do not fit, in order; `u16::MAX` refers to them.
+    /// Counts that do not fit into `counts`, in order.
     long_counts: Vec<u32>,
     starts: Vec<u64>,
-    /// Bytes less one; `u32::MAX` refers to `long_sizes`.
+    /// Bytes minus one; `u32::MAX` refers to `long_sizes`.
     sizes: Vec<u32>,
     long_sizes: Vec<u64>,
-    /// With the index of the operation they stand before, in all.
+    /// Marks, each with the index in the whole trace of the operation that follows it.
     marks: Vec<(u64, Mark)>,
     rows: Devices,
     summary: Summary,
@@ -64,32 +64,32 @@ impl OpStore {
         Ok(store)
     }
 
-    /// How many operations there are.
+    /// Returns the number of operations.
     pub fn len(&self) -> usize {
         self.kinds.len()
     }
 
-    /// Whether there are none.
+    /// Returns true if the store has no operations.
     pub fn is_empty(&self) -> bool {
         self.kinds.is_empty()
     }
 
-    /// The devices of the trace.
+    /// Returns the devices of the trace.
     pub fn devices(&self) -> &Devices {
         &self.rows
     }
 
-    /// The device of a row.
+    /// Returns the device in row `index`.
     pub fn device(&self, index: DeviceIndex) -> Option<&TraceDevice> {
         self.rows.get(index)
     }
 
-    /// Counts over the trace.
+    /// Returns the counts over the trace.
     pub fn summary(&self) -> &Summary {
         &self.summary
     }
 
-    /// Bytes held.
+    /// Returns the size of the columns in bytes.
     pub fn bytes(&self) -> usize {
         self.gaps.len() * 4
             + (self.long_gaps.len() + self.starts.len() + self.long_sizes.len()) * 8
@@ -98,7 +98,7 @@ impl OpStore {
             + (self.ids.len() + self.long_counts.len() + self.sizes.len()) * 4
     }
 
-    /// Reads the operations from the beginning.
+    /// Starts a pass over the operations from the beginning.
     pub fn replay(&self) -> StoreReplay<'_> {
         StoreReplay {
             store: self,
@@ -166,7 +166,7 @@ impl OpStore {
     }
 }
 
-/// A pass over a [`OpStore`].
+/// A pass over an [`OpStore`].
 #[derive(Debug, Clone)]
 pub struct StoreReplay<'a> {
     store: &'a OpStore,
@@ -181,7 +181,8 @@ pub struct StoreReplay<'a> {
 }
 
 impl StoreReplay<'_> {
-    /// Fills `chunk` with the next [`Chunk::OPS`] operations; false at the end, with `chunk` empty.
+    /// Fills `chunk` with the next [`Chunk::OPS`] operations. Returns false at the end, with
+    /// `chunk` empty.
     pub fn next_chunk(&mut self, chunk: &mut Chunk) -> bool {
         chunk.clear();
         let first = self.next as u64;
@@ -263,7 +264,7 @@ mod tests {
     use super::*;
     use crate::{SAMPLE, TraceOptions, TraceSource};
 
-    /// Operations without their spans, whose `first` depends on where a chunk begins.
+    /// Operations with their segments. The `first` of a span depends on where its chunk begins.
     type Plain = (Op, Vec<PhysRange>);
 
     fn plain(chunk: &Chunk, all: &mut Vec<Plain>) {
@@ -286,7 +287,7 @@ mod tests {
             options.limits.mapping = 8 << 30;
             Operations::new("s", source, options)
         };
-        // A 5 s gap, a 5 GiB mapping and a mark at the end, besides the sample.
+        // The sample, and a trace with a 5 s gap, a 5 GiB mapping and a mark at the end.
         let odd = b"t-1 [0] ..... 1.0: dma_map_phys: d dir=TO_DEVICE dma_addr=0 size=5368709120 phys_addr=0 attrs=\n\
                     t-1 [0] ..... 6.5: dma_unmap_phys: d dir=TO_DEVICE dma_addr=0 size=5368709120 attrs=\n\
                     t-1 [0] ..... 7.0: tracing_mark_write: end\n";

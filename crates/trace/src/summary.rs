@@ -1,4 +1,5 @@
-//! What was left out, bent or noticed on the way from a trace's lines to its operations.
+//! Counts over the conversion of a trace's lines to operations, including skipped and corrected
+//! lines.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,77 +8,81 @@ use crate::op::DeviceIndex;
 /// Counts over a trace, complete once [`Operations`](crate::Operations) has ended.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Summary {
-    /// Lines read, comments and blank ones included.
+    /// Lines read, including comments and blank lines.
     pub lines: u64,
     /// Events of every kind, unknown ones included.
     pub events: u64,
-    /// Events that say nothing about DMA mappings: skipped.
+    /// Events that are not about DMA mappings; skipped.
     pub unknown: u64,
-    /// Lines skipped because they are malformed; 0 unless reading leniently.
+    /// Malformed lines skipped; 0 unless the read is lenient.
     pub malformed: u64,
-    /// Events that the kernel says it lost: `LOST` lines, plus the excess of entries written over
-    /// entries held in the tracefs header. Not 0: pairs are broken and no safety should be claimed.
+    /// Events that the kernel reports as lost: `LOST` lines, plus the excess of entries written
+    /// over entries held in the tracefs header. If not 0, map and unmap pairs are broken, and no
+    /// result about safety is valid.
     pub lost: u64,
     /// `dma_sync_*` events: counted, no operation.
     pub syncs: u64,
-    /// `*_err` events: an attempt that the kernel refused; no operation.
+    /// `*_err` events: the kernel refused the map or allocation; no operation.
     pub failed_maps: u64,
-    /// `dma:*` map, alloc events that became an operation.
+    /// `dma:*` map and alloc events that became an operation.
     pub maps: u64,
-    /// `dma:*` unmap, free events that became an operation.
+    /// `dma:*` unmap and free events that became an operation.
     pub unmaps: u64,
-    /// Unmaps (of `dma:*` events) whose mapping the trace does not show: no operation.
+    /// Unmaps (of `dma:*` events) of mappings that the trace does not show: no operation.
     pub unmatched_unmaps: u64,
-    /// `dma_free` events whose allocation the trace does not show: no operation.
+    /// `dma_free` events of allocations that the trace does not show: no operation.
     pub unmatched_frees: u64,
-    /// Mappings made by `iommu:*` lines alone.
+    /// Mappings created by `iommu:*` lines alone.
     pub iommu_only_maps: u64,
-    /// `iommu:map` lines those mappings stand for.
+    /// `iommu:map` lines of those mappings.
     pub iommu_only_pieces: u64,
     /// `iommu:unmap` lines that no mapping explains.
     pub unmatched_iommu_unmaps: u64,
-    /// Of those, how many an unmap ended.
+    /// Mappings created by `iommu:*` lines alone that an `iommu:unmap` line removed.
     pub iommu_only_unmaps: u64,
-    /// Parts of such mappings that an unmap of another part left over, each a new mapping.
+    /// Remainders of mappings created by `iommu:*` lines alone, after an unmap of a part; each
+    /// remainder is a new mapping.
     pub remainders: u64,
-    /// `iommu:map` lines that no driver's map explains: from before the first device's first event,
-    /// or leading to themselves (identity maps of firmware, reserved regions). No operation.
+    /// `iommu:map` lines that no driver's map explains: they precede the first event of the first
+    /// device, or they are identity maps (of firmware or reserved regions). No operation.
     pub setup_maps: u64,
     /// `iommu:*` lines at the end of the trace whose `dma:*` line may be cut off: no operation.
     pub cut_lines: u64,
-    /// Maps whose printed scatterlist was cut.
+    /// Maps whose printed scatterlist the kernel truncated.
     pub truncated_lists: u64,
     /// Maps whose segment lengths are a guess.
     pub guessed_lengths: u64,
     /// Coherent allocations whose physical address the trace does not show.
     pub fresh_frames: u64,
-    /// Maps of a live key: the old mapping was unmapped first.
+    /// Maps of a live key; the old mapping was unmapped first.
     pub replaced: u64,
-    /// Mappings that took part in a renaming above 64 GiB.
+    /// Mappings with at least one segment renamed from above 64 GiB.
     pub renamed: u64,
-    /// Mappings, of any class, alive after the last line.
+    /// Mappings of any class that are live after the last line.
     pub live_at_end: u64,
-    /// Most mappings, of any class, alive at once.
+    /// Maximum number of mappings, of any class, live at once.
     pub live_max: u64,
-    /// The same counts per device, by [`DeviceIndex`].
+    /// Counts per device, by [`DeviceIndex`].
     pub devices: Vec<DeviceSummary>,
 }
 
-/// Counts of one device. Coherent buffers are left out of them: drivers keep those by design.
+/// Counts of one device. Coherent buffers are not counted: drivers keep them by design.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceSummary {
-    /// Streaming mappings made.
+    /// Streaming mappings created.
     pub maps: u64,
-    /// Streaming mappings ended by an unmap of the trace.
+    /// Streaming mappings removed by an unmap of the trace.
     pub unmaps: u64,
-    /// Streaming mappings alive after the last line.
+    /// Streaming mappings live after the last line.
     pub live_at_end: u64,
 }
 
 impl DeviceSummary {
-    /// Whether the driver skips unmaps (7.2 NVMe without an IOMMU does): over 90% of its mappings
-    /// were never unmapped though they are not alive, their key having been mapped again. Then the
-    /// trace does not say when mappings end and no safety can be claimed for the device.
+    /// Returns true if the driver skips unmaps (NVMe of Linux 7.2 without an IOMMU does).
+    ///
+    /// More than 90% of its mappings then were never unmapped, but are not live because their key
+    /// was mapped again. The trace does not show when such mappings end, so no result about the
+    /// device's safety is valid.
     pub fn skips_unmaps(&self) -> bool {
         let skipped = self
             .maps
@@ -88,7 +93,7 @@ impl DeviceSummary {
 }
 
 impl Summary {
-    /// Devices whose driver skips unmaps.
+    /// Returns the devices whose driver skips unmaps.
     pub fn skipping_devices(&self) -> impl Iterator<Item = DeviceIndex> {
         (0..=u16::MAX)
             .map(DeviceIndex)

@@ -1,8 +1,8 @@
-//! trace-cmd's binary recordings against what `trace-cmd report` printed of the same one when it
-//! was made.
+//! Compares trace-cmd's binary recordings with the output of `trace-cmd report` from the time of
+//! the recording.
 //!
-//! Needs trace-cmd, which `cargo xtask test` installs, and the shared traces (see `shared.rs`).
-//! Without them the test says that it did not run, and fails where `CI` is set.
+//! The test needs trace-cmd, which `cargo xtask test` installs, and the shared traces (see
+//! `shared.rs`). Without them it prints that it did not run, and fails if `CI` is set.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -13,12 +13,12 @@ use ringfence_trace::{Chunk, Info, OpKind, Operations, TraceError, TraceOptions}
 fn not_run(why: &str) {
     let text = format!("NOT RUN: {why}");
     assert!(std::env::var_os("CI").is_none(), "{text}");
-    // Straight to the terminal: the harness swallows the output of tests that pass.
+    // Write directly to the terminal: the harness hides the output of tests that pass.
     let _ = writeln!(std::io::stderr().lock(), "\n{text}");
 }
 
 fn has_trace_cmd() -> bool {
-    // `trace-cmd --version` prints it and fails, in 3.1; that it starts is enough.
+    // `trace-cmd --version` of 3.1 prints its version and fails; a successful start is enough.
     let found = Command::new("trace-cmd").arg("--version").output().is_ok();
     if !found {
         not_run("trace-cmd is not installed");
@@ -43,7 +43,7 @@ fn recording() -> Option<(PathBuf, PathBuf)> {
     None
 }
 
-/// All operations, one after the other, as text.
+/// Returns all operations as text.
 fn operations(path: &Path) -> Vec<String> {
     let mut operations = Operations::open(path, TraceOptions::default()).unwrap();
     let mut chunk = Chunk::default();
@@ -83,8 +83,7 @@ fn a_cut_recording_is_an_error_and_not_an_empty_trace() {
     };
     let bytes = std::fs::read(binary).unwrap();
     let cut = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cut.dat");
-    // Behind the first bytes, by which it is recognised; within the format descriptions; within the
-    // events.
+    // After the magic number; within the format descriptions; within the events.
     for length in [16, 4096, bytes.len() / 2, bytes.len() - 4096] {
         std::fs::write(&cut, &bytes[..length]).unwrap();
         let error = Operations::open(&cut, TraceOptions::default())

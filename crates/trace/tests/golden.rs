@@ -1,11 +1,11 @@
-//! What small real traces give, down to the last operation. `BLESS=1` writes the expectations anew.
+//! Compares the operations of small real traces with stored results. `BLESS=1` rewrites them.
 
 use std::fmt::Write;
 use std::path::Path;
 
 use ringfence_trace::{Chunk, Info, MapClass, OpKind, Operations, TraceOptions};
 
-/// FNV-1a over the debug text of all operations: any change of any operation shows.
+/// FNV-1a over the debug text of all operations; it changes with any operation.
 fn fingerprint(hash: &mut u64, text: &str) {
     for byte in text.bytes() {
         *hash = (*hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
@@ -33,7 +33,7 @@ fn describe(path: &Path) -> String {
                 let index = MapClass::ALL.iter().position(|&one| one == class).unwrap();
                 classes[index].0 += 1;
                 classes[index].1 += u64::from(segments.count);
-                // The first of each class in full.
+                // Show the first of each class in full.
                 if classes[index].0 == 1 || (segments.count > 1 && shown < 3) {
                     shown += 1;
                     writeln!(out, "{text}").unwrap();
@@ -77,8 +77,8 @@ fn small_real_traces_give_what_they_gave() {
 
 #[test]
 fn perf_script_gives_the_operations_of_tracefs() {
-    // perf prints no flags, so contexts are known by process only; the pairing must come to the
-    // same.
+    // perf prints no flags, so only the process identifies a context. The pairing must give the
+    // same result.
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/ahci-7.2.trace.zst");
     let mut text = String::new();
     let mut source = ringfence_trace::TraceSource::open(&path).unwrap();

@@ -1,4 +1,4 @@
-//! Traces that ask for more than their size warrants: each ends with an error that names the line
+//! Traces that request more than their size warrants. Each ends with an error that names the line
 //! and the limit, or costs no more than its size.
 
 use std::io::{self, Cursor, Read};
@@ -53,7 +53,7 @@ fn what_is_mapped_at_once_and_in_all_is_bounded() {
     let text: String = (0..17).map(|n| map(n * GIB, GIB)).collect();
     let limit = 16 * GIB;
     assert_eq!(refusal(&text), (17, LimitExceeded::Live { limit }));
-    // The same memory again and again, each time in place of the last.
+    // Each map replaces the previous one of the same memory.
     let text = map(0, GIB).repeat(66);
     let limit = 64 * GIB + 65 * (2 << 20);
     assert_eq!(refusal(&text), (65, LimitExceeded::Mapped { limit }));
@@ -62,7 +62,7 @@ fn what_is_mapped_at_once_and_in_all_is_bounded() {
 #[test]
 fn mappings_of_a_compressed_trace_are_bounded_by_its_compressed_bytes() {
     let text: String = (0..80_000).map(|n| map(n * 4096, 1)).collect();
-    // As plain text every line has room for a mapping.
+    // As plain text, every line allows a mapping.
     assert!(read(text.as_bytes(), TraceOptions::default()).is_ok());
     let packed = zstd::encode_all(text.as_bytes(), 19).unwrap();
     let limit = 65_536 + packed.len() as u64 / 8;
@@ -130,7 +130,7 @@ fn marks_are_cut_and_do_not_gather_in_one_chunk() {
         seen += chunk.marks.len();
     }
     assert_eq!(seen, 9000);
-    // Of a trace of nothing but marks, so many are too many.
+    // A trace that contains only marks exceeds the limit after this many lines.
     let mut options = TraceOptions::default();
     options.limits.marks = Some(10 << 20);
     let source = Repeated::new(b"t-1 [0] ..... 0.0: tracing_mark_write: x\n", 200_000);
@@ -146,7 +146,7 @@ fn marks_are_cut_and_do_not_gather_in_one_chunk() {
     }
 }
 
-/// Some bytes, several times.
+/// A byte string, repeated several times.
 struct Repeated<'a>(&'a [u8], usize, usize);
 
 impl<'a> Repeated<'a> {
@@ -173,8 +173,8 @@ impl Read for Repeated<'_> {
 
 #[test]
 fn a_split_of_many_pieces_does_not_gather_in_one_chunk() {
-    // 256 pieces of one call, without a device's line: one mapping of 256 segments. Then each
-    // unmap of one page leaves a remainder of all pieces above it.
+    // 256 pieces of one call without a `dma:*` line form one mapping of 256 segments. Each unmap of
+    // one page then leaves a remainder of all pieces above it.
     let mut text = map(0, 1);
     let at = |n: u64| (1 << 32) + n * 4096;
     for round in 0..64 {
@@ -216,8 +216,8 @@ fn a_stream_without_line_ends_is_refused() {
     }
 }
 
-/// The lists of one key are a list with both ends: to take out the youngest must not walk it.
-/// With 400,000 of them a walk each would take hours.
+/// The mappings of one key form a doubly linked list. Removing the youngest must not walk the list:
+/// with 400,000 mappings, one walk each would take hours.
 #[test]
 fn the_youngest_of_many_equal_lists_is_replaced_at_once() {
     let count = 200_000;
@@ -246,8 +246,8 @@ fn the_youngest_of_many_equal_lists_is_replaced_at_once() {
     assert_eq!(*last, 0, "the oldest is unmapped first");
 }
 
-/// Each line that waits is looked for on the processors that have waiting lines, not on all that
-/// the trace has named: 65536 of them for each line would take minutes.
+/// The window searches only the CPUs with waiting lines, not all CPUs of the trace. Searching 65536
+/// CPUs for each line would take minutes.
 #[test]
 fn processors_without_waiting_lines_cost_nothing() {
     let mut text = String::new();
@@ -301,8 +301,8 @@ fn names_and_marks_cannot_steer_a_terminal() {
     assert!(!info.to_string().contains('\u{1b}'));
 }
 
-/// A stray unmap's address is hidden by the seed, too: nobody who lacks it can tabulate where
-/// every page of a machine's memory would go.
+/// The seed also hides the address of a stray unmap. Without it, nobody can tabulate the new
+/// address of every page of a machine's memory.
 #[test]
 fn strays_of_two_seeds_differ() {
     let text = "t-7 [000] ..... 5.0: dma_map_phys: 0000:00:03.0 dir=TO_DEVICE dma_addr=10f305000 \

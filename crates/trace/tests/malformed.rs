@@ -1,4 +1,4 @@
-//! Bad input: what each kind of damage gives, exactly.
+//! Malformed input: checks the exact error for each kind of damage.
 
 use ringfence_trace::Malformed::{self, *};
 use ringfence_trace::text::{RawChunk, TraceReader};
@@ -20,7 +20,7 @@ fn first_problem(text: &[u8]) -> Option<(u64, Malformed)> {
     }
 }
 
-/// Payloads behind a sound prefix.
+/// Payloads after a valid prefix.
 const PAYLOADS: &[(&str, Option<Malformed>)] = &[
     (
         "dma_map_phys: d dir=TO_DEVICE dma_addr=ff018000 size=18552 phys_addr=119798000 attrs=",
@@ -272,7 +272,7 @@ fn every_malformed_payload_has_its_reason() {
         let text = format!("# header\n   bash-1026    [000] ...1.   272.232283: {payload}\n");
         let found = first_problem(text.as_bytes());
         assert_eq!(found, expected.map(|reason| (2, reason)), "{payload}");
-        // The same behind perf's prefix.
+        // The same payload after perf's prefix.
         let text = format!("\n         bash  1026 [000]   272.232283: {payload}\n");
         assert_eq!(
             first_problem(text.as_bytes()),
@@ -385,7 +385,7 @@ fn operations_before_an_error_are_delivered() {
     assert!(!operations.next_chunk(&mut chunk).expect("ended"));
 }
 
-/// Operations and errors of a text, call by call to the end.
+/// Returns the number of operations and all errors of a text, over ten calls.
 fn calls(text: &[u8]) -> (usize, Vec<TraceError>) {
     let mut options = TraceOptions::default();
     (options.limits.mapping, options.limits.live) = (1 << 36, 1 << 40);
@@ -405,8 +405,8 @@ fn calls(text: &[u8]) -> (usize, Vec<TraceError>) {
 fn what_stands_before_an_error_is_delivered_however_full_the_chunk_is() {
     let count = Chunk::OPS + 3000;
     let mut text = String::new();
-    // Lines of no operation first, so that a chunk of operations does not end where one of lines
-    // does.
+    // Lines without operations come first, so that chunks of operations and of lines end at
+    // different lines.
     for _ in 0..10 {
         text += "t-1 [0] ..... 1.0: dma_sync_single_for_cpu: d dir=TO_DEVICE dma_addr=1 size=1 attrs=\n";
     }
@@ -423,7 +423,7 @@ fn what_stands_before_an_error_is_delivered_however_full_the_chunk_is() {
 
 #[test]
 fn the_first_error_is_the_only_one() {
-    // Eight maps of 64 GiB one behind the other touch a GiB more than there is room for.
+    // Eight consecutive maps of 64 GiB touch one GiB more than the arena holds.
     let maps = (0..8).map(|n| {
         let at = ((n * 64_u64) << 30) + 0x1000;
         format!("t-1 [0] ..... 1.0: dma_map_phys: d dir=TO_DEVICE dma_addr={at:x} size=68719476736 phys_addr={at:x} attrs=\n")

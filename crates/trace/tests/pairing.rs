@@ -1,13 +1,13 @@
-//! The rules of `docs/TRACES.md`, one small trace each.
+//! The rules of `docs/TRACES.md`, with one small trace each.
 
 use ringfence_trace::{Attribution, Chunk, MapFlags, OpKind, Operations, Summary, TraceOptions};
 
-/// Operations in short: `map device id class direction [start+bytes ...] flags lines`, `unmap id
-/// lines`.
+/// Returns the operations in short form: `map device id class direction [start+bytes ...] flags
+/// lines`, `unmap id lines`.
 fn run_with(lines: &[&str], options: TraceOptions) -> (Vec<String>, Summary) {
     let mut text = String::new();
     for (number, line) in lines.iter().enumerate() {
-        // `CPU LEVEL PID event`, so that a case shows its context.
+        // A line of a case is `CPU LEVEL PID event`, so that the case shows its context.
         let (cpu, rest) = line.split_once(' ').unwrap();
         let (level, rest) = rest.split_once(' ').unwrap();
         let (pid, event) = rest.split_once(' ').unwrap();
@@ -142,12 +142,12 @@ fn a_scatterlist_is_known_by_device_direction_and_list() {
 #[test]
 fn what_no_dma_line_explains() {
     let lines = [
-        // Before the first device: nobody's.
+        // Before the first device: belongs to no device.
         "0 . 9 map: IOMMU: iova=0x80000 - 0x81000 paddr=0x7000 size=4096",
         "0 . 1 dma_sync_single_for_cpu: d dir=TO_DEVICE dma_addr=0 size=1",
-        // An identity map: nobody's.
+        // An identity map: belongs to no device.
         "0 . 9 map: IOMMU: iova=0xe000 - 0xf000 paddr=0xe000 size=4096",
-        // Two pieces of one request, then one that touches but cannot be of the same allocation:
+        // Two pieces of one request. A third is adjacent but cannot belong to the same allocation:
         // 12 KiB from 0x2000 on is not aligned to 16 KiB.
         "0 . 1 map: IOMMU: iova=0x2000 - 0x3000 paddr=0x5000 size=4096",
         "0 . 1 map: IOMMU: iova=0x3000 - 0x4000 paddr=0x9000 size=4096",
@@ -155,7 +155,7 @@ fn what_no_dma_line_explains() {
         "0 h 1 unmap: IOMMU: iova=0x2000 - 0x4000 size=8192 unmapped_size=8192",
         "0 . 1 unmap: IOMMU: iova=0x4000 - 0x5000 size=4096 unmapped_size=4096",
         "0 . 1 unmap: IOMMU: iova=0x4000 - 0x5000 size=4096 unmapped_size=4096",
-        // A part of a mapping dies.
+        // A part of a mapping is unmapped.
         "0 . 1 map: IOMMU: iova=0x8000 - 0xc000 paddr=0x10000 size=16384",
         "0 . 2 unmap: IOMMU: iova=0x9000 - 0xa000 size=4096 unmapped_size=4096",
         "0 . 1 tracing_mark_write: end",
@@ -182,7 +182,7 @@ fn what_no_dma_line_explains() {
         ),
         (2, 1, 2)
     );
-    // Cut at the end, what waits is neither an operation nor an accusation.
+    // Lines that still wait at the end of the trace are neither operations nor unmatched.
     let (ops, cut) = run(&[
         lines[1],
         "0 . 1 unmap: IOMMU: iova=0x4000 - 0x5000 size=4096 unmapped_size=4096",
@@ -197,13 +197,13 @@ fn what_no_dma_line_explains() {
         ),
         (2, 0, 0)
     );
-    // Alignment alone tells touching requests apart.
+    // Alignment alone separates adjacent requests.
     let (ops, _) = run(&[lines[1], lines[3], lines[4], lines[5], lines[11]]);
     assert_eq!(ops, [expected[0], expected[1]]);
-    // A line of the task shows that the interrupt before it has ended.
+    // A line of the task shows that the nested interrupt has ended.
     let (_, ended) = run(&[lines[1], lines[6], lines[11]]);
     assert_eq!((ended.unmatched_iommu_unmaps, ended.cut_lines), (1, 0));
-    // A row of their own on request.
+    // A separate row on request.
     let options = || {
         let mut options = TraceOptions::default();
         options.attribution = Attribution::OwnRow;
@@ -214,7 +214,7 @@ fn what_no_dma_line_explains() {
         own,
         expected.map(|line| line.replace("map d", "map (iommu only)"))
     );
-    // And as soon as a second device has shown itself.
+    // A separate row after a second device has appeared.
     let mut two = vec!["0 . 1 dma_sync_single_for_cpu: e dir=TO_DEVICE dma_addr=0 size=1"];
     two.extend(&lines[1..]);
     assert_eq!(run(&two).0, own);
@@ -224,7 +224,7 @@ fn what_no_dma_line_explains() {
 fn coherent_buffers_find_their_memory() {
     let alloc =
         "0 . 1 dma_alloc: d dir=BIDIRECTIONAL dma_addr=a000 size=5000 virt_addr=1 flags= attrs=";
-    // By their lines, to the byte.
+    // From their `iommu:map` lines, exact to the byte.
     let pieces = [
         "0 . 1 map: IOMMU: iova=0xa000 - 0xb000 paddr=0x5000 size=4096",
         "0 . 1 map: IOMMU: iova=0xb000 - 0xc000 paddr=0x9000 size=4096",
@@ -248,12 +248,12 @@ fn coherent_buffers_find_their_memory() {
         ),
         (0, 0, 0)
     );
-    // At the DMA address where there is no IOMMU.
+    // At the DMA address without an IOMMU.
     assert_eq!(
         run(&[alloc]).0,
         ["map d 0 Coherent bidirectional a000+1388 1"]
     );
-    // Nowhere known: the device's addresses are not physical.
+    // Fresh frames, because the device's addresses are not physical.
     let (ops, summary) = run(&[DMA, alloc]);
     assert_eq!(
         ops[1],

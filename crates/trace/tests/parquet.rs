@@ -1,4 +1,4 @@
-//! Operations through Parquet and back, and files that mean harm.
+//! Operations through Parquet and back, and hostile files.
 #![cfg(feature = "parquet")]
 
 use std::fs;
@@ -11,7 +11,7 @@ use ringfence_trace::{
 };
 use ringfence_types::PhysRange;
 
-/// A file that is gone when dropped.
+/// A file that is removed when dropped.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -31,14 +31,14 @@ fn open(text: &'static [u8]) -> Operations<TraceSource> {
     Operations::new("text", source, options())
 }
 
-/// With room for the mapping of 5 GiB in [`ODD`].
+/// Options that admit the mapping of 5 GiB in [`ODD`].
 fn options() -> TraceOptions {
     let mut options = TraceOptions::default();
     options.limits.mapping = 8 << 30;
     options
 }
 
-/// All that a trace says.
+/// All contents of a trace.
 #[derive(Debug, PartialEq)]
 struct All {
     ops: Vec<(Op, Vec<PhysRange>)>,
@@ -97,8 +97,9 @@ fn write(text: &'static [u8], scratch: &Scratch) {
     write_parquet(&mut open(text), file).unwrap();
 }
 
-/// Every class, lists, marks between and at the end, a mapping of 5 GiB, an address above 64 GiB, a
-/// 5 s gap, two devices and iommu lines of neither, a replaced mapping, and one alive at the end.
+/// Every class, lists, marks between operations and at the end, a mapping of 5 GiB, an address
+/// above 64 GiB, a 5 s gap, two devices, iommu lines of neither, a replaced mapping, and one live
+/// at the end.
 const ODD: &[u8] = b"t-1 [0] ..... 1.0: tracing_mark_write: begin \"quoted\"\n\
     t-1 [0] ..... 1.0: dma_map_phys: 0000:00:03.0 dir=TO_DEVICE dma_addr=0 size=5368709120 phys_addr=0 attrs=\n\
     t-1 [0] ..... 6.5: dma_unmap_phys: 0000:00:03.0 dir=TO_DEVICE dma_addr=0 size=5368709120 attrs=\n\
@@ -120,7 +121,7 @@ fn what_goes_in_comes_out() {
         let again = Operations::open(&scratch.0, options()).unwrap();
         assert_eq!(all(again).unwrap(), direct, "{name}");
     }
-    // Through a store too, and from Parquet to Parquet byte by byte.
+    // The same through a store; and from Parquet to Parquet, byte for byte.
     let (first, second) = (Scratch::new("first"), Scratch::new("second"));
     write(SAMPLE, &first);
     let mut operations = Operations::open(&first.0, options()).unwrap();
@@ -140,7 +141,7 @@ fn what_goes_in_comes_out() {
 
 #[test]
 fn many_row_groups_are_one_trace() {
-    // More operations than two groups hold, with a mark where one ends.
+    // More operations than two groups hold, with a mark at the end of a group.
     let mut text = String::new();
     for n in 0..140_000u64 {
         let line = |event: &str, rest: &str| {
@@ -195,7 +196,7 @@ fn what_needs_lines_says_that_there_are_none() {
     ));
 }
 
-/// A harmed file gives operations or an error, and nothing else; ids stay dense whatever it says.
+/// A damaged file gives operations or an error; ids stay dense for any contents.
 fn survives(scratch: &Scratch, bytes: &[u8]) -> Result<usize, TraceError> {
     fs::write(&scratch.0, bytes).unwrap();
     let mut operations = Operations::open(&scratch.0, options())?;
@@ -222,7 +223,8 @@ fn survives(scratch: &Scratch, bytes: &[u8]) -> Result<usize, TraceError> {
 
 #[test]
 fn a_harmed_file_is_an_error_or_other_operations() {
-    // The decoder's own panics are caught and told as damage; their messages would bury the test's.
+    // The reader catches the decoder's panics and reports them as damage. Their messages would hide
+    // those of the test.
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(|info| {
         let place = info.location().map(|place| place.file().to_owned());
@@ -237,7 +239,7 @@ fn a_harmed_file_is_an_error_or_other_operations() {
     let mut judge = |bytes: &[u8]| {
         let outcome = match survives(&scratch, bytes) {
             Ok(_) => "passed",
-            // The first bytes are no longer Parquet's.
+            // The first bytes are no longer the magic number of Parquet.
             Err(TraceError::Malformed { .. }) => "text",
             Err(TraceError::Parquet { problem, .. }) => match problem {
                 ParquetProblem::Damaged { .. } => "damaged",

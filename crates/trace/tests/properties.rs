@@ -1,4 +1,4 @@
-//! Properties: what is rendered parses back, how bytes arrive does not matter, anonymising keeps
+//! Properties: rendered text parses back, the size of reads does not matter, and anonymising keeps
 //! the structure.
 
 use std::io::{self, Read};
@@ -11,7 +11,7 @@ use ringfence_trace::{
 };
 use ringfence_types::{Direction, Iova, Nanos, PhysAddr, PhysRange};
 
-/// Hands out the bytes in parts of the given sizes, over and over.
+/// Returns the bytes in reads of the given sizes, cyclically.
 struct Parts<'a> {
     bytes: &'a [u8],
     sizes: Vec<usize>,
@@ -42,7 +42,7 @@ fn direction() -> impl Strategy<Value = Direction> {
     prop::sample::select(Direction::ALL.to_vec())
 }
 
-/// A kind and the lists and marks it refers to.
+/// A kind, and the lists and marks that it refers to.
 fn kind() -> impl Strategy<Value = (RawKind, Vec<Vec<u64>>, Option<String>)> {
     let device = (0u16..3).prop_map(DeviceIndex);
     let plain = |kind| (kind, Vec::new(), None);
@@ -172,7 +172,7 @@ fn chunk() -> impl Strategy<Value = RawChunk> {
                 let first = chunk.words.len() as u32;
                 chunk.words.extend_from_slice(list);
                 let count = list.len() as u32;
-                // Where nothing is listed, nothing is parsed either.
+                // The parser gives an empty list the default span.
                 ListSpan {
                     first: if count == 0 { 0 } else { first },
                     count,
@@ -282,8 +282,7 @@ proptest! {
 
     #[test]
     fn no_sequence_of_events_breaks_the_pairing(chunk in chunk()) {
-        // Live ids are unique, unmaps name live ids, segments are there: on any input, however
-        // senseless.
+        // For any input, live ids are unique, unmaps name live ids, and segments are present.
         let text = text_of(&chunk);
         let mut operations = Operations::new("p", text.as_bytes(), TraceOptions::default());
         let mut live = std::collections::HashSet::new();
@@ -306,7 +305,7 @@ proptest! {
                     ringfence_trace::OpKind::Unmap { id } => prop_assert!(live.remove(&id)),
                 }
             }
-            // Random addresses are spread over more than the arena, which is an error of its own.
+            // Random addresses cover more than the arena holds, which is an error.
             if !matches!(more, Ok(true)) {
                 break;
             }
@@ -331,7 +330,7 @@ proptest! {
 
     #[test]
     fn no_bytes_make_the_reader_panic(mut bytes in prop::collection::vec(any::<u8>(), 0..3000), at in 0usize..400_000) {
-        // Noise alone, and noise inside a sound trace.
+        // Random bytes alone, and random bytes inside a valid trace.
         let sample = sample();
         let at = at.min(sample.len() - 1);
         let mut inside = sample[at..(at + 20_000).min(sample.len())].to_vec();
@@ -362,7 +361,8 @@ fn operations_of_the_sample_do_not_depend_on_the_split() {
     }
 }
 
-/// The info of an anonymised trace, and of the original with what must differ taken out.
+/// Returns the info of an anonymised trace, and that of the original without the parts that must
+/// differ.
 fn both_infos(text: &[u8], anonymise: Anonymise) -> (Info, Info, String) {
     let mut out = Vec::new();
     anonymise

@@ -1,4 +1,4 @@
-//! Recording against a directory tree that looks like tracefs, and what is left of it.
+//! Records against a directory tree that resembles tracefs, and checks the tree afterwards.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use ringfence_trace::{RecordError, Recording, Workload};
 
-/// A fresh directory under the target directory, gone at the end.
+/// A fresh directory under the target directory; removed when dropped.
 struct Tree(PathBuf);
 
 impl Tree {
@@ -35,7 +35,7 @@ impl Tree {
         }
     }
 
-    /// All files and what they hold.
+    /// Returns all files and their contents.
     fn state(&self) -> BTreeMap<PathBuf, String> {
         fn walk(folder: &Path, state: &mut BTreeMap<PathBuf, String>) {
             for entry in fs::read_dir(folder).unwrap() {
@@ -87,9 +87,9 @@ fn what_is_missing_is_said_and_nothing_is_left() {
     );
     fs::remove_dir(tree.0.join("instances/rf")).unwrap();
 
-    // The plain folder grows no files when it is made, so the first switch in a subfolder fails:
-    // the guard has to clear up. (`remove_dir` of tracefs takes the files along; of a plain folder
-    // it does not.)
+    // A plain folder does not create files like tracefs does, so the first switch in a subfolder
+    // fails and the guard must clean up. (`remove_dir` of tracefs also removes the files; that of a
+    // plain folder does not.)
     let error = run(&tree.recording()).unwrap_err();
     assert!(matches!(error, RecordError::Io { .. }), "{error:?}");
     let _ = fs::remove_dir_all(tree.0.join("instances/rf"));

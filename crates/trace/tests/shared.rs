@@ -1,8 +1,8 @@
-//! Every shared trace against two independent counts: `tests/independent/count.py` and
+//! Compares every shared trace with two independent counts: `tests/independent/count.py` and
 //! `index.json`.
 //!
-//! The traces lie outside of the repository: `RINGFENCE_TRACES`, or `../shared/traces` beside it.
-//! Without them the test says that it did not run, and fails where `CI` is set.
+//! The traces are outside the repository: in `RINGFENCE_TRACES`, or in `../shared/traces` next to
+//! it. Without them the test prints that it did not run, and fails if `CI` is set.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -23,7 +23,7 @@ fn folder() -> Option<PathBuf> {
         folder.display()
     );
     assert!(std::env::var_os("CI").is_none(), "{text}");
-    // Straight to the terminal: the harness swallows the output of tests that pass.
+    // Write directly to the terminal: the harness hides the output of tests that pass.
     use std::io::Write;
     let _ = writeln!(std::io::stderr().lock(), "\n{text}");
     None
@@ -34,7 +34,7 @@ fn info(path: &Path) -> Info {
     Info::read(&mut operations).expect("a sound trace")
 }
 
-/// The numbers of `Info` in the shape of the script's.
+/// Returns the counts of `Info` in the format of the script.
 fn as_counted(info: &Info) -> Value {
     let flows = || {
         let dma = |flow: &&_| {
@@ -97,7 +97,7 @@ fn info_equals_the_independent_count_and_the_index() {
     let index: Vec<Value> = serde_json::from_str(&index).expect("index.json");
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/independent/count.py");
     assert!(index.len() >= 39, "{} traces", index.len());
-    // Minutes one after the other: as many at once as there are processors.
+    // One after another would take minutes; run as many at once as there are CPUs.
     let next = std::sync::Mutex::new(index.iter());
     let at_once = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     std::thread::scope(|scope| {

@@ -1,22 +1,22 @@
-//! The mappings of one device in one direction, as they come and go.
+//! Tracks the mappings of one device in one direction.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use super::{Bursts, Flow};
 
-/// Gap in ns that ends a burst of unmaps (the replay's own rule).
+/// Gap in ns that ends a burst of unmaps, as in the replay.
 const BURST_GAP_NS: u64 = 50_000;
 
-/// One flow under way.
+/// State of one flow during the read.
 #[derive(Debug, Default)]
 pub(super) struct FlowState {
     pub(super) flow: Flow,
-    /// Mappings since `base`, oldest first: whether they are alive.
+    /// Mappings since `base`, oldest first; true if the mapping is live.
     pub(super) live: VecDeque<bool>,
     pub(super) base: u64,
     pub(super) last_ended: Option<u64>,
     pub(super) sizes: HashMap<u64, u64>,
-    /// By processor: time of the last unmap and length so far.
+    /// Open bursts by CPU: time of the last unmap and length so far.
     pub(super) open: HashMap<u16, (u64, u64)>,
     pub(super) bursts: BTreeMap<u64, u64>,
 }

@@ -1,4 +1,4 @@
-//! What the operations say.
+//! Statistics from the operations.
 
 use std::collections::BTreeMap;
 
@@ -10,18 +10,18 @@ use super::{DeviceInfo, Info};
 use crate::op::{Chunk, DeviceIndex, MapClass, Op, OpKind};
 use crate::summary::Summary;
 
-/// The key of a flow; ordered so that reports are.
+/// Key of a flow; ordered, so that reports are ordered.
 type FlowKey = (DeviceIndex, Direction, bool);
 
-/// A live mapping: its flow and its number there.
+/// A live mapping: its flow and its serial number there.
 type LiveMapping = Option<(FlowKey, u64)>;
 
-/// What the operations say.
+/// Statistics from the operations.
 #[derive(Debug, Default)]
 pub(super) struct Flows {
     flows: BTreeMap<FlowKey, FlowState>,
     live: Vec<LiveMapping>,
-    /// By device: pages, live, most live.
+    /// By device: pages, live mappings, maximum of live mappings.
     devices: BTreeMap<DeviceIndex, (PageSet, u64, u64)>,
     pages: PageSet,
     dma_live: u64,
@@ -89,7 +89,8 @@ impl Flows {
                     state.unmap(serial, op.cpu, op.time.0);
                     return;
                 }
-                // Replaced: no driver's unmap, so it says nothing about order or bursts.
+                // A replaced mapping has no unmap by the driver, so it does not count for order or
+                // bursts.
                 let index = serial.wrapping_sub(state.base) as usize;
                 if let Some(alive) = state.live.get_mut(index) {
                     *alive = false;

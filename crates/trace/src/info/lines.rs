@@ -1,11 +1,11 @@
-//! What the lines say.
+//! Statistics from the lines.
 
 use super::Info;
 use super::pages::PageSet;
 use crate::summary::Summary;
 use crate::text::{RawChunk, RawEvent, RawKind};
 
-/// What the lines say, each for itself.
+/// Statistics from the lines, each line on its own.
 #[derive(Debug, Default)]
 pub(super) struct LineCounts {
     info: Info,
@@ -41,7 +41,8 @@ impl LineCounts {
             RawKind::Sync { .. } => info.syncs += 1,
             RawKind::IommuMap { phys, size, .. } => {
                 info.iommu_map += 1;
-                // Firmware's identity maps can be as large as memory; they are no use of pages.
+                // Identity maps of firmware can be as large as memory; they do not count as page
+                // use.
                 if size <= crate::text::MAX_BYTES {
                     self.iommu.extend_by(phys.get(), size);
                 }

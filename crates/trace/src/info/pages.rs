@@ -1,4 +1,4 @@
-//! Which pages were named, and how often.
+//! Counts the pages named and how often each was named.
 
 use ringfence_types::{PageSize, PhysAddr, PhysRange};
 use rustc_hash::FxHashSet;
@@ -6,11 +6,11 @@ use rustc_hash::FxHashSet;
 use super::Pages;
 use crate::runs::Runs;
 
-/// Longest range whose pages are remembered one by one; longer ones are remembered by their ends.
-/// So a line costs no more memory than this many pages, whatever size it claims.
+/// Longest range whose pages are stored one by one; longer ranges are stored by their ends. A line
+/// therefore costs no more memory than this many pages, whatever size it claims.
 const ONE_BY_ONE: u64 = 512;
 
-/// A set of pages and how often they were named.
+/// A set of pages, and the number of times that pages were named.
 #[derive(Debug, Default)]
 pub(super) struct PageSet {
     seen: FxHashSet<u64>,

@@ -1,5 +1,5 @@
-//! trace-cmd's binary recordings, read through `trace-cmd report`: the format depends on the
-//! recording kernel's own format descriptions, and trace-cmd is the tool that keeps up with them.
+//! Reads trace-cmd's binary recordings through `trace-cmd report`. The format depends on the format
+//! descriptions of the recording kernel, and trace-cmd keeps up with them.
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use crate::error::TraceError;
 /// First bytes of a recording (trace-cmd.dat(5), "INITIAL FORMAT").
 pub(super) const MAGIC: &[u8] = b"\x17\x08\x44tracing";
 
-/// Bytes of standard error kept for the error.
+/// Maximum number of bytes of standard error kept for the error message.
 const MESSAGE_BYTES: u64 = 4096;
 
 /// A running `trace-cmd report`.
@@ -21,9 +21,9 @@ pub(super) struct Report {
     file: PathBuf,
     child: Child,
     output: ChildStdout,
-    /// Whether it has printed anything.
+    /// True if it has printed anything.
     printed: bool,
-    /// Drains standard error so that the child never blocks on it.
+    /// Thread that drains standard error, so that the child never blocks on it.
     message: Option<JoinHandle<String>>,
 }
 
@@ -82,8 +82,8 @@ impl Read for Report {
             TraceError::TraceCmdFailed {
                 file: self.file.clone(),
                 message: message.unwrap_or_else(|| match status.success() {
-                    // A report begins with the number of processors even if there are no events; of
-                    // a file that is cut off, trace-cmd 3.1 prints nothing and calls it success.
+                    // A report begins with the number of processors even if there are no events.
+                    // For a truncated file, trace-cmd 3.1 prints nothing and exits with success.
                     true => "nothing was printed: the file is cut off or damaged".to_owned(),
                     false => status.to_string(),
                 }),
@@ -93,7 +93,7 @@ impl Read for Report {
 }
 
 impl Drop for Report {
-    /// Ends a child whose output nobody wants any more.
+    /// Kills a child whose output is no longer needed.
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn a_failing_program_is_an_error_at_the_end() {
-        // All ignore or print their arguments: one fails, one succeeds without output, one with.
+        // `false` fails, `true` succeeds without output, and `echo` prints its arguments.
         let mut text = String::new();
         for program in ["false", "true"] {
             let mut report = Report::run(program.as_ref(), "x.dat".as_ref()).unwrap();

@@ -1,4 +1,4 @@
-//! Where traces come from: files, standard input, zstd streams, trace-cmd recordings.
+//! Sources of traces: files, standard input, zstd streams, trace-cmd recordings.
 
 mod dat;
 mod source;

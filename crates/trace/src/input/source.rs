@@ -1,4 +1,4 @@
-//! Opens a trace by what its first bytes are, not by its name.
+//! Opens a trace and detects its format from its first bytes, not from its name.
 
 use std::fs::File;
 use std::io::{self, BufReader, Chain, Cursor, Read};
@@ -17,10 +17,11 @@ const ZSTD_MAGIC: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
 /// First bytes of a Parquet file.
 const PARQUET_MAGIC: &[u8] = b"PAR1";
 
-/// The bytes, the peeked ones first.
+/// All bytes of the input; the peeked ones come first.
 type Peeked = Chain<Cursor<Vec<u8>>, Box<dyn Read + Send>>;
 
-/// First bytes of what other programs compress, and what writes its text to standard output.
+/// First bytes of unsupported compression formats, and the program that decompresses each to
+/// standard output.
 const ARCHIVES: [(&[u8], &str); 4] = [
     (b"\x1f\x8b", "zcat"),
     (b"\xfd7zXZ\0", "xzcat"),
@@ -28,8 +29,7 @@ const ARCHIVES: [(&[u8], &str); 4] = [
     (b"\x04\x22\x4d\x18", "lz4cat"),
 ];
 
-/// The text of a trace, wherever it comes from. Compressed text is bounded by
-/// [`TraceLimits::text`].
+/// The text of a trace from any source. [`TraceLimits::text`] bounds compressed text.
 #[derive(Debug)]
 pub struct TraceSource {
     kind: Kind,
@@ -39,7 +39,7 @@ pub struct TraceSource {
     input: ByteCounter,
 }
 
-/// Counts bytes of input; a clone counts the same bytes.
+/// Counts bytes of input; clones share one count.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ByteCounter(Arc<AtomicU64>);
 
@@ -53,7 +53,7 @@ impl ByteCounter {
     }
 }
 
-/// A reader whose bytes are counted.
+/// A reader that counts its bytes.
 struct CountedReader<R>(R, ByteCounter);
 
 impl<R: Read> Read for CountedReader<R> {
@@ -80,7 +80,7 @@ impl std::fmt::Debug for Kind {
     }
 }
 
-/// What a reader's error was about; carried inside an [`io::Error`].
+/// Cause of a failed read, carried inside an [`io::Error`].
 #[derive(Debug)]
 pub(super) enum ReadError {
     Compression(io::Error),
@@ -100,7 +100,7 @@ impl std::fmt::Display for ReadError {
 
 impl std::error::Error for ReadError {}
 
-/// What a failed read means for the trace called `file`, before `line`.
+/// Converts a failed read of the trace `file`, before `line`, to a [`TraceError`].
 pub(crate) fn read_error(file: &str, line: u64, source: io::Error) -> TraceError {
     let file = file.to_owned();
     match source.downcast::<ReadError>() {
@@ -117,13 +117,13 @@ impl TraceSource {
     ///
     /// # Errors
     /// [`TraceError::Io`], [`TraceError::Compression`], [`TraceError::TraceCmdMissing`];
-    /// [`TraceError::Parquet`], for Parquet holds no text.
+    /// [`TraceError::Parquet`], because Parquet has no text.
     pub fn open(path: &Path) -> Result<Self, TraceError> {
         let name = path.display().to_string();
         let mut file = File::open(path).map_err(|source| read_error(&name, 0, source))?;
         let head = peek(&mut file).map_err(|source| read_error(&name, 0, source))?;
         if head.starts_with(dat::MAGIC) {
-            // The whole recording is trace-cmd's to read.
+            // trace-cmd reads the whole recording.
             let input = ByteCounter::default();
             input.add(file.metadata().map_or(0, |file| file.len()));
             drop(file);
@@ -142,10 +142,10 @@ impl TraceSource {
         Self::detect(&name, head, Box::new(file))
     }
 
-    /// Whether the file at `path` is Parquet, by its first bytes.
+    /// Returns true if the file at `path` begins like a Parquet file.
     #[cfg(feature = "parquet")]
     pub(crate) fn is_parquet(path: &Path) -> Result<bool, TraceError> {
-        // A pipe would lose what is looked at.
+        // Peeking at a pipe would lose its first bytes.
         if !path.is_file() {
             return Ok(false);
         }
@@ -155,8 +155,8 @@ impl TraceSource {
         Ok(head.starts_with(PARQUET_MAGIC))
     }
 
-    /// Takes text or zstd from any reader, such as standard input; `name` stands in errors. A
-    /// trace-cmd recording has to be a file.
+    /// Opens text or zstd from any reader, such as standard input; errors show `name`. A trace-cmd
+    /// recording must be a file.
     ///
     /// # Errors
     /// As [`TraceSource::open`].
@@ -181,14 +181,14 @@ impl TraceSource {
         }
     }
 
-    /// The same under `limits`, of which [`TraceLimits::text`] matters.
+    /// Returns this source with `limits`, of which only [`TraceLimits::text`] applies.
     #[must_use]
     pub fn with_limits(mut self, limits: &TraceLimits) -> Self {
         self.limits = limits.clone();
         self
     }
 
-    /// What counts the bytes of input.
+    /// Returns the counter of input bytes.
     pub(crate) fn meter(&self) -> ByteCounter {
         self.input.clone()
     }
@@ -242,7 +242,7 @@ impl Read for TraceSource {
     }
 }
 
-/// The first bytes, as many as the longest magic number has, or all there are.
+/// Reads as many bytes as the longest magic number has, or fewer at the end of the input.
 fn peek(reader: &mut impl Read) -> io::Result<Vec<u8>> {
     let mut head = Vec::new();
     reader

@@ -1,4 +1,4 @@
-//! An arena whose contents die in the order they were born.
+//! An arena whose contents are released in the order of their allocation.
 
 /// A slice of a [`Fifo`], by position since its beginning.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -13,13 +13,13 @@ impl FifoSpan {
     }
 }
 
-/// Grows at the back, is released from the front, lends contiguous slices.
+/// An arena that grows at the back, is released from the front, and lends contiguous slices.
 #[derive(Debug)]
 pub(super) struct Fifo<T> {
     items: Vec<T>,
     /// Position of `items[0]`.
     base: u64,
-    /// Items at the front of `items` that nobody needs any more.
+    /// Number of released items at the front of `items`.
     released: usize,
 }
 
@@ -40,7 +40,8 @@ impl<T: Copy> Fifo<T> {
         self.since(span)
     }
 
-    /// An empty span at the end; [`Fifo::since`] makes it one of what was pushed after.
+    /// Returns an empty span at the end; [`Fifo::since`] extends it over the items pushed
+    /// afterwards.
     pub(super) fn mark(&self) -> FifoSpan {
         FifoSpan {
             start: self.base.wrapping_add(self.items.len() as u64),
@@ -59,7 +60,7 @@ impl<T: Copy> Fifo<T> {
         }
     }
 
-    /// The slice; empty if it was released.
+    /// Returns the items of `span`; empty if they were released.
     pub(super) fn get(&self, span: FifoSpan) -> &[T] {
         let Some(first) = span.start.checked_sub(self.base) else {
             return &[];
@@ -70,7 +71,8 @@ impl<T: Copy> Fifo<T> {
             .unwrap_or(&[])
     }
 
-    /// Releases `span` and all before it. The memory is reclaimed when half of it is dead.
+    /// Releases `span` and all items before it. The memory is reclaimed when half of the items are
+    /// released.
     pub(super) fn release(&mut self, span: FifoSpan) {
         let end = span.start.wrapping_add(span.count as u64);
         let dead = end.saturating_sub(self.base) as usize;

@@ -1,4 +1,4 @@
-//! The mappings alive at a point of the trace, and how an unmap finds its map.
+//! The live mappings at a point of the trace, and the lookup of an unmap's map.
 
 use std::collections::BTreeMap;
 use std::collections::hash_map::Entry;
@@ -9,10 +9,10 @@ use rustc_hash::FxHashMap;
 use super::window::Piece;
 use crate::op::{DeviceIndex, MapClass, MappingId};
 
-/// How many of a scatterlist's starts identify it: Linux prints no more of a map's.
+/// Number of starts that identify a scatterlist: Linux prints no more of them for a map.
 pub(super) const LISTED: usize = 128;
 
-/// What an unmap names its map by.
+/// Identifies the map of an unmap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Key {
     /// Device and DMA address of a single mapping.
@@ -23,9 +23,10 @@ pub(super) enum Key {
     Sg { device: DeviceIndex, list: u64 },
 }
 
-/// Hash of a scatterlist for [`Key::Sg`]: direction, number of segments in all, and the first 128
-/// starts. 64 bits well mixed: lists that differ share one by accident once in 2^64, and then an
-/// unmap of the same device ends the older of two mappings instead of the newer.
+/// Returns the hash of a scatterlist for [`Key::Sg`]: direction, total number of segments, and the
+/// first 128 starts. The hash has 64 well-mixed bits, so two different lists collide with a
+/// probability of 2^-64. After a collision, an unmap of the same device ends the older of two
+/// mappings instead of the newer.
 pub(super) fn hash_list(direction: Direction, total: u32, starts: &[u64]) -> u64 {
     const MIX: u64 = 0x9e37_79b9_7f4a_7c15;
     let mut hash = u64::from(total) << 2 | direction as u64;
@@ -36,20 +37,20 @@ pub(super) fn hash_list(direction: Direction, total: u32, starts: &[u64]) -> u64
     hash
 }
 
-/// One mapping alive.
+/// One live mapping.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Mapping {
     pub(super) device: DeviceIndex,
     pub(super) class: MapClass,
     key: Option<Key>,
-    /// DMA address of the first byte, to tell scatterlists of one key apart.
+    /// DMA address of the first byte; distinguishes scatterlists with the same key.
     iova: u64,
     /// Next younger and next older mapping of the same key.
     younger: Option<u32>,
     older: Option<u32>,
 }
 
-/// A mapping made by `iommu:map` lines alone.
+/// A mapping created by `iommu:map` lines alone.
 #[derive(Debug, Clone)]
 pub(super) struct IommuOnlyMapping {
     pub(super) id: MappingId,
@@ -60,7 +61,7 @@ pub(super) struct IommuOnlyMapping {
     pub(super) last: u64,
 }
 
-/// More mappings than a [`MappingId`] can name.
+/// There are more mappings than a [`MappingId`] can number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct TooManyMappings;
 
@@ -73,22 +74,22 @@ struct Queue {
 
 #[derive(Debug, Default)]
 pub(super) struct LiveMappings {
-    /// By id; `None`: the id is free.
+    /// By id; `None` if the id is free.
     mappings: Vec<Option<Mapping>>,
-    /// Free ids, the one freed last on top.
+    /// Free ids; the id freed last is at the top.
     free: Vec<u32>,
     by_key: FxHashMap<Key, Queue>,
-    /// By first IOVA and age. Two devices without names can use one IOVA.
+    /// By first IOVA and age. Two unnamed devices can use the same IOVA.
     iommu_only: BTreeMap<(u64, u64), IommuOnlyMapping>,
     age: u64,
     count: u64,
 }
 
-/// How many neighbours below are searched for one that reaches up into a range.
+/// Number of mappings below a range that are checked for overlap with it.
 const MAX_NEIGHBOURS: usize = 64;
 
 impl LiveMappings {
-    /// How many are alive.
+    /// Returns the number of live mappings.
     pub(super) fn count(&self) -> u64 {
         self.count
     }
@@ -99,21 +100,22 @@ impl LiveMappings {
             .filter_map(|(id, mapping)| Some((MappingId(id), mapping.as_ref()?)))
     }
 
-    /// The mapping that a map of this key and DMA address replaces, if one is alive.
+    /// Returns the live mapping that a map of this key and DMA address replaces.
     pub(super) fn replaced(&self, key: Key, iova: u64) -> Option<MappingId> {
         let queue = self.by_key.get(&key)?;
         let same = |&id: &u32| {
             let mapping = self.mappings.get(id as usize).and_then(Option::as_ref);
             mapping.is_some_and(|mapping| mapping.iova == iova)
         };
-        // The others of a scatterlist's key lie at other DMA addresses and are other mappings.
+        // Checks only the oldest and the youngest mapping of the key. Mappings of a scatterlist's
+        // key at other DMA addresses are different mappings.
         [queue.oldest, queue.youngest]
             .into_iter()
             .find(same)
             .map(MappingId)
     }
 
-    /// Begins a mapping that `key` names.
+    /// Begins a mapping with key `key`.
     pub(super) fn begin(
         &mut self,
         device: DeviceIndex,
@@ -233,8 +235,8 @@ impl LiveMappings {
         Ok(MappingId(id))
     }
 
-    /// Ends the mappings of `iommu:map` lines that an unmap of `first..=last` meets: the oldest
-    /// that is exactly this range, else all that overlap it.
+    /// Ends the mappings of `iommu:map` lines that an unmap of `first..=last` affects: the oldest
+    /// mapping of exactly this range, or otherwise all overlapping mappings.
     pub(super) fn end_iommu_only(&mut self, first: u64, last: u64) -> Vec<IommuOnlyMapping> {
         let exact = self
             .iommu_only
@@ -250,7 +252,7 @@ impl LiveMappings {
             .collect()
     }
 
-    /// Ends the mappings of `iommu:map` lines of `device` that overlap `first..=last`.
+    /// Ends the mappings of `device` from `iommu:map` lines that overlap `first..=last`.
     pub(super) fn end_iommu_only_of(
         &mut self,
         device: DeviceIndex,

@@ -1,8 +1,8 @@
-//! Raw events to operations.
+//! Converts raw events to operations.
 //!
-//! [`window`] puts the lines of one call together, [`live_mappings`] finds an unmap's map,
-//! [`scatter`] finds the segments of a list, [`physical`] brings addresses into the arena,
-//! [`resolve`] applies the rules. The rules stand in `docs/TRACES.md`.
+//! [`window`] combines the lines of one call, [`live_mappings`] finds the map of an unmap,
+//! [`scatter`] computes the segments of a list, [`physical`] renames addresses into the arena, and
+//! [`resolve`] applies the rules. `docs/TRACES.md` lists the rules.
 
 mod fifo;
 mod live_mappings;

@@ -1,4 +1,4 @@
-//! The stream of operations, from text.
+//! Produces the stream of operations from text.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -14,26 +14,26 @@ use crate::options::{Attribution, TraceOptions};
 use crate::summary::Summary;
 use crate::text::{RawChunk, RawEvent, RawKind, Text, TraceReader};
 
-/// The operations of a trace's text, read as a stream from a source that is lent for each chunk.
+/// The operations of a trace's text, read as a stream. The caller passes the source to each call.
 #[derive(Debug)]
 pub(crate) struct Pairing {
     text: Text,
     window: Window,
     resolver: Resolver,
     raw: RawChunk,
-    /// Events of `raw` already taken.
+    /// Number of events of `raw` already processed.
     taken: usize,
     attribution: Attribution,
-    /// The file, if it can be read once more to find out whether the first device stays the only
-    /// one.
+    /// File that can be read again to check that the first device remains the only one.
     reread: Option<PathBuf>,
-    /// Marks in the window's queue: kept here, for their texts die with the raw chunk.
+    /// Texts of the marks in the window's queue. They are kept here because the raw chunk is
+    /// reused.
     marks: std::collections::VecDeque<String>,
     error: Option<TraceError>,
     stage: Stage,
     limits: TraceLimits,
     progress: Progress,
-    /// Counts the input where that is not the text.
+    /// Counts the input bytes if the input is not the text itself.
     input: Option<ByteCounter>,
 }
 
@@ -45,7 +45,7 @@ enum Stage {
 }
 
 impl Pairing {
-    /// Begins with a trace's text; `name` stands in errors.
+    /// Begins at the start of a trace's text; errors show `name`.
     pub(crate) fn new(name: &str, options: TraceOptions) -> Self {
         Self {
             text: Text::new(name, &options),
@@ -64,20 +64,20 @@ impl Pairing {
         }
     }
 
-    /// The bytes that `input` counts are the trace's input.
+    /// Uses the bytes that `input` counts as the size of the trace's input.
     pub(crate) fn metered(mut self, input: ByteCounter) -> Self {
         self.input = Some(input);
         self
     }
 
-    /// The file that can be read once more.
+    /// Sets the file that can be read again.
     pub(crate) fn rereadable(mut self, path: Option<PathBuf>) -> Self {
         self.reread = path;
         self
     }
 
-    /// As [`Operations::next_chunk`](crate::Operations::next_chunk), showing each raw event as it
-    /// is taken, which is before its operation is.
+    /// Like [`Operations::next_chunk`](crate::Operations::next_chunk), and passes each raw event to
+    /// `tap` before its operation is emitted.
     pub(crate) fn next_chunk_with(
         &mut self,
         source: &mut dyn Read,
@@ -87,7 +87,7 @@ impl Pairing {
         chunk.clear();
         while self.stage != Stage::Ended && !chunk.is_full() {
             if let Err(error) = self.step(source, chunk, tap) {
-                // The last word, though the reader may have come upon another error further on.
+                // This error is the final one, even if the reader has met another error further on.
                 self.stage = Stage::Ended;
                 self.count();
                 return Err(error);
@@ -109,7 +109,7 @@ impl Pairing {
         self.resolver.live().iter().map(|(id, _)| id)
     }
 
-    /// Takes one event, or the next raw chunk.
+    /// Processes one event, or reads the next raw chunk.
     fn step(
         &mut self,
         source: &mut dyn Read,
@@ -145,7 +145,7 @@ impl Pairing {
         match read {
             Ok(true) => {}
             Ok(false) => self.stage = Stage::Draining,
-            // What was read before it is resolved first.
+            // Resolve the events before the error first.
             Err(error) => {
                 self.error = Some(error);
                 self.stage = Stage::Draining;
@@ -154,7 +154,7 @@ impl Pairing {
         Ok(())
     }
 
-    /// Resolves what the window has decided.
+    /// Resolves the lines that the window has decided.
     fn drain(&mut self, chunk: &mut Chunk) -> Result<(), TraceError> {
         while let Some(resolved) = self.window.pop() {
             let (WindowOutput::Event { event, .. }
@@ -205,8 +205,8 @@ impl Pairing {
         Ok(())
     }
 
-    /// Whose an unexplained mapping is, and whether that is the row without a device; `None` before
-    /// the first event of a device.
+    /// Returns the device of an unexplained mapping, and true if it is the row without a device;
+    /// `None` before the first event of a device.
     fn attribute(&mut self, event: &RawEvent) -> Result<Option<(DeviceIndex, bool)>, TraceError> {
         if !self.resolver.any_named() {
             return Ok(None);
@@ -258,7 +258,8 @@ impl Pairing {
     }
 }
 
-/// Whether a trace names more than one device. Stops at the second; damage counts as the end.
+/// Returns true if a trace names more than one device. Stops at the second device; an error counts
+/// as the end of the trace.
 fn names_several_devices(path: &Path, limits: &TraceLimits) -> bool {
     let Ok(source) = TraceSource::open(path) else {
         return false;

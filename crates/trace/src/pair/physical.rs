@@ -1,52 +1,53 @@
-//! Physical addresses of a trace, brought into a replay's arena: low ones stay, high ones are
-//! renamed.
+//! Places the physical addresses of a trace into a replay's arena: low addresses stay, high ones
+//! are renamed.
 
 use std::collections::HashMap;
 
 use ringfence_types::{PhysAddr, PhysRange};
 
-/// Bytes of memory that a replay has to provide, from address 0 on; it may be sparse. All segments
-/// lie in it.
+/// Size of the memory that a replay must provide, from address 0 on, in bytes. The memory may be
+/// sparse. It contains all segments.
 pub const ARENA_BYTES: u64 = 512 << 30;
-/// What is renamed at a time: 1 GiB.
+/// Unit of renaming: 1 GiB.
 const GRANULE_SHIFT: u32 = 30;
 const GRANULE: u64 = 1 << GRANULE_SHIFT;
 const GRANULES: u64 = ARENA_BYTES >> GRANULE_SHIFT;
-/// Granules below this one keep their place: 64 GiB. Those above are room for renamed ones and
-/// fresh frames.
+/// Granules below this one (64 GiB) keep their address. The granules above hold renamed granules
+/// and fresh frames.
 const LOW_GRANULES: u64 = 64;
 const PAGE: u64 = 4096;
 
-/// No granule is left.
+/// No granule is free.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct OutOfGranules;
 
-/// Why there are no fresh frames.
+/// Reason why no fresh frames are available.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NoFrames {
-    /// No granule is left.
+    /// No granule is free.
     OutOfGranules,
-    /// More than a granule was asked for.
+    /// The request exceeds one granule.
     TooLarge { bytes: u64 },
 }
 
-/// Renames granules above 64 GiB to unused ones between there and the arena's end, for good. A
-/// granule below keeps its place.
+/// Renames granules above 64 GiB permanently to unused granules between 64 GiB and the arena's end.
+/// A granule below 64 GiB keeps its address.
 #[derive(Debug, Default)]
 pub(super) struct ReplayArena {
-    /// Bit n: granule n of the arena is taken. Those that keep their place are not noted.
+    /// Bit n is set if granule n of the arena is taken. Granules that keep their address have no
+    /// bit set.
     taken: [u64; (GRANULES / 64) as usize],
-    /// Where recorded granules went that did not keep their place.
+    /// Recorded granule of each renamed granule, mapped to its new one.
     renamed: HashMap<u64, u64>,
-    /// The granule fresh frames come from, and how much of it is used.
+    /// The granule that fresh frames come from, and the number of its used bytes.
     fresh: Option<(u64, u64)>,
-    /// Fresh frames given back, by size in pages.
+    /// Freed fresh frames, by size in pages.
     returned: HashMap<u64, Vec<u64>>,
 }
 
 impl ReplayArena {
-    /// Brings `range` into the arena: appends it to `out`, in parts if a granule boundary tears it;
-    /// true if it was renamed.
+    /// Renames `range` into the arena and appends it to `out`, split where granules are no longer
+    /// adjacent. Returns true if it was renamed.
     #[inline]
     pub(super) fn rename_into_arena(
         &mut self,
@@ -81,7 +82,7 @@ impl ReplayArena {
                 PhysAddr::new(base | (at & (GRANULE - 1))),
                 PhysAddr::new(base | (last & (GRANULE - 1))),
             );
-            // Join what still touches, within this range only.
+            // Merge parts that are still adjacent, within this range only.
             let joined =
                 out.get(before..)
                     .and_then(<[_]>::last)
@@ -108,7 +109,7 @@ impl ReplayArena {
         }
     }
 
-    /// Where a recorded granule is in the arena.
+    /// Returns the granule of the arena that holds a recorded granule.
     fn granule(&mut self, recorded: u64) -> Result<u64, OutOfGranules> {
         if recorded < LOW_GRANULES {
             return Ok(recorded);
@@ -116,8 +117,8 @@ impl ReplayArena {
         if let Some(&new) = self.renamed.get(&recorded) {
             return Ok(new);
         }
-        // Beside its neighbour if possible, so that a buffer across the boundary stays in one
-        // piece.
+        // Prefer the granule next to its neighbour's, so that a buffer across the boundary stays
+        // contiguous.
         let neighbour = |offset: i64| {
             let beside = recorded.checked_add_signed(offset)?;
             let at = match beside < LOW_GRANULES {
@@ -150,9 +151,9 @@ impl ReplayArena {
         }
     }
 
-    /// The lowest free granule with three free ones above it, where its recorded successors can
-    /// follow it, and a free one below for its predecessor: the first granule of all belongs to the
-    /// successor of memory that kept its place.
+    /// Returns the lowest free granule with three free granules above it for its recorded
+    /// successors, and one free granule below it for its predecessor. Granule 64 is kept for the
+    /// successor of the memory that keeps its address.
     fn roomy(&self) -> Option<u64> {
         (LOW_GRANULES + 1..GRANULES)
             .find(|&granule| (granule - 1..granule + 4).all(|near| self.is_free(near)))
@@ -164,7 +165,7 @@ impl ReplayArena {
             .find(|&granule| self.is_free(granule))
     }
 
-    /// Fresh frames for `bytes` bytes, at most one granule.
+    /// Allocates fresh frames for `bytes` bytes, at most one granule.
     pub(super) fn fresh(&mut self, bytes: u64) -> Result<PhysRange, NoFrames> {
         let pages = bytes.div_ceil(PAGE);
         let too_large = NoFrames::TooLarge { bytes };
@@ -186,7 +187,7 @@ impl ReplayArena {
         PhysRange::new(PhysAddr::new(start), bytes).ok_or(too_large)
     }
 
-    /// Takes fresh frames back.
+    /// Frees fresh frames.
     pub(super) fn free_frames(&mut self, start: PhysAddr, bytes: u64) {
         let pages = bytes.div_ceil(PAGE);
         self.returned.entry(pages).or_default().push(start.get());
@@ -226,8 +227,8 @@ mod tests {
         let high = place(&mut arena, 1000 * GIB + 7, 100);
         assert_eq!(high, Ok((vec![(65 * GIB + 7, 100)], true)));
         assert_eq!(place(&mut arena, 1000 * GIB + 7, 100), high);
-        // Its neighbours stay beside it, above as well as below, so buffers across a boundary stay
-        // whole.
+        // Its neighbours stay adjacent, above and below, so buffers across a boundary stay
+        // contiguous.
         assert_eq!(
             place(&mut arena, 1001 * GIB - 10, 20),
             Ok((vec![(66 * GIB - 10, 20)], true))
@@ -236,7 +237,7 @@ mod tests {
             place(&mut arena, 1000 * GIB - 4096, 8192),
             Ok((vec![(65 * GIB - 4096, 8192)], true))
         );
-        // What renamed ones have taken was never anybody's place.
+        // Renamed granules never take the address of a granule that keeps its own.
         for granule in [0, 63] {
             assert_eq!(
                 place(&mut arena, granule * GIB, 1),
@@ -260,8 +261,8 @@ mod tests {
     #[test]
     fn a_torn_buffer_becomes_two_segments() {
         let mut arena = ReplayArena::default();
-        // 1000 to 1003 lie at 65 to 68, 2000 at 70 and its predecessor before it, so 1004 cannot
-        // lie behind 1003.
+        // 1000 to 1003 are at 65 to 68, 2000 at 70 and its predecessor at 69, so 1004 cannot follow
+        // 1003.
         for granule in [1000, 1001, 1002, 1003, 2000, 1999] {
             place(&mut arena, granule * GIB, 1).unwrap();
         }
@@ -273,7 +274,7 @@ mod tests {
     fn no_two_recorded_granules_share_one_and_running_out_is_an_error() {
         let mut arena = ReplayArena::default();
         let mut seen = std::collections::HashSet::new();
-        // A machine of a terabyte in a scattered order, as far as there is room.
+        // A machine with a terabyte of memory in scattered order, until the arena is full.
         let order = (0..1024).map(|n| (n * 37) % 1024);
         let mut refused = 0;
         for granule in order {

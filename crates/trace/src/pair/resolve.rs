@@ -1,4 +1,4 @@
-//! The rules by which resolved lines become operations.
+//! Rules that convert resolved lines to operations.
 
 mod known;
 mod mappings;
@@ -18,7 +18,7 @@ use crate::op::{Chunk, DeviceIndex, MapClass, MapFlags, MappingId};
 use crate::summary::Summary;
 use crate::text::{RawEvent, RawKind};
 
-/// Why a line cannot become an operation.
+/// Reason why a line cannot become an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ResolveError {
     PhysicalSpaceExhausted,
@@ -55,18 +55,18 @@ impl From<TooManyMappings> for ResolveError {
     }
 }
 
-/// What the maps of a device show about its addresses.
+/// Kind of a device's DMA addresses, as its maps show.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum Addressing {
     #[default]
     Unknown,
-    /// DMA addresses are physical ones.
+    /// DMA addresses are physical addresses.
     Direct,
-    /// They are not.
+    /// DMA addresses are translated.
     Translated,
 }
 
-/// Where and when an operation is.
+/// Time, CPU and line count of an operation.
 #[derive(Debug, Clone, Copy)]
 struct OpContext {
     time: Nanos,
@@ -74,7 +74,7 @@ struct OpContext {
     lines: u16,
 }
 
-/// A map about to begin.
+/// A mapping that is about to begin.
 #[derive(Debug, Clone, Copy)]
 struct PendingMap {
     device: DeviceIndex,
@@ -89,8 +89,8 @@ pub(super) struct Resolver {
     live: LiveMappings,
     arena: ReplayArena,
     addressing: Vec<Addressing>,
-    /// By device: whether an event of it was resolved. What the reader has read ahead does not
-    /// count.
+    /// By device: true if an event of it was resolved. Events that the reader has only read ahead
+    /// do not count.
     seen: Vec<bool>,
     named: usize,
     only_named: Option<DeviceIndex>,
@@ -99,7 +99,7 @@ pub(super) struct Resolver {
     segments: Vec<Segment>,
     now: Nanos,
     budget: Budget,
-    /// How far the trace has been read.
+    /// Progress of the reader.
     pub(super) progress: Progress,
 }
 
@@ -120,17 +120,17 @@ impl Resolver {
         &self.live
     }
 
-    /// The only device that events named so far, if exactly one did.
+    /// Returns the only device that events named so far; `None` if none or several were named.
     pub(super) fn only_named(&self) -> Option<DeviceIndex> {
         self.only_named
     }
 
-    /// Whether any event named a device so far.
+    /// Returns true if any event so far named a device.
     pub(super) fn any_named(&self) -> bool {
         self.named > 0
     }
 
-    /// Takes a `dma:*` event with the lines that belong to it.
+    /// Resolves a `dma:*` event with the lines that belong to it.
     pub(super) fn event(
         &mut self,
         event: &RawEvent,
@@ -264,9 +264,9 @@ impl Resolver {
         }
     }
 
-    /// Where a coherent buffer lies: as its `iommu:map` lines say; else as its printed starts say;
-    /// else, if the device's addresses are physical, at its DMA address; else nobody knows, and it
-    /// gets fresh frames.
+    /// Finds the segments of a coherent buffer. They come from its `iommu:map` lines, or else from
+    /// its printed starts. Otherwise, if the device's addresses are physical, the segment is at its
+    /// DMA address. Otherwise the buffer gets fresh frames.
     fn coherent_segments(
         &mut self,
         device: DeviceIndex,
@@ -303,7 +303,7 @@ impl Resolver {
         Ok(MapFlags::FRESH_FRAMES)
     }
 
-    /// The trace has ended: counts what is alive.
+    /// Counts the live mappings at the end of the trace.
     pub(super) fn finish(&mut self) {
         self.summary.live_at_end = self.live.count();
         for device in &mut self.summary.devices {
@@ -318,7 +318,7 @@ impl Resolver {
         }
     }
 
-    /// Time never runs backwards, whatever order two processors' lines were merged in.
+    /// Keeps time from running backwards when the lines of two CPUs were merged out of order.
     fn at(&mut self, event: &RawEvent, lines: u16) -> OpContext {
         self.now = self.now.max(event.time);
         OpContext {
@@ -328,7 +328,7 @@ impl Resolver {
         }
     }
 
-    /// The time of the latest line.
+    /// Returns the time of the latest line.
     pub(super) fn now(&mut self, event: &RawEvent) -> Nanos {
         self.at(event, 0).time
     }

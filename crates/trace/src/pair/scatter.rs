@@ -1,32 +1,33 @@
-//! The segments of a scatterlist. Linux prints where the caller's segments begin and how long the
-//! DMA segments are after merging, but not how long the caller's are.
+//! Computes the segments of a scatterlist. Linux prints the starts of the caller's segments and the
+//! lengths of the DMA segments after merging, but not the lengths of the caller's segments.
 
 use super::window::Piece;
 
 const PAGE: u64 = 4096;
 
-/// One segment: start and bytes, raw.
+/// One segment: start and number of bytes.
 pub(super) type Segment = (u64, u64);
 
-/// How the lengths of a scatterlist were found.
+/// Origin of the lengths of a scatterlist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Lengths {
-    /// From `iommu:map` lines, or printed as they are.
+    /// From `iommu:map` lines, or printed in the trace.
     Exact,
-    /// By assumption.
+    /// Guessed.
     Guessed,
 }
 
 /// Appends the caller's segments to `out`.
 ///
-/// With `iommu:map` lines, each DMA segment is followed through them: they say where each of its
-/// bytes lies, so that the result is exact to the byte at the ends of DMA segments and, since Linux
-/// merges only at page boundaries, exact between them. Where the caller's list names a start inside
-/// a piece, the piece is split there; pieces behind a cut list stand for themselves.
+/// With `iommu:map` lines, the function follows each DMA segment through them. They give the
+/// physical address of each of its bytes, so the result is exact at the ends of DMA segments. Linux
+/// merges only at page boundaries, so it is exact between them too. A piece is split at each start
+/// of the caller's list that lies inside it. Pieces after the end of a truncated list become
+/// segments.
 ///
-/// Without them but with as many DMA segments as segments, the lengths are printed. Otherwise
-/// merging has hidden them: each segment is taken to end at its page's end, where Linux may merge,
-/// and the last one of a DMA segment takes what is left.
+/// Without such lines, the lengths are the printed ones if there are as many DMA segments as
+/// segments. Otherwise merging has hidden the lengths. Each segment then ends at the end of its
+/// page, where Linux may merge, and the last segment of a DMA segment takes the remaining bytes.
 pub(super) fn segments(
     dma: (&[u64], &[u64]),
     phys_addrs: &[u64],
@@ -47,7 +48,7 @@ pub(super) fn segments(
     Lengths::Guessed
 }
 
-/// `None` if the pieces do not cover the DMA segments.
+/// Returns `None` if the pieces do not cover the DMA segments.
 fn follow(
     (starts, sizes): (&[u64], &[u64]),
     phys_addrs: &[u64],
@@ -71,7 +72,7 @@ fn follow(
             left -= run;
         }
     }
-    // A cut list of DMA segments: the rest of the pieces is whole.
+    // The list of DMA segments may be truncated: append the remaining pieces whole.
     let end = starts.last().zip(sizes.last())?;
     let end = end.0.wrapping_add(*end.1);
     let behind = pieces.skip_while(|piece| piece.iova.wrapping_sub(end) > u64::MAX / 2);
@@ -81,8 +82,8 @@ fn follow(
     Some(())
 }
 
-/// Appends contiguous bytes, split where the caller's list says, joined to what is before where it
-/// does not.
+/// Appends contiguous bytes. Splits them at the starts of the caller's list, and otherwise merges
+/// them with the previous segment.
 fn push_run(
     mut phys: u64,
     mut bytes: u64,
@@ -91,7 +92,7 @@ fn push_run(
 ) {
     while bytes > 0 {
         let listed = list.next_if_eq(&phys).is_some();
-        // The next start, if it lies further on in this run.
+        // Ends at the next start if it lies inside this run.
         let part = match list.peek() {
             Some(&next) if next > phys && next - phys < bytes => next - phys,
             _ => bytes,
@@ -116,7 +117,7 @@ fn guess(sizes: &[u64], phys_addrs: &[u64], out: &mut Vec<Segment>) {
         let later = sizes.len() - index - 1;
         while left > 0 {
             let Some(start) = starts.next() else {
-                // More bytes than starts: the last one is longer.
+                // There are more bytes than starts; the last segment is longer.
                 if let Some((_, length)) = out.last_mut() {
                     *length = length.saturating_add(left);
                 }
@@ -271,7 +272,7 @@ mod tests {
                 .collect();
             let phys: Vec<u64> = (0..=random(9)).map(|_| random(1 << 40)).collect();
             let (out, _) = run(&dma, &phys, &[]);
-            // As many lists as segments, or fewer: what has no start cannot be placed.
+            // With fewer starts than DMA segments, the bytes without a start cannot be placed.
             let total = |list: &[(u64, u64)]| list.iter().map(|segment| segment.1).sum::<u64>();
             if phys.len() >= dma.len() {
                 assert_eq!(total(&out), total(&dma), "{dma:x?} {phys:x?}");

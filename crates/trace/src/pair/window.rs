@@ -1,14 +1,14 @@
-//! Puts `iommu:*` lines and `dma:*` lines of one call together.
+//! Combines the `iommu:*` and `dma:*` lines of one call.
 //!
-//! Linux prints `iommu:map` lines just before the `dma:*` line of the same call, `iommu:unmap`
-//! before `dma_unmap_phys` but after `dma_unmap_sg` and `dma_free` (those trace on entry). All
-//! lines of a call come from one context of one processor, and interrupts nest. So a line waits
-//! until its context shows what it belongs to: the next line of the same context takes it or proves
-//! that none will; a line of an outer context proves that the inner one has ended.
+//! Linux prints `iommu:map` lines just before the `dma:*` line of the same call. It prints
+//! `iommu:unmap` before `dma_unmap_phys`, but after `dma_unmap_sg` and `dma_free`, which trace on
+//! entry. All lines of a call come from one context of one CPU, and interrupts nest. A line
+//! therefore waits for a decision by its context. The next line of the same context takes it, or
+//! proves that no line will. A line of an outer context proves that the inner context has ended.
 //!
-//! Lines leave in the order they came. What waits too long (512 lines of its processor, or
-//! [`TraceOptions::look_ahead`](crate::TraceOptions) lines of the trace) is decided as unexplained,
-//! so memory is bounded by the look-ahead.
+//! Lines leave in order of arrival. A line that waits too long (512 lines of its CPU, or
+//! [`TraceOptions::look_ahead`](crate::TraceOptions) lines of the trace) becomes unexplained, so
+//! the look-ahead bounds the memory.
 
 mod calls;
 mod close;
@@ -18,11 +18,11 @@ use std::collections::{BTreeSet, VecDeque};
 use super::fifo::{Fifo, FifoSpan};
 use crate::text::{Context, ListSpan, RawChunk, RawEvent, RawKind};
 
-/// Lines of its own processor that a line waits, at most. A nested network poll is about 300.
+/// Maximum wait of a line, in lines of its own CPU. A nested network poll has about 300.
 const MAX_WAIT_LINES: u64 = 512;
 
-/// One `iommu:map` line: IOVAs from `iova` on lead to addresses from `phys` on. Raw, for
-/// arithmetic.
+/// One `iommu:map` line: maps the IOVAs from `iova` on to the addresses from `phys` on. Raw
+/// numbers, for arithmetic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Piece {
     pub(super) iova: u64,
@@ -31,18 +31,18 @@ pub(super) struct Piece {
 }
 
 impl Piece {
-    /// Whether the IOVA lies in the piece. The range never wraps, but may end at 2^64.
+    /// Returns true if the IOVA lies in the piece. The range never wraps, but may end at 2^64.
     pub(super) fn contains(&self, iova: u64) -> bool {
         iova.wrapping_sub(self.iova) < self.size
     }
 
-    /// The IOVA behind the piece; 0 at 2^64.
+    /// Returns the IOVA after the piece; 0 at 2^64.
     fn end(&self) -> u64 {
         self.iova.wrapping_add(self.size)
     }
 }
 
-/// What leaves the window.
+/// Output of the window.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum WindowOutput {
     /// A `dma:*` event or a mark, with the `iommu:*` lines that belong to it.
@@ -52,14 +52,14 @@ pub(super) enum WindowOutput {
         lists: Lists,
         /// The `iommu:map` lines, in [`Window::pieces`].
         pieces: FifoSpan,
-        /// Lines the event stands for.
+        /// Number of lines that the event represents.
         lines: u16,
     },
-    /// `iommu:map` lines that no `dma:*` event explains; one mapping. The pieces are in
+    /// `iommu:map` lines that no `dma:*` event explains; they form one mapping. Its pieces are in
     /// [`Window::group`] until the next call of [`Window::pop`].
     Map { event: RawEvent },
-    /// An `iommu:unmap` line that no `dma:*` event explains. `cut`: none that the trace shows; it
-    /// ended before one was ruled out.
+    /// An `iommu:unmap` line that no `dma:*` event explains. `cut` is true if the trace ended
+    /// before the window could rule out a `dma:*` line.
     Unmap { event: RawEvent, cut: bool },
 }
 
@@ -73,13 +73,13 @@ pub(super) struct Lists {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// Waits for its context to tell.
+    /// The line waits for a decision by its context.
     Waiting,
-    /// Leaves as it is.
+    /// The line is decided and leaves.
     Ready,
-    /// First piece of an unexplained mapping.
+    /// The line is the first piece of an unexplained mapping.
     Head,
-    /// Part of something else; leaves silently.
+    /// The line belongs to another line and is not emitted.
     Absorbed,
 }
 
@@ -87,12 +87,12 @@ enum State {
 struct Slot {
     event: RawEvent,
     state: State,
-    /// Next piece of the same unexplained mapping.
+    /// Slot of the next piece of the same unexplained mapping.
     next: Option<u64>,
     lists: Lists,
     pieces: FifoSpan,
     lines: u16,
-    /// The trace ended before it was decided.
+    /// True if the trace ended before the line was decided.
     cut: bool,
 }
 
@@ -101,19 +101,19 @@ struct Slot {
 struct Waiting {
     slot: u64,
     context: Context,
-    /// How many lines its processor had printed.
+    /// Number of lines of its CPU at that time.
     line: u64,
     event: WaitingFor,
 }
 
 #[derive(Debug, Clone, Copy)]
 enum WaitingFor {
-    /// `iommu:map`, for the `dma:*` line behind it; `head` is the slot of the first piece that, to
-    /// all appearances, belongs to the same call, and `start` its IOVA.
+    /// `iommu:map`, waits for the `dma:*` line after it. `head` is the slot of the first piece that
+    /// probably belongs to the same call, and `start` its IOVA.
     Map { piece: Piece, head: u64, start: u64 },
-    /// `iommu:unmap`, for the `dma_unmap_phys` line behind it.
+    /// `iommu:unmap`, waits for the `dma_unmap_phys` line after it.
     Unmap { iova: u64, size: u64 },
-    /// `dma_unmap_sg` or `dma_free`, for the `iommu:unmap` line behind it; the IOVA if known.
+    /// `dma_unmap_sg` or `dma_free`, waits for the `iommu:unmap` line after it; the IOVA if known.
     FollowUp(Option<u64>),
 }
 
@@ -121,7 +121,7 @@ enum WaitingFor {
 struct Cpu {
     lines: u64,
     waiting: Vec<Waiting>,
-    /// Whether [`Window::busy`] names it.
+    /// True if [`Window::busy`] contains it.
     busy: bool,
 }
 
@@ -132,12 +132,12 @@ pub(super) struct Window {
     base: u64,
     limit: usize,
     cpus: Vec<Cpu>,
-    /// Processors that may have waiting lines, ascending: a trace can name 65536 of them.
+    /// CPUs that may have waiting lines, ascending: a trace can name 65536 CPUs.
     busy: BTreeSet<usize>,
     words: Fifo<u64>,
     pieces: Fifo<Piece>,
     group: Vec<Piece>,
-    /// By device: whether an `iommu:map` line ever belonged to one of its maps.
+    /// By device: true if an `iommu:map` line ever belonged to one of its maps.
     translated: Vec<bool>,
     /// The `iommu:unmap` lines in the window: slot, IOVA, size.
     unmaps: VecDeque<(u64, u64, u64)>,
@@ -171,12 +171,12 @@ impl Window {
         &self.group
     }
 
-    /// Whether an `iommu:map` line ever belonged to a map of the device.
+    /// Returns true if an `iommu:map` line ever belonged to a map of the device.
     pub(super) fn is_translated(&self, device: usize) -> bool {
         self.translated.get(device).copied().unwrap_or(false)
     }
 
-    /// Takes the next event of the trace; its lists are in `chunk`.
+    /// Adds the next event of the trace; its lists are in `chunk`.
     pub(super) fn push(&mut self, event: &RawEvent, chunk: &RawChunk) {
         let cpu = usize::from(event.cpu);
         if self.cpus.len() <= cpu {
@@ -321,7 +321,7 @@ impl Window {
         self.close_overdue(cpu);
     }
 
-    /// The next line whose part is known.
+    /// Returns the next decided line.
     pub(super) fn pop(&mut self) -> Option<WindowOutput> {
         loop {
             let front = self.slots.front()?;
@@ -363,7 +363,7 @@ impl Window {
         }
     }
 
-    /// Gives the memory of an event's lists and pieces back.
+    /// Releases the memory of an event's lists and pieces.
     pub(super) fn release(&mut self, lists: Lists, pieces: FifoSpan) {
         for span in [lists.dma_addrs, lists.sizes, lists.phys_addrs] {
             if span.len() > 0 {
@@ -375,8 +375,8 @@ impl Window {
         }
     }
 
-    /// Decides everything: the trace has ended. Drops `iommu:map` lines that still wait, for
-    /// whether a `dma:*` line would have followed is cut off, and says how many.
+    /// Decides all waiting lines at the end of the trace. Drops `iommu:map` lines that still wait,
+    /// because their `dma:*` line may be cut off, and returns their number.
     pub(super) fn finish(&mut self) -> u64 {
         let mut cut = 0;
         for cpu in 0..self.cpus.len() {
@@ -401,8 +401,8 @@ impl Window {
         cut
     }
 
-    /// Forgets processors without waiting lines. Waiting lines are at most as many as the window
-    /// holds, and so are the processors that stay.
+    /// Removes CPUs without waiting lines from `busy`. The window bounds the number of waiting
+    /// lines, and thereby the number of CPUs that stay.
     fn prune(&mut self) {
         let cpus = &mut self.cpus;
         self.busy.retain(|&cpu| {

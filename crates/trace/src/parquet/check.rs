@@ -1,6 +1,6 @@
-//! Whether rows say what operations can say. A replay indexes arrays with ids and addresses an
-//! arena with segments: what [`Operations`](crate::Operations) promises of text has to hold of a
-//! file that anyone may have written.
+//! Checks that rows are valid operations. A replay indexes arrays with ids and an arena with
+//! segments. [`Operations`](crate::Operations) guarantees their range for text, and must guarantee
+//! it for an untrusted file too.
 
 use ringfence_types::{PhysAddr, PhysRange};
 
@@ -8,20 +8,20 @@ use crate::ARENA_BYTES;
 use crate::limits::{Budget, Progress, TraceLimits};
 use crate::op::{DeviceIndex, MappingId};
 
-/// What was read so far.
+/// State of the rows read so far.
 #[derive(Debug, Default)]
 pub(super) struct Checker {
     time: u64,
-    /// By mapping id: whose, while it is alive.
+    /// Device of each live mapping, indexed by mapping id.
     live: Vec<Option<DeviceIndex>>,
     alive: usize,
     pub(super) budget: Budget,
-    /// Bytes of the file.
+    /// Size of the file in bytes.
     input: u64,
 }
 
 impl Checker {
-    /// Nothing read of a file of `input` bytes.
+    /// Creates a checker for a file of `input` bytes.
     pub(super) fn new(limits: TraceLimits, input: u64) -> Self {
         Self {
             budget: Budget::new(limits),
@@ -30,7 +30,7 @@ impl Checker {
         }
     }
 
-    /// Where the file stands at `row`.
+    /// Returns the progress of the reader at `row`.
     pub(super) fn progress(&self, row: u64) -> Progress {
         Progress {
             input: self.input,
@@ -38,14 +38,15 @@ impl Checker {
         }
     }
 
-    /// Time never runs backwards.
+    /// Returns true if time does not run backwards.
     pub(super) fn time(&mut self, time: u64) -> bool {
         let fits = time >= self.time;
         self.time = self.time.max(time);
         fits
     }
 
-    /// A map takes a free id; a new one only if none is free, so that ids stay dense.
+    /// Returns true if the map takes a free id, or a new id when no other is free. This keeps ids
+    /// dense.
     pub(super) fn map(&mut self, id: u32, device: DeviceIndex) -> bool {
         let index = id as usize;
         if index == self.live.len() && self.alive == self.live.len() {
@@ -61,7 +62,7 @@ impl Checker {
         }
     }
 
-    /// An unmap ends a mapping that is alive, of the same device.
+    /// Returns true if the unmap removes a live mapping of the same device.
     pub(super) fn unmap(&mut self, id: u32, device: DeviceIndex) -> bool {
         match self.live.get_mut(id as usize) {
             Some(slot) if *slot == Some(device) => {
@@ -74,14 +75,14 @@ impl Checker {
         }
     }
 
-    /// The mappings alive, in order of their ids.
+    /// Returns the live mappings, in order of their ids.
     pub(super) fn live(&self) -> impl Iterator<Item = MappingId> {
         (0u32..)
             .zip(&self.live)
             .filter_map(|(id, device)| device.map(|_| MappingId(id)))
     }
 
-    /// A segment within the arena.
+    /// Returns the segment if it lies within the arena.
     pub(super) fn segment(start: u64, bytes: u64) -> Option<PhysRange> {
         let range = PhysRange::new(PhysAddr::new(start), bytes)?;
         (range.last().get() < ARENA_BYTES).then_some(range)

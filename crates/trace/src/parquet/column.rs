@@ -1,4 +1,4 @@
-//! One column of a row group, with what it may claim bounded.
+//! Reads one column of a row group and bounds the resources that it may claim.
 
 use parquet::basic::{Compression, Encoding, Type as Physical};
 use parquet::column::page::{Page, PageMetadata, PageReader};
@@ -12,14 +12,14 @@ use super::read::damaged;
 use super::schema;
 use crate::problem::ParquetProblem;
 
-/// Most rows of a group.
+/// Maximum number of rows of a group.
 const MAX_ROWS: i64 = 1 << 20;
-/// Most values of a column of a group, absent ones and empty lists included.
+/// Maximum number of values of a column in a group, absent values and empty lists included.
 const MAX_VALUES: i64 = 4 << 20;
-/// Most bytes of a column of a group.
+/// Maximum number of bytes of a column in a group.
 const MAX_BYTES: i64 = 64 << 20;
 
-/// Checks what the footer says of a row group before anything is allocated for it; returns its
+/// Checks the footer's values for a row group before any allocation for it. Returns its number of
 /// rows, and the sum of its rows and segments.
 pub(super) fn check_group(
     group: &RowGroupMetaData,
@@ -75,7 +75,7 @@ pub(super) fn check_group(
     Ok((count, (rows as u64).saturating_add(segments as u64)))
 }
 
-/// The reader of column `index`, of which [`check_group`] has approved.
+/// Returns the reader of column `index`. [`check_group`] must have accepted the group.
 pub(super) fn column<T: DataType>(
     group: &dyn RowGroupReader,
     index: usize,
@@ -86,7 +86,7 @@ pub(super) fn column<T: DataType>(
         left: u64::try_from(chunk.num_values()).unwrap_or(0),
         value_bytes: match chunk.column_type() {
             Physical::INT64 => 8,
-            // A number, or the length of a text.
+            // Size of a number, or of the length of a text.
             _ => 4,
         },
     };
@@ -100,18 +100,18 @@ pub(super) fn column<T: DataType>(
     })
 }
 
-/// Pages that hold no more values than the footer says, in encodings that hold no counts of their
-/// own. A page's own header may claim 2^31 values in a few bytes.
+/// Pages with no more values than the footer states, in encodings without counts of their own. A
+/// page header may claim 2^31 values in a few bytes.
 struct Bounded {
     pages: Box<dyn PageReader>,
     left: u64,
-    /// Fewest bytes of a value of the dictionary.
+    /// Minimum number of bytes of a dictionary value.
     value_bytes: u64,
 }
 
 impl Bounded {
-    /// Checks a page before its decoder allocates what it claims. `DELTA_LENGTH_BYTE_ARRAY` and
-    /// `DELTA_BYTE_ARRAY` hold a count of lengths for which the decoder allocates; the decoder of
+    /// Checks a page before its decoder allocates the claimed size. `DELTA_LENGTH_BYTE_ARRAY` and
+    /// `DELTA_BYTE_ARRAY` contain a count of lengths that the decoder allocates for. The decoder of
     /// `DELTA_BINARY_PACKED` allocates nothing.
     fn check(&mut self, page: &Page) -> Result<(), ParquetError> {
         use Encoding::{DELTA_BINARY_PACKED, PLAIN, PLAIN_DICTIONARY, RLE, RLE_DICTIONARY};
@@ -183,20 +183,20 @@ impl PageReader for Bounded {
     }
 }
 
-/// A column, read some rows at a time and then row by row.
+/// A column. The caller reads a batch of rows and then takes them row by row.
 pub(super) struct Column<T: DataType> {
     reader: ColumnReaderImpl<T>,
     values: Vec<T::T>,
     definition: Vec<i16>,
     repetition: Vec<i16>,
-    /// Next in `values`.
+    /// Index of the next value in `values`.
     value: usize,
-    /// Next in the levels.
+    /// Index of the next level in `definition` and `repetition`.
     level: usize,
 }
 
 impl<T: DataType> Column<T> {
-    /// Reads the next `rows` rows, no fewer.
+    /// Reads exactly the next `rows` rows.
     pub(super) fn read(&mut self, rows: usize) -> Result<(), ParquetProblem> {
         self.values.clear();
         self.definition.clear();
@@ -223,13 +223,13 @@ impl<T: DataType> Column<T> {
         Ok(())
     }
 
-    /// The value of the next row of a required column.
+    /// Returns the value of the next row of a required column.
     pub(super) fn required(&mut self) -> Option<&T::T> {
         self.value += 1;
         self.values.get(self.value - 1)
     }
 
-    /// The value of the next row of an optional column.
+    /// Returns the value of the next row of an optional column.
     pub(super) fn optional(&mut self) -> Option<&T::T> {
         let there = self.definition.get(self.level) == Some(&1);
         self.level += 1;
@@ -239,7 +239,7 @@ impl<T: DataType> Column<T> {
         }
     }
 
-    /// The values of the next row of a list.
+    /// Returns the values of the next row of a list.
     pub(super) fn list(&mut self) -> &[T::T] {
         let (first, level) = (self.value, self.level);
         if self.definition.get(level) == Some(&1) {
@@ -247,8 +247,8 @@ impl<T: DataType> Column<T> {
         }
         self.level += 1;
         while self.repetition.get(self.level) == Some(&1) {
-            // A list that goes on has a value; one that says otherwise comes out too short for its
-            // partner.
+            // A continued list has a value here. If the level claims otherwise, the list is shorter
+            // than the list of the other column.
             self.value += usize::from(self.definition.get(self.level) == Some(&1));
             self.level += 1;
         }
@@ -267,7 +267,7 @@ mod tests {
 
     use super::*;
 
-    /// A group whose first column claims what the case says.
+    /// Builds a group whose first column claims the values of the case.
     fn group(
         rows: i64,
         values: i64,

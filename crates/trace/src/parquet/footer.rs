@@ -1,5 +1,5 @@
-//! The footer of a file, looked at before the decoder sees it. The decoder allocates what a list
-//! or a group claims to hold and descends one call for each nested group, so both have bounds here.
+//! Checks the footer of a file before the decoder reads it. The decoder allocates the claimed size
+//! of a list or a group and recurses for each nested group, so this module bounds both.
 //!
 //! The footer is a `FileMetaData` in the Thrift compact protocol (`parquet.thrift`,
 //! `thrift-compact-protocol.md`).
@@ -7,13 +7,14 @@
 use super::schema;
 use crate::problem::ParquetProblem;
 
-/// Deepest nesting of structs and lists. `FileMetaData` down to a column's statistics takes 6.
+/// Maximum nesting depth of structs and lists. `FileMetaData` down to a column's statistics needs
+/// 6.
 const MAX_DEPTH: u32 = 16;
-/// Fields of `FileMetaData` and `SchemaElement` whose counts the decoder believes.
+/// Fields of `FileMetaData` and `SchemaElement` with counts that the decoder trusts.
 const SCHEMA: i64 = 2;
 const ROW_GROUPS: i64 = 4;
 const NUM_CHILDREN: i64 = 5;
-/// Fewest bytes of a row group with its columns. One that this program writes takes over 1000.
+/// Minimum number of bytes of a row group with its columns. This program writes more than 1000.
 const GROUP_BYTES: usize = 128;
 
 /// Types of the compact protocol.
@@ -56,7 +57,7 @@ pub(super) fn check(footer: &[u8]) -> Result<(), ParquetProblem> {
     })
 }
 
-/// Reads a footer from its front. Every method returns `None` where the bytes say what cannot be.
+/// Parses a footer from its start. Every method returns `None` for invalid bytes.
 struct Reader<'a> {
     rest: &'a [u8],
 }
@@ -90,7 +91,8 @@ impl Reader<'_> {
         Some(())
     }
 
-    /// The header of a list: how many elements, and their type. Every element takes a byte.
+    /// Parses the header of a list: number of elements, and their type. Every element takes at
+    /// least one byte.
     fn list(&mut self) -> Option<(usize, u8)> {
         let header = self.byte()?;
         let count = match header >> 4 {
@@ -100,7 +102,7 @@ impl Reader<'_> {
         (count <= self.rest.len()).then_some((count, header & 0xf))
     }
 
-    /// The fields of a struct, each of which `field` reads: its number and type are given.
+    /// Parses the fields of a struct. `field` reads each of them and receives its number and type.
     fn fields(
         &mut self,
         depth: u32,
@@ -123,7 +125,7 @@ impl Reader<'_> {
         }
     }
 
-    /// An element of the schema or, else, a row group.
+    /// Parses an element of the schema or a row group.
     fn schema_element(&mut self, is_schema: bool, element: u8) -> Option<()> {
         if element != kind::STRUCT {
             return None;
@@ -153,7 +155,7 @@ impl Reader<'_> {
             kind::LIST | kind::SET => {
                 let (count, element) = self.list()?;
                 for _ in 0..count {
-                    // Booleans take a byte each in a list, none as a field.
+                    // A boolean takes a byte in a list and no byte as a field.
                     match element {
                         kind::TRUE | kind::FALSE => self.take(1)?,
                         _ => self.skip(element, depth + 1)?,
@@ -164,7 +166,7 @@ impl Reader<'_> {
             kind::STRUCT => self.fields(depth + 1, &mut |reader, _, kind| {
                 reader.skip(kind, depth + 1)
             }),
-            // `FileMetaData` holds no maps.
+            // `FileMetaData` has no maps.
             _ => None,
         }
     }
@@ -205,7 +207,7 @@ mod tests {
                 false,
             ),
             ("cut", footer(15, 10, none)[..40].to_vec(), false),
-            // Field 9, of lists in lists.
+            // Field 9: a list of lists.
             (
                 "deep",
                 footer(15, 10, &[&[0x79][..], &[0x19; 100], &[0x00]].concat()),

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::devices::{DeviceKind, Devices, TraceDevice};
 use crate::summary::Summary;
 
-/// A device of the file; the place in the list is its row.
+/// A device of the file; its position in the list is its row.
 #[derive(Debug, Serialize, Deserialize)]
 struct Row {
     name: String,
@@ -22,7 +22,7 @@ enum Kind {
     Unattributed,
 }
 
-/// The devices as JSON.
+/// Converts the devices to JSON.
 pub(super) fn devices_to_json(devices: &Devices) -> Result<String, serde_json::Error> {
     let rows: Vec<Row> = devices
         .iter()
@@ -39,8 +39,8 @@ pub(super) fn devices_to_json(devices: &Devices) -> Result<String, serde_json::E
     serde_json::to_string(&rows)
 }
 
-/// The devices of JSON; `None` if it is something else, there are too many, or two share a
-/// requester ID.
+/// Parses the devices from JSON; `None` if the JSON is invalid, there are too many devices, or two
+/// share a requester ID.
 pub(super) fn devices_from_json(json: &str) -> Option<Devices> {
     let rows: Vec<Row> = serde_json::from_str(json).ok()?;
     let devices = rows.into_iter().map(|row| TraceDevice {
@@ -55,12 +55,12 @@ pub(super) fn devices_from_json(json: &str) -> Option<Devices> {
     Devices::restore(devices)
 }
 
-/// The summary as JSON.
+/// Converts the summary to JSON.
 pub(super) fn summary_to_json(summary: &Summary) -> Result<String, serde_json::Error> {
     serde_json::to_string(summary)
 }
 
-/// The summary of JSON; `None` if it is something else.
+/// Parses the summary from JSON; `None` if the JSON is invalid.
 pub(super) fn summary_from_json(json: &str) -> Option<Summary> {
     serde_json::from_str(json).ok()
 }

@@ -1,9 +1,10 @@
-//! Operations as Parquet, for tools that read tables, and back.
+//! Converts operations to and from Parquet, for tools that read tables.
 //!
-//! One row an operation or mark, in trace order, so that the file holds all that a replay needs.
-//! What no row can hold, the devices and the [`Summary`](crate::Summary), stands in the footer's
-//! key-value metadata ([`meta`]). Columns: [`schema`]. Pages are encoded (deltas, dictionaries),
-//! not compressed: then a page never takes more memory than the file has bytes, whoever wrote it.
+//! Each row is an operation or a mark, in trace order, so the file has all data of a replay. The
+//! devices and the [`Summary`](crate::Summary) do not fit into rows; they are in the footer's
+//! key-value metadata ([`meta`]). [`schema`] lists the columns. Pages are encoded (deltas,
+//! dictionaries) but not compressed, so a page of an untrusted file never takes more memory than
+//! the file has bytes.
 
 mod check;
 mod column;

@@ -1,4 +1,4 @@
-//! Parquet to operations, a chunk at a time.
+//! Reads operations from Parquet, one chunk at a time.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -21,20 +21,21 @@ use crate::op::{Chunk, DeviceIndex, MapClass, MapFlags, MappingId, Mark, Op, OpK
 use crate::problem::ParquetProblem;
 use crate::summary::Summary;
 
-/// Longest footer read: a thousand million operations in groups as we write them.
+/// Maximum size of a footer: a thousand million operations in groups of the size that this crate
+/// writes.
 const MAX_FOOTER: u32 = 16 << 20;
 
-/// The rows of a file. Memory: one chunk of each column, and a page of each.
+/// The rows of a file. Memory: one chunk and one page of each column.
 pub(crate) struct Rows {
     name: String,
     reader: SerializedFileReader<File>,
     file_bytes: u64,
     next_group: usize,
     group: Option<Group>,
-    /// Rows read.
+    /// Number of rows read.
     row: u64,
     checker: Checker,
-    /// Rows and segments of the groups opened so far, and the most that may be.
+    /// Rows and segments of the groups opened so far, and their limit.
     values: u64,
     most_values: u64,
     devices: Devices,
@@ -69,8 +70,8 @@ struct Group {
     text: Column<ByteArrayType>,
 }
 
-/// The decoder is someone else's and reads what anyone may have written: should it panic, that is
-/// one more way for a file to be damaged. What it was working on is not used again.
+/// Runs the decoder, an external crate, on untrusted input. A panic counts as a damaged file; the
+/// caller does not reuse the state that the decoder worked on.
 fn guarded<T>(work: impl FnOnce() -> Result<T, ParquetProblem>) -> Result<T, ParquetProblem> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
         Err(ParquetProblem::Damaged {
@@ -192,7 +193,7 @@ impl Rows {
         }
     }
 
-    /// Ends the read.
+    /// Ends the read with an error.
     pub(crate) fn refuse(&mut self, problem: ParquetProblem) -> TraceError {
         self.ended = true;
         TraceError::Parquet {
@@ -201,22 +202,22 @@ impl Rows {
         }
     }
 
-    /// The devices of the file.
+    /// Returns the devices of the file.
     pub(crate) fn devices(&self) -> &Devices {
         &self.devices
     }
 
-    /// The summary of the trace that the file was made from.
+    /// Returns the summary of the trace that the file was converted from.
     pub(crate) fn summary(&self) -> &Summary {
         &self.summary
     }
 
-    /// The mappings alive after what was read.
+    /// Returns the mappings that are live after the rows read so far.
     pub(crate) fn live(&self) -> impl Iterator<Item = MappingId> {
         self.checker.live()
     }
 
-    /// Reads rows until there is a chunk of them or no more; false at the end.
+    /// Reads a chunk of rows of the current group. Returns false at the end.
     fn fill(&mut self, chunk: &mut Chunk) -> Result<bool, ParquetProblem> {
         let group = loop {
             match &mut self.group {
@@ -243,7 +244,7 @@ impl Rows {
         Ok(true)
     }
 
-    /// The next row group; `None` behind the last.
+    /// Opens the next row group; `None` after the last.
     fn open_group(&mut self) -> Result<Option<Group>, ParquetProblem> {
         let number = self.next_group;
         if number >= self.reader.num_row_groups() {
@@ -280,11 +281,11 @@ impl Rows {
     }
 }
 
-/// Why a row cannot be an operation.
+/// Reason why a row is not a valid operation.
 enum RowError {
-    /// The path of the column that is wrong.
+    /// Path of the invalid column.
     Column(&'static str),
-    /// A bound that the trace exceeds.
+    /// A limit that the trace exceeds.
     LimitExceeded(LimitExceeded),
 }
 
@@ -316,7 +317,7 @@ impl Group {
         self.text.read(rows)
     }
 
-    /// The next row. Every column steps on by one, or the rest would be of the wrong row.
+    /// Reads the next row. Every column advances by one row, to stay aligned with the others.
     fn row(
         &mut self,
         chunk: &mut Chunk,
@@ -332,7 +333,7 @@ impl Group {
         let device = number::<u16>(self.device.optional(), "device")?;
         let cpu = number::<u16>(self.cpu.optional(), "cpu")?;
         let lines = number::<u16>(self.lines.optional(), "lines")?;
-        // The bits of a signed number are those of the unsigned one.
+        // Parquet stores the unsigned number in a signed one with the same bits.
         let mapping = self.mapping.optional().map(|&id| MappingId(id as u32));
         let direction = self.direction.optional();
         let class = self.class.optional();
@@ -419,7 +420,7 @@ impl Group {
     }
 }
 
-/// Puts the list of a row into the chunk.
+/// Appends the segments of a row to the chunk.
 fn segments(starts: &[i64], sizes: &[i64], chunk: &mut Chunk) -> Result<SegmentSpan, &'static str> {
     let bytes = "segments.list.element.bytes";
     if starts.is_empty() {
@@ -441,7 +442,7 @@ fn text(bytes: Option<&ByteArray>) -> Option<&str> {
     std::str::from_utf8(bytes?.data()).ok()
 }
 
-/// A number in its type's range, or none.
+/// Converts a number to its type, if it is present and in range.
 fn number<T: TryFrom<i32>>(
     value: Option<&i32>,
     path: &'static str,

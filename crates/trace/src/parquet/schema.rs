@@ -1,18 +1,18 @@
-//! The columns.
+//! The columns of the file.
 //!
-//! | column | type | of | what |
+//! | column | type | rows | contents |
 //! |---|---|---|---|
-//! | `time_ns` | uint64 | all | when |
+//! | `time_ns` | uint64 | all | time of the event |
 //! | `event` | string | all | `map`, `unmap`, `mark` |
 //! | `device` | uint16 | map, unmap | row in the metadata `ringfence.devices` |
-//! | `cpu` | uint16 | map, unmap | processor |
-//! | `lines` | uint16 | map, unmap | lines of the trace it stands for |
+//! | `cpu` | uint16 | map, unmap | CPU that printed the event |
+//! | `lines` | uint16 | map, unmap | number of trace lines that the operation represents |
 //! | `mapping` | uint32 | map, unmap | pairs an unmap with its map |
 //! | `direction` | string | map | `to-device`, `from-device`, `bidirectional` |
 //! | `class` | string | map | `single`, `sg`, `coherent`, `iommu-only` |
 //! | `flags` | uint8 | map | [`MapFlags`](crate::MapFlags) |
 //! | `segments` | list of (`phys_addr` uint64, `bytes` uint64) | map; else empty | the buffer |
-//! | `text` | string | mark | what was written |
+//! | `text` | string | mark | text of the mark |
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ use ringfence_types::Direction;
 
 use crate::op::MapClass;
 
-/// Key and value of the metadata that says how to read the file.
+/// Key and value of the metadata that identify the version of the schema.
 pub(super) const VERSION: (&str, &str) = ("ringfence.schema", "1");
 /// Key of the devices, as JSON.
 pub(super) const DEVICES: &str = "ringfence.devices";
@@ -55,19 +55,19 @@ pub(super) const fn direction_name(direction: Direction) -> &'static str {
     }
 }
 
-/// How a column is stored.
+/// Storage of a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Shape {
-    /// A value a row.
+    /// Each row has one value.
     Required,
-    /// A value or none a row.
+    /// Each row has one value or none.
     Optional,
     /// A field of the list of segments.
     Segments,
 }
 
 impl Shape {
-    /// Highest definition and repetition level.
+    /// Returns the maximum definition level and the maximum repetition level.
     pub(super) const fn levels(self) -> (i16, i16) {
         match self {
             Self::Required => (0, 0),
@@ -80,12 +80,12 @@ impl Shape {
 /// A leaf column.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Column {
-    /// Path, with dots.
+    /// Path, separated by dots.
     pub(super) path: &'static str,
     pub(super) physical: Physical,
     pub(super) shape: Shape,
     converted: ConvertedType,
-    /// Values repeat: a dictionary pays.
+    /// True if values repeat, so that a dictionary saves space.
     dictionary: bool,
 }
 
@@ -105,14 +105,14 @@ const fn column(
     }
 }
 
-/// How many elements the schema has: the root, the leaves, and three groups of the list.
+/// Number of elements of the schema: the root, the leaves, and three groups of the list.
 pub(super) const ELEMENTS: usize = COLUMNS + 4;
 
-/// How many leaf columns there are.
+/// Number of leaf columns.
 pub(super) const COLUMNS: usize = 12;
 
-/// The leaf columns in the order of the file. `Data` of the writer and of the reader keep this
-/// order.
+/// The leaf columns in the order of the file. `Data` of the writer and `Group` of the reader keep
+/// this order.
 pub(super) const LEAVES: [Column; COLUMNS] = {
     use ConvertedType::{UINT_8, UINT_16, UINT_32, UINT_64, UTF8};
     use Physical::{BYTE_ARRAY, INT32, INT64};
@@ -145,7 +145,7 @@ pub(super) const LEAVES: [Column; COLUMNS] = {
     ]
 };
 
-/// The schema of the file.
+/// Builds the schema of the file.
 pub(super) fn schema() -> Result<TypePtr, ParquetError> {
     let mut fields: Vec<TypePtr> = Vec::new();
     let mut element: Vec<TypePtr> = Vec::new();
@@ -162,7 +162,7 @@ pub(super) fn schema() -> Result<TypePtr, ParquetError> {
         match leaf.shape {
             Shape::Segments => element.push(Arc::new(field)),
             Shape::Required | Shape::Optional => {
-                // The list stands where its fields stand among the leaves.
+                // Insert the list at the position of its fields among the leaves.
                 if !element.is_empty() {
                     fields.push(list(std::mem::take(&mut element))?);
                 }
@@ -174,7 +174,7 @@ pub(super) fn schema() -> Result<TypePtr, ParquetError> {
     Ok(Arc::new(root.build()?))
 }
 
-/// A required list of required structs, in the three levels that the format prescribes.
+/// Builds a required list of required structs, in the three levels that the format prescribes.
 fn list(fields: Vec<TypePtr>) -> Result<TypePtr, ParquetError> {
     let group = |name: &'static str, repetition, fields| {
         Type::group_type_builder(name)
@@ -189,7 +189,7 @@ fn list(fields: Vec<TypePtr>) -> Result<TypePtr, ParquetError> {
     Ok(Arc::new(segments))
 }
 
-/// How the columns are written.
+/// Returns the settings for writing the columns.
 pub(super) fn properties() -> WriterProperties {
     let mut properties = WriterProperties::builder()
         .set_created_by(concat!("ringfence ", env!("CARGO_PKG_VERSION")).to_owned())
@@ -198,7 +198,7 @@ pub(super) fn properties() -> WriterProperties {
         .set_dictionary_enabled(false);
     for leaf in &LEAVES {
         let path = ColumnPath::from(leaf.path.split('.').map(str::to_owned).collect::<Vec<_>>());
-        // Also what follows when a dictionary grows too large.
+        // This encoding also applies after a dictionary has grown too large.
         if leaf.physical != Physical::BYTE_ARRAY {
             properties =
                 properties.set_column_encoding(path.clone(), Encoding::DELTA_BINARY_PACKED);

@@ -1,4 +1,4 @@
-//! Operations to Parquet.
+//! Writes operations as Parquet.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -14,12 +14,12 @@ use crate::error::TraceError;
 use crate::op::{Chunk, Mark, Op, OpKind};
 use crate::operations::Operations;
 
-/// Rows of a row group, about: what the writer holds in memory.
+/// Approximate number of rows of a row group, which the writer holds in memory.
 const GROUP_ROWS: usize = 128 * 1024;
-/// Segments of a row group, about.
+/// Approximate number of segments of a row group.
 const GROUP_SEGMENTS: usize = 1 << 20;
 
-/// Why a conversion failed.
+/// An error of a conversion.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum ConvertError {
@@ -71,18 +71,18 @@ impl From<serde_json::Error> for ConvertError {
     }
 }
 
-/// What was written.
+/// Counts of the written contents.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Written {
-    /// Operations.
+    /// Number of operations.
     pub operations: u64,
-    /// Marks.
+    /// Number of marks.
     pub marks: u64,
-    /// Row groups.
+    /// Number of row groups.
     pub groups: u64,
 }
 
-/// Writes all operations, marks, devices and the summary of a trace as Parquet. Memory: a row
+/// Writes all operations, marks, devices and the summary of a trace as Parquet. Memory: one row
 /// group.
 ///
 /// # Errors
@@ -132,13 +132,13 @@ pub fn write_parquet<R: Read, W: Write + Send>(
     ] {
         file.append_key_value_metadata(KeyValue::new(key.to_owned(), value));
     }
-    // Writing the footer does not flush what is underneath.
+    // `finish` writes the footer but does not flush `out`.
     file.finish()?;
     file.flush().map_err(ConvertError::Write)?;
     Ok(written)
 }
 
-/// Values of an optional column, with a definition level a row.
+/// Values of an optional column, with one definition level per row.
 #[derive(Debug, Default)]
 struct Optional<T> {
     values: Vec<T>,
@@ -171,7 +171,7 @@ struct Data {
     flags: Optional<i32>,
     phys_addr: Vec<i64>,
     bytes: Vec<i64>,
-    /// Of both fields of the list.
+    /// Levels of both fields of the list.
     definition: Vec<i16>,
     repetition: Vec<i16>,
     text: Optional<ByteArray>,
@@ -183,7 +183,7 @@ impl Data {
     }
 
     fn op(&mut self, op: &Op, chunk: &Chunk) {
-        // Parquet stores unsigned numbers in signed ones of the same bits.
+        // Parquet stores an unsigned number in a signed one with the same bits.
         self.time_ns.push(op.time.0 as i64);
         self.device.push(Some(i32::from(op.device.0)));
         self.cpu.push(Some(i32::from(op.cpu)));
@@ -237,7 +237,7 @@ impl Data {
         self.no_map();
     }
 
-    /// A row that is no map.
+    /// Appends the empty map columns of a row that is not a map.
     fn no_map(&mut self) {
         self.direction.push(None);
         self.class.push(None);
@@ -250,7 +250,7 @@ impl Data {
         self.repetition.push(0);
     }
 
-    /// Writes what is there as a row group, if there is anything.
+    /// Writes the buffered rows as a row group, if there are any.
     fn flush<W: Write + Send>(
         &mut self,
         file: &mut SerializedFileWriter<W>,

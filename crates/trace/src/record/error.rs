@@ -1,52 +1,52 @@
-//! Why nothing was recorded.
+//! Errors of recording.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Why nothing was recorded.
+/// An error of recording.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum RecordError {
-    /// tracefs is not mounted there.
+    /// tracefs is not mounted at this path.
     NoTracefs {
-        /// Where it was looked for.
+        /// The path.
         path: PathBuf,
     },
-    /// Not allowed; recording needs root.
+    /// The process lacks permission; recording needs root.
     NotPermitted {
-        /// What was to be opened.
+        /// The file that could not be opened.
         path: PathBuf,
     },
-    /// The kernel has no `dma:*` events: older than 6.12, or built without event tracing.
+    /// The kernel has no `dma:*` events: it is older than 6.12, or built without event tracing.
     NoDmaEvents {
-        /// Where they should be.
+        /// Expected path of the events.
         path: PathBuf,
     },
     /// An instance of this name exists: another recording runs, or one was killed.
     InstanceExists {
-        /// The instance; remove it with `rmdir` if nobody uses it.
+        /// The instance; remove it with `rmdir` if no recording uses it.
         path: PathBuf,
     },
     /// The command cannot be started.
     Command {
-        /// Why not.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// The output takes no more.
+    /// The output cannot be written.
     Output {
-        /// Why not.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// The buffers cannot be had.
+    /// The kernel cannot allocate the buffers.
     NoMemory {
-        /// For each processor, in KiB.
+        /// Size of the buffer per CPU, in KiB.
         buffer_kib: u32,
     },
     /// A file of tracefs cannot be read or written.
     Io {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// Why not.
+        /// Error of the operating system.
         source: io::Error,
     },
 }
@@ -95,7 +95,7 @@ impl std::error::Error for RecordError {
 }
 
 impl RecordError {
-    /// For what failed at `path`.
+    /// Builds the error for a failure at `path`.
     pub(super) fn at(path: &Path, source: io::Error) -> Self {
         let path = path.to_owned();
         match source.kind() {

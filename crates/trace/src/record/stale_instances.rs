@@ -1,15 +1,15 @@
-//! Instances of recordings that were killed: nobody has removed them, and their buffers stay.
+//! Finds the instances of killed recordings, whose buffers remain allocated.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Instances below `tracefs` that are named after a process that does not exist any more. They are
-/// only named, not removed: a process of another PID namespace looks the same.
+/// Returns the instances below `tracefs` that are named after a process that no longer exists. The
+/// function does not remove them: a process of another PID namespace looks the same.
 pub fn stale_instances(tracefs: &Path) -> Vec<PathBuf> {
     below(&tracefs.join("instances"), Path::new("/proc"))
 }
 
-/// The name of the instance of the process `id`.
+/// Returns the name of the instance of process `id`.
 pub(super) fn name(id: u32) -> String {
     format!("ringfence-{id}")
 }

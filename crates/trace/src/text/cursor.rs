@@ -16,7 +16,7 @@ const HEX: [u8; 256] = {
     table
 };
 
-/// What is left of a line.
+/// The unread rest of a line.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Cursor<'a> {
     pub(super) rest: &'a [u8],
@@ -28,7 +28,7 @@ impl<'a> Cursor<'a> {
         Self { rest: line }
     }
 
-    /// Steps over `text`; false, and nothing happens, if something else stands here.
+    /// Skips `text`. Returns false and does not move if the next bytes differ.
     #[inline]
     pub(super) fn literal(&mut self, text: &[u8]) -> bool {
         match self.rest.strip_prefix(text) {
@@ -47,7 +47,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// The bytes before the next space or the end, which the cursor then stands at.
+    /// Returns the bytes before the next space or the end, and moves there.
     #[inline]
     pub(super) fn word(&mut self) -> &'a [u8] {
         let length = self
@@ -60,8 +60,8 @@ impl<'a> Cursor<'a> {
         word
     }
 
-    /// A hexadecimal number without prefix, at most 64 bits; `None` if there is none or it is
-    /// longer.
+    /// Parses a hexadecimal number without a prefix, of at most 64 bits. `None` if the next byte is
+    /// not a digit or the number is longer.
     #[inline]
     pub(super) fn hex(&mut self) -> Option<u64> {
         let mut value = 0u64;
@@ -84,7 +84,7 @@ impl<'a> Cursor<'a> {
         Some(value)
     }
 
-    /// A hexadecimal number with prefix `0x`.
+    /// Parses a hexadecimal number with the prefix `0x`.
     #[inline]
     pub(super) fn prefixed_hex(&mut self) -> Option<u64> {
         if !self.literal(b"0x") {
@@ -93,13 +93,13 @@ impl<'a> Cursor<'a> {
         self.hex()
     }
 
-    /// A hexadecimal number of any length with prefix `0x`; fast where it has 16 digits.
+    /// Parses a hexadecimal number of any length with the prefix `0x`; fast if it has 16 digits.
     #[inline]
     pub(super) fn padded_hex(&mut self) -> Option<u64> {
         if let [b'0', b'x', digits @ ..] = self.rest
             && let Some((digits, rest)) = digits.split_first_chunk::<16>()
         {
-            // All 16 digits are looked up before one is judged: a branch less per digit.
+            // Looks up all 16 digits before the check, which saves a branch per digit.
             let mut value = 0u64;
             let mut seen = 0;
             for &byte in digits {
@@ -115,7 +115,8 @@ impl<'a> Cursor<'a> {
         self.prefixed_hex()
     }
 
-    /// A decimal number of at most 64 bits; `None` if there is none or it is larger.
+    /// Parses a decimal number of at most 64 bits. `None` if the next byte is not a digit or the
+    /// number is larger.
     #[inline]
     pub(super) fn decimal(&mut self) -> Option<u64> {
         let mut value = 0u64;
@@ -139,7 +140,7 @@ impl<'a> Cursor<'a> {
         Some(value)
     }
 
-    /// Whether a field ends here: a space or the end of the line.
+    /// Returns true at the end of a field: at a space or at the end of the line.
     #[inline]
     pub(super) fn at_end_of_field(&self) -> bool {
         matches!(self.rest.first(), None | Some(b' '))

@@ -1,17 +1,17 @@
-//! Raw events: what one line says, before lines are put together.
+//! Raw events: the contents of single lines, before lines are combined.
 
 use ringfence_types::{Direction, Iova, Nanos, PhysAddr};
 
 use crate::op::DeviceIndex;
 
-/// What a processor was doing when it printed a line. A line and the lines that belong to it come
-/// from the same context of the same processor; an interrupt between them is another context.
+/// The context of a CPU when it printed a line. A line and the lines that belong to it come from
+/// the same context of the same CPU. An interrupt between them has another context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Context {
-    /// Process.
+    /// PID of the task.
     pub pid: u32,
-    /// Third character of the flags: `h` and `H` in a hard interrupt, `s` in a soft one, `.` in a
-    /// task; 0 where the format (`perf script`) does not print it.
+    /// Third character of the flags: `h` and `H` in a hard interrupt, `s` in a softirq, `.` in a
+    /// task. 0 if the format (`perf script`) does not print it.
     pub level: u8,
 }
 
@@ -20,136 +20,138 @@ pub struct Context {
 pub struct ListSpan {
     /// Index of the first entry.
     pub first: u32,
-    /// How many entries; can be 0.
+    /// Number of entries; can be 0.
     pub count: u32,
 }
 
 /// One event of the trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RawEvent {
-    /// When.
+    /// Time on the clock of the trace.
     pub time: Nanos,
-    /// Line, from 1.
+    /// Line number, from 1.
     pub line: u64,
-    /// Processor.
+    /// The CPU that printed the line.
     pub cpu: u16,
-    /// What the processor was doing.
+    /// Context of the CPU.
     pub context: Context,
-    /// What the line says.
+    /// Contents of the line.
     pub kind: RawKind,
 }
 
-/// What a line says. Ranges are never empty and never wrap, unless said otherwise.
+/// Contents of a line. Ranges are never empty and never wrap, unless a field says otherwise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RawKind {
     /// `dma_map_phys`, `dma_map_page`, `dma_map_resource`.
     Map {
-        /// Whose.
+        /// The device.
         device: DeviceIndex,
-        /// As printed.
+        /// Direction as printed.
         direction: Direction,
         /// `dma_addr`.
         iova: Iova,
-        /// Bytes; at most 64 GiB.
+        /// Size in bytes; at most 64 GiB.
         size: u64,
         /// `phys_addr`.
         phys: PhysAddr,
     },
     /// `dma_unmap_phys`, `dma_unmap_page`, `dma_unmap_resource`.
     Unmap {
-        /// Whose.
+        /// The device.
         device: DeviceIndex,
-        /// As printed.
+        /// Direction as printed.
         direction: Direction,
         /// `dma_addr`.
         iova: Iova,
-        /// Bytes.
+        /// Size in bytes.
         size: u64,
     },
     /// `dma_map_sg`.
     MapSg {
-        /// Whose.
+        /// The device.
         device: DeviceIndex,
-        /// As printed.
+        /// Direction as printed.
         direction: Direction,
-        /// Segments the caller passed; more than `phys_addrs` holds if the list was cut.
+        /// Number of segments that the caller passed. Greater than the length of `phys_addrs` if
+        /// the kernel truncated the list.
         nents: u32,
-        /// DMA segments after merging; more than `dma_addrs` holds if the list was cut.
+        /// Number of DMA segments after merging. Greater than the length of `dma_addrs` if the
+        /// kernel truncated the list.
         ents: u32,
         /// Start of each DMA segment.
         dma_addrs: ListSpan,
-        /// Bytes of each DMA segment. Each segment is a range of at least one byte.
+        /// Size of each DMA segment in bytes; at least one byte, and the segment does not wrap.
         sizes: ListSpan,
-        /// Start of each segment passed.
+        /// Start of each segment that the caller passed.
         phys_addrs: ListSpan,
     },
     /// `dma_unmap_sg`.
     UnmapSg {
-        /// Whose.
+        /// The device.
         device: DeviceIndex,
-        /// As printed.
+        /// Direction as printed.
         direction: Direction,
-        /// Start of each segment passed to the map; never cut.
+        /// Start of each segment passed to the map; never truncated.
         phys_addrs: ListSpan,
     },
     /// `dma_alloc`, `dma_alloc_pages`, `dma_alloc_sgt`.
     Alloc {
-        /// Whose.
+        /// The device.
         device: DeviceIndex,
-        /// As printed; bidirectional where the kernel prints none.
+        /// Direction as printed; bidirectional if the kernel prints none.
         direction: Direction,
         /// `dma_addr`.
         iova: Iova,
-        /// Bytes; at most 64 GiB.
+        /// Size in bytes; at most 64 GiB.
         size: u64,
-        /// Start of each piece, for `dma_alloc_sgt`; else empty.
+        /// Start of each piece for `dma_alloc_sgt`, otherwise empty.
         phys_addrs: ListSpan,
     },
     /// `dma_free`, `dma_free_pages`, `dma_free_sgt`.
     Free {
-        /// Whose.
+        /// The device.
         device: DeviceIndex,
-        /// As printed; bidirectional where the kernel prints none.
+        /// Direction as printed; bidirectional if the kernel prints none.
         direction: Direction,
         /// `dma_addr`.
         iova: Iova,
-        /// Bytes.
+        /// Size in bytes.
         size: u64,
     },
     /// `dma_sync_*`.
     Sync {
-        /// Whose.
+        /// The device.
         device: DeviceIndex,
     },
-    /// A map or allocation that failed, or a free of nothing.
+    /// A map or allocation that failed, or a free of a null pointer.
     Void {
-        /// Whose.
+        /// The device.
         device: DeviceIndex,
     },
     /// `iommu:map`.
     IommuMap {
-        /// First byte.
+        /// First address of the range.
         iova: Iova,
-        /// Where it leads.
+        /// Physical address of the first byte.
         phys: PhysAddr,
-        /// Bytes.
+        /// Size in bytes.
         size: u64,
     },
     /// `iommu:unmap`.
     IommuUnmap {
-        /// First byte.
+        /// First address of the range.
         iova: Iova,
-        /// Bytes.
+        /// Size in bytes.
         size: u64,
     },
     /// `tracing_mark_write`: an index into [`RawChunk::marks`].
     Mark(u32),
 }
 
-/// A run of raw events. Reused from call to call.
+/// A run of raw events. Callers reuse the chunk.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RawChunk {
-    /// In the order of the lines.
+    /// The events, in the order of the lines.
     pub events: Vec<RawEvent>,
     /// The entries of all lists.
     pub words: Vec<u64>,
@@ -158,14 +160,14 @@ pub struct RawChunk {
 }
 
 impl RawChunk {
-    /// About how many events [`TraceReader`](super::TraceReader) puts into a chunk.
+    /// Approximate number of events that [`TraceReader`](super::TraceReader) puts into a chunk.
     pub const EVENTS: usize = 4096;
-    /// About how many list entries, at most.
+    /// Approximate maximum number of list entries.
     pub const WORDS: usize = 64 * 1024;
-    /// How many marks, at most: 1 MiB of text.
+    /// Maximum number of marks: 1 MiB of text.
     pub const MARKS: usize = 1024;
 
-    /// The entries of a list of this chunk; none if the span is not of this chunk.
+    /// Returns the entries of a list in this chunk; empty if the span is out of range.
     #[inline]
     pub fn list(&self, span: ListSpan) -> &[u64] {
         let first = span.first as usize;
@@ -174,7 +176,7 @@ impl RawChunk {
             .unwrap_or(&[])
     }
 
-    /// Forgets everything, keeps the memory.
+    /// Removes all contents and keeps the allocated memory.
     pub fn clear(&mut self) {
         self.events.clear();
         self.words.clear();

@@ -1,20 +1,20 @@
-//! Lines that are no events: comments, headers, and the kernel's word on lost events.
+//! Lines that are not events: comments, headers and the kernel's reports of lost events.
 
 use super::cursor::Cursor;
 use crate::error::Malformed;
 
-/// What a line without an event says.
+/// Contents of a line without an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NonEvent {
-    /// Nothing about events.
+    /// The line is not about events.
     Nothing,
-    /// The kernel lost this many events here. 1 where it does not say how many.
+    /// The kernel lost this many events here; 1 if the line gives no number.
     Lost(u64),
-    /// The header's `entries-in-buffer/entries-written`: this many were overwritten.
+    /// From the header's `entries-in-buffer/entries-written`: number of overwritten events.
     Overwritten(u64),
 }
 
-/// Reads a line that may not be an event; `None` if it looks like one.
+/// Parses a line that may not be an event; `None` if it looks like an event.
 #[inline]
 pub(super) fn parse(line: &[u8]) -> Result<Option<NonEvent>, Malformed> {
     let mut text = Cursor::new(line);
@@ -26,7 +26,7 @@ pub(super) fn parse(line: &[u8]) -> Result<Option<NonEvent>, Malformed> {
             Some(lost) => lost.map(Some),
             None => Ok(None),
         },
-        // `CPU 1 is empty` and `cpus=2` of trace-cmd, ` => function` of a stack trace.
+        // Lines of trace-cmd (`CPU 1 is empty`, `cpus=2`) and of a stack trace (` => function`).
         [b'C', b'P', b'U', b' ', rest @ ..] if rest.ends_with(b"is empty") => {
             Ok(Some(NonEvent::Nothing))
         }
@@ -36,8 +36,8 @@ pub(super) fn parse(line: &[u8]) -> Result<Option<NonEvent>, Malformed> {
     }
 }
 
-/// `1 [LOST 123 EVENTS]` (tracefs), `1 [123 EVENTS DROPPED]`, `1 [EVENTS DROPPED]` (trace-cmd);
-/// `None` if the line is none of these (a task can be called `CPU:`).
+/// Parses `1 [LOST 123 EVENTS]` (tracefs), `1 [123 EVENTS DROPPED]` and `1 [EVENTS DROPPED]`
+/// (trace-cmd); `None` if the line has none of these forms (a task can be called `CPU:`).
 fn lost(rest: &[u8]) -> Option<Result<NonEvent, Malformed>> {
     let mut text = Cursor::new(rest);
     text.decimal()?;
@@ -53,11 +53,11 @@ fn lost(rest: &[u8]) -> Option<Result<NonEvent, Malformed>> {
         return Some(count.map(NonEvent::Lost).ok_or(Malformed::BadLost));
     }
     let count = text.decimal().filter(|_| text.literal(b" EVENTS DROPPED]"));
-    // Anything else in brackets is no number, so no event either.
+    // Any other text in brackets is not a CPU number, so the line is not an event.
     Some(count.map(NonEvent::Lost).ok_or(Malformed::BadLost))
 }
 
-/// ` entries-in-buffer/entries-written: 360693/360693   #P:2`
+/// Parses ` entries-in-buffer/entries-written: 360693/360693   #P:2`.
 fn entries(comment: &[u8]) -> NonEvent {
     let mut text = Cursor::new(comment);
     text.skip_spaces();

@@ -1,56 +1,56 @@
-//! Cuts a byte stream into lines with bounded memory.
+//! Splits a byte stream into lines with bounded memory.
 
 use std::io::{self, Read};
 
 use memchr::memchr;
 
-/// Bytes asked of the reader at first: a short input costs no more memory than it needs.
+/// Bytes of the first reads; a short input uses no more memory than it needs.
 const FIRST_BLOCK: usize = 4 * 1024;
 
-/// Bytes asked of the reader at a time, once the input has shown that it is long.
+/// Bytes of a read after the input has proved long.
 const BLOCK: usize = 256 * 1024;
 
-/// How many times the limit of a line the rest of a line may be that is skipped.
+/// Maximum length of the skipped rest of an overlong line, in multiples of the line limit.
 const SKIPPED: u64 = 64;
 
-/// One line, without its end.
+/// One line, without its line end.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Line<'a> {
     /// A line of text.
     Text(&'a [u8]),
-    /// A line that holds a NUL byte.
+    /// A line that contains a NUL byte.
     Binary,
-    /// A line longer than the limit; its rest is skipped when the next line is asked for.
+    /// A line longer than the limit. The next call skips its rest.
     TooLong,
-    /// The rest of such a line is longer than [`SKIPPED`] times the limit: the input has no lines.
+    /// The rest of an overlong line exceeds [`SKIPPED`] times the limit: the input is not divided
+    /// into lines.
     Endless,
-    /// The last line, cut before its end.
+    /// The last line, truncated before its line end.
     CutShort,
 }
 
-/// The lines of a reader that is lent for each. Memory: one block, or one line if that is longer,
-/// which the limit bounds.
+/// Splits the input of a reader that the caller passes to each call. Memory: one block, or one line
+/// if that is longer; `limit` bounds it.
 #[derive(Debug)]
 pub(super) struct Lines {
     buffer: Vec<u8>,
-    /// Bytes to ask for next.
+    /// Bytes of the next read.
     block: usize,
-    /// Not yet delivered: `buffer[start..end]`.
+    /// Start of the bytes not yet delivered: `buffer[start..end]`.
     start: usize,
     end: usize,
-    /// Whether a NUL byte was seen in what `buffer` holds. Looked for block by block, which costs
-    /// nothing.
+    /// True if `buffer` contains a NUL byte. Searching each block has no measurable cost.
     nul: bool,
     at_end: bool,
     limit: usize,
-    /// Whether the rest of a line is to be skipped.
+    /// True if the next call must skip the rest of a line.
     skips: bool,
     /// Bytes read so far.
     read: u64,
 }
 
 impl Lines {
-    /// Lines of at most `limit` bytes.
+    /// Creates a splitter for lines of at most `limit` bytes.
     pub(super) fn new(limit: usize) -> Self {
         Self {
             buffer: Vec::new(),
@@ -65,12 +65,12 @@ impl Lines {
         }
     }
 
-    /// Bytes read so far.
+    /// Returns the number of bytes read so far.
     pub(super) fn bytes(&self) -> u64 {
         self.read
     }
 
-    /// The next line of `source`; `None` at its end.
+    /// Returns the next line of `source`; `None` at its end.
     #[inline]
     pub(super) fn next(&mut self, source: &mut dyn Read) -> io::Result<Option<Line<'_>>> {
         if self.skips && !self.skip_line(source)? {
@@ -111,7 +111,7 @@ impl Lines {
         }
     }
 
-    /// Moves what is pending to the front and reads one block behind it.
+    /// Moves the pending bytes to the front of the buffer and reads one block after them.
     fn fill(&mut self, source: &mut dyn Read) -> io::Result<()> {
         self.buffer.copy_within(self.start..self.end, 0);
         self.end -= self.start;
@@ -127,19 +127,19 @@ impl Lines {
             }
         };
         let fresh = space.get(..read).unwrap_or(&[]);
-        // What is pending may hold a NUL that an earlier block brought.
+        // The pending bytes may contain a NUL from an earlier block.
         self.nul = (self.nul && self.end > 0) || memchr(0, fresh).is_some();
         self.end += fresh.len();
         self.read += fresh.len() as u64;
         self.at_end = read == 0;
-        // A reader that hands out crumbs would not fill a larger block either.
+        // A reader that returns short reads would not fill a larger block either.
         if read >= self.block {
             self.block = (self.block * 4).min(BLOCK);
         }
         Ok(())
     }
 
-    /// Drops bytes up to and including the next line end; false if that is too far away.
+    /// Drops bytes up to and including the next line end; false if the line end is too far away.
     fn skip_line(&mut self, source: &mut dyn Read) -> io::Result<bool> {
         let most = SKIPPED.saturating_mul(self.limit.max(BLOCK) as u64);
         let until = self.read.saturating_add(most);
@@ -167,7 +167,7 @@ impl Lines {
 mod tests {
     use super::*;
 
-    /// Hands out a fixed number of bytes at a time.
+    /// Returns at most a fixed number of bytes per read.
     struct Slow<'a>(&'a [u8], usize);
 
     impl Read for Slow<'_> {

@@ -1,7 +1,7 @@
-//! Text to raw events: what tracefs, `trace-cmd report` and `perf script` print.
+//! Parses the text of tracefs, `trace-cmd report` and `perf script` into raw events.
 //!
-//! The path of a line: `lines` cuts it from the input, `prefix` reads task, CPU and time,
-//! `payload` reads what the event says, and [`TraceReader`] puts it into a [`RawChunk`].
+//! A line passes these steps: `lines` splits it from the input, `prefix` parses task, CPU and time,
+//! `payload` parses the event's fields, and [`TraceReader`] appends the event to a [`RawChunk`].
 
 mod cursor;
 mod event;

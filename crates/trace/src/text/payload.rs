@@ -1,7 +1,8 @@
-//! What an event says, by the formats of `include/trace/events/dma.h` and `iommu.h`.
+//! Parses the fields of events, in the formats of `include/trace/events/dma.h` and `iommu.h`.
 //!
-//! Fields are expected in the order the kernel prints them, which is fast; a field that does not
-//! stand where expected is searched further on, so that a kernel that adds a field stays readable.
+//! The parser expects fields in the order in which the kernel prints them, which is fast. It
+//! searches the rest of the line for a field that is not next, so it also reads kernels that add
+//! fields.
 
 mod fields;
 
@@ -20,10 +21,10 @@ use fields::{
     prefixed_hex, shown_of_total,
 };
 
-/// Largest mapping a `dma:*` event may claim: what the sparse arena of a replay can hold.
+/// Largest mapping of a `dma:*` event: the sparse arena of a replay holds no more.
 pub(crate) const MAX_BYTES: u64 = 1 << 36;
 
-/// Why an event cannot be used.
+/// An error that makes an event unusable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PayloadError {
     Malformed(Malformed),
@@ -36,7 +37,7 @@ impl From<Malformed> for PayloadError {
     }
 }
 
-/// Names devices; the last one is remembered, for most lines repeat it.
+/// Interns device names. It remembers the last name, because most lines repeat it.
 #[derive(Debug, Default)]
 pub(super) struct Interner {
     pub(super) devices: Devices,
@@ -57,8 +58,8 @@ impl Interner {
     }
 }
 
-/// Where an event goes, and what its line's prefix said. Events are built in their place: handing
-/// them up through return values costs a fifth of the parse.
+/// Destination of events, and the prefix of their line. Events are built in place: returning them
+/// by value costs a fifth of the parse time.
 struct Output<'a> {
     chunk: &'a mut RawChunk,
     prefix: &'a Prefix<'a>,
@@ -78,10 +79,10 @@ impl Output<'_> {
     }
 }
 
-/// Reads the event behind `prefix` into `chunk`; false for an event that says nothing about DMA
+/// Parses the event after `prefix` into `chunk`. Returns false for an event that is not about DMA
 /// mappings.
 ///
-/// After an error, lists and marks of the line may be in `chunk`, the event is not.
+/// After an error, `chunk` may contain lists and marks of the line, but not the event.
 #[inline]
 pub(super) fn parse(
     prefix: &Prefix<'_>,
@@ -100,7 +101,7 @@ pub(super) fn parse(
     let text = &mut text;
     match name {
         b"map" | b"unmap" => {
-            // The tracefs text does not name the system: only the payload shows whose event it is.
+            // tracefs text does not name the event's system; only the payload identifies it.
             if !text.literal(b"IOMMU:") {
                 return match system {
                     b"iommu" => Err(Malformed::MissingField(Field::Iova).into()),
@@ -129,7 +130,7 @@ pub(super) fn parse(
             out.event(RawKind::Sync { device });
         }
         b"tracing_mark_write" => mark(text.rest, out),
-        // trace-cmd shows a mark as `print: tracing_mark_write: ...`.
+        // trace-cmd prints a mark as `print: tracing_mark_write: ...`.
         b"print" => mark(
             text.rest
                 .strip_prefix(b"tracing_mark_write: ")
@@ -141,8 +142,8 @@ pub(super) fn parse(
     Ok(true)
 }
 
-/// `event:`, `system:event:`, or a function-tracer entry, which has no colon; the latter gives
-/// empty names.
+/// Parses `event:`, `system:event:` or a function-tracer entry, which has no colon and gives empty
+/// names.
 #[inline]
 fn names<'a>(text: &mut Cursor<'a>) -> Result<(&'a [u8], &'a [u8]), Malformed> {
     let word = text.word();
@@ -159,7 +160,7 @@ fn names<'a>(text: &mut Cursor<'a>) -> Result<(&'a [u8], &'a [u8]), Malformed> {
             None => (&[], name),
         });
     }
-    // `function <-caller` and `<stack trace>` are legitimate and no events.
+    // `function <-caller` and `<stack trace>` are valid lines, but not events.
     if word.starts_with(b"<") || text.rest.starts_with(b" <-") {
         return Ok((&[], &[]));
     }
@@ -173,7 +174,7 @@ fn mark(text: &[u8], out: &mut Output<'_>) {
     out.event(RawKind::Mark(index));
 }
 
-/// `%s dir=%s dma_addr=%llx size=%zu phys_addr=%llx attrs=%s`
+/// Parses `%s dir=%s dma_addr=%llx size=%zu phys_addr=%llx attrs=%s`.
 #[inline]
 fn map(
     text: &mut Cursor<'_>,
@@ -186,7 +187,7 @@ fn map(
     let size = decimal(text, b" size=", Field::Size)?;
     let phys = hex(text, b" phys_addr=", Field::PhysAddr)?;
     field(text, b" attrs=", Field::Attrs)?;
-    // The kernel traces the call before it looks at the result: DMA_MAPPING_ERROR is all ones.
+    // The kernel traces the call before it checks the result: DMA_MAPPING_ERROR is all ones.
     if iova == u64::MAX {
         out.event(RawKind::Void { device });
         return Ok(());
@@ -204,7 +205,7 @@ fn map(
     Ok(())
 }
 
-/// `%s dir=%s dma_addr=%llx size=%zu attrs=%s`
+/// Parses `%s dir=%s dma_addr=%llx size=%zu attrs=%s`.
 #[inline]
 fn unmap(
     text: &mut Cursor<'_>,
@@ -227,7 +228,7 @@ fn unmap(
     Ok(())
 }
 
-/// `%s dir=%s nents=%d/%d ents=%d/%d%s dma_addrs=%s sizes=%s phys_addrs=%s attrs=%s`
+/// Parses `%s dir=%s nents=%d/%d ents=%d/%d%s dma_addrs=%s sizes=%s phys_addrs=%s attrs=%s`.
 fn map_sg(
     text: &mut Cursor<'_>,
     interner: &mut Interner,
@@ -237,7 +238,7 @@ fn map_sg(
     let direction = direction(text)?;
     let (shown_nents, nents) = shown_of_total(text, b" nents=", Field::Nents)?;
     let (shown_ents, ents) = shown_of_total(text, b" ents=", Field::Ents)?;
-    // Stands between, for a cut list; the counts say the same.
+    // Marks a truncated list; the counts already show it.
     text.literal(b" [TRUNCATED]");
     let dma_addrs = list(text, b" dma_addrs=", Field::DmaAddrs, out.chunk)?;
     let sizes = list(text, b" sizes=", Field::Sizes, out.chunk)?;
@@ -271,7 +272,7 @@ fn map_sg(
     Ok(())
 }
 
-/// `%s dir=%s phys_addrs=%s attrs=%s`
+/// Parses `%s dir=%s phys_addrs=%s attrs=%s`.
 fn unmap_sg(
     text: &mut Cursor<'_>,
     interner: &mut Interner,
@@ -292,8 +293,8 @@ fn unmap_sg(
     Ok(())
 }
 
-/// `%s dir=%s dma_addr=%llx size=%zu virt_addr=%p flags=%s attrs=%s`; `dma_alloc_sgt` has
-/// `phys_addrs=%s` for `virt_addr`, and the first kernels with these events print no `dir`.
+/// Parses `%s dir=%s dma_addr=%llx size=%zu virt_addr=%p flags=%s attrs=%s`. `dma_alloc_sgt` has
+/// `phys_addrs=%s` instead of `virt_addr`. The first kernels with these events print no `dir`.
 fn alloc(
     text: &mut Cursor<'_>,
     interner: &mut Interner,
@@ -322,7 +323,7 @@ fn alloc(
     Ok(())
 }
 
-/// `%s dir=%s dma_addr=%llx size=%zu virt_addr=%p attrs=%s`; `dma_free_sgt` ends in
+/// Parses `%s dir=%s dma_addr=%llx size=%zu virt_addr=%p attrs=%s`. `dma_free_sgt` ends in
 /// `phys_addrs=%s`.
 fn free(
     text: &mut Cursor<'_>,
@@ -333,7 +334,7 @@ fn free(
     let direction = optional_direction(text)?;
     let iova = hex(text, b" dma_addr=", Field::DmaAddr)?;
     let size = decimal(text, b" size=", Field::Size)?;
-    // Freeing a null pointer is legal and common (NVMe on removal).
+    // Freeing a null pointer is legal and common (NVMe does so at removal).
     if !text.rest.starts_with(b" phys_addrs=") && is_null(text)? {
         out.event(RawKind::Void { device });
         return Ok(());
@@ -349,8 +350,8 @@ fn free(
     Ok(())
 }
 
-/// ` iova=0x%016llx - 0x%016llx paddr=0x%016llx size=%zu` for a map, ` iova=0x%016llx - 0x%016llx
-/// size=%zu unmapped_size=%zu` for an unmap; kernels before 5.9 print no end.
+/// Parses ` iova=0x%016llx - 0x%016llx paddr=0x%016llx size=%zu` of a map, and ` iova=0x%016llx -
+/// 0x%016llx size=%zu unmapped_size=%zu` of an unmap. Kernels before 5.9 do not print the end.
 #[inline]
 fn iommu(text: &mut Cursor<'_>, is_map: bool, out: &mut Output<'_>) -> Result<(), Malformed> {
     let iova = prefixed_hex(text, b" iova=", Field::Iova)?;
@@ -370,7 +371,7 @@ fn iommu(text: &mut Cursor<'_>, is_map: bool, out: &mut Output<'_>) -> Result<()
         return Err(Malformed::EmptySize);
     }
     check_range(iova, size, Field::Iova)?;
-    // The end of a range that reaches 2^64 is printed as 0.
+    // The kernel prints 0 as the end of a range that reaches 2^64.
     if end.is_some_and(|end| end != iova.wrapping_add(size)) {
         return Err(Malformed::RangeMismatch);
     }

@@ -1,9 +1,9 @@
-//! What stands before the event in a line: task, processor, flags, time.
+//! Parses the prefix of an event line: task, CPU, flags and time.
 //!
-//! tracefs and trace-cmd: `COMM-PID [(TGID)] [CPU] FLAGS SECONDS.FRACTION: `, perf: `COMM PID[/TID]
-//! [CPU] SECONDS.FRACTION: `. A task name can hold spaces, dashes, brackets and colons, so the
-//! processor is searched: the first bracketed number that stands behind a process number and is
-//! followed by a time.
+//! tracefs and trace-cmd: `COMM-PID [(TGID)] [CPU] FLAGS SECONDS.FRACTION: `, perf:
+//! `COMM PID[/TID] [CPU] SECONDS.FRACTION: `.
+//! A task name can contain spaces, dashes, brackets and colons. The parser therefore searches for
+//! the CPU: the first bracketed number that follows a PID and precedes a time.
 
 use memchr::memchr;
 use ringfence_types::Nanos;
@@ -12,7 +12,7 @@ use super::cursor::Cursor;
 use super::event::Context;
 use crate::error::Malformed;
 
-/// The parsed prefix, and the cursor at the event's name.
+/// The parsed prefix, and a cursor at the event's name.
 #[derive(Debug)]
 pub(super) struct Prefix<'a> {
     pub(super) time: Nanos,
@@ -42,7 +42,7 @@ pub(super) fn parse(line: &[u8]) -> Result<Prefix<'_>, Malformed> {
     Err(problem)
 }
 
-/// The rest of the prefix, from the number of the processor.
+/// Parses the rest of the prefix, from the CPU number on.
 #[inline]
 fn behind_bracket(bytes: &[u8], pid: u32) -> Result<Prefix<'_>, Malformed> {
     let mut rest = Cursor::new(bytes);
@@ -57,7 +57,7 @@ fn behind_bracket(bytes: &[u8], pid: u32) -> Result<Prefix<'_>, Malformed> {
     }
     rest.skip_spaces();
     let mut level = 0;
-    // Flags never begin with a digit, a time always does.
+    // Flags never begin with a digit; a time always does.
     if !matches!(rest.rest, [b'0'..=b'9', ..]) {
         level = rest.word().get(2).copied().unwrap_or(0);
         rest.skip_spaces();
@@ -72,7 +72,7 @@ fn behind_bracket(bytes: &[u8], pid: u32) -> Result<Prefix<'_>, Malformed> {
     })
 }
 
-/// `seconds.fraction:`, a fraction of one to nine digits.
+/// Parses `seconds.fraction:` with one to nine digits in the fraction.
 #[inline]
 fn time(rest: &mut Cursor<'_>) -> Option<Nanos> {
     const SCALE: [u64; 10] = [
@@ -104,7 +104,7 @@ fn time(rest: &mut Cursor<'_>) -> Option<Nanos> {
     Some(Nanos(nanos))
 }
 
-/// The process number that ends `text`, spaces and a thread-group column aside.
+/// Returns the PID at the end of `text`, which spaces and a thread-group column may follow.
 #[inline]
 fn pid_at_end_of(text: &[u8]) -> Option<u32> {
     let mut text = text.trim_ascii_end();
@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     fn prefixes_of_every_tool() {
-        // Line, time in ns, cpu, pid, level, what is left.
+        // Line, time in ns, CPU, PID, level, rest of the line.
         type Case = (&'static str, u64, u16, u32, u8, &'static str);
         let cases: [Case; 10] = [
             (

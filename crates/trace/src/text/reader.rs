@@ -1,4 +1,4 @@
-//! The reader: text in, chunks of raw events out.
+//! The reader: converts text into chunks of raw events.
 
 use std::io::Read;
 
@@ -12,18 +12,18 @@ use crate::error::{Malformed, TraceError};
 use crate::input;
 use crate::options::TraceOptions;
 
-/// What the reader counted.
+/// Counts of the reader.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Lines, of every kind.
+    /// Lines of every kind.
     pub lines: u64,
     /// Events, unknown ones included.
     pub events: u64,
-    /// Events that say nothing about DMA mappings.
+    /// Events that are not about DMA mappings.
     pub unknown: u64,
     /// Malformed lines that were skipped.
     pub malformed: u64,
-    /// Events the kernel says it lost.
+    /// Events that the kernel reports as lost.
     pub lost: u64,
 }
 
@@ -35,7 +35,7 @@ pub struct TraceReader<R> {
 }
 
 impl<R: Read> TraceReader<R> {
-    /// Reads from `reader`; `name` stands in errors.
+    /// Reads from `reader`; errors show `name`.
     pub fn new(name: &str, reader: R, options: &TraceOptions) -> Self {
         Self {
             source: reader,
@@ -43,33 +43,33 @@ impl<R: Read> TraceReader<R> {
         }
     }
 
-    /// The devices seen so far.
+    /// Returns the devices seen so far.
     pub fn devices(&self) -> &Devices {
         self.text.devices()
     }
 
-    /// What was counted so far.
+    /// Returns the counts so far.
     pub fn counts(&self) -> Counts {
         self.text.counts()
     }
 
-    /// The name that stands in errors.
+    /// Returns the name that errors show.
     pub fn name(&self) -> &str {
         self.text.name()
     }
 
-    /// Fills `chunk` with the next events, about [`RawChunk::EVENTS`]; false at the end, with
-    /// `chunk` empty.
+    /// Fills `chunk` with about [`RawChunk::EVENTS`] events. Returns false at the end, with `chunk`
+    /// empty.
     ///
     /// # Errors
-    /// See [`TraceError`]. Events before the error are in `chunk`; further calls return false.
+    /// See [`TraceError`]. `chunk` holds the events before the error; further calls return false.
     pub fn next_chunk(&mut self, chunk: &mut RawChunk) -> Result<bool, TraceError> {
         self.text.next_chunk(&mut self.source, chunk)
     }
 }
 
-/// What reads a trace's text, but for where it comes from: that is lent for each chunk, so this is
-/// compiled once and not for every kind of source, in whichever crate has it.
+/// The part of the reader that does not depend on the source. The caller passes the source to each
+/// call, so this code is compiled once in this crate and not once per source type in each caller.
 #[derive(Debug)]
 pub(crate) struct Text {
     name: String,
@@ -110,12 +110,12 @@ impl Text {
         &self.name
     }
 
-    /// Bytes of text read so far.
+    /// Returns the number of bytes of text read so far.
     pub(crate) fn bytes(&self) -> u64 {
         self.lines.bytes()
     }
 
-    /// As [`TraceReader::next_chunk`], from `source`.
+    /// Like [`TraceReader::next_chunk`], from `source`.
     pub(crate) fn next_chunk(
         &mut self,
         source: &mut dyn Read,
@@ -152,7 +152,7 @@ impl Text {
         let number = self.counts.lines;
         let refusal = match line {
             Line::Text(text) => {
-                // A byte order mark may stand at the beginning of a text.
+                // A text may begin with a byte order mark.
                 let text = match number {
                     1 => text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text),
                     _ => text,
@@ -209,8 +209,8 @@ fn parse_line(
     interner: &mut Interner,
     counts: &mut Counts,
 ) -> Result<(), PayloadError> {
-    // Most lines are events and begin with the padding of the task's name; what may not be an event
-    // is judged first only where the line does not.
+    // Most lines are events and begin with the padding of the task's name. Only lines without
+    // padding are checked for other contents first.
     let padded = matches!(text, [b' ', ..]);
     if !padded && counted_aside(text, counts)? {
         return Ok(());
@@ -230,7 +230,7 @@ fn parse_line(
     Ok(())
 }
 
-/// Counts what a line without an event says; false if the line looks like an event.
+/// Counts the contents of a line without an event. Returns false if the line looks like an event.
 fn counted_aside(text: &[u8], counts: &mut Counts) -> Result<bool, Malformed> {
     let aside = header::parse(text)?;
     if let Some(NonEvent::Lost(lost) | NonEvent::Overwritten(lost)) = aside {

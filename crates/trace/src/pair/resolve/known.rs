@@ -1,4 +1,4 @@
-//! What is known of each device so far.
+//! Facts about each device learned so far.
 
 use super::{Addressing, Resolver};
 use crate::op::DeviceIndex;

@@ -1,4 +1,4 @@
-//! How a mapping begins and ends as an operation.
+//! Begins and ends mappings as operations.
 
 use ringfence_types::{PhysAddr, PhysRange};
 
@@ -30,7 +30,7 @@ impl Resolver {
             self.give_back(old);
             self.summary.replaced += 1;
             flags = flags.with(MapFlags::REPLACES);
-            // Not counted as an unmap: the trace shows none.
+            // Not counted as an unmap, because the trace shows none.
             self.push(
                 Op {
                     time: at.time,
@@ -87,7 +87,7 @@ impl Resolver {
         );
     }
 
-    /// Puts `self.segments` into the chunk; `None` if there are none.
+    /// Appends `self.segments` to the chunk; the span is `None` if there are no segments.
     pub(super) fn place(
         &mut self,
         flags: MapFlags,
@@ -97,8 +97,7 @@ impl Resolver {
         let mut renamed = false;
         for &(start, bytes) in &self.segments {
             let Some(range) = PhysRange::new(PhysAddr::new(start), bytes) else {
-                // A guessed length can wrap on a hostile list; nothing can be said about such a
-                // segment.
+                // A guessed length of a hostile list can wrap; such a segment is invalid.
                 chunk.segments.truncate(before);
                 return Err(ResolveError::SegmentWraps {
                     start: PhysAddr::new(start),
@@ -124,7 +123,7 @@ impl Resolver {
         Ok((span, renamed))
     }
 
-    /// Ends the mapping that `key` names; false if none is alive.
+    /// Ends the mapping of `key`. Returns false if no such mapping is live.
     pub(super) fn end(&mut self, key: Key, at: OpContext, chunk: &mut Chunk) -> bool {
         let Some((id, mapping)) = self.live.end(key) else {
             return false;

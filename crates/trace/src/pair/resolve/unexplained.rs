@@ -8,8 +8,8 @@ use crate::pair::window::Piece;
 use crate::text::{RawEvent, RawKind};
 
 impl Resolver {
-    /// Takes `iommu:map` lines that no `dma:*` event explains. `device` is `None` before the first
-    /// device.
+    /// Resolves `iommu:map` lines that no `dma:*` event explains. `device` is `None` before the
+    /// first device.
     pub(in crate::pair) fn iommu_map(
         &mut self,
         event: &RawEvent,
@@ -29,7 +29,7 @@ impl Resolver {
         let at = self.at(event, u16::try_from(pieces.len()).unwrap_or(u16::MAX));
         let range = (first.iova, last.iova.wrapping_add(last.size - 1));
         let mut flags = MapFlags::NONE;
-        // One device has one IOVA space; a row of several has not.
+        // One device has one IOVA space; the shared row covers several.
         if !own_row {
             for old in self.live.end_iommu_only_of(device, range.0, range.1) {
                 self.summary.replaced += 1;
@@ -75,8 +75,8 @@ impl Resolver {
         Ok(())
     }
 
-    /// Takes an `iommu:unmap` line that no `dma:*` event explains; with `cut`, one may have been
-    /// cut off.
+    /// Resolves an `iommu:unmap` line that no `dma:*` event explains. With `cut`, its `dma:*` line
+    /// may be cut off.
     pub(in crate::pair) fn iommu_unmap(
         &mut self,
         event: &RawEvent,
@@ -97,7 +97,7 @@ impl Resolver {
             }
             return Ok(());
         }
-        // All end before a remainder begins: a remainder takes the id freed last.
+        // End all mappings before a remainder begins, because a remainder takes the id freed last.
         for only in &ended {
             self.summary.iommu_only_unmaps += 1;
             self.count(only.device, |counts| counts.unmaps += 1);
@@ -122,7 +122,7 @@ impl Resolver {
     }
 }
 
-/// The parts of `pieces` within `first..=last`; none if `last` is `None` or lies below `first`.
+/// Returns the parts of `pieces` within `first..=last`; empty if `last` is `None` or below `first`.
 fn part(pieces: &[Piece], first: u64, last: Option<u64>) -> Vec<Piece> {
     let Some(last) = last.filter(|&last| last >= first) else {
         return Vec::new();

@@ -1,12 +1,12 @@
-//! Which `iommu:map` lines are of one call, and which `dma:*` line takes them.
+//! Groups `iommu:map` lines by call and finds the `dma:*` line that takes them.
 
 use super::{Cpu, Piece, Slot, State, Waiting, WaitingFor, Window};
 use crate::pair::fifo::FifoSpan;
 use crate::text::Context;
 
 impl Window {
-    /// The call (first slot and IOVA) whose last piece, waiting in the same context, ends where
-    /// this one begins.
+    /// Returns the call (first slot and IOVA) whose last piece waits in the same context and ends
+    /// where `piece` begins.
     pub(super) fn touched(
         &self,
         cpu: usize,
@@ -24,9 +24,9 @@ impl Window {
         }
     }
 
-    /// Whether a piece that touches a call's last one can be of that call, or is of another that
-    /// happens to lie behind it. A call allocates its IOVAs before its first piece, so none of them
-    /// was unmapped since; and Linux aligns an allocation to its size.
+    /// Returns true if a piece adjacent to a call's last one can belong to that call, and not to
+    /// another call whose IOVAs happen to follow. A call allocates its IOVAs before its first
+    /// piece, so no unmap since then covers them. Linux also aligns an allocation to its size.
     pub(super) fn can_extend(&self, head: u64, start: u64, piece: &Piece) -> bool {
         let mut since = self.unmaps.iter().rev().take_while(|unmap| unmap.0 > head);
         fits_alignment(start, piece.end())
@@ -35,8 +35,9 @@ impl Window {
             })
     }
 
-    /// An unmap of a call's first piece shows where that call ended: waiting pieces behind it that
-    /// were taken for its own are of another call, which happens to lie there.
+    /// Splits calls at the end of an unmapped range. An unmap of a call's first piece shows where
+    /// that call ended. Later waiting pieces of the group belong to another call with adjacent
+    /// IOVAs.
     pub(super) fn split_groups(&mut self, iova: u64, size: u64) {
         let within = |address: u64| address.wrapping_sub(iova) < size;
         self.prune();
@@ -44,7 +45,7 @@ impl Window {
             let Some(cpu) = self.cpus.get_mut(cpu) else {
                 continue;
             };
-            // The call that was split, and the one that its rest is.
+            // The call that was split, and the call of its rest.
             let mut split: Option<(u64, u64, u64)> = None;
             for waiting in &mut cpu.waiting {
                 let WaitingFor::Map { piece, head, start } = &mut waiting.event else {
@@ -65,10 +66,10 @@ impl Window {
 
     /// Moves the waiting pieces that cover the DMA segments to the piece arena, in their order.
     ///
-    /// Searched on the event's own processor, and, if a task was moved between the lines, among the
-    /// lines of the same task elsewhere. `phys` is where the first segment leads, if known. With
-    /// `rest`, the list of segments was cut and pieces that go on behind the last one belong to it
-    /// too.
+    /// The search covers the event's own CPU. If the kernel migrated the task between the lines, it
+    /// covers lines of the same task on other CPUs. `phys` is the physical address of the first
+    /// segment, if known. With `rest`, the list of segments was truncated, and adjacent pieces
+    /// after the last segment belong to it too.
     pub(super) fn take_pieces(
         &mut self,
         cpu: usize,
@@ -125,8 +126,7 @@ impl Window {
             if waiting.context != context {
                 return true;
             }
-            // Pieces and segments ascend together, so the next segment is nearly always the right
-            // one.
+            // Pieces and segments both ascend, so the next segment is nearly always the right one.
             let mut taken = rest && end == Some(piece.iova);
             for _ in 0..=starts.len() {
                 let Some((&start, &size)) = segment else {
@@ -156,7 +156,7 @@ impl Window {
         self.pieces.since(mark)
     }
 
-    /// Notes what a map's pieces say.
+    /// Records the pieces of a map: its number of lines, and that its device is translated.
     pub(super) fn record_map_pieces(&mut self, slot: &mut Slot, device: usize) {
         let count = slot.pieces.len();
         if count == 0 {
@@ -172,9 +172,9 @@ impl Window {
     }
 }
 
-/// Whether one IOVA allocation can span `start..end`: Linux aligns each to its size rounded up to a
-/// power of two (`iova_size_aligned` in `alloc_iova_fast`). What does not fit is two requests that
-/// happen to touch.
+/// Returns true if one IOVA allocation can span `start..end`. Linux aligns each allocation to its
+/// size rounded up to a power of two (`iova_size_aligned` in `alloc_iova_fast`). A range that is
+/// not so aligned consists of two adjacent requests.
 fn fits_alignment(start: u64, end: u64) -> bool {
     let size = end.wrapping_sub(start);
     size.checked_next_power_of_two()

@@ -1,4 +1,4 @@
-//! When a line has waited enough: its partner came, its context ended, or patience ran out.
+//! Decides waiting lines: their partner arrived, their context ended, or they waited too long.
 
 use super::{MAX_WAIT_LINES, Piece, Slot, State, Waiting, WaitingFor, Window};
 use crate::text::{Context, RawKind};
@@ -20,7 +20,7 @@ impl Window {
         })
     }
 
-    /// Gives an `iommu:unmap` to the `dma_unmap_sg` or `dma_free` that waits for it.
+    /// Assigns an `iommu:unmap` to the `dma_unmap_sg` or `dma_free` that waits for it.
     pub(super) fn follow_up(&mut self, cpu: usize, context: Context, start: u64) -> bool {
         let belongs = |waiting: &Waiting| match waiting.event {
             WaitingFor::FollowUp(iova) => {
@@ -48,9 +48,10 @@ impl Window {
         Some(waiting.remove(index).slot)
     }
 
-    /// Decides what a line of `context` shows to have ended: the rest of this context, and contexts
-    /// inside it or beside it that cannot be alive. Where the trace does not print the level,
-    /// nothing is shown. With `keep`, this context goes on.
+    /// Decides the lines whose context has ended, as a line of `context` shows. These are the
+    /// waiting lines of `context` itself, of contexts nested inside it, and of other interrupt
+    /// contexts of the same level. If the trace does not print the level, a line shows nothing.
+    /// With `keep`, the lines of `context` continue to wait.
     pub(super) fn close_ended(&mut self, cpu: usize, context: Context, keep: bool) {
         let level = rank(context);
         self.close(cpu, |waiting| {
@@ -76,8 +77,8 @@ impl Window {
         }
     }
 
-    /// Decides the waiting lines that `ended` picks, as unexplained. The pieces of one call become
-    /// one mapping.
+    /// Decides the waiting lines for which `ended` returns true, as unexplained. The pieces of one
+    /// call become one mapping.
     pub(super) fn close(&mut self, cpu: usize, ended: impl Fn(&Waiting) -> bool) {
         let Some(this) = self.cpus.get_mut(cpu) else {
             return;
@@ -86,7 +87,7 @@ impl Window {
             return;
         }
         let (slots, base) = (&mut self.slots, self.base);
-        // Head and last slot of the mapping that the last closed piece belongs to.
+        // Head and last slot of the mapping of the last closed piece.
         let mut open: Option<(u64, u64)> = None;
         this.waiting.retain(|waiting| {
             if !ended(waiting) {
@@ -137,7 +138,8 @@ impl Window {
     }
 }
 
-/// How deep a context nests: task 0, soft interrupt 1, hard interrupt 2, NMI 3; `None` if unknown.
+/// Returns the nesting level of a context: task 0, softirq 1, hard interrupt 2, NMI 3; `None` if
+/// unknown.
 fn rank(context: Context) -> Option<u8> {
     match context.level {
         b'.' => Some(0),

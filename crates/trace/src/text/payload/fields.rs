@@ -1,4 +1,4 @@
-//! The fields of an event, and what a field may say.
+//! Parses the fields of an event and checks their values.
 
 use memchr::memmem;
 use ringfence_types::Direction;
@@ -27,7 +27,8 @@ pub(super) fn optional_direction(text: &mut Cursor<'_>) -> Result<Direction, Mal
     }
 }
 
-/// Whether ` virt_addr=` is the null pointer. Others are hashed, or `(____ptrval____)`, or real.
+/// Returns true if ` virt_addr=` is the null pointer. Other pointers are hashed, real, or
+/// `(____ptrval____)`.
 pub(super) fn is_null(text: &mut Cursor<'_>) -> Result<bool, Malformed> {
     field(text, b" virt_addr=", Field::VirtAddr)?;
     let value = text.word();
@@ -40,7 +41,7 @@ pub(super) fn is_null(text: &mut Cursor<'_>) -> Result<bool, Malformed> {
         || (!digits.is_empty() && digits.iter().all(|&byte| byte == b'0')))
 }
 
-/// `shown/total`
+/// Parses `shown/total`.
 pub(super) fn shown_of_total(
     text: &mut Cursor<'_>,
     key: &[u8],
@@ -59,7 +60,7 @@ pub(super) fn shown_of_total(
     }
 }
 
-/// `{0x1,0x2}`
+/// Parses `{0x1,0x2}`.
 pub(super) fn list(
     text: &mut Cursor<'_>,
     key: &[u8],
@@ -122,7 +123,7 @@ pub(super) fn decimal(text: &mut Cursor<'_>, key: &[u8], what: Field) -> Result<
     value.ok_or(Malformed::BadNumber(what))
 }
 
-/// Moves behind `key`, which begins with a space.
+/// Moves past `key`, which begins with a space.
 #[inline]
 pub(super) fn field(text: &mut Cursor<'_>, key: &[u8], what: Field) -> Result<(), Malformed> {
     if text.literal(key) {
@@ -142,7 +143,7 @@ pub(super) fn check_size(size: u64) -> Result<(), Malformed> {
     }
 }
 
-/// `size` is not 0.
+/// Checks that the range does not wrap; `size` must not be 0.
 #[inline]
 pub(super) fn check_range(start: u64, size: u64, what: Field) -> Result<(), Malformed> {
     match start.checked_add(size.wrapping_sub(1)) {

@@ -1,4 +1,4 @@
-//! Directories for sockets and guests that go with them.
+//! Private directories for sockets and guests.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
@@ -9,13 +9,13 @@ use tempfile::TempDir;
 use crate::failure::Failure;
 use crate::interrupt::{self, RemoveOnSignal};
 
-/// Of the user alone.
+/// Access for the user alone.
 const MODE: u32 = 0o700;
-/// Random letters and digits in a name: more than 64 bits.
+/// Number of random letters and digits in a name: more than 64 bits.
 const RANDOM: usize = 12;
 
-/// A new directory that no other user can enter, below the system's directory for temporary files.
-/// It is removed with all that is in it when it is dropped, and on a signal.
+/// A new directory below the system's directory for temporary files that no other user can enter.
+/// Dropping it, or a signal, removes it with its contents.
 #[derive(Debug)]
 pub(crate) struct PrivateDir {
     dir: TempDir,
@@ -23,7 +23,7 @@ pub(crate) struct PrivateDir {
 }
 
 impl PrivateDir {
-    /// Makes one as `mkdtemp` does: what has the name already is never taken.
+    /// Creates a directory as `mkdtemp` does: it never reuses an existing name.
     pub(crate) fn new() -> Result<Self, Failure> {
         Self::below(&std::env::temp_dir())
     }
@@ -44,12 +44,12 @@ impl PrivateDir {
         })
     }
 
-    /// Where it is: absolute.
+    /// Returns the absolute path.
     pub(crate) fn path(&self) -> &Path {
         self.dir.path()
     }
 
-    /// Leaves it in place.
+    /// Keeps the directory on disk.
     pub(crate) fn keep(self) -> PathBuf {
         self.dir.keep()
     }
@@ -74,7 +74,7 @@ mod tests {
         assert_ne!(one.path(), other.path());
         let (path, kept) = (one.path().to_owned(), other.path().to_owned());
         assert_eq!(mode(&path), 0o700);
-        // What links in it point to stays.
+        // The removal does not follow links in the directory.
         fs::write(scratch.path().join("precious"), "").unwrap();
         symlink(scratch.path().join("precious"), path.join("link")).unwrap();
         fs::create_dir(path.join("sub")).unwrap();

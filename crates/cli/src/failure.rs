@@ -1,4 +1,4 @@
-//! How the command fails: one line on standard error, and an exit code that scripts can tell apart.
+//! Errors of the command: one line on standard error, and an exit code for scripts.
 
 use std::error::Error;
 use std::fmt;
@@ -20,88 +20,88 @@ const ERROR: u8 = 1;
 const USAGE: u8 = 2;
 const CONDITION: u8 = 3;
 
-/// Why the command ends without success.
+/// An error that ends the command.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// The experiment.
+    /// An error of the experiment.
     Lab(LabError),
-    /// A trace.
+    /// An error of a trace.
     Trace(TraceError),
-    /// A file.
+    /// An error of a file.
     Io {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// What went wrong.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// A cost profile.
+    /// An error of a cost profile file.
     Profile(ProfileFileError),
-    /// What the command line makes of a profile.
+    /// The profile is invalid with the changes of the command line.
     Platform(ProfileError),
-    /// A condition about nothing.
+    /// A condition that applies to nothing.
     Condition(ConditionError),
-    /// A file for `diff`.
+    /// An error of a file for `diff`.
     Diff {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The error in the file.
         source: DiffError,
     },
     /// `--fail-if`: rows for which a condition holds.
     Held(Vec<FailedCondition>),
     /// `diff --fail-over`: rows that got worse.
     Worse(Vec<String>),
-    /// `diff --fail-over`: reports that do not say whether anything got worse.
+    /// `diff --fail-over`: the reports do not allow a comparison.
     NotComparable(IncomparableRow),
-    /// An output that is the input as well.
+    /// The output file is also the input file.
     SameFile(PathBuf),
-    /// An output whose name promises another form than the command writes.
+    /// The extension of the output file does not match the format that the command writes.
     Form {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// What would be right.
+        /// Correct use.
         advice: &'static str,
     },
-    /// A recording.
+    /// An error of a recording.
     Record(RecordError),
-    /// The command that a recording was to watch failed; the recording is whole.
+    /// The command that ran during a recording failed; the recording is complete.
     Workload(ExitStatus),
-    /// A guest.
+    /// An error of a guest.
     #[cfg(feature = "live")]
     Guest(GuestError),
-    /// Ctrl-C, while guests were being counted.
+    /// Ctrl-C interrupted the counting of guests.
     Interrupted,
-    /// Guests of an experiment that failed, so many of them; its findings say why.
+    /// Number of an experiment's guests that failed; its findings give the reasons.
     Guests(usize),
-    /// Devices that do not go together, and why.
+    /// Device options that exclude each other, and the reason.
     #[cfg(feature = "live")]
     Devices(&'static str),
-    /// `serve` and `guest` are not in this build.
+    /// This build has no `serve` and no `guest`.
     #[cfg(not(feature = "live"))]
     NotBuilt,
-    /// Standard input was named where a trace is read twice.
+    /// The command reads the trace twice, but the trace is standard input.
     ReadTwice,
-    /// Standard input was named as two traces.
+    /// The command line names standard input as two traces.
     StdinTwice,
-    /// Standard input is longer than what is kept of it.
+    /// Standard input exceeds the limit on its stored bytes.
     Spool {
-        /// Bytes that are kept.
+        /// The limit in bytes.
         limit: u64,
     },
-    /// Traces for experiments of which none reads any.
+    /// The command line names traces, but no selected experiment reads traces.
     TraceUnread,
-    /// The reader of our output has gone.
+    /// The reader of standard output has closed the pipe.
     Closed,
 }
 
 impl Failure {
-    /// For `map_err` on what concerns the file at `path`.
+    /// Returns a function for `map_err` that adds `path` to an I/O error.
     pub(crate) fn io(path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
         move |source| Self::Io { path, source }
     }
 
-    /// The code the process ends with.
+    /// Returns the exit code of the process.
     pub(crate) fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
             Self::Held(_) | Self::Worse(_) => CONDITION,
@@ -119,7 +119,7 @@ impl Failure {
         })
     }
 
-    /// Says so on standard error.
+    /// Reports the error on standard error.
     pub(crate) fn report(&self) {
         match self {
             Self::Closed => {}

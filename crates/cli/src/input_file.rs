@@ -1,4 +1,4 @@
-//! Small files that are read whole: profiles and reports.
+//! Small files that are read completely: profiles and reports.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -7,7 +7,7 @@ use std::path::Path;
 /// Reads a file of at most `limit` bytes.
 ///
 /// # Errors
-/// The file cannot be read, is longer, or is no UTF-8.
+/// The file cannot be read, is longer, or is not UTF-8.
 pub(crate) fn read(path: &Path, limit: u64) -> io::Result<String> {
     let file = File::open(path)?;
     let mut bytes = Vec::new();

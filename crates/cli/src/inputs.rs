@@ -10,24 +10,24 @@ use ringfence_trace::{Operations, SAMPLE, TraceOptions, TraceSource, printable};
 use crate::failure::Failure;
 use crate::spool::Spool;
 
-/// Bytes of standard input that are kept where no option says how many.
+/// Default limit on the stored bytes of standard input.
 pub(crate) const KEPT: u64 = 4 << 30;
 
-/// Where a trace comes from.
+/// Source of a trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Input {
-    /// Bundled with the program.
+    /// The sample bundled with the program.
     Sample,
     /// Standard input.
     Stdin,
-    /// Standard input, kept for another reading.
+    /// Standard input, stored for repeated reading.
     Spooled(Spool),
     /// A file.
     File(PathBuf),
 }
 
 impl Input {
-    /// The inputs that the arguments name; the sample where they name none.
+    /// Returns the inputs that the arguments name, or the sample if they name none.
     pub(crate) fn all(paths: &[PathBuf]) -> Vec<Self> {
         if paths.is_empty() {
             return vec![Self::Sample];
@@ -35,7 +35,7 @@ impl Input {
         paths.iter().map(|path| Self::of(path)).collect()
     }
 
-    /// `-` is standard input.
+    /// Returns the input for one argument; `-` is standard input.
     pub(crate) fn of(path: &Path) -> Self {
         if path == OsStr::new("-") {
             Self::Stdin
@@ -44,11 +44,11 @@ impl Input {
         }
     }
 
-    /// The same trace, to be read more than once: standard input is read to its end first, of which
-    /// at most `limit` bytes are kept.
+    /// Makes this input readable more than once. Standard input is read to its end first, and at
+    /// most `limit` bytes of it are stored.
     ///
     /// # Errors
-    /// It cannot be read or kept.
+    /// Standard input cannot be read or stored.
     pub(crate) fn reusable(self, limit: u64) -> Result<Self, Failure> {
         match self {
             Self::Stdin => Spool::of_stdin(limit).map(Self::Spooled),
@@ -56,7 +56,7 @@ impl Input {
         }
     }
 
-    /// A short name: that of the file without what says that it is a trace.
+    /// Returns a short name: the file name without the extensions of traces.
     fn short_name(&self) -> String {
         match self {
             Self::Sample => "sample".into(),
@@ -75,7 +75,8 @@ impl Input {
         }
     }
 
-    /// Names for the rows of `inputs`: short where that tells them apart, else as given.
+    /// Returns names for the rows of `inputs`: short names where they are unique, otherwise the
+    /// paths as given.
     pub(crate) fn names(inputs: &[Self]) -> Vec<String> {
         let short: Vec<String> = inputs.iter().map(Self::short_name).collect();
         let unique = |name: &String| short.iter().filter(|other| *other == name).count() == 1;
@@ -89,7 +90,7 @@ impl Input {
                     let again = inputs.iter().take(place).filter(|other| *other == input);
                     match again.count() {
                         0 => given,
-                        // The same file twice: a comparison of a trace with itself.
+                        // The same file is given twice: a comparison of a trace with itself.
                         times => format!("{given}#{}", times + 1),
                     }
                 }
@@ -128,7 +129,7 @@ impl Input {
         })
     }
 
-    /// Lines of the trace, if counting them takes no time that anyone would notice: for the
+    /// Returns the number of lines of the trace if counting them takes negligible time. For the
     /// progress bar only.
     pub(crate) fn lines(&self) -> Option<u64> {
         const LARGEST: u64 = 64 << 20;
@@ -154,7 +155,7 @@ impl Input {
         }
     }
 
-    /// Whether one replay is so short that only many repetitions give steady cycles.
+    /// Returns true if a replay is so short that only many repetitions give stable cycles.
     pub(crate) fn is_short(&self) -> bool {
         match self {
             Self::Sample => true,

@@ -1,9 +1,8 @@
-//! Ctrl-C, SIGTERM and SIGHUP: what the command does then, and which files go with it.
+//! Handles Ctrl-C, SIGTERM and SIGHUP: runs the command's action and removes temporary files.
 //!
-//! The process has one handler. It runs the command's own action, if there is one; otherwise it
-//! removes the files and directories that are under way and ends the process. A command that goes
-//! on may wait for somebody who does not come, a reader of its output for example: the third signal
-//! ends it as well.
+//! The process has one handler. It runs the command's own action, if one is set. Otherwise it
+//! removes the temporary files and directories and ends the process. A command that continues may
+//! block, for example on a reader of its output. The third signal therefore ends it in any case.
 
 use std::fs;
 use std::io;
@@ -11,19 +10,19 @@ use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Exit code of a process that a signal has ended.
+/// Exit code after a signal.
 const INTERRUPTED: i32 = 130;
 
-/// What comes after a command's action.
+/// Behaviour after a command's action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AfterSignal {
-    /// The command ends by itself, soon.
+    /// The command ends by itself soon.
     GoOn,
-    /// The process ends.
+    /// The handler ends the process.
     End,
 }
 
-/// A command that was to end and has not by this signal is ended.
+/// Number of the signal that ends the process even if the command was to end by itself.
 const FORCE_EXIT_SIGNAL: u32 = 3;
 
 type Action = Box<dyn FnMut() -> AfterSignal + Send>;
@@ -37,7 +36,7 @@ struct State {
 }
 
 impl State {
-    /// A signal has come.
+    /// Counts a signal and runs the action.
     fn signal(&mut self) -> AfterSignal {
         self.signals = self.signals.saturating_add(1);
         let then = self
@@ -59,12 +58,12 @@ static STATE: Mutex<State> = Mutex::new(State {
     temporary_paths: Vec::new(),
 });
 
-/// The state is whole at any time.
+/// Locks the state. A panic of another holder leaves it consistent.
 fn state() -> MutexGuard<'static, State> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Has a signal run `action`, instead of what it ran before.
+/// Sets `action` as the action for signals, in place of the previous one.
 ///
 /// # Errors
 /// The handler cannot be installed.
@@ -75,11 +74,11 @@ pub(crate) fn on_interrupt(action: impl FnMut() -> AfterSignal + Send + 'static)
     Ok(())
 }
 
-/// Makes a file or a directory with `make`, which a signal removes until [`RemoveOnSignal`] is
-/// dropped. A signal that comes meanwhile waits for the end of `make`.
+/// Creates a file or a directory with `make`. A signal removes it until [`RemoveOnSignal`] is
+/// dropped. A signal during `make` waits for its end.
 ///
 /// # Errors
-/// Those of `make`, or the handler cannot be installed.
+/// The errors of `make`, or the handler cannot be installed.
 pub(crate) fn make<T>(
     make: impl FnOnce() -> io::Result<T>,
     path: impl FnOnce(&T) -> &Path,
@@ -108,11 +107,11 @@ fn handle() {
     for path in &state.temporary_paths {
         remove(path);
     }
-    // The lock is held: nothing is made any more.
+    // The lock is held, so no other thread creates a file any more.
     process::exit(INTERRUPTED);
 }
 
-/// Nobody is left to tell of a failure. A link is removed, never followed.
+/// Removes a path. Errors cannot be reported here. A link is removed, never followed.
 fn remove(path: &Path) {
     let is_directory = fs::symlink_metadata(path).is_ok_and(|about| about.is_dir());
     let _ = match is_directory {

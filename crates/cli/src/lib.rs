@@ -1,8 +1,8 @@
-//! The command `ringfence`: what DMA protection costs on a workload, what it leaves exposed, and
-//! what would be better.
+//! The command `ringfence`: measures the cost of DMA protection for a workload and its exposure,
+//! and recommends better modes.
 //!
-//! A library, so that it is compiled beside the laboratory: a program would have to wait for that.
-//! Nobody else is meant to use it.
+//! This is a library so that Cargo compiles it in parallel with the `lab` crate; a binary would
+//! wait for that crate. It is not a public interface.
 #![forbid(unsafe_code)]
 
 mod args;
@@ -26,11 +26,11 @@ use clap::Parser;
 use crate::args::{Cli, Command};
 use crate::failure::Failure;
 
-/// Does what the command line asks for, and says what the process is to end with.
+/// Runs the command line and returns the exit code of the process.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
     let outcome = match cli.command {
-        // Its exit code is the guest's.
+        // The exit code is that of the guest.
         Command::Guest(command) => commands::guest(&command),
         Command::Serve(args) => commands::serve(&args),
         other => run(other).map(|()| ExitCode::SUCCESS),

@@ -1,4 +1,4 @@
-//! The program.
+//! The program `ringfence`.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;

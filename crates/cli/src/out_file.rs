@@ -1,7 +1,7 @@
-//! Files that appear whole or not at all.
+//! Files that appear complete or not at all.
 //!
-//! A regular file is written under a hidden random name beside it, and takes its place at the end.
-//! What exists and is no regular file, a device or a FIFO, is written in place.
+//! A regular file is written under a hidden random name in the same directory and renamed at the
+//! end. An existing device, FIFO or other special file is written in place.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, Metadata, OpenOptions, Permissions};
@@ -16,7 +16,7 @@ use tempfile::{NamedTempFile, TempPath};
 use crate::failure::Failure;
 use crate::interrupt::{self, RemoveOnSignal};
 
-/// A file under way, or standard output for `-`. Compressed if its name ends in `.zst`.
+/// A file that is being written, or standard output for `-`. Compressed if its name ends in `.zst`.
 pub(crate) struct OutFile {
     path: PathBuf,
     part: Option<TemporaryFile>,
@@ -28,44 +28,44 @@ enum Writer {
     Zstd(zstd::Encoder<'static, Box<dyn Write + Send>>),
 }
 
-/// Who may read a file that did not exist before.
+/// Read access to a new file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FileAccess {
-    /// Those whom the umask leaves. A file that is replaced keeps its permissions.
+    /// Access according to the umask. A replaced file keeps its permissions.
     Umask,
-    /// The user alone, also where a file is replaced.
+    /// Access for the user alone, even if a file is replaced.
     User,
 }
 
-/// Ratio before speed would be wasted on traces, which shrink to a tenth anyway.
+/// Higher levels are wasted on traces, which shrink to a tenth anyway.
 const LEVEL: i32 = 6;
-/// Random letters and digits in the name of a part.
+/// Number of random letters and digits in the name of a temporary file.
 const RANDOM: usize = 12;
 /// Permission bits, without set-user-ID and the like.
 const PERMISSIONS: u32 = 0o777;
-/// Of the user alone.
+/// Access for the user alone.
 const PRIVATE: u32 = 0o600;
 
-/// What takes the place of a regular file.
+/// The temporary file that will replace a regular file.
 struct TemporaryFile {
     temporary: TempPath,
     file: File,
     target: PathBuf,
-    /// The mode in the end.
+    /// Final mode of the file.
     mode: u32,
     _remove_on_signal: RemoveOnSignal,
 }
 
-/// Where the bytes of a path go.
+/// Destination of the bytes for a path.
 enum OutputTarget {
-    /// To a device, a FIFO or the like, which is open.
+    /// A device, a FIFO or the like, which is open.
     Open(File),
-    /// To a regular file of that path, which replaces the one there may be.
+    /// A regular file with this path, which replaces an existing one.
     Replace(PathBuf, Option<Metadata>),
 }
 
 impl OutFile {
-    /// Begins a file. A symbolic link is followed if the kernel follows it for this user.
+    /// Creates a file. Follows a symbolic link if the kernel follows it for this user.
     pub(crate) fn create(path: &Path, readers: FileAccess) -> Result<Self, Failure> {
         let (part, sink): (_, Box<dyn Write + Send>) = if path == OsStr::new("-") {
             (None, Box::new(io::stdout()))
@@ -92,7 +92,7 @@ impl OutFile {
         })
     }
 
-    /// Ends the file and gives it its name.
+    /// Completes the file and renames it to its final name.
     pub(crate) fn finish(mut self) -> Result<(), Failure> {
         let ended = match &mut self.writer {
             Writer::Plain(writer) => writer.flush(),
@@ -112,8 +112,8 @@ impl OutFile {
     }
 }
 
-/// Writes a file whose name the user did not choose, into a directory that they did: a link of that
-/// name is replaced, not followed.
+/// Writes a file with a name chosen by this program into a directory chosen by the user. Replaces a
+/// link of that name instead of following it.
 pub(crate) fn write_into(dir: &Path, name: &str, content: &[u8]) -> Result<PathBuf, Failure> {
     let path = dir.join(name);
     let write = || {
@@ -131,7 +131,7 @@ pub(crate) fn write_into(dir: &Path, name: &str, content: &[u8]) -> Result<PathB
     Ok(path)
 }
 
-/// Looks at what has the name, and opens what is written in place.
+/// Examines the existing file and opens a file that is written in place.
 fn output_target(path: &Path) -> io::Result<OutputTarget> {
     let about = match fs::symlink_metadata(path) {
         Ok(about) => about,
@@ -143,10 +143,10 @@ fn output_target(path: &Path) -> io::Result<OutputTarget> {
     if about.is_dir() {
         return Err(io::ErrorKind::IsADirectory.into());
     }
-    // With O_CREAT the kernel refuses FIFOs and files that another user put into a directory for
-    // all, and links of such users it does not follow (fs.protected_fifos and the like). A file
-    // that exists is opened to see whether the user may write to it; O_NOFOLLOW, because it must
-    // not have become a link meanwhile.
+    // With O_CREAT, the kernel refuses FIFOs and files of other users in world-writable sticky
+    // directories. It also does not follow links of such users (fs.protected_fifos and the like).
+    // Opening an existing file checks that the user may write to it. O_NOFOLLOW prevents following
+    // a link that has replaced the file in the meantime.
     let mut options = OpenOptions::new();
     options.write(true);
     let is_link = about.is_symlink();
@@ -162,8 +162,8 @@ fn output_target(path: &Path) -> io::Result<OutputTarget> {
     if !opened.is_file() {
         return Ok(OutputTarget::Open(file));
     }
-    // The file behind a link: the one that the kernel has found, not the one that the path now
-    // leads to.
+    // The file behind a link: the one that the kernel opened, not the one that the path leads to
+    // now.
     let target = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
     let there = fs::symlink_metadata(&target)?;
     if (there.dev(), there.ino()) != (opened.dev(), opened.ino()) {
@@ -190,14 +190,14 @@ impl TemporaryFile {
             (FileAccess::Umask, Some(old)) if old.uid() == user => {
                 (PRIVATE, Some(old.mode() & PERMISSIONS))
             }
-            // Another user's file: its permissions were not this user's choice.
+            // The file belongs to another user, so this user did not choose its permissions.
             (FileAccess::Umask, Some(_)) | (FileAccess::User, _) => (PRIVATE, Some(PRIVATE)),
         };
         let (made, under_way) = interrupt::make(|| make(begun), NamedTempFile::path)?;
         let (file, temporary) = made.into_parts();
         let mode = match mode {
             Some(mode) => mode,
-            // What the umask has left of the mode that the part began with.
+            // The creation mode after the umask.
             None => file.metadata()?.mode() & PERMISSIONS,
         };
         Ok(Self {
@@ -209,7 +209,7 @@ impl TemporaryFile {
         })
     }
 
-    /// Gives it its name. Whatever fails, the part is removed.
+    /// Renames the file to its final name. On any error, the temporary file is removed.
     fn finish(self) -> io::Result<()> {
         self.file
             .set_permissions(Permissions::from_mode(self.mode))?;

@@ -1,4 +1,4 @@
-//! Where output goes and how it may look there.
+//! Standard output and standard error, and the style of tables.
 
 use std::io::{self, ErrorKind, Write};
 
@@ -8,7 +8,8 @@ use ringfence_trace::printable_line;
 
 use crate::failure::Failure;
 
-/// As wide as the terminal and coloured there (unless `NO_COLOR` says no); plain in a pipe.
+/// Returns the style for standard output: the terminal's width and colours (unless `NO_COLOR`
+/// disables them), or plain in a pipe.
 pub(crate) fn table_style() -> TableStyle {
     let term = Term::stdout();
     if !term.is_term() {
@@ -23,7 +24,8 @@ pub(crate) fn table_style() -> TableStyle {
 /// Writes to standard output.
 ///
 /// # Errors
-/// [`Failure::Closed`] when the reader has gone (`| head`), which is no failure; else the reason.
+/// [`Failure::Closed`] if the reader has closed the pipe (`| head`), which does not count as a
+/// failure; otherwise the error of the write.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
     let mut stdout = io::stdout().lock();
     let written = stdout
@@ -38,8 +40,7 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
     })
 }
 
-/// Says something on standard error, in a line. What an input has in it is not obeyed by a
-/// terminal.
+/// Writes a line to standard error, with terminal control characters escaped.
 pub(crate) fn print_line(text: &str) {
     eprintln!("ringfence: {}", printable_line(text));
 }

@@ -8,19 +8,19 @@ use ringfence_lab::{Profile, ProfileError};
 
 use crate::input_file;
 
-/// Bytes of a profile: a few hundred, and comments.
+/// Maximum size of a profile in bytes; a profile has a few hundred bytes and comments.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// Why there is no profile.
+/// An error of loading a profile.
 #[derive(Debug)]
 pub(crate) enum ProfileFileError {
-    /// Neither a name nor a file.
+    /// The string is neither a profile name nor a file.
     NoSuchProfile(String),
     /// The file cannot be read.
     Io(PathBuf, io::Error),
-    /// The file is no profile.
+    /// The file is not a profile.
     Toml(PathBuf, Box<toml::de::Error>),
-    /// The file says something impossible.
+    /// A value in the file is invalid.
     Invalid(PathBuf, ProfileError),
 }
 
@@ -36,7 +36,7 @@ impl fmt::Display for ProfileFileError {
                 )
             }
             Self::Io(path, e) => write!(f, "{}: {e}", path.display()),
-            // toml's own form draws the line over several lines.
+            // toml's own message draws the line over several lines.
             Self::Toml(path, e) => write!(f, "{}: {}", path.display(), e.message()),
             Self::Invalid(path, e) => write!(f, "{}: {e}", path.display()),
         }
@@ -45,7 +45,7 @@ impl fmt::Display for ProfileFileError {
 
 impl std::error::Error for ProfileFileError {}
 
-/// The profile of that name, else the one in that file.
+/// Loads the profile of that name, or otherwise the profile in that file.
 pub(crate) fn load(name: &str) -> Result<Profile, ProfileFileError> {
     if let Some(profile) = Profile::builtin().into_iter().find(|p| p.name == name) {
         return Ok(profile);

@@ -1,4 +1,4 @@
-//! A progress bar on standard error when that is a terminal; nothing in a pipe.
+//! A progress bar on standard error if that is a terminal; otherwise no output.
 
 use std::io::IsTerminal;
 
@@ -9,12 +9,12 @@ use ringfence_trace::printable_line;
 pub(crate) struct Progress(Option<ProgressBar>);
 
 impl Progress {
-    /// Whether a bar would be seen.
+    /// Returns true if a bar is visible.
     pub(crate) fn is_visible() -> bool {
         std::io::stderr().is_terminal()
     }
 
-    /// A bar for a trace of `lines` lines, or a counter where that is not known.
+    /// Creates a bar for a trace of `lines` lines, or a counter if the number is unknown.
     pub(crate) fn new(name: &str, lines: Option<u64>) -> Self {
         if !Self::is_visible() {
             return Self(None);
@@ -38,7 +38,7 @@ impl Progress {
         Self(Some(bar))
     }
 
-    /// So many lines are done.
+    /// Sets the number of processed lines.
     pub(crate) fn update(&self, lines: u64) {
         if let Some(bar) = &self.0 {
             bar.set_position(lines);
@@ -48,7 +48,7 @@ impl Progress {
 }
 
 impl Drop for Progress {
-    /// Leaves nothing on the screen, whatever ends the replay.
+    /// Clears the bar from the screen on every path out.
     fn drop(&mut self) {
         if let Some(bar) = &self.0 {
             bar.finish_and_clear();

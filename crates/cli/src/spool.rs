@@ -1,5 +1,5 @@
-//! Standard input, kept so that it can be read twice: in a temporary file without a name, which is
-//! gone with the program however it ends.
+//! Stores standard input in an unnamed temporary file, so that it can be read twice. The file
+//! disappears with the process, however it ends.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek};
@@ -9,7 +9,7 @@ use std::rc::Rc;
 
 use crate::failure::Failure;
 
-/// What standard input held.
+/// The contents of standard input.
 #[derive(Debug, Clone)]
 pub(crate) struct Spool(Rc<File>);
 
@@ -25,10 +25,10 @@ impl Spool {
     /// Reads standard input to its end, at most `limit` bytes.
     ///
     /// # Errors
-    /// There is no room, nothing to be read from, or more than `limit` bytes.
+    /// The temporary directory is full, the read fails, or the input exceeds `limit` bytes.
     pub(crate) fn of_stdin(limit: u64) -> Result<Self, Failure> {
         let (path, mut file) = private_temp_file()?;
-        // From here on only this program reaches it.
+        // After the removal only this process can access the file.
         fs::remove_file(&path).map_err(Failure::io(&path))?;
         let mut input = io::stdin().lock().take(limit.saturating_add(1));
         let copied = io::copy(&mut input, &mut file).map_err(Failure::io(&path))?;
@@ -38,7 +38,7 @@ impl Spool {
         }
     }
 
-    /// From the beginning. One reader at a time: all share one position.
+    /// Returns a reader from the beginning. Use one reader at a time: all share one position.
     ///
     /// # Errors
     /// The file cannot be read.
@@ -52,7 +52,7 @@ impl Spool {
     }
 }
 
-/// A new file that nobody else can open.
+/// Creates a new file that no other user can open.
 fn private_temp_file() -> Result<(PathBuf, File), Failure> {
     let dir = std::env::temp_dir();
     let mut number = 0_u32;
@@ -66,7 +66,7 @@ fn private_temp_file() -> Result<(PathBuf, File), Failure> {
             .open(&path);
         match made {
             Ok(file) => return Ok((path, file)),
-            // Left behind by another program of the same number, or put there by somebody else.
+            // A process with the same PID left the file behind, or another user created it.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && number < 1000 => {
                 number += 1;
             }

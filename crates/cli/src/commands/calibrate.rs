@@ -31,21 +31,21 @@ pub(crate) fn calibrate(args: &CalibrateArgs) -> Result<(), Failure> {
     }
 }
 
-/// What a user program can measure; cycles are medians.
+/// Costs that a user program can measure; cycles are medians.
 struct Measured {
     cycles_per_ns: f64,
     read_counter: f64,
     store_entry: f64,
-    /// By instruction: writing one line back and waiting for it, and the same per line where 64
+    /// By instruction: cycles to write one line back and wait for it, and cycles per line if 64
     /// lines share the wait.
     write_back: Vec<(WriteBack, f64, f64)>,
-    /// What the IOMMU of this host says about its page walks.
+    /// True if page walks of this host's IOMMUs are coherent; `None` if unknown.
     coherent: Option<bool>,
 }
 
-/// How often each thing is measured.
+/// Number of samples per measurement.
 const SAMPLES: usize = 101;
-/// Repetitions within a sample: reading the counter costs as much as what is measured.
+/// Repetitions within a sample: one read of the counter costs as much as one measured operation.
 const TIMES: u64 = 512;
 
 impl Measured {
@@ -96,7 +96,7 @@ fn touch(arena: &Arena, at: PhysAddr) {
     arena.write_back(at, 8);
 }
 
-/// Median cycles of doing something to a line of memory, over many lines.
+/// Returns the median cycles of `each` for a line of memory, over many lines.
 fn entries(kind: WriteBack, each: impl Fn(&Arena, PhysAddr)) -> Result<f64, Failure> {
     let arena = Arena::with_write_back(TIMES * 64, kind).map_err(LabError::from)?;
     Ok(median(|| {
@@ -108,7 +108,7 @@ fn entries(kind: WriteBack, each: impl Fn(&Arena, PhysAddr)) -> Result<f64, Fail
     }))
 }
 
-/// The median of samples of [`TIMES`] repetitions each, per repetition.
+/// Returns the median of samples of [`TIMES`] repetitions each, per repetition.
 fn median(mut sample: impl FnMut() -> u64) -> f64 {
     let mut samples: Vec<u64> = (0..SAMPLES).map(|_| sample()).collect();
     samples.sort_unstable();
@@ -116,7 +116,7 @@ fn median(mut sample: impl FnMut() -> u64) -> f64 {
     middle as f64 / TIMES as f64
 }
 
-/// Cycles of the counter per nanosecond of the clock.
+/// Returns the counter's cycles per nanosecond.
 fn rate() -> f64 {
     let (start, from) = (Instant::now(), cycles());
     while start.elapsed() < Duration::from_millis(50) {
@@ -125,8 +125,9 @@ fn rate() -> f64 {
     cycles().wrapping_sub(from) as f64 / start.elapsed().as_nanos().max(1) as f64
 }
 
-/// Bit 0 of the extended capabilities of every VT-d unit (VT-d specification, ECAP_REG.C): whether
-/// page walks snoop the caches. None where there is no such unit, or no permission to look.
+/// Reads bit 0 of the extended capabilities of every VT-d unit (VT-d specification, ECAP_REG.C):
+/// true if page walks of all units snoop the caches. `None` without such a unit or without
+/// permission.
 fn walks_snoop(class: &Path) -> Option<bool> {
     let mut answer = None;
     for unit in fs::read_dir(class).ok()?.flatten() {
@@ -140,7 +141,8 @@ fn walks_snoop(class: &Path) -> Option<bool> {
     answer
 }
 
-/// The file: the profile as TOML, and above it what was measured and what was not.
+/// Returns the file: the profile as TOML, preceded by comments that list measured and unmeasured
+/// values.
 fn profile(measured: &Measured) -> Result<String, Failure> {
     let source = Profile::r210_2015();
     let profile = Profile {

@@ -20,7 +20,7 @@ use crate::output::{print, print_line, table_style};
 use crate::profile_file;
 use crate::progress::Progress;
 
-/// Replays traces in modes and prints what came of it.
+/// Replays traces in modes and prints the results.
 pub(crate) fn compare(args: &CompareArgs) -> Result<(), Failure> {
     let profile = profile(args)?;
     let modes = modes(args);
@@ -103,9 +103,9 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<(), Failure> {
     }
 }
 
-/// Finds out before the replay what would spoil it at its end: traces that cannot be opened,
-/// devices that they do not name, a directory for the plots that cannot be made. What comes from
-/// standard input is seen only once.
+/// Checks before the replay for errors that would otherwise occur at its end: traces that cannot be
+/// opened, devices that they do not name, a plot directory that cannot be created. Standard input
+/// is not checked, because it can be read only once.
 fn check(args: &CompareArgs, inputs: &[Input]) -> Result<(), Failure> {
     if inputs
         .iter()
@@ -137,7 +137,7 @@ fn reading(args: &CompareArgs) -> TraceOptions {
     options
 }
 
-/// Writes the plots and says where, on standard error: standard output is the report's.
+/// Writes the plots and prints their paths to standard error; standard output is for the report.
 fn draw(report: &Report, dir: &Path) -> Result<(), Failure> {
     for plot in plots(report) {
         let path = write_into(dir, &plot.file, plot.svg.as_bytes())?;
@@ -146,7 +146,8 @@ fn draw(report: &Report, dir: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Short traces are over before a clock has ticked twice; there, many repetitions cost nothing.
+/// Returns the default number of repetitions. Short traces need many, because a single replay is
+/// shorter than the resolution of a clock.
 fn default_repetitions(inputs: &[Input]) -> usize {
     if inputs.iter().all(Input::is_short) {
         21
@@ -155,7 +156,7 @@ fn default_repetitions(inputs: &[Input]) -> usize {
     }
 }
 
-/// The profile with what the command line changes.
+/// Returns the profile with the changes of the command line.
 fn profile(args: &CompareArgs) -> Result<Profile, Failure> {
     let mut profile = profile_file::load(&args.profile)?;
     if let Some(c_none) = args.c_none {
@@ -174,7 +175,7 @@ fn profile(args: &CompareArgs) -> Result<Profile, Failure> {
     Ok(profile)
 }
 
-/// The named modes and the composed ones, each once.
+/// Returns the named modes and the composed ones, each once.
 fn modes(args: &CompareArgs) -> Vec<Mode> {
     let named = match args.modes.as_slice() {
         [] => Mode::named(),
@@ -189,7 +190,7 @@ fn modes(args: &CompareArgs) -> Vec<Mode> {
     modes
 }
 
-/// The processor and the build that execute what is executed.
+/// Returns the CPU and the build that execute the measured part.
 pub(super) fn executed_on() -> ExecutedOn {
     let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = info.lines().find_map(|line| {

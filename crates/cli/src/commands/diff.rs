@@ -10,7 +10,7 @@ use crate::failure::Failure;
 use crate::input_file;
 use crate::output::{print, table_style};
 
-/// Bytes of a report: some 30,000 rows.
+/// Maximum size of a report in bytes: some 30,000 rows.
 const MAX_BYTES: u64 = 64 << 20;
 
 /// Compares two reports.

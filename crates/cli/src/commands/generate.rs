@@ -1,5 +1,5 @@
-//! `ringfence completions` and `ringfence man`: made from the same description as the command line
-//! itself.
+//! `ringfence completions` and `ringfence man`: generated from the same definition as the command
+//! line itself.
 
 use std::fs;
 use std::path::Path;
@@ -23,8 +23,8 @@ pub(crate) fn man(args: &ManArgs) -> Result<(), Failure> {
     match &args.dir {
         Some(dir) => {
             fs::create_dir_all(dir).map_err(Failure::io(dir))?;
-            // The library follows what links there are: it writes where nobody else can have put
-            // any.
+            // The library follows existing links, so it writes to a directory that no other user
+            // can access.
             let made = tempfile::tempdir().map_err(Failure::io(dir))?;
             let made = made.path();
             clap_mangen::generate_to(Cli::command(), made).map_err(Failure::io(dir))?;

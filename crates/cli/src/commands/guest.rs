@@ -23,9 +23,9 @@ use crate::failure::Failure;
 use crate::out_file::{FileAccess, OutFile, write_into};
 use crate::output::{print, print_line};
 
-/// The stock IOMMU's driver.
+/// Driver of the standard IOMMU, virtio-iommu.
 const VIRTIO_IOMMU: &str = "virtio_iommu";
-/// What drivers the guest needs for the devices there are, and for a file system.
+/// Drivers that the guest needs for the devices and a file system.
 const MODULES: &[&str] = &[
     "virtio_blk",
     "virtio_net",
@@ -33,14 +33,14 @@ const MODULES: &[&str] = &[
     "crc32c_generic",
     "ext4",
 ];
-/// Bytes of the disk if none is named.
+/// Size of the disk in bytes if no disk is named.
 const SCRATCH_BYTES: u64 = 64 << 20;
 
-/// How late the disk is where instructions are counted, so that the driver waits for it on every
-/// host: some ten times what it takes to begin to.
+/// Delay of the disk when instructions are counted, so that the driver waits for it on every host.
+/// It is about ten times the time that the driver needs to begin waiting.
 const LATE: Duration = Duration::from_millis(1);
 
-/// Does what is asked with guests; the exit code is the guest's.
+/// Runs a `guest` subcommand; the exit code is that of the guest.
 pub(crate) fn guest(command: &GuestCommand) -> Result<ExitCode, Failure> {
     match command {
         GuestCommand::Run(args) => run(args),
@@ -50,7 +50,7 @@ pub(crate) fn guest(command: &GuestCommand) -> Result<ExitCode, Failure> {
     }
 }
 
-/// What a guest needs, found or fetched.
+/// The components of a guest, found or fetched.
 struct Prepared {
     qemu: Qemu,
     kernel: Kernel,
@@ -65,7 +65,7 @@ impl Prepared {
         files: &[(String, Vec<u8>)],
     ) -> Result<Self, Failure> {
         let mut say = |text: &str| print_line(text);
-        // What is in it is run.
+        // The guest executes the contents of the cache.
         let cache = make_cache(&args.cache).map_err(Failure::io(&args.cache))?;
         let qemu = Qemu::prepare(&cache, &mut say)?;
         let kernel = Kernel::prepare(&args.kernel, &cache, &mut say)?;
@@ -137,7 +137,7 @@ fn kernel_line(args: &GuestArgs) -> String {
 }
 
 fn run(args: &GuestRunArgs) -> Result<ExitCode, Failure> {
-    // Before anything is fetched. The disk is there in any case.
+    // Check before anything is fetched. The disk always exists.
     let disk = args.devices.blk.clone().unwrap_or_default();
     let mut devices = devices(&args.devices, Some(&disk))?;
     devices.paravirtual = args.module.module.is_some();
@@ -159,7 +159,7 @@ fn run(args: &GuestRunArgs) -> Result<ExitCode, Failure> {
     if args.icount {
         line = format!("{line} {COUNTED_WORDS}");
     }
-    // A process of its own, or one behind QEMU, takes long enough.
+    // A device in a separate process, or one behind QEMU, is slow enough.
     if args.icount && devices.sandbox.is_none() && devices.vhost_user.is_none() {
         devices.delay = Some(LATE);
     }
@@ -182,7 +182,7 @@ fn run(args: &GuestRunArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::from(code))
 }
 
-/// This program and the libraries that it needs, for the guest.
+/// Returns this program and its libraries, for the guest.
 fn itself() -> Result<Vec<(String, Vec<u8>)>, Failure> {
     let own = std::env::current_exe().map_err(Failure::io("ringfence".as_ref()))?;
     let mut files = vec![(PathBuf::from("/bin/ringfence"), own.clone())];
@@ -201,7 +201,7 @@ fn itself() -> Result<Vec<(String, Vec<u8>)>, Failure> {
     files.into_iter().map(read).collect()
 }
 
-/// Times reads in the guest that this runs in.
+/// Times reads; runs inside the guest.
 fn reads(args: &GuestReadsArgs) -> Result<(), Failure> {
     let count = usize::try_from(args.count).unwrap_or(usize::MAX);
     let times = bench_reads(&args.file, count).map_err(Failure::io(&args.file))?;
@@ -221,7 +221,7 @@ fn reads(args: &GuestReadsArgs) -> Result<(), Failure> {
     print(&text)
 }
 
-/// Reads and writes of several sizes, so that mappings come and go.
+/// Reads and writes of several sizes, which map and unmap repeatedly.
 const JUDGED: &str = "for n in $(seq 12); do
     dd if=/dev/vda of=/dev/null bs=4k count=4 iflag=direct
     dd if=/dev/vda of=/dev/null bs=64k count=2 iflag=direct
@@ -294,11 +294,12 @@ fn scratch(dir: &Path) -> Result<PathBuf, Failure> {
     Ok(path)
 }
 
-/// The directory of a guest's sockets: paths of sockets are short, so it is not below the cache.
+/// The directory of a guest's sockets. It is not below the cache, because socket paths must be
+/// short.
 enum Directory {
-    /// Removed at the end.
+    /// A private directory, removed at the end.
     Private(PrivateDir),
-    /// The user's.
+    /// A directory named by the user.
     Named(PathBuf),
 }
 
@@ -320,7 +321,8 @@ impl Directory {
         }
     }
 
-    /// The end of a guest. Its files stay where it failed: the error names its console.
+    /// Ends the use of the directory. After a failure its files stay, because the error names its
+    /// console.
     fn keep_on_error(self, ended: Result<u8, GuestError>) -> Result<u8, GuestError> {
         if let (Self::Private(dir), Err(_)) = (self, &ended) {
             dir.keep();

@@ -1,4 +1,4 @@
-//! One subcommand a file.
+//! One module per subcommand.
 
 mod calibrate;
 mod compare;
@@ -37,9 +37,9 @@ pub(crate) use without_live::{device, guest, serve, top};
 use ringfence_report::printable_json;
 use serde::Serialize;
 
-/// Indented JSON with a newline at its end.
+/// Returns indented JSON with a final newline.
 fn json(value: &impl Serialize) -> String {
-    // Our own values serialise: keys are strings, floats that are not finite become null.
+    // Our own types always serialise: keys are strings, and non-finite floats become null.
     let mut text = serde_json::to_string_pretty(value).unwrap_or_default();
     text.push('\n');
     printable_json(&text).into_owned()

@@ -29,12 +29,12 @@ use crate::inputs::{Input, KEPT};
 use crate::out_file::write_into;
 use crate::output::{print, print_line, table_style};
 
-/// The experiments that read recorded traces, and the one whose guests are booted.
+/// The experiments that read recorded traces (X07, X22), and the one that boots guests (X21).
 const PREFETCHERS: &str = "X07";
 const REUSE: &str = "X22";
 const GUESTS: &str = "X21";
 
-/// Runs experiments of the documents and prints what came of them.
+/// Runs experiments of the papers and prints their findings.
 pub(crate) fn reproduce(args: &ReproduceArgs) -> Result<(), Failure> {
     if args.list {
         return print(&experiments_table(table_style()));
@@ -61,7 +61,7 @@ pub(crate) fn reproduce(args: &ReproduceArgs) -> Result<(), Failure> {
     for (place, experiment) in experiments.iter().enumerate() {
         progress(place, experiments.len(), experiment);
         if experiment.id == GUESTS {
-            // Among all others it is no reason to fetch anything.
+            // Do not fetch anything if X21 is only one of all experiments.
             (setting.guests, interrupted) = guests(&args.guests, !args.all)?;
         }
         let finding = experiment.run(&setting)?;
@@ -88,7 +88,7 @@ pub(crate) fn reproduce(args: &ReproduceArgs) -> Result<(), Failure> {
     }
 }
 
-/// What was counted in guests, and whether that was interrupted.
+/// Returns the counts of the guests, and true if Ctrl-C interrupted them.
 #[cfg(feature = "live")]
 fn guests(args: &ReproduceGuestArgs, fetch: bool) -> Result<(Guests, bool), Failure> {
     guests::count(args, fetch)
@@ -99,8 +99,8 @@ fn guests(_: &ReproduceGuestArgs, _: bool) -> Result<(Guests, bool), Failure> {
     Ok((Guests::None(Failure::NotBuilt.to_string()), false))
 }
 
-/// What prefetchers predict of the devices of recorded traces, and how often these map their pages
-/// again; each if it is wanted.
+/// Computes the predictions of prefetchers for the devices of recorded traces, and the reuse of
+/// their pages, each if it is wanted.
 fn recorded(
     paths: &[PathBuf],
     [prefetchers, reused]: [bool; 2],
@@ -116,7 +116,7 @@ fn recorded(
         if std::io::stderr().is_terminal() {
             print_line(&format!("trace {}/{} {name}", place + 1, names.len()));
         }
-        // What is read for both is read twice.
+        // An input for both experiments is read twice.
         let input = if prefetchers && reused {
             input.reusable(KEPT)?
         } else {
@@ -135,7 +135,7 @@ fn recorded(
     Ok(())
 }
 
-/// Says on standard error what runs, if anybody is there to read it.
+/// Prints the current experiment to standard error if that is a terminal.
 fn progress(place: usize, count: usize, experiment: &Experiment) {
     if std::io::stderr().is_terminal() {
         let (id, title) = (experiment.id, experiment.title);
@@ -143,7 +143,7 @@ fn progress(place: usize, count: usize, experiment: &Experiment) {
     }
 }
 
-/// Writes the findings in every form into a directory, and says where.
+/// Writes the findings in every format into a directory, and prints their paths.
 fn write(reproduction: &Reproduction, dir: &Path) -> Result<(), Failure> {
     let mut text = String::new();
     for finding in &reproduction.findings {

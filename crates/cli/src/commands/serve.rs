@@ -23,10 +23,10 @@ use crate::failure::Failure;
 use crate::interrupt::{AfterSignal, on_interrupt};
 use crate::output::{print, print_line};
 
-/// Exit code when another process has taken the devices over.
+/// Exit code after another process has taken over the devices.
 const HANDED_OVER: u8 = 4;
 
-/// Serves until Ctrl-C, or until another process does.
+/// Serves until Ctrl-C, or until another process takes over.
 pub(crate) fn serve(args: &ServeArgs) -> Result<ExitCode, Failure> {
     let daemon = if args.take_over {
         take_over(args)?
@@ -52,7 +52,7 @@ fn begin(args: &ServeArgs) -> Result<Daemon, Failure> {
     match announce(&mut daemon, args) {
         Ok(()) => Ok(daemon),
         Err(error) => {
-            // Its sockets go with it.
+            // Stopping the daemon also removes its sockets.
             daemon.stopper().stop();
             let _ = daemon.join();
             Err(error)
@@ -104,7 +104,7 @@ fn take_over(args: &ServeArgs) -> Result<Daemon, Failure> {
     Ok(daemon)
 }
 
-/// All is open that serving takes: every thread that begins from now on can open nothing more.
+/// Confines the daemon after all its files are open: later threads can open no more files.
 fn confine(daemon: &Daemon, args: &ServeArgs) -> Result<(), Failure> {
     daemon.confine().map_err(Failure::io(&args.dir))?;
     stop_with_ctrl_c(daemon)
@@ -119,12 +119,12 @@ fn stop_with_ctrl_c(daemon: &Daemon) -> Result<(), Failure> {
     handled.map_err(Failure::io("Ctrl-C".as_ref()))
 }
 
-/// Is a device, for the process whose socket is standard input.
+/// Runs a device for the process at the other end of standard input, a socket.
 pub(crate) fn device() -> Result<(), Failure> {
     run_sandboxed_device().map_err(Failure::io("device".as_ref()))
 }
 
-/// The devices of a command line, with this disk.
+/// Converts the options of a command line to devices, with disk `disk`.
 pub(super) fn devices(args: &DeviceArgs, disk: Option<&Path>) -> Result<DeviceOptions, Failure> {
     Ok(DeviceOptions {
         access: access(args),
@@ -147,7 +147,7 @@ pub(super) fn devices(args: &DeviceArgs, disk: Option<&Path>) -> Result<DeviceOp
     })
 }
 
-/// This program, as a disk's process.
+/// Returns this program, as the program of a disk's process.
 fn own_program() -> Result<SandboxProgram, Failure> {
     let path = std::env::current_exe().map_err(Failure::io("ringfence".as_ref()))?;
     let arguments = vec!["device".into()];
@@ -187,12 +187,12 @@ fn caps(args: &GuestLimitArgs) -> GuestLimits {
     }
 }
 
-/// Refuses what does not go together.
+/// Refuses devices that exclude each other.
 pub(super) fn check(devices: &DeviceOptions) -> Result<(), Failure> {
     devices.check().map_err(Failure::Devices)
 }
 
-/// Starts them; what they refuse goes to standard error.
+/// Starts the devices; errors of clients go to standard error.
 pub(super) fn start(
     dir: &Path,
     devices: &DeviceOptions,
@@ -203,12 +203,12 @@ pub(super) fn start(
     let mut daemon = started.map_err(|(path, source)| Failure::Io { path, source })?;
     daemon.machine().memory = args.memory;
     daemon.machine().processors = args.cpus;
-    // Neither this process nor a QEMU that it starts needs any.
+    // Neither this process nor a QEMU that it starts needs privileges.
     drop_privileges().map_err(Failure::io(dir))?;
     Ok(daemon)
 }
 
-/// To standard error.
+/// Returns a log that writes to standard error.
 fn log() -> Log {
     Arc::new(|device, event| {
         let line = match event {
@@ -220,12 +220,12 @@ fn log() -> Log {
             ServeEvent::Kept(why) => format!("the devices stay here: {why}"),
             ServeEvent::Connected | ServeEvent::Disconnected => return,
         };
-        // A log that takes nothing any more, a full file or a closed pipe, ends no device.
+        // A failed write to the log (a full file, a closed pipe) must not end a device.
         let _ = writeln!(io::stderr(), "ringfence: {}", printable_line(&line));
     })
 }
 
-/// For a shell.
+/// Quotes a word for a shell.
 pub(super) fn quote(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_=,./:".contains(c);
     if word.chars().all(plain) {

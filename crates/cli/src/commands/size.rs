@@ -18,7 +18,8 @@ use crate::output::{print, print_line, table_style};
 use crate::profile_file;
 use crate::progress::Progress;
 
-/// Counts what traces ask of rings and of the IOTLB, tries sizes, and prints advice.
+/// Counts the ring entries and IOTLB entries that traces need, tries sizes, and prints
+/// recommendations.
 pub(crate) fn size(args: &SizeArgs) -> Result<(), Failure> {
     let profile = profile(args)?;
     let inputs = Input::all(&args.traces);
@@ -37,7 +38,7 @@ pub(crate) fn size(args: &SizeArgs) -> Result<(), Failure> {
     reading.lenient = args.lenient;
     reading.limits = args.limits.limits();
     let limits = args.replay_limits.limits();
-    // A trace is read several times: counted, then replayed.
+    // A trace is read several times: for counting, and for each replay.
     let inputs = inputs
         .into_iter()
         .map(|input| input.reusable(args.replay_limits.spool()));
@@ -92,7 +93,7 @@ fn profile(args: &SizeArgs) -> Result<Profile, Failure> {
     Ok(profile)
 }
 
-/// Writes the plots and says where, on standard error: standard output is the report's.
+/// Writes the plots and prints their paths to standard error; standard output is for the report.
 fn draw(sizing: &Sizing, dir: &Path) -> Result<(), Failure> {
     for plot in sizing_plots(sizing) {
         let path = write_into(dir, &plot.file, plot.svg.as_bytes())?;

@@ -15,13 +15,13 @@ use crate::args::TopArgs;
 use crate::failure::Failure;
 use crate::output::print;
 
-/// More than all counters of all devices take.
+/// Maximum size of the counters of all devices in bytes.
 const MAX_BYTES: u64 = 1 << 20;
-/// The daemon answers at once, or not at all.
+/// A working daemon answers at once.
 const READ_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Looks at the counters again and again. In a terminal the table stays in its place; elsewhere one
-/// follows the other.
+/// Prints the counters repeatedly. In a terminal each table replaces the previous one; elsewhere
+/// the tables follow each other.
 pub(crate) fn top(args: &TopArgs) -> Result<(), Failure> {
     let socket = args.dir.join(METRICS);
     let term = Term::stdout();
@@ -35,7 +35,7 @@ pub(crate) fn top(args: &TopArgs) -> Result<(), Failure> {
         thread::sleep(Duration::from_secs_f64(args.interval));
         let now = (read_sample(&socket)?, Instant::now());
         if term.is_term() {
-            // An error here is one of the terminal's; the next print says so.
+            // The next print reports an error of the terminal.
             let _ = term.clear_last_lines(text.lines().count());
         } else {
             print("\n")?;
@@ -53,7 +53,7 @@ fn read_sample(socket: &Path) -> Result<Sample, Failure> {
     read().map_err(Failure::io(socket))
 }
 
-/// The counters of a daemon as of now, as Prometheus's text.
+/// Reads the current counters of a daemon in Prometheus text format.
 pub(super) fn counters(socket: &Path) -> io::Result<String> {
     let stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(READ_TIMEOUT))?;

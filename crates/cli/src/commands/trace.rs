@@ -24,7 +24,7 @@ use crate::interrupt::{AfterSignal, on_interrupt};
 use crate::out_file::{FileAccess, OutFile};
 use crate::output::{print, print_line, table_style};
 
-/// Does what is asked with traces.
+/// Runs a `trace` subcommand.
 pub(crate) fn trace(command: TraceCommand) -> Result<(), Failure> {
     match command {
         TraceCommand::Info(args) => info(&args),
@@ -34,7 +34,7 @@ pub(crate) fn trace(command: TraceCommand) -> Result<(), Failure> {
     }
 }
 
-/// A trace's object in the JSON array.
+/// Entry of one trace in the JSON array.
 #[derive(Serialize)]
 struct Named {
     trace: String,
@@ -83,12 +83,13 @@ fn record(args: &RecordArgs) -> Result<(), Failure> {
         buffer_kib: args.buffer * 1024,
         ..Recording::default()
     };
-    // A kernel's addresses are for nobody else.
+    // A recording contains kernel addresses, so only the user may read it.
     let mut out = OutFile::create(&args.output, FileAccess::User)?;
     let stop = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&stop);
-    // Without the handler Ctrl-C would leave the instance behind; with it, what was recorded is
-    // kept. Whoever opens a FIFO waits for its reader: until it is open, Ctrl-C ends the command.
+    // Without the handler, Ctrl-C would leave the tracefs instance behind; with it, the recorded
+    // text is kept. Opening a FIFO blocks until it has a reader, so the handler is installed after
+    // the open. Until then, Ctrl-C ends the command.
     let handled = on_interrupt(move || {
         flag.store(true, Ordering::Relaxed);
         AfterSignal::GoOn
@@ -141,7 +142,7 @@ fn anonymise(args: &AnonymiseArgs) -> Result<(), Failure> {
         return Err(Failure::ReadTwice);
     }
     let anonymise = Anonymise {
-        // The standard library's source of randomness: two processes do not draw the same.
+        // Random seed of the standard library; it differs between processes.
         seed: args
             .seed
             .unwrap_or_else(|| RandomState::new().hash_one(0u8)),
@@ -170,7 +171,7 @@ fn anonymise(args: &AnonymiseArgs) -> Result<(), Failure> {
     out.finish()
 }
 
-/// Text under a name that ends in .parquet would be read as Parquet.
+/// Refuses an output name that ends in .parquet, because readers expect Parquet there.
 fn refuse_parquet(output: &Path) -> Result<(), Failure> {
     if output.extension() != Some(OsStr::new("parquet")) {
         return Ok(());
@@ -181,14 +182,14 @@ fn refuse_parquet(output: &Path) -> Result<(), Failure> {
     })
 }
 
-/// The output is a regular file, and its name does not say that it is Parquet.
+/// Returns true if the output is a regular file whose name does not end in .parquet.
 #[cfg(feature = "parquet")]
 fn named_otherwise(output: &Path) -> bool {
     let is_other = fs::metadata(output).is_ok_and(|about| !about.is_file());
     !is_other && output != OsStr::new("-") && output.extension() != Some(OsStr::new("parquet"))
 }
 
-/// An output that is the input would replace the recording.
+/// Refuses an output that is also the input: it would replace the recording.
 fn refuse_same(input: &Path, output: &Path) -> Result<(), Failure> {
     let input = match input == OsStr::new("-") {
         true => Path::new("/proc/self/fd/0"),
@@ -215,7 +216,8 @@ fn convert(args: &ConvertArgs) -> Result<(), Failure> {
         });
     }
     refuse_same(&args.trace, &args.output)?;
-    // Before the trace is opened: a directory, say, is refused before any work.
+    // Create the output before the trace is opened, so that an invalid output (a directory, say)
+    // fails before any work.
     let mut out = OutFile::create(&args.output, FileAccess::Umask)?;
     let mut operations = Input::of(&args.trace).operations(options(args.lenient, &args.limits))?;
     let written = write_parquet(&mut operations, &mut out).map_err(|error| match error {

@@ -1,13 +1,14 @@
-//! What a guest of X21 and the counters of its devices say.
+//! Parses the output of an X21 guest and the counters of its devices.
 
 use ringfence_lab::experiments::guests::{
     Configuration, FalseFaults, GuestCounts, HostCounts, TableWalks, Uncounted,
 };
 
-/// What was said at one moment of a guest.
+/// Counters of one guest at a checkpoint.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct GuestCounters {
-    /// Requests that the device has served until then, as all counts are.
+    /// Requests that the device has served so far. All counts without another note are totals so
+    /// far.
     operations: f64,
     requests: f64,
     exits: f64,
@@ -17,57 +18,58 @@ pub(super) struct GuestCounters {
     stopped: f64,
     maps: Option<f64>,
     hits: Option<f64>,
-    /// Of those since the last moment.
+    /// Median per operation since the previous checkpoint.
     instructions: Option<f64>,
-    /// The fewest, of those since the last moment.
+    /// Minimum since the previous checkpoint.
     map_unmap: Option<f64>,
-    /// Of a device whose pages have frames.
+    /// For a device whose pages have frames.
     host: Option<HostCounts>,
 }
 
-/// The counter of a device, from Prometheus's text; 0 where it has none.
+/// Returns the counter of a device from Prometheus text; `None` if it is missing.
 fn counter(metrics: &str, name: &str, device: &str) -> Option<f64> {
     let begin = format!("ringfence_{name}_total{{device=\"{device}\"}} ");
     let line = metrics.lines().find_map(|line| line.strip_prefix(&begin));
     line.and_then(|value| value.trim().parse().ok())
 }
 
-/// The number behind `name` and a colon, in what the module says of the device at `place`.
+/// Returns the number after `name` and a colon in the module's debugfs output for the device at
+/// `place`.
 fn debugfs(out: &str, place: &str, name: &str) -> Option<f64> {
     let end = format!("/{place}/{name}:");
     let line = out.lines().find_map(|line| line.split_once(&end));
     line.and_then(|(_, value)| value.trim().parse().ok())
 }
 
-/// The number before ` unit`, behind the last blank before it.
+/// Returns the number before ` unit`, from the last space before it.
 fn before(line: &str, unit: &str) -> Option<f64> {
     let (head, _) = line.split_once(unit)?;
     head.rsplit(' ').next()?.parse().ok()
 }
 
-/// Reads what a guest wrote since its last moment, `out`, and its devices' counters, for the device
-/// `name` at `place`.
+/// Parses the output `out` of a guest since its previous checkpoint, and its devices' counters, for
+/// the device `name` at `place`.
 pub(super) fn parse(
     out: &str,
     metrics: &str,
     name: &str,
     place: &str,
 ) -> Result<GuestCounters, String> {
-    // The kernel says of the module that it is loaded, too.
+    // The kernel also prints a line about loading the module.
     let counted = out.lines().filter(|line| line.contains("dma_count: "));
     let map_unmap = counted.filter_map(|line| {
         let pairs = before(line, " maps and unmaps").filter(|pairs| *pairs > 0.0)?;
         Some(before(line, " for ")? / pairs)
     });
     let operations = counter(metrics, "requests", name).ok_or("the device has no counters")?;
-    // One of the two, or none.
+    // The counter of the first device that has it, or 0.
     let of_one = |devices: &[&str], counted| {
         let mut devices = devices.iter();
         let found = devices.find_map(|device| counter(metrics, counted, device));
         found.unwrap_or(0.0)
     };
     let of_iommu = |counted| of_one(&["pviommu", "iommu"], counted);
-    // Without an IOMMU of the guest's its tables are the device's own.
+    // Without an IOMMU in the guest, the tables are those of the device itself.
     let of_tables = |counted| of_one(&["pviommu", "iommu", name], counted);
     let of_device = |counted| of_one(&[name], counted);
     let para = counter(metrics, "requests", "pviommu").is_some();
@@ -87,7 +89,7 @@ pub(super) fn parse(
             .filter(|line| line.starts_with("waited: "))
             .find_map(|line| before(line, " ns of work the median")),
         map_unmap: map_unmap.reduce(f64::min),
-        // Behind the para-virtual IOMMU every kind has.
+        // With the para-virtual IOMMU, devices of every kind have frames.
         host: (translated || para).then(|| HostCounts {
             table: translated.then(|| TableWalks {
                 walks: of_device("unit_walks"),
@@ -102,7 +104,8 @@ pub(super) fn parse(
 }
 
 impl GuestCounters {
-    /// What an operation took since the moment `before`, of those `asked` for, in `configuration`.
+    /// Returns the counts per operation since the checkpoint `before`, for `asked` operations in
+    /// `configuration`.
     pub(super) fn since(
         &self,
         before: &Self,
@@ -118,7 +121,7 @@ impl GuestCounters {
         if stopped > 0.0 && !configuration.is_as_published() {
             return failed(format!("{stopped} accesses of its devices were stopped"));
         }
-        // What a few took before one of them failed is not what one takes.
+        // The average of a few operations before a failure is not the cost of one operation.
         let operations = self.operations - before.operations;
         if operations < f64::from(asked) {
             if stopped == 0.0 {
@@ -209,7 +212,7 @@ at once: 4 of them, 9000 ns of work the median, 9000 the cheapest, 9001 the dear
             };
             assert_eq!(said, wanted);
         }
-        // Without an IOMMU nothing is asked of one; without the disk there is nothing to count.
+        // Without an IOMMU it receives no requests; without the disk there are no counts.
         let said = parse(OUT, &metrics("other", 24), "blk", "0000:00:04.0").unwrap();
         assert_eq!((said.requests, said.exits), (0.0, 0.0));
         assert!(parse(OUT, &metrics("iommu", 24), "net", "0000:00:05.0").is_err());
@@ -240,8 +243,8 @@ at once: 4 of them, 9000 ns of work the median, 9000 the cheapest, 9001 the dear
                 let now = host(500, 80, tables, translated);
                 let then = host(300, 60, tables, translated);
                 let counts = now.since(&then, 200, Configuration::Pviommu);
-                // In a process or behind software no table of the hardware's is walked, and behind
-                // the para-virtual IOMMU only it has frames.
+                // In a separate process or with software translation, no hardware table is walked.
+                // With the para-virtual IOMMU, only the IOMMU has frames.
                 let wanted = HostCounts {
                     table: translated.then_some(TableWalks {
                         walks: 1.0,
@@ -279,7 +282,7 @@ at once: 4 of them, 9000 ns of work the median, 9000 the cheapest, 9001 the dear
             (Some(11000.0), 469.0)
         );
         assert!(few.since(&few, 1, ours).is_err());
-        // Once is enough.
+        // One of the two checkpoints is enough.
         many.map_unmap = None;
         assert_eq!(many.since(&few, 100, ours).unwrap().map_unmap, 469.0);
         few.map_unmap = None;
@@ -297,19 +300,19 @@ at once: 4 of them, 9000 ns of work the median, 9000 the cheapest, 9001 the dear
             ..few.clone()
         };
         let (ours, literal) = (Configuration::PviommuRtc, Configuration::RtcLiteral);
-        // One read that failed, and whoever divided by it.
+        // One read that failed; its counts must not be divided by one operation.
         for (said, configuration) in [
             (stopped(1.0, 0.0), ours),
             (stopped(1.0, 0.0), literal),
             (stopped(255.0, 0.0), ours),
-            // All that ours maps is reached.
+            // In our configuration, the device reaches all mapped pages.
             (stopped(1.0, 21.0), ours),
             (stopped(256.0, 1.0), ours),
         ] {
             let counts = said.since(&few, 256, configuration);
             assert!(matches!(counts, Err(Uncounted::Failed(_))), "{counts:?}");
         }
-        // Of the document's cache that is what there is to find.
+        // With the as-published cache of the PVIOMMU paper, these false faults are the result.
         let seen = FalseFaults {
             requests: 168.0,
             unanswered: 20.0,

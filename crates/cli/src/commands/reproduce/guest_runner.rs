@@ -1,5 +1,5 @@
-//! One guest of X21: booted by this program's own `guest run`, and its devices' counters read at
-//! two moments of it.
+//! Boots one guest of X21 with this program's own `guest run` and reads its devices' counters at
+//! two checkpoints.
 
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -15,18 +15,18 @@ use super::guest_counters::{GuestCounters, parse};
 use super::interrupt::Interrupt;
 use crate::args::ReproduceGuestArgs;
 
-/// Operations before the first moment, and between the two. The first ones fill caches of the
-/// kernel's and of the module's.
+/// Operations before the first checkpoint, and between the two. The first ones fill caches of the
+/// kernel and of the module.
 const OPERATIONS: [u32; 2] = [32, 256];
-/// As many processors and pairs of queues has the guest with many queues.
+/// Number of CPUs and queue pairs of the many-queue guest.
 const PAIRS: u32 = 4;
-/// What a guest writes when its counters are to be read; it goes on when it is sent a line.
+/// Line that a guest prints at a checkpoint; it continues after it receives a line.
 const MOMENT: &str = "ringfence: moment";
 
-/// Maps and unmaps in a row, which the device's other counts must not have in them; then twice
-/// operations, what the module says, and a moment. The guest turns until it may go on: one that
-/// rested would have its clock put forward by the seconds after which the cache gives up what it
-/// keeps.
+/// Script of a guest. It first counts maps and unmaps in a row, outside the device's other counts.
+/// Then it runs operations twice, each time followed by the module's counters and a checkpoint. The
+/// guest spins at a checkpoint: the icount clock of an idle guest would jump past the timeout of
+/// the cache.
 const COUNTED: &str =
     "for once in 1 2; do insmod /modules/dma_count.ko device=$PLACE; rmmod dma_count; done
 dmesg | grep dma_count:
@@ -41,8 +41,7 @@ done";
 const READS: &str = "PLACE=0000:00:04.0
 operate() { ringfence guest reads /dev/vda --count $1; }";
 
-/// A frame a round trip's time to a neighbour that does not answer, on each processor and so on
-/// each queue.
+/// Sends a frame per 10 ms to a neighbour that does not answer, on each CPU and thus on each queue.
 const FRAMES: &str = "PLACE=0000:00:05.0
 echo 1 2>/dev/null >/proc/sys/net/ipv6/conf/eth0/disable_ipv6
 ip addr add 10.9.0.1/24 dev eth0; ip link set eth0 up
@@ -54,7 +53,7 @@ operate() {
     wait
 }";
 
-/// What `guest run` is to be told for a cell.
+/// Returns the arguments of `guest run` for a cell.
 fn words(kind: Kind, configuration: Configuration, dir: &Path) -> Vec<String> {
     let mut words: Vec<String> = match configuration {
         Configuration::KvmBaseline => vec!["--no-iommu"],
@@ -77,8 +76,8 @@ fn words(kind: Kind, configuration: Configuration, dir: &Path) -> Vec<String> {
     match kind {
         Kind::Emulated => {}
         Kind::Assigned => words.push("--assigned".into()),
-        // The document's baseline of a simulated device has no process for it: its simulator is
-        // where all of the guest's memory is (section 4.2).
+        // The PVIOMMU paper's baseline of a simulated device has no separate process: its simulator
+        // has all of the guest's memory (section 4.2).
         Kind::Simulated if configuration == Configuration::KvmBaseline => {}
         Kind::Simulated => words.push("--isolate".into()),
         Kind::ManyQueue => {
@@ -87,7 +86,7 @@ fn words(kind: Kind, configuration: Configuration, dir: &Path) -> Vec<String> {
                 "--cpus".into(),
                 PAIRS.to_string(),
                 "--net".into(),
-                // Nobody is there: what is sent has left.
+                // No peer listens; sent frames have left the device.
                 format!(
                     "datagram={}:{},queues={PAIRS}",
                     here.display(),
@@ -99,7 +98,7 @@ fn words(kind: Kind, configuration: Configuration, dir: &Path) -> Vec<String> {
     words
 }
 
-/// The name of the device of a kind, as counters have it, and its place on the guest's bus.
+/// Returns the name of a kind's device in the counters, and its address on the guest's bus.
 fn device(kind: Kind) -> (&'static str, &'static str) {
     match kind {
         Kind::ManyQueue => ("net", "0000:00:05.0"),
@@ -107,7 +106,7 @@ fn device(kind: Kind) -> (&'static str, &'static str) {
     }
 }
 
-/// The command of a guest.
+/// Returns the command of a guest.
 fn script(kind: Kind) -> String {
     let operate = match kind {
         Kind::ManyQueue => FRAMES,
@@ -116,10 +115,10 @@ fn script(kind: Kind) -> String {
     format!("{operate}\n{COUNTED}")
 }
 
-/// What a guest wrote up to a moment, and its devices' counters then.
+/// Output of a guest up to a checkpoint, and its devices' counters at that time.
 type Checkpoint = (String, String);
 
-/// A place to boot guests from.
+/// Boots guests in one directory.
 pub(super) struct GuestRunner<'a> {
     pub(super) program: PathBuf,
     pub(super) dir: PathBuf,
@@ -138,7 +137,8 @@ impl GuestRunner<'_> {
         command
     }
 
-    /// Fetches and builds what all of them need, before they share it. The kernel's version.
+    /// Fetches and builds the shared components before guests run in parallel. Returns the kernel's
+    /// version.
     pub(super) fn prepare(&self) -> Result<String, String> {
         let mut command = self.command("prepare");
         command.args(["--module", "pviommu", "--initramfs"]);
@@ -152,7 +152,7 @@ impl GuestRunner<'_> {
         Ok(version.unwrap_or(&self.args.guest_kernel).to_owned())
     }
 
-    /// What an operation takes in a cell, or why that cannot be told.
+    /// Returns the counts per operation in a cell, or the reason for their absence.
     pub(super) fn count_operation(
         &self,
         kind: Kind,
@@ -164,7 +164,7 @@ impl GuestRunner<'_> {
         after.since(&before, OPERATIONS[1], configuration)
     }
 
-    /// One guest, and its moments.
+    /// Boots one guest and returns its checkpoints.
     fn boot(&self, kind: Kind, configuration: Configuration) -> Result<Vec<Checkpoint>, String> {
         let name = format!("{}-{}", kind.word(), configuration.name());
         let dir = self.dir.join(name);
@@ -192,8 +192,8 @@ impl GuestRunner<'_> {
         Ok(moments)
     }
 
-    /// Runs a command, has what it writes read, and waits for its end. If it does not end well, the
-    /// last thing that it said is the error.
+    /// Runs a command, passes its output to `reads`, and waits for its end. If the command fails,
+    /// the error is its last message.
     fn run(
         &self,
         command: &mut Command,
@@ -205,7 +205,7 @@ impl GuestRunner<'_> {
         let (Some(out), Some(error)) = (child.stdout.take(), child.stderr.take()) else {
             return Err("it has no output".into());
         };
-        // Whatever it says meanwhile must not fill the pipe.
+        // Drain standard error in parallel, so that the pipe never fills.
         let says = thread::spawn(move || last_message(error));
         let running = self.stop.guard(child);
         let read = reads(input, &mut BufReader::new(out));
@@ -213,7 +213,7 @@ impl GuestRunner<'_> {
         let last = says.join().unwrap_or_default();
         match read {
             _ if self.stop.is_requested() => Err("interrupted".into()),
-            // A guest that is ended for what it said has nothing to say to that.
+            // A guest that is ended because of its output has no message about that.
             Err(error) => Err(last.unwrap_or_else(|| text(error))),
             Ok(()) if status.success() => Ok(()),
             Ok(()) => Err(last.unwrap_or_else(|| format!("it ended with {status}"))),
@@ -221,7 +221,7 @@ impl GuestRunner<'_> {
     }
 }
 
-/// What is said at the two moments of a guest.
+/// Returns the counters at the two checkpoints of a guest.
 fn counters_at_checkpoints(
     kind: Kind,
     moments: &[Checkpoint],
@@ -238,7 +238,8 @@ fn counters_at_checkpoints(
 
 type Output = BufReader<ChildStdout>;
 
-/// Reads what a guest writes to its end; at each moment takes its counters and lets it go on.
+/// Reads the output of a guest to its end. At each checkpoint, reads its counters and lets it
+/// continue.
 fn watch(
     mut input: impl Write,
     out: &mut impl BufRead,
@@ -260,7 +261,7 @@ fn watch(
     Ok(moments)
 }
 
-/// The last line that is no counter, without this program's name.
+/// Returns the last line that is not a counter, without this program's name.
 fn last_message(from: impl Read) -> Option<String> {
     let lines = BufReader::new(from).split(b'\n').map_while(Result::ok);
     let lines = lines.map(|line| String::from_utf8_lossy(&line).trim_end().to_owned());
@@ -271,7 +272,7 @@ fn last_message(from: impl Read) -> Option<String> {
     Some(last.trim_start_matches("ringfence: ").to_owned())
 }
 
-/// The version of the kernel whose image is named by what `guest prepare` prints.
+/// Returns the version of the kernel image in the output of `guest prepare`.
 fn kernel_version(assignments: &str) -> Option<&str> {
     let image = assignments
         .lines()
@@ -298,7 +299,7 @@ mod tests {
                 assert_eq!(has("--hopt"), hopt);
                 let literal = configuration == Configuration::RtcLiteral;
                 assert_eq!(has("cache=1 literal=1"), literal);
-                // What `guest run` refuses is not asked of it.
+                // The cell uses no option that `guest run` refuses.
                 assert!(has("pviommu") || !hopt);
             }
         }
@@ -363,7 +364,7 @@ mod tests {
         let failed = why("echo 'ringfence: no QEMU' >&2; echo 'ringfence_x 1' >&2; exit 1");
         assert_eq!(failed.unwrap_err(), "no QEMU");
         assert!(why("exit 1").is_err());
-        // Whoever is asked to stop waits for nobody.
+        // After a stop request, the runner does not wait for the command.
         stop.request();
         assert_eq!(why("exec sleep 600").unwrap_err(), "interrupted");
     }

@@ -1,5 +1,4 @@
-//! Guests for X21: each configuration with each kind of device, and what comes of each as soon as
-//! it is known.
+//! Guests for X21: one for each configuration and kind of device; prints each result immediately.
 
 use std::io::{self, IsTerminal};
 use std::sync::{Arc, Mutex};
@@ -17,9 +16,9 @@ use crate::directory::PrivateDir;
 use crate::failure::Failure;
 use crate::output::print_line;
 
-/// Boots a guest for every cell that is asked for, as many at a time as there are processors. With
-/// `fetch` false nothing is fetched: if no guest has been booted before, that is why there are
-/// none. Whether Ctrl-C came in between is the second of the two.
+/// Boots a guest for every requested cell, as many in parallel as there are CPUs. With `fetch`
+/// false the function fetches nothing, and returns [`Guests::None`] with the reason if no guest was
+/// booted before. The boolean is true if Ctrl-C interrupted it.
 pub(super) fn count(args: &ReproduceGuestArgs, fetch: bool) -> Result<(Guests, bool), Failure> {
     if !fetch && !args.guest_cache.join("kernels").is_dir() {
         let none = format!(
@@ -29,7 +28,7 @@ pub(super) fn count(args: &ReproduceGuestArgs, fetch: bool) -> Result<(Guests, b
         return Ok((Guests::None(none), false));
     }
     let program = std::env::current_exe().map_err(Failure::io("ringfence".as_ref()))?;
-    // Below the system's: paths of sockets are short.
+    // Below the system's temporary directory, because socket paths must be short.
     let dir = PrivateDir::new()?;
     let stop = Arc::new(Interrupt::default());
     stop.install_handler()
@@ -52,7 +51,7 @@ pub(super) fn count(args: &ReproduceGuestArgs, fetch: bool) -> Result<(Guests, b
     Ok((guests, stop.is_requested()))
 }
 
-/// Every cell, the ones that nobody asked for without a guest.
+/// Returns every cell; cells that the user did not request have no guest.
 fn cells(args: &ReproduceGuestArgs) -> Vec<GuestCell> {
     let pairs = Kind::ALL
         .into_iter()
@@ -109,7 +108,8 @@ fn all(booth: &GuestRunner<'_>) -> Vec<GuestCell> {
                         Err(Uncounted::Failed(why)) => format!("failed: {why}"),
                         Err(Uncounted::Unasked) => "not asked for".into(),
                     };
-                    // Always: whoever waits for the table, or loses it, has at least these.
+                    // Always print: the user sees partial results before the table, or without it
+                    // after an error.
                     let seconds = begun.elapsed().as_secs_f64();
                     print_line(&format!("{name}: {told} ({seconds:.0} s)"));
                     cell.counts = counts;
@@ -120,7 +120,7 @@ fn all(booth: &GuestRunner<'_>) -> Vec<GuestCell> {
     cells
 }
 
-/// What was counted in one guest.
+/// Returns the line with the counts of one guest.
 fn line(kind: Kind, counts: &GuestCounts) -> String {
     let mut text = format!(
         "a {}: {:.3} requests, {:.3} exits for them, {:.3} for the device",
@@ -151,7 +151,7 @@ fn line(kind: Kind, counts: &GuestCounts) -> String {
     text
 }
 
-/// What there was in a guest without operations to count.
+/// Returns the line for a guest without operations to count.
 fn no_line(kind: Kind, seen: &FalseFaults) -> String {
     format!(
         "no {} to count: of {:.0} requests {:.0} ended with an error and {:.0} unheard, {:.0} accesses stopped; a DMA: {:.0} instructions",

@@ -1,4 +1,4 @@
-//! Ctrl-C while guests run: they end, and what was counted before is kept.
+//! Handles Ctrl-C while guests run: kills them and keeps earlier counts.
 
 use std::io;
 use std::process::{Child, ExitStatus};
@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::interrupt::{AfterSignal, on_interrupt};
 
-/// What a process shares with whoever may end it.
+/// A process, shared with the thread that may kill it.
 type SharedChild = Arc<Mutex<Child>>;
 
-/// Whether to stop, and what runs until then.
+/// A stop request, and the running processes.
 #[derive(Debug, Default)]
 pub(super) struct Interrupt {
     requested: AtomicBool,
@@ -19,12 +19,12 @@ pub(super) struct Interrupt {
 }
 
 impl Interrupt {
-    /// Whether it was asked for.
+    /// Returns true if a stop was requested.
     pub(super) fn is_requested(&self) -> bool {
         self.requested.load(Ordering::SeqCst)
     }
 
-    /// Ends what runs, and whatever would begin to.
+    /// Kills all running processes, and those that start later.
     pub(super) fn request(&self) {
         self.requested.store(true, Ordering::SeqCst);
         for child in lock(&self.running).iter() {
@@ -32,8 +32,8 @@ impl Interrupt {
         }
     }
 
-    /// Has Ctrl-C ask for it; once a process. After [`finish`](Self::finish) it ends this process,
-    /// as without.
+    /// Installs a Ctrl-C handler that requests the stop; call once per process. After
+    /// [`finish`](Self::finish), Ctrl-C ends this process, as it does without the handler.
     pub(super) fn install_handler(self: &Arc<Self>) -> io::Result<()> {
         let stop = Arc::clone(self);
         let handler = move || {
@@ -46,16 +46,16 @@ impl Interrupt {
         on_interrupt(handler)
     }
 
-    /// There is nothing more to keep.
+    /// Ends the phase in which Ctrl-C keeps the counts.
     pub(super) fn finish(&self) {
         self.finished.store(true, Ordering::SeqCst);
     }
 
-    /// Takes a process that has just begun.
+    /// Registers a process that has just started.
     pub(super) fn guard(&self, child: Child) -> GuardedChild<'_> {
         let child = Arc::new(Mutex::new(child));
         lock(&self.running).push(Arc::clone(&child));
-        // Whoever asked before did not see it.
+        // An earlier request did not see this process.
         if self.is_requested() {
             let _ = lock(&child).kill();
         }
@@ -63,7 +63,7 @@ impl Interrupt {
     }
 }
 
-/// A process that ends when it is asked to stop.
+/// A process that is killed at a stop request.
 #[derive(Debug)]
 pub(super) struct GuardedChild<'a> {
     child: SharedChild,
@@ -71,7 +71,8 @@ pub(super) struct GuardedChild<'a> {
 }
 
 impl GuardedChild<'_> {
-    /// Waits for its end, which is near: it has closed its output, or is ended here.
+    /// Waits for the end of the process. It is near: the process has closed its output, or `now`
+    /// kills it.
     pub(super) fn end(self, now: bool) -> io::Result<ExitStatus> {
         let mut child = lock(&self.child);
         if now {
@@ -87,7 +88,7 @@ impl Drop for GuardedChild<'_> {
     }
 }
 
-/// What is behind it is whole at any time.
+/// Locks a mutex. A panic of another holder leaves the contents consistent.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

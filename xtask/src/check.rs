@@ -1,12 +1,12 @@
-//! Format and lints.
+//! Formatting, lints and documentation.
 
 use crate::process;
 use crate::repo::Repo;
 
-/// Packages outside the workspace, which cargo does not reach from the root.
+/// Packages outside the workspace, which cargo does not process from the root.
 pub(crate) const APART: &[&str] = &["fuzz/Cargo.toml", "tests/nostd/Cargo.toml"];
 
-/// Everything is formatted.
+/// Checks that all packages are formatted.
 pub(crate) fn format(repo: &Repo) -> anyhow::Result<String> {
     let check = ["--check"];
     process::show(
@@ -26,7 +26,7 @@ pub(crate) fn format(repo: &Repo) -> anyhow::Result<String> {
     Ok(String::new())
 }
 
-/// Clippy has nothing to say, with every target and feature.
+/// Checks that clippy reports nothing, with every target and feature.
 pub(crate) fn clippy(repo: &Repo) -> anyhow::Result<String> {
     process::show(
         process::command(&repo.root, "cargo").args([
@@ -44,7 +44,7 @@ pub(crate) fn clippy(repo: &Repo) -> anyhow::Result<String> {
     Ok(String::new())
 }
 
-/// The documentation builds without a warning, such as a broken link.
+/// Checks that the documentation builds without a warning, such as a broken link.
 pub(crate) fn rustdoc(repo: &Repo) -> anyhow::Result<String> {
     process::show(
         process::command(&repo.root, "cargo")

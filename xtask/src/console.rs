@@ -1,11 +1,11 @@
-//! Documents that run: the commands shown in README.md and docs/*.md are executed and their shown
-//! output compared.
+//! Executable documents: runs the commands shown in README.md and docs/*.md and compares their
+//! output.
 //!
 //! A block fenced as `console` is a session in the root of the repository. A line that begins with
-//! `$ ` is a command, run by bash; the lines up to the next command are its standard output. No
-//! output shown: only the exit status counts. `...` on a line of its own stands for any number of
-//! lines, `[..]` for any text within a line, and `? 2` as the last line says that the command exits
-//! with 2. Blocks fenced otherwise (`sh`, `text`) are not run.
+//! `$ ` is a command for bash. The lines up to the next command are its standard output. Without
+//! such lines, only the exit status is checked. `...` on its own line matches any number of lines,
+//! and `[..]` any text within a line. `? 2` as the last line means that the command exits with 2.
+//! Other blocks (`sh`, `text`) are not run.
 
 use std::path::{Path, PathBuf};
 
@@ -17,10 +17,10 @@ use crate::repo::Repo;
 use crate::rules;
 use crate::violation::Violation;
 
-/// Longest time a shown command may take: what the documents promise and more.
+/// Maximum run time of a shown command; longer than the documents promise.
 const LIMIT_SECONDS: u32 = 600;
 
-/// A command and what the document says about it.
+/// A command, and its output and exit status in the document.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct ShownCommand {
     line: usize,
@@ -57,7 +57,7 @@ pub(crate) fn run(repo: &Repo) -> anyhow::Result<String> {
     Ok(format!("{} commands", sessions.len()))
 }
 
-/// Builds the command line tool and puts it first on the path.
+/// Builds the command line tool and puts its directory first on the path.
 fn search_path(repo: &Repo) -> anyhow::Result<std::ffi::OsString> {
     let command = product::build(repo)?;
     let directory = command.parent().context("no directory")?.to_owned();
@@ -109,7 +109,8 @@ fn parse(text: &str) -> Vec<ShownCommand> {
     let mut lines = text.lines().enumerate();
     while let Some((_, line)) = lines.next() {
         if line.trim_end() != "```console" {
-            // Other blocks are skipped whole, so that a fence quoted in them is not taken for one.
+            // Skip other blocks as a whole, so that a fence quoted inside one is not parsed as a
+            // fence.
             if line.starts_with("```") {
                 lines.by_ref().find(|(_, line)| line.trim_end() == "```");
             }
@@ -142,7 +143,7 @@ fn parse(text: &str) -> Vec<ShownCommand> {
 }
 
 impl ShownCommand {
-    /// Takes the exit status off the output, and blank lines that only set commands apart.
+    /// Removes the exit status from the output, and blank lines that only separate commands.
     fn finish(&mut self) {
         self.drop_blank_end();
         let status = self

@@ -1,5 +1,5 @@
-//! The fuzz targets: under libFuzzer where a nightly toolchain is installed, and everywhere as a
-//! plain random run of the same functions over the same corpora.
+//! Runs the fuzz targets: under libFuzzer if a nightly toolchain is installed, and on every machine
+//! as a plain random run of the same functions over the same corpora.
 
 use std::num::NonZero;
 use std::path::Path;
@@ -17,10 +17,11 @@ use crate::usage;
 
 const MANIFEST: &str = "fuzz/Cargo.toml";
 const CORPUS: &str = "fuzz/corpus";
-/// Lines that are shown of a failed run: they hold the input, as libFuzzer and cargo-fuzz print it.
+/// Number of lines shown of a failed run. They include the input, as libFuzzer and cargo-fuzz print
+/// it.
 const LAST_WORDS: usize = 100;
 
-/// The names of all targets, from the files that hold them.
+/// Returns the names of all targets, from their files.
 pub(crate) fn targets(repo: &Repo) -> anyhow::Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in std::fs::read_dir(repo.root.join("fuzz/fuzz_targets"))? {
@@ -38,13 +39,13 @@ pub(crate) fn targets(repo: &Repo) -> anyhow::Result<Vec<String>> {
     Ok(names)
 }
 
-/// Builds what runs on any toolchain.
+/// Builds the parts that run on any toolchain.
 pub(crate) fn build(repo: &Repo) -> anyhow::Result<String> {
     process::show(stable(repo, "test")?.arg("--no-run"), |_| {})?;
     Ok(String::new())
 }
 
-/// Builds what runs under libFuzzer, if that can run at all.
+/// Builds the parts that run under libFuzzer, if it is available.
 pub(crate) fn build_libfuzzer(repo: &Repo) -> anyhow::Result<String> {
     if !install::has_nightly() {
         return Ok("no nightly".to_owned());
@@ -54,7 +55,7 @@ pub(crate) fn build_libfuzzer(repo: &Repo) -> anyhow::Result<String> {
     Ok(String::new())
 }
 
-/// Replays every corpus through its target and checks that it reaches what it is meant to reach.
+/// Replays every corpus through its target and checks that it reaches the required code paths.
 pub(crate) fn corpora(repo: &Repo) -> anyhow::Result<String> {
     let mut summary = Summary::default();
     process::show(&mut stable(repo, "test")?, |line| summary.add_line(line))?;
@@ -62,7 +63,7 @@ pub(crate) fn corpora(repo: &Repo) -> anyhow::Result<String> {
     Ok(summary.to_string())
 }
 
-/// A task of cargo's on the stable toolchain.
+/// Returns a cargo command on the stable toolchain.
 fn stable(repo: &Repo, task: &str) -> anyhow::Result<Command> {
     let mut command = process::command(&repo.root, "cargo");
     command
@@ -73,18 +74,18 @@ fn stable(repo: &Repo, task: &str) -> anyhow::Result<Command> {
     Ok(command)
 }
 
-/// What drives a target.
+/// Driver of a target.
 #[derive(Clone, Copy)]
 enum Driver {
-    /// Finds out what its inputs reach. Those it keeps stay in the target directory: what belongs
-    /// in the committed corpus is chosen by hand (docs/FUZZ.md).
+    /// libFuzzer, guided by coverage. Inputs that it keeps stay in the target directory; inputs for
+    /// the committed corpus are chosen by hand (docs/FUZZ.md).
     LibFuzzer,
-    /// Mutates the corpus at random, on the stable toolchain.
+    /// Random mutation of the corpus, on the stable toolchain.
     Random,
 }
 
-/// Runs each of `targets` for so many seconds at random, and for so many under libFuzzer if it is
-/// to run at all. What there is to say of each run, or why it failed.
+/// Runs each of `targets` at random for `random` seconds, and under libFuzzer for `libfuzzer`
+/// seconds unless it is `None`. Returns a note, or the error, of each run.
 pub(crate) fn run(
     repo: &Repo,
     targets: &[String],
@@ -93,10 +94,10 @@ pub(crate) fn run(
 ) -> anyhow::Result<Vec<anyhow::Result<Option<String>>>> {
     let directory = repo.target_directory()?;
     if libfuzzer.is_some() {
-        // All of them first: none waits for another's build in its seconds.
+        // Build all targets first, so that no run waits for another's build.
         process::show(&mut cargo_fuzz(repo, "build", &directory), |_| {})?;
     }
-    // The long ones first: the brief ones fill up what is left to one processor at the end.
+    // Start long runs first. At the end, short runs fill the idle CPUs.
     let long = libfuzzer.map(|seconds| (Driver::LibFuzzer, seconds));
     let drivers = long.into_iter().chain([(Driver::Random, random)]);
     let runs: Vec<_> = drivers
@@ -119,7 +120,7 @@ fn random_one(repo: &Repo, target: &str, seconds: u64) -> anyhow::Result<String>
     Ok(last)
 }
 
-/// What becomes of each of `runs`, as many at once as there are processors.
+/// Runs each of `runs`, as many in parallel as there are CPUs, and returns their results.
 fn side_by_side<R: Sync, T: Send>(
     runs: &[R],
     run: impl Fn(&R) -> T + Sync,
@@ -152,10 +153,10 @@ fn side_by_side<R: Sync, T: Send>(
 fn cargo_fuzz(repo: &Repo, task: &str, directory: &Path) -> Command {
     let mut command = process::command(&repo.root, "cargo");
     command
-        // Set by the cargo that started this program; it would override `+nightly`.
+        // The cargo that started this program set it; it would override `+nightly`.
         .env_remove("RUSTUP_TOOLCHAIN")
-        // What is fuzzed holds no unsafe code, so the address sanitizer would find nothing and cost
-        // ten times the speed.
+        // The fuzzed code has no unsafe code, so the address sanitizer would find nothing and make
+        // it ten times slower.
         .args(["+nightly", "fuzz", task, "--sanitizer=none", "--target-dir"])
         .arg(directory.join("libfuzzer"));
     command
@@ -172,7 +173,8 @@ fn libfuzzer_one(repo: &Repo, directory: &Path, target: &str, seconds: u64) -> a
         .arg("--")
         .arg(format!("-max_total_time={seconds}"))
         .args(["-timeout=10", "-rss_limit_mb=2048", "-print_final_stats=1"]);
-    // Several run at once: each one's words come out together, and few of them unless it failed.
+    // Several targets run in parallel. Print the output of each as one block, and only a summary
+    // unless it failed.
     let output = process::collect(&mut command)?;
     let said = String::from_utf8_lossy(&output.stderr) + String::from_utf8_lossy(&output.stdout);
     let lines: Vec<&str> = said.lines().collect();

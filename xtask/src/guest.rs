@@ -1,5 +1,5 @@
-//! Guests with real kernels (docs/GUEST.md): `trace record` in one, or devices that live here.
-//! Scripts do the work.
+//! Guests with real kernels (docs/GUEST.md): `trace record` in a guest, or guests with devices of
+//! `ringfence`. Scripts do the work.
 
 use std::process::Command;
 
@@ -16,50 +16,50 @@ const PVIOMMU: &str = "tests/guest/pviommu.sh";
 const HANDOVER: &str = "tests/guest/handover.sh";
 const SOAK: &str = "tests/guest/soak.sh";
 const CHECKPATCH: &str = "kmod/tests/checkpatch.sh";
-/// Hand-overs in a row where it is a person who asks.
+/// Number of consecutive hand-overs when a developer runs the task.
 const HANDOVERS: u32 = 20;
 
-/// Which kernel, and how long.
+/// Options of `guest`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// The Debian suite whose kernel is booted.
+    /// Debian suite whose kernel boots.
     #[arg(long, default_value = "trixie")]
     suite: String,
-    /// Try the devices that live in `ringfence` instead of recording.
+    /// Tests guests with devices of `ringfence` instead of recording.
     #[arg(long, conflicts_with = "suite")]
     live: bool,
-    /// The guest's longest life in seconds; it takes one to three minutes.
+    /// Maximum run time of the guest in seconds; it takes one to three minutes.
     #[arg(long, default_value_t = 600)]
     limit: u32,
 }
 
-/// Fetches what guests consist of, and builds their modules.
+/// Fetches the components of guests and builds their modules.
 pub(crate) fn fetch(repo: &Repo) -> anyhow::Result<String> {
     cases(repo, FETCH, &[])
 }
 
-/// What the kernel's own checkpatch says of the modules.
+/// Runs the kernel's checkpatch on the modules.
 pub(crate) fn checkpatch(repo: &Repo) -> anyhow::Result<String> {
     script(repo, CHECKPATCH, |_| {})
 }
 
-/// Stock guests whose devices live in `ringfence`, in all cases. QEMU and kernels are fetched where
-/// they are not cached.
+/// Runs all cases of standard guests with devices of `ringfence`. Fetches QEMU and kernels that are
+/// not cached.
 pub(crate) fn live(repo: &Repo) -> anyhow::Result<String> {
     cases(repo, LIVE, &[])
 }
 
-/// The same behind the para-virtual IOMMU; modules are built for the guests' kernels.
+/// Like [`live`], behind the para-virtual IOMMU; builds modules for the guests' kernels.
 pub(crate) fn pviommu(repo: &Repo) -> anyhow::Result<String> {
     cases(repo, PVIOMMU, &[])
 }
 
-/// Devices that go from one process to the next, so many times in a row.
+/// Hands devices over from one process to the next, `times` times in a row.
 pub(crate) fn handover(repo: &Repo, times: u32) -> anyhow::Result<String> {
     cases(repo, HANDOVER, &[("GUEST_HANDOVERS", times.to_string())])
 }
 
-/// Hostile clients beside a working guest, for `seconds` a case.
+/// Runs hostile clients next to a working guest, for `seconds` seconds per case.
 pub(crate) fn soak(repo: &Repo, seconds: u32) -> anyhow::Result<String> {
     cases(repo, SOAK, &[("SOAK_SECONDS", seconds.to_string())])
 }
@@ -72,7 +72,7 @@ fn cases(repo: &Repo, name: &str, options: &[(&str, String)]) -> anyhow::Result<
     })
 }
 
-/// Runs a script; its last line.
+/// Runs a script and returns its last line.
 fn script(repo: &Repo, name: &str, set: impl FnOnce(&mut Command)) -> anyhow::Result<String> {
     let mut last = String::new();
     let mut command = process::command(&repo.root, name);
@@ -82,8 +82,8 @@ fn script(repo: &Repo, name: &str, set: impl FnOnce(&mut Command)) -> anyhow::Re
     Ok(last)
 }
 
-/// Builds, boots, records and judges. What is missing is installed, which needs root or sudo, and
-/// the network.
+/// Builds, boots, records and checks. Installs missing packages, which needs root or sudo, and the
+/// network.
 pub(crate) fn run(repo: &Repo, options: &Options) -> anyhow::Result<bool> {
     if options.live {
         live(repo)?;

@@ -1,4 +1,4 @@
-//! docs/IDS.md: every id of the source documents, the files that implement it and the tests that
+//! docs/IDS.md: lists every id of the source papers, the files that implement it and the tests that
 //! show it.
 
 use std::collections::BTreeMap;
@@ -30,7 +30,7 @@ enum Coverage {
     Files(Vec<String>),
 }
 
-/// Checks the table and says how far it is filled.
+/// Checks the table and returns its progress.
 pub(crate) fn check(repo: &Repo) -> anyhow::Result<String> {
     let ids = parse_list(&repo.read(LIST)?);
     let rows = parse_table(&repo.read(TABLE)?);
@@ -53,7 +53,7 @@ pub(crate) fn check(repo: &Repo) -> anyhow::Result<String> {
     ))
 }
 
-/// `check` as a task of its own, with the counts of each family.
+/// Runs `check` as a separate task and prints the counts of each family.
 pub(crate) fn print(repo: &Repo) -> anyhow::Result<bool> {
     let mut families: BTreeMap<String, (usize, usize)> = BTreeMap::new();
     for row in parse_table(&repo.read(TABLE)?) {
@@ -111,7 +111,7 @@ fn parse_table(text: &str) -> Vec<Row> {
     rows
 }
 
-/// What stands between backticks.
+/// Returns the texts between backticks.
 fn quoted(cell: &str) -> Vec<String> {
     cell.split('`')
         .skip(1)
@@ -120,7 +120,7 @@ fn quoted(cell: &str) -> Vec<String> {
         .collect()
 }
 
-/// `has_test(file, function)`: `None` if there is no such source file.
+/// Checks the rows. `has_test(file, function)` returns `None` if the source file does not exist.
 fn violations(
     ids: &[String],
     rows: &[Row],
@@ -176,7 +176,7 @@ fn violations(
     found
 }
 
-/// Whether `source` has a function `name` among its tests.
+/// Returns true if `source` has a function `name` among its tests.
 fn declares(source: &Source, name: &str) -> bool {
     source
         .tokens

@@ -5,22 +5,22 @@ use anyhow::{Context, bail};
 use crate::process;
 use crate::repo::Repo;
 
-/// Programs that Debian packages: how to ask for their version, and the package.
+/// Programs in Debian packages: name, argument that tests their presence, package.
 const PROGRAMS: &[(&str, &str, &str)] = &[
     ("python3", "--version", "python3"),
     ("zstd", "--version", "zstd"),
     ("valgrind", "--version", "valgrind"),
-    // Its --version prints it and fails.
+    // Its --version prints the version and fails.
     ("trace-cmd", "options", "trace-cmd"),
-    // What guests consist of.
+    // Components of guests.
     ("busybox", "--help", "busybox-static"),
     ("xz", "--version", "xz-utils"),
 ];
 
-/// Components of the Rust toolchain: the program each provides, and its name.
+/// Components of the Rust toolchain: the program that each provides, and its name.
 const COMPONENTS: &[(&str, &str)] = &[("rustfmt", "rustfmt"), ("cargo-clippy", "clippy")];
 
-/// Makes sure that everything is there.
+/// Installs all missing tools.
 pub(crate) fn run(repo: &Repo) -> anyhow::Result<String> {
     let mut installed = Vec::new();
     for (program, component) in COMPONENTS {
@@ -60,7 +60,7 @@ pub(crate) fn run(repo: &Repo) -> anyhow::Result<String> {
     })
 }
 
-/// Whether a nightly toolchain, which cargo-fuzz requires, is installed.
+/// Returns true if a nightly toolchain, which cargo-fuzz needs, is installed.
 pub(crate) fn has_nightly() -> bool {
     std::process::Command::new("rustup")
         .args(["toolchain", "list"])
@@ -72,7 +72,7 @@ pub(crate) fn has_nightly() -> bool {
         })
 }
 
-/// Whether cargo-fuzz is installed.
+/// Returns true if cargo-fuzz is installed.
 pub(crate) fn has_cargo_fuzz() -> bool {
     process::available("cargo-fuzz", "--version")
 }

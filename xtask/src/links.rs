@@ -1,4 +1,4 @@
-//! Links between documents: what a relative link points at exists.
+//! Links between documents: checks that the target of each relative link exists.
 
 use std::path::Path;
 
@@ -26,7 +26,7 @@ pub(crate) fn check(repo: &Repo) -> anyhow::Result<String> {
     rules::verdict(&found)
 }
 
-/// Relative targets of inline links with their lines, without their fragments; code is skipped.
+/// Returns the relative targets of inline links with their lines, without fragments. Skips code.
 fn links(text: &str) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     let mut in_code = false;
@@ -37,7 +37,7 @@ fn links(text: &str) -> Vec<(usize, String)> {
         if in_code {
             continue;
         }
-        // Odd parts stand between backticks.
+        // Text at odd positions is between backticks.
         let prose: String = line.split('`').step_by(2).collect::<Vec<_>>().join("``");
         for part in prose.split("](").skip(1) {
             let target = part.split([')', ' ', '#']).next().unwrap_or("");

@@ -41,29 +41,28 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Everything: installs what it needs, then checks, tests, fuzzes and runs the documentation.
+    /// Runs everything: installs tools, then checks, tests, fuzzes and runs the documentation.
     Test {
-        /// Only the steps whose names contain PATTERN; may be given more than once.
+        /// Runs only the steps whose names contain PATTERN; may be given more than once.
         #[arg(long, value_name = "PATTERN")]
         only: Vec<String>,
     },
-    /// The quick static part: format, lints, the rules on sources, documents.
+    /// Runs the quick static part: format, lints, the rules on sources, documents.
     Check,
-    /// Applies each committed mutation to a scratch copy and requires the tests to notice.
+    /// Applies each committed mutation to a scratch copy and requires the tests to fail.
     Mutate(mutate::Options),
-    /// Runs the fuzz targets: with cargo-fuzz where a nightly toolchain is installed, and on
-    /// stable.
+    /// Runs the fuzz targets: with cargo-fuzz if a nightly toolchain is installed, and on stable.
     Fuzz {
-        /// Only this target.
+        /// Runs only this target.
         target: Option<String>,
-        /// How long each target runs.
+        /// Run time of each target in seconds.
         #[arg(long, default_value_t = 60)]
         seconds: u64,
     },
-    /// Records a trace on a stock kernel in a guest and judges it, or tries the devices of guests;
-    /// fetches a kernel once.
+    /// Records a trace on a stock kernel in a guest and checks it, or tests the devices of guests.
+    /// Fetches a kernel once.
     Guest(guest::Options),
-    /// Checks docs/IDS.md and counts what is planned.
+    /// Checks docs/IDS.md and counts planned ids.
     Ids,
 }
 
@@ -78,7 +77,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// `Ok(false)`: the task ran and found something wrong, which it has printed.
+/// Runs a task. `Ok(false)`: the task ran, found a problem and printed it.
 fn run(task: &Task) -> anyhow::Result<bool> {
     let repo = Repo::find()?;
     match task {

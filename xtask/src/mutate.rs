@@ -1,4 +1,4 @@
-//! Mutations: committed patches that each break one promise, and the test command that must notice.
+//! Mutations: committed patches that each break one promise, and the test command that must fail.
 //!
 //! A patch in tests/mutations begins with two lines before its diff:
 //! ```text
@@ -30,18 +30,18 @@ use scratch::Scratch;
 
 const PATCHES: &str = "tests/mutations";
 
-/// A mutant may loop for ever; that is a kill too. It gets this many times what the unchanged suite
-/// took, and `GRACE`.
+/// A mutant may loop for ever, which counts as a kill. Its time limit is the time of the unmodified
+/// suite times `PATIENCE`, plus `GRACE`.
 const PATIENCE: u32 = 5;
 const GRACE: Duration = Duration::from_secs(20);
 
-/// What is asked of a run.
+/// Options of a run.
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct Options {
-    /// Only mutations whose name contains PATTERN; may be given more than once.
+    /// Runs only mutations whose name contains PATTERN; may be given more than once.
     #[arg(long, value_name = "PATTERN")]
     only: Vec<String>,
-    /// Takes over the kills of earlier runs over the very same tree.
+    /// Reuses the kills of earlier runs on an identical tree.
     #[arg(long)]
     resume: bool,
     /// Prints one JSON object to standard output, and the progress to standard error.
@@ -49,14 +49,14 @@ pub(crate) struct Options {
     json: bool,
 }
 
-/// One mutation's row.
+/// Result of one mutation.
 struct Row<'a> {
     mutation: &'a Mutation,
     fate: MutantOutcome,
     time: Duration,
 }
 
-/// Every patch has its header and applies to the tree as it is.
+/// Checks that every patch has its header and applies to the current tree.
 pub(crate) fn check(repo: &Repo) -> anyhow::Result<String> {
     let mut found = Vec::new();
     let paths = patches(repo)?;
@@ -76,7 +76,7 @@ pub(crate) fn check(repo: &Repo) -> anyhow::Result<String> {
     Ok(format!("{} mutations", paths.len()))
 }
 
-/// Runs the mutations and prints how each fared. `Ok(true)` if the tests noticed every one.
+/// Runs the mutations and prints their results. `Ok(true)` if the tests killed all of them.
 pub(crate) fn run(repo: &Repo, options: &Options) -> anyhow::Result<bool> {
     let say = |line: &str| {
         if options.json {
@@ -90,7 +90,8 @@ pub(crate) fn run(repo: &Repo, options: &Options) -> anyhow::Result<bool> {
     let scratch = Scratch::prepare(repo, &directory)?;
     let mut journal = Journal::open(&directory, scratch.fingerprint(), options.resume)?;
 
-    // A suite that fails anyway notices nothing. How long the others take bounds their mutants.
+    // A suite that fails on the unmodified tree detects nothing. The time of a passing suite limits
+    // its mutants.
     let mut pristine: BTreeMap<&TestCommand, Option<Duration>> = BTreeMap::new();
     let mut rows: Vec<Row<'_>> = Vec::new();
     for (index, mutation) in mutations.iter().enumerate() {
@@ -127,8 +128,8 @@ pub(crate) fn run(repo: &Repo, options: &Options) -> anyhow::Result<bool> {
     Ok(rows.iter().all(|row| row.fate.is_kill()))
 }
 
-/// The mutations asked for, those of one test command after the other: each needs what the one
-/// before it has built.
+/// Returns the requested mutations, grouped by test command: each command reuses the build of the
+/// previous run.
 fn chosen(repo: &Repo, only: &[String]) -> anyhow::Result<Vec<Mutation>> {
     let mut mutations = Vec::new();
     for path in patches(repo)? {
@@ -176,7 +177,7 @@ impl Row<'_> {
     }
 }
 
-/// How many fared how, and again what needs attention.
+/// Returns the counts by outcome, and repeats the lines of mutations that were not killed.
 fn closing(rows: &[Row<'_>]) -> String {
     let kills = rows.iter().filter(|row| row.fate.is_kill()).count();
     let by_time = rows
@@ -198,7 +199,7 @@ fn closing(rows: &[Row<'_>]) -> String {
     text
 }
 
-/// The same for programs.
+/// Returns the same results as JSON.
 fn report(rows: &[Row<'_>]) -> Value {
     let kills = rows.iter().filter(|row| row.fate.is_kill()).count();
     json!({

@@ -1,13 +1,14 @@
-//! The no_std check: a program for this host that links the core crates and no standard library.
+//! The no_std check: a program for this host that links the core crates without the standard
+//! library.
 //!
-//! If any of them pulled std in, two panic handlers would meet and the program would not build.
+//! If one of them used std, the program would have two panic handlers and would not link.
 
 use crate::process;
 use crate::repo::Repo;
 
 const MANIFEST: &str = "tests/nostd/Cargo.toml";
 
-/// Builds the program and runs it: its exit status says whether every crate did its part.
+/// Builds the program and runs it; its exit status is 0 if every crate works.
 pub(crate) fn run(repo: &Repo) -> anyhow::Result<String> {
     let target = repo.target_directory()?.join("nostd");
     process::show(

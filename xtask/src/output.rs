@@ -1,4 +1,4 @@
-//! Where a thread's words go: shown at once, or kept until somebody has time for them.
+//! Output of a thread: printed at once, or kept until it can be printed as a block.
 
 use std::cell::RefCell;
 
@@ -6,23 +6,23 @@ thread_local! {
     static KEPT: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// From now on this thread keeps its words.
+/// Keeps the output of this thread from now on.
 pub(crate) fn keep() {
     KEPT.set(Some(String::new()));
 }
 
-/// Whether it does.
+/// Returns true if this thread keeps its output.
 pub(crate) fn is_kept() -> bool {
     KEPT.with_borrow(Option::is_some)
 }
 
-/// What it has kept since it was last asked.
+/// Returns the output kept since the last call.
 pub(crate) fn take() -> String {
     KEPT.with_borrow_mut(|kept| kept.as_mut().map(std::mem::take))
         .unwrap_or_default()
 }
 
-/// A line of this thread's.
+/// Prints or keeps a line of this thread.
 pub(crate) fn line(text: &str) {
     KEPT.with_borrow_mut(|kept| match kept {
         Some(kept) => {

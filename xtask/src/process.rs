@@ -1,4 +1,4 @@
-//! Running other programs.
+//! Runs other programs.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
@@ -9,8 +9,8 @@ use anyhow::{Context, anyhow, bail};
 
 use crate::{output, usage};
 
-/// A command that runs in `directory`, free of what cargo told this program about itself. Beside
-/// other steps, it takes what they leave.
+/// Returns a command that runs in `directory`, without the variables that cargo set for this
+/// program. In a background step the command runs at the lowest priority.
 pub(crate) fn command(directory: &Path, program: &str) -> Command {
     let mut command = if output::is_kept() {
         let mut nice = Command::new("nice");
@@ -33,7 +33,7 @@ pub(crate) fn command(directory: &Path, program: &str) -> Command {
     command
 }
 
-/// The command as a person would type it.
+/// Returns the command as a person would type it.
 pub(crate) fn shown(command: &Command) -> String {
     std::iter::once(command.get_program())
         .chain(command.get_args())
@@ -42,7 +42,7 @@ pub(crate) fn shown(command: &Command) -> String {
         .join(" ")
 }
 
-/// Whether `program` can be run at all.
+/// Returns true if `program` runs successfully with `argument`.
 pub(crate) fn available(program: &str, argument: &str) -> bool {
     Command::new(program)
         .arg(argument)
@@ -53,7 +53,7 @@ pub(crate) fn available(program: &str, argument: &str) -> bool {
         .is_ok_and(|status| status.success())
 }
 
-/// Runs `command`, and returns what it wrote.
+/// Runs `command` and returns its output.
 pub(crate) fn collect(command: &mut Command) -> anyhow::Result<Output> {
     let mut child = command
         .stdin(Stdio::null())
@@ -78,7 +78,7 @@ pub(crate) fn collect(command: &mut Command) -> anyhow::Result<Output> {
     })
 }
 
-/// Runs `command` quietly and returns its standard output; a failure carries its standard error.
+/// Runs `command` quietly and returns its standard output; an error includes its standard error.
 pub(crate) fn capture(command: &mut Command) -> anyhow::Result<String> {
     let output = collect(command)?;
     if !output.status.success() {
@@ -92,7 +92,7 @@ pub(crate) fn capture(command: &mut Command) -> anyhow::Result<String> {
     String::from_utf8(output.stdout).context("output is not UTF-8")
 }
 
-/// Runs `command` with its output shown; standard output is also handed line by line to `see`.
+/// Runs `command` and shows its output; passes standard output line by line to `see`.
 pub(crate) fn show(command: &mut Command, mut see: impl FnMut(&str)) -> anyhow::Result<()> {
     observe(command, |line| {
         output::line(line);
@@ -102,8 +102,8 @@ pub(crate) fn show(command: &mut Command, mut see: impl FnMut(&str)) -> anyhow::
     Ok(())
 }
 
-/// Runs `command` with its errors shown, and hands its standard output line by line to `see`; where
-/// a thread keeps what it says, the errors among it.
+/// Runs `command`, shows its standard error, and passes its standard output line by line to `see`.
+/// If this thread keeps its output, `see` receives standard error too.
 pub(crate) fn observe(command: &mut Command, mut see: impl FnMut(&str)) -> anyhow::Result<()> {
     output::line(&format!("$ {}", shown(command)));
     let (reader, writer) = std::io::pipe()?;
@@ -111,7 +111,7 @@ pub(crate) fn observe(command: &mut Command, mut see: impl FnMut(&str)) -> anyho
         command.stderr(writer.try_clone()?);
     }
     let child = command.stdin(Stdio::null()).stdout(writer).spawn();
-    // The end comes when nobody has the other side any more.
+    // The pipe ends when all copies of its write end are closed.
     command.stdout(Stdio::null()).stderr(Stdio::inherit());
     let mut child = child.with_context(|| shown(command))?;
     for line in BufReader::new(reader).split(b'\n') {

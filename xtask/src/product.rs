@@ -1,4 +1,4 @@
-//! The command `ringfence` as documents and guests run it: optimised, with everything in it.
+//! The command `ringfence` as documents and guests run it: optimised, with all features.
 
 use std::fs;
 use std::path::PathBuf;
@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use crate::process;
 use crate::repo::Repo;
 
-/// What is built of it, and of the test that counts its instructions: of packages that are chosen
-/// together the features are the same, so nothing is built twice.
+/// Packages of the command, and the test that counts its instructions. Cargo unifies the features
+/// of packages that are selected together, so nothing is built twice.
 pub(crate) const SELECTION: [&str; 8] = [
     "--release",
     "--all-features",
@@ -19,7 +19,7 @@ pub(crate) const SELECTION: [&str; 8] = [
     "callgrind",
 ];
 
-/// Builds it, and the test.
+/// Builds the command and the test.
 pub(crate) fn build_all(repo: &Repo) -> anyhow::Result<String> {
     process::show(
         process::command(&repo.root, "cargo")
@@ -30,7 +30,7 @@ pub(crate) fn build_all(repo: &Repo) -> anyhow::Result<String> {
     build(repo).map(|_| String::new())
 }
 
-/// Builds it; where it is.
+/// Builds the command and returns its path.
 pub(crate) fn build(repo: &Repo) -> anyhow::Result<PathBuf> {
     process::show(
         process::command(&repo.root, "cargo")
@@ -38,12 +38,12 @@ pub(crate) fn build(repo: &Repo) -> anyhow::Result<PathBuf> {
             .args(SELECTION),
         |_| {},
     )?;
-    // A copy: `cargo run` in a document may put a build with other features in its place.
+    // Copy the binary: `cargo run` in a document may replace it by a build with other features.
     let target = repo.target_directory()?;
     let directory = target.join("documents");
     fs::create_dir_all(&directory)?;
     let command = directory.join("ringfence");
-    // The one before may be running.
+    // The previous copy may be running, so rename instead of overwriting.
     let new = directory.join("ringfence.new");
     fs::copy(target.join("release/ringfence"), &new)?;
     fs::rename(new, &command)?;

@@ -1,4 +1,4 @@
-//! The repository: where it is and what it holds.
+//! The repository: its location and its files.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -19,7 +19,7 @@ pub(crate) struct Repo {
 }
 
 impl Repo {
-    /// The tree below `root`.
+    /// Returns the tree below `root`.
     pub(crate) fn at(root: PathBuf) -> Self {
         Self {
             root,
@@ -27,9 +27,9 @@ impl Repo {
         }
     }
 
-    /// The tree this program was built from.
+    /// Returns the tree that this program was built from.
     pub(crate) fn find() -> anyhow::Result<Self> {
-        // Set when run through cargo; compiled in otherwise.
+        // Cargo sets the variable for `cargo run`; otherwise the compiled-in value applies.
         let manifest = std::env::var_os("CARGO_MANIFEST_DIR")
             .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
         let root = manifest
@@ -44,13 +44,13 @@ impl Repo {
         Ok(Self::at(root))
     }
 
-    /// Reads a file named relative to the root.
+    /// Reads a file, named relative to the root.
     pub(crate) fn read(&self, path: impl AsRef<Path>) -> anyhow::Result<String> {
         let path = path.as_ref();
         fs::read_to_string(self.root.join(path)).with_context(|| path.display().to_string())
     }
 
-    /// Files that git tracks or would track, relative to the root, sorted.
+    /// Returns the files that git tracks or would track, relative to the root, sorted.
     pub(crate) fn files(&self) -> anyhow::Result<Vec<PathBuf>> {
         let listing = process::capture(process::command(&self.root, "git").args([
             "ls-files",
@@ -63,13 +63,13 @@ impl Repo {
             .split('\0')
             .filter(|name| !name.is_empty())
             .map(PathBuf::from)
-            // The index also names what has been deleted from the working tree.
+            // The index also lists files that were deleted from the working tree.
             .filter(|path| self.root.join(path).is_file())
             .collect();
         Ok(files.into_iter().collect())
     }
 
-    /// All Rust sources as they were when first asked for, with out-of-line test modules marked as
+    /// Returns all Rust sources, as of the first call. Out-of-line test modules are marked as
     /// tests.
     pub(crate) fn sources(&self) -> anyhow::Result<&[Source]> {
         if let Some(sources) = self.sources.get() {
@@ -85,14 +85,14 @@ impl Repo {
         Ok(self.sources.get_or_init(|| sources))
     }
 
-    /// The packages of the workspace as `cargo metadata` prints them.
+    /// Returns the packages of the workspace as `cargo metadata` prints them.
     pub(crate) fn packages(&self) -> anyhow::Result<Vec<Value>> {
         let metadata = self.metadata()?;
         let packages = metadata["packages"].as_array().cloned();
         packages.context("cargo metadata names no packages")
     }
 
-    /// Where cargo builds.
+    /// Returns the target directory of cargo.
     pub(crate) fn target_directory(&self) -> anyhow::Result<PathBuf> {
         let metadata = self.metadata()?;
         let directory = metadata["target_directory"].as_str().map(PathBuf::from);
@@ -109,7 +109,7 @@ impl Repo {
     }
 }
 
-/// Whether a file is a test as a whole, by its place.
+/// Returns true if the path marks the whole file as a test.
 fn is_test_path(path: &Path) -> bool {
     path.components().any(|part| part.as_os_str() == "tests")
 }
@@ -130,7 +130,7 @@ fn mark_test_modules(sources: &mut [Source]) {
     }
 }
 
-/// Where the modules declared in `path` have their files.
+/// Returns the directory of the modules that `path` declares.
 fn module_directory(path: &Path) -> PathBuf {
     let stem = path.file_stem().and_then(|stem| stem.to_str());
     match (stem, path.parent()) {

@@ -1,4 +1,4 @@
-//! The rules on sources that neither the compiler nor clippy checks, one a file.
+//! Rules on sources that neither the compiler nor clippy checks, one rule per file.
 
 mod core_crates;
 mod language;
@@ -26,7 +26,7 @@ const CORE: &[&str] = &[
     "virtio-iommu",
 ];
 
-/// The core crate that `source` belongs to, if it is part of one's library.
+/// Returns the core crate whose library contains `source`; `None` if there is no such crate.
 fn core_crate(source: &Source) -> Option<&'static str> {
     let mut parts = source.path.components().map(|part| part.as_os_str());
     let (Some(crates), Some(name), Some(src)) = (parts.next(), parts.next(), parts.next()) else {
@@ -37,12 +37,12 @@ fn core_crate(source: &Source) -> Option<&'static str> {
         .flatten()
 }
 
-/// No crate reaches upwards.
+/// Checks that no crate depends on a higher layer.
 pub(crate) fn layers(repo: &Repo) -> anyhow::Result<String> {
     verdict(&layers::check(&repo.packages()?))
 }
 
-/// Core crates declare what they are and do not panic.
+/// Checks that core crates have their declarations and do not panic.
 pub(crate) fn core_crates(repo: &Repo) -> anyhow::Result<String> {
     let sources = repo.sources()?;
     let mut found = core_crates::check(sources);
@@ -50,17 +50,17 @@ pub(crate) fn core_crates(repo: &Repo) -> anyhow::Result<String> {
     verdict(&found)
 }
 
-/// Unsafe code stands where it may, with its reason.
+/// Checks that unsafe code is only in listed files, with a reason.
 pub(crate) fn unsafe_code(repo: &Repo) -> anyhow::Result<String> {
     verdict(&unsafe_code::check(repo.sources()?))
 }
 
-/// Attestations are made by those who can vouch for them.
+/// Checks that only permitted code makes attestations.
 pub(crate) fn tokens(repo: &Repo) -> anyhow::Result<String> {
     verdict(&tokens::check(repo.sources()?))
 }
 
-/// Temporary files are new and private.
+/// Checks that temporary files are new and private.
 pub(crate) fn temporary(repo: &Repo) -> anyhow::Result<String> {
     verdict(&temporary::check(repo.sources()?))
 }
@@ -75,7 +75,7 @@ pub(crate) fn sizes(repo: &Repo) -> anyhow::Result<String> {
     verdict(&sizes::check(repo.sources()?))
 }
 
-/// Prints what was found; an error if any of it is one.
+/// Prints the violations; an error if one of them is an error.
 pub(crate) fn verdict(found: &[Violation]) -> anyhow::Result<String> {
     for violation in found {
         println!("{violation}");
@@ -104,7 +104,7 @@ pub(crate) mod testing {
         Source::parse(Path::new(path), text.to_owned()).unwrap()
     }
 
-    /// Findings as text, one a line.
+    /// Returns the violations as text, one per line.
     pub(crate) fn shown(found: &[Violation]) -> Vec<String> {
         found.iter().map(ToString::to_string).collect()
     }

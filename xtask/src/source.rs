@@ -1,5 +1,5 @@
-//! A Rust source file as tokens. Comments and the contents of strings are no tokens, so a rule that
-//! looks for `unwrap` does not stumble over a sentence about it.
+//! A Rust source file as tokens. Comments and the contents of strings are not tokens, so a rule
+//! that searches for `unwrap` does not match text about it.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, anyhow};
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
-/// What a token is.
+/// Kind of a token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Kind {
     Ident(String),
@@ -17,15 +17,15 @@ pub(crate) enum Kind {
     Close(Delimiter),
 }
 
-/// A token and where it stands.
+/// A token and its position.
 #[derive(Debug, Clone)]
 pub(crate) struct Token {
     pub(crate) kind: Kind,
-    /// First line, counted from 1.
+    /// First line, from 1.
     pub(crate) line: usize,
-    /// Last line: differs for literals of several lines.
+    /// Last line; differs from `line` for literals of several lines.
     pub(crate) last_line: usize,
-    /// Inside an item that only tests compile.
+    /// True inside an item that only tests compile.
     pub(crate) in_test: bool,
 }
 
@@ -46,7 +46,7 @@ impl Token {
 /// A tokenised file.
 #[derive(Debug)]
 pub(crate) struct Source {
-    /// Relative to the root of the repository.
+    /// Path relative to the root of the repository.
     pub(crate) path: PathBuf,
     pub(crate) text: String,
     pub(crate) tokens: Vec<Token>,
@@ -79,7 +79,8 @@ impl Source {
         }
     }
 
-    /// Lines that carry at least one token of code that is not a test: no blank lines, no comments.
+    /// Returns the number of lines with at least one token of code that is not a test. Blank lines
+    /// and comments do not count.
     pub(crate) fn lines_of_code(&self) -> usize {
         self.tokens
             .iter()
@@ -89,7 +90,7 @@ impl Source {
             .len()
     }
 
-    /// Whether `tokens` occur in a row, written as a Rust fragment without spaces inside a token.
+    /// Returns true if the tokens of `fragment`, a Rust fragment, occur in a row.
     pub(crate) fn contains(&self, fragment: &str) -> bool {
         let Ok(pattern) = Self::parse(Path::new("fragment"), fragment.to_owned()) else {
             return false;
@@ -117,7 +118,7 @@ fn flatten(stream: TokenStream, lines: &[&str], out: &mut Vec<Token>) {
         };
         match tree {
             TokenTree::Punct(punct) if punct.as_char() == '#' && is_comment(lines, start) => {
-                // The lexer turns `/// text` into `#[doc = "text"]` and `//! text` into `#![doc =
+                // The lexer converts `/// text` to `#[doc = "text"]` and `//! text` to `#![doc =
                 // "text"]`.
                 if matches!(trees.peek(), Some(TokenTree::Punct(bang)) if bang.as_char() == '!') {
                     trees.next();
@@ -149,7 +150,7 @@ fn is_comment(lines: &[&str], at: proc_macro2::LineColumn) -> bool {
     line.chars().nth(at.column) == Some('/')
 }
 
-/// Marks what only tests compile and returns the names of out-of-line test modules.
+/// Marks code that only tests compile and returns the names of out-of-line test modules.
 fn mark_tests(tokens: &mut [Token]) -> Vec<String> {
     let mut modules = Vec::new();
     let mut at = 0;
@@ -178,7 +179,7 @@ fn mark_tests(tokens: &mut [Token]) -> Vec<String> {
     modules
 }
 
-/// If an attribute begins at `at`: where it ends, and whether it is an inner one (`#![...]`).
+/// If an attribute begins at `at`, returns its end, and true if it is an inner one (`#![...]`).
 fn attribute(tokens: &[Token], at: usize) -> Option<(usize, bool)> {
     if !tokens.get(at)?.is_punct('#') {
         return None;
@@ -201,7 +202,7 @@ fn is_test_attribute(attribute: &[Token]) -> bool {
         .collect();
     match idents.as_slice() {
         ["test"] => true,
-        // `any(test, feature = "std")` is compiled for others too.
+        // `any(test, feature = "std")` also compiles outside tests.
         ["cfg", rest @ ..] => {
             rest.contains(&"test") && !rest.contains(&"not") && !rest.contains(&"any")
         }
@@ -209,7 +210,7 @@ fn is_test_attribute(attribute: &[Token]) -> bool {
     }
 }
 
-/// The last token of the item that begins at `from`: its closing brace or semicolon.
+/// Returns the last token of the item that begins at `from`: its closing brace or semicolon.
 fn item_end(tokens: &[Token], from: usize) -> usize {
     let mut at = from;
     while at < tokens.len() {
@@ -224,7 +225,7 @@ fn item_end(tokens: &[Token], from: usize) -> usize {
     tokens.len() - 1
 }
 
-/// The index of the token that closes the group opened at `open`.
+/// Returns the index of the token that closes the group opened at `open`.
 pub(crate) fn matching_close(tokens: &[Token], open: usize) -> usize {
     let mut depth = 0_usize;
     for (index, token) in tokens.iter().enumerate().skip(open) {

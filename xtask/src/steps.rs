@@ -1,9 +1,9 @@
-//! A run as a list of steps: each under its heading, all of them run whatever fails, a table at the
-//! end.
+//! Runs a list of steps, each under its heading. A failure does not stop later steps. A table
+//! follows at the end.
 //!
-//! Steps run one after the other, but for those that only prepare: they run in a lane of their own
-//! beside the others, at the lowest priority, in processor time that is left over. What they print
-//! comes between two other steps, under their own heading.
+//! Steps run one after another, except background steps that only prepare. These run in one
+//! separate thread at the lowest priority, in idle CPU time. Their output is printed between two
+//! other steps, under their own heading.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, channel};
@@ -15,13 +15,13 @@ use crate::repo::Repo;
 use crate::table::{StepOutcome, table};
 use crate::usage;
 
-/// What a step has to say in the closing table, such as how many tests passed.
+/// Note of a step in the final table, such as the number of passed tests.
 pub(crate) type Note = String;
 
-/// What a step does.
+/// Action of a step.
 type Action = dyn FnOnce(&Repo) -> anyhow::Result<Note> + Send;
 
-/// One part of a run. Fails by returning an error; a part that could not run has failed.
+/// One part of a run. It fails by returning an error; a part that could not run has failed.
 pub(crate) struct Step {
     name: &'static str,
     beside: bool,
@@ -42,13 +42,14 @@ impl Step {
         }
     }
 
-    /// Runs beside the steps that follow, after those before it that do.
+    /// Runs this step in the background, in parallel with later steps and after earlier background
+    /// steps.
     pub(crate) fn beside(mut self) -> Self {
         self.beside = true;
         self
     }
 
-    /// Waits for a step that runs beside.
+    /// Runs this step after the background step `name`.
     pub(crate) fn after(mut self, name: &'static str) -> Self {
         self.after = Some(name);
         self
@@ -58,7 +59,7 @@ impl Step {
         self.name
     }
 
-    /// Runs it under its heading.
+    /// Runs the step under its heading.
     fn run(self, repo: &Repo, place: &str) -> StepOutcome {
         output::line(&format!("\n==== {place} {} ====", self.name));
         let start = Instant::now();
@@ -69,7 +70,7 @@ impl Step {
         if let Err(error) = &result {
             output::line(&format!("FAILED: {error}"));
         }
-        // At once too: a run that is cut short has no table.
+        // Print the times at once, because an interrupted run has no table.
         output::line(&format!(
             "---- {}: {:.1} s, {:.1} s of processors",
             self.name,
@@ -112,7 +113,8 @@ pub(crate) fn run_all(repo: &Repo, steps: Vec<Step>) -> anyhow::Result<bool> {
             if step.beside {
                 println!("\n==== {place} {}: beside what follows ====", step.name);
                 beside.running.push_back(step.name);
-                // Whoever does not take it has panicked, and the scope with it.
+                // The send fails only if the background thread has panicked; the scope then panics
+                // too.
                 let _ = lane.send((place, step));
                 continue;
             }
@@ -129,20 +131,21 @@ pub(crate) fn run_all(repo: &Repo, steps: Vec<Step>) -> anyhow::Result<bool> {
     Ok(outcomes.iter().all(|outcome| outcome.result.is_ok()))
 }
 
-/// What runs beside.
+/// The background steps.
 struct BackgroundSteps {
     results: Receiver<(String, StepOutcome)>,
     running: VecDeque<&'static str>,
 }
 
 impl BackgroundSteps {
-    /// Those that have ended since; shows what they printed.
+    /// Returns the outcomes of background steps that have ended since the last call, and shows
+    /// their output.
     fn finished(&mut self) -> Vec<StepOutcome> {
         let told: Vec<_> = self.results.try_iter().collect();
         told.into_iter().map(|one| self.show(one)).collect()
     }
 
-    /// The same, once the one called `name` has.
+    /// Like [`finished`](Self::finished), after waiting for the step `name`.
     fn wait_for(&mut self, name: &str) -> Vec<StepOutcome> {
         let mut ended = self.finished();
         if self.running.contains(&name) {
@@ -151,14 +154,14 @@ impl BackgroundSteps {
         while self.running.contains(&name) {
             match self.results.recv() {
                 Ok(one) => ended.push(self.show(one)),
-                // The lane has panicked, and the scope will.
+                // The background thread has panicked; the scope will panic too.
                 Err(_) => self.running.clear(),
             }
         }
         ended
     }
 
-    /// The same, once all have.
+    /// Like [`finished`](Self::finished), after waiting for all background steps.
     fn wait_for_all(&mut self) -> Vec<StepOutcome> {
         let mut ended = Vec::new();
         while let Some(last) = self.running.back().copied() {
@@ -219,7 +222,7 @@ mod tests {
             Step::new("beside", {
                 let send = send.clone();
                 move |_| {
-                    // Only the next step lets it go on.
+                    // Waits until the next step lets it continue.
                     gone.recv()?;
                     send.send(1)?;
                     Ok(String::new())

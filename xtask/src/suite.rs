@@ -1,4 +1,4 @@
-//! What runs: the steps of each task, in order.
+//! The steps of each task, in order.
 
 use anyhow::{bail, ensure};
 
@@ -11,25 +11,25 @@ use crate::{
     suites,
 };
 
-/// What is prepared beside other steps: built, or fetched.
+/// Names of the steps that other steps wait for.
 const RELEASE: &str = "build: the command, optimised";
 const FETCHED: &str = "fetch: kernels, QEMU; build: modules";
 const FUZZ: &str = "build: fuzz targets";
 const LIBFUZZER: &str = "build: fuzz targets for libFuzzer";
 
-/// How long each fuzz target runs in `test`.
+/// Run time of each fuzz target in `test`.
 const FUZZ_SECONDS: u64 = 60;
 
-/// How often each guest's devices change hands in `test`; the script alone does it 20 times.
+/// Number of hand-overs per guest in `test`; the script by itself makes 20.
 const HANDOVERS: u32 = 5;
 
-/// Seconds of each of the soak's three cases in `test`; the script alone takes 60.
+/// Seconds of each of the soak's three cases in `test`; the script by itself takes 60.
 const SOAK_SECONDS: u32 = 20;
 
-/// How long the stable random run takes where libFuzzer runs too.
+/// Run time of the random run on stable if libFuzzer runs too.
 const BRIEF_SECONDS: u64 = 5;
 
-/// Everything.
+/// Returns all steps.
 pub(crate) fn test() -> Vec<Step> {
     let mut steps = vec![
         Step::new("tools", install::run),
@@ -66,7 +66,7 @@ pub(crate) fn test() -> Vec<Step> {
     steps
 }
 
-/// Those of [`test()`] that are asked for: all, or the ones whose names contain one of `patterns`.
+/// Returns all steps of [`test()`], or those whose names contain one of `patterns`.
 pub(crate) fn chosen(patterns: &[String]) -> anyhow::Result<Vec<Step>> {
     let mut steps = test();
     if !patterns.is_empty() {
@@ -77,7 +77,7 @@ pub(crate) fn chosen(patterns: &[String]) -> anyhow::Result<Vec<Step>> {
     Ok(steps)
 }
 
-/// What is quick and needs no test to be built.
+/// Returns the quick steps, which need no test to be built.
 pub(crate) fn check() -> Vec<Step> {
     vec![
         Step::new("format", check::format),
@@ -95,7 +95,7 @@ pub(crate) fn check() -> Vec<Step> {
     ]
 }
 
-/// Fuzzing alone.
+/// Returns the steps for fuzzing alone.
 pub(crate) fn fuzz(repo: &Repo, target: Option<&str>, seconds: u64) -> anyhow::Result<Vec<Step>> {
     let targets = fuzz::targets(repo)?;
     if let Some(target) = target {
@@ -117,7 +117,7 @@ pub(crate) fn fuzz(repo: &Repo, target: Option<&str>, seconds: u64) -> anyhow::R
 
 fn fuzz_all(repo: &Repo, only: Option<&str>, seconds: u64) -> anyhow::Result<String> {
     let nightly = install::has_nightly();
-    // Where libFuzzer could run it has to.
+    // With a nightly toolchain, libFuzzer must run.
     ensure!(
         !nightly || install::has_cargo_fuzz(),
         "a nightly toolchain is installed and cargo-fuzz is not"
@@ -150,11 +150,11 @@ fn fuzz_all(repo: &Repo, only: Option<&str>, seconds: u64) -> anyhow::Result<Str
     Ok(notes.join("; "))
 }
 
-/// Runs tests of the workspace; a suite of which nothing ran has failed.
+/// Runs tests of the workspace. A suite without any test that ran has failed.
 fn cargo_test(repo: &Repo, arguments: &[&str]) -> anyhow::Result<String> {
     let mut summary = Summary::default();
     let mut command = process::command(&repo.root, "cargo");
-    // One crate's failure does not hide another's.
+    // A failure in one crate does not hide another.
     command.args(["test", "--no-fail-fast"]).args(arguments);
     let outcome = process::show(&mut command, |line| summary.add_line(line));
     outcome.map_err(|error| anyhow::anyhow!("{summary}: {error:#}"))?;
@@ -162,7 +162,7 @@ fn cargo_test(repo: &Repo, arguments: &[&str]) -> anyhow::Result<String> {
     Ok(summary.to_string())
 }
 
-/// The meter's components add up exactly when counted in instructions.
+/// Checks that the meter's components add up exactly when counted in instructions.
 fn instruction_counts(repo: &Repo) -> anyhow::Result<String> {
     const TEST: &str = "crates/lab/tests/callgrind.rs";
     ensure!(repo.root.join(TEST).is_file(), "{TEST} does not exist");

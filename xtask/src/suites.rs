@@ -1,7 +1,7 @@
-//! The tests of the workspace: programs that are built at once, and run by kind.
+//! The tests of the workspace: test programs are built together and run by kind.
 //!
-//! `cargo test` would build what it is asked for: with `--lib` other features of the same libraries
-//! are chosen than with `--test '*'`, and everything would be built twice.
+//! Separate runs of `cargo test` would build everything twice, because `--lib` selects other
+//! features of the same libraries than `--test '*'`.
 
 use std::path::{Path, PathBuf};
 
@@ -13,7 +13,7 @@ use crate::process;
 use crate::repo::Repo;
 use crate::summary::Summary;
 
-/// All of them: what `cargo test` takes without a choice, and examples' own.
+/// Selects all test programs: the default selection of `cargo test`, and the tests of examples.
 const SELECTION: [&str; 7] = [
     "--workspace",
     "--all-features",
@@ -24,32 +24,32 @@ const SELECTION: [&str; 7] = [
     "*",
 ];
 
-/// Where tests stand.
+/// Location of tests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Beside what they test.
+    /// Next to the code that they test.
     Unit,
-    /// In a file of their own, with the view that others have.
+    /// In separate files, which see only the public interface.
     Outside,
 }
 
-/// A program that holds tests.
+/// A program that contains tests.
 #[derive(Debug, PartialEq, Eq)]
 struct Program {
     kind: Kind,
-    /// The source that it begins with.
+    /// Its root source file.
     source: PathBuf,
-    /// Its package, where it runs.
+    /// Directory of its package, in which it runs.
     package: PathBuf,
     path: PathBuf,
 }
 
-/// Builds all of them.
+/// Builds all test programs.
 pub(crate) fn build(repo: &Repo) -> anyhow::Result<String> {
     Ok(format!("{} programs", programs(repo)?.len()))
 }
 
-/// Runs those of one kind; a suite of which nothing ran has failed.
+/// Runs the programs of one kind. A suite without any test that ran has failed.
 pub(crate) fn run(repo: &Repo, kind: Kind) -> anyhow::Result<String> {
     let mut programs = programs(repo)?;
     programs.retain(|program| program.kind == kind);
@@ -68,7 +68,7 @@ fn run_each(root: &Path, programs: &[Program]) -> anyhow::Result<String> {
         let path = program.path.to_string_lossy();
         let mut command = process::command(&program.package, &path);
         command.env("CARGO_MANIFEST_DIR", &program.package);
-        // One's failure does not hide another's.
+        // A failure of one program does not hide another.
         if let Err(error) = process::show(&mut command, |line| summary.add_line(line)) {
             failed.push(format!("{error:#}"));
         }
@@ -96,7 +96,7 @@ fn programs(repo: &Repo) -> anyhow::Result<Vec<Program>> {
     Ok(programs)
 }
 
-/// The program that cargo tells of, if it holds tests.
+/// Returns the program that a message of cargo names; `None` if it has no tests.
 fn program(message: &Value) -> anyhow::Result<Option<Program>> {
     let (Some(path), Some(true)) = (
         message["executable"].as_str(),
@@ -140,8 +140,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap().keep();
         let program = |name: &str, text: &str| {
             let path = directory.join(name);
-            // Written by another process: a file that this one had open could not be run while any
-            // thread of it starts a process.
+            // Another process writes the file. If this process opened it for writing, a thread that
+            // forks could keep it open, and executing it would fail.
             let mut command = process::command(&directory, "sh");
             let write = r#"printf '#!/bin/sh\n%s\n' "$1" >"$0" && chmod 755 "$0""#;
             command.args(["-c", write]).arg(&path).arg(text);

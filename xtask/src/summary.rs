@@ -1,10 +1,10 @@
-//! The summaries that Rust's test runner prints, added up.
+//! Sums the summaries that Rust's test runner prints.
 
 use std::fmt;
 
 use anyhow::ensure;
 
-/// Tests by outcome.
+/// Number of tests by outcome.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Summary {
     passed: u64,
@@ -35,7 +35,7 @@ impl Summary {
         }
     }
 
-    /// A suite of which nothing ran has not passed.
+    /// Fails if no test ran: such a suite has not passed.
     pub(crate) fn ensure_some_ran(&self) -> anyhow::Result<()> {
         ensure!(self.passed + self.failed > 0, "no test ran");
         Ok(())

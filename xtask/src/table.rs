@@ -1,21 +1,22 @@
-//! The table that ends a run.
+//! The table at the end of a run.
 
 use std::time::Duration;
 
-/// What became of a step.
+/// Outcome of a step.
 #[derive(Debug)]
 pub(crate) struct StepOutcome {
     pub(crate) name: &'static str,
-    /// It ran beside others.
+    /// True if it ran in the background.
     pub(crate) beside: bool,
-    /// What it has to say, or why it failed.
+    /// Its note, or the reason for its failure.
     pub(crate) result: Result<String, String>,
     pub(crate) time: Duration,
-    /// Processor time of everything that it ran.
+    /// CPU time of the step and its child processes.
     pub(crate) used: Duration,
 }
 
-/// A line each, in the order in which they ended, and the sums; `time` is what all of them took.
+/// Returns one line per step, in the order in which they ended, and the sums; `time` is the total
+/// time.
 pub(crate) fn table(outcomes: &[StepOutcome], time: Duration) -> String {
     let names = outcomes.iter().map(|outcome| outcome.name.chars().count());
     let width = names.max().unwrap_or(0);

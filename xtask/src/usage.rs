@@ -1,4 +1,4 @@
-//! How much processor time was used: what says whether a step computed or waited.
+//! CPU time of steps; shows whether a step computed or waited.
 
 use std::cell::Cell;
 use std::fs;
@@ -6,31 +6,31 @@ use std::process::{Child, ExitStatus};
 use std::thread;
 use std::time::Duration;
 
-/// Linux tells times in hundredths of a second, whatever its own clock is.
+/// Linux reports times in units of 10 ms, whatever its own clock tick is.
 const TICK: Duration = Duration::from_millis(10);
 
-/// How long until a process that has closed its output is looked at again.
+/// Interval of checks for the end of a process that has closed its output.
 const PAUSE: Duration = Duration::from_millis(5);
 
 thread_local! {
     static CHILDREN: Cell<Duration> = const { Cell::new(Duration::ZERO) };
 }
 
-/// Processor time of the calling thread, and of the processes that it has waited for by [`wait`]
-/// and was told of by [`add`]. Where there is no `/proc` it is zero.
+/// Returns the CPU time of the calling thread and of its child processes. Child processes count
+/// after [`wait`], and other threads' times after [`add`]. Zero without `/proc`.
 pub(crate) fn so_far() -> Duration {
     let own = Usage::read("thread-self").map_or(Duration::ZERO, |usage| usage.own);
     own + CHILDREN.get()
 }
 
-/// What another thread used for this one.
+/// Adds the time that another thread used for this one.
 pub(crate) fn add(time: Duration) {
     CHILDREN.set(CHILDREN.get() + time);
 }
 
-/// Waits for a process, and takes down what it used, with all that it waited for itself.
+/// Waits for a process and adds its CPU time, including that of its waited-for child processes.
 pub(crate) fn wait(child: &mut Child) -> std::io::Result<ExitStatus> {
-    // The kernel tells until somebody has waited for it.
+    // The kernel keeps the times of a zombie until the wait.
     let pid = child.id().to_string();
     while let Some(usage) = Usage::read(&pid) {
         if usage.ended {
@@ -42,7 +42,7 @@ pub(crate) fn wait(child: &mut Child) -> std::io::Result<ExitStatus> {
     child.wait()
 }
 
-/// What the kernel says of a process or thread.
+/// Values from the kernel for a process or thread.
 #[derive(Debug, PartialEq, Eq)]
 struct Usage {
     ended: bool,
@@ -55,8 +55,8 @@ impl Usage {
         Self::parse(&fs::read_to_string(format!("/proc/{who}/stat")).ok()?)
     }
 
-    /// proc_pid_stat(5): the state behind the name, which may hold anything, and eleven fields
-    /// later four times.
+    /// Parses proc_pid_stat(5): the state after the name, which may contain any character, and four
+    /// times eleven fields later.
     fn parse(stat: &str) -> Option<Self> {
         let (_, fields) = stat.rsplit_once(") ")?;
         let mut fields = fields.split(' ');
@@ -96,8 +96,7 @@ mod tests {
             return;
         }
         let before = so_far();
-        // Counts until the kernel has told it of a fifth of a second, once itself and once in a
-        // process that it waits for.
+        // Computes until the kernel reports 0.2 s, once itself and once in a child process.
         let burn = "import os, sys\n\
             while os.times().user < 0.2: pass\n\
             if len(sys.argv) == 1: sys.exit(os.spawnv(os.P_WAIT, sys.executable, [sys.executable, '-c', sys.orig_argv[2], 'x']))";

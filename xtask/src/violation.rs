@@ -1,14 +1,14 @@
-//! What a rule finds.
+//! Findings of the rules.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// Whether a finding fails the run.
+/// Severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Severity {
-    /// Fails the run.
+    /// The finding fails the run.
     Error,
-    /// Is printed only.
+    /// The finding is only printed.
     Note,
 }
 
@@ -17,7 +17,7 @@ pub(crate) enum Severity {
 pub(crate) struct Violation {
     severity: Severity,
     file: PathBuf,
-    /// Counted from 1; 0 for the file as a whole.
+    /// Line, from 1; 0 for the file as a whole.
     line: usize,
     message: String,
 }

@@ -1,4 +1,4 @@
-//! What is known of the present tree already, so that a run that was interrupted can go on.
+//! Journal of results for the current tree, so that an interrupted run can resume.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -10,15 +10,15 @@ use serde_json::{Value, json};
 
 use super::outcome::MutantOutcome;
 
-/// A line of JSON a mutation, below one that names the tree.
+/// The journal: one JSON line per mutation, after a line that identifies the tree.
 pub(super) struct Journal {
     file: File,
     known: BTreeMap<String, (MutantOutcome, Duration)>,
 }
 
 impl Journal {
-    /// `resume`: what a journal of the tree of this fingerprint holds is known; otherwise nothing
-    /// is.
+    /// Opens the journal. With `resume`, the results of a journal for the tree `fingerprint` are
+    /// known; otherwise the journal starts empty.
     pub(super) fn open(directory: &Path, fingerprint: u64, resume: bool) -> anyhow::Result<Self> {
         let path = directory.join("journal");
         let head = json!({ "tree": format!("{fingerprint:016x}") }).to_string();
@@ -53,7 +53,7 @@ impl Journal {
     }
 }
 
-/// The kills of a journal; `None` if it is another tree's.
+/// Returns the kills of a journal; `None` if it belongs to another tree.
 fn known(text: &str, head: &str) -> Option<BTreeMap<String, (MutantOutcome, Duration)>> {
     let mut lines = text.lines();
     if lines.next() != Some(head) {
@@ -67,7 +67,7 @@ fn known(text: &str, head: &str) -> Option<BTreeMap<String, (MutantOutcome, Dura
             (MutantOutcome::parse(&line)?, time),
         ))
     };
-    // A line that was cut short when the run was is not known.
+    // Ignores a line that was truncated by an interruption.
     Some(lines.filter_map(entry).collect())
 }
 

@@ -1,30 +1,30 @@
-//! How a mutant fared, from what its tests printed.
+//! Outcome of a mutant, from the output of its tests.
 
 use std::process::Output;
 
 use serde_json::{Value, json};
 
-/// What `timeout` exits with when it had to end the command.
+/// Exit code of `timeout` after it ended the command.
 pub(super) const TIMED_OUT: i32 = 124;
 
-/// How a mutant fared.
+/// Outcome of a mutant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum MutantOutcome {
-    /// These tests failed; none are named if the process was ended by a signal.
+    /// These tests failed; the list is empty if a signal ended the process.
     Killed(Vec<String>),
-    /// It ran for much longer than the unchanged suite.
+    /// It exceeded the time limit.
     TimedOut,
     Survived,
     DoesNotApply,
     DoesNotBuild,
-    /// The command failed, and no test did: a full disk, a name that no test has.
+    /// The command failed but no test did: a full disk, or a test name that does not exist.
     NoTestFailed,
-    /// The tests fail on the unchanged copy, or none of them runs: they can notice nothing.
+    /// The tests fail on the unmodified copy, or no test runs, so they detect nothing.
     FailsUnmutated,
 }
 
 impl MutantOutcome {
-    /// From the output of `timeout cargo test`.
+    /// Determines the outcome from the output of `timeout cargo test`.
     pub(super) fn of(output: &Output) -> Self {
         match output.status.code() {
             Some(0) => return Self::Survived,
@@ -32,7 +32,7 @@ impl MutantOutcome {
             _ => {}
         }
         let failed = failures(&String::from_utf8_lossy(&output.stdout));
-        // A test that aborts takes its runner along, which can then name nothing.
+        // A test that aborts also ends its runner, which then prints no names.
         let by_signal = String::from_utf8_lossy(&output.stderr).contains("(signal: ");
         if failed.is_empty() && !by_signal {
             Self::NoTestFailed
@@ -57,7 +57,7 @@ impl MutantOutcome {
         }
     }
 
-    /// Inverse of [`parse`](Self::parse).
+    /// Converts to JSON; [`parse`](Self::parse) is the inverse.
     pub(super) fn to_json(&self) -> Value {
         match self {
             Self::Killed(tests) => json!({ "verdict": self.shown(), "failed": tests }),
@@ -65,7 +65,7 @@ impl MutantOutcome {
         }
     }
 
-    /// `None` for anything but a kill: what did not end well is tried again.
+    /// Parses a kill; `None` for any other outcome, which the next run tries again.
     pub(super) fn parse(value: &Value) -> Option<Self> {
         match value["verdict"].as_str()? {
             "killed" => Some(Self::Killed(
@@ -81,7 +81,7 @@ impl MutantOutcome {
     }
 }
 
-/// The names in the lists under `failures:`, which the runner prints last and indents.
+/// Returns the names in the lists under `failures:`, which the runner prints last and indents.
 fn failures(stdout: &str) -> Vec<String> {
     let mut names = Vec::new();
     let mut listed = false;
@@ -91,8 +91,7 @@ fn failures(stdout: &str) -> Vec<String> {
         } else if let Some(name) = line.strip_prefix("    ").filter(|_| listed) {
             names.push(name.to_owned());
         } else if !line.is_empty() {
-            // What the tests printed stands under another `failures:`, each under a line of its
-            // own.
+            // Output of the tests is under another `failures:`, each under a separate line.
             listed = false;
         }
     }

@@ -1,4 +1,4 @@
-//! A committed patch: what it breaks, and the test command that must notice.
+//! A committed patch: the promise that it breaks, and the test command that must fail.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ use crate::repo::Repo;
 /// A patch and its header.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Mutation {
-    /// Relative to the root.
+    /// Path relative to the root.
     pub(super) path: PathBuf,
     pub(super) breaks: String,
     pub(super) kill: TestCommand,
@@ -65,7 +65,7 @@ impl TestCommand {
         self.0.iter().map(String::as_str).collect()
     }
 
-    /// The arguments that build the same tests without running them.
+    /// Returns the arguments that build the same tests without running them.
     pub(super) fn build_only(&self) -> Vec<&str> {
         std::iter::once("--no-run")
             .chain(
@@ -73,7 +73,7 @@ impl TestCommand {
                     .iter()
                     .map(String::as_str)
                     .take_while(|word| *word != "--")
-                    // Documentation tests are built when they run; their library is built here.
+                    // Documentation tests are built when they run; this builds their library.
                     .filter(|word| *word != "--doc"),
             )
             .collect()

@@ -14,11 +14,11 @@ use crate::process;
 use crate::repo::Repo;
 use crate::summary::Summary;
 
-/// Longest time that a build, or the unchanged suite, may take.
+/// Maximum time of a build, or of the unmodified suite.
 const LIMIT: Duration = Duration::from_secs(600);
 
-/// A copy of the tree with a target directory of its own, shared by all mutants. Both stay for the
-/// next run, which builds only what changed.
+/// A copy of the tree with a separate target directory, shared by all mutants. Both stay for the
+/// next run, which rebuilds only changed files.
 pub(super) struct Scratch {
     tree: PathBuf,
     target: PathBuf,
@@ -33,7 +33,8 @@ impl Scratch {
             fingerprint: 0,
         };
         fs::create_dir_all(&scratch.tree)?;
-        // Without a boundary, git would look for a repository further up and apply patches there.
+        // Without a repository here, git would find one in a parent directory and apply patches
+        // there.
         if !scratch.tree.join(".git").exists() {
             process::capture(process::command(&scratch.tree, "git").args(["init", "--quiet"]))?;
         }
@@ -53,18 +54,18 @@ impl Scratch {
         Ok(scratch)
     }
 
-    /// Names the contents of the tree: what was found out about one does not hold for another.
+    /// Returns a fingerprint of the tree's contents: results for one tree do not apply to another.
     pub(super) fn fingerprint(&self) -> u64 {
         self.fingerprint
     }
 
-    /// Makes a file as it is in the repository, leaving it untouched if it is already.
+    /// Restores a file from the repository; does not write it if it is already equal.
     fn restore(&self, repo: &Repo, path: &Path) -> anyhow::Result<()> {
         let copy = self.tree.join(path);
         let wanted = match fs::read(repo.root.join(path)) {
             Ok(wanted) => wanted,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                // The patch had created it.
+                // The patch created the file.
                 return fs::remove_file(copy).map_err(Into::into);
             }
             Err(error) => return Err(error.into()),
@@ -79,14 +80,14 @@ impl Scratch {
         Ok(())
     }
 
-    /// Applies the mutation, runs its tests for at most `limit`, and takes the mutation back.
+    /// Applies the mutation, runs its tests for at most `limit`, and reverts the mutation.
     pub(super) fn fate(
         &self,
         repo: &Repo,
         mutation: &Mutation,
         limit: Duration,
     ) -> anyhow::Result<MutantOutcome> {
-        // The copy's own: the repository may change meanwhile.
+        // Use the patch of the copy, because the repository may change during the run.
         let patch = self.tree.join(&mutation.path);
         let touched = process::capture(
             process::command(&self.tree, "git")
@@ -111,7 +112,7 @@ impl Scratch {
     }
 
     fn run_mutant(&self, kill: &TestCommand, limit: Duration) -> anyhow::Result<MutantOutcome> {
-        // A mutant that the compiler refuses says nothing about the tests.
+        // A mutant that does not compile says nothing about the tests.
         if !self.builds(kill)? {
             return Ok(MutantOutcome::DoesNotBuild);
         }
@@ -120,7 +121,7 @@ impl Scratch {
         ))
     }
 
-    /// How long the tests take on the unchanged copy; `None` if they fail, or if there are none.
+    /// Returns the time of the tests on the unmodified copy; `None` if they fail or no test runs.
     pub(super) fn pristine(&self, command: &TestCommand) -> anyhow::Result<Option<Duration>> {
         if !self.builds(command)? {
             return Ok(None);
@@ -138,7 +139,7 @@ impl Scratch {
         Ok(sound.then_some(time))
     }
 
-    /// Builds the tests. A failure is shown: it needs attention.
+    /// Builds the tests. Prints the error output of a failure.
     fn builds(&self, command: &TestCommand) -> anyhow::Result<bool> {
         let output = self.cargo_test(&command.build_only(), LIMIT)?;
         if !output.status.success() {
@@ -153,9 +154,9 @@ impl Scratch {
             .args(["cargo", "test", "--quiet"])
             .args(arguments)
             .env("CARGO_TARGET_DIR", &self.target)
-            // Nobody debugs a mutant; building one is the larger part of its time.
+            // Mutants are not debugged, and debug information would dominate their build time.
             .env("CARGO_PROFILE_DEV_DEBUG", "0")
-            // What a failing property test remembers would be a change to the copy.
+            // A persisted failure of a property test would modify the copy.
             .env("PROPTEST_FAILURE_PERSISTENCE", "off")
             .stdin(Stdio::null())
             .output()

@@ -1,5 +1,5 @@
-//! The layer rule: dependencies go strictly downward, `hw` and `dma` never meet, and the core rests
-//! on the core alone.
+//! The layer rule: crates depend only on lower layers, `hw` and `dma` never depend on each other,
+//! and core crates depend only on core crates.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::CORE;
 use crate::violation::Violation;
 
-/// The level of every crate (docs/ARCHITECTURE.md, "Layers"), by package name without its prefix.
+/// Level of every crate (docs/ARCHITECTURE.md, "Layers"), by package name without its prefix.
 const LEVELS: &[(&str, u8)] = &[
     ("types", 0),
     ("memory", 1),
@@ -16,7 +16,7 @@ const LEVELS: &[(&str, u8)] = &[
     ("pgtable", 1),
     ("hw", 2),
     ("dma", 2),
-    // Below the software IOMMU, which is a sink of it.
+    // Below the software IOMMU, which implements one of its sinks.
     ("virtio-iommu", 2),
     ("pviommu", 3),
     ("softiommu", 3),
@@ -31,10 +31,10 @@ const LEVELS: &[(&str, u8)] = &[
 /// Packages that only test the others and may depend on all of them.
 const ABOVE_ALL: &[&str] = &["tests"];
 
-/// Packages that depend on none of the crates: tools must build when the crates do not.
+/// Packages that depend on no crate: tools must build even if the crates do not.
 const APART: &[&str] = &["xtask"];
 
-/// Two crates that meet in memory only, not even in each other's tests.
+/// Two crates that share only memory; they do not depend on each other, not even in tests.
 const STRANGERS: [&str; 2] = ["hw", "dma"];
 
 const PREFIX: &str = "ringfence-";

@@ -1,5 +1,5 @@
-//! Core crates hold nothing that panics by name outside tests. (Indexing and arithmetic are for
-//! review and fuzzing.)
+//! The panic rule: core crates use no panicking method or macro outside tests. (Review and fuzzing
+//! cover indexing and arithmetic.)
 
 use proc_macro2::Delimiter;
 
@@ -33,7 +33,7 @@ fn check_source(source: &Source) -> Vec<Violation> {
     let mut at = 0;
     while at < tokens.len() {
         if let Some(end) = constant(tokens, at) {
-            // What runs in the compiler cannot panic later.
+            // Code that the compiler evaluates cannot panic at run time.
             at = end + 1;
             continue;
         }
@@ -49,7 +49,7 @@ fn check_source(source: &Source) -> Vec<Violation> {
     found
 }
 
-/// The end of the `const _: () = ...;` or `const { ... }` that begins at `at`.
+/// Returns the end of the `const _: () = ...;` or `const { ... }` that begins at `at`.
 fn constant(tokens: &[Token], at: usize) -> Option<usize> {
     if !tokens[at].is_ident("const") {
         return None;

@@ -1,11 +1,12 @@
-//! One concept a file: files stay short. Tests are exempt, tables of cases are long.
+//! The size rule: one concept per file, so files are short. Tests are exempt, because tables of
+//! cases are long.
 
 use crate::source::Source;
 use crate::violation::Violation;
 
-/// More lines of code than this are worth a thought,
+/// A file with more lines of code than this gets a note.
 const NOTED: usize = 400;
-/// more than this are refused.
+/// A file with more lines of code than this is an error.
 const REFUSED: usize = 500;
 
 pub(super) fn check(sources: &[Source]) -> Vec<Violation> {

@@ -1,15 +1,14 @@
-//! The rule on temporary files: nobody composes their paths.
+//! The rule on temporary files: no code composes their paths.
 //!
-//! A path below the system's directory for temporary files that another user can predict is a path
-//! that the other user can take first. `tempfile` makes files and directories that are new and
-//! private.
+//! If another user can predict a path below the system's directory for temporary files, that user
+//! can create the path first. `tempfile` makes files and directories that are new and private.
 
 use crate::source::Source;
 use crate::violation::Violation;
 
-/// Files that may name the directory, tests included.
+/// Files that may use the directory, tests included.
 const ALLOWED: &[&str] = &[
-    // Hands it to `tempfile`.
+    // Passes it to `tempfile`.
     "crates/cli/src/directory.rs",
     // Opens a file that must be new, and removes its name at once.
     "crates/cli/src/spool.rs",

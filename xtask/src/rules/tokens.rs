@@ -1,5 +1,4 @@
-//! The token rule: a constructor that attests something is called only by code that can vouch for
-//! it.
+//! The token rule: only code that can guarantee an attestation calls its constructor.
 
 use std::ffi::OsStr;
 use std::path::{Component, Path};
@@ -7,7 +6,7 @@ use std::path::{Component, Path};
 use crate::source::Source;
 use crate::violation::Violation;
 
-/// A constructor and the paths (prefixes) outside tests that may name it.
+/// A constructor, and the paths (prefixes) outside tests that may name it.
 struct Attestation {
     name: &'static str,
     allowed: &'static [&'static str],
@@ -21,14 +20,14 @@ const ATTESTATIONS: &[Attestation] = &[
             "crates/types/src/obligation.rs",
             "crates/pgtable/src/",
             "crates/dma/src/space",
-            // Tables on the other side of a queue: cleared when the host answers, which the range's
-            // invalidation waits for.
+            // Tables on the other side of a virtqueue: cleared when the host answers. The
+            // invalidation of the range waits for the answer.
             "crates/lab/src/guest/virtio.rs",
             "crates/pviommu/src/frontend/remote_table.rs",
-            // Stands in for a table when the meter leaves the table out: it has no entries.
+            // Replaces a table when the meter leaves the table out: it has no entries.
             "crates/lab/src/meter/stubs.rs",
             "crates/lab/src/meter/ring_stubs.rs",
-            // Counts the searches of an allocator alone: there is no table, and so no entries.
+            // Counts the searches of an allocator without a table, so without entries.
             "crates/lab/src/experiments/allocators.rs",
         ],
     },
@@ -58,8 +57,8 @@ pub(super) fn check(sources: &[Source]) -> Vec<Violation> {
 
 impl Attestation {
     fn permits(&self, path: &Path) -> bool {
-        // Benches and examples drive one crate alone, as tests do: they play the part of the
-        // others.
+        // Benches and examples use one crate alone, as tests do, and play the role of the other
+        // crates.
         let plays_others = |part: Component<'_>| {
             ["benches", "examples"]
                 .map(OsStr::new)

@@ -1,12 +1,12 @@
-//! The unsafe rule: unsafe code lives in few files, named here with their reason, and every use
-//! argues why it is sound.
+//! The unsafe rule: only the files listed here contain unsafe code, each with its reason, and every
+//! use argues that it is sound.
 
 use proc_macro2::Delimiter;
 
 use crate::source::Source;
 use crate::violation::Violation;
 
-/// Files that may hold unsafe code, and what for.
+/// Files that may contain unsafe code, and its purpose.
 const ALLOWED: &[(&str, &str)] = &[
     ("crates/iova/benches/support/clock.rs", "the cycle counter"),
     ("crates/lab/src/meter/tsc.rs", "the cycle counter"),
@@ -113,8 +113,8 @@ fn check_against(sources: &[Source], allowed: &[(&str, &str)]) -> Vec<Violation>
     found
 }
 
-/// Whether the statement around line `line` has a comment with `SAFETY:` directly above it or in
-/// it.
+/// Returns true if the statement around line `line` has a comment with `SAFETY:` directly above it
+/// or inside it.
 fn is_argued(lines: &[&str], line: usize) -> bool {
     for (distance, text) in lines[..line].iter().rev().enumerate() {
         let text = text.trim();
@@ -122,7 +122,7 @@ fn is_argued(lines: &[&str], line: usize) -> bool {
             return true;
         }
         let is_comment = text.starts_with("//") || text.starts_with("#[");
-        // The end of the statement before: from here on, comments belong to others.
+        // The end of the previous statement: earlier comments belong to other statements.
         let ends_statement = text.is_empty() || text.ends_with([';', '{', '}']);
         if distance > 0 && ends_statement && !is_comment {
             return false;

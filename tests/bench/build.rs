@@ -1,4 +1,4 @@
-//! A bench for every mode there is.
+//! Builds a bench for every mode.
 
 use ringfence_devices::{Neighbour, Racer, Replayer, Reuse};
 use ringfence_dma::flush::{Flush, Never};
@@ -146,11 +146,11 @@ impl ModeVisitor for Build {
     }
 }
 
-/// T and C of caches: short enough that a test sees cycles end.
+/// T and C of caches, short enough that cycles end within a test.
 pub(super) const CYCLING: RtcParams = RtcParams {
     cycle_ns: 10_000_000,
     cycles: Cycles::PAPER,
 };
 
-/// Slots of every ring: fewer than a test may have live, so that maps wait.
+/// Slots of every ring: fewer than a test may have live mappings, so that maps wait.
 const SLOTS: u32 = 16;

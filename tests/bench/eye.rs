@@ -1,17 +1,17 @@
-//! What the oracle and the test see of every access.
+//! Observes every access for the oracle and the test.
 
 use ringfence_devices::{DmaRequest, Observer};
 use ringfence_lab::oracle::{Oracle, Verdict};
 use ringfence_types::{Fault, PhysRange, RequesterId};
 
-/// Sees every access for the oracle, and keeps the last one.
+/// Passes every access to the oracle, and keeps the last verdict.
 pub(super) struct Eye<'a> {
     pub(super) oracle: &'a mut Oracle,
     pub(super) last: &'a mut Verdict,
     pub(super) reached: &'a mut Vec<PhysRange>,
 }
 
-/// The oracle's row of a device: strangers get one of their own each.
+/// Returns the oracle's row of a device; an unknown device gets a separate row.
 pub(super) fn row(device: RequesterId) -> usize {
     usize::from(device.get())
 }

@@ -1,5 +1,5 @@
-//! One mode's layer, hardware, attackers and oracle, behind one object, so that a test is written
-//! once and built once for all modes.
+//! One mode's layer, hardware, attackers and oracle behind one trait object, so that a test is
+//! written and compiled once for all modes.
 
 mod build;
 mod eye;
@@ -14,25 +14,26 @@ use ringfence_types::{
 
 use build::Build;
 
-/// Devices of a bench; any number of others is unknown to it.
+/// Devices of a bench; other requester IDs are unknown to it.
 pub(crate) const DEVICES: usize = 2;
-/// Processors of a bench.
+/// CPUs of a bench.
 pub(crate) const CPUS: usize = 2;
 
-/// Each on a bus of its own: a Calgary bridge has one space for all devices behind it.
+/// Returns the requester ID of a device. Each device is on a separate bus, because a Calgary bridge
+/// has one address space for all devices behind it.
 pub(crate) fn device(index: usize) -> RequesterId {
     RequesterId::new((0x10 + index as u16) << 8)
 }
 
-/// Names a mapping of a bench, dead or alive.
+/// Identifies a mapping of a bench, live or unmapped.
 pub(crate) type Handle = usize;
 
-/// What an access came to.
+/// Result of an access.
 pub(crate) type Reached = Result<Vec<PhysRange>, Fault>;
 
-/// One mode at work.
+/// A mode under test.
 pub(crate) trait Bench {
-    /// Maps one buffer, or a list; `None` if the ring is full.
+    /// Maps one buffer or a list; `None` if the ring is full.
     fn try_map(
         &mut self,
         device: usize,
@@ -49,8 +50,8 @@ pub(crate) trait Bench {
     ) -> Handle {
         self.try_map(device, cpu, pieces, direction).expect("room")
     }
-    /// Maps several buffers; those of a ring have one direction. None if the ring has not room for
-    /// all.
+    /// Maps several buffers; the buffers of a ring have the same direction. Empty if the ring has
+    /// no room for all.
     fn map_multi(
         &mut self,
         device: usize,
@@ -61,48 +62,49 @@ pub(crate) trait Bench {
     fn unmap(&mut self, handle: Handle, cpu: usize);
     fn unmap_multi(&mut self, handles: &[Handle], cpu: usize);
     fn end_burst(&mut self, device: usize, cpu: usize, direction: Direction);
-    /// Lets time pass and runs the timers.
+    /// Advances the clock and runs the timers.
     fn tick(&mut self, cpu: usize, nanos: u64);
-    /// Flushes all that the layer holds back.
+    /// Invalidates all deferred unmaps of the layer.
     fn flush(&mut self);
-    /// An access by a device, judged by the oracle.
+    /// Performs an access by a device; the oracle judges it.
     fn access(&mut self, device: RequesterId, iova: Iova, bytes: u64, access: Access) -> Reached;
-    /// The device-visible bytes of a mapping, or of its first piece where pieces lie apart.
+    /// Returns the device-visible range of a mapping, or of its first piece if the pieces are not
+    /// contiguous.
     fn range(&self, handle: Handle) -> IovaRange {
         self.ranges(handle)[0]
     }
-    /// The device-visible bytes: one range, or one for each piece where pieces lie apart.
+    /// Returns the device-visible ranges: one, or one per piece if the pieces are not contiguous.
     fn ranges(&self, handle: Handle) -> &[IovaRange];
-    /// Whether the buffer of the mapping is back.
+    /// Returns true if the driver has the buffer of the mapping back.
     fn is_back(&self, handle: Handle) -> bool;
-    /// The verdict of the last access.
+    /// Returns the verdict of the last access.
     fn verdict(&self) -> Verdict;
     fn tally(&self) -> Tally;
-    /// Attackers on (the default) or off.
+    /// Switches the attackers on (the default) or off.
     fn attackers(&mut self, on: bool);
-    /// Purges all that the hardware caches, behind the layer's back.
+    /// Purges all caches of the hardware without the layer's knowledge.
     fn purge(&mut self);
     /// Stores a word.
     fn poke(&mut self, at: PhysAddr, word: u64);
-    /// Where the pieces of a live mapping lie.
+    /// Returns the physical ranges of the pieces of a live mapping.
     fn lies_at(&self, handle: Handle) -> Vec<PhysRange>;
-    /// Accesses that the attackers made.
+    /// Returns the number of accesses by the attackers.
     fn attempts(&self) -> u64;
-    /// Unmaps and invalidations so far.
+    /// Returns the number of unmaps and of invalidations so far.
     fn counts(&self) -> (u64, u64);
 }
 
-/// A bench of `mode`.
+/// Returns a bench of `mode`.
 pub(crate) fn bench(mode: &Mode) -> Box<dyn Bench> {
     dispatch(mode, Build).unwrap()
 }
 
-/// A bench of the mode of that name.
+/// Returns a bench of the mode named `name`.
 pub(crate) fn named(name: &str) -> Box<dyn Bench> {
     bench(&Mode::find(name).unwrap())
 }
 
-/// `bytes` bytes of memory from `start`.
+/// Returns `bytes` bytes of memory from `start`.
 pub(crate) fn memory(start: u64, bytes: u64) -> PhysRange {
     PhysRange::new(PhysAddr::new(start), bytes).unwrap()
 }

@@ -22,8 +22,8 @@ use super::build::attackers;
 use super::eye::{Eye, row};
 use super::{Bench, CPUS, DEVICES, Handle, Reached};
 
-/// The racer last: the cache of a ring holds what was touched last, which is what the replayer
-/// tries.
+/// The racer comes last: the cache of a ring holds the entry used last, and the replayer tries that
+/// entry.
 pub(super) type Attackers = ((Replayer, Neighbour), Racer);
 
 enum Held {
@@ -146,7 +146,7 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>> World<H, S, F> {
         handle
     }
 
-    /// The attackers notice what the driver does with each range of a mapping.
+    /// Reports a driver event for each range of a mapping to the attackers.
     fn tell(&mut self, event: fn(Target) -> DriverEvent, handle: Handle) {
         let slot = &self.slots[handle];
         let (direction, at) = (slot.direction, &self.at[slot.device]);
@@ -160,7 +160,7 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>> World<H, S, F> {
         }
     }
 
-    /// The device does its work, then whoever else wants to.
+    /// The device uses the buffer, then the attackers act.
     fn before_unmap(&mut self, handle: Handle) {
         let slot = &self.slots[handle];
         let grant = self.oracle.get(slot.grant).expect("a live grant");

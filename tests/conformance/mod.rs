@@ -9,7 +9,7 @@ use ringfence_types::{Access, Direction, IovaRange, PfnRange, PhysRange};
 
 use crate::bench::*;
 
-/// A generator of steps: the same ones for the same seed, on every host.
+/// Generator of random steps; the same seed gives the same steps on every host.
 struct Dice(u64);
 
 impl Dice {
@@ -41,7 +41,7 @@ impl Dice {
     }
 }
 
-/// A mapping as the model knows it.
+/// A mapping in the model.
 struct Live {
     device: usize,
     pieces: Vec<PhysRange>,
@@ -49,7 +49,7 @@ struct Live {
     single: bool,
 }
 
-/// The brute-force model: a list of what is alive.
+/// The brute-force model: a list of the live mappings.
 struct Model {
     mode: Mode,
     bench: Box<dyn Bench>,
@@ -75,14 +75,14 @@ impl Model {
         PfnRange::covering(range)
     }
 
-    /// Whether a live mapping keeps its addresses: the literal ring gives them to others, and the
-    /// literal cache's leave under their users.
+    /// Returns true if a live mapping keeps its addresses. The as-published ring gives them to
+    /// other mappings, and the as-published cache evicts mappings in use.
     fn keeps_addresses(&self) -> bool {
         self.mode.alloc != Alloc::RingTailAsPublished
             && self.mode.flush != FlushKind::PerCycleAsPublished
     }
 
-    /// Whether buffers in the same pages can have the same addresses: behind a cache.
+    /// Returns true if buffers in the same pages can share addresses: in modes with a cache.
     fn shares_addresses(&self) -> bool {
         matches!(
             self.mode.flush,
@@ -90,8 +90,8 @@ impl Model {
         )
     }
 
-    /// A new mapping overlaps no other of its domain, and leads where it should, byte by byte at
-    /// its ends and as a whole.
+    /// Checks that a new mapping overlaps no other of its domain and translates to the right
+    /// memory, at the bytes of its ends and as a whole.
     fn made(&mut self, handle: Handle, live: Live) {
         let ranges = self.bench.ranges(handle).to_vec();
         let range = ranges[0];
@@ -111,7 +111,8 @@ impl Model {
             }
         }
         if !self.keeps_addresses() {
-            // Where a literal ring leads nobody promises: its cache may hold what was there before.
+            // An as-published ring does not guarantee the translation: its cache may hold an older
+            // entry.
             self.live.insert(handle, live);
             return;
         }
@@ -122,7 +123,7 @@ impl Model {
         let mut page = range.start().align_down(4096);
         for (nth, piece) in live.pieces.iter().enumerate() {
             let start = if self.mode.has_rings() || self.shares_addresses() {
-                // Each piece, or all of coherent memory, begins a slot or a mapping of its own.
+                // Each piece, or all of a coherent buffer, has a slot or a mapping of its own.
                 match ranges.get(nth) {
                     Some(range) => range.start(),
                     None => range.start().wrapping_add(4096 * nth as u64),
@@ -187,7 +188,7 @@ impl Model {
                     .map(|(h, _)| *h)
                     .collect();
                 if self.mode.has_rings() {
-                    // Of one ring.
+                    // All of one ring.
                     let ring = some.first().map(|h| self.live[h].direction);
                     some.retain(|h| Some(self.live[h].direction) == ring);
                 }
@@ -243,7 +244,7 @@ impl Model {
             14 if self.mode.translates() => {
                 let pages = 1 + dice.roll(4) as usize;
                 let Some(handle) = self.bench.map_coherent(dev, cpu, pages) else {
-                    // In a ring its frames must be contiguous, and a slot free.
+                    // A ring needs contiguous frames and a free slot.
                     return self.waits();
                 };
                 let pieces = self.bench.lies_at(handle);
@@ -276,13 +277,13 @@ impl Model {
         }
     }
 
-    /// A map was put off, as only a ring may do.
+    /// Counts a map that must wait, which only a ring may require.
     fn waits(&mut self) {
         assert!(self.mode.has_rings(), "{}: no room", self.mode.name);
         self.stalls += 1;
     }
 
-    /// Every dead address once more, by the device that had it.
+    /// Accesses every unmapped address again, from the device that had it.
     fn touch_the_dead(&mut self) {
         for (dev, range, direction) in self.dead.clone() {
             let access = if direction == Direction::ToDevice {
@@ -299,8 +300,8 @@ impl Model {
 
 const STEPS: u64 = 600;
 
-/// Calgary's flat table, under every flush policy, with allocators of every kind; no named mode has
-/// it.
+/// Calgary's flat table with every flush policy and with allocators of every kind; no named mode
+/// uses it.
 fn flat() -> impl Iterator<Item = Mode> {
     const ROWS: [(&str, &str); 7] = [
         ("table-bitmap", "per-unmap"),
@@ -316,8 +317,8 @@ fn flat() -> impl Iterator<Item = Mode> {
     })
 }
 
-/// Tables that a host keeps, with other allocators and flush policies than Linux has; no named mode
-/// has them.
+/// Tables that a host maintains, with other allocators and flush policies than those of Linux; no
+/// named mode uses them.
 fn hosted() -> impl Iterator<Item = Mode> {
     const ROWS: [(&str, &str, &str); 8] = [
         ("magazine", "burst", "virtio-iommu"),
@@ -349,7 +350,7 @@ fn every_mode_keeps_its_promise_under_attack() {
             let name = &mode.name;
             let tally = model.bench.tally();
             let attempts = model.bench.attempts();
-            // A bare tail waits for the oldest, so less is mapped.
+            // The plain tail of a ring waits for the oldest slot, so fewer maps succeed.
             let enough = if mode.has_rings() { 50 } else { 100 };
             assert!(
                 attempts as usize >= model.unmapped && model.unmapped > enough,
@@ -357,7 +358,8 @@ fn every_mode_keeps_its_promise_under_attack() {
                 model.unmapped,
                 model.stalls
             );
-            // The literal ring overwrites what is live, and the literal cache forgets it.
+            // The as-published ring overwrites live entries, and the as-published cache evicts
+            // them.
             let keeps = model.keeps_addresses();
             assert_eq!(tally.false_faults == 0, keeps, "{name}: {tally:?}");
             let waits = matches!(mode.alloc, Alloc::RingTail);
@@ -372,7 +374,7 @@ fn every_mode_keeps_its_promise_under_attack() {
                 }
                 Safety::Strict => {
                     assert_eq!(tally.violations(), 0, "{name}: {tally:?}");
-                    // The attackers did try, and what they got is what page granularity leaks.
+                    // The attackers did try, and page granularity explains all that they reached.
                     assert!(tally.faults > 0 && tally.colocated > 0, "{name}: {tally:?}");
                 }
                 Safety::Bounded => {
@@ -389,18 +391,18 @@ fn every_mode_keeps_its_promise_under_attack() {
                 }
             }
             if mode.safety() == Safety::Bounded {
-                // The window ends with the flush: afterwards nothing of what died can be reached.
+                // The stale window ends with the flush: afterwards no unmapped range is reachable.
                 model.bench.attackers(false);
                 model.bench.flush();
                 if mode.flush == FlushKind::PerWrap {
-                    // Its flush comes with the wrap, which is 2^20 pages away.
+                    // This policy flushes at the wrap, which is 2^20 pages away.
                     model.bench.purge();
                 }
                 let before = model.bench.tally().violations();
                 model.touch_the_dead();
                 assert_eq!(model.bench.tally().violations(), before, "{name}");
             }
-            // In the end everything comes back, once.
+            // At the end, every buffer returns exactly once.
             let handles: Vec<_> = model.live.keys().copied().collect();
             let all = handles.iter().max().map_or(0, |last| last + 1);
             for handle in handles {
@@ -415,8 +417,8 @@ fn every_mode_keeps_its_promise_under_attack() {
     }
 }
 
-/// How many invalidations each policy spends, on a workload that says it exactly: 600 single pages,
-/// one processor, no time.
+/// Checks the number of invalidations of each policy on a workload that determines it exactly: 600
+/// single pages, one CPU, no time.
 #[test]
 fn invalidations_are_what_the_policy_says() {
     for (name, expected) in [
@@ -432,10 +434,10 @@ fn invalidations_are_what_the_policy_says() {
         ("kvm-baseline", 0),
         ("virtio-strict", 600),
         ("pviommu", 600),
-        // Nothing leaves before a cycle ends.
+        // No mapping leaves the cache before a cycle ends.
         ("pviommu+rtc", 0),
         ("pviommu+rtc+hopt", 0),
-        // All but the last unmap go with the map after them.
+        // All unmaps except the last one are sent with the next map.
         ("virtio-lazy", 599),
     ] {
         let mut bench = named(name);

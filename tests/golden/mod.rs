@@ -1,7 +1,6 @@
-//! The bundled sample through every mode: whatever is counted rather than timed equals
-//! `sample.txt`.
+//! The bundled sample through every mode: all counted values (not times) equal `sample.txt`.
 //!
-//! When a change is meant, write the table anew and look at the difference before committing it:
+//! After an intended change, rewrite the table and review the difference before the commit:
 //! `RINGFENCE_BLESS=1 cargo test -p ringfence-tests --test across golden`
 
 use std::fmt::Write as _;
@@ -117,7 +116,7 @@ fn the_sample_counts_what_it_counted() {
     );
 }
 
-/// What the table must say whatever it says.
+/// Checks the properties that every version of the table must have.
 #[test]
 fn the_table_keeps_the_promises() {
     let committed = std::fs::read_to_string(TABLE).unwrap();
@@ -133,7 +132,7 @@ fn the_table_keeps_the_promises() {
             .iter()
             .map(|name| column(line, name))
             .sum();
-        // The literal cache's mappings leave under their users, and have others' directions.
+        // The as-published cache evicts mappings in use and reuses them with other directions.
         let literal = line.starts_with("rtc-literal");
         assert_eq!(column(line, "false") > 0, literal, "{line}");
         assert!(column(line, "attempts") >= column(line, "unmaps"), "{line}");

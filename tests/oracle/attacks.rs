@@ -1,21 +1,21 @@
-//! One function a class: it returns how many of its accesses came through that should not have.
+//! One function per attack class; it returns the number of accesses that wrongly succeeded.
 
 use ringfence_types::{Access, Direction, Iova};
 
 use crate::bench::*;
 
-/// What is expected of a mode.
+/// Expected outcome of an attack on a mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Expected {
-    /// No access comes through.
+    /// No access succeeds.
     Resists,
-    /// Some do.
+    /// Some accesses succeed.
     Vulnerable,
 }
 
 use Expected::{Resists as R, Vulnerable as V};
 
-/// Kinds of modes, with those that stand for them.
+/// Representative modes of each kind.
 const NONE: &[&str] = &["none", "hwpt", "swpt", "kvm-baseline"];
 const STRICT: &[&str] = &[
     "strict",
@@ -42,7 +42,7 @@ const DEFERRED: &[&str] = &[
 
 type Attack = fn(&mut dyn Bench) -> usize;
 
-/// Class, attack, and what is expected of: no protection, strict, deferred.
+/// Class, attack, and expected outcome for: no protection, strict, deferred.
 const CLASSES: &[(&str, Attack, Expected, Expected, Expected)] = &[
     ("A01 never mapped", never_mapped, V, R, R),
     ("A02 stale, warm", stale_warm, V, R, V),
@@ -60,13 +60,13 @@ const CLASSES: &[(&str, Attack, Expected, Expected, Expected)] = &[
     ("A35 released in a batch", batch, V, R, V),
 ];
 
-/// Where a mode is no mean of its kind. The host has not been asked yet to unmap, so the table
-/// leads there as well; and it is asked when anything is mapped next, so that no new buffer is met
-/// through an old address.
+/// Modes that differ from others of their kind. In `virtio-lazy`, the guest has not yet sent the
+/// unmap to the host, so the table still translates the address. The guest sends it before the next
+/// map, so no old address leads to a new buffer.
 const ODD: &[(&str, &str, Expected)] = &[
     ("A03 stale, cold", "virtio-lazy", V),
     ("A05 recycled page", "virtio-lazy", R),
-    // What a cache keeps stays in the table.
+    // Mappings kept by a cache stay in the table.
     ("A03 stale, cold", "pviommu+rtc", V),
     ("A03 stale, cold", "pviommu+rtc+hopt", V),
     ("A03 stale, cold", "pviommu+rtc-adaptive", V),
@@ -90,9 +90,9 @@ fn every_class_has_the_expected_outcome() {
     }
 }
 
-/// A28: a page that the device had written shall be read, and then one be the first of four. How
-/// many accesses came through against the new mapping's direction, and how many of what it allows
-/// were stopped.
+/// A28: the device has written a page that is then mapped for reading, and a page is then mapped as
+/// the first of four. Returns the number of accesses that succeed against the new mapping's
+/// direction, and the number of permitted accesses that are stopped.
 fn direction_and_range(bench: &mut dyn Bench) -> (u64, u64) {
     let page = memory(0x10_0000, 4096);
     let written = bench.map(0, 0, &[page], FROM);
@@ -111,8 +111,8 @@ fn direction_and_range(bench: &mut dyn Bench) -> (u64, u64) {
     (bench.tally().direction, bench.tally().false_faults)
 }
 
-/// A29: of two buffers in one page one is released, and cycles end. How many accesses to the other
-/// were stopped.
+/// A29: one of two buffers in the same page is released, and cycles end. Returns the number of
+/// stopped accesses to the other buffer.
 fn two_users(bench: &mut dyn Bench) -> u64 {
     let first = bench.map(0, 0, &[memory(0x10_0000, 64)], FROM);
     let second = bench.map(0, 0, &[memory(0x10_0800, 64)], FROM);
@@ -125,7 +125,7 @@ fn two_users(bench: &mut dyn Bench) -> u64 {
     bench.tally().false_faults
 }
 
-/// The literal cache falls to A28 and A29 (errata 16), the others do not.
+/// The as-published cache is vulnerable to A28 and A29 (errata 16); the others are not.
 #[test]
 fn caches_are_confused_as_printed_and_not_as_repaired() {
     let quiet = |name: &str| {
@@ -147,7 +147,7 @@ fn caches_are_confused_as_printed_and_not_as_repaired() {
     }
 }
 
-/// A cached mapping is out of reach when its bound is over, and not before.
+/// A cached mapping is unreachable after its bound, and not before.
 #[test]
 fn cached_mappings_leave_within_their_bound() {
     for (name, stays) in [
@@ -170,13 +170,13 @@ fn cached_mappings_leave_within_their_bound() {
     }
 }
 
-/// Whether the access came through although it had no grant.
+/// Returns true if the access succeeded without a grant.
 fn violates(bench: &mut dyn Bench, dev: usize, iova: Iova, bytes: u64, access: Access) -> bool {
     let through = bench.access(device(dev), iova, bytes, access).is_ok();
     through && bench.verdict().is_violation()
 }
 
-/// Whether it came through to a byte that was not granted, be it on a page that was.
+/// Returns true if the access reached a byte without a grant, even on a page with a granted buffer.
 fn leaks(bench: &mut dyn Bench, dev: usize, iova: Iova, access: Access) -> bool {
     use ringfence_lab::oracle::Verdict;
     let through = bench.access(device(dev), iova, 1, access).is_ok();
@@ -203,7 +203,7 @@ fn never_mapped(bench: &mut dyn Bench) -> usize {
     through
 }
 
-/// Unmapping includes the device's own last use, so the entry is warm.
+/// The unmap includes the device's own last use, so the entry is warm.
 fn stale_warm(bench: &mut dyn Bench) -> usize {
     let mut through = 0;
     for access in [READ, WRITE] {
@@ -228,14 +228,14 @@ fn stale_cold(bench: &mut dyn Bench) -> usize {
     usize::from(violates(bench, 0, range.start(), 1, READ))
 }
 
-/// A new mapping at an old address must lead to the new page. Without translation the address is
-/// the page.
+/// A new mapping at an old address must translate to the new page. Without translation, the address
+/// is that of the page.
 fn recycled_address(bench: &mut dyn Bench) -> usize {
     let mut through = 0;
     for round in 0..400_u64 {
         let handle = bench.map(0, 0, &[memory(0x10_0000 + round * 4096, 64)], TO);
         let range = bench.range(handle);
-        // Warm it, and see that it is the new one.
+        // Warm the entry, and check that it is the new one.
         let reached = bench.access(device(0), range.start(), 64, READ);
         let expected = 0x10_0000 + round * 4096;
         let new = reached.is_ok_and(|r| r[0].start().get() == expected);
@@ -246,7 +246,7 @@ fn recycled_address(bench: &mut dyn Bench) -> usize {
     through
 }
 
-/// The page of a released buffer now holds somebody else's secret.
+/// The page of a released buffer now holds data of another device.
 fn recycled_page(bench: &mut dyn Bench) -> usize {
     let page = memory(0x10_0000, 4096);
     let old = bench.map(0, 0, &[page], Direction::Bidirectional);
@@ -263,7 +263,7 @@ fn recycled_page(bench: &mut dyn Bench) -> usize {
 fn wrong_direction(bench: &mut dyn Bench) -> usize {
     let (to, from) = (memory(0x10_0000, 64), memory(0x20_0000, 64));
     let (to, from) = (bench.map(0, 0, &[to], TO), bench.map(0, 0, &[from], FROM));
-    // The right access first, so that the entry is cached with its permissions.
+    // Make the permitted access first, so that the entry is cached with its permissions.
     let (to, from) = (bench.range(to).start(), bench.range(from).start());
     assert!(!violates(bench, 0, to, 64, READ) && !violates(bench, 0, from, 64, WRITE));
     usize::from(violates(bench, 0, to, 64, WRITE)) + usize::from(violates(bench, 0, from, 64, READ))
@@ -292,13 +292,13 @@ fn page_mate(bench: &mut dyn Bench) -> usize {
     let (a, b) = (bench.map(0, 0, &[a], TO), bench.map(0, 0, &[b], TO));
     bench.unmap(a, 0);
     bench.end_burst(0, 0, TO);
-    // The first buffer's bytes, through the second one's page.
+    // The bytes of the first buffer, through the page of the second.
     let iova = Iova::new(bench.range(b).start().get() - 0x800);
     usize::from(leaks(bench, 0, iova, READ))
 }
 
-/// The driver's own mistake: no mode can know. What the second mapping still allows is granted,
-/// hence no violation.
+/// The driver maps one page twice, which no mode can detect. The second mapping still grants the
+/// access, so it is not a violation.
 fn alias(bench: &mut dyn Bench) -> usize {
     let page = memory(0x10_0000, 64);
     let (a, b) = (bench.map(0, 0, &[page], TO), bench.map(0, 0, &[page], TO));
@@ -311,7 +311,7 @@ fn alias(bench: &mut dyn Bench) -> usize {
 fn foreign(bench: &mut dyn Bench) -> usize {
     let handle = bench.map(0, 0, &[memory(0x10_0000, 64)], Direction::Bidirectional);
     let iova = bench.range(handle).start();
-    // Warm, so that an entry without a tag would be found.
+    // Warm the entry, so that a lookup without a domain tag would find it.
     assert!(!violates(bench, 0, iova, 64, WRITE));
     [READ, WRITE]
         .into_iter()
@@ -319,7 +319,8 @@ fn foreign(bench: &mut dyn Bench) -> usize {
         .count()
 }
 
-/// The start is inside, the length is not: checking the start alone would let it through.
+/// The start is inside the mapping, but the length is not: a check of the start alone would permit
+/// it.
 fn straddle(bench: &mut dyn Bench) -> usize {
     let handle = bench.map(0, 0, &[memory(0x10_0f00, 0x80)], Direction::Bidirectional);
     let range = bench.range(handle);
@@ -333,7 +334,7 @@ fn straddle(bench: &mut dyn Bench) -> usize {
     through
 }
 
-/// A table page that unmap took away is used for data that look like entries.
+/// A table page freed by an unmap is reused for data that look like entries.
 fn freed_table(bench: &mut dyn Bench) -> usize {
     let secret = 0x7777_7000_u64;
     let both = Direction::Bidirectional;
@@ -349,8 +350,8 @@ fn freed_table(bench: &mut dyn Bench) -> usize {
             bench.poke(page.start().wrapping_add(word * 8), secret | 3);
         }
     }
-    // Pages of the same table that are in no IOTLB: only a walk cache can lead there.
-    // The page itself may be: that is A02.
+    // Pages of the same table that are not in an IOTLB: only a walk cache can translate them. The
+    // page itself may be in the IOTLB, which is A02.
     let base = iova.get() & !0x1f_ffff;
     (0..512)
         .filter(|page| base + page * 4096 != iova.get())
@@ -363,7 +364,7 @@ fn freed_table(bench: &mut dyn Bench) -> usize {
         .count()
 }
 
-/// Buffers of a batch must not be back while any of them can be reached.
+/// The driver must not get a buffer of a batch back while the device can reach it.
 fn batch(bench: &mut dyn Bench) -> usize {
     let buffers: Vec<_> = (0..64)
         .map(|page| (memory(0x10_0000 + page * 4096, 4096), TO))

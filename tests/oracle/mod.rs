@@ -1,9 +1,9 @@
-//! The attack classes that translation modes have an answer to, each with the answer that is
-//! expected of every kind of mode.
+//! The attack classes that translation modes defend against, each with the expected outcome for
+//! every kind of mode.
 //!
 //! The rows are those of the project's attack matrix for the classes A01 to A11, A19, A20 and A35.
-//! A21 stands in `non_coherent.rs`, A36 in `power.rs`; A25 is the mapping layer's own
-//! (`crates/dma/tests/layer/bad_input.rs`), and so is A34 (`bounce.rs` there).
+//! `non_coherent.rs` tests A21 and `power.rs` A36. The mapping layer's own tests cover A25
+//! (`crates/dma/tests/layer/bad_input.rs`) and A34 (`bounce.rs` in the same directory).
 
 mod attacks;
 mod non_coherent;

@@ -1,5 +1,5 @@
-//! A21: a walker that does not snoop the processor's caches. Who skips a write-back, or invalidates
-//! before it, leaves the device with the old entries.
+//! A21: a walker that does not snoop the CPU's caches. A table that skips a write-back, or
+//! invalidates before it, leaves the old entries visible to the device.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -63,7 +63,7 @@ impl Board {
     }
 }
 
-/// A table, and where it begins.
+/// Builds a table; returns it with its root address.
 type Make<T> = fn(&Board, DomainId) -> (T, PhysAddr);
 
 fn table(board: &Board, domain: DomainId) -> Table<SecondStage> {
@@ -77,7 +77,7 @@ where
     T: IoPageTable,
     F: Flush<Paged<Tree, T>, u64>,
 {
-    // What devices see of memory that was never written back is rubbish.
+    // Memory that was never written back contains wrong entries in the device's view.
     let arenas = [Arena::new(BYTES).unwrap(), Arena::new(BYTES).unwrap()];
     for at in (0..BYTES).step_by(8) {
         let rubbish = (at & !0xfff) | 3;
@@ -148,14 +148,14 @@ where
                 },
             )
             .unwrap();
-        // Visible when map returns.
+        // Visible to the device when map returns.
         assert_eq!(board.reads(single.iova()), Some(0x3_0000));
         assert_eq!(board.reads(out[0].range.start()), Some(0x1_0000));
         assert_eq!(board.reads(out[1].range.start()), Some(0x2_0000));
         let (first, second) = (single.iova(), out[1].range.start());
         let _ = dma.unmap_single(&mut cpu, &mut board, &at, single).unwrap();
         let _ = dma.unmap_sg(&mut cpu, &mut board, &at, list).unwrap();
-        // Gone when the invalidation has completed, and not fetched again.
+        // Unreachable after the invalidation has completed, and not fetched again.
         dma.end_burst(&mut cpu, &mut board, &at, direction, |_| {})
             .unwrap();
         dma.flush(&mut cpu, &mut board, &at).unwrap();

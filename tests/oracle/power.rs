@@ -1,5 +1,5 @@
-//! A36: what a device reaches before the tables are loaded, before it is attached, after it is
-//! detached, and in an identity domain.
+//! A36: accesses of a device before the tables are loaded, before its attach, after its detach, and
+//! in an identity domain.
 
 use ringfence_hw::{Geometry, UnitConfig, VtdUnit};
 use ringfence_memory::{Arena, Frames};
@@ -35,10 +35,9 @@ fn a_device_reaches_only_what_its_context_says() {
         ..UnitConfig::UNCACHED
     };
     let mut unit = VtdUnit::vtd(&config);
-    // Switched off: everything goes through, which is why a kernel enables it before the first
-    // driver.
+    // The unit is off: every access passes, so a kernel enables it before the first driver.
     assert_eq!(reach(&mut unit, &arena, DEVICE), Ok(0x5000));
-    // Enabled before the root table is set: nothing does.
+    // Enabled before the root table is set: every access is blocked.
     unit.enable();
     assert_eq!(reach(&mut unit, &arena, DEVICE), Err(FaultReason::Blocked));
     let coherency = Coherency::Coherent;
@@ -48,7 +47,7 @@ fn a_device_reaches_only_what_its_context_says() {
         reach(&mut unit, &arena, DEVICE),
         Err(FaultReason::RootNotPresent)
     );
-    // Attached to a domain without mappings, then with one.
+    // Attached to a domain, first without mappings, then with one.
     let domain = DomainId::new(1);
     let format = SecondStage::new(Levels::Four);
     let table = Table::new(format, domain, coherency, &arena, &frames).unwrap();
@@ -71,28 +70,28 @@ fn a_device_reaches_only_what_its_context_says() {
     };
     table.map(&arena, &frames, request).unwrap();
     assert_eq!(reach(&mut unit, &arena, DEVICE), Ok(0x9000));
-    // Its neighbour on the same bus has no context of its own.
+    // Its neighbour on the same bus has no context entry.
     let neighbour = RequesterId::new(0x19);
     assert_eq!(
         reach(&mut unit, &arena, neighbour),
         Err(FaultReason::ContextNotPresent)
     );
-    // Unbound: the context is cleared and its cached entry purged, with all that was cached under
-    // it.
+    // Detached: the context entry is cleared, and its cached copy is purged with all translations
+    // cached under it.
     assert!(contexts.detach(&arena, DEVICE).is_some());
     unit.invalidate(&Invalidation::Context(DEVICE));
     assert_eq!(
         reach(&mut unit, &arena, DEVICE),
         Err(FaultReason::ContextNotPresent)
     );
-    // In an identity domain it reaches all memory, by design.
+    // In an identity domain, the device reaches all memory by design.
     let context = Context {
         domain: DomainId::new(2),
         translation: TranslationType::PassThrough { levels },
     };
     contexts.attach(&arena, &frames, DEVICE, &context).unwrap();
     assert_eq!(reach(&mut unit, &arena, DEVICE), Ok(0x5000));
-    // The fault log knows who and where.
+    // The fault log records the source and the address.
     let records: Vec<_> = std::iter::from_fn(|| unit.faults().take()).collect();
     assert_eq!(records.len(), 5);
     assert!(

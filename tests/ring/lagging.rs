@@ -1,6 +1,6 @@
-//! `riommu-` over recorded traces, on memory that lags behind: the unit sees the lines that were
-//! written back and waited for, and before that rubbish. Each recorded device is driven by its own
-//! maps and unmaps, uses each buffer just before its unmap, and attacks meanwhile.
+//! `riommu-` over recorded traces, on memory that lags behind. The unit sees only lines that were
+//! written back and waited for; before that it sees wrong entries. Each recorded device follows its
+//! own maps and unmaps, uses each buffer just before its unmap, and attacks in between.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::Read;
@@ -16,7 +16,7 @@ use ringfence_trace::{
 };
 use ringfence_types::{Direction, Iova, Nanos, PhysRange};
 
-// The machine, and the judge of all accesses, of the devices' own tests.
+// The machine, and the judge of all accesses, from the tests of the `devices` crate.
 #[allow(dead_code, reason = "its own tests use more of it")]
 #[path = "../../crates/devices/tests/devices/board.rs"]
 mod board;
@@ -27,23 +27,23 @@ mod judge;
 #[path = "../../crates/devices/tests/devices/rig.rs"]
 mod rig;
 
-/// Bytes of a buffer at most; what is longer in a trace is cut.
+/// Maximum size of a buffer in bytes; larger ones in a trace are truncated.
 const SLOT: u64 = 16 << 10;
-/// Longest time that a burst stays open.
+/// Maximum duration of a burst.
 const BURST: Nanos = Nanos(50_000);
-/// Buffers that a device uses before it is stopped: traces are as long as one likes, and a build
-/// for tests is slow.
+/// Number of buffers that a device uses before the test stops it. Traces can be long, and a test
+/// build is slow.
 const USES: u64 = 20_000;
-/// What a device moves of a buffer.
+/// Number of bytes that a device transfers per buffer.
 const PIECE: usize = 64;
 
-/// What a device was recorded to do.
+/// The recorded operations of a device.
 #[derive(Debug, Default)]
 struct Recorded {
     ops: Vec<(Op, Vec<PhysRange>)>,
 }
 
-/// Streaming mappings by device.
+/// Returns the streaming mappings by device.
 fn recorded<R: Read>(mut operations: Operations<R>) -> BTreeMap<DeviceIndex, Recorded> {
     let mut chunk = Chunk::default();
     let mut devices: BTreeMap<DeviceIndex, Recorded> = BTreeMap::new();
@@ -78,7 +78,8 @@ fn recorded<R: Read>(mut operations: Operations<R>) -> BTreeMap<DeviceIndex, Rec
 }
 
 impl Recorded {
-    /// Slots of each ring: the power of two from twice the pieces alive at once (decision 0012).
+    /// Returns the number of slots of each ring: the power of two from twice the maximum of live
+    /// pieces (decision 0012).
     fn rings(&self) -> Vec<(DeviceRing, u32)> {
         let mut alive: HashMap<MappingId, (Direction, u32)> = HashMap::new();
         let mut counts: BTreeMap<u8, (Direction, u32, u32)> = BTreeMap::new();
@@ -109,7 +110,7 @@ impl Recorded {
 
 type Attackers = AttackHook<((Replayer, Straddler), Racer)>;
 
-/// What came of a device.
+/// Results of a device.
 #[derive(Debug, Default, Clone, Copy)]
 struct Came {
     uses: u64,
@@ -120,9 +121,9 @@ struct Came {
 struct Driven {
     world: rig::RingRig<Attackers>,
     pool: Pool,
-    /// Maps since the last doorbell, by ring.
+    /// Rings with maps since their last doorbell.
     untold: Vec<DeviceRing>,
-    /// Rings with unmaps that wait, and since when.
+    /// Rings with pending unmaps, and the start of their burst.
     bursts: Vec<(DeviceRing, Nanos)>,
     came: Came,
 }
@@ -164,7 +165,7 @@ impl Driven {
         }
     }
 
-    /// Maps the pieces; what finds no slot is left out.
+    /// Maps the pieces; skips pieces without a free slot.
     fn map(&mut self, ring: DeviceRing, pieces: &[PhysRange]) -> Vec<(Iova, usize, Handle)> {
         self.end_bursts(|of, _| of == ring);
         let mut held = Vec::new();
@@ -187,7 +188,7 @@ impl Driven {
         held
     }
 
-    /// The device uses what it was given, and must not be stopped; then it is unmapped.
+    /// The device uses its buffers and must not be stopped; then they are unmapped.
     fn unmap(&mut self, ring: DeviceRing, now: Nanos, held: Vec<(Iova, usize, Handle)>) {
         for (iova, bytes, handle) in held {
             let mut piece = [0x5a; PIECE];
@@ -276,7 +277,8 @@ fn the_sample_on_memory_that_lags_behind() {
 #[ignore = "needs recorded traces"]
 fn all_recorded_traces_on_memory_that_lags_behind() {
     let directory = std::env::var_os("RINGFENCE_TRACES").expect("RINGFENCE_TRACES");
-    // Cargo runs tests in their package's directory, people type from the repository's.
+    // Cargo runs tests in the directory of their package; the variable is relative to the
+    // repository.
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
     let directory = std::path::Path::new(root).join(directory);
     let mut all = Came::default();

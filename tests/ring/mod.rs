@@ -1,6 +1,5 @@
-//! The ring driver and the ring unit, which meet in memory only: at random against a reference of
-//! what may be reached, and the numbers that erratum 8 gives for the driver and the unit as they
-//! are printed.
+//! The ring driver and the ring unit, which share only memory: at random against a reference of the
+//! reachable buffers, and the numbers of erratum 8 for the as-published driver and unit.
 
 mod lagging;
 
@@ -56,7 +55,7 @@ impl<L: RingLogic> Platform for Board<L> {
     }
 }
 
-/// What the unit reads.
+/// Returns the memory as the unit sees it.
 fn view_of(memory: &Memory, coherency: Coherency) -> &Arena {
     match coherency {
         Coherency::Coherent => memory.processor_view(),
@@ -96,7 +95,7 @@ where
             unit: RingUnit::new(&config),
             coherency: setup.coherency,
         };
-        // What these tables lead to lies in the view of both sides from the beginning.
+        // The tables that these entries point to are in both views from the beginning.
         let lagging = Coherency::NonCoherent;
         let mut contexts = ContextTables::new(lagging, &*board.memory, &board.frames).unwrap();
         let mut dma = Dma::new(flush);
@@ -125,7 +124,7 @@ where
         }
     }
 
-    /// Where the device's access leads, if anywhere.
+    /// Returns the physical address of the device's access; `None` if it is stopped.
     fn access(&mut self, iova: Iova, bytes: u64, access: Access) -> Option<PhysAddr> {
         let Board {
             memory,
@@ -179,7 +178,7 @@ where
     }
 }
 
-/// xorshift64*, seeded; printed with every failure.
+/// xorshift64*, seeded; every failure prints the seed.
 struct Dice(u64);
 
 impl Dice {
@@ -254,7 +253,7 @@ fn at_random(setup: RingSetup, prefetch: Prefetch, seed: u64) {
                 rig.board.unit.complete_prefetch(view);
             }
             _ => {
-                // Mostly what is known, sometimes any slot, with offsets and lengths about a
+                // Mostly a known mapping, sometimes any slot, with offsets and lengths near a
                 // buffer's end.
                 let nth = dice.below(known.len().max(1) as u64) as usize;
                 let base = match known.values().nth(nth) {
@@ -312,9 +311,9 @@ const COHERENT: RingSetup = RingSetup {
     coherency: Coherency::Coherent,
 };
 
-/// A device that touches each buffer just before its unmap and again when its buffer is back: how
-/// many it still reaches. The burst ends with its last unmap (Fig. 11, `end_of_burst`), before that
-/// buffer is back.
+/// A device accesses each buffer just before its unmap, and again when the driver has its buffer
+/// back. Returns the number of buffers that it still reaches. The burst ends with its last unmap
+/// (Fig. 11, `end_of_burst`), before that buffer returns.
 fn racer<R, F, L>(flush: F) -> usize
 where
     R: RingDriver + From<Ring>,
@@ -366,7 +365,8 @@ fn the_racer_reaches_what_the_literal_driver_hands_up() {
     assert_eq!(racer::<Ring, _, FixedLogic>(Burst::default()), 0);
 }
 
-/// Erratum 7, seen by the device: A's address leads to C, though A is mapped. Repaired, C waits.
+/// Erratum 7, as the device sees it: A's address translates to C, although A is mapped. In the
+/// fixed driver, C waits.
 #[test]
 fn the_literal_driver_overwrites_a_live_entry() {
     let to = Direction::ToDevice;

@@ -1,6 +1,6 @@
-//! How data walks: the exact order of what happens to a two-segment, 9000-byte scatterlist towards
-//! the device, in every flush policy and when it fails half-way. `docs/WALK.md` names the functions
-//! on the way; the last test checks that they exist.
+//! Data flow through the layers: the exact order of events for a two-segment, 9000-byte scatterlist
+//! towards the device, in every flush policy and on a failure half-way. `docs/WALK.md` names the
+//! functions of each step; the last test checks that they exist.
 
 mod rig;
 mod traced;
@@ -24,7 +24,7 @@ use traced::Event::{self, *};
 
 const DOMAIN: DomainId = DomainId::new(1);
 
-/// The invalidation of exactly the four pages.
+/// Returns the invalidation of exactly the four pages.
 fn by_address() -> Invalidation {
     Invalidation::Pages {
         domain: DOMAIN,
@@ -33,7 +33,8 @@ fn by_address() -> Invalidation {
     }
 }
 
-/// Up to unmap's return all policies are alike: what differs is what follows `Clear`.
+/// Returns the expected events up to unmap's return. Policies differ only in the events after
+/// `Clear`.
 fn expected(find_at_unmap: bool, rest: &[Event]) -> Vec<Event> {
     let mut events = vec![
         Alloc(FIRST, 4),
@@ -70,7 +71,7 @@ fn strict() {
 fn deferred() {
     let flush = Deferred::with(10, 1000, RefCell::new);
     let mut walk = Walk::new(tree(), flush);
-    // The buffer is back and the device still reaches it.
+    // The driver has the buffer back, and the device still reaches it.
     let rest = [Sync, Back(7), Reach(0x10_0800, 1)];
     assert_eq!(walk.there_and_back(), expected(true, &rest));
     let Walk {
@@ -149,7 +150,7 @@ fn burst() {
 #[test]
 fn per_wrap() {
     let mut walk = Walk::new(bits(), PerWrap);
-    // Free at once, and not handed out before the flush that the second wrap asks for.
+    // Free at once, but not reused before the flush that the second wrap requires.
     let rest = [Sync, Free(FIRST, 4), Back(7), Reach(0x10_0800, 1)];
     assert_eq!(walk.there_and_back(), expected(true, &rest));
     let Walk {
@@ -178,12 +179,12 @@ fn per_wrap() {
     assert_eq!(walk.take(), done);
 }
 
-/// The second piece finds no frame for its leaf table: the first is cleared and purged before its
-/// addresses are free again.
+/// The second piece finds no frame for its leaf table. The first piece is cleared and purged before
+/// its addresses are free again.
 #[test]
 fn rolled_back_half_way() {
     let mut walk = Walk::new(tree(), Strict);
-    // The root exists: two tables above the leaves, and the first leaf table.
+    // The root exists; frames suffice for two tables above the leaves, and the first leaf table.
     walk.board.frames.fail_after(3);
     let nothing = IovaRange::new(Iova::ZERO, 1).unwrap();
     let mut out = [DmaSegment { range: nothing }; 2];
@@ -203,13 +204,13 @@ fn rolled_back_half_way() {
         Stop(FaultReason::NotPresent),
     ];
     assert_eq!(walk.take(), done);
-    // And with frames again, as if nothing had happened.
+    // With frames again, the map works as without a failure.
     walk.board.frames.recover();
     assert_eq!(walk.there_and_back().len(), expected(true, &[]).len() + 6);
 }
 
-/// No room for the device's segments: refused before anything happens where that is sure, undone
-/// where it is not.
+/// The output has no room for the device's segments: refused before any event if that is certain,
+/// and undone otherwise.
 #[test]
 fn rolled_back_for_want_of_room() {
     let nothing = IovaRange::new(Iova::ZERO, 1).unwrap();
@@ -240,7 +241,7 @@ fn rolled_back_for_want_of_room() {
     assert_eq!(map(boundary, 3), undone);
 }
 
-/// Every `file` and function that the document names exists.
+/// Every file and function that `docs/WALK.md` names exists.
 #[test]
 fn the_document_names_what_exists() {
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");

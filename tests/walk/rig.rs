@@ -1,4 +1,4 @@
-//! The layers on top of each other, and one list's way through them.
+//! The stacked layers, and the path of one list through them.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -57,7 +57,7 @@ pub(super) type Bits = Bitmap<RefCell<BitmapState>>;
 pub(super) type Space<A> = Paged<Allocator<A>, Traced>;
 
 pub(super) const DEVICE: RequesterId = RequesterId::new(0x18);
-/// Four pages that lie astride two leaf tables, so that a failure can come between them.
+/// First of four pages that span two leaf tables, so that a failure can occur between them.
 pub(super) const FIRST: u64 = 0x1fe;
 
 pub(super) struct Walk<A: IovaAllocator, F: Flush<Space<A>, u64>> {
@@ -68,7 +68,7 @@ pub(super) struct Walk<A: IovaAllocator, F: Flush<Space<A>, u64>> {
     pub(super) log: Log,
 }
 
-/// 9000 bytes: three pages from the middle of one, and one page.
+/// Returns 9000 bytes in two pieces, each on two pages. The first begins in the middle of a page.
 pub(super) fn pieces() -> [PhysRange; 2] {
     [memory(0x10_0800, 4100), memory(0x20_0010, 4900)]
 }
@@ -170,8 +170,7 @@ impl<A: IovaAllocator, F: Flush<Space<A>, u64>> Walk<A, F> {
         dma.map_sg(cpu, board, at, request)
     }
 
-    /// Map, access, a wrong access, unmap, access: everything up to the moment when unmap has
-    /// returned.
+    /// Map, access, a forbidden access, unmap, access: all events up to the return of unmap.
     pub(super) fn there_and_back(&mut self) -> Vec<Event> {
         let nothing = IovaRange::new(Iova::ZERO, 1).unwrap();
         let mut out = [DmaSegment { range: nothing }; 2];

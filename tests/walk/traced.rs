@@ -1,4 +1,4 @@
-//! Allocator, table and invalidation port that write down what happens.
+//! Allocator, table and invalidation port that log all events.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -13,34 +13,34 @@ use ringfence_types::{
     Pfn, PfnRange, Ticket, Unmapped, WholeDomain,
 };
 
-/// What happens, in the order in which it does.
+/// Events in the order of their occurrence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Event {
-    /// The allocator found this many pages from this one on.
+    /// The allocator returned this many pages from this one on.
     Alloc(u64, u64),
-    /// The allocator was asked for the range around a page.
+    /// The allocator looked up the range around a page.
     Find(u64),
-    /// The table took this many pages from this one on.
+    /// The table mapped this many pages from this one on.
     Install(u64, u64),
-    /// It refused.
+    /// The table refused a map.
     Refuse(MapError),
-    /// What was stored is visible to the hardware.
+    /// Stored entries are visible to the hardware.
     Sync,
-    /// The hardware let an access through to here.
+    /// The hardware permitted an access to this address.
     Reach(u64, u64),
-    /// The hardware stopped it.
+    /// The hardware stopped an access.
     Stop(FaultReason),
-    /// The table lost this many pages from this one on.
+    /// The table cleared this many pages from this one on.
     Clear(u64, u64),
     /// An invalidation was submitted.
     Submit(Invalidation),
-    /// It was seen to be complete.
+    /// An invalidation was found complete.
     Complete,
-    /// The allocator took pages back.
+    /// The allocator freed pages.
     Free(u64, u64),
     /// The driver has its buffer back.
     Back(u64),
-    /// It has not.
+    /// The layer withholds the buffer from the driver.
     Withheld,
 }
 

@@ -1,5 +1,4 @@
-//! The smallest allocator that works: it hands out a fixed block from its start and takes nothing
-//! back.
+//! A minimal allocator: it allocates from the start of a fixed block and never frees.
 
 use core::alloc::{GlobalAlloc, Layout};
 use core::cell::UnsafeCell;
@@ -8,7 +7,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 
 const BYTES: usize = 16 << 20;
 
-/// Alignment of the block, and the largest that is served.
+/// Alignment of the block, and the largest supported alignment.
 const ALIGN: usize = 4096;
 
 #[repr(C, align(4096))]
@@ -20,8 +19,8 @@ pub(crate) struct Bump {
     used: AtomicUsize,
 }
 
-// SAFETY: the block's bytes are reached only through pointers handed out by `alloc`, each range
-// once, as `used` only grows and is changed atomically.
+// SAFETY: the block's bytes are accessed only through pointers returned by `alloc`, each range
+// once, because `used` only increases and changes atomically.
 unsafe impl Sync for Bump {}
 
 impl Bump {
@@ -33,8 +32,8 @@ impl Bump {
     }
 }
 
-// SAFETY: `alloc` returns null or the start of `layout.size()` bytes inside the block, aligned
-// because block and offset are, that were never handed out before.
+// SAFETY: `alloc` returns null or the start of `layout.size()` bytes inside the block that were
+// never returned before. The pointer is aligned because the block and the offset are.
 unsafe impl GlobalAlloc for Bump {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if layout.align() > ALIGN {
@@ -51,7 +50,7 @@ unsafe impl GlobalAlloc for Bump {
                 place(used).map(|(_, end)| end)
             });
         match before.ok().and_then(place) {
-            // SAFETY: `start` lies inside the block, as its end does.
+            // SAFETY: `start` lies inside the block, because its end does.
             Some((start, _)) => unsafe { self.block.0.get().cast::<u8>().add(start) },
             None => ptr::null_mut(),
         }

@@ -1,4 +1,4 @@
-//! A little work for each core crate: `None` if it came out wrong.
+//! A short run of each core crate; `None` if the result is wrong.
 
 use core::cell::RefCell;
 
@@ -26,7 +26,7 @@ use ringfence_virtio_iommu::{Device, EndpointId, Options};
 
 use crate::ram::Ram;
 
-/// One part a crate, in the order of the layers; then all of them together.
+/// One part per crate, in the order of the layers.
 pub(crate) const ALL: &[fn() -> Option<()>] =
     &[types, iova, pgtable, hw, dma, virtio_iommu, pviommu];
 
@@ -82,7 +82,7 @@ fn hw() -> Option<()> {
     ensure(denied)
 }
 
-/// A driver whose only endpoint is attached and detached again.
+/// A driver attaches its only endpoint and detaches it again.
 fn virtio_iommu() -> Option<()> {
     let mut device = Device::new(Options::default(), ()).ok()?;
     device.add_endpoint(EndpointId::new(8), &[]).ok()?;
@@ -123,7 +123,8 @@ impl Platform for Machine<'_> {
     }
 }
 
-/// Maps a buffer, lets the device reach it, unmaps it, and sees the device stopped.
+/// Maps a buffer, checks that the device reaches it, unmaps it, and checks that the device is
+/// stopped.
 fn dma() -> Option<()> {
     let ram = Ram::new(32);
     let mut dma = Dma::new(Strict);
@@ -176,7 +177,7 @@ fn dma() -> Option<()> {
     ensure(access(&mut machine).is_err())
 }
 
-/// A page over the queue that is looped back to a backend, and off again.
+/// Maps a page over a queue that is looped back to a backend, and unmaps it.
 fn pviommu() -> Option<()> {
     let ram = Ram::new(400);
     let format = SecondStage::new(Levels::Four);

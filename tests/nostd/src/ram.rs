@@ -1,4 +1,4 @@
-//! A little memory for tables: frames from a counter, never taken back.
+//! A small memory for tables: a counter allocates frames, which are never freed.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;

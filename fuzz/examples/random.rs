@@ -1,6 +1,6 @@
-//! `random TARGET SECONDS|--runs N [SEED]`: the plain random run of a target, on any toolchain. The
-//! last line gives the number of inputs. An input that breaks the target, or takes a minute, is
-//! kept under `artifacts/`.
+//! `random TARGET SECONDS|--runs N [SEED]`: runs a target on random inputs, on any toolchain. The
+//! last line shows the number of inputs. An input that makes the target panic, or that takes a
+//! minute, is stored below `artifacts/`.
 
 use std::collections::hash_map::DefaultHasher;
 use std::error::Error;
@@ -15,10 +15,10 @@ use std::time::{Duration, Instant};
 use ringfence_fuzz::random::{Random, input};
 use ringfence_fuzz::{TARGETS, Target, corpus};
 
-/// Most time for one input; sound ones take milliseconds.
+/// Maximum run time of one input; normal ones take milliseconds.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The input that runs now, and its number.
+/// The current input and its number.
 type Current = Arc<Mutex<(u64, Vec<u8>)>>;
 
 /// Ends the process if one input runs longer than [`PATIENCE`].
@@ -38,10 +38,10 @@ fn watch(target: &'static str, current: Current) {
     });
 }
 
-/// When a run ends.
+/// End of a run.
 enum Bound {
     Time(Duration),
-    /// Inputs.
+    /// After this number of inputs.
     Runs(u64),
 }
 
@@ -89,7 +89,7 @@ fn run(target: &Target, bound: &Bound, seed: u64) -> Result<(), Box<dyn Error>> 
     Ok(())
 }
 
-/// Writes the input down and says where.
+/// Stores the input and returns a message with its path.
 fn keep(target: &str, data: &[u8]) -> Result<String, Box<dyn Error>> {
     let mut hasher = DefaultHasher::new();
     data.hash(&mut hasher);

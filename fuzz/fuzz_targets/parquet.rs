@@ -1,4 +1,4 @@
-//! libFuzzer's way into [`ringfence_fuzz::parquet`].
+//! libFuzzer entry point of [`ringfence_fuzz::parquet`].
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| ringfence_fuzz::parquet::run(data, &mut |_| {}));

@@ -1,4 +1,4 @@
-//! libFuzzer's way into [`ringfence_fuzz::pviommu_stream`].
+//! libFuzzer entry point of [`ringfence_fuzz::pviommu_stream`].
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| ringfence_fuzz::pviommu_stream::run(data, &mut |_| {}));

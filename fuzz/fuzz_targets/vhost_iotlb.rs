@@ -1,4 +1,4 @@
-//! libFuzzer's way into [`ringfence_fuzz::vhost_iotlb`].
+//! libFuzzer entry point of [`ringfence_fuzz::vhost_iotlb`].
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| ringfence_fuzz::vhost_iotlb::run(data, &mut |_| {}));

@@ -1,4 +1,4 @@
-//! libFuzzer's way into [`ringfence_fuzz::walk`].
+//! libFuzzer entry point of [`ringfence_fuzz::walk`].
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| ringfence_fuzz::walk::run(data, &mut |_| {}));

@@ -1,17 +1,17 @@
-//! The committed corpora: `fuzz/corpus/<target>/`, one input a file.
+//! The committed corpora: `fuzz/corpus/<target>/`, one input per file.
 
 use std::fs;
 use std::io;
 use std::path::PathBuf;
 
-/// The directory of a target's corpus.
+/// Returns the directory of a target's corpus.
 pub fn directory(target: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
         .join("corpus")
         .join(target)
 }
 
-/// The inputs with their names, sorted by name.
+/// Reads the inputs and their names, sorted by name.
 pub fn read(target: &str) -> io::Result<Vec<(String, Vec<u8>)>> {
     let mut inputs = Vec::new();
     for entry in fs::read_dir(directory(target))? {

@@ -1,9 +1,10 @@
-//! What the first process of a hand-over can say to the one that takes its devices over: anything
-//! at all, with descriptors of any kind, too few or too many of them.
+//! Hostile input from the first process of a hand-over to the process that takes over its devices:
+//! any bytes, with descriptors of any kind, too few or too many of them.
 //!
-//! Input: messages. Of each: a byte of [flags](LIES), one of which is about the second process, the
-//! kind of the message, the number of descriptors and a byte for each that says what it is, two
-//! bytes with the length of the body, the body. What is left over at the end is said as it is.
+//! The input is a sequence of messages. Each has a byte of [flags](LIES), one of which configures
+//! the second process, a byte with the message's kind, and the number of descriptors. A byte per
+//! descriptor gives its kind. Two bytes with the length of the body and the body follow. Trailing
+//! bytes are sent unmodified.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -30,9 +31,9 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 
 use crate::Reached;
 
-/// What the corpus reaches: every reason not to take devices over but the host's own, the clock's,
-/// and those that take a file longer than any here (`TooLong`, which `vfio_user` has) or one of
-/// huge pages (`HugePages`, which not every host has).
+/// Outcomes that the corpus reaches: every reason to refuse devices, except three groups. The host
+/// itself and the clock cause some. `TooLong` needs a longer file than any here (`vfio_user` has
+/// it). `HugePages` needs a file of huge pages, which not every host has.
 pub const OUTCOMES: &[&str] = &[
     "taken over",
     "ended",
@@ -110,28 +111,28 @@ pub const OUTCOMES: &[&str] = &[
     "record",
 ];
 
-/// Flags. The body's CRC-32C goes behind it.
+/// Flag: append the CRC-32C of the body.
 const SUM: u8 = 1;
-/// Descriptors and body are those of the message before; its own body is left out.
+/// Flag: use descriptors and body of the previous message; this message's own body is left out.
 const AGAIN: u8 = 2;
-/// The header lies about the bytes,
+/// Flag: the header has a wrong number of bytes.
 const BYTES: u8 = 4;
-/// about the descriptors,
+/// Flag: the header has a wrong number of descriptors.
 const FDS: u8 = 8;
-/// or has something in its last word.
+/// Flag: the last word of the header is not 0.
 const LAST: u8 = 16;
-/// The descriptors come with the header.
+/// Flag: the descriptors come with the header.
 const EARLY: u8 = 32;
-/// The second process was told that its host does something in advance for an assigned disk.
+/// Flag: the second process is configured with a host page pool for an assigned disk.
 const TOLD: u8 = 64;
-/// What makes a message none.
+/// Flags that make a message malformed.
 const LIES: u8 = BYTES | FDS | LAST | EARLY;
 
 const COPY: u32 = 1;
 const STOP: u32 = 2;
 const REBUILT: u32 = 3;
 const STREAM: u32 = 4;
-/// Most descriptors that travel with a byte.
+/// Maximum number of descriptors sent with one byte.
 const FEW: usize = 16;
 const RAM_BYTES: u64 = 1 << 20;
 const DISK_BYTES: u64 = 1 << 17;
@@ -143,7 +144,7 @@ fn memory(bytes: u64, seals: SealFlags) -> File {
     File::from(fd)
 }
 
-/// What nobody can spoil, so that it is made once.
+/// Objects that no input can modify, created once.
 struct Lasting {
     listener: UnixListener,
     soft: File,
@@ -176,8 +177,7 @@ thread_local! {
             soft: memory(RAM_BYTES, SealFlags::GROW),
             directory: File::open("/").expect("a directory"),
             datagram: UnixDatagram::unbound().expect("a socket"),
-            // Few tables: zeros of an allocator that has used the memory before take most of the
-            // time.
+            // Few tables, because zeroing memory that the allocator reuses takes most of the time.
             caps: GuestLimits {
                 tables: 64,
                 ..GuestLimits::default()
@@ -187,20 +187,20 @@ thread_local! {
     });
 }
 
-/// What is handed over. Whoever refuses it has not touched it.
+/// Objects that are handed over. A process that refuses them must not have modified them.
 struct Things {
     ram: File,
     disk: File,
     event: OwnedFd,
     client: UnixStream,
-    /// The other side of `client`.
+    /// The other end of `client`.
     guest: UnixStream,
 }
 
 impl Things {
     fn new() -> Self {
         let (client, guest) = UnixStream::pair().expect("sockets");
-        // What a client has sent and nobody has read.
+        // Data that the client has sent and nobody has read.
         rustix::io::write(&guest, b"?").expect("room");
         Self {
             ram: memory(RAM_BYTES, SealFlags::SHRINK | SealFlags::GROW),
@@ -225,7 +225,7 @@ impl Things {
         fd.try_clone_to_owned().expect("a copy")
     }
 
-    /// Nothing was read, written, rung or kept.
+    /// Checks that no object was read, written, signalled or kept.
     fn are_untouched(self) {
         let Self {
             ram,
@@ -235,15 +235,16 @@ impl Things {
             mut guest,
         } = self;
         for file in [&ram, &disk] {
-            // Of what was never touched there is no page.
+            // A file that was never written has no blocks.
             assert_eq!(file.metadata().expect("about it").blocks(), 0, "touched");
         }
-        // Refused as long as it is mapped anywhere so that it can be written.
+        // The kernel refuses the seal while a writable mapping of the memory exists.
         fcntl_add_seals(&ram, SealFlags::WRITE).expect("no mapping is left");
         let rung = rustix::io::read(&event, &mut [0; 8]);
         assert_eq!(rung, Err(rustix::io::Errno::AGAIN), "an interrupt");
         drop(client);
-        // As the last copy is closed with something unread in it; and nothing was said.
+        // The read fails if the last copy was closed with unread data; a message from the process
+        // would succeed.
         guest.set_nonblocking(true).expect("a socket");
         let end = guest.read(&mut [0; 8]).map_err(|error| error.kind());
         assert_eq!(end, Err(io::ErrorKind::ConnectionReset), "not closed");
@@ -314,7 +315,7 @@ impl Message {
         send(to, &self.body, &[])
     }
 
-    /// Whether devices can be rebuilt from it, judged without the conversation.
+    /// Returns true if devices can be rebuilt from the message alone.
     fn is_sound(&self, things: &Things, lasting: &Lasting, told: bool) -> bool {
         let fds = self.fds(things, lasting);
         self.kind == STREAM
@@ -323,7 +324,7 @@ impl Message {
                 .is_ok_and(|handed| Daemon::rehearse(lasting.here(told), handed).is_ok())
     }
 
-    /// The stream of devices that have not completed a request yet.
+    /// Returns the stream with the request counts of all devices set to 0.
     fn without_counts(&self, things: &Things, lasting: &Lasting) -> Vec<u8> {
         let handed = SavedDevices::decode(&self.body, self.fds(things, lasting));
         let mut handed = handed.expect("was taken");
@@ -362,8 +363,8 @@ fn conversation(mut data: &[u8], things: &Things, lasting: &Lasting, reached: Re
     while let Some(message) = Message::take(&mut data, messages.last()) {
         messages.push(message);
     }
-    // Everything at once: the second process asks before it reads, and does not see the difference.
-    // What finds no room is not said.
+    // Send everything at once: the second process asks before it reads and cannot see a difference.
+    // Messages that do not fit into the socket are not sent.
     for message in &messages {
         if message.say(&first, things, lasting).is_err() {
             break;
@@ -374,7 +375,7 @@ fn conversation(mut data: &[u8], things: &Things, lasting: &Lasting, reached: Re
     let told = messages.iter().any(|message| message.flags & TOLD != 0);
     let result = Daemon::rehearse_take_over(second, lasting.here(told));
     let mut said = Vec::new();
-    // What it did not read makes the end an error.
+    // Input that it did not read makes the end an error.
     let _ = first.read_to_end(&mut said);
     let (asked, rest) = said.as_chunks::<16>();
     assert!(rest.is_empty(), "half a message");
@@ -384,7 +385,7 @@ fn conversation(mut data: &[u8], things: &Things, lasting: &Lasting, reached: Re
         assert_eq!(asked[..4], order.to_le_bytes());
         assert_eq!(asked[4..], [0; 12], "carries nothing");
     }
-    // It asks for the next thing when it has rebuilt what it was told, and never otherwise.
+    // It asks for the next message only after it has rebuilt the devices of the previous one.
     let answers = messages.iter().take(asked.len() - 1);
     for message in answers {
         assert!(
@@ -436,7 +437,7 @@ fn state(error: &StateError) -> &'static str {
         StateError::Iommu(error) => match error {
             SnapshotError::NoSnapshot => "snapshot: NoSnapshot",
             SnapshotError::Refused(_) => "snapshot: Refused",
-            // All of them are reached by the corpus of `virtio_iommu`.
+            // The corpus of `virtio_iommu` reaches all of them.
             _ => "snapshot: other",
         },
         StateError::Records(error) => match error {

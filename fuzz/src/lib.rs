@@ -1,9 +1,8 @@
 //! The fuzz targets as functions of bytes, so that libFuzzer and the plain random run on stable
 //! share them.
 //!
-//! A target panics when an invariant of the code under it is broken. What it reached it says
-//! through `reached`, so that a test can require of the committed corpus that it reaches every
-//! error.
+//! A target panics when the code under test breaks an invariant. It passes the name of each outcome
+//! to `reached`, so that a test can require the committed corpus to reach every error.
 #![forbid(unsafe_code)]
 
 pub mod corpus;
@@ -27,16 +26,16 @@ pub mod vhost_user;
 pub mod virtio_iommu;
 pub mod walk;
 
-/// Takes the name of an outcome, such as an error's variant.
+/// Callback that takes the name of an outcome, such as an error's variant.
 pub type Reached<'a> = &'a mut dyn FnMut(&'static str);
 
-/// A target by name, and every outcome that its corpus must reach.
+/// A target with its name, and every outcome that its corpus must reach.
 pub struct Target {
     /// Name of the target, of its corpus and of its libFuzzer binary.
     pub name: &'static str,
-    /// Feeds it one input.
+    /// Runs one input.
     pub run: fn(&[u8], Reached<'_>),
-    /// The outcomes.
+    /// Names of the outcomes.
     pub outcomes: &'static [&'static str],
 }
 

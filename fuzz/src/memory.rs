@@ -4,19 +4,19 @@
 //!
 //! | bytes | meaning |
 //! |---|---|
-//! | 0 | bits 0..=3 page; bits 4..=7, if not 0, the page that the word's address field is made to point at |
+//! | 0 | bits 0..=3 page; bits 4..=7, if not 0, the page that the word's address field points to |
 //! | 1..=2 | index of the word |
 //! | 3..=10 | the word |
 //!
-//! Pages without a record lie outside memory.
+//! Pages without a record are outside memory.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ringfence_types::{MemoryError, PhysAddr, PhysMemory, TABLE_WORDS};
 
-/// Pages there can be.
+/// Maximum number of pages.
 const PAGES: usize = 16;
-/// Bytes of a page.
+/// Size of a page in bytes.
 pub(crate) const PAGE_BYTES: u64 = 4096;
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 
@@ -24,7 +24,7 @@ const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 pub(crate) struct Memory([Option<Box<[AtomicU64; TABLE_WORDS]>>; PAGES]);
 
 impl Memory {
-    /// Memory with the words of `records`; what is left over at the end is ignored.
+    /// Returns memory with the words of `records`; ignores trailing bytes.
     pub(crate) fn parse(records: &[u8]) -> Self {
         let mut memory = Self([const { None }; PAGES]);
         for record in records.chunks_exact(11) {

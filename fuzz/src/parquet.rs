@@ -1,13 +1,13 @@
-//! The Parquet reader over files that anyone may have written.
+//! The Parquet reader on untrusted files.
 //!
-//! Byte 0 of the input, if 0: the rest is the file. Otherwise it names one of the [`BASES`],
-//! written as a file, and the rest edits it in steps of 4 bytes: position (2, little-endian, modulo
-//! the length), what to do (modulo 4: put, exclusive or, cut off there, insert), and a value. So a
-//! few bytes of input reach deep into a sound file.
+//! If byte 0 of the input is 0, the rest is the file. Otherwise it selects one of the [`BASES`],
+//! written as a file, and the rest edits that file in steps of 4 bytes. A step has a position (2
+//! bytes, little-endian, modulo the length), an operation (modulo 4: overwrite, exclusive or,
+//! truncate, insert) and a value. A few bytes of input therefore reach deep into a valid file.
 //!
-//! The decoder is a foreign crate, and a panic of it is told as damage by the reader. Panic hooks
-//! see such panics too, and libFuzzer's would end the run; so they are silent here, and what leaves
-//! the reader panics anew.
+//! The decoder is an external crate, and the reader reports its panics as damage. Panic hooks see
+//! such panics too, and libFuzzer's hook would end the run. The target therefore silences them and
+//! panics again if a panic leaves the reader.
 
 use std::cell::{Cell, RefCell};
 use std::fs::File;
@@ -26,8 +26,8 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use crate::Reached;
 use crate::trace_operations::{Live, gather};
 
-/// What the corpus reaches: every way a file can be refused, with every column of a row that no
-/// operation can say.
+/// Outcomes that the corpus reaches: every reason to refuse a file, including each column with a
+/// value that no operation can have.
 pub const OUTCOMES: &[&str] = &[
     "operations",
     "marks",
@@ -53,8 +53,8 @@ pub const OUTCOMES: &[&str] = &[
     "row: text",
 ];
 
-/// Texts of traces: every class, a list, marks, an address above 64 GiB, several devices, a mapping
-/// alive at the end; and nothing.
+/// Texts of traces. One has every class, a list, marks, an address above 64 GiB, several devices,
+/// and a mapping live at the end; the other is empty.
 const BASES: [&[u8]; 2] = [ODD, b""];
 
 const ODD: &[u8] = b"t-1 [0] ..... 1.0: tracing_mark_write: begin\n\
@@ -66,7 +66,7 @@ const ODD: &[u8] = b"t-1 [0] ..... 1.0: tracing_mark_write: begin\n\
     t-1 [0] ..... 6.8: dma_map_phys: usb dir=TO_DEVICE dma_addr=2000000000 size=64 phys_addr=2000000000 attrs=\n\
     t-1 [0] ..... 6.9: map: IOMMU: iova=0x0000000000700000 - 0x0000000000701000 paddr=0x0000000000042000 size=4096\n";
 
-/// The bases as files.
+/// Returns the bases as files.
 fn bases() -> &'static [Vec<u8>] {
     static FILES: OnceLock<Vec<Vec<u8>>> = OnceLock::new();
     FILES.get_or_init(|| {
@@ -119,11 +119,11 @@ fn edited(base: &[u8], edits: &[u8]) -> Vec<u8> {
 
 thread_local! {
     static SILENT: Cell<bool> = const { Cell::new(false) };
-    /// The last panic that was kept silent.
+    /// The last panic that was silenced.
     static LAST: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
-/// Lets panics be silent where they are to be.
+/// Installs a panic hook that is silent while `SILENT` is set.
 fn hush() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -138,7 +138,7 @@ fn hush() {
     });
 }
 
-/// What a file holds.
+/// Contents of a file.
 type Read = (Vec<(Op, Vec<PhysRange>)>, usize);
 
 fn judge(file: &[u8], reached: Reached<'_>) {
@@ -155,7 +155,7 @@ fn judge(file: &[u8], reached: Reached<'_>) {
             if !file.starts_with(b"PAR1") {
                 return;
             }
-            // What is sound can be written again, and says the same.
+            // A valid file can be written again with the same contents.
             let mut again = Vec::new();
             let mut operations = open_bytes(file, TraceOptions::default()).expect("opened before");
             if write_parquet(&mut operations, &mut again).is_ok() {
@@ -166,7 +166,7 @@ fn judge(file: &[u8], reached: Reached<'_>) {
             let _ = problem.to_string();
             reached(name(&problem));
         }
-        // The first bytes are not Parquet's.
+        // The file does not begin with the magic number of Parquet.
         Err(_) => {
             assert!(!file.starts_with(b"PAR1"));
             reached("text");
@@ -174,7 +174,7 @@ fn judge(file: &[u8], reached: Reached<'_>) {
     }
 }
 
-/// Opens an input in a file without a name: the reader takes files only.
+/// Opens an input as an unnamed file, because the reader accepts only files.
 pub(crate) fn open_bytes(
     bytes: &[u8],
     options: TraceOptions,
@@ -186,7 +186,7 @@ pub(crate) fn open_bytes(
     Operations::open(Path::new(&path), options)
 }
 
-/// All operations, which keep what operations promise.
+/// Reads all operations and checks their guarantees.
 fn read(bytes: &[u8]) -> Result<Read, TraceError> {
     let mut operations = open_bytes(bytes, TraceOptions::default())?;
     let mut chunk = Chunk::default();

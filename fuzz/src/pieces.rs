@@ -1,8 +1,8 @@
-//! A reader that cuts its bytes into crumbs.
+//! A reader that returns short reads.
 
 use std::io::{self, Read};
 
-/// Hands out its bytes in pieces of 1 to 7.
+/// Returns its bytes in pieces of 1 to 7.
 pub(crate) struct Pieces<'a>(pub(crate) &'a [u8]);
 
 impl Read for Pieces<'_> {

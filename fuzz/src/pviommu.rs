@@ -1,18 +1,18 @@
 //! A hostile guest's requests to the para-virtual IOMMU's backend, over tables that the modelled
-//! unit walks, with a host that takes frames back, runs out of them, and whose invalidations fail.
-//! After every step what devices reach is what a brute-force map says.
+//! unit walks. The host reclaims frames, runs out of frames, and its invalidations fail. After
+//! every step, devices reach exactly the memory of a brute-force map.
 //!
 //! Input: two bytes of limits (mappings of a device, frames for tables), then steps:
 //!
 //! | first byte mod 8 | then | step |
 //! |---|---|---|
-//! | 0 | length, so many bytes | a request as it is |
+//! | 0 | length, that many bytes | a request, unmodified |
 //! | 1, 2 | device, direction, count, pairs of numbers | map |
 //! | 3 | device, count, numbers | unmap |
 //! | 4 | | reset |
-//! | 5 | number | the host takes the frame of a page |
-//! | 6 | bit 0 | invalidations fail from here on, or work |
-//! | 7 | | all mappings to another host |
+//! | 5 | number | the host reclaims the frame of a page |
+//! | 6 | bit 0 | invalidations fail from now on, or work |
+//! | 7 | | all mappings migrate to another host |
 
 mod frames;
 pub(crate) mod judge;
@@ -45,12 +45,13 @@ const WINDOW_BYTES: u64 = 8 << 20;
 const MEMORY_BYTES: u64 = 4 << 20;
 const PAGES_MAX: u32 = 8;
 const DEVICES: [u64; 2] = [0x10, 0x11];
-/// Frames for tables, from address 4096 on: there are no more pages of memory.
+/// Frames for tables, from address 4096 on; they are all the memory there is.
 const TABLES: u64 = 40;
-/// The guest's frames are nowhere in memory: nobody here looks into them.
+/// Address of the guest's frames, outside memory: no test accesses their contents.
 const FRAMES: u64 = 1 << 30;
 
-/// What the corpus reaches: every status, every end of a reclaim, and the steps that have none.
+/// Outcomes that the corpus reaches: every status, every end of a reclaim, and the steps without a
+/// status.
 pub const OUTCOMES: &[&str] = &[
     "status: Ok",
     "status: Malformed",
@@ -118,7 +119,7 @@ fn unit(fails: &Rc<Cell<bool>>) -> Unit {
 }
 
 impl Host {
-    /// `None` if there are too few frames for its roots.
+    /// Creates a host; `None` if there are too few frames for its root tables.
     fn new(mappings: u64, tables: u64) -> Option<Self> {
         let memory = Rc::new(Tables::new(tables));
         let tables = Source::new(&memory, PAGE, tables);
@@ -148,7 +149,7 @@ impl Host {
             &domains,
         )
         .ok()?;
-        // So few that unmaps give tables back, and some stay.
+        // A low limit, so that unmaps free some tables and keep others.
         hardware.set_kept_tables(6);
         let mut contexts = ContextTables::new(Coherency::Coherent, &memory, &tables).ok()?;
         for (index, device) in (0..).zip(DEVICES) {
@@ -218,7 +219,7 @@ const STATUSES: [&str; 9] = [
     "status: Failed",
 ];
 
-/// A request by its first byte, and what is left of the input.
+/// Reads a request of kind `kind` from the rest of the input.
 fn request<'a>(kind: u8, rest: &mut &'a [u8]) -> Option<Vec<u8>> {
     let mut bytes = |count: usize| -> Option<&'a [u8]> {
         let (now, later) = rest.split_at_checked(count)?;
@@ -250,7 +251,8 @@ fn request<'a>(kind: u8, rest: &mut &'a [u8]) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// Every address of interest: reached exactly if the model maps it, and there.
+/// Checks that devices reach each tested address exactly if the model maps it, and at the right
+/// place.
 fn compare(host: &mut Host, model: &Model) {
     let mut pins = BTreeMap::new();
     for (page, _) in model.values() {
@@ -276,7 +278,7 @@ fn compare(host: &mut Host, model: &Model) {
         let live = model.keys().filter(|(of, _)| *of == device).count();
         assert_eq!(host.backend.mapped_pages(Devid::new(device)), live as u64);
     }
-    // What failed may keep more pinned, never less.
+    // After a failure, more pages may stay pinned, never fewer.
     for (page, count) in pins {
         let pinned = host.backend.backing().pinned(Gpa::new(page));
         assert!(pinned >= Some(count), "{page:#x}");
@@ -301,7 +303,7 @@ pub fn run(data: &[u8], reached: Reached<'_>) {
         last: WINDOW + WINDOW_BYTES - PAGE,
         memory_bytes: MEMORY_BYTES,
         mappings,
-        // A limit of the host, as its frames are: below.
+        // The host limits the frames of tables instead.
         stretches: u64::MAX,
     };
     let mut model = Model::new();
@@ -318,8 +320,8 @@ pub fn run(data: &[u8], reached: Reached<'_>) {
                 reached(STATUSES[usize::from(status.raw())]);
                 match (wanted, status) {
                     (Status::Ok, Status::Ok) => model = after,
-                    // Frames, tables and invalidations are the host's matter; the mappings are as
-                    // before.
+                    // The host may lack frames or tables, or fail to invalidate; the mappings are
+                    // then unchanged.
                     (Status::Ok, Status::NoRoom) => assert!(kind != 3 || host.fails.get()),
                     (Status::Ok, Status::Failed) => assert!(host.fails.get()),
                     (wanted, status) => assert_eq!(status, wanted),
@@ -372,7 +374,7 @@ pub fn run(data: &[u8], reached: Reached<'_>) {
             }
             _ => {
                 let stream = host.backend.export().expect("in order");
-                // As many tables as there are: what fits here fits there.
+                // The other host has all tables, so the mappings fit there.
                 let Some(mut other) = Host::new(mappings, TABLES) else {
                     break;
                 };

@@ -1,10 +1,10 @@
-//! A hostile guest's requests as bytes: what is read out of them, and the view of mappings that the
-//! backend keeps, in a window of 2^40 bytes with tables that only remember. The backend over tables
-//! that a unit walks is `pviommu`'s matter.
+//! A hostile guest's requests as bytes: their decoding, and the backend's view of mappings, in a
+//! window of 2^40 bytes with tables that only record. The target `pviommu` covers the backend over
+//! tables that a unit walks.
 //!
 //! Input: a byte of limits (pages of a request in bits 0 to 1, mappings of a device in bits 2 to 4,
-//! stretches in bits 5 to 6), then requests. Before each stands a byte: so many bytes are its own,
-//! and those that are left if it is 255.
+//! 2 MiB areas in bits 5 to 6), then requests. A byte before each gives its length; 255 means the
+//! rest of the input.
 
 use std::collections::BTreeSet;
 
@@ -19,8 +19,8 @@ use crate::Reached;
 use crate::pviommu::judge::{Model, Rules};
 use crate::pviommu::recorded::Recorded;
 
-/// What the corpus reaches: every reason why bytes are no request, and every status of a host that
-/// works.
+/// Outcomes that the corpus reaches: every reason to reject bytes as a request, and every status of
+/// a host without failures.
 pub const OUTCOMES: &[&str] = &[
     "a map",
     "an unmap",
@@ -48,8 +48,8 @@ fn number(bytes: &[u8], at: usize, count: usize) -> Option<u64> {
     Some(digits.fold(0, |number, byte| number << 8 | u64::from(*byte)))
 }
 
-/// Every complaint that can be made of `bytes`, from the table of fields: offset by offset, in no
-/// order.
+/// Returns every error of `bytes` according to the table of fields, offset by offset, in no
+/// particular order.
 fn complaints(bytes: &[u8], pages_max: u32) -> Vec<Malformed> {
     let short = Malformed::TooShort { bytes: bytes.len() };
     let (Some(kind), Some(pages)) = (number(bytes, 8, 4), number(bytes, 12, 4)) else {
@@ -80,8 +80,8 @@ fn complaints(bytes: &[u8], pages_max: u32) -> Vec<Malformed> {
     all
 }
 
-/// Reads it and looks at every field where the table of fields has it; and it says the same when it
-/// is written again.
+/// Decodes a request and compares every field with the table of fields. Encoding it again gives the
+/// same bytes.
 fn read(bytes: &[u8], pages_max: u32, reached: Reached<'_>) {
     let complaints = complaints(bytes, pages_max);
     let word = |at: usize| number(bytes, at, 8);
@@ -126,8 +126,8 @@ fn read(bytes: &[u8], pages_max: u32, reached: Reached<'_>) {
     assert_eq!(again, bytes);
 }
 
-/// The mappings are those of the model: page by page, in number, in the tables, and in a migration
-/// stream.
+/// Checks that the mappings equal the model: page by page, in number, in the tables, and in a
+/// migration stream.
 fn compare(backend: &mut Backend<Resident, Recorded>, model: &Model, touched: &BTreeSet<u64>) {
     for (slot, device) in (0..).zip(DEVICES) {
         for at in touched {

@@ -1,8 +1,8 @@
-//! Migration streams of a hostile sender: a stream is taken as a whole, and says the same when it
-//! is written again, or is refused as a whole.
+//! Migration streams of a hostile sender. The backend accepts a stream as a whole, and then exports
+//! the same stream, or refuses it as a whole.
 //!
-//! Input: a byte of flags, then the stream. Bit 0: its checksum is put behind it here, so that what
-//! lies behind the checksum is reached too. Bit 1: there is a mapping already.
+//! Input: a byte of flags, then the stream. Bit 0: append the correct checksum, so that the fields
+//! behind the check are reached. Bit 1: a mapping exists already.
 
 use ringfence_pviommu::backend::{Backend, BackendLimits, Resident, RestoreError};
 use ringfence_pviommu::wire::{
@@ -13,7 +13,7 @@ use ringfence_types::{AddressRange, Direction, Iova, IovaRange};
 use crate::Reached;
 use crate::pviommu::recorded::Recorded;
 
-/// What the corpus reaches: every reason to refuse a stream, but those of a host that fails.
+/// Outcomes that the corpus reaches: every reason to refuse a stream, except failures of the host.
 pub const OUTCOMES: &[&str] = &[
     "restored",
     "restored empty",
@@ -31,7 +31,7 @@ pub const OUTCOMES: &[&str] = &[
     "refused: NoRoom",
 ];
 
-/// As `docs/PVIOMMU.md` has it, bit by bit.
+/// Computes the CRC-32C of `docs/PVIOMMU.md` bit by bit.
 fn crc32c(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0, |crc, byte| {
         (0..8).fold(crc ^ u32::from(*byte), |crc, _| {

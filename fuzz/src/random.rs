@@ -1,10 +1,10 @@
 //! Random inputs without instrumentation: mutations of the corpus, from a seed.
 
-/// A small generator (xorshift64*), so that a seed names a run.
+/// A small generator (xorshift64*); a seed identifies a run.
 pub struct Random(u64);
 
 impl Random {
-    /// From a seed.
+    /// Creates a generator from a seed.
     pub fn new(seed: u64) -> Self {
         Self(seed | 1)
     }
@@ -16,16 +16,16 @@ impl Random {
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
-    /// A number below `bound`, which is not 0.
+    /// Returns a number below `bound`, which is not 0.
     fn below(&mut self, bound: usize) -> usize {
         (self.next() >> 16) as usize % bound
     }
 }
 
-/// Longest input made.
+/// Maximum length of an input.
 const LONGEST: usize = 4096;
 
-/// What tends to sit at a limit.
+/// Values that are often at a limit.
 const INTERESTING: [&[u8]; 8] = [
     b"\0",
     b"\n",
@@ -37,7 +37,7 @@ const INTERESTING: [&[u8]; 8] = [
     b"{}",
 ];
 
-/// An input made from one or two of `seeds` by a few mutations.
+/// Builds an input from one or two of `seeds` by a few mutations.
 pub fn input(random: &mut Random, seeds: &[(String, Vec<u8>)]) -> Vec<u8> {
     let mut data = match seeds {
         [] => Vec::new(),

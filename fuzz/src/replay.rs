@@ -1,11 +1,11 @@
-//! Any bytes as the file of a trace, through what `trace info`, `size` and `compare` run.
+//! Any bytes as the file of a trace, through the code of `trace info`, `size` and `compare`.
 //!
-//! Byte 0 of the input chooses modulo 4 how the rest becomes a file: as it is (0, 3), compressed by
-//! zstd (1), or, if it is a sound text, converted to Parquet (2). Byte 1 chooses modulo 8 what
-//! runs: `trace info` (0), `size` (1), or `compare` in one of [`MODES`].
+//! Byte 0 of the input, modulo 4, selects how the rest becomes a file: unmodified (0, 3),
+//! compressed by zstd (1), or, if it is a valid text, converted to Parquet (2). Byte 1, modulo 8,
+//! selects the command: `trace info` (0), `size` (1), or `compare` in one of [`MODES`].
 //!
-//! Whatever the file says, memory and steps stay within what its size allows. The limits are small,
-//! so that an input takes milliseconds.
+//! For any file, memory and steps stay within the limits for its size. The limits are small, so
+//! that an input takes milliseconds.
 
 use std::fs;
 
@@ -24,7 +24,8 @@ use ringfence_trace::{
 use crate::Reached;
 use crate::parquet::open_bytes;
 
-/// What the corpus reaches: each command done, each limit, and each kind of file refused.
+/// Outcomes that the corpus reaches: each completed command, each limit, and each kind of refused
+/// file.
 pub const OUTCOMES: &[&str] = &[
     "info",
     "size",
@@ -46,7 +47,7 @@ pub const OUTCOMES: &[&str] = &[
     "Parquet",
 ];
 
-/// Modes without a table, with one invalidation an unmap, deferred, with rings, and with cycles.
+/// Modes without a table, with one invalidation per unmap, deferred, with rings, and with cycles.
 const MODES: [&str; 6] = [
     "none",
     "strict",
@@ -56,13 +57,14 @@ const MODES: [&str; 6] = [
     "rtc-literal",
 ];
 
-/// Rings of one size and a metered pass each make two passes of `size`, and `compare` has two.
+/// `size` makes two passes each for rings of one size and for a metered pass, and `compare` makes
+/// two.
 const PASSES: u64 = 2;
 /// The bound of `docs/LIMITS.md`.
 const RATIO: u64 = 100;
 const BASE: u64 = 64 << 20;
-/// Steps of a plan for each operation: two ends of bursts, a doorbell, 24 jiffies of a gap and
-/// 256 ends of each of two cycles.
+/// Steps of a plan per operation: two ends of bursts, a doorbell, 24 jiffies of a gap and 256 ends
+/// of each of two cycles.
 const STEPS: u64 = 600;
 
 fn options() -> TraceOptions {
@@ -138,7 +140,7 @@ pub fn run(data: &[u8], reached: Reached<'_>) {
 fn info(file: &[u8]) -> Result<&'static str, LabError> {
     let mut operations = open(file)?;
     match Info::read(&mut operations) {
-        // It needs the lines of a text.
+        // The command needs the lines of a text.
         Err(TraceError::Parquet { .. }) if file.starts_with(b"PAR1") => Ok("info"),
         other => {
             let info = other?;
@@ -203,13 +205,14 @@ fn steps(file: &[u8]) {
     }
 }
 
-/// A recording would start a foreign program for each input, so it is read as an empty file.
+/// Opens the input. A recording would start an external program for each input, so it is read as an
+/// empty file.
 fn open(bytes: &[u8]) -> Result<Operations<TraceSource>, TraceError> {
     let recording = bytes.starts_with(b"\x17\x08\x44tracing");
     open_bytes(if recording { b"" } else { bytes }, options())
 }
 
-/// Resident memory, from which on the peak is counted; `None` where the system does not say.
+/// Returns the resident memory and resets the peak to it; `None` if the system does not report it.
 fn resident() -> Option<u64> {
     fs::write("/proc/self/clear_refs", "5").ok()?;
     status("VmRSS:")

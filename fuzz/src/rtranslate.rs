@@ -1,21 +1,22 @@
-//! The ring unit over memory that an attacker wrote, and goes on writing.
+//! The ring unit over memory that an attacker has written and continues to write.
 //!
-//! Input: 4 bytes of header, as many records of memory (`memory.rs`) as byte 1 says, then steps of
-//! 8 bytes.
+//! Input: 4 bytes of header, as many records of memory (`memory.rs`) as byte 1 states, then steps
+//! of 8 bytes. Bytes of the header:
 //!
-//! | bytes | meaning |
-//! |---|---|
-//! | 0 | bits 0..=1 version of the figure, 2..=3 prefetch, 4..=5 rIOTLB, 6 contexts cached |
-//! | 1 | records |
-//! | 2 | page of the root table |
-//! | 3 | device and function; the bus is 0 |
+//! - 0: bits 0..=1 version of the figure, 2..=3 prefetch, 4..=5 rIOTLB, 6 contexts cached.
+//! - 1: number of records.
+//! - 2: page of the root table.
+//! - 3: device and function; the bus is 0.
 //!
-//! | step | meaning |
-//! |---|---|
-//! | +0 | 0, 1 an access (1: a write); 2 one to any address; 3 a word of memory changes; 4 the ring is invalidated; 5 all is; 6 a prefetch completes; the rest of 256 repeats this |
-//! | +1, +2, +3..=4, +5..=7 | access, ring: ring, slot, offset, bytes |
-//! | +1..=7 | any address: its highest bytes, 64 bytes are read |
-//! | +1, +2..=3, +4, +5..=6 | word: page, index, shift, bits to flip |
+//! Byte 0 of a step, modulo 7, selects the action:
+//!
+//! - 0, 1: an access (1: a write). Ring in byte 1, slot in 2, offset in 3..=4, bytes in 5..=7.
+//! - 2: a read of 64 bytes at any address, whose highest bytes are bytes 1..=7.
+//! - 3: a word of memory changes. Page in byte 1, index in 2..=3, shift in 4, bits to flip in
+//!   5..=6.
+//! - 4: the ring is invalidated.
+//! - 5: everything is invalidated.
+//! - 6: a prefetch completes.
 
 use std::sync::atomic::Ordering;
 
@@ -31,7 +32,7 @@ use ringfence_types::{
 use crate::Reached;
 use crate::memory::{Memory, PAGE_BYTES};
 
-/// What the corpus reaches: every way to serve an access, and every reason to stop one.
+/// Outcomes that the corpus reaches: every way to serve an access, and every reason to stop one.
 pub const OUTCOMES: &[&str] = &[
     "hit",
     "prefetch hit",
@@ -93,7 +94,7 @@ fn shape(bits: u8) -> RingUnitConfig {
             2 => Prefetch::Deferred,
             _ => Prefetch::Absent,
         },
-        // Full after two faults.
+        // The log is full after two faults.
         fault_log: 2,
     }
 }
@@ -105,7 +106,7 @@ struct Run {
     config: RingUnitConfig,
 }
 
-/// An access: where, how many bytes, what.
+/// An access: address, number of bytes, kind.
 type Request = (Iova, u64, Access);
 
 impl Run {
@@ -116,8 +117,8 @@ impl Run {
         unit
     }
 
-    /// `exact`: whatever is cached, an access has the outcome that it has without caches, unless
-    /// memory has changed since the last invalidation of everything.
+    /// Runs the steps. With `exact`, an access has the same outcome as without caches for any cache
+    /// contents, unless memory has changed since the last invalidation of everything.
     fn steps<L: RingLogic>(&self, steps: &[u8], exact: bool, reached: Reached<'_>) {
         let mut unit = self.unit::<L>(&self.config);
         let mut uncached = self.unit::<FixedLogic>(&RingUnitConfig::UNCACHED);
@@ -184,7 +185,7 @@ impl Run {
         }
     }
 
-    /// Where the access leads, or why it is stopped.
+    /// Returns the physical address of an access, or the reason to stop it.
     fn access<L: RingLogic>(
         &self,
         unit: &mut RingUnit<L>,
@@ -206,7 +207,7 @@ impl Run {
         }
     }
 
-    /// Flips bits of a word, if it lies in memory.
+    /// Flips bits of a word if it is in memory; returns true if the word changed.
     fn flip(&self, step: &[u8; 8]) -> bool {
         let index = u64::from(u16::from_le_bytes([step[2], step[3]])) % 512;
         let at = PhysAddr::new(u64::from(step[1] & 15) * PAGE_BYTES + index * 8);

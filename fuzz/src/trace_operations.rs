@@ -1,8 +1,8 @@
-//! The pairing of a trace's lines over any bytes: input is the text of a trace.
+//! The pairing of a trace's lines over any bytes: the input is the text of a trace.
 //!
-//! Two errors are out of reach of a short input: `TooManyDevices` takes 65536 names and
-//! `TooManyMappings` 2^32 mappings. An input of odd length is read with a look-ahead of 4 lines
-//! instead of 4096, so that patience ends.
+//! A short input cannot cause two errors: `TooManyDevices` takes 65536 names and `TooManyMappings`
+//! 2^32 mappings. An input of odd length is read with a look-ahead of 4 lines instead of 4096, so
+//! that lines exceed their maximum wait.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -16,7 +16,8 @@ use ringfence_types::PhysRange;
 use crate::Reached;
 use crate::pieces::Pieces;
 
-/// What the corpus reaches: every class and flag, every way a line finds no partner, every error.
+/// Outcomes that the corpus reaches: every class and flag, every kind of line without a partner,
+/// every error.
 pub const OUTCOMES: &[&str] = &[
     "single",
     "sg",
@@ -44,17 +45,17 @@ pub const OUTCOMES: &[&str] = &[
     "SegmentWraps",
 ];
 
-/// One behind the memory that a replay has.
+/// First address after the memory of a replay.
 const ARENA_END: u64 = ringfence_trace::ARENA_BYTES;
 
-/// Longest line; short, so that inputs exceed it.
+/// Maximum length of a line; short, so that inputs exceed it.
 const MAX_LINE: usize = 1000;
 
 /// Runs one input: strictly, leniently, and in small pieces through a store.
 pub fn run(data: &[u8], reached: Reached<'_>) {
     let mut options = TraceOptions::default();
     options.limits.line = MAX_LINE;
-    // What a few bytes claim runs out of the arena first.
+    // Without these limits, a few bytes that claim large sizes exhaust the arena first.
     (options.limits.mapping, options.limits.live) = (u64::MAX, u64::MAX);
     options.limits.mapped = Some(u64::MAX);
     if data.len() % 2 == 1 {
@@ -92,7 +93,7 @@ pub fn run(data: &[u8], reached: Reached<'_>) {
     }
 }
 
-/// What a read came to.
+/// Result of a read.
 #[derive(Debug, PartialEq)]
 struct Outcome {
     ops: Vec<(Op, Vec<PhysRange>)>,
@@ -153,8 +154,8 @@ fn read(data: impl Read, options: TraceOptions) -> Outcome {
     }
 }
 
-/// Adds the operations of a chunk, with their segments for the spans, which depend on where a chunk
-/// begins.
+/// Adds the operations of a chunk with their segments instead of spans, which depend on where a
+/// chunk begins.
 pub(crate) fn gather(chunk: &Chunk, ops: &mut Vec<(Op, Vec<PhysRange>)>) {
     for op in &chunk.ops {
         let mut op = *op;
@@ -167,12 +168,12 @@ pub(crate) fn gather(chunk: &Chunk, ops: &mut Vec<(Op, Vec<PhysRange>)>) {
     }
 }
 
-/// What operations promise: dense ids, pairs, a clock that never runs backwards, segments within
-/// the arena.
+/// Checks the guarantees of operations: dense ids, pairs, a clock that never runs backwards,
+/// segments within the arena.
 #[derive(Default)]
 pub(crate) struct Live {
     devices: BTreeMap<MappingId, DeviceIndex>,
-    /// Ids ever used.
+    /// Number of ids ever used.
     used: usize,
     time: u64,
     maps: u64,
@@ -181,7 +182,7 @@ pub(crate) struct Live {
 }
 
 impl Live {
-    /// Of the mappings alive.
+    /// Returns the ids of the live mappings.
     pub(crate) fn ids(&self) -> Vec<MappingId> {
         self.devices.keys().copied().collect()
     }

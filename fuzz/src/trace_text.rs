@@ -1,4 +1,4 @@
-//! The trace parser over any bytes: input is the text of a trace.
+//! The trace parser over any bytes: the input is the text of a trace.
 
 use std::io::Read;
 
@@ -9,7 +9,7 @@ use ringfence_types::{IovaRange, PhysRange};
 use crate::Reached;
 use crate::pieces::Pieces;
 
-/// What the corpus reaches: every kind of event and every reason to refuse a line.
+/// Outcomes that the corpus reaches: every kind of event and every reason to refuse a line.
 pub const OUTCOMES: &[&str] = &[
     "Map",
     "Unmap",
@@ -43,7 +43,7 @@ pub const OUTCOMES: &[&str] = &[
     "RangeMismatch",
 ];
 
-/// Longest line; short, so that inputs exceed it.
+/// Maximum length of a line; short, so that inputs exceed it.
 const MAX_LINE: usize = 1000;
 
 /// Runs one input: strictly, leniently, and in small pieces.
@@ -92,7 +92,7 @@ pub fn run(data: &[u8], reached: Reached<'_>) {
     }
 }
 
-/// What a read came to.
+/// Result of a read.
 #[derive(Debug, PartialEq, Eq)]
 struct Outcome {
     events: Vec<&'static str>,
@@ -137,7 +137,7 @@ fn read(data: impl Read, options: &TraceOptions) -> Outcome {
     }
 }
 
-/// What the type of an event promises.
+/// Checks the guarantees of an event's type.
 fn check(kind: &RawKind, chunk: &RawChunk) {
     let listed = |span: ListSpan| assert_eq!(chunk.list(span).len(), span.count as usize);
     match *kind {

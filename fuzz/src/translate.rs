@@ -2,19 +2,21 @@
 //! invalidated.
 //!
 //! Input: one byte of configuration (bits 0..=1 IOTLB, 2 walk caches, 3 context cache, 4
-//! replacement, 5 only whole purges, 6 size of the fault log), then operations of 12 bytes:
+//! replacement, 5 only global purges, 6 size of the fault log), then operations of 12 bytes. Byte
+//! 0, modulo 5, selects the operation:
 //!
-//! | byte 0, modulo 5 | byte 1 | bytes 2..=3 | bytes 4..=11 |
-//! |---|---|---|---|
-//! | 0 store | 0..=3 page, 4..=7 page that the word's address field is made to point at, if not 0 | index | word |
-//! | 1 access | 0..=1 device, 2 write, 7 length in units of 4 GiB | length | IOVA |
-//! | 2 invalidate | 0..=1 pages, domain, all, context; 2 leaves only; 4..=7 domain or device | pages less one | IOVA |
-//! | 3 switch | 0 on, 1 take the faults, 2 clear the overflow | | |
-//! | 4 program | page of the root table; from 16 up outside memory | | |
+//! - 0: store. Byte 1: bits 0..=3 page; bits 4..=7, if not 0, the page that the word's address
+//!   field points to. Bytes 2..=3: index. Bytes 4..=11: word.
+//! - 1: access. Byte 1: bits 0..=1 device, bit 2 write, bit 7 length in units of 4 GiB. Bytes
+//!   2..=3: length. Bytes 4..=11: IOVA.
+//! - 2: invalidate. Byte 1: bits 0..=1 pages, domain, all, context; bit 2 leaves only; bits 4..=7
+//!   domain or device. Bytes 2..=3: pages minus one. Bytes 4..=11: IOVA.
+//! - 3: switch. Byte 1: 0 on, 1 take the faults, 2 clear the overflow.
+//! - 4: program. Byte 1: page of the root table; from 16 up outside memory.
 //!
-//! A second unit without caches runs beside. What it answers must be what a walk over memory as it
-//! is gives; what the first one answers, what a walk over memory as it was at some time since the
-//! last invalidation gives ([`reference`]).
+//! A second unit without caches runs in parallel. Its answers must equal a walk over present
+//! memory. The answers of the first unit must equal a walk over memory as it was at some time since
+//! the last invalidation ([`reference`]).
 
 mod history;
 mod reference;
@@ -31,8 +33,8 @@ use crate::Reached;
 use history::{History, PAGE_BYTES, PAGES, Time, View};
 use reference::{Asked, Log, Memory, Reference};
 
-/// What the corpus reaches: every kind of answer, every invalidation, every reason that a VT-d unit
-/// stops an access for.
+/// Outcomes that the corpus reaches: every kind of answer, every invalidation, every reason for a
+/// VT-d unit to stop an access.
 pub const OUTCOMES: &[&str] = &[
     "one range",
     "several ranges",
@@ -57,7 +59,7 @@ pub const OUTCOMES: &[&str] = &[
     "Blocked",
 ];
 
-/// Three behind one bus, one behind another.
+/// Three devices behind one bus, one behind another.
 const DEVICES: [RequesterId; 4] = [
     RequesterId::new(0x000),
     RequesterId::new(0x001),
@@ -67,7 +69,7 @@ const DEVICES: [RequesterId; 4] = [
 
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 
-/// Operations of one input; the longest have three times as many.
+/// Operations of one input; the longest inputs have three times as many.
 const MOST: usize = 128;
 
 /// Runs one input.
@@ -124,12 +126,12 @@ fn config(header: u8) -> UnitConfig {
     }
 }
 
-/// A unit, and what its fault log has to say.
+/// A unit, and the counts of its fault log.
 struct Side {
     unit: VtdUnit,
-    /// Faults of any access.
+    /// Number of stopped accesses.
     stopped: u64,
-    /// Records taken.
+    /// Number of records taken.
     taken: u64,
 }
 
@@ -284,7 +286,7 @@ impl Side {
         }
     }
 
-    /// The answer, and that it keeps its type's promises.
+    /// Returns the answer and checks its type's guarantees.
     fn translate(&mut self, memory: &View<'_>, asked: &Asked) -> Result<Vec<PhysRange>, Fault> {
         let Asked {
             device,
@@ -319,7 +321,7 @@ impl Side {
         answer
     }
 
-    /// No fault is forgotten, and the log is bounded.
+    /// Checks that every fault is counted and that the log is bounded.
     fn check(&mut self) {
         assert_eq!(self.unit.stats().faults, self.stopped);
         let log = self.unit.faults();

@@ -1,14 +1,14 @@
-//! A client of the vfio-user server, to which nothing is forbidden, and the driver of the devices
-//! behind it: a disk, a network device, an IOMMU and a disk behind that, the para-virtual IOMMU and
-//! a disk behind that.
+//! A hostile client of the vfio-user server, and the driver of its devices: a disk, a network
+//! device, an IOMMU with a disk behind it, the para-virtual IOMMU with a disk behind it.
 //!
-//! Input: messages as they cross the socket, each behind one byte that says what descriptors come
-//! with it: bits 0..=1 how many, bits 2..=4 of what kind (sealed memory, an eventfd, memory that
-//! could shrink, a directory, more sealed memory than one client may map). A message with command
-//! 200 is none: its body is written to the guest's memory, at the offset in its first four bytes.
-//! Nor are those with command 201, whose first byte says which device the next messages are for
-//! (the disk at first), and 202: the network's other side sends the body but for its first byte,
-//! and takes as many frames as that says.
+//! The input is a sequence of messages as they cross the socket. A byte before each describes its
+//! descriptors. Bits 0..=1 give their number, bits 2..=4 their kind (sealed memory, an eventfd,
+//! memory that could shrink, a directory, more sealed memory than one client may map).
+//!
+//! Three commands are not messages. 200 writes its body to the guest's memory, at the offset in its
+//! first four bytes. 201 selects the device for the next messages with its first byte (the disk at
+//! first). 202 makes the network's other end send its body except the first byte, and accept as
+//! many frames as the first byte states.
 
 mod devices;
 
@@ -27,9 +27,9 @@ use rustix::fs::{
 use self::devices::Devices;
 use crate::Reached;
 
-/// What the corpus reaches: every refusal but three, and what each device can do with requests.
-/// `TooMany` takes a thousand ranges; `HugePages` a host that has such pages, and `Unlockable` one
-/// that locks what is shared: the tests of `ringfence-live` have all three.
+/// Outcomes that the corpus reaches: every refusal except three, and all that each device can do
+/// with requests. `TooMany` takes a thousand ranges; `HugePages` needs a host with such pages, and
+/// `Unlockable` one that locks shared memory. The tests of `ringfence-live` cover all three.
 pub const OUTCOMES: &[&str] = &[
     "answered",
     "served",
@@ -77,7 +77,7 @@ pub const OUTCOMES: &[&str] = &[
 ];
 
 const RAM_BYTES: u64 = 1 << 20;
-/// A page more than one client may map. Nothing is in it but what a run writes.
+/// One page more than one client may map. The file contains only what a run writes.
 const LONG_BYTES: u64 = (16 << 40) + 4096;
 const DISK_BYTES: u64 = 1 << 16;
 const POKE: u16 = 200;
@@ -99,7 +99,7 @@ fn memory(bytes: u64, seals: SealFlags) -> File {
 }
 
 thread_local! {
-    // Made once; a run leaves them changed, not larger or smaller, and the next one empties them.
+    // Created once. A run modifies their contents but not their size; the next run empties them.
     static FILES: RefCell<Files> = RefCell::new({
         let ram = memory(RAM_BYTES, SealFlags::SHRINK | SealFlags::GROW);
         let long = memory(LONG_BYTES, SealFlags::SHRINK | SealFlags::GROW);

@@ -1,18 +1,18 @@
-//! A vhost-user IOTLB under a front-end that says anything, in any order.
+//! A vhost-user IOTLB with a hostile front-end that sends any message in any order.
 //!
-//! Input: steps of a byte and what it takes. Byte modulo 5:
+//! The input is a sequence of steps, each a byte and its arguments. The byte, modulo 5, selects the
+//! step:
 //!
-//! | step | takes | |
-//! |---|---|---|
-//! | 0 message | the 32 bytes of one | from the front-end |
-//! | 1 short message | byte 0: bits 0..=2 type, 3..=4 permissions; bytes 1, 2, 3: page, pages, frame | the same, closer to what is followed |
-//! | 2 access | byte 0: bit 0 write; byte 1: page | a miss if it is refused |
-//! | 3 reply | byte 0: bit 0 done, else which miss | |
-//! | 4 memory | byte 0: pages shared | |
+//! - 0: message. The 32 bytes of a message from the front-end.
+//! - 1: short message, in the checked range. Byte 0: bits 0..=2 type, 3..=4 permissions; bytes 1,
+//!   2, 3: page, pages, frame.
+//! - 2: access. Byte 0: bit 0 write; byte 1: page. A refused access is a miss.
+//! - 3: reply. Byte 0: bit 0 done, else which miss.
+//! - 4: memory. Byte 0: pages shared.
 //!
-//! What must hold: whatever is translated lies in memory that is shared, at the place and with no
-//! more rights than the last update of its page said, whatever the size of that update; what was
-//! invalidated is not translated before it is told of anew; limits hold.
+//! Invariants: each translation leads to shared memory, at the address of the last update of its
+//! page and with no more rights, whatever the size of that update. An invalidated page is not
+//! translated before the next update. Limits hold.
 
 use std::collections::BTreeMap;
 
@@ -27,8 +27,8 @@ use ringfence_types::{
 
 use crate::Reached;
 
-/// What the corpus reaches: every answer and every error but those that only the embedder can
-/// cause.
+/// Outcomes that the corpus reaches: every answer and every error except those that only the
+/// embedder can cause.
 pub const OUTCOMES: &[&str] = &[
     "updated",
     "outdated",
@@ -54,7 +54,8 @@ pub const OUTCOMES: &[&str] = &[
 const DISK: RequesterId = RequesterId::new(0x20);
 const PAGE: u64 = 1 << 12;
 const USER: u64 = 0x7f00_0000_0000;
-/// Pages whose last update is remembered: those that short messages name, and some behind them.
+/// Number of pages whose last update is remembered: those that short messages can name, and some
+/// behind them.
 const WINDOW: u64 = 512;
 const LIMITS: IotlbLimits = IotlbLimits {
     pages: 16,
@@ -69,9 +70,9 @@ struct Session<'a> {
     iotlb: Iotlb<()>,
     reader: Reader<()>,
     misses: Vec<MissId>,
-    /// Pages shared, from frame 0 on.
+    /// Number of shared pages, from frame 0 on.
     shared: u64,
-    /// Frame and rights that the last update gave each page of the window.
+    /// Frame and rights of each page of the window after its last update.
     said: BTreeMap<u64, (u64, Permissions)>,
     reached: Reached<'a>,
 }
@@ -132,7 +133,7 @@ impl Session<'_> {
             2 => {
                 let (&[kind, page], data) = data.split_first_chunk()?;
                 let access = [Access::Read, Access::Write][usize::from(kind & 1)];
-                // Some beyond the width, which no front-end can mend.
+                // Some addresses exceed the width, which no front-end can fix.
                 let far = u64::from(kind >> 7) << 39;
                 self.access(far + u64::from(page) * PAGE, access);
                 Some(data)
@@ -164,7 +165,7 @@ impl Session<'_> {
                 });
             }
         };
-        // A whole range of everything has no length of its own.
+        // The range of the whole address space has no length that the message can encode.
         assert!(Message::decode(&message.encode()) == Ok(message));
         let before = self.iotlb.pages();
         let received = self.iotlb.receive(&message);
@@ -184,7 +185,7 @@ impl Session<'_> {
         }
     }
 
-    /// Nothing of the pages that a message touches is left but what it says, or less.
+    /// Checks that the pages of a message have at most the translation that it gives them.
     fn judge(&mut self, message: &Message, before: usize) {
         let (range, told) = match *message {
             Message::Update {
@@ -214,7 +215,7 @@ impl Session<'_> {
         }
     }
 
-    /// Frame and rights that an update leaves `page`, which it touches.
+    /// Returns the frame and rights of `page` after an update that covers at least a part of it.
     fn most(
         &self,
         page: u64,
@@ -235,7 +236,8 @@ impl Session<'_> {
         if range.start().get() <= start && last <= range.last().get() {
             return Some((place, said));
         }
-        // Of a part of a page: what was said of the other part holds where both agree.
+        // The update covers a part of the page: the rights for the other part remain where both
+        // agree.
         let (frame, had) = self.said.get(&page)?;
         let both = Permissions::from_bits(had.bits() & said.bits())?;
         (*frame == place).then_some((place, both))

@@ -1,23 +1,25 @@
-//! A front-end of the vhost-user server, to which nothing is forbidden, and the driver of the disk
-//! behind it.
+//! A hostile front-end of the vhost-user server, and the driver of the disk behind it.
 //!
-//! Input: steps of a byte and what it takes. Byte modulo 9:
+//! The input is a sequence of steps, each a byte and its arguments. The byte, modulo 9, selects the
+//! step:
 //!
-//! | step | takes | |
-//! |---|---|---|
-//! | 0 stream | a byte about descriptors, then a message as it crosses the socket | |
-//! | 1 message | request; byte: bit 0 asks for a reply, bit 1 is one, bit 2 another version; a byte about descriptors; length; so many bytes | |
-//! | 2 bring up | byte: which parts are left out | what a front-end says until the ring runs |
-//! | 3 poke | address in the guest's memory, two bytes; length; so many bytes | the driver writes |
-//! | 4 offer | type, sector, length in sectors, flags: bit 0 a loop, bit 1 a buffer that is nowhere, bit 2 no kick | a request in the ring |
-//! | 5 kick | nothing | |
-//! | 6 IOTLB | byte: bits 0..=2 type, 3..=4 permissions; page, pages, frame | a message as a front-end sends it |
-//! | 7 reply | byte modulo 5: as asked, refused, done without a word, late after an invalidation, or any 20 bytes that follow | to a miss |
-//! | 8 serve | how many misses | replies as asked |
+//! - 0: stream. A byte about descriptors, then a message as it crosses the socket.
+//! - 1: message. Request; byte: bit 0 asks for a reply, bit 1 is one, bit 2 another version; a byte
+//!   about descriptors; length; that many bytes.
+//! - 2: bring up: the messages of a front-end until the ring runs. Byte: parts that are left out.
+//! - 3: poke: the driver writes. Address in the guest's memory, two bytes; length; that many bytes.
+//! - 4: offer: a request in the ring. Type, sector, length in sectors, flags: bit 0 a loop, bit 1 a
+//!   buffer outside memory, bit 2 no kick.
+//! - 5: kick. No arguments.
+//! - 6: IOTLB message as a front-end sends it. Byte: bits 0..=2 type, 3..=4 permissions; page,
+//!   pages, frame.
+//! - 7: reply to a miss. Byte modulo 5: as requested, refused, done without an update, late after
+//!   an invalidation, or any 20 bytes that follow.
+//! - 8: serve: replies as requested. Number of misses.
 //!
-//! A byte about descriptors: bits 0..=3 how many, bits 4..=6 of what kind ([`Files`]).
+//! A byte about descriptors: bits 0..=3 their number, bits 4..=6 their kind ([`Files`]).
 //!
-//! What must hold is said in `front`.
+//! `front` lists the invariants.
 
 mod files;
 mod front;
@@ -30,12 +32,12 @@ use self::files::with_files;
 use self::front::Front;
 use crate::Reached;
 
-/// What the corpus reaches: everything but what only the host can cause (`Refusal::Host`, the
-/// IOTLB's `Unit` and `ReadSectionOpen`), what eight regions cannot (`MemoryError::TooMany`,
-/// `RegionError::TooMany`), what takes a file longer than any here (`TooLong`, which `vfio_user`
-/// has) or one of huge pages (`HugePages`, which not every host has), what no message of this
-/// protocol asks of memory (`Split`, `Absent`), and what the device itself asks of the IOTLB
-/// (`NotAMiss`, `TooManyMisses`), which `vhost_iotlb` has.
+/// Outcomes that the corpus reaches: everything except the following. Only the host causes
+/// `Refusal::Host` and the IOTLB's `Unit` and `ReadSectionOpen`. Eight regions cannot cause
+/// `MemoryError::TooMany` and `RegionError::TooMany`. `TooLong` needs a longer file than any here
+/// (`vfio_user` has it), and `HugePages` a file of huge pages, which not every host has. No message
+/// of this protocol causes `Split` and `Absent`. The device itself causes `NotAMiss` and
+/// `TooManyMisses`, which `vhost_iotlb` has.
 pub const OUTCOMES: &[&str] = &[
     "answered",
     "acknowledged",
@@ -100,7 +102,7 @@ pub fn run(data: &[u8], reached: Reached<'_>) {
     });
 }
 
-/// One step; none at the end of the input, or of the conversation.
+/// Runs one step; `None` at the end of the input or of the conversation.
 fn step<'d>(front: &mut Front<'_, '_>, data: &'d [u8]) -> Option<&'d [u8]> {
     let (step, data) = data.split_first()?;
     let rest = match step % 9 {

@@ -1,4 +1,4 @@
-//! The walk of the hardware over memory that an attacker wrote: context lookup, then the table.
+//! The hardware's walk over memory that an attacker has written: context lookup, then the table.
 //!
 //! Input: 12 bytes of header (format, page of the root, IOVA, device), then records of memory
 //! (`memory.rs`):
@@ -6,7 +6,7 @@
 //! | bytes | meaning |
 //! |---|---|
 //! | 0 | bits 0..=1 format, 2..=3 largest page, 7 through root and context table |
-//! | 1 | page that the walk begins at; from 16 up outside memory |
+//! | 1 | page where the walk begins; from 16 up outside memory |
 //! | 2..=9 | IOVA, little-endian |
 //! | 10..=11 | requester id |
 
@@ -21,7 +21,7 @@ use ringfence_types::{Access, Iova, PageSize, PhysAddr, PhysMemory, RequesterId}
 use crate::Reached;
 use crate::memory::{Memory, PAGE_BYTES};
 
-/// What the corpus reaches: every page size and every error.
+/// Outcomes that the corpus reaches: every page size and every error.
 pub const OUTCOMES: &[&str] = &[
     "leaf 4K",
     "leaf 2M",
@@ -68,7 +68,7 @@ pub fn run(data: &[u8], reached: Reached<'_>) {
                 translation: TranslationType::PassThrough { .. },
                 ..
             }) => reached("pass-through"),
-            // What a ring unit makes of it is the target `rtranslate`'s.
+            // The target `rtranslate` covers the ring unit.
             Ok(Context {
                 translation: TranslationType::Rings { .. },
                 ..
@@ -104,7 +104,7 @@ fn table<F: Format>(format: &F, memory: &Memory, root: PhysAddr, iova: Iova, rea
                 last.level(),
                 "the error names where the walk ended"
             );
-            // The device is told something for either access.
+            // Every error has a fault reason.
             let _ = error.kind.fault_reason(Access::Read);
             let _ = error.to_string();
             reached(walk_error(error.kind));
@@ -121,15 +121,14 @@ fn table<F: Format>(format: &F, memory: &Memory, root: PhysAddr, iova: Iova, rea
         path.len() <= usize::from(Level::MAX.get()),
         "the walk is bounded"
     );
-    // A walk cache may resume from any table of the path and comes to the same end.
+    // A walk cache may resume from any table of the path and must give the same result.
     let whole = walk(format, memory, start, iova, |_| {});
     for cursor in path {
         assert_eq!(walk(format, memory, cursor, iova, |_| {}), whole, "resumed");
     }
 }
 
-/// What hardware must never get wrong: a leaf is aligned, and allows no more than each entry on its
-/// path.
+/// Checks the invariants of a leaf: it is aligned, and permits no more than each entry on its path.
 fn check_leaf<F: Format>(format: &F, memory: &Memory, path: &[Cursor], iova: Iova, leaf: &Leaf) {
     assert!(leaf.base.is_aligned(leaf.page.bytes()), "{leaf:?}");
     assert!(leaf.base.get() >> format.physical_bits() == 0, "{leaf:?}");
@@ -145,7 +144,7 @@ fn check_leaf<F: Format>(format: &F, memory: &Memory, path: &[Cursor], iova: Iov
             .word(at)
             .expect("the walk read it")
             .load(Ordering::Relaxed);
-        // In both formats bit 0 allows reads and bit 1 writes. (Calgary's words are big-endian.)
+        // In both formats bit 0 permits reads and bit 1 writes. (Calgary's words are big-endian.)
         let word = if format.width() == CalgaryTce::FULL.width() {
             word.swap_bytes()
         } else {

@@ -1,4 +1,4 @@
-//! The two disks' drivers.
+//! Drivers of the two disks.
 
 use ringfence_devices::api::DeviceRing;
 use ringfence_devices::block::ahci::{
@@ -21,12 +21,12 @@ use super::session::{Area, Hostile, Step, block_error};
 use crate::Reached;
 
 const QUEUE: u16 = 1;
-/// Entries of the queue pair: seven commands at a time.
+/// Entries of the queue pair: seven outstanding commands.
 const ENTRIES: u32 = 8;
-/// Pages of the largest request, and more than that are refused by their size.
+/// Pages of the largest request; larger requests are refused by their size.
 const PAGES: u32 = 6;
 const BLOCKS: usize = 256;
-/// All pages that requests can hold at once, 32 slots of [`PAGES`], and some.
+/// Pages in the pool: more than all requests can hold at once, 32 slots of [`PAGES`].
 const POOL: u64 = 256;
 
 fn rings_of(queue: u16) -> Vec<(DeviceRing, u32)> {
@@ -40,7 +40,7 @@ fn area(base: &RingBase) -> Area {
     (base.at, bytes)
 }
 
-/// What both have: buffers and a medium.
+/// Buffers and a medium, for both disks.
 #[derive(Debug)]
 struct Common {
     pool: Pool,
@@ -56,7 +56,7 @@ impl Common {
         }
     }
 
-    /// A request of a step: in one of eight bytes of `a`, a size that is none.
+    /// Builds the request of a step. One in eight values of `a` gives an invalid size.
     fn io(&mut self, step: Step) -> Option<DiskRequest> {
         let blocks = u32::from(step.b) % (PAGES * 8) + 1;
         let bytes = blocks * BLOCK_BYTES as u32 + u32::from(step.a >> 5 == 7);
@@ -102,7 +102,7 @@ impl Common {
     }
 }
 
-/// NVMe.
+/// The NVMe driver.
 pub(super) struct Nvme;
 
 impl Driver for Nvme {
@@ -125,7 +125,7 @@ impl<H> Hostile<H> for NvmeOf<H> {
         let mut common = Common::new();
         let size = RingSize::new(ENTRIES).expect("a power of two");
         let mut queue = NvmeQueue::open(&mut world.api(), QUEUE, size).expect("nothing fails");
-        // A command with a list tells where lists are; it stays outstanding.
+        // The first command has a list and shows its address; it stays outstanding.
         let first = Step {
             a: 0,
             b: 2 * 8,
@@ -243,7 +243,7 @@ impl<H> Hostile<H> for NvmeOf<H> {
     }
 }
 
-/// AHCI.
+/// The AHCI driver.
 pub(super) struct Ahci;
 
 impl Driver for Ahci {
@@ -263,7 +263,7 @@ pub(super) struct AhciOf<H> {
 
 /// Slots of a port.
 const SLOTS: u64 = 32;
-/// Bytes of a received FIS area, two of which the driver allocates.
+/// Size of a received FIS area in bytes; the driver allocates two of them.
 const RECEIVED: u64 = 512;
 
 impl<H> Hostile<H> for AhciOf<H> {
@@ -318,8 +318,8 @@ impl<H> Hostile<H> for AhciOf<H> {
         }
     }
 
-    /// The registers are the device's too: what they say is what it says, or, in every other step,
-    /// whatever the step says.
+    /// The device also controls the registers: they have the port's values or, in every other step,
+    /// the values of the step.
     fn service<W: Judged + Environment<Handle = H>>(
         &mut self,
         world: &mut W,

@@ -1,34 +1,38 @@
-//! Drivers of disks and of a network adapter whose device rewrites whatever is mapped for it:
+//! Drivers of disks and of a network adapter with a device that rewrites all memory mapped for it:
 //! descriptors, lists, completions, buffers.
 //!
-//! Whatever it writes, no driver panics, no byte that is not granted is reached (the judge of the
-//! devices' own tests keeps the grants and sees every access), no access to what is granted is
-//! stopped, what a driver keeps is bounded, and after closing nothing is mapped and every buffer is
-//! back.
+//! For any write of the device:
 //!
-//! Input: 2 bytes of header, then steps of 8 bytes.
+//! - no driver panics;
+//! - the device reaches no byte without a grant (the judge of the devices' own tests keeps the
+//!   grants and sees every access), and no granted access is stopped;
+//! - the memory that a driver keeps is bounded;
+//! - after the driver closes, nothing is mapped and every buffer is returned.
 //!
-//! | byte | meaning |
-//! |---|---|
-//! | 0 | bits 0..=1 mode: strict, bursts, rings, rings whose walks do not snoop; bits 2..=3 driver: NVMe, AHCI, an adapter with one or with two buffers a packet |
-//! | 1 | seed of the device's order |
+//! Input: 2 bytes of header, then steps of 8 bytes. Bytes of the header:
 //!
-//! | step, `op % 8` | meaning (`a` is byte 1, `b` bytes 2..=3, `c` bytes 4..=7) |
-//! |---|---|
-//! | 0 | the driver makes a request of size `b`, of direction and kind `a` |
-//! | 1 | the driver looks at most `a` completions through, or what the port's registers say: active `c`, failed `b` |
-//! | 2 | the device writes `c`, four times, to the place `b` of what is mapped for it: ring, list or, from 128 on, the buffer `a` |
-//! | 3 | the device claims completion `a`: `c` and `b` are its fields |
-//! | 4 | the device does what it is there for, as memory now has it |
-//! | 5 | a doorbell rings with `c` |
-//! | 6 | the device reads or writes 64 bytes at an address made of all that follows |
-//! | 7 | the same at an address that it was told of once, `a` ago, whatever has become of it |
+//! - 0: bits 0..=1 mode: strict, bursts, rings, rings whose walks do not snoop; bits 2..=3 driver:
+//!   NVMe, AHCI, an adapter with one or with two buffers per packet.
+//! - 1: seed of the device's order.
+//!
+//! Byte 0 of a step, modulo 8, selects the action; `a` is byte 1, `b` bytes 2..=3, `c` bytes 4..=7:
+//!
+//! - 0: the driver makes a request of size `b`, of direction and kind `a`.
+//! - 1: the driver handles at most `a` completions, or reads the port's registers: active `c`,
+//!   failed `b`.
+//! - 2: the device writes `c`, four times, at offset `b` of mapped memory: a ring, a list or, from
+//!   128 on, the buffer `a`.
+//! - 3: the device forges completion `a` with the fields `c` and `b`.
+//! - 4: the device works normally on the current contents of memory.
+//! - 5: a doorbell rings with `c`.
+//! - 6: the device reads or writes 64 bytes at an address from all following bytes.
+//! - 7: the same at the address of the mapping made `a` mappings ago, live or not.
 
 mod disks;
 mod nic;
 mod session;
 
-// Machine, memory and judge are those of the devices' tests.
+// Machine, memory and judge come from the devices' tests.
 #[allow(dead_code, reason = "the tests use more of it")]
 #[path = "../../../crates/devices/tests/devices/board.rs"]
 mod board;
@@ -48,8 +52,8 @@ use ringfence_pgtable::Coherency;
 use self::session::{Hostile, Session, Told};
 use crate::Reached;
 
-/// What the corpus reaches: every lie that a driver tells apart, and every way a request or an
-/// access ends.
+/// Outcomes that the corpus reaches: every malformed completion that a driver distinguishes, and
+/// every end of a request or an access.
 pub const OUTCOMES: &[&str] = &[
     "done",
     "failed",
@@ -84,11 +88,11 @@ pub fn run(data: &[u8], reached: Reached<'_>) {
     }
 }
 
-/// A driver with its device, in whatever mode.
+/// A driver with its device, in any mode.
 trait Driver {
-    /// Its rings, each with the slots that its table of buffers has.
+    /// Returns its rings, each with the number of slots in its table.
     fn rings() -> Vec<(DeviceRing, u32)>;
-    /// The same for one kind of handle.
+    /// The driver for one type of handle.
     type Of<H>: Hostile<H>;
 }
 

@@ -1,4 +1,4 @@
-//! The adapter's driver, with one or with two buffers a packet.
+//! Driver of the adapter, with one or with two buffers per packet.
 
 use ringfence_devices::api::DeviceRing;
 use ringfence_devices::nic::{
@@ -16,7 +16,7 @@ use crate::Reached;
 /// Descriptors of each ring.
 const SIZE: u32 = 8;
 
-/// An adapter with so many buffers a packet; with two, replacements are mapped first.
+/// An adapter with `BUFFERS` buffers per packet; with two, replacements are mapped first.
 pub(super) struct Adapter<const BUFFERS: usize>;
 
 const fn profile(buffers_per_packet: usize) -> Profile {
@@ -99,7 +99,7 @@ impl<H, const BUFFERS: usize> Hostile<H> for AdapterOf<H, BUFFERS> {
         [of(QueueDir::Rx), of(QueueDir::Tx)].concat()
     }
 
-    /// The driver sends a frame, or one comes from the wire, as the device is told to take it.
+    /// The driver sends a frame, or a frame arrives from the network and the device stores it.
     fn request<W: Judged + Environment<Handle = H>>(
         &mut self,
         world: &mut W,

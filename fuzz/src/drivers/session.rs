@@ -1,4 +1,4 @@
-//! One session: a driver, its device, and what must hold after every step.
+//! A session: a driver, its device, and the invariants after every step.
 
 use std::cell::RefCell;
 use std::marker::PhantomData;
@@ -14,15 +14,15 @@ use ringfence_types::{Iova, PhysRange};
 use super::rig::{self, Judged};
 use crate::Reached;
 
-/// Most mappings that are remembered.
+/// Maximum number of remembered mappings.
 const REMEMBERED: usize = 256;
-/// Frames of tables and rings that a machine has at most beyond those of an opened port: a page
-/// table with no more than [`LIVE`] mappings, wherever they lie.
+/// Maximum number of frames for tables and rings of a machine beyond those of an opened port: those
+/// of a page table with at most [`LIVE`] mappings at any addresses.
 const FRAMES: u64 = 4 * LIVE as u64;
-/// Buffers that any of these drivers has mapped at most.
+/// Maximum number of mapped buffers of any of these drivers.
 const LIVE: usize = 512;
 
-/// What a device was told, the last of it at the end.
+/// Mappings that the device received, the latest last.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Told(Rc<RefCell<Vec<DeviceMapping>>>);
 
@@ -40,7 +40,7 @@ impl<P> DmaHooks<P> for Told {
 }
 
 impl Told {
-    /// What was told `ago` mappings ago.
+    /// Returns the mapping received `ago` mappings ago.
     fn ago(&self, ago: u8) -> Option<DeviceMapping> {
         let all = self.0.borrow();
         all.iter().rev().nth(usize::from(ago)).copied()
@@ -55,14 +55,14 @@ pub(super) struct Step {
     pub(super) c: u32,
 }
 
-/// Where something of a device's lies in its addresses.
+/// Start and size of an area in the device's address space.
 pub(super) type Area = (Iova, u64);
 
-/// A driver, and a device that its maker has no say in any more.
+/// A driver with a hostile device.
 pub(super) trait Hostile<H>: Sized {
-    /// Opens it; nothing is done yet.
+    /// Opens the driver without any request.
     fn open<W: Judged + Environment<Handle = H>>(world: &mut W, seed: u8) -> Self;
-    /// All memory of its rings, lists and tables.
+    /// Returns all memory of its rings, lists and tables.
     fn areas(&self) -> Vec<Area>;
     /// The driver makes a request.
     fn request<W: Judged + Environment<Handle = H>>(
@@ -71,24 +71,24 @@ pub(super) trait Hostile<H>: Sized {
         step: Step,
         reached: Reached<'_>,
     );
-    /// The driver looks for what is done.
+    /// The driver handles completions.
     fn service<W: Judged + Environment<Handle = H>>(
         &mut self,
         world: &mut W,
         step: Step,
         reached: Reached<'_>,
     );
-    /// A completion as the device may forge it: where it stands, and its bytes. `None`: this device
-    /// has none in memory.
+    /// Returns the address and the bytes of a completion that the device forges; `None` if this
+    /// device has no completions in memory.
     fn claim(&self, step: Step) -> Option<(Iova, [u8; 16])>;
-    /// The device works. Its own rings are mapped as long as it is open, so that it is never
-    /// stopped there.
+    /// The device works. Its own rings are mapped while it is open, so its accesses to them are
+    /// never stopped.
     fn work<W: Judged + Environment<Handle = H>>(&mut self, world: &mut W);
-    /// A doorbell.
+    /// The driver rings a doorbell.
     fn doorbell(&mut self, value: u32);
-    /// Buffers that are out of the driver's pool.
+    /// Returns the number of buffers taken from the driver's pool.
     fn out(&self) -> usize;
-    /// Closes it; buffers that are not back.
+    /// Closes the driver and returns the number of buffers that were not returned.
     fn close<W: Judged + Environment<Handle = H>>(
         self,
         world: &mut W,
@@ -101,7 +101,7 @@ pub(super) struct Session<W, D> {
     world: W,
     driver: D,
     told: Told,
-    /// To the byte: nothing beside a buffer is reached either.
+    /// True if protection is exact to the byte: no byte next to a buffer is reached.
     byte_granular: bool,
     opened_with: u64,
     of: PhantomData<D>,
@@ -152,7 +152,7 @@ impl<W: Judged + Environment, D: Hostile<W::Handle>> Session<W, D> {
                     0..128 => {
                         let areas = self.driver.areas();
                         let (at, bytes) = areas[usize::from(step.a) % areas.len()];
-                        // Pages of long areas are all reached, their words modulo what b can name.
+                        // All pages of a long area are reached, at offsets that `b` can express.
                         Some(at.wrapping_add(u64::from(step.b) * 16 % bytes))
                     }
                     _ => self.told.ago(step.a - 128).map(|mapping| {
@@ -206,8 +206,8 @@ impl<W: Judged + Environment, D: Hostile<W::Handle>> Session<W, D> {
         }
     }
 
-    /// The device tries 64 bytes; whether it got them. What is not a buffer, which the judge knows,
-    /// is its own rings'.
+    /// The device accesses 64 bytes; returns true if the access passes. If the judge knows no
+    /// buffer at that address, the access must be to the device's own rings.
     fn touch(&mut self, at: Iova, write: u8) -> bool {
         let judged = self.world.judge().accesses;
         let mut bytes = [0x5a; 64];
@@ -246,7 +246,8 @@ impl<W: Judged + Environment, D: Hostile<W::Handle>> Session<W, D> {
     }
 }
 
-/// The name of a lie; one added later has none here, which the corpus test reports.
+/// Returns the name of a malformed completion. A kind added later has none here, which the corpus
+/// test reports.
 pub(super) fn lie(lie: &MalformedCompletion) -> &'static str {
     match lie.kind {
         CompletionFault::Nothing => "lie: Nothing",
@@ -258,7 +259,7 @@ pub(super) fn lie(lie: &MalformedCompletion) -> &'static str {
     }
 }
 
-/// The same of a disk's driver. Nothing else may go wrong here.
+/// Returns the name of a disk driver's error. Other errors must not occur here.
 pub(super) fn block_error(error: &BlockError) -> &'static str {
     match error {
         BlockError::Device(found) => lie(found),

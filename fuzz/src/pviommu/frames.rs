@@ -1,4 +1,4 @@
-//! Frames by number, and the memory of those that hold tables.
+//! Frames by number, and the memory of the frames for tables.
 
 use std::cell::{OnceCell, RefCell};
 use std::rc::Rc;
@@ -10,8 +10,8 @@ use super::PAGE;
 
 type Words = [AtomicU64; TABLE_WORDS];
 
-/// So many pages from address 4096 on, and nothing else. A page takes room when it is first looked
-/// at: an input needs few of them.
+/// A fixed number of pages from address 4096 on. A page is allocated at its first access, because
+/// an input needs few of them.
 pub(super) struct Tables(Box<[OnceCell<Box<Words>>]>);
 
 impl Tables {
@@ -56,7 +56,7 @@ impl PhysMemory for Tables {
     fn drain(&self) {}
 }
 
-/// Frames from an address on; zeroed if they lie in memory.
+/// Frames from an address on; zeroed if they are in memory.
 #[derive(Clone)]
 pub(super) struct Source {
     memory: Rc<Tables>,
@@ -65,9 +65,9 @@ pub(super) struct Source {
 }
 
 struct Pool {
-    /// Numbers, the next one last.
+    /// Numbers of free frames, the next one last.
     free: Vec<u64>,
-    /// By number.
+    /// By number: true if the frame is free.
     is_free: Vec<bool>,
 }
 

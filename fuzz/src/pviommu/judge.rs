@@ -1,4 +1,5 @@
-//! What the document's table of statuses says of a request, over a brute-force map.
+//! The status of a request according to the PVIOMMU paper's table of statuses, over a brute-force
+//! map.
 
 use std::collections::BTreeMap;
 
@@ -7,26 +8,27 @@ use ringfence_types::{Direction, Iova};
 
 use super::PAGE;
 
-/// Device and GIOVA to GPA and direction.
+/// Maps device and GIOVA to GPA and direction.
 pub(crate) type Model = BTreeMap<(u64, u64), (u64, Direction)>;
 
-/// What a backend was made with. The guest's memory begins at 0.
+/// Configuration of a backend. The guest's memory begins at 0.
 pub(crate) struct Rules {
     pub(crate) pages_max: u32,
     pub(crate) devices: [u64; 2],
-    /// The first byte of the window.
+    /// First address of the window.
     pub(crate) first: u64,
-    /// The last page of the window.
+    /// Address of the last page of the window.
     pub(crate) last: u64,
     pub(crate) memory_bytes: u64,
-    /// Mappings of a device.
+    /// Maximum number of mappings of a device.
     pub(crate) mappings: u64,
-    /// Stretches of 2 MiB in which a device has mappings.
+    /// Maximum number of 2 MiB areas in which a device has mappings.
     pub(crate) stretches: u64,
 }
 
 impl Rules {
-    /// The status of a host that works, and the mappings if it is `Ok`.
+    /// Returns the status of a request on a host without failures, and the mappings after it if it
+    /// is `Ok`.
     pub(crate) fn judge(&self, model: &Model, request: &[u8]) -> (Status, Model) {
         let mut after = model.clone();
         let sound =

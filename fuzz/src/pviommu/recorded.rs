@@ -1,11 +1,11 @@
-//! I/O page tables that only remember, and punish what no backend may do.
+//! I/O page tables that only record mappings, and panic on calls that no backend may make.
 
 use std::collections::BTreeMap;
 
 use ringfence_pviommu::backend::{DeviceSlot, IoError, IoTables};
 use ringfence_types::{Direction, Iova, PhysAddr};
 
-/// What is mapped.
+/// The current mappings.
 #[derive(Default)]
 pub(crate) struct Recorded(pub(crate) BTreeMap<(DeviceSlot, Iova), (PhysAddr, Direction)>);
 

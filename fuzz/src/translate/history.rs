@@ -1,5 +1,5 @@
-//! Memory that remembers every value it ever held, so that a reference can ask what hardware may
-//! have cached.
+//! Memory that keeps every past value, so that a reference knows all values that hardware may have
+//! cached.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -10,13 +10,14 @@ use ringfence_types::{MemoryError, PhysAddr, PhysMemory, TABLE_WORDS};
 pub(super) const PAGES: u64 = 16;
 pub(super) const PAGE_BYTES: u64 = 4096;
 
-/// When something happened: the number of the operation.
+/// Time of an event: the number of the operation.
 pub(super) type Time = u32;
 
-/// Until when what still holds holds.
+/// End of a value that is still present.
 const EVER: Time = Time::MAX;
 
-/// The 16 bytes that hardware reads at once, from a time on. Holds until the next version's time.
+/// The 16 bytes that hardware reads at once, from a time on. They are valid until the time of the
+/// next version.
 struct Version {
     from: Time,
     words: [AtomicU64; 2],
@@ -32,12 +33,12 @@ impl Version {
     }
 }
 
-/// Pages that nothing was stored to lie outside memory.
+/// All versions of memory. Pages without a store are outside memory.
 #[derive(Default)]
 pub(super) struct History {
-    /// By page, and its 16 bytes: never empty, oldest first.
+    /// Versions by page and index of the 16 bytes: never empty, oldest first.
     versions: BTreeMap<(u64, u64), Vec<Version>>,
-    /// Since when there is a page, and what it holds where nothing was stored.
+    /// By page: the time of its first store, and its contents where nothing was stored.
     born: BTreeMap<u64, Version>,
 }
 
@@ -59,7 +60,8 @@ impl History {
         versions.push(Version::new(now, words));
     }
 
-    /// Every version of the 16 bytes around `at` that held at `since` or later, with when it ended.
+    /// Returns every version of the 16 bytes around `at` that was valid at `since` or later, with
+    /// its end.
     fn versions(&self, at: PhysAddr, since: Time) -> Vec<(&[AtomicU64; 2], Time)> {
         let page = at.get() / PAGE_BYTES;
         let Some(blank) = self.born.get(&page) else {
@@ -79,7 +81,7 @@ impl History {
 }
 
 /// Memory as hardware may have read it at `since` or later: each read chooses one of the values
-/// held since. At the present time there is nothing to choose.
+/// since then. At the present time each read has only one choice.
 pub(super) struct View<'a> {
     history: &'a History,
     since: Time,
@@ -88,11 +90,11 @@ pub(super) struct View<'a> {
 
 #[derive(Default)]
 struct Chosen {
-    /// What each read chose, of how many, in the order of the reads.
+    /// Choice of each read, and its number of choices, in the order of the reads.
     digits: Vec<(usize, usize)>,
-    /// Reads so far.
+    /// Number of reads so far.
     reads: usize,
-    /// When the value of the last read ended.
+    /// End of the value of the last read.
     end: Time,
 }
 
@@ -105,17 +107,18 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Whether the last read saw what memory holds still.
+    /// Returns true if the last read returned a value that is still present.
     pub(super) fn last_is_present(&self) -> bool {
         self.chosen.borrow().end == EVER
     }
 
-    /// Whether what the last read saw held at `since` or later.
+    /// Returns true if the value of the last read was valid at `since` or later.
     pub(super) fn last_held(&self, since: Time) -> bool {
         self.chosen.borrow().end > since
     }
 
-    /// Calls `look` once for every way to choose, at most `limit` times; false if there were more.
+    /// Calls `look` once for every combination of choices, at most `limit` times; false if there
+    /// are more.
     pub(super) fn every(&self, limit: usize, mut look: impl FnMut(&Self)) -> bool {
         for _ in 0..limit {
             {
@@ -125,7 +128,7 @@ impl<'a> View<'a> {
             }
             look(self);
             let digits = &mut self.chosen.borrow_mut().digits;
-            // Counts up, the last read fastest.
+            // Count up; the last read changes fastest.
             while digits
                 .pop_if(|(chosen, count)| *chosen + 1 == *count)
                 .is_some()
@@ -164,7 +167,7 @@ impl PhysMemory for View<'_> {
             chosen.digits.push((0, versions.len().max(1)));
         }
         let (digit, _) = chosen.digits[read];
-        // A page that is not there never was.
+        // A page that does not exist now never existed.
         chosen.end = EVER;
         let (pair, end) = *versions.get(digit).ok_or(outside)?;
         chosen.end = end;

@@ -1,5 +1,5 @@
-//! What a unit with caches may answer: everything that a walk over memory as it was since the last
-//! invalidation gives.
+//! The permitted answers of a unit with caches: all results of a walk over memory as it was since
+//! the last invalidation.
 
 use std::collections::BTreeSet;
 
@@ -13,24 +13,24 @@ use ringfence_types::{
 
 use super::history::{History, PAGE_BYTES, Time, View};
 
-/// Ways to choose that are looked at before anything is believed.
+/// Maximum number of combinations to try; beyond it, any answer is permitted.
 const WAYS: usize = 256;
 
-/// What was done to the unit that a cache must not outlive.
+/// Operations on the unit that invalidate caches.
 #[derive(Default)]
 pub(super) struct Log {
     root: Option<PhysAddr>,
-    /// When the register was programmed, which drops everything.
+    /// Time of the last programming of the root register, which drops all cached entries.
     programmed: Time,
     invalidations: Vec<(Time, Invalidation)>,
 }
 
-/// How far back a unit's caches may lie.
+/// Age limit of cached entries.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Memory {
-    /// To the last invalidation; those narrower than everything purge everything if `whole`.
+    /// Entries since the last invalidation. If `whole`, every invalidation purges all translations.
     Cached { whole: bool },
-    /// Not at all.
+    /// The unit has no caches.
     None,
 }
 
@@ -44,12 +44,13 @@ impl Log {
         self.invalidations.push((now, request));
     }
 
-    /// When the context of `device` was dropped last.
+    /// Returns the time of the last drop of `device`'s context.
     fn context_since(&self, device: RequesterId) -> Time {
         self.last(|request| *request == Invalidation::Context(device))
     }
 
-    /// When all that is cached for `page` of `domain` was dropped last, and when its leaf was.
+    /// Returns the time of the last drop of all entries cached for `page` of `domain`, and that of
+    /// the last drop of its leaf.
     fn since(&self, whole: bool, domain: DomainId, page: Pfn) -> (Time, Time) {
         let covers = |request: &Invalidation, wanted: &[CachedLevels]| match request {
             Invalidation::Global => true,
@@ -90,10 +91,10 @@ pub(super) struct Reference<'a> {
     pub(super) caches: Memory,
 }
 
-/// Where a page may lead: the address of its byte, or why it is stopped.
+/// Possible results for a page: the address of its byte, or the reason to stop.
 type Page = BTreeSet<Result<PhysAddr, FaultReason>>;
 
-/// What a unit that is switched on may answer to an access.
+/// An access to a unit that is switched on.
 pub(super) struct Asked {
     pub(super) device: RequesterId,
     pub(super) iova: Iova,
@@ -102,8 +103,7 @@ pub(super) struct Asked {
 }
 
 impl Reference<'_> {
-    /// Whether `answer` is among what the unit may say. More ways to look at than [`WAYS`] make
-    /// everything possible.
+    /// Returns true if `answer` is permitted. More than [`WAYS`] combinations permit any answer.
     pub(super) fn allows(&self, asked: &Asked, answer: &Result<Vec<PhysRange>, Fault>) -> bool {
         let Some(range) = IovaRange::new(asked.iova, asked.bytes) else {
             return stopped_at(answer, asked.iova, FaultReason::BadLength);
@@ -117,7 +117,7 @@ impl Reference<'_> {
         })
     }
 
-    /// The contexts that the unit may have for a device. That there is none is never cached.
+    /// Returns the contexts that the unit may have for a device. Absent contexts are never cached.
     fn contexts(&self, device: RequesterId) -> Option<Vec<Result<Context, FaultReason>>> {
         let Some(root) = self.log.root else {
             return Some(vec![Err(FaultReason::Blocked)]);
@@ -182,7 +182,7 @@ impl Reference<'_> {
             };
             match answer {
                 Err(fault) if fault.iova == at => return pages.contains(&Err(fault.reason)),
-                // It got further.
+                // The fault is at a later page.
                 Err(_) => {
                     if !pages.iter().any(Result::is_ok) {
                         return false;
@@ -204,7 +204,7 @@ impl Reference<'_> {
         }
     }
 
-    /// Where a page may lead; `None` if there are too many ways.
+    /// Returns the possible results for a page; `None` if there are too many combinations.
     fn page(&self, own: Context, at: Iova, access: Access) -> Option<Page> {
         let (all, leaf) = match self.caches {
             Memory::Cached { whole } => self.log.since(whole, own.domain, Pfn::containing(at)),
@@ -225,14 +225,14 @@ impl Reference<'_> {
                     Ok(page) if view.last_held(leaf) && page.permissions.allows(access) => {
                         found.insert(Ok(page.translate(at)));
                     }
-                    // An entry that allows the other access only may have been cached for that.
+                    // The unit may have cached an entry that permits only the other kind of access.
                     Ok(_) if view.last_held(leaf) => {
                         found.insert(Err(match access {
                             Access::Read => FaultReason::ReadDenied,
                             Access::Write => FaultReason::WriteDenied,
                         }));
                     }
-                    // The way there may be an old one; that it ends there is never cached.
+                    // The upper levels may come from a cache, but a missing entry is never cached.
                     Err(error) if view.last_is_present() => {
                         found.insert(Err(error.kind.fault_reason(access)));
                     }
@@ -242,7 +242,8 @@ impl Reference<'_> {
         };
         let mut complete = look(own);
         let mut looked = true;
-        // What is cached is tagged by domain: of several devices with one, any may have led to it.
+        // Cached entries are tagged by domain. If several devices share a domain, the walk of any
+        // of them may have cached the entry.
         if self.caches != Memory::None
             && let Some(root) = self.log.root
         {
@@ -262,17 +263,17 @@ impl Reference<'_> {
     }
 }
 
-/// The context of a device, or why the unit takes none.
+/// Returns the context of a device, or the reason for the unit to refuse it.
 fn context(view: &View<'_>, root: PhysAddr, device: RequesterId) -> Result<Context, FaultReason> {
     let context = find_context(view, root, device).map_err(|error| error.fault_reason())?;
     match context.translation {
-        // Another unit's.
+        // A context of another kind of unit.
         TranslationType::Rings { .. } => Err(FaultReason::ContextInvalid),
         _ => Ok(context),
     }
 }
 
-/// The unit takes all sizes of page.
+/// The unit accepts all page sizes.
 fn format(levels: Levels) -> impl Format {
     SecondStage::new(levels).with_pages_up_to(PageSize::Size1G)
 }
@@ -281,7 +282,7 @@ fn stopped_at(answer: &Result<Vec<PhysRange>, Fault>, iova: Iova, reason: FaultR
     matches!(answer, Err(fault) if (fault.iova, fault.reason) == (iova, reason))
 }
 
-/// The byte of number `index` of several ranges.
+/// Returns the address of byte `index` of several ranges.
 fn byte(ranges: &[PhysRange], mut index: u64) -> Option<PhysAddr> {
     for range in ranges {
         let bytes = range.last().get() - range.start().get() + 1;

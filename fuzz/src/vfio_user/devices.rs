@@ -1,4 +1,4 @@
-//! The devices of one guest, each behind a session of its own; made when they are first talked to.
+//! The devices of one guest, each behind its own session; a device is created at its first use.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -26,10 +26,10 @@ use vm_memory::GuestMemoryMmap;
 
 use crate::Reached;
 
-/// The endpoint's number, as VIOT would say it.
+/// The endpoint's number, as in VIOT.
 const ENDPOINT: RequesterId = RequesterId::new(0x20);
 
-/// A device's way to memory, of which it is counted how often it is taken.
+/// A device's access to memory, which counts its uses.
 struct Counted<A> {
     dma: A,
     taken: Arc<AtomicU64>,
@@ -48,13 +48,13 @@ impl<A: Dma + 'static> Dma for Counted<A> {
     }
 }
 
-/// A device and what it counts.
+/// A device and its counters.
 struct One<F> {
     session: Session<F>,
     counters: Arc<DeviceCounters>,
-    /// How often it has taken its way to memory.
+    /// Number of accesses to guest memory.
     taken: Arc<AtomicU64>,
-    /// Its driver has rung while it was no master of the bus.
+    /// True if its driver has rung a doorbell while bus mastering was off.
     in_vain: bool,
 }
 
@@ -76,7 +76,7 @@ impl<D: virtio::Device, A: Dma + 'static> One<VirtioPci<D, Counted<A>>> {
 }
 
 impl<F: PolledFunction> One<F> {
-    /// As its driver reads it: Bus Master Enable, in the command register.
+    /// Reads Bus Master Enable in the command register, as its driver does.
     fn is_master(&mut self) -> bool {
         let mut command = [0];
         let function = self.session.function();
@@ -85,7 +85,7 @@ impl<F: PolledFunction> One<F> {
         command[0] & 4 != 0
     }
 
-    /// Whether its driver has begun.
+    /// Returns true if its driver has started the device.
     fn runs(&mut self) -> bool {
         let mut status = [0];
         let read = self.session.function().read(0, 0x14, &mut status);
@@ -93,7 +93,7 @@ impl<F: PolledFunction> One<F> {
         status[0] & 0xc4 == 4
     }
 
-    /// Whether it asks to be reset.
+    /// Returns true if the device asks for a reset.
     fn broken(&mut self) -> bool {
         let mut status = [0];
         let read = self.session.function().read(0, 0x14, &mut status);
@@ -101,7 +101,7 @@ impl<F: PolledFunction> One<F> {
         status[0] & 64 != 0
     }
 
-    /// Whoever is no master of the bus, before or after, does not touch memory.
+    /// Runs `work`. A device without bus mastering, before or after, must not access memory.
     fn watched<R>(&mut self, work: impl FnOnce(&mut Session<F>) -> R) -> R {
         let now = |one: &Self| {
             (
@@ -119,11 +119,11 @@ impl<F: PolledFunction> One<F> {
     }
 }
 
-/// Whoever a message can be for.
+/// A device that can receive messages.
 trait Device {
     fn handle(&mut self, message: Message) -> Outcome;
     fn turn(&mut self, came: bool);
-    /// Whether a request has succeeded.
+    /// Returns true if a request has succeeded.
     fn succeeded(&self) -> bool;
 }
 
@@ -132,7 +132,7 @@ impl<F: PolledFunction> Device for One<F> {
         self.watched(|session| session.handle(message))
     }
 
-    /// What the server does between two messages.
+    /// Does the server's work between two messages.
     fn turn(&mut self, came: bool) {
         self.watched(|session| {
             let function = session.function();
@@ -151,8 +151,8 @@ impl<F: PolledFunction> Device for One<F> {
     }
 }
 
-/// The far side of the network: a stream of bytes that the input gives, in QEMU's framing, and as
-/// much room as it says.
+/// The other end of the network: a stream of bytes from the input in QEMU's framing, and as much
+/// room as the input states.
 #[derive(Default)]
 struct Peer {
     stream: VecDeque<u8>,
@@ -220,7 +220,7 @@ fn disk<A: Dma + 'static>(file: &File, dma: A, translated: bool) -> Disk<A> {
 }
 
 impl<'f> Devices<'f> {
-    /// A disk over `file`, and what the input asks for.
+    /// Creates a disk over `file`; other devices follow when the input needs them.
     pub(super) fn new(file: &'f File) -> Self {
         Self {
             file,
@@ -232,8 +232,8 @@ impl<'f> Devices<'f> {
         }
     }
 
-    /// The next messages are for the disk (0), a network device (1), an IOMMU (2), a disk behind
-    /// that (3), the para-virtual IOMMU (4), a disk behind that (5).
+    /// Selects the device for the next messages: the disk (0), a network device (1), an IOMMU (2),
+    /// a disk behind it (3), the para-virtual IOMMU (4), a disk behind it (5).
     pub(super) fn talk_to(&mut self, device: u8) {
         self.talking_to = device % 6;
         match self.talking_to {
@@ -244,7 +244,7 @@ impl<'f> Devices<'f> {
         }
     }
 
-    /// The network's far side sends these bytes and has room for so many frames.
+    /// The other end of the network sends `bytes` and has room for `room` frames.
     pub(super) fn peer(&mut self, room: u8, bytes: &[u8]) {
         if let Some(net) = &mut self.net {
             let link = net.session.function().device().link();
@@ -267,7 +267,7 @@ impl<'f> Devices<'f> {
         }
     }
 
-    /// Hands a message to the present device, and lets all work as the server would.
+    /// Passes a message to the selected device, and lets all devices work as the server does.
     pub(super) fn handle(&mut self, message: Message) -> Outcome {
         let outcome = self.present().handle(message);
         self.disk.turn(false);
@@ -285,7 +285,7 @@ impl<'f> Devices<'f> {
         outcome
     }
 
-    /// Says what has happened so far.
+    /// Reports the outcomes so far.
     pub(super) fn tell(&mut self, reached: Reached<'_>) {
         let mut tell = |name, holds| {
             if holds {

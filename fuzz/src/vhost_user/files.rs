@@ -1,5 +1,5 @@
-//! Descriptors that a front-end sends. Made once; a run leaves them changed, and the next one
-//! begins by emptying them.
+//! Descriptors that a front-end sends. They are created once; a run modifies them, and the next run
+//! empties them first.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -12,7 +12,7 @@ use rustix::fs::{
     FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create,
 };
 
-/// Bytes of the guest's memory.
+/// Size of the guest's memory in bytes.
 pub(super) const RAM_BYTES: u64 = 1 << 16;
 const DISK_BYTES: u64 = 1 << 15;
 
@@ -30,7 +30,7 @@ pub(super) struct Files {
     /// The front-end's end of the back-end's channel.
     pub(super) channel: UnixStream,
     /// Memory, two eventfds, the channel, memory that could shrink, a directory, a datagram socket,
-    /// and a stream that nobody is at.
+    /// and a stream without a peer.
     kinds: [OwnedFd; 8],
 }
 
@@ -98,14 +98,14 @@ impl Files {
         while matches!((&self.channel).read(&mut [0; 4096]), Ok(1..)) {}
     }
 
-    /// What a byte about descriptors says.
+    /// Returns the descriptors that a byte about descriptors describes.
     pub(super) fn take(&self, about: u8) -> Vec<OwnedFd> {
         let kind = &self.kinds[usize::from(about >> 4 & 7)];
         (0..about & 15).map(|_| copy(kind)).collect()
     }
 }
 
-/// The byte about one descriptor of a kind.
+/// Returns the byte that describes one descriptor of a kind.
 pub(super) const fn one(kind: u8) -> u8 {
     kind << 4 | 1
 }

@@ -1,13 +1,13 @@
-//! The front-end, and what must hold whatever it says:
+//! The front-end, and the invariants for all its messages:
 //!
-//! - a request that is asked for more than whether it was done is answered, or the conversation
-//!   ends; any other is acknowledged if that was asked for and agreed on, with what became of it;
-//! - no byte of the guest's memory changes that the front-end has not said the device may write, or
-//!   has taken back: compared with a copy before each such message and at the end;
-//! - no more misses are under way than there may be;
-//! - the device rests in the end, or serves one request after the other and can be stopped;
-//! - at the end of an open conversation the next request is understood, and the device is given
-//!   back.
+//! - A request for data is answered, or the conversation ends. Any other request is acknowledged
+//!   with its result if the front-end asked for that and negotiated it.
+//! - No byte of the guest's memory changes without the front-end's permission for the device to
+//!   write, or after its revocation. A comparison with a copy before each such message and at the
+//!   end checks this.
+//! - The number of outstanding misses is within its limit.
+//! - At the end, the device is idle, or it serves one request after another and can be stopped.
+//! - At the end of an open conversation, the device understands the next request and is returned.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -50,8 +50,8 @@ const REPLY_ACK: u64 = 1 << 3;
 const PAGE: u64 = 1 << 12;
 const USER: u64 = 0x7f00_0000_0000;
 
-/// Pages of the device's addresses, which a front-end that keeps its word maps to the frames of the
-/// same number.
+/// Pages of the device's addresses. A well-behaved front-end maps them to the frames of the same
+/// number.
 const DESCRIPTORS: u64 = PAGE;
 const AVAILABLE: u64 = 2 * PAGE;
 const USED: u64 = 3 * PAGE;
@@ -72,11 +72,11 @@ const SETTINGS: Settings = Settings {
     },
 };
 
-/// Requests after which a ring is taken for one that never runs dry.
+/// Number of requests after which a ring counts as endless.
 const RUNAWAY: u64 = 256;
 
-/// A region of the table that is in force: where it begins in the front-end, its bytes, where it
-/// begins in the file.
+/// A region of the current table: its start in the front-end, its size in bytes, its start in the
+/// file.
 type Shared = (u64, u64, u64);
 
 pub(super) struct Front<'f, 'r> {
@@ -88,14 +88,14 @@ pub(super) struct Front<'f, 'r> {
     open: bool,
     protocol: u64,
     shared: Vec<Shared>,
-    /// Frames that the device may write through a page, one bit each.
+    /// By page: the frames that the device may write through it, one bit each.
     writable: BTreeMap<u64, u16>,
-    /// The guest's memory as it was last looked at.
+    /// The guest's memory at the last check.
     before: Vec<u8>,
-    /// The device may have written since.
+    /// True if the device may have written since the last check.
     touched: bool,
     offered: u16,
-    /// Misses without a reply.
+    /// Number of misses without a reply.
     unanswered: usize,
 }
 
@@ -137,8 +137,8 @@ impl<'f, 'r> Front<'f, 'r> {
         self.open
     }
 
-    /// The device has done what it can, or has found so much to do that it may go on for ever: a
-    /// driver can let it write over the index that it reads.
+    /// Waits until the device is idle, or until it has served so many requests that it may never
+    /// end: a driver can let the device overwrite the index that it reads.
     fn settle(&mut self) {
         let begun = self.counters.requests.get();
         while !self.session.rests() {
@@ -154,7 +154,7 @@ impl<'f, 'r> Front<'f, 'r> {
         self.writable.values().fold(0, |all, frames| all | frames)
     }
 
-    /// Nothing has changed but what may.
+    /// Checks that only permitted frames have changed.
     fn check(&mut self) {
         if !self.touched {
             return;
@@ -174,7 +174,7 @@ impl<'f, 'r> Front<'f, 'r> {
         self.before = now;
     }
 
-    /// From now on nothing may change that could be before.
+    /// Copies the frames that the device may no longer write: from now on they must not change.
     fn revoked(&mut self, before: u16) {
         let gone = before & !self.allowed();
         for frame in (0..16_u64).filter(|frame| self.touched && gone >> frame & 1 == 1) {
@@ -185,7 +185,7 @@ impl<'f, 'r> Front<'f, 'r> {
         }
     }
 
-    /// A message as it crosses the socket; what follows it.
+    /// Sends a message as it crosses the socket; returns the rest of the input.
     pub(super) fn stream<'d>(&mut self, about: u8, data: &'d [u8]) -> Option<&'d [u8]> {
         let mut fds = self.files.take(about);
         let mut rest = data;
@@ -257,7 +257,7 @@ impl<'f, 'r> Front<'f, 'r> {
             self.follow(header.request, &body);
             self.revoked(allowed);
         }
-        // As it is agreed on from now on.
+        // According to the protocol features that are negotiated now.
         let acknowledged = !asks && header.need_reply && self.protocol & REPLY_ACK != 0;
         match outcome.reply {
             None => {
@@ -288,7 +288,7 @@ impl<'f, 'r> Front<'f, 'r> {
         self.settle();
     }
 
-    /// What a message that was done means for what the device may do.
+    /// Applies a successful message to the device's permissions.
     fn follow(&mut self, request: u32, body: &[u8]) {
         let half = |at: usize| u32::from_ne_bytes(body[at..at + 4].try_into().expect("4 bytes"));
         let long = |at: usize| u64::from_ne_bytes(body[at..at + 8].try_into().expect("8 bytes"));
@@ -334,7 +334,7 @@ impl<'f, 'r> Front<'f, 'r> {
         let file = offset + (user - from);
         let (start, last) = (range.start().get(), range.last().get());
         for page in start / PAGE..=last / PAGE {
-            // As far as the update has the page.
+            // The part of the page that the update covers.
             let (low, high) = (start.max(page * PAGE), last.min(page * PAGE + PAGE - 1));
             for at in [low, high] {
                 let frame = (file + (at - start)) / PAGE;
@@ -343,7 +343,7 @@ impl<'f, 'r> Front<'f, 'r> {
         }
     }
 
-    /// Says what it takes to start the ring, but for the parts whose bits are set.
+    /// Sends the messages that start the ring, except the parts whose bits are set.
     pub(super) fn bring_up(&mut self, without: u8) {
         let longs = |longs: &[u64]| -> Vec<u8> {
             longs.iter().flat_map(|long| long.to_ne_bytes()).collect()
@@ -373,7 +373,7 @@ impl<'f, 'r> Front<'f, 'r> {
         }
     }
 
-    /// The driver writes.
+    /// The driver writes to the guest's memory.
     pub(super) fn poke(&mut self, at: u64, bytes: &[u8]) {
         let room = (RAM_BYTES - at).min(bytes.len() as u64) as usize;
         let (bytes, start) = (&bytes[..room], at as usize);
@@ -381,7 +381,7 @@ impl<'f, 'r> Front<'f, 'r> {
         self.before[start..start + room].copy_from_slice(bytes);
     }
 
-    /// A request, and a kick.
+    /// The driver adds a request to the ring, and kicks.
     pub(super) fn offer(&mut self, kind: u32, sector: u64, sectors: u32, flags: u8) {
         let mut header = kind.to_le_bytes().to_vec();
         header.extend([0; 4]);
@@ -427,7 +427,7 @@ impl<'f, 'r> Front<'f, 'r> {
         self.send(IOTLB_MSG, NEED_REPLY, 0, &bytes);
     }
 
-    /// The next miss, if there is one.
+    /// Returns the next miss, if there is one.
     fn miss(&mut self) -> Option<(Iova, Permissions)> {
         let mut bytes = [0; 44];
         match (&self.files.channel).read(&mut bytes) {
@@ -455,8 +455,7 @@ impl<'f, 'r> Front<'f, 'r> {
         Some((iova, wanted))
     }
 
-    /// Replies to the next miss, which is looked for even if older ones were never replied to;
-    /// false if there is none.
+    /// Replies to the next miss, even if older misses have no reply yet; false if there is no miss.
     pub(super) fn reply(&mut self, how: u8) -> bool {
         let Some((iova, _)) = self.miss() else {
             return false;
@@ -481,13 +480,13 @@ impl<'f, 'r> Front<'f, 'r> {
         true
     }
 
-    /// Something where a reply should be.
+    /// Sends arbitrary bytes instead of a reply.
     pub(super) fn reply_bytes(&mut self, bytes: &[u8; 20]) {
         self.miss();
         self.hear_reply(reply_status(bytes).map_err(Refusal::Reply));
     }
 
-    /// As the server does; it closes if nobody asked.
+    /// Handles a reply as the server does; an unexpected reply closes the conversation.
     fn hear_reply(&mut self, status: Result<bool, Refusal>) {
         match status.and_then(|done| self.session.replied(done)) {
             Ok(()) => {
@@ -503,7 +502,7 @@ impl<'f, 'r> Front<'f, 'r> {
         self.settle();
     }
 
-    /// The front-end goes.
+    /// The front-end disconnects.
     pub(super) fn end(mut self) {
         if self.open {
             self.inbox = MessageAssembler::default();

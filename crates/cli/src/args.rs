@@ -1,7 +1,7 @@
 //! The command line.
 
 mod limits;
-// A build without them parses their arguments to say what is missing.
+// A build without the feature parses their arguments, so that it can report what is missing.
 #[cfg_attr(not(feature = "live"), allow(dead_code))]
 mod live;
 
@@ -32,45 +32,45 @@ const EXIT_CODES: &str = "\
 Exit codes: 0 done, 1 error, 2 wrong usage or a condition on what was not measured, 3 a condition of --fail-if or --fail-over holds, \
 130 ended by a signal, with unfinished files removed.";
 
-/// What DMA protection costs on your workload, what it leaves exposed, and what would be better.
+/// Measure the cost of DMA protection on your workload and its exposure, and find better modes.
 #[derive(Debug, Parser)]
 #[command(name = "ringfence", version, after_help = EXIT_CODES)]
 pub(crate) struct Cli {
-    /// What to do.
+    /// Subcommand to run.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// What to do.
+/// Subcommand to run.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Replay traces through protection modes; print what each costs and what it exposes
+    /// Replay traces through protection modes; print the cost and the exposure of each
     #[command(long_about = COMPARE_LONG)]
     Compare(Box<CompareArgs>),
-    /// Say how large a trace wants its rings and its IOTLB
+    /// Compute the sizes of rings and of the IOTLB that a trace needs
     #[command(long_about = SIZE_LONG)]
     Size(SizeArgs),
-    /// Print the modes: four answers, a promise and its bound each
+    /// Print the modes: the choice on each of four axes, the promised safety and its bound
     Modes(ModesArgs),
     /// Compare two reports of `compare --json`
     Diff(DiffArgs),
-    /// Run the experiments of the rIOMMU, EIOVAR, Fujita and PVIOMMU documents; print them beside
-    /// what was measured here
+    /// Run the experiments of the rIOMMU, EIOVAR, Fujita and PVIOMMU papers; print their numbers
+    /// next to the numbers measured here
     #[command(long_about = REPRODUCE_LONG)]
     Reproduce(ReproduceArgs),
-    /// Look at traces, record them, make them fit to be shared
+    /// Analyse, record, anonymise and convert traces
     #[command(subcommand)]
     Trace(TraceCommand),
-    /// Serve virtio devices to a QEMU, every DMA of theirs behind a virtio-iommu
+    /// Serve virtio devices to a QEMU; a virtio-iommu translates all their DMA
     #[command(long_about = live::SERVE_LONG)]
     Serve(ServeArgs),
-    /// Show what the devices of a `serve` or `guest run` are doing
+    /// Show the activity of the devices of a `serve` or `guest run`
     #[command(long_about = live::TOP_LONG)]
     Top(TopArgs),
-    /// Boot a stock Debian guest whose devices live in this process
+    /// Boot a stock Debian guest with devices that run in this process
     #[command(subcommand)]
     Guest(GuestCommand),
-    /// Be a device of `serve --isolate`; started by it
+    /// Run as a device of `serve --isolate`, which starts this command
     #[command(hide = true)]
     Device,
     /// Measure this machine and write a cost profile for `compare --profile`
@@ -78,7 +78,7 @@ pub(crate) enum Command {
     Calibrate(CalibrateArgs),
     /// Print a completion script for a shell
     Completions(CompletionsArgs),
-    /// Print the manual page, or write one a subcommand
+    /// Print the manual page, or write one per subcommand
     Man(ManArgs),
 }
 
@@ -122,15 +122,15 @@ pub(crate) struct CompareArgs {
     #[arg(value_name = "TRACE", value_hint = ValueHint::FilePath)]
     pub traces: Vec<PathBuf>,
 
-    /// Modes by name, in the order of the rows [default: all of `ringfence modes`]
+    /// Names of modes, in the order of the rows [default: all of `ringfence modes`]
     #[arg(long, value_name = "MODE,...", value_delimiter = ',', value_parser = named_mode, help_heading = "Modes")]
     pub modes: Vec<Mode>,
 
-    /// A mode of your own, beside the others; `ringfence modes` shows the answers. May be repeated
+    /// An additional composed mode; `ringfence modes` lists the choices. May be repeated
     #[arg(long = "mode", value_name = "alloc=A,table=T,flush=F", value_parser = |row: &str| compose(row), help_heading = "Modes")]
     pub composed: Vec<Mode>,
 
-    /// Only devices of this name. May be repeated
+    /// Replay only devices of this name. May be repeated
     #[arg(long = "device", value_name = "NAME", help_heading = "Replay")]
     pub devices: Vec<String>,
 
@@ -138,7 +138,7 @@ pub(crate) struct CompareArgs {
     #[arg(long, help_heading = "Replay")]
     pub lenient: bool,
 
-    /// Leave the attacker out: no claim about safety
+    /// Replay without the attacker; makes no claim about safety
     #[arg(long, help_heading = "Replay")]
     pub no_hostile: bool,
 
@@ -146,7 +146,7 @@ pub(crate) struct CompareArgs {
     #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = repetitions, help_heading = "Replay")]
     pub repeat: Option<usize>,
 
-    /// Cost profile, by name or as a file that `ringfence calibrate` wrote
+    /// Cost profile: a name, or a file that `ringfence calibrate` wrote
     #[arg(
         long,
         value_name = "NAME|FILE",
@@ -155,7 +155,7 @@ pub(crate) struct CompareArgs {
     )]
     pub profile: String,
 
-    /// Cycles that a packet costs without protection, per mapping [default: from the profile]
+    /// Cycles per mapping that a packet costs without protection [default: from the profile]
     #[arg(long, allow_negative_numbers = true, value_name = "CYCLES", value_parser = positive, help_heading = "Platform")]
     pub c_none: Option<f64>,
 
@@ -167,11 +167,11 @@ pub(crate) struct CompareArgs {
     #[arg(long, value_name = "A,B,C", value_parser = walk_cache, help_heading = "Platform")]
     pub walk_cache: Option<[u32; 3]>,
 
-    /// The walker snoops the caches [default: from the profile]
+    /// The page walker snoops the CPU caches [default: from the profile]
     #[arg(long, conflicts_with = "non_coherent", help_heading = "Platform")]
     pub coherent: bool,
 
-    /// The walker does not: every touched line is written back
+    /// The page walker does not snoop the CPU caches: every modified line is written back
     #[arg(long, help_heading = "Platform")]
     pub non_coherent: bool,
 
@@ -180,11 +180,11 @@ pub(crate) struct CompareArgs {
     #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = ring_entries, help_heading = "Platform")]
     pub ring_entries: Option<u32>,
 
-    /// T of modes with a reverse translation cache: how long a cycle of it lasts
+    /// Length of a cycle, T, in modes with a reverse translation cache
     #[arg(long, allow_negative_numbers = true, value_name = "SECONDS", default_value = "10", value_parser = cycle_ns, help_heading = "Replay")]
     pub cache_cycle: u64,
 
-    /// C of modes with a reverse translation cache: how many whole cycles it keeps what nobody uses
+    /// Number of whole cycles, C, for which a reverse translation cache keeps unused mappings
     #[arg(long, allow_negative_numbers = true, value_name = "C", default_value = "3", value_parser = cycles, help_heading = "Replay")]
     pub cache_cycles: Cycles,
 
@@ -192,11 +192,11 @@ pub(crate) struct CompareArgs {
     #[command(flatten)]
     pub format: Format,
 
-    /// Bounds on the trace.
+    /// Limits on the trace.
     #[command(flatten)]
     pub limits: TraceLimitArgs,
 
-    /// Bounds on the replay.
+    /// Limits on the replay.
     #[command(flatten)]
     pub replay_limits: ReplayLimitArgs,
 
@@ -204,9 +204,9 @@ pub(crate) struct CompareArgs {
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath, help_heading = "Output")]
     pub plot: Option<PathBuf>,
 
-    // The brackets are the help text's, not a link.
+    // The brackets belong to the help text and are not a link.
     #[allow(rustdoc::broken_intra_doc_links)]
-    /// End with code 3 if this holds for a row: [MODE:]FIELD OP NUMBER, several joined by commas.
+    /// Exit with code 3 if this holds for a row: [MODE:]FIELD OP NUMBER, several joined by commas.
     /// FIELD is a field of a JSON row (docs/JSON.md)
     #[arg(long, value_name = "CONDITION", value_parser = conditions, help_heading = "Output")]
     pub fail_if: Vec<std::vec::Vec<Condition>>,
@@ -257,7 +257,7 @@ pub(crate) struct SizeArgs {
     #[arg(value_name = "TRACE", value_hint = ValueHint::FilePath)]
     pub traces: Vec<PathBuf>,
 
-    /// Only devices of this name. May be repeated
+    /// Count only devices of this name. May be repeated
     #[arg(long = "device", value_name = "NAME", help_heading = "Trial")]
     pub devices: Vec<String>,
 
@@ -265,11 +265,11 @@ pub(crate) struct SizeArgs {
     #[arg(long, help_heading = "Trial")]
     pub lenient: bool,
 
-    /// Sizes to try in every ring [default: around what each needs]
+    /// Sizes to try in every ring [default: around the size that each needs]
     #[arg(long, allow_negative_numbers = true, value_name = "N,...", value_delimiter = ',', value_parser = ring_entries, help_heading = "Trial")]
     pub ring_entries: Vec<u32>,
 
-    /// Modes under which the IOTLB is looked at: those that map pages
+    /// Modes for which IOTLBs are tried; they must map pages
     #[arg(
         long,
         value_name = "MODE,...",
@@ -280,7 +280,7 @@ pub(crate) struct SizeArgs {
     )]
     pub modes: Vec<Mode>,
 
-    /// Cost profile whose walk caches are modelled, by name or as a file that `ringfence calibrate`
+    /// Cost profile with the modelled walk caches: a name, or a file that `ringfence calibrate`
     /// wrote
     #[arg(
         long,
@@ -294,11 +294,11 @@ pub(crate) struct SizeArgs {
     #[command(flatten)]
     pub format: Format,
 
-    /// Bounds on the trace.
+    /// Limits on the trace.
     #[command(flatten)]
     pub limits: TraceLimitArgs,
 
-    /// Bounds on the replay.
+    /// Limits on the replay.
     #[command(flatten)]
     pub replay_limits: ReplayLimitArgs,
 
@@ -310,7 +310,7 @@ pub(crate) struct SizeArgs {
 /// Arguments of `modes`.
 #[derive(Debug, Args)]
 pub(crate) struct ModesArgs {
-    /// As a JSON array
+    /// Print a JSON array
     #[arg(long)]
     pub json: bool,
 }
@@ -333,11 +333,11 @@ pub(crate) struct DiffArgs {
     /// The second report
     #[arg(value_name = "B.json", value_hint = ValueHint::FilePath)]
     pub after: PathBuf,
-    /// End with code 3 if a row of B costs more than PERCENT more cycles than in A, exposes more,
+    /// Exit with code 3 if a row of B costs more than PERCENT more cycles than in A, exposes more,
     /// or is missing
     #[arg(long, allow_negative_numbers = true, value_name = "PERCENT", value_parser = percent)]
     pub fail_over: Option<f64>,
-    /// As a JSON object
+    /// Print a JSON object
     #[arg(long)]
     pub json: bool,
 }
@@ -364,59 +364,59 @@ Examples:
 #[derive(Debug, Args)]
 #[command(after_help = REPRODUCE_EXAMPLES, group = ArgGroup::new("which").required(true).multiple(false).args(["ids", "all", "list"]))]
 pub(crate) struct ReproduceArgs {
-    /// Experiments by id
+    /// Ids of experiments
     #[arg(value_name = "ID", value_parser = experiment)]
     pub ids: Vec<&'static Experiment>,
-    /// All experiments
+    /// Run all experiments
     #[arg(long)]
     pub all: bool,
-    /// Print what there is, and run nothing
+    /// List the experiments and run nothing
     #[arg(long)]
     pub list: bool,
-    /// Recorded traces for X07, which feeds their devices to the prefetchers as well, and for X22,
+    /// Recorded traces for X07, which also feeds their devices to the prefetchers, and for X22,
     /// which counts how often they map their pages again
     #[arg(long = "trace", value_name = "FILE", num_args = 1.., conflicts_with = "list", value_hint = ValueHint::FilePath)]
     pub traces: Vec<PathBuf>,
-    /// Also write a page, JSON and text into this directory
+    /// Also write an HTML page, JSON and text into this directory
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub out: Option<PathBuf>,
-    /// One JSON object (docs/REPRODUCE.md)
+    /// Print one JSON object (docs/REPRODUCE.md)
     #[arg(long)]
     pub json: bool,
-    /// Guests.
+    /// Options of the guests.
     #[command(flatten)]
     pub guests: ReproduceGuestArgs,
 }
 
-/// The guests of X21. With --all they are booted only if what they need is there.
+/// Options of the guests of X21. With --all they boot only if their components are in the cache.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Guests of X21")]
 pub(crate) struct ReproduceGuestArgs {
-    /// Where what was fetched for guests is kept
+    /// Directory for components fetched for guests
     #[arg(long, value_name = "DIR", default_value = "target/guest", value_hint = ValueHint::DirPath)]
     pub guest_cache: PathBuf,
-    /// Their kernel, as `guest run --kernel` takes it
+    /// Kernel of the guests, in the form of `guest run --kernel`
     #[arg(long, value_name = "VERSION", default_value = "6.12")]
     pub guest_kernel: String,
-    /// Longest life of each in seconds
+    /// Maximum run time of each guest in seconds
     #[arg(long, allow_negative_numbers = true, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86400))]
     pub guest_limit: u64,
-    /// With these kinds of device only: assigned, emulated, simulated, many-queues
+    /// Only these kinds of device: assigned, emulated, simulated, many-queues
     #[arg(long, value_name = "KIND", value_delimiter = ',', value_parser = kind)]
     pub guest_kind: Vec<Kind>,
-    /// In these configurations only: kvm-baseline, pviommu, rtc-literal, pviommu+rtc,
+    /// Only these configurations: kvm-baseline, pviommu, rtc-literal, pviommu+rtc,
     /// pviommu+rtc+hopt, virtio-strict, virtio-lazy
     #[arg(long, value_name = "CONFIGURATION", value_delimiter = ',', value_parser = configuration)]
     pub guest_configuration: Vec<Configuration>,
-    /// Where the modules' sources are
+    /// Directory of the modules' sources
     #[arg(long, value_name = "DIR", default_value = "kmod", value_hint = ValueHint::DirPath)]
     pub module_source: PathBuf,
 }
 
-/// What to do with traces.
+/// Subcommands of `trace`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum TraceCommand {
-    /// Print what a trace is like: devices, order of unmaps, sizes, reuse, bursts
+    /// Print statistics of a trace: devices, order of unmaps, sizes, reuse, bursts
     Info(InfoArgs),
     /// Record the DMA mappings of this host (root; Linux 6.12 or later)
     Record(RecordArgs),
@@ -435,10 +435,10 @@ pub(crate) struct InfoArgs {
     /// Count malformed lines instead of stopping at the first
     #[arg(long)]
     pub lenient: bool,
-    /// A JSON array with an object a trace
+    /// Print a JSON array with one object per trace
     #[arg(long)]
     pub json: bool,
-    /// Bounds on the trace.
+    /// Limits on the trace.
     #[command(flatten)]
     pub limits: TraceLimitArgs,
 }
@@ -459,20 +459,20 @@ it as another. A trace holds the kernel's addresses: the file can be read by its
 #[derive(Debug, Args)]
 #[command(after_help = RECORD_EXAMPLES, group = ArgGroup::new("workload").required(true).args(["seconds", "command"]))]
 pub(crate) struct RecordArgs {
-    /// Where the trace goes, readable by the user alone; compressed if the name ends in .zst; - is
-    /// standard output
+    /// Output file, readable by the user alone; compressed if the name ends in .zst; - is standard
+    /// output
     #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub output: PathBuf,
-    /// Record for so many seconds
+    /// Record for this many seconds
     #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = seconds)]
     pub seconds: Option<Duration>,
     /// Record while this command runs
     #[arg(value_name = "COMMAND", last = true, value_hint = ValueHint::CommandWithArguments)]
     pub command: Vec<OsString>,
-    /// Buffer for each processor; what does not fit is lost
+    /// Buffer size per CPU; events that do not fit are lost
     #[arg(long, allow_negative_numbers = true, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub buffer: u32,
-    /// Where tracefs is mounted
+    /// Mount point of tracefs
     #[arg(long, value_name = "DIR", default_value = "/sys/kernel/tracing", value_hint = ValueHint::DirPath)]
     pub tracefs: PathBuf,
 }
@@ -480,23 +480,22 @@ pub(crate) struct RecordArgs {
 /// Arguments of `trace anonymise`.
 #[derive(Debug, Args)]
 pub(crate) struct AnonymiseArgs {
-    /// The trace: a file, for it is read twice
+    /// The trace; it must be a file, because it is read twice
     #[arg(value_name = "TRACE", value_hint = ValueHint::FilePath)]
     pub trace: PathBuf,
-    /// Where the result goes; compressed if the name ends in .zst; - is standard output
+    /// Output file; compressed if the name ends in .zst; - is standard output
     #[arg(short, long, value_name = "FILE", default_value = "-", value_hint = ValueHint::FilePath)]
     pub output: PathBuf,
-    /// Order in which memory is laid out anew; keep it secret [default: from the system's
-    /// randomness]
+    /// Seed of the new layout of memory; keep it secret [default: from the system's randomness]
     #[arg(long, allow_negative_numbers = true, value_name = "N")]
     pub seed: Option<u64>,
-    /// Keep the time of day instead of beginning at 0
+    /// Keep the times of the trace instead of beginning at 0
     #[arg(long)]
     pub keep_times: bool,
-    /// Leave malformed lines out instead of stopping at the first
+    /// Leave out malformed lines instead of stopping at the first
     #[arg(long)]
     pub lenient: bool,
-    /// Bounds on the trace.
+    /// Limits on the trace.
     #[command(flatten)]
     pub limits: TraceLimitArgs,
 }
@@ -517,13 +516,13 @@ pub(crate) struct ConvertArgs {
     /// The trace; - is standard input
     #[arg(value_name = "TRACE", value_hint = ValueHint::FilePath)]
     pub trace: PathBuf,
-    /// The Parquet file, whose name ends in .parquet; - is standard output
+    /// The Parquet file; its name must end in .parquet; - is standard output
     #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub output: PathBuf,
-    /// Leave malformed lines out instead of stopping at the first
+    /// Leave out malformed lines instead of stopping at the first
     #[arg(long)]
     pub lenient: bool,
-    /// Bounds on the trace.
+    /// Limits on the trace.
     #[command(flatten)]
     pub limits: TraceLimitArgs,
 }
@@ -538,7 +537,7 @@ says of every number which it is. Edit it where you know better.";
 /// Arguments of `calibrate`.
 #[derive(Debug, Args)]
 pub(crate) struct CalibrateArgs {
-    /// Where the profile goes [default: standard output]
+    /// Output file for the profile [default: standard output]
     #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub out: Option<PathBuf>,
 }
@@ -546,14 +545,14 @@ pub(crate) struct CalibrateArgs {
 /// Arguments of `completions`.
 #[derive(Debug, Args)]
 pub(crate) struct CompletionsArgs {
-    /// For which shell
+    /// Shell to complete for
     pub shell: Shell,
 }
 
 /// Arguments of `man`.
 #[derive(Debug, Args)]
 pub(crate) struct ManArgs {
-    /// Write a page for each subcommand into this directory, instead of one to standard output
+    /// Write one page per subcommand into this directory, instead of one page to standard output
     #[arg(value_hint = ValueHint::DirPath)]
     pub dir: Option<PathBuf>,
 }
@@ -562,7 +561,7 @@ fn named_mode(name: &str) -> Result<Mode, LabError> {
     Mode::find(name).ok_or_else(|| LabError::NoSuchMode(name.to_owned()))
 }
 
-/// A mode whose IOTLB caches pages.
+/// Parses a mode whose IOTLB caches pages.
 fn paged_mode(name: &str) -> Result<Mode, String> {
     let mode = named_mode(name).map_err(|error| error.to_string())?;
     if mode.has_rings() || !mode.translates() {
@@ -624,7 +623,7 @@ fn repetitions(text: &str) -> Result<usize, String> {
     }
 }
 
-/// Seconds as nanoseconds.
+/// Parses seconds and returns nanoseconds.
 fn cycle_ns(text: &str) -> Result<u64, String> {
     match text.parse::<f64>() {
         Ok(seconds) if (1e-6..=1e6).contains(&seconds) => Ok((seconds * 1e9) as u64),

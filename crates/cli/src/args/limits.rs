@@ -1,43 +1,46 @@
-//! Options that raise or lower what a trace may ask for.
+//! Options for the limits on a trace and on a replay.
 
 use clap::Args;
 use ringfence_lab::ReplayLimits;
 use ringfence_trace::TraceLimits;
 
-/// Bounds on a trace. The defaults are those of [`TraceLimits`].
+/// Limits on a trace. The defaults are those of [`TraceLimits`].
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct TraceLimitArgs {
-    /// Longest line, with K, M or G for 2^10, 2^20 and 2^30 bytes [default: 1M]
+    /// Maximum length of a line, with K, M or G for 2^10, 2^20 and 2^30 bytes [default: 1M]
     #[arg(long, value_name = "SIZE", value_parser = size, help_heading = "Limits")]
     pub max_line: Option<u64>,
-    /// Text of a trace [default: of zstd and .dat 16M and 200 times the file; plain text any]
+    /// Maximum text of a trace [default: 16M plus 200 times the file for zstd and .dat, unlimited
+    /// for plain text]
     #[arg(long, value_name = "SIZE", value_parser = size, help_heading = "Limits")]
     pub max_text: Option<u64>,
-    /// Bytes of one mapping [default: 1G]
+    /// Maximum bytes of one mapping [default: 1G]
     #[arg(long, value_name = "SIZE", value_parser = size, help_heading = "Limits")]
     pub max_mapping: Option<u64>,
-    /// Bytes mapped at once [default: 16G]
+    /// Maximum bytes mapped at once [default: 16G]
     #[arg(long, value_name = "SIZE", value_parser = size, help_heading = "Limits")]
     pub max_live: Option<u64>,
-    /// Bytes mapped in all [default: 64G and 2M a line]
+    /// Maximum bytes mapped in total [default: 64G plus 2M per line]
     #[arg(long, value_name = "SIZE", value_parser = size, help_heading = "Limits")]
     pub max_mapped: Option<u64>,
-    /// Segments of the mappings alive at once [default: 64K and one for 8 bytes of the file]
+    /// Maximum segments of the mappings live at once [default: 64K plus one per 8 bytes of the
+    /// file]
     #[arg(long, value_name = "N", value_parser = size, help_heading = "Limits")]
     pub max_segments: Option<u64>,
-    /// Segments of one mapping [default: 8K]
+    /// Maximum segments of one mapping [default: 8K]
     #[arg(long, value_name = "N", value_parser = size, help_heading = "Limits")]
     pub max_list: Option<u64>,
-    /// Rows and segments of a Parquet file [default: 128K and one a byte of the file]
+    /// Maximum rows and segments of a Parquet file [default: 128K plus one per byte of the file]
     #[arg(long, value_name = "N", value_parser = size, help_heading = "Limits")]
     pub max_rows: Option<u64>,
-    /// Bytes of marks, 96 a mark beside its text [default: 16M and 16 times the file]
+    /// Maximum bytes of marks, including 96 per mark in addition to its text [default: 16M plus 16
+    /// times the file]
     #[arg(long, value_name = "SIZE", value_parser = size, help_heading = "Limits")]
     pub max_marks: Option<u64>,
 }
 
 impl TraceLimitArgs {
-    /// The defaults with what was given.
+    /// Returns the default limits with the given options applied.
     pub(crate) fn limits(&self) -> TraceLimits {
         let mut limits = TraceLimits::default();
         if let Some(line) = self.max_line {
@@ -55,40 +58,42 @@ impl TraceLimitArgs {
     }
 }
 
-/// Bounds on a replay. The defaults are those of [`ReplayLimits`].
+/// Limits on a replay. The defaults are those of [`ReplayLimits`].
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ReplayLimitArgs {
-    /// Devices that map memory [default: 256]
+    /// Maximum number of devices that map memory [default: 256]
     #[arg(long, value_name = "N", help_heading = "Limits")]
     pub max_devices: Option<usize>,
-    /// Devices times processors that map memory [default: 4096]
+    /// Maximum product of the numbers of devices and of CPUs that map memory [default: 4096]
     #[arg(long, value_name = "N", help_heading = "Limits")]
     pub max_device_cpus: Option<usize>,
-    /// Buffers alive on one page, in modes where buffers share pages [default: 4096]
+    /// Maximum number of live buffers on one page, in modes where buffers share pages [default:
+    /// 4096]
     #[arg(long, value_name = "N", help_heading = "Limits")]
     pub max_page_buffers: Option<usize>,
-    /// Ranges that a mode's allocator searches [default: 256M and 4K a mapped range]
+    /// Maximum number of ranges that a mode's allocator searches [default: 256M plus 4K per mapped
+    /// range]
     #[arg(long, value_name = "N", value_parser = size, help_heading = "Limits")]
     pub max_search: Option<u64>,
-    /// Mappings that a mode with a cache keeps behind their unmaps [default: 256K]
+    /// Maximum number of mappings that a mode with a cache keeps after their unmaps [default: 256K]
     #[arg(long, value_name = "N", value_parser = size, help_heading = "Limits")]
     pub max_kept: Option<u64>,
-    /// Ends of cycles of all devices' caches in the gaps of the trace [default: 128M and 4K an
-    /// operation]
+    /// Maximum number of ends of cycles of all devices' caches in the gaps of the trace [default:
+    /// 128M plus 4K per operation]
     #[arg(long, value_name = "N", value_parser = size, help_heading = "Limits")]
     pub max_cycle_ends: Option<u64>,
-    /// Bytes of standard input that are kept in a temporary file where a trace is read twice
+    /// Maximum bytes of standard input stored in a temporary file if a trace is read twice
     #[arg(long, value_name = "SIZE", value_parser = size, default_value = "4G", help_heading = "Limits")]
     pub max_spool: u64,
 }
 
 impl ReplayLimitArgs {
-    /// Bytes of standard input that are kept.
+    /// Returns the maximum number of stored bytes of standard input.
     pub(crate) fn spool(&self) -> u64 {
         self.max_spool
     }
 
-    /// The defaults with what was given.
+    /// Returns the default limits with the given options applied.
     pub(crate) fn limits(&self) -> ReplayLimits {
         let mut limits = ReplayLimits::default();
         limits.devices = self.max_devices.unwrap_or(limits.devices);
@@ -104,7 +109,7 @@ impl ReplayLimitArgs {
     }
 }
 
-/// A number, with K, M, G or T for a power of 1024.
+/// Parses a number, with K, M, G or T for a power of 1024.
 fn size(text: &str) -> Result<u64, String> {
     let wrong = || format!("{text:?} is no number with K, M, G or T behind it, such as 64M");
     let (digits, shift) = match text.char_indices().last() {

@@ -1,4 +1,4 @@
-//! The command line of what serves guests.
+//! The command line of the subcommands that serve guests.
 
 use std::path::PathBuf;
 
@@ -27,23 +27,22 @@ Ends with Ctrl-C. Exit codes: 0 done, 1 error, 2 wrong usage, 4 another process 
 /// Arguments of `serve`.
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
-    /// Directory of the sockets; made if it does not exist, for this user alone. One that belongs
-    /// to another user, or that others can write to, is refused
+    /// Directory of the sockets; created for this user alone if it does not exist. A directory that
+    /// belongs to another user, or that others can write to, is refused
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub dir: PathBuf,
-    /// The IOMMU is the para-virtual one; the guest needs its module (`guest prepare --module
-    /// pviommu`)
+    /// Use the para-virtual IOMMU; the guest needs its module (`guest prepare --module pviommu`)
     #[arg(long, conflicts_with_all = ["no_iommu", "vhost_user"])]
     pub pviommu: bool,
-    /// Take the devices over that another `serve` has in the directory, while their guest runs; the
-    /// other one ends with exit code 4. What is the host's is said again: limits, --hopt,
-    /// --memory-file, --lock
+    /// Take over the devices of a running `serve` in the directory without stopping the guest. The
+    /// old process exits with code 4. Repeat host-side options: limits, --hopt, --memory-file,
+    /// --lock
     #[arg(long, conflicts_with_all = [
         "pviommu", "blk", "read_only", "rng", "net", "errant", "requests", "no_iommu", "vhost_user", "misanswer", "isolate", "assigned", "memory", "cpus",
     ])]
     pub take_over: bool,
-    /// Before the other one is stopped: copy, and rebuild, the devices while they work until they
-    /// have completed this many requests
+    /// Before the old process stops, copy and rebuild the devices while they work, until they have
+    /// completed this many requests
     #[arg(
         allow_negative_numbers = true,
         long,
@@ -52,7 +51,7 @@ pub(crate) struct ServeArgs {
         requires = "take_over"
     )]
     pub copy_until: u64,
-    /// The devices.
+    /// Options of the devices.
     #[command(flatten)]
     pub devices: DeviceArgs,
 }
@@ -69,10 +68,10 @@ pub(crate) struct TopArgs {
     /// Directory of the sockets, as given by --dir
     #[arg(value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub dir: PathBuf,
-    /// Seconds between two looks
+    /// Seconds between two samples
     #[arg(long, allow_negative_numbers = true, value_name = "SECONDS", default_value_t = 1.0, value_parser = interval)]
     pub interval: f64,
-    /// Look once, without rates, and end
+    /// Print one sample, without rates, and exit
     #[arg(long)]
     pub once: bool,
 }
@@ -84,41 +83,40 @@ fn interval(text: &str) -> Result<f64, String> {
         .ok_or_else(|| "it has to be from 0.1 to 3600".into())
 }
 
-/// Which devices there are.
+/// Options of the devices.
 #[derive(Debug, Args)]
 pub(crate) struct DeviceArgs {
-    /// Let members of this group, by its number, connect to the devices and read their tables: for
-    /// a QEMU of another user. Otherwise only this user and root can
+    /// Let members of this group, given by its number, connect to the devices and read their
+    /// tables: for a QEMU of another user. By default only this user and root can
     #[arg(long, value_name = "GID", help_heading = "Devices")]
     pub group: Option<u32>,
-    /// A disk over this raw file
+    /// Add a disk backed by this raw file
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = "Devices")]
     pub blk: Option<PathBuf>,
-    /// The disk cannot be written
+    /// Make the disk read-only
     #[arg(long, help_heading = "Devices")]
     pub read_only: bool,
-    /// The disk is a process of its own, without any of the guest's memory but what is mapped for
-    /// it
+    /// Run the disk in a sandboxed process, which has only the guest memory mapped for the disk
     #[arg(long, conflicts_with = "no_iommu", help_heading = "Devices")]
     pub isolate: bool,
-    /// The disk is an assigned one: the model of the hardware translates its accesses, with an
-    /// IOTLB and tables in memory that the IOMMU keeps; with --no-iommu the host has mapped all of
-    /// the guest there
+    /// Make the disk an assigned one: the hardware model translates its accesses, with an IOTLB and
+    /// tables in memory that the IOMMU maintains. With --no-iommu, the host maps all guest memory
+    /// there
     #[arg(long, conflicts_with_all = ["isolate", "vhost_user"], help_heading = "Devices")]
     pub assigned: bool,
-    /// The para-virtual IOMMU's host takes frames for the guest's pages in advance, and keeps a
-    /// pointer to the last table that it found one in
+    /// Let the para-virtual IOMMU's host allocate frames for the guest's pages in advance, and keep
+    /// a pointer to the last table used in a lookup
     #[arg(long, help_heading = "Devices")]
     pub hopt: bool,
-    /// An entropy device
+    /// Add an entropy device
     #[arg(long, help_heading = "Devices")]
     pub rng: bool,
-    /// A network device. SIDE is tap=NAME, an interface of the host; socket=PATH, a stream socket
-    /// at which whoever comes first listens (QEMU's -netdev stream, or another of these); or
-    /// datagram=PATH:PATH, this side's socket and the other's (-netdev dgram)
+    /// Add a network device. SIDE is tap=NAME, an interface of the host; socket=PATH, a stream
+    /// socket on which the first process to start listens (QEMU's -netdev stream, or another of
+    /// these); or datagram=PATH:PATH, this side's socket and the other's (-netdev dgram)
     #[arg(long, value_name = "SIDE[,queues=N][,mac=ADDRESS]", value_parser = net, help_heading = "Devices")]
     pub net: Option<NetArg>,
-    /// The disk misbehaves, to see what stops it: stray:ADDRESS (a write there), after-unmap,
+    /// Make the disk misbehave, to test what stops it: stray:ADDRESS (a write there), after-unmap,
     /// write-read-only, read-write-only, foreign (the entropy device writes to the disk's buffers;
     /// with --rng), after-revoke (around its own translation; with --isolate), storm:ADDRESS (a
     /// million writes there); several, each once
@@ -129,14 +127,14 @@ pub(crate) struct DeviceArgs {
         help_heading = "Devices"
     )]
     pub errant: Vec<InjectedDma>,
-    /// Write what the guest's IOMMU driver asks for to this file, one request a line, up to
+    /// Record the requests of the guest's IOMMU driver in this file, one per line, up to
     /// --max-requests
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = "Devices")]
     pub requests: Option<PathBuf>,
-    /// No virtio-iommu: devices see all of the guest's memory
+    /// Run without a virtio-iommu: devices can access all guest memory
     #[arg(long, help_heading = "Devices")]
     pub no_iommu: bool,
-    /// The disk is a vhost-user back-end, behind QEMU's own IOMMU: intel (intel-iommu) or virtio
+    /// Make the disk a vhost-user back-end, behind QEMU's own IOMMU: intel (intel-iommu) or virtio
     /// (virtio-iommu-pci)
     #[arg(
         long,
@@ -146,39 +144,40 @@ pub(crate) struct DeviceArgs {
         help_heading = "Devices"
     )]
     pub vhost_user: Option<ForeignArg>,
-    /// The para-virtual IOMMU answers wrongly, to see what its driver makes of it: never, late,
-    /// twice or foreign (as a request that nobody made), each with :N, the requests before
+    /// Make the para-virtual IOMMU answer incorrectly, to test its driver: never, late, twice or
+    /// foreign (to a request that nobody made), each with :N, the number of requests before
     #[arg(long, value_name = "HOW:N", help_heading = "Devices")]
     pub misanswer: Option<InjectedReply>,
-    /// Limits.
+    /// Limits of the guest.
     #[command(flatten)]
     pub caps: GuestLimitArgs,
     /// Memory of the guest in MiB
     #[arg(long, allow_negative_numbers = true, value_name = "MIB", default_value_t = 512, value_parser = clap::value_parser!(u32).range(64..=16384), help_heading = "Devices")]
     pub memory: u32,
-    /// The guest's memory is this file, made anew and removed at the end: the host takes pages of
-    /// it back when it needs room, without swap. Whoever may write it can end this process by
-    /// cutting it off
+    /// Back the guest's memory by this file, which is created anew and removed at the end. The host
+    /// can then reclaim its pages without swap. A user who can write the file can end this process
+    /// by truncating it
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, conflicts_with = "vhost_user", help_heading = "Devices")]
     pub memory_file: Option<PathBuf>,
-    /// Keep in the host's memory what an assigned device needs there: mapped, what the para-virtual
-    /// IOMMU's driver has mapped; all, as without an IOMMU for the guest
+    /// Lock guest memory of an assigned device into host memory. mapped: the pages that the
+    /// para-virtual IOMMU's driver has mapped; all: all guest memory, as without an IOMMU for the
+    /// guest
     #[arg(long, value_name = "WHAT", value_parser = lock, conflicts_with = "vhost_user", help_heading = "Devices")]
     pub lock: Option<LockArg>,
-    /// Processors of the guest
+    /// Number of CPUs of the guest
     #[arg(long, allow_negative_numbers = true, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16), help_heading = "Devices")]
     pub cpus: u32,
 }
 
-/// What a guest can make this process keep. What it asks beyond is refused to it, and said a few
-/// times on standard error.
+/// Limits on the resources of this process that a guest can use. Requests beyond a limit are
+/// refused, and reported a few times on standard error.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Limits of a guest")]
 pub(crate) struct GuestLimitArgs {
-    /// Mappings that its IOMMU driver can have, of all domains together
+    /// Mappings of its IOMMU driver, in all domains together
     #[arg(long, allow_negative_numbers = true, value_name = "N", default_value_t = 1 << 16, value_parser = positive)]
     pub max_mappings: usize,
-    /// Domains
+    /// Domains of its IOMMU driver
     #[arg(long, allow_negative_numbers = true, value_name = "N", default_value_t = 64, value_parser = positive)]
     pub max_domains: usize,
     /// Tables of a domain, 4 KiB each; one maps 2 MiB
@@ -190,14 +189,14 @@ pub(crate) struct GuestLimitArgs {
     /// KiB of one request to the disk
     #[arg(long, allow_negative_numbers = true, value_name = "KIB", default_value_t = 16 << 10, value_parser = clap::value_parser!(u64).range(4..=1 << 22))]
     pub max_request: u64,
-    /// Pages of 4 KiB that a vhost-user back-end keeps translations of
+    /// Pages of 4 KiB whose translations a vhost-user back-end keeps
     #[arg(long, allow_negative_numbers = true, value_name = "N", default_value_t = 8192, value_parser = iotlb)]
     pub max_iotlb: usize,
     /// MiB of the file of --requests. Further requests are only counted: its last line is then
     /// `lost N`, not `end`
     #[arg(long, value_name = "MIB", default_value_t = 1024, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     pub max_requests: u64,
-    /// Translations that it asks for at a time
+    /// Translations that a vhost-user back-end requests at a time
     #[arg(long, allow_negative_numbers = true, value_name = "N", default_value_t = 64, value_parser = positive)]
     pub max_misses: usize,
 }
@@ -206,13 +205,14 @@ fn positive(text: &str) -> Result<usize, String> {
     at_least(1, text)
 }
 
-/// With fewer, an access to as many pages as one can have would never find all of them there.
+/// Parses a number of pages. With fewer than 1024, an access to the maximum number of pages would
+/// never find all their translations at once.
 fn iotlb(text: &str) -> Result<usize, String> {
     at_least(1024, text)
 }
 
-/// One page takes a table of each level. A domain has the address space for all that it may have: 1
-/// GiB of it, at most.
+/// Parses a number of tables. One page needs a table on each level. A domain reserves address space
+/// for its maximum number of tables: at most 1 GiB.
 fn tables(text: &str) -> Result<usize, String> {
     between(4, 1 << 18, text)
 }
@@ -234,19 +234,19 @@ fn queue(text: &str) -> Result<u16, String> {
         .ok_or_else(|| "it has to be a power of two from 4 to 1024".into())
 }
 
-/// What to do with guests.
+/// Subcommands of `guest`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum GuestCommand {
-    /// Boot a guest, run a command in it, end with the command's exit code
+    /// Boot a guest, run a command in it, and exit with the command's exit code
     #[command(long_about = GUEST_RUN_LONG, after_help = GUEST_RUN_EXAMPLES)]
     Run(Box<GuestRunArgs>),
-    /// Fetch and build what a guest needs, and print where it is
+    /// Fetch and build the components of a guest, and print their paths
     #[command(long_about = GUEST_PREPARE_LONG, after_help = GUEST_PREPARE_EXAMPLES)]
     Prepare(GuestPrepareArgs),
     /// Inside a guest: time direct reads of 4 KiB
     #[command(long_about = GUEST_READS_LONG)]
     Reads(GuestReadsArgs),
-    /// Have the software IOMMU judged by QEMU's own, over what a stock Linux maps
+    /// Compare the software IOMMU with QEMU's own, over the mappings of a stock Linux guest
     #[command(long_about = GUEST_JUDGE_LONG)]
     Judge(GuestJudgeArgs),
 }
@@ -263,9 +263,9 @@ and are told apart:
 /// Arguments of `guest reads`.
 #[derive(Debug, Args)]
 pub(crate) struct GuestReadsArgs {
-    /// What to read
+    /// File to read
     pub file: PathBuf,
-    /// How many reads
+    /// Number of reads
     #[arg(long, allow_negative_numbers = true, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub count: u32,
 }
@@ -283,13 +283,13 @@ reading and writing its disk.";
 /// Arguments of `guest judge`.
 #[derive(Debug, Args)]
 pub(crate) struct GuestJudgeArgs {
-    /// Which guest.
+    /// Options of the guest.
     #[command(flatten)]
     pub guest: GuestArgs,
-    /// Accesses to try
+    /// Number of accesses to try
     #[arg(long, allow_negative_numbers = true, value_name = "N", default_value_t = 2000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub cases: u32,
-    /// The seed of the choices
+    /// Seed of the random accesses
     #[arg(
         long,
         allow_negative_numbers = true,
@@ -297,7 +297,7 @@ pub(crate) struct GuestJudgeArgs {
         default_value_t = 1
     )]
     pub seed: u64,
-    /// Longest life of the guest in seconds
+    /// Maximum run time of the guest in seconds
     #[arg(long, allow_negative_numbers = true, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86400))]
     pub limit: u64,
 }
@@ -316,20 +316,21 @@ Examples:
   eval \"$QEMU $(cat arguments)\" -display none -kernel '$KERNEL' -initrd '$INITRAMFS' -append '\"$APPEND\"' \\
     -serial file:console -serial stdio -serial file:status";
 
-/// Which guest.
+/// Options of the guest.
 #[derive(Debug, Args)]
 pub(crate) struct GuestArgs {
-    /// Debian kernel, by the beginning of its version; `latest` is the newest when it was fetched,
-    /// a path a directory with unpacked packages
+    /// Debian kernel: the beginning of its version; `latest`, the newest one at the time of the
+    /// fetch; or the path of a directory with unpacked packages
     #[arg(long, value_name = "VERSION", default_value = "6.12")]
     pub kernel: String,
-    /// Unmapped pages are out of reach when the kernel's unmap returns; the default
+    /// Invalidate at each unmap, so that devices cannot reach a page after the kernel's unmap
+    /// returns; the default
     #[arg(long, conflicts_with = "lazy")]
     pub strict: bool,
-    /// Unmaps gather and take effect together, as by default in Linux
+    /// Batch unmaps and invalidate them together, as Linux does by default
     #[arg(long)]
     pub lazy: bool,
-    /// More words for the kernel's command line
+    /// Additional words for the kernel's command line
     #[arg(
         long,
         value_name = "WORDS",
@@ -337,22 +338,22 @@ pub(crate) struct GuestArgs {
         hide_default_value = true
     )]
     pub append: String,
-    /// Where what was fetched is kept
+    /// Directory for fetched components
     #[arg(long, value_name = "DIR", default_value = "target/guest", value_hint = ValueHint::DirPath)]
     pub cache: PathBuf,
-    /// The command [default: a shell]
+    /// Command to run [default: a shell]
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<String>,
 }
 
-/// A module of ours that the guest loads before its drivers.
+/// Options of this project's modules in the guest.
 #[derive(Debug, Args)]
 pub(crate) struct ModuleArgs {
-    /// Load this module, built for the guest's kernel: pviommu, the driver of the para-virtual
-    /// IOMMU, which then stands in place of the virtio-iommu
+    /// Load this module, built for the guest's kernel, before the drivers: pviommu, the driver of
+    /// the para-virtual IOMMU, which then replaces the virtio-iommu
     #[arg(long, value_name = "NAME", value_parser = ["pviommu"])]
     pub module: Option<String>,
-    /// Its parameters, as insmod takes them: "cache=0 t_ms=1000"
+    /// Parameters of the module, as for insmod: "cache=0 t_ms=1000"
     #[arg(
         long,
         value_name = "WORDS",
@@ -361,10 +362,10 @@ pub(crate) struct ModuleArgs {
         requires = "module"
     )]
     pub module_args: String,
-    /// Put this one of the modules into the guest, at /modules/NAME.ko, for the command to load
+    /// Put this module into the guest, at /modules/NAME.ko, for the command to load
     #[arg(long, value_name = "NAME", value_parser = ["dma_count"])]
     pub with_module: Option<String>,
-    /// Where the modules' sources are
+    /// Directory of the modules' sources
     #[arg(long, value_name = "DIR", default_value = "kmod", value_hint = ValueHint::DirPath)]
     pub module_source: PathBuf,
 }
@@ -372,13 +373,13 @@ pub(crate) struct ModuleArgs {
 /// Arguments of `guest prepare`.
 #[derive(Debug, Args)]
 pub(crate) struct GuestPrepareArgs {
-    /// Which guest.
+    /// Options of the guest.
     #[command(flatten)]
     pub guest: GuestArgs,
-    /// A module.
+    /// Options of the modules.
     #[command(flatten)]
     pub module: ModuleArgs,
-    /// Write the user space here
+    /// Output file for the user space
     #[arg(long, value_name = "FILE", default_value = "initramfs.cpio", value_hint = ValueHint::FilePath)]
     pub initramfs: PathBuf,
 }
@@ -403,21 +404,21 @@ Exit codes: the command's; 1 also if the guest could not be booted or ended with
 /// Arguments of `guest run`.
 #[derive(Debug, Args)]
 pub(crate) struct GuestRunArgs {
-    /// Which guest.
+    /// Options of the guest.
     #[command(flatten)]
     pub guest: GuestArgs,
-    /// A module.
+    /// Options of the modules.
     #[command(flatten)]
     pub module: ModuleArgs,
-    /// Longest life of the guest in seconds
+    /// Maximum run time of the guest in seconds
     #[arg(long, allow_negative_numbers = true, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86400))]
     pub limit: u64,
-    /// Keep sockets, tables and the console here [default: a temporary directory, kept only if the
-    /// guest fails]
+    /// Directory for sockets, tables and the console [default: a temporary directory, kept only if
+    /// the guest fails]
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub dir: Option<PathBuf>,
-    /// Time is the number of instructions, a nanosecond each, and doorbells are answered before the
-    /// guest goes on
+    /// Count time in instructions, a nanosecond each, and answer doorbells before the guest
+    /// continues
     #[arg(long)]
     pub icount: bool,
     /// Put this program into the guest
@@ -426,12 +427,12 @@ pub(crate) struct GuestRunArgs {
     /// Print the devices' counters to standard error at the end
     #[arg(long)]
     pub metrics: bool,
-    /// The devices; without --blk the disk is an empty one of 64 MiB.
+    /// Options of the devices; without --blk the disk is an empty one of 64 MiB.
     #[command(flatten)]
     pub devices: DeviceArgs,
 }
 
-/// An IOMMU of QEMU's, likewise.
+/// One of QEMU's own IOMMUs. A build without the feature `live` only stores the text.
 #[cfg(feature = "live")]
 pub(crate) type ForeignArg = ringfence_live::guest::QemuIommu;
 #[cfg(not(feature = "live"))]
@@ -451,7 +452,8 @@ fn foreign(text: &str) -> Result<ForeignArg, String> {
     }
 }
 
-/// What is kept in the host's memory, likewise.
+/// Part of the guest's memory that is locked in host memory. A build without the feature `live`
+/// only stores the text.
 #[cfg(feature = "live")]
 pub(crate) type LockArg = ringfence_live::Locked;
 #[cfg(not(feature = "live"))]
@@ -471,8 +473,7 @@ fn lock(text: &str) -> Result<LockArg, String> {
     }
 }
 
-/// A network device, as it was read. In a build without such devices it is only checked for being
-/// there.
+/// A parsed network device. A build without the feature `live` only stores the text.
 #[cfg(feature = "live")]
 pub(crate) type NetArg = ringfence_live::daemon::NetOptions;
 #[cfg(not(feature = "live"))]
@@ -510,10 +511,10 @@ fn net(text: &str) -> Result<NetArg, String> {
     Ok(options)
 }
 
-/// Six bytes that name one device, not a group.
+/// Parses six bytes that name one device, not a group.
 #[cfg(feature = "live")]
 fn mac(text: &str) -> Result<[u8; 6], String> {
-    // Digits only: numbers would also be read with a sign.
+    // Digits only: `from_str_radix` would accept a sign.
     let digits = |part: &str| part.len() == 2 && part.bytes().all(|c| c.is_ascii_hexdigit());
     let bytes: Option<Vec<u8>> = text
         .split(':')

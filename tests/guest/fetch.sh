@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# What live.sh, pviommu.sh and handover.sh fetch and build before their cases, and nothing else. RINGFENCE, GUEST_KERNELS, GUEST_CACHE: see guests.sh
+# Fetches and builds the components that live.sh, pviommu.sh, handover.sh and soak.sh need before
+# their cases. RINGFENCE, GUEST_KERNELS, GUEST_CACHE: see guests.sh
 set -uo pipefail
 
 . "$(dirname "$0")/guests.sh"

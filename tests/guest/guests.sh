@@ -1,11 +1,13 @@
-# What live.sh, pviommu.sh and handover.sh begin with: they source it, with their arguments, which are the beginnings of the names of the
-# cases that are wanted (none: all). Options of all three:
+# Common start of live.sh, pviommu.sh, handover.sh and soak.sh, which source it with their
+# arguments. The arguments are prefixes of the names of the wanted cases (none: all). Options of all
+# of them:
 #
 #   RINGFENCE=PATH          this command instead of building it
 #   GUEST_KERNELS="6.12"    these kernels only (default: 6.12 and 7.2)
-#   GUEST_CACHE=DIR         what was fetched is here (default: guest in the target directory)
-#   GUEST_JOBS=1            this many guests at the same time (default: processors)
-#   GUEST_LIMIT=SECONDS     longest life of one guest, which takes 10 to 40 s here (default 180, or what the script says)
+#   GUEST_CACHE=DIR         directory of fetched components (default: guest in the target directory)
+#   GUEST_JOBS=1            this many guests in parallel (default: number of CPUs)
+#   GUEST_LIMIT=SECONDS     maximum run time of one guest, which takes 10 to 40 s here
+#                           (default 180, or the script's own default)
 
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 here=$repo/tests/guest
@@ -20,11 +22,12 @@ if [[ ! $ringfence ]]; then
     (cd "$repo" && cargo build --quiet --release -p ringfence-cli --all-features) || exit 1
 fi
 
-# limited COMMAND...: ends when a guest should long have.
+# limited COMMAND...: kills the command after the time limit of a guest.
 limited() { timeout --kill-after=10 $((LIMIT + 30)) "$@" </dev/null; }
 
-# choose_kernels OPTION...: sets KERNELS. What the cases share is fetched and built once, before them: `guest prepare` with these options. In place of
-# a kernel that the archive has dropped the newest is taken; of one that was asked for, none.
+# choose_kernels OPTION...: sets KERNELS. Fetches and builds the shared components once before the
+# cases, by `guest prepare` with these options. If the archive has dropped a default kernel, the
+# newest one replaces it; a kernel in GUEST_KERNELS is never replaced.
 KERNELS=
 choose_kernels() {
     local kernel
@@ -38,8 +41,9 @@ choose_kernels() {
     done
     unpack_kernels
 }
-# What a guest would unpack at each boot, a quarter of the time that a boot takes, is unpacked once: a cache like the one there is, for as long as the
-# script runs, whose images are what is in them. Cases that are to boot an image as it is packed take $packed.
+# Unpacks the kernel images once. Otherwise each guest would unpack its image, which takes a quarter
+# of the boot time. The unpacked images are in a temporary copy of the cache, which exists while the
+# script runs. Cases that boot the packed image use $packed.
 packed=$cache
 unpack_kernels() {
     cache=$(mktemp -d -p "$packed" unpacked.XXXXXX) || exit 1
@@ -52,7 +56,7 @@ unpack_kernels() {
         [[ " $KERNELS " == *" ${kernel##*/} "* ]] || ln -s "$kernel" "$cache/kernels"
     done
     for kernel in $KERNELS; do
-        # A directory of somebody's is taken as it is; the newest may stand for both.
+        # A directory given by its path is used unmodified; two KERNELS may both be the newest.
         [[ $kernel != */* && ! -e $cache/kernels/$kernel ]] || continue
         cp -al "$packed/kernels/$kernel" "$cache/kernels/" || exit 1
         image=$(find "$cache/kernels/$kernel" -type f -name 'vmlinuz*')
@@ -65,7 +69,7 @@ prepare() {
     "$ringfence" guest prepare --cache "$cache" --kernel "$kernel" "$@" --initramfs "$work/initramfs" -- true >/dev/null
 }
 
-# try NAME COMMAND...: judges the case if it is wanted.
+# try NAME COMMAND...: runs the case if it is wanted.
 wanted=("$@")
 try() { ! is_wanted "$1" || judge "$@"; }
 is_wanted() {
@@ -75,8 +79,8 @@ is_wanted() {
     return 1
 }
 
-# The disk's Bus Master Enable is cleared, through its configuration space, and set again: a read that is begun in between waits, with no interrupt, and
-# then is the same as before.
+# Clears the disk's Bus Master Enable through its configuration space, and sets it again. A read
+# started in between waits without an interrupt, and then returns the same data as before.
 readonly MASTER='
 set -e; disk=$(readlink -f /sys/block/vda/device); config=${disk%/*}/config
 put() { printf "\\$(printf %03o $1)" | dd of=$config bs=1 seek=4 conv=notrunc 2>/dev/null; }
@@ -87,16 +91,18 @@ put $((command & 251)); count=$(interrupts); look >/after & reader=$!
 usleep 700000; kill -0 $reader; [ ! -s /after ]; [ "$(interrupts)" = "$count" ]; [ $(awk "{ print \$1 }" /sys/block/vda/inflight) = 1 ]
 put $((command | 4)); wait $reader; cmp /before /after; [ "$(interrupts)" != "$count" ]; echo mastered'
 
-# Both ways between two guests: what each of them runs, as the first or the second, and what they said of the sums.
+# Transfers data both ways between two guests: the script of the first and of the second guest,
+# which print the checksums.
 readonly TALK='ip addr add 10.9.0.$1/24 dev eth0; ip link set eth0 up
 dd if=/dev/urandom of=/mine bs=64k count=64 2>/dev/null; echo mine $(md5sum </mine)
 take() { nc -l -p 7 -e sh -c "cat >/theirs"; echo theirs $(md5sum </theirs); }
 give() { until nc 10.9.0.$1 7 </mine; do usleep 200000; done; }
 case $1 in 1) take; give 2 ;; *) give 1; take ;; esac'
-# sum NAME LOG: what the guest says of one of the files.
+# sum NAME LOG: the checksum of one of the files in the guest's output.
 sum() { sed -n "s/^$1 \([0-9a-f]*\).*/\1/p" "$2"; }
-# talk IOMMU [THEN] -- COMMAND...: two guests by this command, each with two processors and two pairs of queues; what they then do. Whether data got
-# across whole, and the IOMMU stopped nothing.
+# talk IOMMU [THEN] -- COMMAND...: boots two guests with this command, each with two CPUs and two
+# queue pairs, which finally run THEN. Succeeds if the data arrived complete and the IOMMU stopped
+# no access.
 talk() {
     local iommu=$1 then=${2#--} one=$case/one two=$case/two first status
     while [[ $1 != -- ]]; do shift; done
@@ -108,7 +114,7 @@ talk() {
     number=2 side "$@" >"$two" 2>&1
     status=$?
     wait $first || status=1
-    # The counters first: what the guests said is the end of the log.
+    # Print the counters first, so that the guests' output is at the end of the log.
     grep -h '^ringfence_.*_total' "$one" "$two"
     grep -hv '^ringfence_\|^#' "$one" "$two"
     ((status == 0)) && [[ $(sum mine "$one") && $(sum mine "$two") ]] &&

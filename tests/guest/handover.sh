@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# A guest's devices go from one process to the next while the guest writes: see docs/GUEST.md, "Hand-over".
+# Hands a guest's devices over from one process to the next while the guest writes: see
+# docs/GUEST.md, "Hand-over".
 #
 #   tests/guest/handover.sh                          build, all cases, one line each; exit code 0 or 1
 #   tests/guest/handover.sh stock                    only the cases whose names begin so
-#   GUEST_HANDOVERS=5 tests/guest/handover.sh        so many in a row (default 20)
+#   GUEST_HANDOVERS=5 tests/guest/handover.sh        number of consecutive hand-overs (default 20)
 #   GUEST_REQUESTS=100 tests/guest/handover.sh       completed while each copies (default 1000)
 #   RINGFENCE, GUEST_KERNELS, GUEST_CACHE, GUEST_JOBS, GUEST_LIMIT: see guests.sh
 set -uo pipefail
@@ -13,8 +14,9 @@ readonly REQUESTS=${GUEST_REQUESTS:-1000}
 readonly DEFAULT_LIMIT=600
 . "$(dirname "$0")/guests.sh"
 
-# Round after round: 4 MiB that were never there before, written in blocks of 4 KiB around the guest's cache, and read back. Until a line comes.
-# A shell gives what it puts into the background an empty input.
+# Repeats until a line arrives: writes 4 MiB of new data in direct I/O of 4 KiB blocks, and reads
+# them back. Descriptor 3 keeps the input, because a shell gives a background command an empty
+# input.
 readonly WRITES='exec 3<&0; (read line <&3; : >/tmp/stop) &
 n=0
 while [ ! -e /tmp/stop ]; do
@@ -27,10 +29,10 @@ done
 echo "rounds $n sum $(md5sum </tmp/data)"
 dmesg | grep -i -e "page fault" -e "I/O error" -e "timed out"; true'
 
-# The same, and what the kernel traced of it from boot on.
+# The same, followed by the guest kernel's trace since boot.
 readonly TRACED="$WRITES
 echo trace; gzip -c </sys/kernel/tracing/trace | base64"
-# Round after round: 4 MiB go to another guest, which sends them back as they come. Until a line comes.
+# Repeats until a line arrives: sends 4 MiB to another guest, which sends them back.
 readonly TALKS='exec 3<&0; (read line <&3; : >/tmp/stop) &
 ip addr add 10.9.0.1/24 dev eth0; ip link set eth0 up
 n=0
@@ -44,17 +46,18 @@ done
 echo "rounds $n sum $(md5sum </tmp/back)"
 nc 10.9.0.2 8 </dev/null
 dmesg | grep -i -e "page fault" -e "timed out" -e "NETDEV"; true'
-# The other guest: until somebody comes to say that it was all.
+# The other guest: runs until a connection to port 8 ends it.
 readonly ANSWERS='ip addr add 10.9.0.2/24 dev eth0; ip link set eth0 up
 while :; do nc -l -p 7 -e cat; done &
 nc -l -p 8 >/dev/null'
 
-# column N: the Nth number of each line of the hand-overs.
+# column N: the Nth number of each line about a hand-over.
 column() { sed 's/[^0-9]\+/ /g' "$case/taken" | awk -v n="$1" '{ print $n }' | sort -n; }
 spread() { column "$1" | awk '{ v[NR] = $1 } END { printf "%d us median, %d us at most", v[int((NR + 1) / 2)], v[NR] }'; }
 
-# handed KERNEL DEVICES -- PREPARE: the options of `serve`, where CASE is the case's directory, and of `guest prepare` beside the usual ones. Whatever
-# becomes of it, no process of it is left.
+# handed KERNEL SERVE-OPTIONS... -- PREPARE-OPTIONS...: hands the devices over. In the options of
+# `serve`, CASE stands for the case's directory. Kills all its processes at the end, also after a
+# failure.
 daemon='' next='' qemu='' other='' again=()
 disk=1 entropy=1 task=$WRITES
 handed() {
@@ -64,17 +67,19 @@ handed() {
     leave_nothing
     return $code
 }
-# talks KERNEL ...: the same with a network device in place of the disk, and another guest at the other end of the wire.
+# talks KERNEL ...: the same with a network device instead of the disk, and another guest at the
+# other end of the link.
 talks() {
     disk='' task=$TALKS
     handed "$@"
 }
-# recorded KERNEL ...: the same as with a disk alone, and one process after the other writes down what the IOMMU is asked for.
+# recorded KERNEL ...: the same with only a disk; each process records the IOMMU driver's requests.
 recorded() {
     entropy='' task=$TRACED
     handed "$@"
 }
-# reclaimed KERNEL ...: the same, while the host takes back what it can of the guest's memory, which is the case's file `memory`.
+# reclaimed KERNEL ...: the same, while the host reclaims the guest's memory, which is the file
+# `memory` of the case.
 reclaimed() {
     local group=ringfence-$$-handed code=0
     python3 "$here/reclaim.py" join "$group" $BASHPID || return 1
@@ -90,7 +95,7 @@ reclaimed() {
     ((code)) || echo "$(<"$case/note"); $(<"$case/stayed")" >"$case/note"
     return $code
 }
-# Nothing is taken back from here on: what becomes of the memory when its guest ends is QEMU's matter.
+# Stops reclaiming. QEMU handles the memory when its guest ends.
 taker=''
 no_more_taken() {
     local code=0
@@ -104,7 +109,7 @@ leave_nothing() {
     for pid in $qemu $daemon $next $other; do kill $pid 2>/dev/null; done
     for pid in $qemu $daemon $next $other; do wait $pid; done
 }
-# They go from one process to the next, again and again.
+# Takes over the devices repeatedly, each time with a new process.
 taken() {
     local run=$1 n code
     for n in $(seq "$HANDOVERS"); do
@@ -113,7 +118,7 @@ taken() {
         next=$!
         until [[ -s $case/new ]]; do kill -0 $next || { echo "hand-over $n failed"; return 1; }; sleep 0.05; done
         cat "$case/new" >>"$case/taken"
-        # The one before says that another has the devices.
+        # The previous process reports that another one has the devices.
         wait $daemon
         code=$?
         ((code == 4)) || { echo "hand-over $n: the one before ended with $code"; return 1; }
@@ -126,7 +131,7 @@ hand() {
     shift
     while [[ $1 != -- ]]; do
         serve+=("${1//CASE/$case}")
-        # What is the host's is said to each process.
+        # Each process needs the host-side options.
         case $1 in
             --hopt) again+=("$1") ;;
             --lock | --memory-file) again+=("$1" "${2//CASE/$case}") ;;
@@ -167,10 +172,11 @@ hand() {
     kill -INT $daemon
     wait $daemon || return 1
     cat "$case/top" "$out"
-    # No access was stopped and no request failed since the last hand-over; the guest complained of nothing before it.
+    # No access was stopped and no request failed since the last hand-over; before it, the guest
+    # logged no error.
     awk 'NR > 1 && ($(NF - 3) + $(NF - 2) + $(NF - 1) + $NF) > 0 { exit 1 }' "$case/top" || { echo "stopped or failed"; return 1; }
     grep -q '^status 0' "$case/status" || return 1
-    # On a busy host the guest's processors wait for each other to read a clock, which is nothing of a device's.
+    # On a busy host, the guest's CPUs wait for each other to read a clock, which no device causes.
     ! grep -hi -e 'page fault' -e 'I/O error' -e 'timed out' "$out" "$case/console" | grep -v 'clocksource: ' || return 1
     [[ ! $(find "$run" -type s) && ! -e $case/wire ]] || { echo "a socket is left"; return 1; }
     [[ ! $disk || $(sed -n 's/^rounds [0-9]* sum \([0-9a-f]*\).*/\1/p' "$out") == "$(head -c 4M "$case/image" | md5sum | cut -d ' ' -f 1)" ]] ||
@@ -180,7 +186,7 @@ hand() {
     echo "$HANDOVERS in a row, $(column 3 | head -n 1) requests or more while each was copied; without devices $(spread 4)" \
         "(to stop and copy: $(spread 5); to rebuild: $(spread 7))$agreed" >"$case/note"
 }
-# The record is of all requests, each once: it is what the guest's kernel traced.
+# The record must contain every request once: those that the guest's kernel traced.
 agreed=''
 agrees() {
     sed '1,/^trace/d' "$case/out" | base64 -d -i | gunzip >"$case/guest.trace" || return 1
@@ -196,7 +202,7 @@ for kernel in $KERNELS; do
     try "recorded: $kernel" recorded "$kernel" --requests CASE/requests -- --strict \
         --append 'trace_event=iommu:map,iommu:unmap trace_buf_size=48M'
     try "network: $kernel" talks "$kernel" --net socket=CASE/wire,queues=2 --cpus 2 -- --strict
-    # Where little is done, these are done on one kernel.
+    # With few hand-overs, the following cases run on one kernel only.
     ((HANDOVERS >= 20)) || [[ $kernel == "${KERNELS%% *}" ]] || continue
     try "assigned: $kernel" handed "$kernel" --assigned -- --strict
     try "assigned, para-virtual, memory in a file: $kernel" reclaimed "$kernel" --pviommu --assigned --hopt --memory-file CASE/memory --lock mapped \

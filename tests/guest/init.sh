@@ -1,9 +1,9 @@
 #!/bin/busybox sh
-# The first process of the guest: runs every case of `ringfence trace record` on a real kernel, packs what
-# came out onto the disk called `results`, and switches off. record.sh builds the machine around it.
+# The init process of the guest: runs every case of `ringfence trace record` on a real kernel,
+# stores the results on the disk `results`, and powers off. record.sh builds and boots the machine.
 #
-# A case that passes is a line `ok NAME` in /out/checks, one that does not is `FAIL NAME: WHY`; the last line
-# is `done`.
+# A passed case is a line `ok NAME` in /out/checks, a failed one `FAIL NAME: WHY`. The last line is
+# `done`.
 
 export PATH=/bin
 T=/sys/kernel/tracing
@@ -11,13 +11,13 @@ T=/sys/kernel/tracing
 say() { echo "$*" | tee -a /out/checks; }
 ok() { say "ok $1"; }
 fail() { say "FAIL $*"; }
-# check NAME CONDITION...: the condition is a command.
+# check NAME CONDITION...: passes if the command CONDITION succeeds.
 check() {
     local name="$1"
     shift
     if "$@"; then ok "$name"; else fail "$name: not so: $*"; fi
 }
-# expect NAME CODE COMMAND...: the command ends with this code within two minutes.
+# expect NAME CODE COMMAND...: passes if the command exits with this code within two minutes.
 expect() {
     local name="$1" code="$2"
     shift 2
@@ -27,7 +27,7 @@ expect() {
 }
 said() { grep -q "$1" /out/log; }
 gone() { [ ! -e "$1" ]; }
-# All that a recording could have changed: instances, switches, clocks, buffers.
+# Prints all settings that a recording could have changed: instances, switches, clocks, buffers.
 state() {
     ls $T/instances
     for file in tracing_on current_tracer trace_clock trace_options tracing_cpumask buffer_size_kb set_event \
@@ -42,7 +42,7 @@ restored() {
         diff /tmp/before /tmp/after | tee -a /out/log
     fi
 }
-# Waits for a recording to run, by its instance's switch.
+# Waits until a recording runs, according to its instance's switch.
 running() {
     for _ in $(seq 100); do
         grep -q 1 $T/instances/ringfence-*/tracing_on 2>/dev/null && return 0
@@ -50,7 +50,7 @@ running() {
     done
     return 1
 }
-# The recording whose end leaves no zombie: waited for, and its exit code.
+# ends NAME CODE PID: waits for a recording, which reaps it, and checks its exit code.
 ends() {
     local name="$1" code="$2" pid="$3"
     wait "$pid"
@@ -66,7 +66,7 @@ disks() {
     done
     return 1
 }
-# The driver's whole life with one disk, then reads of both kinds of size.
+# Loads the driver with one disk, then reads with small and large sizes and writes.
 nvme() {
     modules nvme && disks || return 1
     local from
@@ -75,13 +75,13 @@ nvme() {
         dd if="$from" of=/dev/null bs=256k skip=64 count=100 2>/dev/null &&
         dd if=/dev/zero of="$from" bs=64k count=100 conv=fsync 2>/dev/null
 }
-# Both directions over the card, to programs behind the emulated network.
+# Transfers both ways over the network card, with programs behind the emulated network.
 net() {
     ping -c 20 -i 0.02 10.0.2.2 >/dev/null &&
         nc 10.0.2.100 80 </dev/null | wc -c | grep -qx 2000000 &&
         head -c 1000000 /dev/zero | timeout 60 nc 10.0.2.100 9
 }
-# A workload by its name: the command of a recording.
+# Run a workload by its name: the command of a recording.
 case "$1" in nvme | net) "$@"; exit ;; esac
 
 /bin/busybox --install -s /bin
@@ -97,7 +97,7 @@ check "no tracefs: says how to mount it" said "mount -t tracefs"
 mount -t tracefs tracefs $T || fail "tracefs does not mount"
 state | tee /out/state >/tmp/before
 
-# A judge beside the recorder: an instance set up by hand must have seen the same events.
+# An independent recorder: an instance set up by hand must have seen the same events.
 mkdir $T/instances/judge
 echo 32768 >$T/instances/judge/buffer_size_kb
 for event in dma iommu/map iommu/unmap; do echo 1 >$T/instances/judge/events/$event/enable; done
@@ -148,7 +148,7 @@ restored "not root"
 expect "too large a buffer: refused" 1 ringfence trace record --buffer 65536 --seconds 1 -o /out/large.trace
 check "too large a buffer: says so" said "record with smaller ones"
 restored "too large a buffer"
-# Instances begin with a clock of their own, "local"; the host may have chosen one on which its processors agree.
+# Instances begin with the clock "local"; the host may have chosen a clock on which its CPUs agree.
 echo global >$T/trace_clock
 expect "host's clock: recorded" 0 ringfence trace record -o /out/clock.trace -- sh -c "cat $T/instances/*/trace_clock"
 check "host's clock: taken over" said "\[global\]"
@@ -161,7 +161,7 @@ check "another's instance stays" [ -d $T/instances/other ]
 rmdir $T/instances/other
 restored "to standard output"
 
-# Signals. The first as a terminal sends it: to the group, the command included.
+# Signals. The first one is sent like a terminal does: to the process group, including the command.
 for signal in INT TERM HUP; do
     setsid ringfence trace record -o "/out/$signal.trace" -- sh -c "$read_some; exec sleep 600" >>/out/log 2>&1 &
     recorder=$!
@@ -187,7 +187,7 @@ for signal in INT TERM HUP; do
     ends "$signal while time runs: code" 0 $recorder
     restored "$signal while time runs"
 done
-# Nothing can be restored after a kill; the next recording must not mind.
+# After SIGKILL the recorder can restore nothing; the next recording must still work.
 ringfence trace record -o /out/killed.trace --seconds 600 >>/out/log 2>&1 &
 recorder=$!
 running || fail "KILL: does not begin"

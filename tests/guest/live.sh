@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Stock Debian guests whose disk lives in `ringfence`, behind its virtio-iommu: see docs/GUEST.md.
+# Stock Debian guests with a disk that `ringfence` serves, behind its virtio-iommu: see
+# docs/GUEST.md.
 #
 #   tests/guest/live.sh                          build, boot all cases, one line each; exit code 0 or 1
 #   tests/guest/live.sh errant killed            only the cases whose names begin so
@@ -12,7 +13,7 @@ readonly KILLS=${GUEST_KILLS:-20}
 
 run() { limited "$ringfence" guest run --cache "$cache" --limit "$LIMIT" "$@"; }
 
-# File system, write, checksum, again after a remount.
+# Makes a file system, writes, and compares checksums after a remount.
 readonly FILES='set -e
 mke2fs /dev/vda >/dev/null 2>&1; mkdir -p /m; mount -t ext4 /dev/vda /m
 dd if=/dev/urandom of=/m/f bs=64k count=200 2>/dev/null; sync; md5sum /m/f >/tmp/before; umount /m
@@ -21,13 +22,14 @@ files() {
     run "$@" --metrics -- sh -c "$FILES$MASTER" && said '^same' && said '^mastered' && said 'ringfence_faults_total{device="iommu"} 0'
 }
 
-# What the devices do on their own is stopped, and the guest's own log names endpoint, address and access. The large read leaves unmapped
-# addresses behind that the small ones do not use.
+# Errant accesses of the devices are stopped, and the guest's own log names endpoint, address and
+# access. The large read leaves unmapped addresses that the small ones do not reuse.
 readonly READS='for n in 1 2; do
     dd if=/dev/vda of=/dev/null bs=64k count=2 iflag=direct 2>/dev/null
     dd if=/dev/vda of=/dev/null bs=4k count=10 iflag=direct 2>/dev/null
 done; usleep 500000; dmesg'
-# named CLASS ACCESS LETTER ENDPOINT: whether it was tried and stopped, and the guest says where.
+# named CLASS ACCESS LETTER ENDPOINT: succeeds if the access was tried and stopped, and the guest
+# logs its address.
 named() {
     local at
     at=$(sed -n "s/^ringfence: blk: errant $2 ($1) at \(0x[0-9a-f]*\): stopped\$/\1/p" "$log")
@@ -40,10 +42,11 @@ errant() {
     [[ ${PIPESTATUS[0]} == 0 ]] || return 1
     named stray write W 32 && named after-unmap write W 32 && named write-read-only write W 32 && named read-write-only read R 32 &&
         named foreign write W 48 || return 1
-    # Nothing else was stopped, and nothing went through.
+    # No other access was stopped, and no errant access passed.
     said 'ringfence_faults_total{device="iommu"} 5' && said 'ringfence_strays_through_total{device="blk"} 0'
 }
-# The same of a disk in a process of its own. No other device lends it a hand; it gets around its own translation, and meets the pages' rights.
+# The same with a sandboxed disk. It has no accomplice device; it bypasses its own translation, and
+# is stopped by the pages' permissions.
 errant_apart() {
     run "$@" --isolate --errant stray:dead0000,after-revoke,write-read-only,read-write-only --metrics -- sh -c "$READS" 2>&1 |
         grep -v 'service_seconds\|^#'
@@ -51,7 +54,8 @@ errant_apart() {
     named stray write W 32 && named after-revoke write W 32 && named write-read-only write W 32 && named read-write-only read R 32 &&
         said 'ringfence_faults_total{device="iommu"} 4' && said 'ringfence_strays_through_total{device="blk"} 0'
 }
-# The disk as a vhost-user back-end behind QEMU's own IOMMU: every address is asked of QEMU's front-end, kept, and taken back.
+# The disk as a vhost-user back-end behind QEMU's own IOMMU: it requests every translation from
+# QEMU's front-end, caches it, and drops it on an invalidation.
 # count NAME: a counter of the disk.
 count() { sed -n "s/^ringfence_$1_total{device=\"blk\"} //p" "$log"; }
 back_end() {
@@ -63,8 +67,9 @@ back_end() {
     done
     echo "$text, $(count requests) requests" >"$case/note"
 }
-# What it does on its own is asked of QEMU as well, which refuses, and the guest's own log says so. A page that may only be read is read first:
-# QEMU then says that it may be written, too.
+# The back-end requests translations of errant accesses from QEMU too, which refuses them, and the
+# guest's own log shows that. The disk first reads the read-only page; QEMU then reports it as
+# writable, too.
 back_end_errant() {
     local iommu=$1 class at named
     shift
@@ -73,8 +78,9 @@ back_end_errant() {
     for class in stray write-read-only; do
         at=$(sed -n "s/^ringfence: blk: errant write ($class) at \(0x[0-9a-f]*\): stopped\$/\1/p" "$log")
         [[ $at ]] || { echo "not tried or not stopped: $class"; return 1; }
-        # QEMU's intel-iommu keeps one fault until the driver has taken it, so only the first is sure to be told, by its page. Its virtio-iommu does
-        # not say what was done where nothing is mapped.
+        # QEMU's intel-iommu keeps one fault until the driver has fetched it, so only the first
+        # fault is certain to be logged, with its page. Its virtio-iommu does not log the kind of
+        # access to an unmapped address.
         case $iommu-$class in
             intel-stray) named="Request device \[\(0000:\)\?00:04.0\] fault addr ${at%???}000 " ;;
             intel-*) continue ;;
@@ -86,18 +92,18 @@ back_end_errant() {
         said 'ringfence_failed_total{device="blk"} 0'
 }
 
-# Without the IOMMU the same accesses go through: the case above does see something.
+# Without the IOMMU the same accesses pass, so the case above detects them.
 errant_through() {
     run --kernel 6.12 --no-iommu --errant stray:1f000000,read-write-only --metrics -- sh -c "$READS" &&
         said 'ringfence_strays_through_total{device="blk"} 2'
 }
-# All that the command said is there, to its last line.
+# All output of the command arrives, to its last line.
 code() { cache=$packed run --kernel 6.12 -- sh -c 'seq 20000; exit 7'; [[ $? == 7 ]] && said '^20000'; }
 
-# Data crosses between two guests, each with its own process, through a socket.
+# Transfers data between two guests through a socket, each guest with its own process.
 network() { talk iommu -- run "$@"; }
 
-# The same with the host, through a tap interface in a network namespace of its own.
+# The same with the host, through a tap interface in a separate network namespace.
 tap() {
     unshare --map-root-user --net bash -c '
         log=$1; talk=$2; shift 2
@@ -113,8 +119,8 @@ tap() {
         [[ $(sum theirs "$case/net") == "$(md5sum <"$case/net.mine" | cut -d" " -f1)" ]]
 }
 
-# The tracepoints of the guest's kernel, from boot on, and the requests that its IOMMU saw are the same; the trace is one that
-# `compare` replays in all modes.
+# The events traced by the guest's kernel since boot equal the requests to its IOMMU. `compare`
+# replays the trace in all modes.
 traced() {
     local out
     run "$@" --strict --requests "$case/requests" --append 'trace_event=dma:*,iommu:map,iommu:unmap trace_buf_size=24M' -- sh -c \
@@ -129,15 +135,18 @@ traced() {
         echo "$out" >"$case/note"
 }
 
-# Random accesses, legal and errant, through our IOMMU and through QEMU's own, over what the guest maps.
+# Random accesses, legal and errant, through our IOMMU and through QEMU's own, over the guest's
+# mappings.
 judged() {
     limited "$ringfence" guest judge --cache "$cache" --limit "$LIMIT" --cases 2000 "$@" &&
         grep '^seed' "$log" >"$case/note"
 }
 
-# What a read of 4 KiB costs where time is the number of instructions: of two equal runs the counters are equal, and a third with 500 reads
-# more says what one takes. The medians of the reads that waited for the disk differ by less than a thousandth. A run that the host disturbed is made
-# once more, at most six times in all, and the note says so: one in which most reads did not wait, or whose median is the odd one out.
+# Counts the instructions of a read of 4 KiB. Two equal runs have equal counters, and a third run
+# with 500 more reads gives the counters per read. The medians of the reads that waited for the disk
+# differ by less than a thousandth. A run that the host disturbed is repeated, at most six times in
+# total, and the note reports it: a run in which most reads did not wait, or whose median is the
+# outlier.
 counted() {
     local again=(first second more) left=6 one cache=$packed
     while :; do
@@ -150,7 +159,7 @@ counted() {
     cat "$case/said" | tee -a "$case/note"
     ((${#again[@]} == 0)) && grep -q '^a read: ' "$case/said"
 }
-# counted_run NAME OPTION...: leaves what it said, and its counters.
+# counted_run NAME OPTION...: stores the output and the counters of a run.
 counted_run() {
     local one=$1 reads=500
     shift
@@ -161,15 +170,16 @@ counted_run() {
     grep '^ringfence_\(requests\|doorbells\|maps\|unmaps\)_total{device="\(iommu\|blk\)"}' "$case/$one" >"$case/$one.counters"
 }
 
-# The process with the devices is killed while the guest writes: numbered blocks, each flushed before it is reported, and in every other
-# round unflushed ones beside. All that were reported are in the image, the last one as well, which is reported as the process is killed;
-# and nothing of the guest is left running.
+# Kills the process with the devices while the guest writes numbered blocks and flushes each one
+# before reporting it; in every other round it also writes unflushed blocks. All reported blocks
+# must be in the image, including the last one, which is reported at the time of the kill. No
+# process of the guest may remain.
 readonly WRITES='[ $0 = alone ] || while :; do dd if=/dev/zero of=/dev/vda bs=256k seek=200 count=40 conv=notrunc oflag=direct 2>/dev/null; done &
 n=1; while [ $n -lt 12000 ]; do
     yes $n | head -c 4096 | dd of=/dev/vda bs=4096 seek=$n conv=notrunc,fsync 2>/dev/null && echo done $n
     n=$((n+1))
 done'
-# Whether a process has this text among its arguments.
+# runs_with TEXT: succeeds if the arguments of a process contain this text.
 runs_with() {
     local file
     for file in /proc/[0-9]*/cmdline; do
@@ -212,7 +222,7 @@ END
     return 1
 }
 
-# A QEMU started by hand, with the arguments that `serve` prints and what `guest prepare` found.
+# A QEMU started by hand, with the arguments that `serve` prints and the output of `guest prepare`.
 by_hand() {
     local run=$case/run out=$case/out cache=$packed
     truncate -s 64M "$case/image"
@@ -225,7 +235,7 @@ by_hand() {
         -append '"$APPEND"' -serial 'file:"$case/console"' -serial 'file:"$out"' -serial 'file:"$case/status"' </dev/null
     local code=$?
     kill -INT $daemon
-    # Ends by itself, well, and leaves no socket.
+    # The daemon exits with success and leaves no socket.
     wait $daemon && ((code == 0)) && grep -q '^8' "$out" && grep -q '^status 0' "$case/status" && [[ ! -e $run/blk.sock ]]
 }
 
@@ -253,7 +263,7 @@ for kernel in $KERNELS; do
     try "network between guests: $kernel, strict" network --kernel "$kernel" --strict
     try "network between guests: $kernel, lazy" network --kernel "$kernel" --lazy
 done
-# It takes a tap device, and the right to have a namespace.
+# This case needs a tap device, and permission to create a namespace.
 if [[ -c /dev/net/tun ]] && unshare --map-root-user --net true 2>/dev/null; then
     try "network with the host" tap --kernel 6.12
 else
@@ -263,7 +273,8 @@ try "errant DMAs not stopped without an IOMMU" errant_through
 try "exit code" code
 try "counted: two runs ask for the same" counted --kernel 6.12
 for n in $(seq "$KILLS"); do
-    # After 3 to 60 blocks, all different; the kernels in turn, each with other writes beside and without.
+    # Kill after 3 to 60 blocks, a different number each time. The kernels alternate, each with and
+    # without concurrent writes.
     kernels=($KERNELS)
     beside=$([[ $((n / 2 % 2)) == 0 ]] && echo alone || echo beside)
     try "killed, $n, $beside" killed $((3 * n)) "${kernels[n % ${#kernels[@]}]}" $beside

@@ -1,18 +1,18 @@
-# Cases that run beside each other; sourced by guests.sh.
+# Runs cases in parallel; sourced by guests.sh.
 #
-# Each case has a directory of its own, $case, and a log there, $log. A case is a function that says by its exit code whether it passed;
-# what it writes to $log is shown if it did not, what it writes to $case/note is shown if it did.
+# Each case has a separate directory, $case, with a log, $log. A case is a function whose exit code
+# is 0 if it passed. If it failed, the end of $log is shown. $case/note is shown in either case.
 
-# At the same time: as many as there are processors.
+# Maximum number of parallel cases.
 readonly JOBS=${GUEST_JOBS:-$(nproc)}
 
 work=$(mktemp -d)
-# What goes in the end; whoever sources this adds to it.
+# Directories removed at the end; a script that sources this may add to it.
 scratch=("$work")
 started=0
 trap 'finish_pool' EXIT
 
-# Ends what is still running, by its number, and tidies up.
+# Kills all running cases by their process IDs, and removes the directories.
 finish_pool() {
     local pids
     pids=$(jobs -rp)
@@ -21,7 +21,7 @@ finish_pool() {
     rm -rf "${scratch[@]}"
 }
 
-# judge NAME COMMAND...: starts the case as soon as there is room for it.
+# judge NAME COMMAND...: starts the case as soon as a slot is free.
 judge() {
     local name=$1
     shift
@@ -32,7 +32,7 @@ judge() {
     mkdir "$case"
     : >"$log"
     (
-        # The pool's end is not this case's.
+        # The pool's exit trap does not apply to a case.
         trap - EXIT
         begun=$SECONDS
         if "$@" >>"$log" 2>&1; then verdict=ok; else verdict=FAIL; fi
@@ -48,7 +48,7 @@ judge() {
     ) &
 }
 
-# Waits for all cases; whether all passed.
+# Waits for all cases; succeeds if all passed.
 all_passed() {
     wait
     local passed
@@ -57,7 +57,7 @@ all_passed() {
     ((passed == started && started > 0))
 }
 
-# Whether the log has a line that matches.
+# said PATTERN: succeeds if a line of the log matches.
 said() {
     grep -q -- "$1" "$log" && return
     echo "not said: $1" >>"$log"

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Stock Debian guests whose devices stand behind the para-virtual IOMMU, by the module in kmod/: see docs/GUEST.md.
+# Stock Debian guests with devices behind the para-virtual IOMMU, driven by the module in kmod/: see
+# docs/GUEST.md.
 #
 #   tests/guest/pviommu.sh                       build, boot all cases, one line each; exit code 0 or 1
 #   tests/guest/pviommu.sh errant                only the cases whose names begin so
@@ -11,9 +12,9 @@ set -uo pipefail
 run() { limited "$ringfence" guest run --cache "$cache" --limit "$LIMIT" --module-source "$repo/kmod" "$@"; }
 behind() { run --module pviommu "$@"; }
 
-# counter NAME [DEVICE]: of the module, as the guest printed it.
+# counter NAME [DEVICE]: a counter of the module, as the guest printed it.
 counter() { sed -n "s#^.*/${2:-0000:00:04.0}/$1:\([0-9]*\)\r*\$#\1#p" "$log" | tail -n 1; }
-# holds NAME OP NUMBER [DEVICE]: says what does not.
+# holds NAME OP NUMBER [DEVICE]: compares a counter, and prints a failed comparison.
 holds() {
     local value
     value=$(counter "$1" ${4:-})
@@ -21,7 +22,8 @@ holds() {
     echo "$1 is ${value:-not there}, not $2 $3"
     return 1
 }
-# File system, write, checksum, again after a remount; then the module goes, and the disk has no driver and comes back with the module.
+# Makes a file system, writes, and compares checksums after a remount. Then unloads the module: the
+# disk has no driver, and works again after the module is loaded.
 readonly FILES='set -e
 mke2fs /dev/vda >/dev/null 2>&1; mkdir -p /m; mount -t ext4 /dev/vda /m
 dd if=/dev/urandom of=/m/f bs=64k count=200 2>/dev/null; sync; md5sum /m/f >/tmp/before; umount /m
@@ -43,8 +45,8 @@ files() {
     echo "$(counter maps) maps, $(counter hits) hits" >"$case/note"
 }
 
-# What the devices do on their own is stopped, and the guest's own log names device, address and access. With the cache, what was unmapped is
-# reached for a while: that is the bound it is called by.
+# Errant accesses of the devices are stopped, and the guest's own log names device, address and
+# access. With the cache, devices reach unmapped pages for a bounded time.
 readonly READS='for n in 1 2; do
     dd if=/dev/vda of=/dev/null bs=64k count=2 iflag=direct 2>/dev/null
     dd if=/dev/vda of=/dev/null bs=4k count=10 iflag=direct 2>/dev/null
@@ -64,7 +66,8 @@ errant() {
     done
     said 'ringfence_faults_total{device="pviommu"} 5' && said 'ringfence_strays_through_total{device="blk"} 0'
 }
-# The disk is a process, which is granted what the module maps: what it does on its own around that is stopped and named.
+# The disk is a sandboxed process that can access only the module's mappings. Its errant accesses
+# around them are stopped and named.
 apart() {
     behind --module-args "cache=0" "$@" --isolate --errant stray:dead0000,after-revoke,write-read-only,read-write-only --metrics -- \
         sh -c "$READS" 2>&1 | grep -v 'service_seconds\|^#'
@@ -79,8 +82,9 @@ apart() {
     done
     said 'ringfence_faults_total{device="pviommu"} 4' && said 'ringfence_strays_through_total{device="blk"} 0'
 }
-# The hardware's model translates the disk: all of a file is right, every page went through its IOMMU, and frames were handed out on the way. With the pool and
-# the pointer the host was asked for none while the guest waited, and walked less.
+# The hardware model translates the disk. All data of a file is correct, every page passed its
+# IOMMU, and the host allocated frames on demand. With the pool and the pointer, the guest waited
+# for no frame, and the host walked less.
 # total NAME DEVICE: a counter of the host's side.
 total() { sed -n "s/^ringfence_$1_total{device=\"$2\"} \([0-9]*\)\$/\1/p" "$log" | tail -n 1; }
 assigned() {
@@ -101,8 +105,10 @@ kept() {
     said 'errant write (after-unmap) at .*: not stopped' && said 'strays_through_total{device="blk"} 1'
 }
 
-# The document's cache serves a page in the direction of whoever mapped it first, and virtio-blk has headers and statuses of requests in the same pages: where a header
-# came first no status is heard, where a status did no header is read. Ours has none of it.
+# The as-published cache of the PVIOMMU paper serves a page in the direction of its first mapping.
+# virtio-blk has headers and statuses of requests in the same pages. If the header is mapped first,
+# the status cannot be written; if the status is first, the header cannot be read. Ours has neither
+# defect.
 readonly BOTH_WAYS='dd if=/dev/vda of=/dev/null bs=4k count=8 iflag=direct 2>/dev/null
 dd if=/dev/vda of=/dev/vda bs=4k count=1 iflag=direct oflag=direct 2>/dev/null && echo copied
 usleep 500000; dmesg'
@@ -118,8 +124,9 @@ literal() {
     echo "of the document's cache: $faults accesses stopped, $unheard statuses not heard; of ours: none" >"$case/note"
 }
 
-# A device faults as fast as it can: the guest goes on, and its log is not flooded. While a read waits for the disk, whose thread is in the storm, the guest
-# counts naps of 10 ms; then it says how many of the events it has looked at, in how many hundredths of a second.
+# A device faults as fast as it can: the guest continues, and its log is not flooded. While a read
+# waits for the disk, whose thread causes the storm, the guest counts sleeps of 10 ms. Then it
+# prints the number of events that it has handled, and the time in hundredths of a second.
 readonly STORMED='now() { read up _ </proc/uptime; echo ${up%.*}${up#*.}; }
 events() { cat /sys/kernel/debug/pviommu/virtio*/events; }
 from=$(now); before=$(events); naps=0; dd if=/dev/vda of=/dev/null bs=64k count=1 iflag=direct 2>/dev/null &
@@ -132,11 +139,12 @@ stormed() {
     faults=$(total faults pviommu)
     read -r events naps hundredths lines <<<"$(sed -n 's/^storm: \([0-9]*\) events, \([0-9]*\) naps, \([0-9]*\) hundredths, \([0-9]*\) lines.*/\1 \2 \3 \4/p' "$log")"
     echo "$faults faults in $hundredths hundredths of a second: $events events looked at, $lines lines logged, $naps naps" >"$case/note"
-    # 16 events in 10 ms, and 10 lines in 5 s.
+    # At most 16 events in 10 ms, and 10 lines in 5 s.
     ((faults >= 1000000 && hundredths > 0 && naps * 10 >= hundredths && events <= 16 * hundredths + 32 && lines <= 10 + hundredths / 50))
 }
 
-# The cache is full: what does not fit is unmapped at once, and the worker makes room. All of the data is right.
+# The cache is full: a mapping that does not fit is unmapped at once, and the worker frees entries.
+# All data is correct.
 full() {
     behind --module-args "cache=1 limit=64" "$@" --metrics -- sh -c "$FILES" || return 1
     said '^same' && said '^again' && said 'ringfence_faults_total{device="pviommu"} 0' && said 'ringfence_failed_total{device="pviommu"} 0' &&
@@ -144,7 +152,7 @@ full() {
     echo "$(counter full) maps found the cache full, $(counter forced) mappings left early, $(counter hits) hits" >"$case/note"
 }
 
-# What nobody uses goes after C to C + 1 cycles, all of a cycle at once.
+# Unused mappings expire after C to C + 1 cycles, all of a cycle at once.
 readonly EXPIRE='dd if=/dev/vda of=/dev/null bs=64k count=100 iflag=direct 2>/dev/null
 sleep 3; grep -r . /sys/kernel/debug/pviommu'
 expired() {
@@ -152,7 +160,8 @@ expired() {
         holds kept -eq 0 && holds expired -gt 10 && holds failures -eq 0 && holds live -ge 1
 }
 
-# A host that answers late, twice, as another or not at all: the log says so, the guest goes on and ends, and the module can be unloaded.
+# A host that answers late, twice, to a foreign request or not at all: the log reports it, the guest
+# continues and exits, and the module can be unloaded.
 readonly WRONG='dd if=/dev/vda of=/dev/null bs=4k count=300 iflag=direct 2>/dev/null &
 sleep $1; echo alive; dmesg | grep "pviommu virtio"; rmmod pviommu && echo unloaded'
 wrong() {
@@ -162,7 +171,8 @@ wrong() {
         said '^alive' && said "$text" && said '^unloaded'
 }
 
-# The disk is taken from the guest's bus while it works, and comes back: it is behind the module as before, and so are its counters.
+# The disk is removed from the guest's bus while it works, and is added again: it is behind the
+# module as before, and its counters continue.
 readonly REPLUGGED='set -e
 dd if=/dev/urandom of=/dev/vda bs=64k count=16 2>/dev/null; sync; dd if=/dev/vda bs=64k count=16 2>/dev/null | md5sum >/tmp/before
 for n in 1 2 3; do
@@ -180,10 +190,10 @@ replugged() {
     behind --module-args "cache=1" "$@" --metrics -- sh -c "$REPLUGGED" || return 1
     said '^same' && said '^clean' && said '^unloaded' && [[ $(grep -c '^live 0' "$log") == 3 ]] &&
         said 'ringfence_failed_total{device="pviommu"} 0' && holds failures -eq 0 && holds lost -eq 0 || return 1
-    # It counts on: the last number is the largest.
+    # The counters continue: the last number is the largest.
     [[ $(grep '^[0-9][0-9]*.\?$' "$log" | tr -d '\r' | sort -n | tail -n 1) == $(grep '^[0-9][0-9]*.\?$' "$log" | tr -d '\r' | tail -n 1) ]]
 }
-# Waking up would reset the device: the guest is told that it cannot sleep, and goes on.
+# A resume would reset the device: the module refuses the suspend, and the guest continues.
 readonly SUSPENDED='set -e
 dd if=/dev/urandom of=/dev/vda bs=64k count=16 2>/dev/null; sync; dd if=/dev/vda bs=64k count=16 2>/dev/null | md5sum >/tmp/before
 echo devices >/sys/power/pm_test
@@ -194,8 +204,9 @@ suspended() {
     behind "$@" -- sh -c "$SUSPENDED" && said 'cannot be suspended' && ! said '^slept' && said '^same'
 }
 
-# While a guest works the host takes back what it can of its memory, by its control groups. What the module has mapped stays, and everything is what it
-# was; where devices see all of a guest's memory all of it has to stay.
+# While a guest works, the host reclaims its memory through control groups. The module's mapped
+# pages stay, and all data is unchanged. If devices can access all of a guest's memory, all of it
+# must stay.
 readonly RECLAIMED='set -e; mkdir -p /t; mount -t tmpfs -o size=300m none /t
 dd if=/dev/urandom of=/t/f bs=64k count=800 2>/dev/null; md5sum </t/f >/before; for n in 1 2 3 4; do cp /t/f /t/$n; done; echo ready
 dd if=/dev/urandom of=/dev/vda bs=4k count=1000 oflag=direct 2>/dev/null; dd if=/dev/vda of=/t/g bs=4k count=1000 iflag=direct 2>/dev/null
@@ -203,7 +214,7 @@ md5sum </t/f | cmp - /before; dd if=/dev/vda bs=64k count=63 2>/dev/null | cmp -
 reclaimed() {
     local what=$1 least=$2 most=$3 status before after locked
     shift 3
-    # Memory that the host can take back lies in a file system on a disk.
+    # The host can reclaim only memory backed by a file system on a disk.
     local memory group=ringfence-$$-$what
     memory=$(mktemp -d -p "$target" memory.XXXXXX)
     python3 "$here/reclaim.py" enter "$group" "$ringfence" guest run --cache "$cache" --limit "$LIMIT" --module-source "$repo/kmod" \
@@ -219,13 +230,14 @@ reclaimed() {
     ((after * 100 >= before * least && after * 100 <= before * most))
 }
 
-# Data crosses between two guests, through the module's maps.
+# Transfers data between two guests through the module's mappings.
 network() {
     talk pviommu 'grep -r . /sys/kernel/debug/pviommu' -- behind --module-args "cache=1" "$@" &&
         holds maps -gt 1000 0000:00:05.0 && holds failures -eq 0 0000:00:05.0
 }
 
-# Under -icount, by X21: instructions for a map and its unmap, and doorbells for a direct read of 4 KiB, beside the stock virtio-iommu, strict.
+# Counts, under -icount and by X21, the instructions of a map and its unmap, and the doorbells of a
+# direct read of 4 KiB, and compares them with the stock virtio-iommu, strict.
 counted() {
     limited "$ringfence" reproduce X21 --guest-cache "$packed" --guest-limit "$LIMIT" --module-source "$repo/kmod" --guest-kernel "$1" \
         --guest-kind emulated --guest-configuration pviommu+rtc,virtio-strict --json >"$case/x21.json" || return 1

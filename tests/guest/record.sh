@@ -1,18 +1,19 @@
 #!/usr/bin/env bash
-# `ringfence trace record` on a stock Debian kernel in an emulated machine, end to end: see docs/GUEST.md.
+# Tests `ringfence trace record` on a stock Debian kernel in an emulated machine, end to end: see
+# docs/GUEST.md.
 #
 #   tests/guest/record.sh             build, boot, record, judge; one line of verdict, exit code 0 or 1
 #   RINGFENCE=PATH tests/guest/record.sh    with this command instead of building it
 #   GUEST_SUITE=sid tests/guest/record.sh   with the kernel of this Debian suite instead of trixie's
 #
-# Everything is kept under target/guest/SUITE; what was downloaded once is not downloaded again.
+# All files are kept under target/guest/SUITE; downloads are not repeated.
 set -euo pipefail
 
-# Where this machine gets its own packages from, unless told otherwise.
+# Package source; by default that of this machine.
 readonly MIRROR=${DEBIAN_MIRROR:-$(apt-get indextargets --format '$(REPO_URI)' | grep -m 1 '/debian/$' || true)}
 readonly SUITE=${GUEST_SUITE:-trixie}
 readonly KEYRING=/usr/share/keyrings/debian-archive-keyring.gpg
-# Longest life of the guest, which takes a minute or two here, in seconds.
+# Maximum run time of the guest in seconds; it takes one or two minutes here.
 readonly LIMIT=${GUEST_LIMIT:-600}
 
 repo=$(cd "$(dirname "$0")/../.." && pwd)
@@ -25,7 +26,7 @@ die() {
     exit 1
 }
 
-# Installs what is missing: pairs of a program or file and its Debian package.
+# Installs missing packages; the arguments are pairs of a program or file and its Debian package.
 packages() {
     local missing=() pair what
     for pair in "$@"; do
@@ -45,8 +46,8 @@ packages() {
     } >"$cache/apt.log" 2>&1 || die "packages cannot be installed: ${missing[*]}; see $cache/apt.log"
 }
 
-# Fetches the suite's newest kernel into $cache/kernel, with an apt of its own: the host's sources stay as they are, and
-# signatures are checked.
+# Fetches the suite's newest kernel into $cache/kernel with a separate apt configuration. The host's
+# sources stay unmodified, and signatures are checked.
 fetch_kernel() {
     [[ -e $cache/kernel/complete ]] && return
     local apt=$cache/apt
@@ -59,31 +60,31 @@ fetch_kernel() {
     local options=(-q -o Dir::State="$apt/state" -o Dir::State::status="$apt/state/status" -o Dir::Cache="$apt/cache"
         -o Dir::Etc::SourceList="$apt/sources.list" -o Dir::Etc::SourceParts=/dev/null -o APT::Architecture=amd64
         -o Acquire::Languages=none)
-    # Files below a home directory cannot be read by apt's own user.
+    # apt's own user cannot read files below a home directory.
     ((EUID)) || options+=(-o APT::Sandbox::User=root)
     echo "fetching the kernel of $SUITE"
     apt-get "${options[@]}" update >"$cache/apt.log" 2>&1 || die "$SUITE cannot be read; see $cache/apt.log"
     local package parts
     package=$(apt-cache "${options[@]}" depends linux-image-amd64 | sed -n 's/^ *Depends: \(linux-image-[0-9].*\)/\1/p')
     [[ $package == linux-image-* ]] || die "$SUITE has no kernel: '$package'"
-    # Since 7.x the image itself and the modules are packages of their own.
+    # Since 7.x the image and the modules are in separate packages.
     mapfile -t parts < <(apt-cache "${options[@]}" depends "$package" | sed -n 's/^ *Depends: \(linux-\(binary\|modules\)-.*\)/\1/p')
     (cd "$apt" && apt-get "${options[@]}" download "$package" "${parts[@]}") >>"$cache/apt.log" 2>&1 ||
         die "$package cannot be fetched; see $cache/apt.log"
     local deb
     for deb in "$apt"/*.deb; do dpkg-deb -x "$deb" "$cache/kernel"; done
     rm -rf "$apt"
-    # Below /boot, or, since 7.x, beside its modules.
+    # Below /boot or, since 7.x, next to its modules.
     cp "$(find "$cache/kernel" -name 'vmlinuz*' -type f -print -quit)" "$cache/vmlinuz"
     touch "$cache/kernel/complete"
 }
 
-# Decompresses a module and those it depends on into the initramfs, and writes the order to load them in.
+# Decompresses a module and its dependencies into the initramfs, and writes their load order.
 modules() {
     local name=$1 order=$2 path needs need
     grep -qx "$name" "$order" 2>/dev/null && return
     path=$(find -H "$cache/kernel" -name "${name//[-_]/[-_]}.ko.xz" -print -quit)
-    # No such file: built in.
+    # Without a file, the module is built in.
     [[ $path ]] || return 0
     xz -dc "$path" >"$root/modules/$name.ko"
     needs=$(tr '\0' '\n' <"$root/modules/$name.ko" | sed -n 's/^depends=//p')
@@ -98,11 +99,11 @@ initramfs() {
     chmod 1777 "$root/tmp"
     cp "$(command -v busybox)" "$root/bin/busybox"
     cp "$here/init.sh" "$root/init"
-    # Without debugging information, if a C compiler's tools are there.
+    # Remove debugging information if `strip` is available.
     strip -o "$root/bin/ringfence" "$ringfence" 2>/dev/null || cp "$ringfence" "$root/bin/ringfence"
     chmod 755 "$root/init" "$root/bin/ringfence"
     printf 'root:x:0:0::/:/bin/sh\nnobody:x:65534:65534::/:/bin/sh\n' >"$root/etc/passwd"
-    # The command is linked dynamically: its libraries come along, where it looks for them.
+    # The command is linked dynamically: copy its libraries to the paths where it looks for them.
     local library
     for library in $(ldd "$ringfence" | grep -o '/[^ ]*'); do
         mkdir -p "$root/$(dirname "$library")"
@@ -118,7 +119,7 @@ boot() {
     rm -f "$cache"/{workload,results}.img
     truncate -s 256M "$cache/workload.img"
     truncate -s 256M "$cache/results.img"
-    # The card's network reaches two programs and nothing else: a source and a sink.
+    # The card's network reaches only two programs: a source and a sink.
     timeout --kill-after=10 "$LIMIT" qemu-system-x86_64 -accel tcg -machine q35,kernel-irqchip=off -cpu max -smp 2 -m 1G \
         -device intel-iommu,caching-mode=off,intremap=off \
         -display none -nodefaults -no-reboot -serial stdio \

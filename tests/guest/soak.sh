@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Hostile clients beside a working guest: see docs/GUEST.md, "Soak", and soak.py.
+# Hostile clients next to a working guest: see docs/GUEST.md, "Soak", and soak.py.
 #
 #   tests/guest/soak.sh                       build, all cases, one line each; exit code 0 or 1
 #   SOAK_SECONDS=600 tests/guest/soak.sh      each case takes this long (default 60)
@@ -11,8 +11,8 @@ readonly DEFAULT_LIMIT=$((SECONDS_EACH + 180))
 export GUEST_JOBS=1
 . "$(dirname "$0")/guests.sh"
 
-# Reads of 4 KiB around the guest's cache until a line comes. A shell gives a background command
-# an empty input, so that it reads descriptor 3.
+# Reads 4 KiB blocks with direct I/O until a line arrives. A shell gives a background command an
+# empty input, so the command reads descriptor 3.
 readonly READS='exec 3<&0; (read line <&3; : >/tmp/stop) &
 dd if=/dev/vda bs=4k count=64 iflag=direct 2>/dev/null | md5sum >/tmp/before
 echo begun
@@ -60,7 +60,7 @@ soak_one() {
         kill -0 $guest_daemon $other_daemon || return 1
         sleep 0.05
     done
-    # The guest has the disk and the IOMMU; the other devices are the attackers'.
+    # The guest has the disk and the IOMMU; the attackers use the other devices.
     arguments=$(grep -v -e 'rng\.sock' -e 'net\.sock' "$case/arguments")
     mkfifo "$case/input"
     eval "taskset -c 0 timeout --kill-after=10 $LIMIT $QEMU $arguments" -display none \
@@ -85,7 +85,7 @@ soak_one() {
         grep -v 'clocksource: ' || return 1
     kill -INT $guest_daemon $other_daemon
     wait $guest_daemon && wait $other_daemon || return 1
-    # Refused clients do not fill the log: 1024 lines of each of ten sockets, of 128 bytes.
+    # Refused clients do not fill the log: at most 1024 lines of 128 bytes for each of ten sockets.
     written=$(stat -c %s "$case/complaints")
     ((written < 10 * 1024 * 128)) || { echo "the daemons wrote $written bytes of complaints"; return 1; }
     grep -h '^requests\|^daemon' "$log" | paste -sd ';' >"$case/note"

@@ -5,10 +5,12 @@
 //! descriptors. Bits 0..=1 give their number, bits 2..=4 their kind (sealed memory, an eventfd,
 //! memory that could shrink, a directory, more sealed memory than one client may map).
 //!
-//! Three commands are not messages. 200 writes its body to the guest's memory, at the offset in its
-//! first four bytes. 201 selects the device for the next messages with its first byte (the disk at
-//! first). 202 makes the network's other end send its body except the first byte, and accept as
-//! many frames as the first byte states.
+//! Three commands are not messages:
+//!
+//! - 200 writes its body to the guest's memory, at the offset in its first four bytes.
+//! - 201 selects the device for the next messages with its first byte (the disk at first).
+//! - 202 makes the network's other end send its body except the first byte, and accept as many
+//!   frames as the first byte states.
 
 mod devices;
 

@@ -2,7 +2,7 @@
 # Hands a guest's devices over from one process to the next while the guest writes: see
 # docs/GUEST.md, "Hand-over".
 #
-#   tests/guest/handover.sh                          build, all cases, one line each; exit code 0 or 1
+#   tests/guest/handover.sh                          build, all cases, a line each; exit code 0/1
 #   tests/guest/handover.sh stock                    only the cases whose names begin so
 #   GUEST_HANDOVERS=5 tests/guest/handover.sh        number of consecutive hand-overs (default 20)
 #   GUEST_REQUESTS=100 tests/guest/handover.sh       completed while each copies (default 1000)

@@ -2,7 +2,7 @@
 # Stock Debian guests with a disk that `ringfence` serves, behind its virtio-iommu: see
 # docs/GUEST.md.
 #
-#   tests/guest/live.sh                          build, boot all cases, one line each; exit code 0 or 1
+#   tests/guest/live.sh                          build, boot all cases, a line each; exit code 0/1
 #   tests/guest/live.sh errant killed            only the cases whose names begin so
 #   GUEST_KILLS=5 tests/guest/live.sh            the daemon is killed this many times (default 20)
 #   RINGFENCE, GUEST_KERNELS, GUEST_CACHE, GUEST_JOBS, GUEST_LIMIT: see guests.sh

@@ -2,7 +2,7 @@
 # Stock Debian guests with devices behind the para-virtual IOMMU, driven by the module in kmod/: see
 # docs/GUEST.md.
 #
-#   tests/guest/pviommu.sh                       build, boot all cases, one line each; exit code 0 or 1
+#   tests/guest/pviommu.sh                       build, boot all cases, a line each; exit code 0/1
 #   tests/guest/pviommu.sh errant                only the cases whose names begin so
 #   RINGFENCE, GUEST_KERNELS, GUEST_CACHE, GUEST_JOBS, GUEST_LIMIT: see guests.sh
 set -uo pipefail

@@ -2,7 +2,7 @@
 # Tests `ringfence trace record` on a stock Debian kernel in an emulated machine, end to end: see
 # docs/GUEST.md.
 #
-#   tests/guest/record.sh             build, boot, record, judge; one line of verdict, exit code 0 or 1
+#   tests/guest/record.sh             build, boot, record, check; one line of verdict; exit code 0/1
 #   RINGFENCE=PATH tests/guest/record.sh    with this command instead of building it
 #   GUEST_SUITE=sid tests/guest/record.sh   with the kernel of this Debian suite instead of trixie's
 #

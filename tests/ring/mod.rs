@@ -1,5 +1,6 @@
-//! The ring driver and the ring unit, which share only memory: at random against a reference of the
-//! reachable buffers, and the numbers of erratum 8 for the as-published driver and unit.
+//! The ring driver and the ring unit, which share only memory. Random steps are compared with a
+//! reference of the reachable buffers. Further tests check the numbers of erratum 8 for the
+//! as-published driver and unit.
 
 mod lagging;
 

@@ -55,7 +55,7 @@ pub(crate) fn build_libfuzzer(repo: &Repo) -> anyhow::Result<String> {
     Ok(String::new())
 }
 
-/// Replays every corpus through its target and checks that it reaches the required code paths.
+/// Replays every corpus through its target and checks that it reaches all of the target's outcomes.
 pub(crate) fn corpora(repo: &Repo) -> anyhow::Result<String> {
     let mut summary = Summary::default();
     process::show(&mut stable(repo, "test")?, |line| summary.add_line(line))?;

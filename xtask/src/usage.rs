@@ -55,8 +55,8 @@ impl Usage {
         Self::parse(&fs::read_to_string(format!("/proc/{who}/stat")).ok()?)
     }
 
-    /// Parses proc_pid_stat(5): the state after the name, which may contain any character, and four
-    /// times eleven fields later.
+    /// Parses proc_pid_stat(5): the state after the name, which may contain any character, and the
+    /// four CPU times eleven fields later.
     fn parse(stat: &str) -> Option<Self> {
         let (_, fields) = stat.rsplit_once(") ")?;
         let mut fields = fields.split(' ');

@@ -314,7 +314,8 @@ struct Rewrite {
 impl Rewrite {
     fn event(&mut self, event: &mut RawEvent, chunk: &mut RawChunk) {
         event.time = Nanos(event.time.0.saturating_sub(self.start));
-        // PID 0 is the idle task on every system: it identifies nobody and has a meaning.
+        // PID 0 is the idle task on every system: it identifies no user's process and has a
+        // meaning.
         if event.context.pid != 0 {
             let next = self.pids.len() as u32 + 1;
             event.context.pid = *self.pids.entry(event.context.pid).or_insert(next);

@@ -103,9 +103,9 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<(), Failure> {
     }
 }
 
-/// Checks before the replay for errors that would otherwise occur at its end: traces that cannot be
-/// opened, devices that they do not name, a plot directory that cannot be created. Standard input
-/// is not checked, because it can be read only once.
+/// Checks before the replay for errors that would otherwise occur at its end. These are traces that
+/// cannot be opened, devices that a trace does not name, and a plot directory that cannot be
+/// created. Standard input is not checked, because it can be read only once.
 fn check(args: &CompareArgs, inputs: &[Input]) -> Result<(), Failure> {
     if inputs
         .iter()

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use super::{Bursts, Flow};
 
-/// Gap in ns that ends a burst of unmaps, as in the replay.
+/// Longest gap in ns within a burst of unmaps, as in the replay.
 const BURST_GAP_NS: u64 = 50_000;
 
 /// State of one flow during the read.

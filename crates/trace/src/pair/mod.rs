@@ -1,8 +1,10 @@
 //! Converts raw events to operations.
 //!
-//! [`window`] combines the lines of one call, [`live_mappings`] finds the map of an unmap,
-//! [`scatter`] computes the segments of a list, [`physical`] renames addresses into the arena, and
-//! [`resolve`] applies the rules. `docs/TRACES.md` lists the rules.
+//! - [`window`] combines the lines of one call.
+//! - [`live_mappings`] finds the map of an unmap.
+//! - [`scatter`] computes the segments of a list.
+//! - [`physical`] renames addresses into the arena.
+//! - [`resolve`] applies the rules, which `docs/TRACES.md` lists.
 
 mod fifo;
 mod live_mappings;

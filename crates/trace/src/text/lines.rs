@@ -10,7 +10,8 @@ const FIRST_BLOCK: usize = 4 * 1024;
 /// Bytes of a read after the input has proved long.
 const BLOCK: usize = 256 * 1024;
 
-/// Maximum length of the skipped rest of an overlong line, in multiples of the line limit.
+/// Maximum length of the skipped rest of an overlong line, in multiples of the line limit or, if
+/// that is larger, of [`BLOCK`].
 const SKIPPED: u64 = 64;
 
 /// One line, without its line end.
@@ -22,8 +23,8 @@ pub(super) enum Line<'a> {
     Binary,
     /// A line longer than the limit. The next call skips its rest.
     TooLong,
-    /// The rest of an overlong line exceeds [`SKIPPED`] times the limit: the input is not divided
-    /// into lines.
+    /// The rest of an overlong line exceeds the bound that [`SKIPPED`] sets: the input is not
+    /// divided into lines.
     Endless,
     /// The last line, truncated before its line end.
     CutShort,

@@ -1,7 +1,11 @@
 //! Parses the text of tracefs, `trace-cmd report` and `perf script` into raw events.
 //!
-//! A line passes these steps: `lines` splits it from the input, `prefix` parses task, CPU and time,
-//! `payload` parses the event's fields, and [`TraceReader`] appends the event to a [`RawChunk`].
+//! A line passes these steps:
+//!
+//! - `lines` splits it from the input.
+//! - `prefix` parses task, CPU and time.
+//! - `payload` parses the event's fields.
+//! - [`TraceReader`] appends the event to a [`RawChunk`].
 
 mod cursor;
 mod event;

@@ -1,6 +1,6 @@
-//! The para-virtual IOMMU (Tang et al., section 4): a guest's frontend, the reverse translation
-//! cache in front of it, and the host's backend. Decision 0017 says who owns what;
-//! `docs/PVIOMMU.md` is the wire format.
+//! The para-virtual IOMMU (PVIOMMU paper: Tang et al., section 4): the guest's frontend, its
+//! reverse translation cache, and the host's backend. Decision 0017 defines which part owns what;
+//! `docs/PVIOMMU.md` defines the wire format.
 #![no_std]
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! A queue whose device is a backend in the same process: for replays and tests.
+//! A queue whose device is a backend in the same process, for replays and tests.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -6,22 +6,22 @@ use alloc::vec::Vec;
 use crate::backend::{Backend, GuestBacking, IoTables};
 use crate::frontend::{Queue, QueueFull, RequestId, Used};
 
-/// A queue to a [`Backend`], which carries requests out when they are polled for: as a host that is
-/// exactly as fast as its guest asks.
+/// A queue to a [`Backend`] in the same process. The backend executes a request when the driver
+/// polls for its answer, so the host is never slower than its guest.
 #[derive(Debug)]
 pub struct Loopback<B, T> {
     backend: Backend<B, T>,
-    /// Made available; the first `kicked` of them the device knows of.
+    /// Available requests. The device knows of the first `kicked` of them.
     available: VecDeque<(RequestId, Vec<u8>)>,
     kicked: usize,
-    /// Storage of requests that were answered.
+    /// Buffers of answered requests, for reuse.
     spare: Vec<Vec<u8>>,
     capacity: usize,
     next: u32,
 }
 
 impl<B: GuestBacking, T: IoTables> Loopback<B, T> {
-    /// A queue of `capacity` chains to `backend`.
+    /// Creates a queue of `capacity` chains to `backend`.
     pub fn new(backend: Backend<B, T>, capacity: u16) -> Self {
         Self {
             backend,
@@ -33,7 +33,7 @@ impl<B: GuestBacking, T: IoTables> Loopback<B, T> {
         }
     }
 
-    /// The device.
+    /// The backend.
     pub const fn backend(&mut self) -> &mut Backend<B, T> {
         &mut self.backend
     }

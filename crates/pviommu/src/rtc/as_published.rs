@@ -1,16 +1,18 @@
-//! The reverse translation cache as printed: the tree of Figures 7 to 9 and a queue with separators
-//! (section 4.5, Fig. 6).
+//! The reverse translation cache as published in the PVIOMMU paper: the tree of Figures 7 to 9 and
+//! a queue with separators (section 4.5, Fig. 6).
 //!
-//! Its defects, beside the tree's (errata 11, 16): the key is the guest page alone, so that
-//! direction and length of what was mapped are not asked for; whether a mapping is in use is one
-//! bit, so that the first of two users releases it; a mapping that is reused and released stands in
-//! the queue a second time, so that its first place decides when it expires, and the queue grows
-//! with every release.
+//! It has these defects in addition to the tree's (errata 11, 16):
 //!
-//! What no figure says is read in its favour. A mapping stands in the tree from its map on, with
-//! its bit set. (By step 3 it would be put in when it is released; then two buffers of one page are
-//! mapped twice, and Insert, which finds the first at the second's release, marks it as in use for
-//! good.) Release clears the bit. The limit is the embedder's; the document has none.
+//! - The key is the guest page alone; the cache compares neither direction nor length.
+//! - One bit marks a mapping as in use, so the first of two users releases it.
+//! - A mapping that is reused and released is queued again. Its first element decides when it
+//!   expires, and the queue grows with every release.
+//!
+//! Where the figures are silent, this implementation takes the reading that works best. A mapping
+//! is in the tree from its map on, with its REUSING bit set; release clears the bit. (Step 3
+//! inserts it at release. Then two buffers of one page are mapped twice. At the second's release,
+//! Insert finds the first and marks it as in use forever.) The embedder sets the limit; the paper
+//! has none.
 
 use alloc::collections::VecDeque;
 
@@ -22,13 +24,12 @@ use super::{Cycles, MappingKey, NotCached, NotInUse, ReverseCache, RtcStats};
 /// An element of the queue (Fig. 6).
 #[derive(Debug, Clone, Copy)]
 enum Element {
-    /// A released mapping: its leaf and its guest address. The direction is there for reports
-    /// alone.
+    /// A released mapping: its leaf and its guest address. Only reports use the direction.
     Mapping(NodeId, u64, Direction),
     Separator,
 }
 
-/// The literal cache.
+/// The cache as published.
 #[derive(Debug)]
 pub struct RtcAsPublished {
     tree: TreeAsPublished,
@@ -40,7 +41,7 @@ pub struct RtcAsPublished {
 }
 
 impl RtcAsPublished {
-    /// An empty cache of at most `limit` mappings.
+    /// Creates an empty cache of at most `limit` mappings.
     pub fn new(cycles: Cycles, limit: usize) -> Self {
         Self {
             tree: TreeAsPublished::new(),
@@ -57,20 +58,21 @@ impl RtcAsPublished {
         &self.tree
     }
 
-    /// Elements of the queue, separators included.
+    /// Returns the number of elements in the queue, separators included.
     pub fn queued(&self) -> usize {
         self.queue.len()
     }
 
-    /// The leaf that Search finds for the key's first page, and the address in it.
+    /// Returns the leaf that Search finds for the key's first page, and the address in it.
     fn find(&mut self, gpa: u64) -> Option<(NodeId, u64)> {
         let leaf = self.tree.search(gpa)?;
         let giova = self.tree.in_leaf(leaf, gpa)?;
         Some((leaf, giova))
     }
 
-    /// Takes elements off the queue's head until `enough` says so of the number taken, or a
-    /// separator ends them. Those in use only leave the queue.
+    /// Pops elements from the head of the queue until `enough` returns true for the number of
+    /// mappings removed, or until a separator. Mappings in use leave the queue but stay in the
+    /// tree.
     fn pop(
         &mut self,
         mut enough: impl FnMut(u64) -> bool,
@@ -126,10 +128,10 @@ impl ReverseCache for RtcAsPublished {
         match self.tree.insert(gpa, giova.get()) {
             Inserted::AlreadyExist => return Err(NotCached::Present),
             Inserted::Success => {
-                // A second Insert marks it as in use, line 13.
+                // The second Insert sets the REUSING bit (line 13).
                 self.tree.insert(gpa, giova.get());
             }
-            // The document's code has nothing that would notice.
+            // The paper's code does not detect this.
             Inserted::Wild => {}
         }
         self.counts.inserted = self.counts.inserted.wrapping_add(1);
@@ -180,8 +182,7 @@ impl ReverseCache for RtcAsPublished {
 
     fn stats(&self) -> RtcStats {
         RtcStats {
-            // The document's cache does not know: what stands in the queue may be in use, or there
-            // twice.
+            // The published cache cannot tell: a queued mapping may be in use, or queued twice.
             released: self.queue.len().saturating_sub(self.separators),
             bytes: self
                 .tree

@@ -1,6 +1,6 @@
-//! The document's reverse translation cache, repaired (errata 11, 16): its radix tree and its queue
-//! with separators, with direction and length in the key, a count of users for the REUSING bit, and
-//! one place in the queue for each mapping.
+//! The PVIOMMU paper's reverse translation cache, repaired (errata 11, 16). It keeps the radix tree
+//! and the queue with separators. The key includes direction and length, a count of users replaces
+//! the REUSING bit, and each mapping is queued once.
 
 use alloc::vec::Vec;
 
@@ -10,44 +10,43 @@ use super::reverse_cache::EvictionBudget;
 use super::tree::{NodeId, Tree, TreeError};
 use super::{Cycles, MappingKey, NotCached, NotInUse, ReverseCache, RtcStats};
 
-/// A mapping. What the document keeps in a leaf is behind the leaf's value here: a leaf has one
-/// value a page, and a page can be the first of mappings of several lengths.
+/// A mapping. The paper keeps this data in the leaf; here, the leaf's value is an index to it. A
+/// leaf has one value for each page, but mappings of several lengths may begin with the same page.
 #[derive(Debug, Clone, Copy)]
 struct Record {
     key: MappingKey,
     giova: Iova,
     users: u32,
-    /// The cycle of the last release.
+    /// Cycle of the last release.
     released: u64,
-    /// Another mapping of this page and direction.
+    /// Next mapping with the same page and direction.
     other: Option<u32>,
-    /// The next one in its section of the queue.
+    /// Next mapping in the same section of the queue.
     next: Option<u32>,
     queued: bool,
     leaf: NodeId,
 }
 
-/// What stands between two separators of the queue and is not empty: its first and its last
-/// mapping.
+/// First and last mapping between two separators of the queue. Never empty.
 #[derive(Debug, Clone, Copy)]
 struct Section {
     first: u32,
     last: u32,
 }
 
-/// The repaired cache: mode `rtc`.
+/// The repaired cache, of mode `rtc`.
 ///
-/// The queue is cut at its separators: a list of mappings for each of the last C + 1 cycles, first
-/// in first out. A mapping that is reused keeps its place, and moves to the end of the section of
-/// its last release when its place comes up: so it stands in the queue once, and the queue is as
-/// long as there are mappings.
+/// The queue has one section for each of the last C + 1 cycles: a list of mappings, first in, first
+/// out. A reused mapping keeps its position. When the cache reaches that position, it moves the
+/// mapping to the end of the section of its last release. Each mapping is therefore queued at most
+/// once.
 #[derive(Debug)]
 pub struct Rtc {
-    /// By direction.
+    /// One tree for each direction.
     trees: [Tree; 3],
     records: Vec<Record>,
     free: Vec<u32>,
-    /// Section `cycle % (C + 1)` has those released in `cycle`.
+    /// Section `cycle % (C + 1)` holds the mappings released in `cycle`.
     sections: Vec<Option<Section>>,
     cycle: u64,
     cycles: Cycles,
@@ -58,13 +57,13 @@ pub struct Rtc {
     counts: RtcStats,
 }
 
-/// Guest page number, the tree's key.
+/// Returns the guest page number, which is the tree's key.
 fn page(key: MappingKey) -> u64 {
     key.first().get() >> PageSize::Size4K.shift()
 }
 
 impl Rtc {
-    /// An empty cache of at most `limit` pages, in use or released.
+    /// Creates an empty cache of at most `limit` pages, in use or released.
     pub fn new(cycles: Cycles, limit: usize) -> Self {
         Self {
             trees: Default::default(),
@@ -80,7 +79,7 @@ impl Rtc {
         }
     }
 
-    /// The trees, one for each direction, in the order of
+    /// Returns the trees, one for each direction, in the order of
     /// [`Direction::ALL`](ringfence_types::Direction::ALL).
     pub fn trees(&self) -> &[Tree; 3] {
         &self.trees
@@ -99,7 +98,7 @@ impl Rtc {
         self.records.get_mut(at as usize)
     }
 
-    /// The first record of the page and direction, with its leaf.
+    /// Returns the first record of the page and direction, with its leaf.
     #[inline]
     fn first(&mut self, key: MappingKey) -> Option<(u32, NodeId)> {
         let (value, leaf) = self.tree(key).get(page(key))?;
@@ -126,7 +125,7 @@ impl Rtc {
         self.sections.get_mut(at)
     }
 
-    /// Puts a mapping at the end of the section of the cycle of its release.
+    /// Appends a mapping to the section of the cycle of its release.
     #[inline]
     fn enqueue(&mut self, at: u32) {
         let Some(cycle) = self.record(at).map(|record| record.released) else {
@@ -146,7 +145,7 @@ impl Rtc {
         }
     }
 
-    /// Takes a released mapping out of tree and records; not out of the queue.
+    /// Removes a released mapping from the tree and the records, but not from the queue.
     fn remove_record(&mut self, at: u32) -> Option<(MappingKey, Iova)> {
         let Record {
             key,
@@ -158,7 +157,7 @@ impl Rtc {
         let (first, _) = self.first(key)?;
         let tree = self.tree(key);
         if first != at {
-            // Another length of the same page stands before it.
+            // A mapping of the same page with another length precedes it in the list.
             let mut before = first;
             while let Some(record) = self.record(before) {
                 if record.other == Some(at) {
@@ -178,9 +177,9 @@ impl Rtc {
         Some((key, giova))
     }
 
-    /// Walks the section of `cycle`: those in use leave the queue, those released later move to
-    /// their section, the others leave the cache as long as `wanted` takes them, and stay where
-    /// they are after that. How many left.
+    /// Walks the section of `cycle`. Mappings in use leave the queue. Mappings released later move
+    /// to their section. The others leave the cache until `wanted` rejects one; the rest stay in
+    /// this section. Returns the number of mappings that left the cache.
     fn expire(
         &mut self,
         cycle: u64,
@@ -210,7 +209,7 @@ impl Rtc {
         gone
     }
 
-    /// The oldest cycle whose section may hold something.
+    /// Returns the oldest cycle whose section may hold mappings.
     fn oldest(&self) -> u64 {
         self.cycle.saturating_sub(u64::from(self.cycles.get()))
     }
@@ -253,7 +252,7 @@ impl ReverseCache for Rtc {
         let at = match self.free.last() {
             Some(at) => *at,
             None => {
-                // Room for the record, and for its return among the free ones.
+                // Reserve memory for the record and for its later entry in the free list.
                 let room = self.records.try_reserve(1).is_ok()
                     && self.free.try_reserve(self.records.len() + 1).is_ok();
                 match u32::try_from(self.records.len()) {
@@ -310,7 +309,7 @@ impl ReverseCache for Rtc {
     }
 
     fn tick(&mut self, expired: impl FnMut(MappingKey, Iova)) {
-        // The section of the oldest cycle becomes that of the next one.
+        // The next cycle reuses the section of the oldest cycle.
         let gone = match self.cycle.checked_sub(u64::from(self.cycles.get())) {
             Some(oldest) => self.expire(oldest, &mut EvictionBudget::all(), expired),
             None => 0,

@@ -1,4 +1,4 @@
-//! What a mapping is found by.
+//! The key of a cached mapping.
 
 use core::fmt;
 
@@ -6,29 +6,30 @@ use ringfence_types::{Direction, PageSize, PhysAddr, PhysRange};
 
 const PAGE: u64 = PageSize::Size4K.bytes();
 
-/// First guest page, number of pages and direction of a mapping: what has to be equal for a mapping
-/// to serve a buffer. The pages are consecutive in guest memory. A scatterlist of other pages has
-/// no key: two lists may begin with the same page and go on differently.
+/// Key of a mapping: first guest page, number of pages and direction. A mapping serves a buffer
+/// only if their keys are equal. The pages are consecutive in guest memory. A scatterlist of other
+/// pages has no key, because two lists may begin with the same page and then differ.
 ///
-/// The document's key is the guest page alone (errata 16). It then serves a buffer that the device
-/// shall read with a mapping through which it can write, and a buffer of several pages with a
-/// mapping of one. A mapping in both directions serves nothing but buffers in both: it could stand
-/// in for either, but then a device could write a buffer that it was to read for as long as the
-/// buffer is in use, which no cycle bounds.
+/// The PVIOMMU paper's key is the guest page alone (errata 16). It would serve a buffer that the
+/// device may only read with a writable mapping, and a buffer of several pages with a mapping of
+/// one page.
 ///
-/// One word: the page in the 52 high bits, where an address has it, and in the 12 bits that say
-/// nothing about a page the number of pages less one (10 bits) and what the device may do (2 bits,
-/// never 0).
+/// A bidirectional mapping serves only bidirectional buffers. It could serve both directions, but
+/// then a device could write a read-only buffer for as long as the buffer is in use, which no cycle
+/// bounds.
+///
+/// Encoded in one word: the page address in the high 52 bits, the number of pages less one (10
+/// bits), and the permissions (2 bits, never 0).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct MappingKey(u64);
 
 impl MappingKey {
-    /// Most pages of one key: 4 MiB. A longer buffer is mapped and unmapped without the cache.
+    /// Maximum number of pages of one key: 4 MiB. Longer buffers bypass the cache.
     pub const PAGES_MAX: u64 = 1 << 10;
 
-    /// The key of `pages` pages from the one that holds `first`; `None` without pages, with more
-    /// than [`PAGES_MAX`](Self::PAGES_MAX), or past 2^64.
+    /// Creates the key of `pages` pages from the one that holds `first`. `None` if `pages` is 0 or
+    /// above [`PAGES_MAX`](Self::PAGES_MAX), or if the pages reach past 2^64.
     #[inline]
     pub const fn new(first: PhysAddr, pages: u64, direction: Direction) -> Option<Self> {
         let page = first.align_down(PAGE);
@@ -40,26 +41,26 @@ impl MappingKey {
         ))
     }
 
-    /// The key of the pages that `buffer` touches; `None` if they are more than
+    /// Creates the key of the pages that `buffer` touches. `None` if they are more than
     /// [`PAGES_MAX`](Self::PAGES_MAX).
     #[inline]
     pub const fn covering(buffer: &PhysRange, direction: Direction) -> Option<Self> {
         Self::new(buffer.start(), buffer.pages(PageSize::Size4K), direction)
     }
 
-    /// The guest-physical address of the first page.
+    /// Returns the guest-physical address of the first page.
     #[inline]
     pub const fn first(self) -> PhysAddr {
         PhysAddr::new(self.0).align_down(PAGE)
     }
 
-    /// How many pages, 1 to [`PAGES_MAX`](Self::PAGES_MAX).
+    /// Returns the number of pages, 1 to [`PAGES_MAX`](Self::PAGES_MAX).
     #[inline]
     pub const fn pages(self) -> u64 {
         (self.0 >> 2 & (Self::PAGES_MAX - 1)) + 1
     }
 
-    /// What the mapping is for.
+    /// Returns the direction of the mapping.
     #[inline]
     pub const fn direction(self) -> Direction {
         match self.0 & 3 {
@@ -69,13 +70,13 @@ impl MappingKey {
         }
     }
 
-    /// The word; never 0.
+    /// Returns the encoded word; never 0.
     #[inline]
     pub(crate) const fn word(self) -> u64 {
         self.0
     }
 
-    /// The same of 0, which is no key's.
+    /// Decodes a word; `None` for 0, which encodes no key.
     #[inline]
     pub(crate) const fn from_word_if_any(word: u64) -> Option<Self> {
         match word {
@@ -84,7 +85,7 @@ impl MappingKey {
         }
     }
 
-    /// From a word that [`word`](Self::word) gave.
+    /// Decodes a word that [`word`](Self::word) returned.
     #[inline]
     pub(super) const fn from_word(word: u64) -> Self {
         Self(word)

@@ -1,15 +1,15 @@
-//! The reverse translation cache: mappings that a driver has released and the host still has, found
-//! again by the pages they lead to.
+//! The reverse translation cache. It keeps mappings that the driver has released and the host still
+//! holds, and finds them again by their guest pages.
 //!
-//! Source: Tang et al., section 4.5. The role [`ReverseCache`] has three implementors: the
-//! document's radix tree and queue as they are printed ([`RtcAsPublished`]), the same repaired
-//! ([`Rtc`]), and a flat table of ours ([`FlatRtc`]) whose residency is either the document's or
-//! follows how soon mappings are used again. None has a clock or a queue of requests: who owns the
-//! cache says when a cycle ends and sends them.
+//! Source: Tang et al. (the PVIOMMU paper), section 4.5. [`ReverseCache`] has three
+//! implementations: the paper's radix tree and queue as published ([`RtcAsPublished`]), the same
+//! repaired ([`Rtc`]), and a flat table ([`FlatRtc`]). The flat table's residency is either the
+//! paper's or adapts to the reuse interval. The caches have no clock and send no requests: the
+//! owner calls [`tick`](ReverseCache::tick) at the end of each cycle and sends the unmaps.
 //!
-//! **What a cache promises.** A mapping that nobody uses leaves with the (C + 1)th end of a cycle
-//! after its last release, or before. With cycles of T that is T x (C + 1) at the longest, and so
-//! long its pages are exposed: a mode with a cache is `bounded`, never strict.
+//! **Guarantee.** An unused mapping leaves at the latest with the (C + 1)th end of a cycle after
+//! its last release. With cycles of T, its pages stay exposed for at most T x (C + 1). A mode with
+//! a cache is therefore `bounded`, never strict.
 
 mod as_published;
 mod cycles;

@@ -1,4 +1,4 @@
-//! X24: how long released mappings stay, on a virtual clock.
+//! X24: residency of released mappings, on a virtual clock.
 
 use alloc::vec::Vec;
 
@@ -6,22 +6,23 @@ use ringfence_types::{Direction, Iova, PhysAddr};
 
 use super::{MappingKey, ReverseCache};
 
-/// When mappings are released, in units of time: one in each unit. Every seventh one is used again,
-/// and released for the last time.
+/// Schedule of releases, in units of time: one mapping in each unit. Every seventh mapping is used
+/// again and then released for the last time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Uses {
-    /// Mappings, and the units in which they are released.
+    /// Number of mappings, and of units in which they are released.
     pub releases: u64,
-    /// Others that stay in use throughout, released once and taken again.
+    /// Further mappings that stay in use, after one release and reuse at the start.
     pub held: u64,
-    /// From the first release to the next use.
+    /// Time from the first release to the next use.
     pub again: u64,
-    /// From the first release to the last one, not less.
+    /// Time from the first release to the last one; at least `again`.
     pub after: u64,
 }
 
 impl Uses {
-    /// Uses again after one and a half cycles of `cycle` units, releases two cycles later.
+    /// Creates a schedule: reuse after one and a half cycles of `cycle` units, last release two
+    /// cycles later.
     pub const fn in_cycles(cycle: u64, releases: u64, held: u64) -> Self {
         let again = cycle.saturating_add(cycle / 2);
         Self {
@@ -33,24 +34,23 @@ impl Uses {
     }
 }
 
-/// What was seen of a cache.
+/// Measurements of a cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Residency {
-    /// For each mapping that left, as often as it did, the time from its last release to its
-    /// expiry; sorted.
+    /// Times from the last release of a mapping to its expiry, one for each expiry; sorted.
     pub stays: Vec<u64>,
-    /// Ends of cycles at which mappings left: the requests that were needed.
+    /// Ends of cycles at which mappings left, which is the number of unmap requests.
     pub batches: u64,
-    /// Later uses that found their mapping; the others had to map anew.
+    /// Reuses that found their mapping. The others had to map again.
     pub hits: u64,
-    /// Mappings that were in use when their C cycles were over, and were there at the end.
+    /// Held mappings that were still cached at the end, after their C cycles were over.
     pub survivors: u64,
 }
 
-/// Uses a cache whose cycles have `cycle` units of time, and lets all expire.
+/// Runs `uses` on a cache with cycles of `cycle` units, until all mappings expire.
 ///
-/// At one instant releases come before the end of a cycle, so that one released at a cycle's last
-/// instant belongs to it.
+/// At one instant, releases precede the end of a cycle: a mapping released at the last instant of a
+/// cycle belongs to it.
 pub fn residency(cache: &mut impl ReverseCache, cycle: u64, uses: Uses) -> Residency {
     let Uses {
         releases,
@@ -66,7 +66,7 @@ pub fn residency(cache: &mut impl ReverseCache, cycle: u64, uses: Uses) -> Resid
         survivors: 0,
     };
     let cycle = cycle.max(1);
-    // Mappings number 0 to `releases` - 1, then those that are held.
+    // Mappings 0 to `releases` - 1, then the held ones.
     for key in (0..releases.saturating_add(held)).filter_map(key) {
         if cache.insert(key, Iova::new(key.first().get())).is_err() {
             return seen;
@@ -79,7 +79,7 @@ pub fn residency(cache: &mut impl ReverseCache, cycle: u64, uses: Uses) -> Resid
     let mut released = alloc::vec![0_u64; usize::try_from(releases).unwrap_or(0)];
     let (mut now, mut there) = (0_u64, releases);
     let used = releases.saturating_add(after);
-    // What a cache loses never leaves.
+    // A mapping that the cache loses never leaves: bound the loop.
     let end = used.saturating_add(cycle.saturating_mul(300));
     while now < used || (there > 0 && now < end) {
         now += 1;
@@ -114,7 +114,7 @@ pub fn residency(cache: &mut impl ReverseCache, cycle: u64, uses: Uses) -> Resid
         }
     }
     for key in (releases..releases.saturating_add(held)).filter_map(key) {
-        // It still has its user, whose release is one.
+        // A mapping in use has a user, so its release succeeds.
         seen.survivors += u64::from(cache.release(key).is_ok());
     }
     seen.stays.sort_unstable();

@@ -1,46 +1,48 @@
-//! How soon mappings are used again, and how long it is therefore worth keeping them.
+//! Statistics of reuse, and the residency that follows from them.
 
 use super::Cycles;
 
-/// How long released mappings stay.
+/// Residency of released mappings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ResidencyPolicy {
-    /// C cycles, whatever happens to them: the document's.
+    /// Always C cycles, as in the PVIOMMU paper.
     Fixed,
-    /// As long as reuse has been taking, and never longer than C cycles.
+    /// Adapts to the observed reuse, up to C cycles.
     ///
-    /// The cache counts after how many cycles mappings were used again, late ones included: of a
-    /// mapping that left before C cycles were over it remembers the key until they are. A released
-    /// mapping stays for the power of two of cycles within which all but `late` in a thousand of
-    /// those reuses came; the three directions are judged apart, because receive rings and transmit
-    /// buffers come back after different times. Until 32 reuses of a direction are known, it stays
-    /// for 7 cycles. The counts fade, so that what changed is noticed.
+    /// The cache counts the cycles between release and reuse. After an early eviction it remembers
+    /// the key until C cycles are over, so that it counts late reuses as well. A released mapping
+    /// stays for 0 or 2^n - 1 whole cycles: the least bound that all but `late` in a thousand
+    /// reuses met.
+    ///
+    /// The cache counts the three directions separately, because receive rings and transmit buffers
+    /// have different intervals. A mapping stays for 7 cycles until the cache knows 32 reuses of
+    /// its direction. Old counts decay, so that the cache follows a changed workload.
     Adaptive {
-        /// How many reuses in a thousand may come too late.
+        /// Maximum number of late reuses in a thousand.
         late: u16,
     },
 }
 
-/// Gaps by their number of binary digits: 0, 1, 2-3, 4-7, ... 128-255 cycles.
+/// Buckets by the number of binary digits of the gap: 0, 1, 2-3, 4-7, ... 128-255 cycles.
 const BUCKETS: usize = 9;
 
-/// Reuses of one direction after which its counts are believed.
+/// Minimum number of reuses of one direction before its counts are used.
 const ENOUGH: u32 = 32;
 
-/// Whole cycles that mappings stay until then: too short a time shows, because late reuses are
-/// counted, too long a one does not.
+/// Residency until then, in whole cycles. The counts reveal a residency that is too short, because
+/// they include late reuses. They do not reveal one that is too long.
 const AT_FIRST: u8 = 7;
 
-/// Reuses of one direction after which its counts are halved.
+/// Number of reuses of one direction at which its counts are halved.
 const FADE: u32 = 1 << 14;
 
-/// The gaps between release and reuse, in cycles, by direction.
+/// Gaps between release and reuse in cycles, by direction.
 #[derive(Debug, Clone)]
 pub(super) struct Gaps {
     residency: ResidencyPolicy,
     longest: Cycles,
     seen: [[u32; BUCKETS]; 4],
-    /// By direction, how many whole cycles a released mapping stays.
+    /// Residency of released mappings in whole cycles, by direction.
     patience: [u8; 4],
 }
 
@@ -58,13 +60,13 @@ impl Gaps {
         }
     }
 
-    /// Whether gaps are counted at all.
+    /// Returns true if the cache counts gaps.
     #[inline]
     pub(super) fn counted(&self) -> bool {
         matches!(self.residency, ResidencyPolicy::Adaptive { .. })
     }
 
-    /// A mapping whose key has `word` is used again, `age` cycles after its release.
+    /// Counts the reuse of a mapping whose key has `word`, `age` cycles after its release.
     #[inline]
     pub(super) fn count(&mut self, word: u64, age: u8) {
         let bucket = (u8::BITS - age.leading_zeros()) as usize;
@@ -74,7 +76,7 @@ impl Gaps {
         }
     }
 
-    /// How many whole cycles a released mapping whose key has `word` stays.
+    /// Returns the residency of a released mapping whose key has `word`, in whole cycles.
     #[inline]
     pub(super) fn patience(&self, word: u64) -> u8 {
         let kind = (word & 3) as usize;
@@ -84,12 +86,12 @@ impl Gaps {
             .unwrap_or(self.longest.get())
     }
 
-    /// The least of what [`patience`](Self::patience) says.
+    /// Returns the lowest [`patience`](Self::patience) of all directions.
     pub(super) fn least(&self) -> u8 {
         self.patience.iter().copied().min().unwrap_or(0)
     }
 
-    /// A cycle ends: what was counted decides how long mappings stay from now on.
+    /// Ends a cycle: computes the residencies from the counts.
     pub(super) fn end_cycle(&mut self) {
         let ResidencyPolicy::Adaptive { late } = self.residency else {
             return;
@@ -100,7 +102,7 @@ impl Gaps {
                 continue;
             }
             let allowed = u64::from(total) * u64::from(late) / 1000;
-            // From the longest gaps down, as long as those that come too late are few enough.
+            // Shorten the residency as long as the share of late reuses stays within the allowance.
             let (mut digits, mut beyond) = (BUCKETS as u32 - 1, 0_u64);
             while let Some(count) = seen.get(digits as usize) {
                 beyond = beyond.saturating_add(u64::from(*count));
@@ -109,7 +111,7 @@ impl Gaps {
                 }
                 digits -= 1;
             }
-            // All gaps of `digits` binary digits are at most this long.
+            // Longest gap of `digits` binary digits.
             let gap = u8::try_from((1_u32 << digits) - 1).unwrap_or(u8::MAX);
             *patience = gap.min(self.longest.get());
             if total > FADE {

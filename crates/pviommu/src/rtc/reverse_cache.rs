@@ -1,4 +1,4 @@
-//! The role of a reverse translation cache.
+//! The interface of a reverse translation cache.
 
 use core::fmt;
 
@@ -9,57 +9,57 @@ use super::MappingKey;
 /// A cache of one device's mappings, in use and released (section 4.5, steps 1 to 5 of its last
 /// paragraph).
 ///
-/// A mapping has users: buffers of a driver that lie in the same pages in the same direction.
-/// Whoever calls keeps the [`MappingKey`] of each of its buffers until it releases it. What expires
-/// leaves the cache first; the caller then has the host unmap it, all in one request, and must not
-/// give its addresses out before the host has confirmed.
+/// The users of a mapping are the driver's buffers in the same pages with the same direction. The
+/// caller keeps the [`MappingKey`] of each buffer until its release. Mappings leave the cache when
+/// they expire. The caller then unmaps all of them with one request. It must not reuse their
+/// addresses before the host has confirmed the unmap.
 pub trait ReverseCache {
-    /// Step 1 and 5: a buffer takes the mapping of `key`, which counts one user more. `None`: there
-    /// is none, or none that can take another user; then the caller maps, and
-    /// [`insert`](Self::insert)s.
+    /// Steps 1 and 5: looks up the mapping of `key` and adds a user. `None` if the cache has no
+    /// such mapping, or if it cannot take another user. The caller then maps the buffer and calls
+    /// [`insert`](Self::insert).
     fn acquire(&mut self, key: MappingKey) -> Option<Iova>;
 
-    /// The host has mapped `key` at `giova`; the mapping has one user, and its release is one of
-    /// the cache's.
+    /// Adds a mapping that the host made for `key` at `giova`. The mapping has one user, who must
+    /// call [`release`](Self::release).
     ///
     /// # Errors
-    /// [`NotCached`]: the mapping stays the caller's, who unmaps it at its release. After [`NotCached::Full`], a [`evict`](Self::evict) makes room
-    /// if anything is released.
+    /// [`NotCached`]: the caller keeps the mapping and unmaps it at its release. After
+    /// [`NotCached::Full`], [`evict`](Self::evict) makes room if any mapping is released.
     fn insert(&mut self, key: MappingKey, giova: Iova) -> Result<(), NotCached>;
 
-    /// Step 3: a user of `key` is done. The last one leaves the mapping to the cache, for C cycles
-    /// and the rest of this one.
+    /// Step 3: removes a user of `key`. After the last one, the mapping stays cached for the rest
+    /// of this cycle and C more.
     ///
     /// # Errors
     /// [`NotInUse`]: no mapping of that key has a user.
     fn release(&mut self, key: MappingKey) -> Result<(), NotInUse>;
 
-    /// Step 4: a cycle ends. Forgets the mappings that nobody has used for C cycles, and gives each
-    /// to `expired`: the batch to be unmapped with one request.
+    /// Step 4: ends a cycle. Removes the mappings unused for C cycles and passes each to `expired`.
+    /// The caller unmaps this batch with one request.
     fn tick(&mut self, expired: impl FnMut(MappingKey, Iova));
 
-    /// The limit is reached: forgets those released mappings that would expire next, and gives each
-    /// to `expired`. They have at most a sixteenth of the limit's pages, unless the first alone has
-    /// more.
+    /// Removes the released mappings that would expire next and passes each to `expired`, because
+    /// the cache has reached its limit. They have at most a sixteenth of the limit's pages, or are
+    /// a single larger mapping.
     fn evict(&mut self, expired: impl FnMut(MappingKey, Iova));
 
-    /// Forgets every released mapping: the device goes, or memory is short. Mappings in use stay.
+    /// Removes every released mapping, on detach or low memory. Mappings in use stay.
     fn drain(&mut self, expired: impl FnMut(MappingKey, Iova));
 
-    /// What the cache holds and has done.
+    /// Returns the counters.
     fn stats(&self) -> RtcStats;
 }
 
-/// Why a mapping is not in the cache.
+/// Reason why a mapping was not cached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum NotCached {
     /// The key has a mapping already.
     Present,
-    /// With it there were more pages than the limit allows.
+    /// The mapping would exceed the limit of pages.
     Full,
-    /// No memory.
+    /// Out of memory.
     OutOfMemory,
-    /// The address is no multiple of 4096 or above what an entry has room for.
+    /// The address is no multiple of 4096, or too large for an entry.
     Address(Iova),
 }
 
@@ -76,10 +76,10 @@ impl fmt::Display for NotCached {
 
 impl core::error::Error for NotCached {}
 
-/// A release of what nobody holds.
+/// Error: release of a mapping that has no user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct NotInUse(
-    /// What was to be released.
+    /// The key to release.
     pub MappingKey,
 );
 
@@ -91,8 +91,8 @@ impl fmt::Display for NotInUse {
 
 impl core::error::Error for NotInUse {}
 
-/// What a [`evict`](ReverseCache::evict) may still take, in order of release: the module's
-/// `pvi_take_unused`.
+/// Pages that [`evict`](ReverseCache::evict) may still remove, in order of release. Corresponds to
+/// the kernel module's `pvi_take_unused`.
 #[derive(Debug)]
 pub(super) struct EvictionBudget {
     pages: u64,
@@ -100,22 +100,22 @@ pub(super) struct EvictionBudget {
 }
 
 impl EvictionBudget {
-    /// All there are.
+    /// Allows every mapping.
     pub(super) const fn all() -> Self {
         Self::new(u64::MAX, true)
     }
 
-    /// A sixteenth of a limit.
+    /// Allows a sixteenth of a limit.
     pub(super) fn of(limit: usize) -> Self {
         Self::new(limit.div_ceil(16) as u64, true)
     }
 
-    /// So many pages; `first`: the first one goes, however many it has.
+    /// Allows `pages` pages. If `first`, allows the first mapping whatever its size.
     pub(super) const fn new(pages: u64, first: bool) -> Self {
         Self { pages, first }
     }
 
-    /// Whether a mapping of so many pages goes. After one that does not, none does.
+    /// Returns true if a mapping of `pages` pages may leave. After one rejection, rejects all.
     pub(super) fn takes(&mut self, pages: u64) -> bool {
         let fits = self.pages > 0 && (self.first || pages <= self.pages);
         self.pages = if fits {
@@ -128,31 +128,31 @@ impl EvictionBudget {
     }
 }
 
-/// What a cache holds and has done since it was made.
+/// Counters of a cache since its creation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RtcStats {
-    /// Takes that found a mapping.
+    /// Lookups that found a mapping.
     pub hits: u64,
-    /// Takes that found none.
+    /// Lookups that found none.
     pub misses: u64,
-    /// Mappings that came in.
+    /// Mappings inserted.
     pub inserted: u64,
-    /// Mappings that left at a cycle's end.
+    /// Mappings that left at the end of a cycle.
     pub expired: u64,
-    /// Mappings that left earlier: shed or drained.
+    /// Mappings that left earlier, by eviction or drain.
     pub forced: u64,
     /// Mappings in the cache now.
     pub mappings: usize,
-    /// Of those, the ones that nobody uses: what the cache exposes.
+    /// Mappings in the cache without users; the device can still access their pages.
     pub released: usize,
-    /// Pages of the mappings in the cache now. The literal cache does not count them.
+    /// Pages of the mappings in the cache now. The as-published cache does not count them.
     pub pages: u64,
-    /// Bytes of memory that the cache occupies.
+    /// Memory that the cache occupies, in bytes.
     pub bytes: usize,
 }
 
 impl RtcStats {
-    /// Share of takes that found a mapping; 0 without any.
+    /// Returns the share of lookups that found a mapping; 0 without any lookup.
     pub fn hit_rate(&self) -> f64 {
         match self.hits.saturating_add(self.misses) {
             0 => 0.0,

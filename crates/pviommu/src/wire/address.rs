@@ -1,25 +1,24 @@
-//! Names of devices and of guest memory as they stand in requests.
+//! Device ids and guest-physical addresses, as requests encode them.
 
 use core::fmt;
 
 use ringfence_types::Address;
 
-/// Marks addresses of a guest's memory.
+/// Address space of guest-physical addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum GuestPhysical {}
 
-/// Guest-physical address: what the guest takes for physical, and what a second stage leads on to
-/// host memory.
+/// Guest-physical address. The host's second stage translates it to host memory.
 pub type Gpa = Address<GuestPhysical>;
 
-/// A device as requests name it: a PCI requester id, with the segment in bits 16 to 31
+/// Device id of a request: a PCI requester id, with the segment in bits 16 to 31
 /// (`docs/PVIOMMU.md`, "The device"). The field has 64 bits and a guest may write any of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct Devid(u64);
 
 impl Devid {
-    /// From the raw field.
+    /// Creates an id from the raw field.
     #[inline]
     pub const fn new(raw: u64) -> Self {
         Self(raw)

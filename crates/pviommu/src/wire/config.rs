@@ -1,4 +1,4 @@
-//! The configuration space, and what it has to promise.
+//! The configuration space and its validation.
 
 use alloc::vec::Vec;
 use core::fmt;
@@ -10,15 +10,15 @@ use super::{Devid, PAGE_BYTES};
 
 /// Bytes of the configuration space without its list of devices.
 pub const CONFIG_BYTES: usize = 32;
-/// The version of the format.
+/// Version of the format.
 pub const VERSION: u32 = 2;
-/// The highest `pages_max`.
+/// Highest valid `pages_max`.
 pub const PAGES_LIMIT: u32 = 65_536;
-/// The highest `device_count`: with so many the configuration space fills a page of 4096 bytes,
-/// which is all that Linux maps of it.
+/// Highest valid `device_count`. With this many devices, the configuration space fills a page of
+/// 4096 bytes, and Linux maps no more than that page.
 pub const DEVICES_LIMIT: usize = 1016;
 
-/// What a device says of itself ("The device").
+/// Contents of the device's configuration space ("The device").
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
     window: IovaRange,
@@ -27,20 +27,20 @@ pub struct Config {
     devices: Vec<u32>,
 }
 
-/// Why there is no such configuration.
+/// Reason why a configuration is invalid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ConfigError {
-    /// The window holds no whole page, begins inside one, or reaches into the last page of all,
-    /// whose end no migration record could name.
+    /// The window holds no whole page, is misaligned, or includes the last page of the address
+    /// space. A migration record could not encode the end of that page.
     Window,
     /// `pages_max` is 0 or above [`PAGES_LIMIT`].
     PagesMax(u32),
-    /// The devices are not in ascending order, more than [`DEVICES_LIMIT`], or more than there are
-    /// bytes for.
+    /// The devices are not in ascending order, are more than [`DEVICES_LIMIT`], or do not fit into
+    /// the bytes of the configuration space.
     Devices,
     /// The version is not [`VERSION`].
     Version(u32),
-    /// There are fewer than [`CONFIG_BYTES`] bytes.
+    /// The configuration space has fewer than [`CONFIG_BYTES`] bytes.
     TooShort,
 }
 
@@ -64,8 +64,8 @@ impl fmt::Display for ConfigError {
 impl core::error::Error for ConfigError {}
 
 impl Config {
-    /// A device that maps addresses of `window`, in requests of at most `pages_max` pages, for
-    /// `devices`, which are in ascending order.
+    /// Creates the configuration of a device that maps GIOVAs in `window`, with at most `pages_max`
+    /// pages in a request. `devices` must be in ascending order.
     ///
     /// # Errors
     /// See [`ConfigError`].
@@ -97,35 +97,35 @@ impl Config {
         })
     }
 
-    /// `giova_first` to `giova_last`.
+    /// GIOVAs that can be mapped: `giova_first` to `giova_last`.
     #[inline]
     pub const fn window(&self) -> IovaRange {
         self.window
     }
 
-    /// Most pages in one request.
+    /// Maximum number of pages in one request.
     #[inline]
     pub const fn pages_max(&self) -> u32 {
         self.pages_max
     }
 
-    /// The devices that it translates for, in ascending order.
+    /// Devices that the IOMMU translates for, in ascending order.
     pub fn devices(&self) -> impl ExactSizeIterator<Item = Devid> {
         self.devices.iter().map(|id| Devid::new(u64::from(*id)))
     }
 
-    /// Whether the page at `giova` can be mapped.
+    /// Returns true if the page at `giova` is aligned and inside the window.
     #[inline]
     pub fn can_map(&self, giova: Iova) -> bool {
         let window = &self.window;
         giova.is_aligned(PAGE_BYTES)
             && window.start() <= giova
-            // The window's last byte is not among the last 4096 of all, and it holds a page:
-            // nothing wraps.
+            // The window holds a page and excludes the last page of the address space, so the
+            // subtraction does not wrap.
             && giova.get() <= window.last().get().wrapping_sub(PAGE_BYTES - 1)
     }
 
-    /// The bytes of the configuration space.
+    /// Encodes the configuration space.
     pub fn encode(&self) -> Vec<u8> {
         // At most `DEVICES_LIMIT`.
         let count = self.devices.len() as u64;
@@ -142,7 +142,7 @@ impl Config {
         bytes
     }
 
-    /// Reads a configuration space. What stands behind the list is not looked at.
+    /// Decodes a configuration space. Bytes after the list of devices are ignored.
     ///
     /// # Errors
     /// See [`ConfigError`].

@@ -1,5 +1,5 @@
-//! CRC-32C (Castagnoli; RFC 3720, appendix B.4): polynomial 0x1edc6f41, reflected. A table of 1 KiB
-//! weighs less than a dependency.
+//! CRC-32C (Castagnoli; RFC 3720, appendix B.4): polynomial 0x1edc6f41, reflected. A lookup table
+//! of 1 KiB costs less than a dependency.
 
 const TABLE: [u32; 256] = {
     let mut table = [0; 256];
@@ -17,7 +17,7 @@ const TABLE: [u32; 256] = {
     table
 };
 
-/// The checksum of `bytes`.
+/// Returns the checksum of `bytes`.
 pub fn crc32c(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(u32::MAX, |crc, byte| {
         (crc >> 8) ^ TABLE[usize::from(crc as u8 ^ byte)]
@@ -28,7 +28,7 @@ pub fn crc32c(bytes: &[u8]) -> u32 {
 mod tests {
     use super::crc32c;
 
-    /// RFC 3720, appendix B.4, and the check value of every catalogue.
+    /// Test vectors of RFC 3720, appendix B.4, and the standard check value.
     #[test]
     fn published_values() {
         let rising: [u8; 32] = core::array::from_fn(|i| i as u8);

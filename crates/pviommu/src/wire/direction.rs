@@ -1,8 +1,8 @@
-//! Directions as numbers, those of Linux's `enum dma_data_direction`.
+//! Encoding of directions, with the values of Linux's `enum dma_data_direction`.
 
 use ringfence_types::Direction;
 
-/// The number of `direction`.
+/// Returns the wire value of `direction`.
 #[inline]
 pub(crate) const fn encode(direction: Direction) -> u32 {
     match direction {
@@ -12,7 +12,7 @@ pub(crate) const fn encode(direction: Direction) -> u32 {
     }
 }
 
-/// The direction of a number; `None` if no direction has it.
+/// Decodes a direction; `None` if the value is reserved.
 #[inline]
 pub(crate) const fn decode(raw: u64) -> Option<Direction> {
     match raw {

@@ -1,4 +1,4 @@
-//! Events: accesses of a device that were stopped.
+//! Events: device accesses that the IOMMU blocked.
 
 use ringfence_types::{Access, Iova};
 
@@ -8,30 +8,30 @@ use super::words::Reader;
 /// Bytes of an event.
 pub const EVENT_BYTES: usize = 24;
 
-/// Why an access was stopped.
+/// Reason why the IOMMU blocked an access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum EventReason {
-    /// Nothing is mapped there.
+    /// The address is not mapped.
     NotMapped,
-    /// A page is mapped there, not in this direction.
+    /// The page is mapped, but not for this direction.
     Direction,
 }
 
-/// An access that was stopped ("Events").
+/// A blocked access ("Events").
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Event {
-    /// Who made it.
+    /// The device that made the access.
     pub device: Devid,
-    /// Whether it read or wrote.
+    /// Read or write.
     pub access: Access,
-    /// Why it was stopped.
+    /// Reason why the access was blocked.
     pub reason: EventReason,
-    /// The first byte that was stopped.
+    /// Address of the first blocked byte.
     pub giova: Iova,
 }
 
 impl Event {
-    /// The bytes for the driver's buffer.
+    /// Encodes the event for the driver's buffer.
     pub fn encode(&self) -> [u8; EVENT_BYTES] {
         let access: u32 = match self.access {
             Access::Read => 1,
@@ -53,7 +53,7 @@ impl Event {
         bytes
     }
 
-    /// Reads an event; `None` if access or reason are none.
+    /// Decodes an event; `None` if `access` or `reason` is reserved.
     pub fn decode(bytes: &[u8; EVENT_BYTES]) -> Option<Self> {
         let mut reader = Reader(bytes);
         Some(Self {

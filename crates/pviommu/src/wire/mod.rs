@@ -1,9 +1,7 @@
-//! What crosses the border between guest and host, as bytes: `docs/PVIOMMU.md` is the source of
-//! every layout here.
+//! The messages between guest and host. `docs/PVIOMMU.md` is the source of every layout here.
 //!
-//! Decoding borrows: a [`Request`] is a view over the bytes that the guest wrote, and its arrays
-//! are read where they lie. Nothing here looks at values beyond what the layout needs; what they
-//! may be is the backend's matter.
+//! Decoding borrows: a [`Request`] is a view of the bytes that the guest wrote, and reads its
+//! arrays in place. Decoding checks only the layout. The backend checks the values.
 
 mod address;
 mod config;

@@ -1,4 +1,4 @@
-//! Migration records: the guest's view of a run of mappings (the document's Table 4).
+//! Migration records: the guest's view of a run of mappings (Table 4 of the PVIOMMU paper).
 
 use ringfence_types::{Direction, Iova};
 
@@ -8,31 +8,31 @@ use super::{Devid, Gpa, Gpas, PAGE_BYTES, StreamErrorKind, direction};
 /// Bytes of a record before its array.
 pub const RECORD_HEADER_BYTES: usize = 32;
 
-/// Consecutive GIOVAs of one device and direction, and where they lead.
+/// Mappings of consecutive GIOVAs with one device and one direction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Record<'a> {
-    /// Whose mappings.
+    /// Device that owns the mappings.
     pub device: Devid,
-    /// Their direction.
+    /// Direction of the mappings.
     pub direction: Direction,
-    /// The first page.
+    /// GIOVA of the first page.
     pub first: Iova,
-    /// Where the pages lead, in order.
+    /// GPA of each page, in order.
     pub gpas: Gpas<'a>,
 }
 
 impl Record<'_> {
-    /// The mappings in order.
+    /// Returns the mappings in order.
     pub fn pairs(&self) -> impl Iterator<Item = (Iova, Gpa)> + Clone + '_ {
         let first = self.first;
         self.gpas.iter().zip(0_u64..).map(move |(gpa, page)| {
-            // `giova_end` was checked: no page of the record wraps.
+            // `take` has checked `giova_end`, so no page of the record wraps.
             let bytes = page.wrapping_mul(PAGE_BYTES);
             (first.wrapping_add(bytes), gpa)
         })
     }
 
-    /// The first byte behind the last page.
+    /// Returns the address after the last page.
     pub fn end(&self) -> Iova {
         let bytes = (self.gpas.len() as u64).wrapping_mul(PAGE_BYTES);
         self.first.wrapping_add(bytes)
@@ -40,7 +40,7 @@ impl Record<'_> {
 }
 
 impl<'a> Record<'a> {
-    /// Takes a record from the front of `reader`.
+    /// Decodes a record from the front of `reader`.
     pub(super) fn take(reader: &mut Reader<'a>) -> Result<Self, StreamErrorKind> {
         let short = StreamErrorKind::TooShort;
         let device = Devid::new(reader.le64().ok_or(short)?);
@@ -48,7 +48,7 @@ impl<'a> Record<'a> {
         let raw = reader.le32().ok_or(short)?;
         let first = reader.iova().ok_or(short)?;
         let end = reader.iova().ok_or(short)?;
-        // Before anything is done with `pages`: it is the sender's.
+        // The sender chose `pages`: check it against the available bytes before any use.
         let gpas = Gpas::new(reader.words(pages as usize).ok_or(short)?);
         let direction = direction::decode(raw.into()).ok_or(StreamErrorKind::Direction(raw))?;
         let bytes = u64::from(pages).wrapping_mul(PAGE_BYTES);

@@ -1,4 +1,4 @@
-//! Requests: map and unmap (the document's Tables 2 and 3, as `docs/PVIOMMU.md` reads them).
+//! Map and unmap requests (Tables 2 and 3 of the PVIOMMU paper, as specified in `docs/PVIOMMU.md`).
 
 use alloc::vec::Vec;
 use core::fmt;
@@ -8,16 +8,15 @@ use ringfence_types::{Direction, Iova};
 use super::words::Reader;
 use super::{Devid, Giovas, Gpa, Gpas, PAGES_LIMIT, direction};
 
-/// Bytes of a map before its arrays.
+/// Bytes of a map request before its arrays.
 pub const MAP_HEADER_BYTES: usize = 24;
-/// Bytes of an unmap before its array.
+/// Bytes of an unmap request before its array.
 pub const UNMAP_HEADER_BYTES: usize = 16;
 
 const TYPE_MAP: u32 = 0;
 const TYPE_UNMAP: u32 = 1;
 
-/// A request whose bytes are all there, neither more nor fewer. Nothing has been said of its
-/// addresses.
+/// A request of the right length. Decoding has not checked its addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Request<'a> {
     /// Type 0.
@@ -26,42 +25,42 @@ pub enum Request<'a> {
     Unmap(Unmap<'a>),
 }
 
-/// `giovas[i]` is to lead to `gpas[i]`.
+/// Maps `giovas[i]` to `gpas[i]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Map<'a> {
-    /// For which device.
+    /// Device that owns the mappings.
     pub device: Devid,
-    /// What the device may do.
+    /// Accesses that the device may make.
     pub direction: Direction,
-    /// Pages on the device's side.
+    /// GIOVAs of the pages.
     pub giovas: Giovas<'a>,
-    /// As many pages of the guest's memory.
+    /// GPAs of the pages, as many as `giovas`.
     pub gpas: Gpas<'a>,
 }
 
-/// The addresses are to lead nowhere.
+/// Unmaps all of `giovas`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Unmap<'a> {
-    /// For which device.
+    /// Device that owns the mappings.
     pub device: Devid,
-    /// Pages on the device's side.
+    /// GIOVAs of the pages.
     pub giovas: Giovas<'a>,
 }
 
 impl Map<'_> {
-    /// The pairs in order.
+    /// Returns the pairs in order.
     #[inline]
     pub fn pairs(&self) -> impl ExactSizeIterator<Item = (Iova, Gpa)> + Clone + '_ {
         self.giovas.iter().zip(self.gpas)
     }
 }
 
-/// Why bytes are no request. All of it is status `MALFORMED`.
+/// Reason why a request is malformed. The guest always sees status `MALFORMED`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Malformed {
     /// Shorter than a header.
     TooShort {
-        /// Bytes there are.
+        /// Length of the request.
         bytes: usize,
     },
     /// `type` is neither map nor unmap.
@@ -70,12 +69,12 @@ pub enum Malformed {
     Pages(u32),
     /// The length is not that of `len` pages.
     Length {
-        /// Bytes there are.
+        /// Length of the request.
         bytes: usize,
         /// `len`.
         pages: u32,
     },
-    /// `direction` is none.
+    /// `direction` is reserved.
     Direction(u64),
 }
 
@@ -94,7 +93,7 @@ impl fmt::Display for Malformed {
 impl core::error::Error for Malformed {}
 
 impl<'a> Request<'a> {
-    /// Reads a request of at most `pages_max` pages.
+    /// Decodes a request of at most `pages_max` pages.
     ///
     /// # Errors
     /// [`Malformed`], which the guest sees as [`Status::Malformed`](super::Status::Malformed).
@@ -133,7 +132,7 @@ impl<'a> Request<'a> {
         Ok(request)
     }
 
-    /// The device that it is for.
+    /// Device that owns the mappings.
     #[inline]
     pub const fn device(&self) -> Devid {
         match self {
@@ -143,10 +142,10 @@ impl<'a> Request<'a> {
     }
 }
 
-/// Appends a map of `pages` to `out`.
+/// Appends a map request for `pages` to `out`.
 ///
 /// # Errors
-/// No pages, or more than [`PAGES_LIMIT`]; `out` is as before.
+/// Fails for no pages and for more than [`PAGES_LIMIT`]; `out` is unchanged.
 pub fn encode_map(
     out: &mut Vec<u8>,
     device: Devid,
@@ -164,10 +163,10 @@ pub fn encode_map(
     Ok(())
 }
 
-/// Appends an unmap of `giovas` to `out`.
+/// Appends an unmap request for `giovas` to `out`.
 ///
 /// # Errors
-/// No pages, or more than [`PAGES_LIMIT`]; `out` is as before.
+/// Fails for no pages and for more than [`PAGES_LIMIT`]; `out` is unchanged.
 pub fn encode_unmap(
     out: &mut Vec<u8>,
     device: Devid,

@@ -1,34 +1,33 @@
-//! The byte that answers a request.
+//! Status byte of a request.
 
 use core::fmt;
 
-/// What became of a request ("Requests"). In the order of the values: where several apply, the
-/// lowest is reported.
+/// Result of a request ("Requests"). If several statuses apply, the host reports the lowest value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Status {
-    /// Done as a whole.
+    /// The host executed the whole request.
     Ok = 0,
-    /// The bytes are no request.
+    /// The request is malformed.
     Malformed = 1,
-    /// No mappings are kept for that device.
+    /// The backend serves no such device.
     NoDevice = 2,
     /// A GIOVA is misaligned or outside the window.
     BadGiova = 3,
-    /// A GPA is misaligned or no memory of this machine.
+    /// A GPA is misaligned or outside the guest's memory.
     BadGpa = 4,
-    /// A GIOVA is mapped already, or stands in the request twice.
+    /// A GIOVA is mapped already, or occurs twice in the request.
     Mapped = 5,
-    /// A GIOVA is not mapped, or stands in the request twice.
+    /// A GIOVA is not mapped, or occurs twice in the request.
     NotMapped = 6,
-    /// A limit of the host.
+    /// The request exceeds a limit of the host.
     NoRoom = 7,
-    /// The host could not carry it out; the mappings are as before.
+    /// The host failed to execute the request; the mappings are unchanged.
     Failed = 8,
 }
 
 impl Status {
-    /// All of them.
+    /// All statuses, in the order of their values.
     pub const ALL: [Self; 9] = [
         Self::Ok,
         Self::Malformed,
@@ -41,13 +40,13 @@ impl Status {
         Self::Failed,
     ];
 
-    /// The byte on the wire.
+    /// Returns the byte on the wire.
     #[inline]
     pub const fn raw(self) -> u8 {
         self as u8
     }
 
-    /// As a driver reads it: reserved values are [`Status::Failed`].
+    /// Decodes a status as a driver does: reserved values are [`Status::Failed`].
     #[inline]
     pub const fn from_raw(raw: u8) -> Self {
         match raw {

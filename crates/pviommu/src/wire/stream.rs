@@ -1,4 +1,4 @@
-//! A stream of migration records, whole and sound or refused.
+//! Streams of migration records: decoding rejects a stream unless all of it is valid.
 
 use alloc::vec::Vec;
 use core::fmt;
@@ -9,45 +9,46 @@ use super::crc32c::crc32c;
 use super::words::Reader;
 use super::{Devid, Gpa, PAGE_BYTES, Record, direction};
 
-/// The first bytes of a stream; the last of them is the version.
+/// First bytes of a stream. The last byte is the version.
 pub const STREAM_MAGIC: [u8; 8] = *b"PVIOMMU\x01";
 
 const COUNT_AT: usize = 8;
 const CRC_BYTES: usize = 4;
-/// Of a record: where its number of pages and the end of its range stand.
+/// Offsets in a record: its number of pages and the end of its range.
 const PAGES_AT: usize = 8;
 const END_AT: usize = 24;
 
-/// Why bytes are no stream.
+/// Reason why a migration stream is invalid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum StreamErrorKind {
     /// The first bytes are not [`STREAM_MAGIC`].
     Magic,
     /// The checksum differs.
     Checksum {
-        /// What the stream says.
+        /// Checksum in the stream.
         stated: u32,
-        /// What its bytes give.
+        /// Checksum of the received bytes.
         computed: u32,
     },
-    /// It ends inside a record, or before the number of records is reached.
+    /// The stream ends inside a record or before the stated number of records.
     TooShort,
     /// Bytes follow the last record.
     TooLong,
-    /// A direction is none.
+    /// The direction is reserved.
     Direction(u32),
-    /// A record is empty, misaligned, wraps, or ends elsewhere than it says.
+    /// A record is empty, misaligned, wraps, or its stated end is wrong.
     Range,
-    /// A record does not come behind the one before it.
+    /// A record does not follow the previous one in order.
     Order,
 }
 
-/// Why bytes are no stream, and where.
+/// Position and reason of an error in a migration stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct StreamError {
-    /// Number of the record, from 0; of those there should be, if the fault is the stream's.
+    /// Number of the record, from 0. For trailing bytes, the stated number of records; 0 for an
+    /// error of the header or the checksum.
     pub record: u64,
-    /// What is wrong.
+    /// Reason.
     pub kind: StreamErrorKind,
 }
 
@@ -75,8 +76,8 @@ impl fmt::Display for StreamError {
 
 impl core::error::Error for StreamError {}
 
-/// A stream whose checksum, layout and order are right. Nothing has been said of its devices and
-/// addresses.
+/// A migration stream whose checksum, layout and order are valid. Decoding has not checked its
+/// devices and addresses.
 #[derive(Debug, Clone, Copy)]
 pub struct MigrationStream<'a> {
     records: &'a [u8],
@@ -84,10 +85,10 @@ pub struct MigrationStream<'a> {
 }
 
 impl<'a> MigrationStream<'a> {
-    /// Reads a stream.
+    /// Decodes a stream.
     ///
     /// # Errors
-    /// [`StreamError`]; nothing of it may be used.
+    /// Returns a [`StreamError`] if any part is invalid; the caller must not use the rest.
     pub fn decode(bytes: &'a [u8]) -> Result<Self, StreamError> {
         let fail = |record, kind| StreamError { record, kind };
         if !bytes.starts_with(&STREAM_MAGIC) {
@@ -107,7 +108,7 @@ impl<'a> MigrationStream<'a> {
         };
         let mut reached: Option<(Devid, Iova)> = None;
         for record in 0..count {
-            // A count that promises more than there is ends here, at the first record that is not.
+            // If `count` exceeds the records, decoding stops at the first missing record.
             let next = Record::take(&mut reader).map_err(|kind| fail(record, kind))?;
             if reached.is_some_and(|reached| (next.device, next.first) < reached) {
                 return Err(fail(record, StreamErrorKind::Order));
@@ -125,25 +126,25 @@ impl<'a> MigrationStream<'a> {
         self.count
     }
 
-    /// Whether there are none.
+    /// Returns true if the stream has no records.
     pub const fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// The records in order.
+    /// Returns the records in order.
     pub fn records(&self) -> impl Iterator<Item = Record<'a>> + Clone + use<'a> {
         let mut reader = Reader(self.records);
-        // `decode` has been here: none fails before the count is reached.
+        // `decode` has checked every record, so none fails before `count`.
         (0..self.count).map_while(move |_| Record::take(&mut reader).ok())
     }
 }
 
-/// A page that does not come behind the one before it.
+/// Error: a page is not after the previous one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct OutOfOrder {
-    /// Its device.
+    /// Device of the page.
     pub device: Devid,
-    /// Its address.
+    /// GIOVA of the page.
     pub giova: Iova,
 }
 
@@ -159,7 +160,7 @@ impl fmt::Display for OutOfOrder {
 
 impl core::error::Error for OutOfOrder {}
 
-/// Makes a stream of single mappings, which come in order: runs become records.
+/// Encodes a stream from single mappings in ascending order, and merges runs into records.
 #[derive(Debug)]
 pub struct StreamWriter {
     bytes: Vec<u8>,
@@ -174,7 +175,7 @@ struct Run {
     direction: Direction,
     end: Iova,
     pages: u32,
-    /// Where it begins in the stream.
+    /// Offset of the record in the stream.
     at: usize,
 }
 
@@ -185,7 +186,7 @@ impl Default for StreamWriter {
 }
 
 impl StreamWriter {
-    /// A stream without records.
+    /// Creates a stream without records.
     pub fn new() -> Self {
         let mut bytes = STREAM_MAGIC.to_vec();
         bytes.extend([0; 8]);
@@ -196,11 +197,11 @@ impl StreamWriter {
         }
     }
 
-    /// Adds a mapping.
+    /// Appends a mapping.
     ///
     /// # Errors
-    /// It does not come behind the last one, or its page is the last of all; the stream is as
-    /// before.
+    /// Fails if the mapping is not after the previous one, or if its page is the last of the
+    /// address space. The stream is unchanged.
     pub fn page(
         &mut self,
         device: Devid,
@@ -254,7 +255,7 @@ impl StreamWriter {
         Ok(())
     }
 
-    /// The bytes of the stream.
+    /// Returns the encoded stream.
     pub fn finish(mut self) -> Vec<u8> {
         put(&mut self.bytes, COUNT_AT, &self.records.to_le_bytes());
         let sum = crc32c(&self.bytes);

@@ -1,4 +1,4 @@
-//! Little-endian numbers and arrays of them, read where they lie.
+//! Little-endian numbers and arrays, decoded in place.
 
 use core::slice;
 
@@ -6,7 +6,7 @@ use ringfence_types::{Address, Iova};
 
 use super::GuestPhysical;
 
-/// An array of addresses inside a message.
+/// Array of addresses inside a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Words<'a, Space> {
     words: &'a [[u8; 8]],
@@ -26,19 +26,19 @@ impl<'a, Space> Words<'a, Space> {
         }
     }
 
-    /// Number of addresses.
+    /// Returns the number of addresses.
     #[inline]
     pub const fn len(&self) -> usize {
         self.words.len()
     }
 
-    /// Whether there are none.
+    /// Returns true if the array is empty.
     #[inline]
     pub const fn is_empty(&self) -> bool {
         self.words.is_empty()
     }
 
-    /// The addresses in order.
+    /// Returns the addresses in order.
     #[inline]
     pub fn iter(&self) -> WordsIter<'a, Space> {
         WordsIter {
@@ -92,7 +92,7 @@ impl<Space> DoubleEndedIterator for WordsIter<'_, Space> {
 
 impl<Space> ExactSizeIterator for WordsIter<'_, Space> {}
 
-/// Reads a message from its front.
+/// Decodes a message from its front.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Reader<'a>(pub(super) &'a [u8]);
 
@@ -118,7 +118,7 @@ impl<'a> Reader<'a> {
         self.le64().map(Iova::new)
     }
 
-    /// The next `count` words of 8 bytes.
+    /// Returns the next `count` words of 8 bytes.
     #[inline]
     pub(super) fn words(&mut self, count: usize) -> Option<&'a [[u8; 8]]> {
         let bytes = self.0.get(..count.checked_mul(8)?)?;

@@ -1,4 +1,4 @@
-//! The cache over the flat table.
+//! The cache on top of the flat table.
 
 use ringfence_types::Iova;
 
@@ -10,25 +10,25 @@ use crate::rtc::{
     Cycles, MappingKey, NotCached, NotInUse, ResidencyPolicy, ReverseCache, RtcStats,
 };
 
-/// The flat reverse translation cache, with the document's residency or one that follows reuse.
+/// The flat reverse translation cache, with the PVIOMMU paper's residency or an adaptive one.
 ///
-/// At its limit it holds mappings of no more pages than that, whoever uses them; keys that it
-/// remembers of mappings that left count too, and give way.
-/// A mapping has up to 1023 users; the next one gets none from the cache.
+/// It holds mappings of at most `limit` pages, in use or released. Ghosts (keys of mappings that
+/// left) count towards the limit too, and are dropped first. A mapping has at most 1023 users; a
+/// further buffer of the same key is not served.
 #[derive(Debug)]
 pub struct FlatRtc {
     table: Table,
     gaps: Gaps,
     cycles: Cycles,
     limit: usize,
-    /// The running cycle, in the eight bits that entries have for it.
+    /// The current cycle, modulo 256 as in the entries.
     now: u8,
-    /// At the last end of a cycle nothing was released or remembered, and the table had its size:
-    /// until something is released, the end of another one changes nothing.
+    /// True if nothing was released or remembered at the last end of a cycle, and the table needed
+    /// no shrinking. Until the next release, further ends of cycles change nothing.
     resting: bool,
-    /// Mappings that nobody uses, by the cycle of their release.
+    /// Number of unused mappings, by the cycle of their release.
     released_in: [u32; 256],
-    /// Keys of mappings that left.
+    /// Number of ghosts.
     ghosts: usize,
     /// Pages of all mappings.
     pages: u64,
@@ -36,9 +36,8 @@ pub struct FlatRtc {
 }
 
 impl FlatRtc {
-    /// An empty cache of at most `limit` pages, in use or released. It takes memory as it fills and
-    /// gives it back when it empties: 16 bytes an entry, at most five
-    /// eighths of the entries occupied.
+    /// Creates an empty cache of at most `limit` pages, in use or released. Its memory grows and
+    /// shrinks with its contents: 16 bytes per entry, at most five eighths of the entries occupied.
     pub fn new(cycles: Cycles, limit: usize, residency: ResidencyPolicy) -> Self {
         Self {
             table: Table::new(limit),
@@ -61,7 +60,7 @@ impl FlatRtc {
         }
     }
 
-    /// Released mappings of this age.
+    /// Returns the number of released mappings of this age.
     fn of_age(&self, age: u8) -> u32 {
         let cycle = self.now.wrapping_sub(age);
         let released = self.released_in.get(usize::from(cycle));
@@ -75,9 +74,10 @@ impl FlatRtc {
         }
     }
 
-    /// Walks the table: of each released mapping and each ghost, `leaves` says by its key's word,
-    /// age, and whether it is a ghost, if it leaves. Of a mapping that leaves before C cycles are
-    /// over the key stays where gaps are counted.
+    /// Walks the table and removes released mappings and ghosts for which `leaves` returns true.
+    /// `leaves` takes the key's word, the age, and true for a ghost. If gaps are counted, a mapping
+    /// that leaves before C cycles are over becomes a ghost. Returns the number of mappings
+    /// removed.
     fn evict_matching(
         &mut self,
         mut leaves: impl FnMut(u64, u8, bool) -> bool,
@@ -145,7 +145,7 @@ impl ReverseCache for FlatRtc {
         match ghost {
             Some(slot) if !slot.is_ghost() => return Err(NotCached::Present),
             _ if pages > self.limit as u64 => return Err(NotCached::Full),
-            // It left too early.
+            // The cache evicted this mapping too early.
             Some(slot) => self.gaps.count(key.word(), slot.age(self.now)),
             None if self.table.occupied() >= self.limit => {
                 if self.ghosts > 0 {
@@ -185,7 +185,7 @@ impl ReverseCache for FlatRtc {
     }
 
     fn tick(&mut self, expired: impl FnMut(MappingKey, Iova)) {
-        // Since the last end of a cycle, mappings were released in this one only.
+        // Since the last end of a cycle, all releases belong to the current cycle.
         let resting = self.resting && self.of_age(0) == 0;
         self.now = self.now.wrapping_add(1);
         if resting {
@@ -194,7 +194,7 @@ impl ReverseCache for FlatRtc {
         self.gaps.end_cycle();
         let (cycles, gaps) = (self.cycles.get(), self.gaps.clone());
         let due = |age| self.of_age(age) > 0;
-        // Most cycles end without anything to look for.
+        // At the end of most cycles nothing is due, so skip the walk.
         if self.ghosts > 0 || (gaps.least()..=cycles).any(|age| due(age + 1)) {
             let gone = self.evict_matching(
                 |key, age, ghost| age > if ghost { cycles } else { gaps.patience(key) },
@@ -208,8 +208,8 @@ impl ReverseCache for FlatRtc {
 
     fn evict(&mut self, expired: impl FnMut(MappingKey, Iova)) {
         self.drop_ghosts();
-        // Pages of those that nobody uses, by age; then which of them leave: all of the oldest
-        // ages, and some of the last one.
+        // Count the unused pages by age. Then set the budget of each age: the oldest ages leave
+        // completely, the last one in part.
         let (now, mut released) = (self.now, [0_u64; 256]);
         self.table.retain(|slot| {
             if slot.users() == 0
@@ -238,7 +238,7 @@ impl ReverseCache for FlatRtc {
             expired,
         );
         self.counts.forced = self.counts.forced.wrapping_add(gone);
-        // They left for want of room, which is no verdict on their gaps.
+        // This eviction is due to the limit, so do not count it as a reuse gap.
         self.drop_ghosts();
     }
 

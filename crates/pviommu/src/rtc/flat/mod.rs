@@ -1,11 +1,12 @@
-//! A reverse translation cache in one flat table: 16 bytes an entry, four to a cache line, found by
-//! hashing.
+//! A reverse translation cache in one flat hash table: 16 bytes per entry, four entries per cache
+//! line.
 //!
-//! What is asked of the document's tree (section 4.5) is never ordered: a key is there or not. So a
-//! hit is one multiplication and a look at one line, seldom two. The queue of the document is gone
-//! too: every entry carries the cycle of its release in eight bits, and the end of a cycle walks
-//! the table in the order of memory, which costs less than the links of a queue did: an entry never
-//! moves through a list, and a mapping that is reused leaves nothing behind.
+//! The lookups in the PVIOMMU paper's tree (section 4.5) need no order: a key is present or absent.
+//! A hit therefore costs one multiplication and one cache line, rarely two.
+//!
+//! The paper's queue is not needed either. Each entry has the cycle of its release in eight bits.
+//! The end of a cycle walks the table in memory order, which costs less than maintaining a linked
+//! queue.
 
 mod cache;
 mod slot;

@@ -2,18 +2,19 @@
 
 use ringfence_types::{Iova, PageSize};
 
-/// Bits of a [`CacheEntry`]'s second word, from the lowest: the cycle of the release (8), whether
-/// only the key is remembered (1), users (10), page number of the address (45).
+/// Bits of a [`CacheEntry`]'s second word, from the lowest: cycle of the release (8), ghost (1),
+/// users (10), page number of the GIOVA (45).
 const GHOST: u64 = 1 << 8;
 const USER_SHIFT: u32 = 9;
 const USER: u64 = 1 << USER_SHIFT;
 const USERS_MAX: u64 = (1 << 10) - 1;
 const PAGE_SHIFT: u32 = 19;
 
-/// Addresses up to here have room: 57 bits, the most that any IOMMU's tables translate.
+/// Highest GIOVA of an entry: 57 bits, the maximum that any IOMMU translates.
 const GIOVA_MAX: u64 = u64::MAX >> (64 - 57);
 
-/// An entry: free (all zero), a mapping in use or released, or the key of one that has left.
+/// An entry: free (all zero), a mapping in use or released, or a ghost. A ghost is the key of a
+/// mapping that left the cache.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct CacheEntry {
     key: u64,
@@ -21,7 +22,7 @@ pub(super) struct CacheEntry {
 }
 
 impl CacheEntry {
-    /// A mapping with one user; `None` if the address is no page's or too high.
+    /// Creates a mapping with one user; `None` if the address is misaligned or too high.
     #[inline]
     pub(super) fn in_use(key: u64, giova: Iova) -> Option<Self> {
         (giova.is_aligned(PageSize::Size4K.bytes()) && giova.get() <= GIOVA_MAX).then(|| Self {
@@ -30,7 +31,7 @@ impl CacheEntry {
         })
     }
 
-    /// The key's word; 0 if the entry is free.
+    /// Returns the key's word; 0 if the entry is free.
     #[inline]
     pub(super) fn key(&self) -> u64 {
         self.key
@@ -41,19 +42,19 @@ impl CacheEntry {
         Iova::new((self.state >> PAGE_SHIFT) << PageSize::Size4K.shift())
     }
 
-    /// Whether only the key is remembered.
+    /// Returns true if the entry is a ghost.
     #[inline]
     pub(super) fn is_ghost(&self) -> bool {
         self.state & GHOST != 0
     }
 
-    /// Users of the mapping; 0 of a ghost.
+    /// Returns the number of users; 0 for a ghost.
     #[inline]
     pub(super) fn users(&self) -> u64 {
         self.state >> USER_SHIFT & USERS_MAX
     }
 
-    /// Counts one user more; false if there is no room for the count.
+    /// Adds a user; false if the count is at its maximum.
     #[inline]
     pub(super) fn add_user(&mut self) -> bool {
         let room = self.users() < USERS_MAX;
@@ -63,7 +64,7 @@ impl CacheEntry {
         room
     }
 
-    /// Counts one user less, in cycle `now`; how many are left, or `None` if there was none.
+    /// Removes a user in cycle `now` and returns the remaining users; `None` if the count is 0.
     #[inline]
     pub(super) fn drop_user(&mut self, now: u8) -> Option<u64> {
         let left = self.users().checked_sub(1)?;
@@ -71,19 +72,19 @@ impl CacheEntry {
         Some(left)
     }
 
-    /// The cycle of the last release, if it is released or a ghost.
+    /// Returns the cycle of the last release. Valid for a released mapping or a ghost.
     #[inline]
     pub(super) fn cycle(&self) -> u8 {
         self.state as u8
     }
 
-    /// Cycles since the last release, if it is released or a ghost.
+    /// Returns the cycles since the last release. Valid for a released mapping or a ghost.
     #[inline]
     pub(super) fn age(&self, now: u8) -> u8 {
         now.wrapping_sub(self.cycle())
     }
 
-    /// The mapping leaves; its key and the cycle of its release stay.
+    /// Turns the mapping into a ghost: keeps its key and the cycle of its release.
     #[inline]
     pub(super) fn make_ghost(&mut self) {
         self.state = self.state & 0xff | GHOST;

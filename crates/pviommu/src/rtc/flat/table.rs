@@ -1,27 +1,27 @@
-//! Open addressing by cache lines: four entries to a line, and the next line when one is full.
+//! Open addressing with lines of four entries. When a line is full, the next line takes the entry.
 //! There are no tombstones.
 //!
-//! An entry lies in its home line or in the first one after it that had room; every line between is
-//! full. So a search ends at the first line with room, and only [`retain`](Table::retain) has to
-//! restore that, because nothing else removes.
+//! An entry is in its home line, or in the first later line that had room; every line in between is
+//! full. A lookup therefore ends at the first line with room. Only [`retain`](Table::retain)
+//! removes entries, so only it has to restore this order.
 
 use alloc::vec::Vec;
 use core::mem;
 
 use super::slot::CacheEntry;
 
-/// Entries of a line.
+/// Entries per line.
 const WAYS: usize = 4;
 
-/// At most this share of the entries is occupied. More, and entries away from home make hits hard
-/// to foretell for a processor.
+/// Maximum load factor. With more, entries outside their home line make the branches of a lookup
+/// hard to predict.
 const FULL: (usize, usize) = (5, 8);
 
 /// Lines of the smallest table.
 const SMALLEST: usize = 4;
 
-/// A table that has been too large for so many cycles gives memory back: what came once comes
-/// again.
+/// Number of cycles for which the table must be too large before it shrinks. A load that occurred
+/// once is likely to return.
 const PATIENCE: u8 = 16;
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -29,7 +29,7 @@ const PATIENCE: u8 = 16;
 struct Line([CacheEntry; WAYS]);
 
 impl Line {
-    /// Where `key` is. All entries are compared: a branch for each would be foretold wrongly.
+    /// Returns the position of `key`. Compares all entries, because a branch per entry mispredicts.
     #[inline]
     fn find(&self, key: u64) -> Option<usize> {
         let mut found = WAYS;
@@ -41,7 +41,7 @@ impl Line {
         (found < WAYS).then_some(found)
     }
 
-    /// A bit for each entry that is not free.
+    /// Returns a bit mask of the occupied entries.
     #[inline]
     fn occupied(&self) -> u32 {
         let bits = self.0.iter().enumerate();
@@ -51,7 +51,7 @@ impl Line {
     }
 }
 
-/// A place that was looked for: where the key is, or where it would go.
+/// Result of a lookup: the position of the key, or the position at which to insert it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Entry(Result<(usize, usize), (usize, usize)>);
 
@@ -59,14 +59,14 @@ pub(super) struct Entry(Result<(usize, usize), (usize, usize)>);
 pub(super) struct Table {
     lines: Vec<Line>,
     occupied: usize,
-    /// As many lines as the limit asks for.
+    /// Maximum number of lines, from the limit of keys.
     most: usize,
-    /// For how many cycles the table has been too large.
+    /// Number of cycles for which the table has been too large.
     sparse: u8,
 }
 
 impl Table {
-    /// An empty table that will hold `limit` keys at most.
+    /// Creates an empty table for at most `limit` keys.
     pub(super) fn new(limit: usize) -> Self {
         Self {
             lines: Vec::new(),
@@ -90,8 +90,8 @@ impl Table {
         self.lines.capacity().saturating_mul(size_of::<Line>())
     }
 
-    /// The home of `key`: the high bits of a product with 2^64 over the golden ratio, scaled to the
-    /// table, which may have any size.
+    /// Returns the home line of `key`: the high bits of its product with 2^64 / golden ratio,
+    /// scaled to the number of lines, which may be any number.
     #[inline]
     fn home_line(key: u64, lines: usize) -> usize {
         let hash = key.wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -103,18 +103,18 @@ impl Table {
         if at + 1 < self.lines.len() { at + 1 } else { 0 }
     }
 
-    /// The entry of `key`.
+    /// Returns the entry of `key`.
     #[inline]
     pub(super) fn find(&mut self, key: u64) -> Option<&mut CacheEntry> {
         let (at, way) = self.place(key).ok()?;
         self.lines.get_mut(at)?.0.get_mut(way)
     }
 
-    /// The line and entry of `key`, or else of the first room for it.
+    /// Returns the line and entry of `key`, or `Err` with the first free entry for it.
     #[inline]
     fn place(&self, key: u64) -> Result<(usize, usize), (usize, usize)> {
         let mut at = Self::home_line(key, self.lines.len());
-        // Ends at a line with room, of which there is always one.
+        // Terminates: at least one line always has room.
         while let Some(line) = self.lines.get(at) {
             if let Some(way) = line.find(key) {
                 return Ok((at, way));
@@ -128,21 +128,21 @@ impl Table {
         Err((0, 0))
     }
 
-    /// Where `key` is, or would go.
+    /// Looks up `key`, for [`get`](Self::get) and [`put`](Self::put).
     #[inline]
     pub(super) fn entry(&self, key: u64) -> Entry {
         Entry(self.place(key))
     }
 
-    /// What is at `entry`, if it is there.
+    /// Returns the entry that the lookup found, if any.
     #[inline]
     pub(super) fn get(&self, Entry(place): Entry) -> Option<&CacheEntry> {
         let (at, way) = place.ok()?;
         self.lines.get(at)?.0.get(way)
     }
 
-    /// Puts `slot` at `entry`, which was found for its key and since which nothing was changed;
-    /// false without memory.
+    /// Stores `slot` at `entry`, which must be the result of a lookup of its key without changes in
+    /// between. Returns false if out of memory.
     #[inline]
     pub(super) fn put(&mut self, Entry(mut place): Entry, slot: CacheEntry) -> bool {
         if place.is_err() && self.occupied >= self.lines.len() * WAYS / FULL.1 * FULL.0 {
@@ -168,7 +168,7 @@ impl Table {
         wanted > self.lines.len() && self.resize(wanted)
     }
 
-    /// Puts all entries into a table of so many lines; false without memory.
+    /// Rehashes all entries into a table of `lines` lines; false if out of memory.
     fn resize(&mut self, lines: usize) -> bool {
         let mut other = Vec::new();
         if other.try_reserve_exact(lines).is_err() {
@@ -189,10 +189,10 @@ impl Table {
         true
     }
 
-    /// Gives memory back if less than an eighth of the table has been occupied for some cycles.
-    /// Without memory for a smaller one it stays.
+    /// Shrinks the table if less than an eighth of it has been occupied for [`PATIENCE`] cycles.
+    /// Keeps the table if memory for a smaller one is not available.
     ///
-    /// Says whether more calls would change nothing as long as no entry leaves.
+    /// Returns true if further calls would change nothing until an entry leaves.
     pub(super) fn shrink(&mut self) -> bool {
         let has_its_size =
             self.occupied >= self.lines.len() * WAYS / 8 || self.lines.len() <= SMALLEST;
@@ -206,11 +206,11 @@ impl Table {
         has_its_size
     }
 
-    /// Shows each entry to `keep`, which may change anything but the key; those for which it says
-    /// false are removed.
+    /// Calls `keep` for each entry and removes those for which it returns false. `keep` must not
+    /// change the key.
     pub(super) fn retain(&mut self, mut keep: impl FnMut(&mut CacheEntry) -> bool) {
-        // No entry has gone past a line with room: from there on, what comes before a line is
-        // settled when the line's turn comes.
+        // No entry has probed past a line with room. Starting there, every line that an entry may
+        // move back to is final when the walk reaches the entry.
         let Some(start) = self.lines.iter().position(|line| line.find(0).is_some()) else {
             return;
         };
@@ -241,8 +241,8 @@ impl Table {
         }
     }
 
-    /// Moves entries of the line that are not at home back to the first line with room, if that
-    /// comes before it.
+    /// Moves entries of the line that are not in their home line back to an earlier line with room,
+    /// if one precedes it.
     fn shift_back(&mut self, at: usize) {
         let lines = self.lines.len();
         for way in 0..WAYS {

@@ -1,4 +1,4 @@
-//! Assigned and simulated devices of one guest.
+//! Tables of a guest with assigned and simulated devices.
 
 use alloc::vec::Vec;
 
@@ -6,14 +6,14 @@ use ringfence_types::{Direction, Iova, PhysAddr};
 
 use super::{DeviceSlot, IoError, IoTables};
 
-/// Where a device's table is.
+/// The tables that serve a device, and its slot in them.
 #[derive(Debug, Clone, Copy)]
 enum Side {
     Assigned(DeviceSlot),
     Simulated(DeviceSlot),
 }
 
-/// Two kinds of tables behind one.
+/// Two kinds of tables behind one interface.
 #[derive(Debug)]
 pub struct AnyTables<A, B> {
     assigned: A,
@@ -22,8 +22,8 @@ pub struct AnyTables<A, B> {
 }
 
 impl<A: IoTables, B: IoTables> AnyTables<A, B> {
-    /// `is_assigned` says of each device, in the order of slots, whether it is among those of
-    /// `assigned`; each side counts its own.
+    /// Combines `assigned` and `simulated`. `is_assigned` is true for each assigned device, in the
+    /// order of slots. Each kind numbers its own devices.
     pub fn new(assigned: A, simulated: B, is_assigned: impl IntoIterator<Item = bool>) -> Self {
         let (mut of_assigned, mut of_simulated) = (0, 0);
         let next = |count: &mut u32| {
@@ -45,12 +45,12 @@ impl<A: IoTables, B: IoTables> AnyTables<A, B> {
         }
     }
 
-    /// The tables of assigned devices.
+    /// Tables of assigned devices.
     pub const fn assigned(&mut self) -> &mut A {
         &mut self.assigned
     }
 
-    /// The tables of simulated ones.
+    /// Tables of simulated devices.
     pub const fn simulated(&mut self) -> &mut B {
         &mut self.simulated
     }

@@ -1,4 +1,4 @@
-//! One device of the guest, and changing its mappings as a whole or not at all.
+//! One device of the guest. A change of its mappings succeeds as a whole or not at all.
 
 use alloc::vec::Vec;
 
@@ -13,10 +13,10 @@ pub(super) struct BackendDevice {
     pub(super) id: Devid,
     pub(super) slot: DeviceSlot,
     pub(super) mappings: DeviceMappings,
-    /// Pages that were unmapped and may still be reached, as the tables did not settle. They stay
-    /// pinned.
+    /// Unmapped pages that the device may still access, because a commit of the tables failed. They
+    /// stay pinned.
     uncommitted: Vec<Gpa>,
-    /// A table refused to give up or to take back what it had: nothing more is asked of it.
+    /// True if a table failed to unmap a page or to restore one. The backend then refuses requests.
     broken: bool,
 }
 
@@ -31,15 +31,15 @@ impl BackendDevice {
         }
     }
 
-    /// Whether an earlier failure has left something that may be reached against the view.
+    /// Returns true if no earlier failure left pages that the device may access against the view.
     pub(super) fn is_sound(&self) -> bool {
         !self.broken && self.uncommitted.is_empty()
     }
 
-    /// Settles what an earlier request left due.
+    /// Commits what an earlier request left uncommitted.
     ///
     /// # Errors
-    /// It is still due.
+    /// The commit failed again.
     #[inline]
     pub(super) fn recover<B: GuestBacking, T: IoTables>(
         &mut self,
@@ -67,10 +67,10 @@ impl BackendDevice {
         Ok(())
     }
 
-    /// Maps `pages`, which were found free and sound.
+    /// Maps `pages`, which the caller has validated and found unmapped.
     ///
     /// # Errors
-    /// The mappings are as before.
+    /// The mappings are unchanged.
     pub(super) fn map<B: GuestBacking, T: IoTables>(
         &mut self,
         backing: &mut B,
@@ -96,7 +96,7 @@ impl BackendDevice {
         outcome
     }
 
-    /// A frame, a note and an entry; nothing if one of them fails.
+    /// Pins the frame, records the mapping and writes the entry. Undoes all of it on failure.
     #[inline]
     fn map_page<B: GuestBacking, T: IoTables>(
         &mut self,
@@ -117,17 +117,18 @@ impl BackendDevice {
         }
         if let Err(error) = tables.map(self.slot, giova, frame, direction) {
             self.mappings.remove(giova);
-            // A grant may have been made and revoked: pinned until that has settled.
+            // The tables may have granted and revoked the page: keep it pinned until a commit
+            // succeeds.
             self.uncommitted.push(gpa);
             return Err(status_of(error));
         }
         Ok(())
     }
 
-    /// Unmaps `giovas`, which were found mapped.
+    /// Unmaps `giovas`, which the caller has found mapped.
     ///
     /// # Errors
-    /// The mappings are as before.
+    /// The mappings are unchanged.
     pub(super) fn unmap<B: GuestBacking, T: IoTables>(
         &mut self,
         backing: &mut B,
@@ -150,7 +151,7 @@ impl BackendDevice {
             self.restore(backing, tables, giovas.take(done));
             return Err(Status::Failed);
         }
-        // Nothing reaches the frames any more: they may go.
+        // The device can no longer access the frames, so unpin them.
         for giova in giovas {
             if let Some((gpa, _)) = self.mappings.remove(giova) {
                 backing.unpin(gpa);
@@ -159,7 +160,7 @@ impl BackendDevice {
         Ok(())
     }
 
-    /// Puts entries back that were cleared, for the view still has them.
+    /// Maps cleared entries again, because the view still contains them.
     #[cold]
     fn restore<B: GuestBacking, T: IoTables>(
         &mut self,
@@ -171,7 +172,7 @@ impl BackendDevice {
             let Some((gpa, direction)) = self.mappings.get(giova) else {
                 continue;
             };
-            // A pin to learn the frame; the mapping's own pin keeps it.
+            // Pin the page only to learn its frame. The mapping holds a pin of its own.
             let back = backing.pin(gpa).is_ok_and(|frame| {
                 backing.unpin(gpa);
                 tables.map(self.slot, giova, frame, direction).is_ok()
@@ -180,8 +181,8 @@ impl BackendDevice {
         }
     }
 
-    /// Takes down what a failed request, a reset or a refused stream leaves. The frames stay pinned
-    /// until the tables have settled.
+    /// Unmaps the pages of a failed request, a reset or a rejected stream. The frames stay pinned
+    /// until the tables commit.
     #[cold]
     pub(super) fn unmap_all<B: GuestBacking, T: IoTables>(
         &mut self,
@@ -191,13 +192,13 @@ impl BackendDevice {
     ) {
         for giova in giovas {
             if tables.unmap(self.slot, giova).is_err() {
-                // Mapping, note and pin stay together.
+                // Keep the entry, the record and the pin.
                 self.broken = true;
             } else if let Some((gpa, _)) = self.mappings.remove(giova) {
                 self.uncommitted.push(gpa);
             }
         }
-        // Left due if it fails: `recover` tries again before anything else is done for the device.
+        // If the commit fails, `recover` retries it before the next request of the device.
         if tables.commit(self.slot).is_ok() {
             for gpa in self.uncommitted.drain(..) {
                 backing.unpin(gpa);
@@ -205,7 +206,7 @@ impl BackendDevice {
         }
     }
 
-    /// Takes everything down, and gives a device that was broken another chance.
+    /// Unmaps everything and clears the broken state of the device.
     pub(super) fn reset<B: GuestBacking, T: IoTables>(&mut self, backing: &mut B, tables: &mut T) {
         self.broken = false;
         let mapped: Vec<Iova> = self.mappings.iter().map(|(giova, ..)| giova).collect();

@@ -1,7 +1,7 @@
 //! The guest's view of one device's mappings: GIOVA to GPA.
 //!
-//! The I/O page table holds host addresses. What a request may do, what an unmap unpins and what
-//! migrates is a matter of guest addresses, and is kept here, by the page.
+//! The I/O page table holds host addresses. Validation, unpinning and migration need guest
+//! addresses, which this map stores for each page.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
@@ -11,10 +11,10 @@ use ringfence_types::{Direction, Iova};
 
 use crate::wire::{Gpa, PAGE_BYTES};
 
-/// Pages of a leaf, and the address bits of one.
+/// Pages per leaf, and address bits of a leaf.
 const LEAF_PAGES: usize = 512;
 const LEAF_SHIFT: u32 = 21;
-/// Leaves of a branch, 1 GiB of addresses, and the bits of a leaf's number in it.
+/// Leaves per branch (1 GiB of addresses), and bits of a leaf's index in its branch.
 const BRANCH_LEAVES: usize = 512;
 const BRANCH_SHIFT: u32 = 9;
 
@@ -22,41 +22,41 @@ const PRESENT: u64 = 1;
 const TO_DEVICE: u64 = 2;
 const FROM_DEVICE: u64 = 4;
 
-/// There is no room for another leaf.
+/// Error: the limit of leaves or memory does not allow another leaf.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct NoLeaf;
 
-/// 2 MiB of addresses of which a page is mapped.
+/// Mappings in 2 MiB of addresses, at least one.
 #[derive(Debug)]
 struct Leaf {
-    /// GPA and direction; 0 where nothing is mapped.
+    /// GPA and direction; 0 if unmapped.
     entries: Box<[u64; LEAF_PAGES]>,
     live: u16,
 }
 
-/// 1 GiB of addresses of which a page is mapped: one more than the place of each leaf in the view's
-/// `leaves`, 0 for none.
+/// 1 GiB of addresses with at least one mapping: for each leaf, its index in `leaves` plus one, or
+/// 0.
 #[derive(Debug)]
 struct Branch {
     places: Box<[u32; BRANCH_LEAVES]>,
     live: u16,
 }
 
-/// Mappings of one device: a tree of few branches, so that finding a page takes the same time in
-/// many as in few.
+/// Mappings of one device. The tree has few branches, so a lookup takes the same time with many
+/// mappings as with few.
 #[derive(Debug)]
 pub(super) struct DeviceMappings {
     leaves: Vec<Leaf>,
-    /// By address over 1 GiB.
+    /// By address in units of 1 GiB.
     branches: BTreeMap<u64, Branch>,
-    /// Places whose leaf is empty and stands in for the next one.
+    /// Indices of empty leaves, for reuse.
     free: Vec<u32>,
     leaves_max: u64,
     live: u64,
 }
 
 impl DeviceMappings {
-    /// Nothing mapped; at most `leaves_max` stretches of 2 MiB at a time.
+    /// Creates an empty map with mappings in at most `leaves_max` regions of 2 MiB.
     pub(super) fn new(leaves_max: u64) -> Self {
         Self {
             leaves: Vec::new(),
@@ -67,13 +67,13 @@ impl DeviceMappings {
         }
     }
 
-    /// Number of mapped pages.
+    /// Returns the number of mapped pages.
     #[inline]
     pub(super) const fn live(&self) -> u64 {
         self.live
     }
 
-    /// Where `giova` leads.
+    /// Returns the mapping of `giova`.
     #[inline]
     pub(super) fn get(&self, giova: Iova) -> Option<(Gpa, Direction)> {
         let place = self.place(giova)?;
@@ -81,7 +81,7 @@ impl DeviceMappings {
         decode(*leaf.entries.get(page_of(giova))?)
     }
 
-    /// Notes a mapping; the page is not mapped.
+    /// Adds a mapping. The page must be unmapped.
     #[inline]
     pub(super) fn insert(
         &mut self,
@@ -103,7 +103,7 @@ impl DeviceMappings {
         Ok(())
     }
 
-    /// Forgets a mapping.
+    /// Removes a mapping.
     #[inline]
     pub(super) fn remove(&mut self, giova: Iova) -> Option<(Gpa, Direction)> {
         let place = self.place(giova)?;
@@ -119,7 +119,7 @@ impl DeviceMappings {
         Some(old)
     }
 
-    /// All mappings in order of address.
+    /// Returns all mappings in order of address.
     pub(super) fn iter(&self) -> impl Iterator<Item = (Iova, Gpa, Direction)> + '_ {
         let leaves = self.branches.iter().flat_map(|(number, branch)| {
             let places = branch.places.iter().zip(0_u64..);
@@ -177,7 +177,7 @@ impl DeviceMappings {
         Ok(place)
     }
 
-    /// A leaf has become empty.
+    /// Frees an empty leaf.
     #[cold]
     fn free_leaf(&mut self, number: u64, place: u32) {
         if let Some(branch) = self.branches.get_mut(&(number >> BRANCH_SHIFT)) {

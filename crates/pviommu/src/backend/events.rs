@@ -1,10 +1,10 @@
-//! Stopped accesses on their way to the driver.
+//! Queue of events for the driver.
 
 use alloc::collections::VecDeque;
 
 use crate::wire::Event;
 
-/// Events that wait for a buffer; further ones are counted and dropped.
+/// Capacity of the event queue. Further events are counted and dropped.
 pub const EVENTS: usize = 256;
 
 #[derive(Debug, Default)]

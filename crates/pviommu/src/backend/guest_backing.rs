@@ -1,4 +1,4 @@
-//! The role of what stands behind a guest's memory.
+//! The interface to the memory behind a guest.
 
 use core::fmt;
 
@@ -8,34 +8,34 @@ use crate::wire::Gpa;
 
 /// Host frames behind GPAs.
 ///
-/// A page that a device reaches is pinned: its frame neither moves nor goes away (attack A32). Pins
-/// are counted, for several GIOVAs may lead to one GPA.
+/// A page that a device can access is pinned: its frame neither moves nor goes away (attack A32).
+/// Pins are counted, because several GIOVAs may map one GPA.
 pub trait GuestBacking {
-    /// Whether the page at `page`, a multiple of 4096, is memory of this machine.
+    /// Returns true if the page at `page`, a multiple of 4096, belongs to the guest's memory.
     fn contains(&self, page: Gpa) -> bool;
 
-    /// The frame behind the page, which stays until as many [`unpin`](Self::unpin) as there were
-    /// pins. A page that has no frame yet gets one.
+    /// Pins the page and returns its frame. The frame stays until every pin has its
+    /// [`unpin`](Self::unpin). Allocates a frame if the page has none.
     ///
     /// # Errors
-    /// The page is pinned as often as before.
+    /// The number of pins is unchanged.
     fn pin(&mut self, page: Gpa) -> Result<PhysAddr, PinError>;
 
-    /// Takes back one pin of a page that has one.
+    /// Removes a pin of a pinned page.
     fn unpin(&mut self, page: Gpa);
 
-    /// Work that need not delay an answer. To be called when one has been given.
+    /// Does work that must not delay an answer. Called after an answer.
     fn maintain(&mut self) {}
 }
 
-/// Why a page has no frame.
+/// Reason why a page cannot be pinned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PinError {
-    /// The page is no memory of this machine.
+    /// The page is outside the guest's memory.
     NotMemory,
-    /// No frame is left, none for a table, or the page is pinned too often.
+    /// No frame is left for the page or a table, or the page's pin count is at its maximum.
     NoRoom,
-    /// The second stage is not as it was written.
+    /// The second stage is corrupt.
     Corrupt,
 }
 

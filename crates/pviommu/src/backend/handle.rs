@@ -1,4 +1,4 @@
-//! A backend: what it is asked, what it checks, and in which order.
+//! The backend: requests, their validation and its order.
 
 use alloc::vec::Vec;
 use core::fmt;
@@ -12,18 +12,18 @@ use crate::wire::{
     Config, Devid, Event, EventReason, Giovas, Gpa, Map, PAGE_BYTES, Request, Status, Unmap,
 };
 
-/// What one guest may take of the host, beside frames.
+/// Limits of one guest's use of host memory, except frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BackendLimits {
-    /// Mapped pages of each device.
+    /// Maximum number of mapped pages of each device.
     pub mappings: u64,
-    /// Stretches of 2 MiB of a device's addresses in which it has mappings: 4 to 6 KiB of the
-    /// host's memory each.
+    /// Maximum number of 2 MiB regions of a device's addresses with mappings. Each takes 4 to 6 KiB
+    /// of host memory.
     pub leaves: u64,
 }
 
 impl Default for BackendLimits {
-    /// A million pages, and 16 to 24 MiB of notes, for each device.
+    /// A million pages and 16 to 24 MiB of host memory for each device.
     fn default() -> Self {
         Self {
             mappings: 1 << 20,
@@ -32,7 +32,7 @@ impl Default for BackendLimits {
     }
 }
 
-/// What a backend has done since it was made.
+/// Counters of a backend since its creation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Requests by status.
@@ -43,7 +43,8 @@ pub struct Counts {
     pub unmapped: u64,
 }
 
-/// A device may still reach what it should not: nothing is done for it until that is settled.
+/// Error: a device may still access unmapped pages. The backend refuses its requests until a commit
+/// succeeds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct CommitFailed(pub Devid);
 
@@ -62,17 +63,17 @@ pub struct Backend<B, T> {
     pub(super) limits: BackendLimits,
     pub(super) backing: B,
     pub(super) tables: T,
-    /// In order of id.
+    /// In ascending order of ids.
     pub(super) devices: Vec<BackendDevice>,
-    /// The addresses of a request, sorted.
+    /// Sorted GIOVAs of a request.
     scratch: Vec<u64>,
     events: Events,
     counts: Counts,
 }
 
 impl<B: GuestBacking, T: IoTables> Backend<B, T> {
-    /// A backend without mappings for the devices of `config`: [`DeviceSlot`]s count them in their
-    /// order.
+    /// Creates a backend without mappings for the devices of `config`. A device's [`DeviceSlot`] is
+    /// its index in `config`.
     pub fn new(config: Config, limits: BackendLimits, backing: B, tables: T) -> Self {
         let ids = config.devices().zip(0..);
         let devices =
@@ -90,8 +91,8 @@ impl<B: GuestBacking, T: IoTables> Backend<B, T> {
         }
     }
 
-    /// Carries a request out, as a whole or not at all, and says how it went. Everything that its
-    /// status promises holds when this returns.
+    /// Executes a request as a whole or not at all, and returns its status. The tables are
+    /// committed when this returns.
     #[inline]
     pub fn handle(&mut self, request: &[u8]) -> Status {
         let outcome = match Request::decode(request, self.config.pages_max()) {
@@ -109,7 +110,7 @@ impl<B: GuestBacking, T: IoTables> Backend<B, T> {
         status
     }
 
-    /// Section 4.3, steps 4 to 7. The checks stand in the order of the statuses.
+    /// Section 4.3 of the PVIOMMU paper, steps 4 to 7. Checks in the order of the statuses.
     fn map(&mut self, map: &Map<'_>) -> Result<(), Status> {
         let Self {
             config,
@@ -167,11 +168,11 @@ impl<B: GuestBacking, T: IoTables> Backend<B, T> {
         Ok(())
     }
 
-    /// Removes every mapping, and the events that wait: a driver has reset the device.
+    /// Removes every mapping and all pending events, on a reset by the driver.
     ///
     /// # Errors
-    /// The first device that could not be settled. Its frames stay pinned, and requests for it are
-    /// tried again and answered `FAILED` until it settles.
+    /// Returns the first device whose tables did not commit. Its frames stay pinned. Each later
+    /// request of the device retries the commit, and fails with `FAILED` until it succeeds.
     pub fn reset(&mut self) -> Result<(), CommitFailed> {
         self.events.clear();
         for device in &mut self.devices {
@@ -183,15 +184,15 @@ impl<B: GuestBacking, T: IoTables> Backend<B, T> {
         }
     }
 
-    /// Work that need not delay an answer: to be called when one has been given, or when the queue
-    /// is empty.
+    /// Does work that must not delay an answer. Call this after an answer, or when the queue is
+    /// empty.
     #[inline]
     pub fn maintain(&mut self) {
         self.backing.maintain();
     }
 
-    /// Notes that an access of `device`, whose first stopped byte is at `giova`, was stopped; the
-    /// reason is found here. Of other devices nothing is noted.
+    /// Queues an event for a blocked access of `device`, whose first blocked byte is at `giova`.
+    /// Derives the reason from the mappings. Ignores unknown devices.
     pub fn report(&mut self, device: Devid, access: Access, giova: Iova) {
         let page = giova.align_down(PAGE_BYTES);
         let Some(found) = find(&mut self.devices, device) else {
@@ -211,66 +212,66 @@ impl<B: GuestBacking, T: IoTables> Backend<B, T> {
         });
     }
 
-    /// The oldest event that has not been handed out.
+    /// Takes the oldest pending event.
     pub fn next_event(&mut self) -> Option<Event> {
         self.events.pop()
     }
 
-    /// The events that have not been handed out, oldest first.
+    /// Returns the pending events, oldest first.
     pub fn waiting(&self) -> impl Iterator<Item = &Event> {
         self.events.iter()
     }
 
-    /// Has an event wait that waited at the source of a migration.
+    /// Queues an event that was pending at the source of a migration.
     pub fn wait(&mut self, event: Event) {
         self.events.push(event);
     }
 
-    /// Events that were dropped.
+    /// Returns the number of dropped events.
     pub fn lost_events(&self) -> u64 {
         self.events.lost()
     }
 
-    /// Where the page at `giova` leads for `device`, and in which direction.
+    /// Returns the GPA and direction of the page at `giova`; `None` if it is unmapped.
     pub fn mapping(&mut self, device: Devid, giova: Iova) -> Option<(Gpa, Direction)> {
         find(&mut self.devices, device)?.mappings.get(giova)
     }
 
-    /// Pages mapped for `device`; none if it is unknown.
+    /// Returns the number of mapped pages of `device`; 0 for an unknown device.
     pub fn mapped_pages(&self, device: Devid) -> u64 {
         let found = self.devices.iter().find(|one| one.id == device);
         found.map_or(0, |device| device.mappings.live())
     }
 
-    /// What was done so far.
+    /// Returns the counters.
     pub const fn counts(&self) -> &Counts {
         &self.counts
     }
 
-    /// What the driver reads.
+    /// Returns the device's configuration.
     pub const fn config(&self) -> &Config {
         &self.config
     }
 
-    /// What stands behind the guest's memory.
+    /// The memory behind the guest.
     pub const fn backing(&mut self) -> &mut B {
         &mut self.backing
     }
 
-    /// The devices' tables.
+    /// The devices' I/O page tables.
     pub const fn tables(&mut self) -> &mut T {
         &mut self.tables
     }
 }
 
-/// The device of that id.
+/// Returns the device with this id.
 #[inline]
 pub(super) fn find(devices: &mut [BackendDevice], id: Devid) -> Option<&mut BackendDevice> {
     let at = devices.binary_search_by_key(&id, |device| device.id).ok()?;
     devices.get_mut(at)
 }
 
-/// Whether an address stands in `giovas` twice. Ascending ones, which is how drivers write them,
+/// Returns true if an address occurs twice in `giovas`. Drivers write ascending addresses, which
 /// need no sorting.
 #[inline]
 fn repeats(scratch: &mut Vec<u64>, giovas: Giovas<'_>) -> bool {

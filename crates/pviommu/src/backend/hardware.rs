@@ -1,5 +1,4 @@
-//! I/O page tables of assigned devices: GIOVA to host memory, in the format that the hardware
-//! walks.
+//! I/O page tables of assigned devices: GIOVA to host memory, in the hardware's format.
 
 use alloc::vec::Vec;
 
@@ -16,47 +15,50 @@ use super::invalidate::invalidate;
 use super::{DeviceSlot, IoError, IoTables};
 use crate::wire::PAGE_BYTES;
 
-/// Runs of pages that are invalidated one by one. More at a time cost more than what else the
-/// domain has cached.
+/// Maximum number of page runs that are invalidated one by one. Beyond it, page invalidations cost
+/// more than flushing the domain.
 const RUNS: usize = 8;
 
-/// Table pages that a device keeps although they are empty: 16 MiB, which lead to 8 GiB of
-/// addresses that are near each other.
+/// Number of table pages that a device keeps even if they are empty: 16 MiB, which map 8 GiB of
+/// adjacent addresses.
 pub const KEPT_TABLES: u64 = 4096;
 
-/// A VT-d second-stage table for each device, with a domain of its own.
+/// A VT-d second-stage table and a domain for each device.
 ///
-/// Linux frees a table page only when one unmap covers all that it leads to, so pages of 4 KiB
-/// never do, and a guest that maps one page in each of many regions has its host's frames for as
-/// long as its device is there. Here a table page that an unmap leaves empty goes back as soon as
-/// the device has more than [`KEPT_TABLES`]; up to these they stay, for a driver that maps and
-/// unmaps one page would otherwise build and free a table each time. So a device holds at most the
-/// kept ones and those that lead to what is mapped, one a level below the root for each of the
-/// [`leaves`](super::BackendLimits::leaves) that the backend allows.
+/// Linux frees a table page only when one unmap covers its whole range, so unmaps of 4 KiB never
+/// free one. A guest that maps one page in each of many regions then holds host frames for the
+/// lifetime of its device.
+///
+/// Here an unmap frees an empty table page once the device has more than [`KEPT_TABLES`]. It keeps
+/// table pages below that number. Otherwise a driver that maps and unmaps one page would allocate
+/// and free a table each time.
+///
+/// A device therefore holds at most the kept pages and the pages in use. Those are one per level
+/// below the root for each of the [`leaves`](super::BackendLimits::leaves) that the backend allows.
 #[derive(Debug)]
 pub struct HardwareTables<M, S, I> {
     memory: M,
     frames: S,
     invalidator: I,
     tables: Vec<PerDeviceTable>,
-    /// Bytes of a device's tables beyond which empty ones go.
+    /// Size of a device's tables in bytes above which empty pages are freed.
     kept: u64,
 }
 
 #[derive(Debug)]
 struct PerDeviceTable {
     table: ReclaimingTable<SecondStage>,
-    /// Cleared and not yet invalidated.
+    /// Cleared ranges that are not yet invalidated.
     cleared: ClearedRuns,
-    /// Table pages that nothing leads to, if the walk caches could not be told.
+    /// Unlinked table pages whose invalidation failed.
     not_invalidated: Option<UnlinkedTables>,
 }
 
 impl PerDeviceTable {
-    /// Waits until no walk cache leads to a table page that was unlinked, and frees those.
+    /// Invalidates the paging-structure caches and frees the unlinked table pages.
     ///
     /// # Errors
-    /// They stay, and what is mapped where they were may not be seen.
+    /// The table pages stay. New mappings in their ranges may be invisible to the device.
     fn free_unlinked<S: FrameSource, I: Invalidator>(
         &mut self,
         frames: &S,
@@ -81,7 +83,7 @@ impl PerDeviceTable {
         }
     }
 
-    /// Whether the last table on the way to `giova` is linked.
+    /// Returns true if the leaf table of `giova` is linked.
     #[cold]
     fn leads_to<M: PhysMemory>(&self, memory: &M, giova: Iova) -> bool {
         let format = self.table.format();
@@ -93,7 +95,7 @@ impl PerDeviceTable {
         linked
     }
 
-    /// Unlinks what is empty on the way to `ranges`, which no device reaches any more.
+    /// Unlinks empty tables in `ranges`, which no device can access any more.
     #[cold]
     fn unlink_empty<M: PhysMemory, S: FrameSource, I: Invalidator>(
         &mut self,
@@ -102,7 +104,7 @@ impl PerDeviceTable {
         invalidator: &mut I,
         ranges: &[PfnRange],
     ) {
-        // While some wait for the walk caches, no others join them.
+        // While unlinked pages wait for an invalidation, do not unlink more.
         if self.free_unlinked(frames, invalidator).is_err() {
             return;
         }
@@ -112,13 +114,13 @@ impl PerDeviceTable {
         let retired = self.table.take_unlinked();
         if !retired.is_empty() {
             self.not_invalidated = Some(retired);
-            // Tried again when a map needs a table, and when others are to go.
+            // If this fails, the next map that needs a table, or the next unlink, retries it.
             let _ = self.free_unlinked(frames, invalidator);
         }
     }
 }
 
-/// Runs of one domain.
+/// Cleared page runs of one domain.
 #[derive(Debug, Default)]
 struct ClearedRuns(Vec<Unmapped>);
 
@@ -142,11 +144,11 @@ impl ClearedRuns {
 }
 
 impl<M: PhysMemory, S: FrameSource, I: Invalidator> HardwareTables<M, S, I> {
-    /// An empty table of `format` for each of `domains`, one a device in the order of
+    /// Creates an empty table of `format` for each of `domains`, which are in the order of
     /// [`DeviceSlot`]s.
     ///
     /// # Errors
-    /// No frame, or none in `memory`.
+    /// No frame is left, or a frame is outside `memory`.
     pub fn new(
         memory: M,
         frames: S,
@@ -175,14 +177,14 @@ impl<M: PhysMemory, S: FrameSource, I: Invalidator> HardwareTables<M, S, I> {
         })
     }
 
-    /// Each device keeps this many table pages, the root among them, before empty ones go back:
-    /// [`KEPT_TABLES`] unless this is called.
+    /// Sets the number of table pages, including the root, that each device keeps before empty ones
+    /// are freed. The default is [`KEPT_TABLES`].
     pub const fn set_kept_tables(&mut self, tables: u64) {
         self.kept = tables.saturating_mul(PAGE_BYTES);
     }
 
-    /// What the context entry of a device holds once its driver has set DRIVER_OK; before, it holds
-    /// nothing.
+    /// Returns the context entry of a device, to install when its driver has set DRIVER_OK. Before
+    /// that, the entry must be empty.
     pub fn context(&self, device: DeviceSlot) -> Option<Context> {
         let table = &self.tables.get(device.index())?.table;
         Some(Context {
@@ -194,12 +196,12 @@ impl<M: PhysMemory, S: FrameSource, I: Invalidator> HardwareTables<M, S, I> {
         })
     }
 
-    /// Bytes that all linked tables take.
+    /// Returns the size of all linked tables in bytes.
     pub fn table_bytes(&self) -> u64 {
         self.tables.iter().map(|one| one.table.table_bytes()).sum()
     }
 
-    /// The invalidation port.
+    /// The invalidation interface.
     pub const fn invalidator(&mut self) -> &mut I {
         &mut self.invalidator
     }
@@ -221,13 +223,13 @@ impl<M: PhysMemory, S: FrameSource, I: Invalidator> IoTables for HardwareTables<
             pages: 1,
             permissions: direction.permissions(),
         };
-        // A walk cache that leads to a page unlinked before would hide what is mapped below a new
-        // one.
+        // A paging-structure cache may still point to an unlinked page. It would hide a mapping in
+        // the new table.
         if of.not_invalidated.is_some() && !of.leads_to(&self.memory, giova) {
             of.free_unlinked(&self.frames, &mut self.invalidator)?;
         }
-        // The hardware caches nothing that is absent: there is nothing to invalidate.
-        // A walk, and no cache of leaf tables: a guest's addresses lie too far apart for one.
+        // The hardware caches no absent entries, so a map needs no invalidation. Walk from the
+        // root: a guest's addresses are too far apart for a cache of leaf tables.
         let mapped = of.table.map(&self.memory, &self.frames, request);
         mapped.map_err(|error| match error {
             MapError::OutOfFrames => IoError::NoRoom,
@@ -239,8 +241,8 @@ impl<M: PhysMemory, S: FrameSource, I: Invalidator> IoTables for HardwareTables<
     fn unmap(&mut self, device: DeviceSlot, giova: Iova) -> Result<(), IoError> {
         let of = self.tables.get_mut(device.index()).ok_or(IoError::Failed)?;
         let page = PfnRange::new(Pfn::containing(giova), 1).ok_or(IoError::Failed)?;
-        // Tables stay linked until the entries are known to be gone: what is put back needs no
-        // frame.
+        // Keep the tables linked until the entries are invalidated, so that restoring an entry
+        // needs no frame.
         let cleared = of.table.clear(&self.memory, page);
         of.cleared.add(cleared.map_err(|_| IoError::Failed)?);
         Ok(())
@@ -262,7 +264,7 @@ impl<M: PhysMemory, S: FrameSource, I: Invalidator> IoTables for HardwareTables<
         if runs > RUNS {
             let batch = core::mem::take(&mut of.cleared);
             let request = Invalidation::Domain(domain);
-            // The addresses are the guest's: nothing is given back here.
+            // The guest manages the addresses, so there is none to release here.
             if let Err(batch) = invalidate(&mut self.invalidator, request, batch) {
                 of.cleared = batch;
                 return Err(IoError::Failed);
@@ -272,7 +274,7 @@ impl<M: PhysMemory, S: FrameSource, I: Invalidator> IoTables for HardwareTables<
             let request = Invalidation::Pages {
                 domain,
                 range: run.range(),
-                // Table pages are linked.
+                // The table pages stay linked.
                 levels: CachedLevels::Leaves,
             };
             if let Err(run) = invalidate(&mut self.invalidator, request, run) {

@@ -1,8 +1,8 @@
-//! An invalidation that is waited for.
+//! Synchronous invalidation.
 
 use ringfence_types::{Batch, Flushed, Invalidation, Invalidator, Pending};
 
-/// Submits and waits. The batch comes back if that fails: it is still to be invalidated.
+/// Submits the request and waits. Returns the batch on failure; it still needs an invalidation.
 #[inline]
 pub(super) fn invalidate<I: Invalidator, B: Batch>(
     invalidator: &mut I,

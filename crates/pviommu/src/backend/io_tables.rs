@@ -1,36 +1,37 @@
-//! The role of the devices' I/O page tables.
+//! The interface of the devices' I/O page tables.
 
 use core::fmt;
 
 use ringfence_types::{Direction, Iova, PhysAddr};
 
-/// Which device, counted among those that a backend was made for, in the order of their ids.
+/// Index of a device among the backend's devices, in ascending order of ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceSlot(u32);
 
 impl DeviceSlot {
-    /// The device of that number.
+    /// Creates the slot with this index.
     #[inline]
     pub const fn new(index: u32) -> Self {
         Self(index)
     }
 
-    /// Its number.
+    /// Returns the index.
     #[inline]
     pub const fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// Where mappings take effect: an I/O page table for each device (section 4.1).
+/// The I/O page tables of all devices (PVIOMMU paper, section 4.1).
 ///
-/// The backend calls in order of requests, page by page, and [`commit`](Self::commit) before it
-/// answers. It never maps what is mapped and never unmaps what is not.
+/// The backend calls these methods in the order of requests, page by page, and calls
+/// [`commit`](Self::commit) before it answers. It never maps a mapped page and never unmaps an
+/// unmapped one.
 pub trait IoTables {
-    /// `giova` leads to `frame` from the next [`commit`](Self::commit) on at the latest.
+    /// Maps `giova` to `frame`. Takes effect at the latest with the next [`commit`](Self::commit).
     ///
     /// # Errors
-    /// Nothing has changed.
+    /// The table is unchanged.
     fn map(
         &mut self,
         device: DeviceSlot,
@@ -39,26 +40,26 @@ pub trait IoTables {
         direction: Direction,
     ) -> Result<(), IoError>;
 
-    /// `giova` leads nowhere from the next [`commit`](Self::commit) on at the latest.
+    /// Unmaps `giova`. Takes effect at the latest with the next [`commit`](Self::commit).
     ///
     /// # Errors
-    /// Nothing has changed.
+    /// The table is unchanged.
     fn unmap(&mut self, device: DeviceSlot, giova: Iova) -> Result<(), IoError>;
 
-    /// Returns when every map and unmap so far has taken effect for `device`: no access through
-    /// what was unmapped is under way, and none begins.
+    /// Returns when every earlier map and unmap has taken effect for `device`. No access through an
+    /// unmapped page is in progress, and none will start.
     ///
     /// # Errors
-    /// What was unmapped may still be reached. It stays due: the next call waits for it too.
+    /// The device may still access unmapped pages. The next call waits for them as well.
     fn commit(&mut self, device: DeviceSlot) -> Result<(), IoError>;
 }
 
-/// Why a table was not changed.
+/// Reason why a table operation failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum IoError {
     /// A limit of the host: no frame for a table, no room in the simulator's address space.
     NoRoom,
-    /// Anything else.
+    /// Any other failure.
     Failed,
 }
 

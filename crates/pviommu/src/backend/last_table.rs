@@ -1,27 +1,27 @@
-//! The pointer to the second-stage table that was used last (section 4.6, "Cache of the pointer to
-//! the last referenced page table").
+//! The pointer to the last used second-stage table (PVIOMMU paper, section 4.6, "Cache of the
+//! pointer to the last referenced page table").
 
 use ringfence_types::PhysAddr;
 
 use crate::wire::Gpa;
 
-/// Finds the entry of a page without a walk, if its table is the one of the last walk.
+/// Finds the entry of a page without a walk if the last walk ended in the same table.
 pub trait LastTable {
-    /// Whether an absent entry that is found here is filled where it stands, as the document does,
-    /// or by a map of the table, which counts it.
+    /// True if an absent entry that is found here is filled in place, as in the PVIOMMU paper.
+    /// False if a map of the table fills it and counts it.
     const FILLS_IN_PLACE: bool;
 
-    /// Where the entry of `page` is, if this knows.
+    /// Returns the address of the entry of `page`; `None` if its table is not the last one.
     fn entry(&self, page: Gpa) -> Option<PhysAddr>;
 
-    /// A walk to `page` ended in the last-level table at `table`.
+    /// Records that a walk to `page` ended in the leaf table at `table`.
     fn learn(&mut self, page: Gpa, table: PhysAddr);
 
-    /// A table was freed.
+    /// Must be called when a table is freed.
     fn freed(&mut self);
 }
 
-/// No pointer: every page is a walk.
+/// Disables the pointer: every lookup is a walk.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NoLastTable;
 
@@ -40,7 +40,7 @@ impl LastTable for NoLastTable {
     fn freed(&mut self) {}
 }
 
-/// A pointer, or none, by a choice made at run time.
+/// Enables or disables the pointer at run time.
 impl<K: LastTable> LastTable for Option<K> {
     const FILLS_IN_PLACE: bool = K::FILLS_IN_PLACE;
 
@@ -64,12 +64,12 @@ impl<K: LastTable> LastTable for Option<K> {
     }
 }
 
-/// Prefix and pointer.
+/// Address prefix and table.
 #[derive(Debug, Clone, Copy, Default)]
 struct Last(Option<(u64, PhysAddr)>);
 
 impl Last {
-    /// The entry for `page`, whose table is known by its address bits from `prefix` on.
+    /// Returns the address of the entry of `page`. `prefix` is the lowest bit of the prefix.
     #[inline]
     fn entry(&self, page: Gpa, prefix: u32) -> Option<PhysAddr> {
         let (known, table) = self.0?;
@@ -83,12 +83,12 @@ impl Last {
     }
 }
 
-/// As the document has it: bits 20 to 63 are the prefix, 12 to 19 the index, and the pointer
+/// The pointer as published: bits 20 to 63 are the prefix, 12 to 19 the index, and the pointer
 /// outlives its table (errata 13 and 17).
 ///
-/// A last-level table has 512 entries, selected by bits 12 to 20. Of a page in the upper half of a
-/// table this finds the entry of the page 1 MiB below. What it finds in a table that was freed is
-/// whatever the frame holds now.
+/// A leaf table has 512 entries, which bits 12 to 20 select. For a page in the upper half of a
+/// table, this finds the entry of the page 1 MiB below. After a table is freed, this finds whatever
+/// its frame holds now.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LastTableAsPublished(Last);
 
@@ -109,8 +109,8 @@ impl LastTable for LastTableAsPublished {
     fn freed(&mut self) {}
 }
 
-/// The repaired one: bits 21 to 63 and 12 to 20, and the pointer is forgotten when a table is
-/// freed.
+/// The repaired pointer: bits 21 to 63 are the prefix, 12 to 20 the index, and freeing a table
+/// clears it.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct FixedLastTable(Last);
 

@@ -1,4 +1,4 @@
-//! Leaving a host, and arriving on one (section 4.4).
+//! Migration: export and restore of mappings (PVIOMMU paper, section 4.4).
 
 use alloc::vec::Vec;
 use core::fmt;
@@ -11,22 +11,22 @@ use crate::wire::{
     Devid, MigrationStream, OutOfOrder, PAGE_BYTES, Record, Status, StreamError, StreamWriter,
 };
 
-/// Why a stream was refused. Nothing is mapped.
+/// Reason why a stream was rejected. Nothing is mapped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RestoreError {
-    /// There are mappings already, or a device is not settled.
+    /// The device has mappings already, or an earlier commit failed.
     NotEmpty(Devid),
-    /// The bytes are no stream.
+    /// The stream is malformed.
     Stream(StreamError),
-    /// A mapping of it would have been refused as a request.
+    /// The backend would have refused one of its mappings as a request.
     Refused {
         /// Number of the record, from 0.
         record: u64,
-        /// Whose mapping.
+        /// Device of the record.
         device: Devid,
-        /// The first page of the record.
+        /// First page of the record.
         first: Iova,
-        /// As the guest would have been answered.
+        /// Status that the guest would have received.
         status: Status,
     },
 }
@@ -59,11 +59,12 @@ impl core::error::Error for RestoreError {
 }
 
 impl<B: GuestBacking, T: IoTables> Backend<B, T> {
-    /// The guest's view of all mappings, as a stream of records. No request may be handled between
-    /// this and the guest's stop at the source.
+    /// Encodes the guest's view of all mappings as a stream of records. The source must not handle
+    /// another request after this.
     ///
     /// # Errors
-    /// None: devices and views are in order, and no configuration maps the last page of all.
+    /// Never fails: devices and mappings are in order, and no configuration allows mapping the last
+    /// page of the address space.
     pub fn export(&self) -> Result<Vec<u8>, OutOfOrder> {
         let mut writer = StreamWriter::new();
         for device in &self.devices {
@@ -74,10 +75,11 @@ impl<B: GuestBacking, T: IoTables> Backend<B, T> {
         Ok(writer.finish())
     }
 
-    /// Makes the mappings of `stream`, in new tables over this host's frames. There are none yet.
+    /// Makes the mappings of `stream` in new tables over this host's frames. The backend must have
+    /// no mappings yet.
     ///
     /// # Errors
-    /// [`RestoreError`]; nothing is mapped, whatever the stream was.
+    /// [`RestoreError`]; nothing is mapped.
     pub fn restore(&mut self, stream: &[u8]) -> Result<(), RestoreError> {
         let taken = |device: &&super::device::BackendDevice| {
             device.mappings.live() != 0 || !device.is_sound()
@@ -86,7 +88,7 @@ impl<B: GuestBacking, T: IoTables> Backend<B, T> {
             return Err(RestoreError::NotEmpty(device.id));
         }
         let stream = MigrationStream::decode(stream).map_err(RestoreError::Stream)?;
-        // All of it is looked at before any of it is done.
+        // Validate the whole stream before mapping any of it.
         let refused = |number, record: &Record<'_>, status| RestoreError::Refused {
             record: number,
             device: record.device,
@@ -110,7 +112,7 @@ impl<B: GuestBacking, T: IoTables> Backend<B, T> {
             };
             let (direction, pairs) = (record.direction, record.pairs());
             if let Err(status) = device.map(&mut self.backing, &mut self.tables, direction, pairs) {
-                // What stays due after this is remembered by its device.
+                // Each device remembers the pages that a failed commit leaves.
                 let _ = self.reset();
                 return Err(refused(number, &record, status));
             }
@@ -118,8 +120,8 @@ impl<B: GuestBacking, T: IoTables> Backend<B, T> {
         Ok(())
     }
 
-    /// Whether a record's mappings would be taken as requests, `pages` being those of its device
-    /// with it.
+    /// Validates a record like a request. `pages` is the number of its device's pages up to and
+    /// including this record.
     fn check(&mut self, record: &Record<'_>, pages: u64) -> Result<(), Status> {
         find(&mut self.devices, record.device).ok_or(Status::NoDevice)?;
         let last = Iova::new(record.end().get().wrapping_sub(PAGE_BYTES));

@@ -1,13 +1,14 @@
-//! The host's side (sections 4.1 to 4.4 and 4.6): request bytes in, a status out, and mappings
-//! where devices find them.
+//! The host's side (PVIOMMU paper, sections 4.1 to 4.4 and 4.6). It decodes requests, validates
+//! them and maps the pages in the devices' tables.
 //!
 //! ```text
-//! bytes -> wire::Request -> every address checked -> GuestBacking::pin -> DeviceMappings -> IoTables::map -> IoTables::commit -> status
+//! bytes -> wire::Request -> every address checked -> GuestBacking::pin -> DeviceMappings
+//!       -> IoTables::map -> IoTables::commit -> status
 //! ```
-//! A guest may write anything: what it forges is answered with a status, and costs it at most its
-//! own devices' mappings. Memory is bounded by [`BackendLimits`] and by the sources of frames that
-//! the embedder passes in. There is no queue here, no thread and no clock: whoever has a virtqueue
-//! calls [`Backend::handle`] for each request in turn.
+//! A guest may write anything: a forged request gets an error status, and affects only the mappings
+//! of its own devices. [`BackendLimits`] and the embedder's frame sources bound the memory use. The
+//! backend has no queue, thread or clock: the owner of the virtqueue calls [`Backend::handle`] for
+//! each request in order.
 
 mod any_tables;
 mod device;

@@ -1,5 +1,5 @@
-//! Guest memory that gets its frames when it is used: the second stage, walked in memory (sections
-//! 4.1 to 4.3 and 4.6; PV10).
+//! Guest memory whose frames are allocated on first use: the second stage and its walks (PVIOMMU
+//! paper, sections 4.1 to 4.3 and 4.6; PV10).
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -19,57 +19,56 @@ use super::invalidate::invalidate;
 use super::{GuestBacking, LastTable, PagePool, PinError};
 use crate::wire::{Gpa, GuestPhysical, PAGE_BYTES};
 
-/// Brings back what a page held before its frame was reclaimed.
+/// Restores the content of a reclaimed page.
 pub trait Pager {
-    /// Fills `frame`, which reads zero, with what `page` held; leaves it if `page` was never used.
+    /// Fills the zeroed `frame` with the content of `page`. Does nothing if `page` was never used.
     fn load(&mut self, page: Gpa, frame: PhysAddr);
 }
 
-/// Pages that were given up hold nothing: a balloon's.
+/// Discards the content of reclaimed pages, like a balloon.
 impl Pager for () {
     fn load(&mut self, _page: Gpa, _frame: PhysAddr) {}
 }
 
-/// What was done for a guest's memory.
+/// Counters of a guest's memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct OnDemandStats {
-    /// Pages whose entry was found through the last table.
+    /// Lookups through the last-table pointer.
     pub last_table_hits: u64,
     /// Walks of the second stage.
     pub walks: u64,
-    /// Words of the second stage that finding entries has read; what entering a frame reads is not
-    /// in it.
+    /// Words of the second stage read to find entries. Reads to install a frame are not counted.
     pub reads: u64,
-    /// Frames given to pages that had none.
+    /// Frames allocated for pages.
     pub allocated: u64,
-    /// Frames taken from pages.
+    /// Frames reclaimed from pages.
     pub reclaimed: u64,
 }
 
-/// Why there is no such memory.
+/// Reason why the guest memory cannot be created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SetupError {
-    /// A range is misaligned, or there is no memory to count its pins.
+    /// A range is misaligned, or memory for its pin counts is not available.
     Range,
-    /// The second stage's root.
+    /// The second stage's root could not be allocated.
     Table(TableError),
 }
 
-/// Why a frame was not reclaimed. The page has it still, if it had one.
+/// Reason why a frame was not reclaimed. The page keeps its frame, if it had one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ReclaimError {
-    /// The page is no memory of this machine.
+    /// The page is outside the guest's memory.
     NotMemory,
-    /// Devices reach the page.
+    /// The page is mapped for devices.
     Mapped {
-        /// Through that many mappings.
+        /// Number of mappings.
         mappings: u32,
     },
     /// The page has no frame.
     NotPresent,
-    /// The guest's processors may still reach it: the invalidation failed.
+    /// The invalidation failed, so the guest's vCPUs may still access the frame.
     NotInvalidated,
-    /// The second stage is not as it was written.
+    /// The second stage is corrupt.
     Corrupt,
 }
 
@@ -97,35 +96,35 @@ impl fmt::Display for ReclaimError {
 impl core::error::Error for SetupError {}
 impl core::error::Error for ReclaimError {}
 
-/// A range of guest memory, and how often each of its pages is pinned.
+/// A range of guest memory and the pin count of each page.
 #[derive(Debug)]
 struct Region {
     range: AddressRange<GuestPhysical>,
     pins: Vec<u32>,
 }
 
-/// Guest memory over a second-stage table, with the pool of section 4.6 and a pointer `K` to the
-/// last table.
+/// Guest memory over a second-stage table, with the page pool of section 4.6 and a last-table
+/// pointer `K`.
 #[derive(Debug)]
 pub struct OnDemand<M, S: FrameSource, K, P = ()> {
     memory: M,
     /// Frames for tables.
     tables: S,
-    /// Frames for the guest.
+    /// Frames for guest pages.
     pool: PagePool<S>,
     second_stage: ReclaimingTable<SecondStage>,
     last: K,
     pager: P,
     regions: Vec<Region>,
-    /// Table pages of the last reclaim, if the walk caches could not be told of them.
+    /// Unlinked table pages whose invalidation failed.
     not_invalidated: Option<UnlinkedTables>,
     stats: OnDemandStats,
 }
 
 impl<M: PhysMemory, S: FrameSource, K: LastTable, P: Pager> OnDemand<M, S, K, P> {
-    /// Guest memory at `ranges`, whole pages each, without a frame. Tables come from `tables`, the
-    /// guest's frames from `frames`; `domain` tags what the guest's processors cache of the second
-    /// stage.
+    /// Creates guest memory at `ranges`, each of whole pages, without frames. `tables` provides
+    /// frames for tables, `frames` for guest pages. `domain` tags the vCPUs' cached second-stage
+    /// translations.
     ///
     /// # Errors
     /// [`SetupError`].
@@ -178,15 +177,16 @@ impl<M: PhysMemory, S: FrameSource, K: LastTable, P: Pager> OnDemand<M, S, K, P>
         })
     }
 
-    /// Without the pool of section 4.6: each frame is asked of the host when a page needs it.
+    /// Disables the page pool of section 4.6. The host then allocates each frame when a page needs
+    /// it.
     #[must_use]
     pub fn without_pool(mut self) -> Self {
         self.pool.close();
         self
     }
 
-    /// The frame behind the page that `page` lies in, which gets one if it has none: what a guest's
-    /// processor asks for that met an absent entry. It is not pinned.
+    /// Returns the frame of the page that contains `page`, and allocates it if absent. Handles a
+    /// vCPU's second-stage fault. Does not pin the page.
     ///
     /// # Errors
     /// [`PinError`].
@@ -198,11 +198,11 @@ impl<M: PhysMemory, S: FrameSource, K: LastTable, P: Pager> OnDemand<M, S, K, P>
         self.frame(page)
     }
 
-    /// Takes the frame of the page that `page` lies in away, while the guest runs. It is the
-    /// caller's now: to be saved, for [`Pager::load`], and to be freed into the source of frames.
+    /// Removes the frame of the page that contains `page` while the guest runs. The caller then
+    /// owns the frame: it saves the content for [`Pager::load`] and frees the frame to its source.
     ///
     /// # Errors
-    /// [`ReclaimError`]. A page that a device reaches keeps its frame (attack A32).
+    /// [`ReclaimError`]. A page mapped for a device keeps its frame (attack A32).
     pub fn reclaim<I: Invalidator>(
         &mut self,
         page: Gpa,
@@ -231,8 +231,8 @@ impl<M: PhysMemory, S: FrameSource, K: LastTable, P: Pager> OnDemand<M, S, K, P>
             levels,
         };
         if let Err(_cleared) = invalidate(processors, pages(CachedLevels::Leaves), cleared) {
-            // The processors may still use the frame: it stays behind the page. The tables that
-            // lead there are linked, so none is needed.
+            // The vCPUs may still use the frame, so map it again. The tables are still linked, so
+            // the map allocates none.
             let request = MapRequest {
                 iova: address,
                 pa: frame,
@@ -245,7 +245,7 @@ impl<M: PhysMemory, S: FrameSource, K: LastTable, P: Pager> OnDemand<M, S, K, P>
         if self.second_stage.unlink(&self.memory, range) == CachedLevels::All {
             self.last.freed();
             self.not_invalidated = Some(self.second_stage.take_unlinked());
-            // The frame is out of reach, whatever becomes of these: the next reclaim tries again
+            // The frame is already inaccessible, even if this fails. The next reclaim retries it
             // first.
             let _ = self.free_unlinked(processors, pages(CachedLevels::All));
         }
@@ -253,31 +253,31 @@ impl<M: PhysMemory, S: FrameSource, K: LastTable, P: Pager> OnDemand<M, S, K, P>
         Ok(frame)
     }
 
-    /// How often a page is pinned; `None` if it is no memory.
+    /// Returns the pin count of a page; `None` if it is outside the guest's memory.
     pub fn pinned(&self, page: Gpa) -> Option<u32> {
         let (region, index) = self.region_index(page)?;
         self.regions.get(region)?.pins.get(index).copied()
     }
 
-    /// What was done so far.
+    /// Returns the counters.
     pub const fn stats(&self) -> &OnDemandStats {
         &self.stats
     }
 
-    /// The pool.
+    /// The page pool.
     pub const fn pool(&self) -> &PagePool<S> {
         &self.pool
     }
 
-    /// The second stage's root, for the guest's processors.
+    /// Returns the second stage's root, for the vCPUs.
     pub const fn root(&self) -> PhysAddr {
         self.second_stage.root()
     }
 
-    /// Waits for `request`, then frees the table pages that were unlinked.
+    /// Waits for `request`, then frees the unlinked table pages.
     ///
     /// # Errors
-    /// They stay.
+    /// The invalidation failed; the table pages stay.
     fn free_unlinked<I: Invalidator>(
         &mut self,
         processors: &mut I,
@@ -298,7 +298,7 @@ impl<M: PhysMemory, S: FrameSource, K: LastTable, P: Pager> OnDemand<M, S, K, P>
         }
     }
 
-    /// The region and the number of the page in it.
+    /// Returns the index of the region and of the page in it.
     #[inline]
     fn region_index(&self, page: Gpa) -> Option<(usize, usize)> {
         let holds = |region: &Region| region.range.contains_address(page);
@@ -313,7 +313,7 @@ impl<M: PhysMemory, S: FrameSource, K: LastTable, P: Pager> OnDemand<M, S, K, P>
         self.regions.get_mut(region)?.pins.get_mut(index)
     }
 
-    /// Section 4.6: first the last table, then a walk; where no frame is, one from the pool.
+    /// Section 4.6: tries the last table, then walks. Allocates an absent frame from the pool.
     #[inline]
     fn frame(&mut self, page: Gpa) -> Result<PhysAddr, PinError> {
         let Some(at) = self.last.entry(page) else {
@@ -336,7 +336,7 @@ impl<M: PhysMemory, S: FrameSource, K: LastTable, P: Pager> OnDemand<M, S, K, P>
                 self.stats.allocated += 1;
                 Ok(frame)
             }
-            // The table that the entry is in is known, and stays what it is.
+            // The table of the entry is known and does not change.
             Entry::Absent => {
                 self.stats.last_table_hits += 1;
                 self.populate(page)
@@ -349,9 +349,9 @@ impl<M: PhysMemory, S: FrameSource, K: LastTable, P: Pager> OnDemand<M, S, K, P>
         let format = *self.second_stage.format();
         let address = Iova::new(page.get());
         let root = Cursor::root(&format, self.second_stage.root());
-        // Twice at most: the second time the page has its frame, and a last table.
+        // At most two passes: in the second, the page has a frame and a leaf table.
         for _ in 0..2 {
-            // The root is read, and each table that an entry leads to.
+            // The walk reads the root and each table below it.
             let (mut last, mut reads) = (None, 1);
             let found = walk(&format, &self.memory, root, address, |cursor| {
                 reads += 1;
@@ -380,7 +380,7 @@ impl<M: PhysMemory, S: FrameSource, K: LastTable, P: Pager> OnDemand<M, S, K, P>
         Err(PinError::Corrupt)
     }
 
-    /// Gives the page a frame.
+    /// Allocates a frame for the page.
     #[cold]
     fn populate(&mut self, page: Gpa) -> Result<PhysAddr, PinError> {
         let frame = self.pool.alloc().map_err(|_| PinError::NoRoom)?;

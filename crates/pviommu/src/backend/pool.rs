@@ -1,39 +1,39 @@
-//! Frames taken from the host in advance (section 4.6, "Pre-allocated page pool"; Fig. 10).
+//! Pre-allocated host frames (PVIOMMU paper, section 4.6, "Pre-allocated page pool"; Fig. 10).
 
 use core::fmt;
 
 use ringfence_types::{FrameSource, OutOfFrames, PhysAddr};
 
-/// Pointers in the ring: 1 MiB of pages.
+/// Capacity of the ring: 1 MiB of pages.
 pub const POOL_PAGES: usize = 256;
-/// With fewer pages than these, the pool asks for more.
+/// The pool refills the ring when it holds fewer pages than this.
 pub const REFILL_BELOW: usize = 64;
 
-/// What a pool has done.
+/// Counters of a pool.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PoolStats {
-    /// Pages taken from the ring.
+    /// Pages allocated from the ring.
     pub from_ring: u64,
-    /// Pages taken from the host's allocator while the ring was empty.
+    /// Pages allocated from the host because the ring was empty.
     pub from_host: u64,
-    /// Refills that asked the host for pages.
+    /// Refills from the host.
     pub refills: u64,
 }
 
-/// A ring of pages: taken at its head, appended at its tail.
+/// A ring of pages: allocated from the head, refilled at the tail.
 pub struct PagePool<S: FrameSource> {
     host: S,
     ring: [PhysAddr; POOL_PAGES],
-    /// Place of the oldest page.
+    /// Index of the oldest page.
     head: usize,
     available: usize,
-    /// Whether the ring is filled at all.
+    /// True if the ring is used; false after [`close`](PagePool::close).
     in_advance: bool,
     stats: PoolStats,
 }
 
 impl<S: FrameSource> PagePool<S> {
-    /// A pool over the host's allocator, filled as far as that gives pages.
+    /// Creates a pool over the host's allocator and fills its ring as far as the host has pages.
     pub fn new(host: S) -> Self {
         let mut pool = Self {
             host,
@@ -47,8 +47,8 @@ impl<S: FrameSource> PagePool<S> {
         pool
     }
 
-    /// Gives the ring's pages back: from here on each page is asked of the host when it is needed,
-    /// as without the optimisation.
+    /// Frees the ring's pages. From now on the pool allocates each page from the host on demand, as
+    /// without the optimisation.
     pub fn close(&mut self) {
         self.in_advance = false;
         self.empty();
@@ -64,10 +64,10 @@ impl<S: FrameSource> PagePool<S> {
         }
     }
 
-    /// A page that reads zero: the oldest of the ring, or one from the host if there is none.
+    /// Allocates a zeroed page: the oldest of the ring, or one from the host if the ring is empty.
     ///
     /// # Errors
-    /// The host has none either.
+    /// The host has no free page.
     #[inline]
     pub fn alloc(&mut self) -> Result<PhysAddr, OutOfFrames> {
         if self.available == 0 {
@@ -82,13 +82,14 @@ impl<S: FrameSource> PagePool<S> {
         Ok(page)
     }
 
-    /// Gives a page back to the host: it may hold a guest's data, which no pool hands to the next
-    /// one.
+    /// Frees a page to the host. It may hold a guest's data, so the pool must not hand it to
+    /// another user.
     pub fn free(&mut self, page: PhysAddr) {
         self.host.free(page);
     }
 
-    /// Fills the ring if fewer than [`REFILL_BELOW`] pages are left. Off the way of requests.
+    /// Fills the ring if fewer than [`REFILL_BELOW`] pages are left. Call this outside the request
+    /// path.
     #[inline]
     pub fn refill(&mut self) {
         if self.in_advance && self.available < REFILL_BELOW {
@@ -111,12 +112,12 @@ impl<S: FrameSource> PagePool<S> {
         }
     }
 
-    /// Pages in the ring.
+    /// Returns the number of pages in the ring.
     pub const fn available(&self) -> usize {
         self.available
     }
 
-    /// What was done so far.
+    /// Returns the counters.
     pub const fn stats(&self) -> &PoolStats {
         &self.stats
     }

@@ -1,4 +1,4 @@
-//! Guest memory that is all there.
+//! Guest memory that is always present.
 
 use alloc::vec::Vec;
 
@@ -7,15 +7,15 @@ use ringfence_types::{AddressRange, PhysAddr};
 use super::{GuestBacking, PinError};
 use crate::wire::{Gpa, GuestPhysical, PAGE_BYTES};
 
-/// Ranges of guest memory that stay where they are: nothing is allocated or pinned, and a "frame"
-/// is the GPA itself. For embedders that keep all of a guest's memory mapped and reach it by GPA.
+/// Ranges of guest memory that are always mapped. Nothing is allocated or pinned, and a "frame" is
+/// the GPA itself. For embedders that keep all guest memory mapped and access it by GPA.
 #[derive(Debug, Clone)]
 pub struct Resident {
     ranges: Vec<AddressRange<GuestPhysical>>,
 }
 
 impl Resident {
-    /// Memory at `ranges`.
+    /// Creates guest memory at `ranges`.
     pub fn new(ranges: Vec<AddressRange<GuestPhysical>>) -> Self {
         Self { ranges }
     }

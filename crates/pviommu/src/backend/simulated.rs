@@ -1,8 +1,8 @@
-//! I/O page tables of simulated devices: GIOVA to addresses in the simulator's own address space
-//! (section 4.2).
+//! I/O page tables of simulated devices: GIOVA to addresses in the simulator's address space
+//! (PVIOMMU paper, section 4.2).
 //!
-//! A simulator reaches what it was granted and nothing else of the guest. Its table lies where it
-//! reads it; a walk is its software IOMMU.
+//! A simulator can access only the guest pages granted to it. Its table is in memory that it can
+//! read; walking the table is its software IOMMU.
 
 use alloc::vec::Vec;
 use core::fmt;
@@ -17,20 +17,20 @@ use ringfence_types::{
 use super::{DeviceSlot, IoError, IoTables};
 use crate::wire::EventReason;
 
-/// Marks addresses in a simulator's address space.
+/// Address space of simulator addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum HostVirtual {}
 
-/// Host-virtual address: where a simulator finds a page. 52 bits at most.
+/// Address of a page in the simulator's address space. At most 52 bits.
 pub type Hva = Address<HostVirtual>;
 
-/// Gives a simulator pages, one at a time, and takes them back.
+/// Grants pages to a simulator, one at a time, and revokes them.
 pub trait Grants {
-    /// From now on the simulator of `device` reaches the page at `frame`, in `direction`, at the
-    /// address returned, a multiple of 4096.
+    /// Grants the page at `frame` to the simulator of `device`, for `direction`. Returns its
+    /// address in the simulator, a multiple of 4096.
     ///
     /// # Errors
-    /// Nothing has changed.
+    /// No page was granted.
     fn grant(
         &mut self,
         device: DeviceSlot,
@@ -38,25 +38,25 @@ pub trait Grants {
         direction: Direction,
     ) -> Result<Hva, GrantError>;
 
-    /// Takes the page at `at` back; the next [`commit`](Self::commit) says when it is gone.
+    /// Revokes the page at `at`. It is inaccessible after the next [`commit`](Self::commit).
     ///
     /// # Errors
-    /// Nothing has changed.
+    /// The grant is unchanged.
     fn revoke(&mut self, device: DeviceSlot, at: Hva) -> Result<(), GrantError>;
 
-    /// Returns when the simulator of `device` reaches nothing that was revoked.
+    /// Returns when the simulator of `device` can no longer access any revoked page.
     ///
     /// # Errors
-    /// It may. What was revoked stays due.
+    /// The simulator may still access revoked pages. The next call waits for them as well.
     fn commit(&mut self, device: DeviceSlot) -> Result<(), GrantError>;
 }
 
-/// Why a grant was not changed.
+/// Reason why a grant operation failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum GrantError {
-    /// No room in the simulator's address space.
+    /// The simulator's address space is full.
     NoRoom,
-    /// Anything else.
+    /// Any other failure.
     Failed,
 }
 
@@ -80,7 +80,7 @@ impl From<GrantError> for IoError {
     }
 }
 
-/// A table for each simulated device.
+/// One table for each simulated device.
 #[derive(Debug)]
 pub struct SimulatedTables<M, S, G> {
     memory: M,
@@ -90,11 +90,11 @@ pub struct SimulatedTables<M, S, G> {
 }
 
 impl<M: PhysMemory, S: FrameSource, G: Grants> SimulatedTables<M, S, G> {
-    /// An empty table for each of `devices` devices. The bits are those of a second-stage table,
-    /// and the simulator's addresses stand in them for host memory.
+    /// Creates an empty table for each of `devices` devices. The format is that of a second-stage
+    /// table, with simulator addresses in place of host-physical addresses.
     ///
     /// # Errors
-    /// No frame, or none in `memory`.
+    /// No frame is left, or a frame is outside `memory`.
     pub fn new(
         memory: M,
         frames: S,
@@ -115,15 +115,15 @@ impl<M: PhysMemory, S: FrameSource, G: Grants> SimulatedTables<M, S, G> {
         })
     }
 
-    /// Where the table of a device begins, for the simulator's own walk.
+    /// Returns the address of a device's root table, for the simulator's own walk.
     pub fn root(&self, device: DeviceSlot) -> Option<PhysAddr> {
         Some(self.tables.get(device.index())?.root())
     }
 
-    /// The software IOMMU's answer: where the byte at `giova` is, if `access` is allowed there.
+    /// Translates `giova` like the software IOMMU, if `access` is allowed.
     ///
     /// # Errors
-    /// Why the access is to be stopped.
+    /// Returns the reason why the access must be blocked.
     pub fn translate(
         &self,
         device: DeviceSlot,
@@ -146,7 +146,7 @@ impl<M: PhysMemory, S: FrameSource, G: Grants> SimulatedTables<M, S, G> {
         Ok(Hva::new(leaf.translate(giova).get()))
     }
 
-    /// The port to the simulator.
+    /// The interface to the simulator.
     pub const fn grants(&mut self) -> &mut G {
         &mut self.grants
     }
@@ -184,14 +184,14 @@ impl<M: PhysMemory, S: FrameSource, G: Grants> IoTables for SimulatedTables<M, S
         let at = self.grants.grant(device, frame, direction)?;
         let installed = self.install(device, giova, at, direction);
         if installed.is_err() && self.grants.revoke(device, at).is_err() {
-            // Granted and unknown to the table. Nothing leads there, but the simulator, were it to
-            // guess.
+            // The page is granted but not in the table. The simulator can access it only by
+            // guessing its address.
             return Err(IoError::Failed);
         }
         installed
     }
 
-    /// First the entry, then the grant (section 4.2, "Tear down DMA mappings").
+    /// Clears the entry, then revokes the grant (section 4.2, "Tear down DMA mappings").
     fn unmap(&mut self, device: DeviceSlot, giova: Iova) -> Result<(), IoError> {
         let table = self.tables.get(device.index()).ok_or(IoError::Failed)?;
         let leaf = table.lookup(&self.memory, giova).ok_or(IoError::Failed)?;
@@ -201,7 +201,7 @@ impl<M: PhysMemory, S: FrameSource, G: Grants> IoTables for SimulatedTables<M, S
             .map_err(|_| IoError::Failed)?;
         let at = Hva::new(leaf.base.get());
         self.grants.revoke(device, at).map_err(|error| {
-            // Back as it was: the grant is still there. The table has room, for it had it before.
+            // Restore the entry, because the grant is still valid. The table has room for it.
             let request = MapRequest {
                 iova: giova,
                 pa: leaf.base,

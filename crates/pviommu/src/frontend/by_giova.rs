@@ -1,5 +1,5 @@
-//! Which mapping an address belongs to: what a driver gives back is an address, and the cache wants
-//! the key.
+//! Map from a mapping's address to its cache key. The driver unmaps by address, but the cache looks
+//! up by key.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
@@ -9,18 +9,18 @@ use ringfence_types::{Iova, Pfn};
 
 use crate::rtc::MappingKey;
 
-/// Pages of one leaf.
+/// Pages per leaf.
 const LEAF: usize = 512;
 
-/// Pages that leaves are kept for: those of 32-bit addresses, which every allocator gives out
-/// first.
+/// Number of low pages, which leaves cover: the pages of 32-bit addresses, which every allocator
+/// uses first.
 const LOW: u64 = 1 << 20;
 
-/// The keys of mappings, by the first page of their addresses. Leaves stay: 8 bytes for each page
-/// below 4 GiB that was ever used, and its neighbours.
+/// Keys of mappings, by the first page of their addresses. Leaves are never freed: each 2 MiB
+/// region below 4 GiB that was ever used takes 8 bytes per page.
 #[derive(Debug, Default)]
 pub(super) struct ByGiova {
-    /// Words of keys; 0 is none.
+    /// Key words; 0 means no mapping.
     low: Vec<Option<Box<[u64; LEAF]>>>,
     high: BTreeMap<u64, u64>,
 }
@@ -29,7 +29,7 @@ impl ByGiova {
     #[inline]
     fn place(giova: Iova) -> (usize, usize) {
         let page = Pfn::containing(giova).get();
-        // Below `LOW` both fit.
+        // The casts do not truncate below `LOW`.
         ((page / LEAF as u64) as usize, (page % LEAF as u64) as usize)
     }
 
@@ -38,7 +38,7 @@ impl ByGiova {
         Pfn::containing(giova).get() < LOW
     }
 
-    /// The key of the mapping that begins in the page of `giova`.
+    /// Returns the key of the mapping that starts in the page of `giova`.
     #[inline]
     pub(super) fn get(&self, giova: Iova) -> Option<MappingKey> {
         let word = if Self::is_low(giova) {
@@ -50,12 +50,12 @@ impl ByGiova {
         MappingKey::from_word_if_any(word)
     }
 
-    /// Notes the mapping that begins in the page of `giova`.
+    /// Records the mapping that starts in the page of `giova`.
     pub(super) fn put(&mut self, giova: Iova, key: MappingKey) {
         self.set(giova, key.word());
     }
 
-    /// Forgets it, and returns its key.
+    /// Removes the mapping that starts in the page of `giova` and returns its key.
     pub(super) fn take(&mut self, giova: Iova) -> Option<MappingKey> {
         let key = self.get(giova)?;
         if Self::is_low(giova) {

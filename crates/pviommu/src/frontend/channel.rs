@@ -1,4 +1,4 @@
-//! Requests in flight: their order, their answers, and what a host that breaks the rules comes to.
+//! Requests in flight: their order, their answers, and the detection of protocol violations.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -9,27 +9,27 @@ use ringfence_types::{Direction, Iova, PfnRange};
 use super::{Queue, QueueFull, RequestId};
 use crate::wire::{Devid, Gpa, PAGES_LIMIT, Status, encode_map, encode_unmap};
 
-/// What an embedder knows of the device and of its own patience.
+/// Parameters of a channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChannelOptions {
-    /// Most pages in one request: the device's `pages_max`.
+    /// Maximum number of pages in one request: the device's `pages_max`.
     pub pages_max: u32,
-    /// Polls in a row that may find nothing while a request waits: as many as ten seconds of
-    /// polling are.
+    /// Maximum number of consecutive empty polls while a request is in flight. Should correspond to
+    /// ten seconds of polling.
     pub patience: u64,
 }
 
-/// Why nothing is asked of the host any more.
+/// Reason why the channel is broken and sends no more requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ChannelFailure {
-    /// A request waited through more polls than there is patience.
+    /// No answer within [`ChannelOptions::patience`] polls.
     Silent,
-    /// An answer to a request that was not made, that was answered before, or before an earlier
-    /// one's.
+    /// The host answered a request that is not in flight, answered one twice, or answered out of
+    /// order.
     UnknownReply(RequestId),
-    /// The queue takes no request although none waits.
+    /// The queue is full although no request is in flight.
     Full,
-    /// An unmap was refused: its addresses may be reached.
+    /// The host refused an unmap, so the device may still access its addresses.
     UnmapRefused(Status),
 }
 
@@ -48,12 +48,12 @@ impl fmt::Display for ChannelFailure {
 
 impl core::error::Error for ChannelFailure {}
 
-/// Why a map did not happen.
+/// Reason why a map failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RemoteMapError {
-    /// The host's answer.
+    /// The host refused the map with this status.
     Status(Status),
-    /// There was none, or none that can be believed. The pages may be mapped.
+    /// The channel broke before a valid answer. The pages may be mapped.
     Broken(ChannelFailure),
 }
 
@@ -74,18 +74,18 @@ impl From<ChannelFailure> for RemoteMapError {
     }
 }
 
-/// What went through a channel.
+/// Counters of a channel.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ChannelStats {
-    /// Requests.
+    /// Requests sent.
     pub requests: u64,
-    /// Notifications of the host: at most one for all requests between two waits (kick merging).
+    /// Notifications: at most one for all requests between two waits (kick merging).
     pub kicks: u64,
     /// Polls of the queue.
     pub polls: u64,
-    /// Pages asked to be mapped.
+    /// Pages in map requests.
     pub mapped: u64,
-    /// Pages asked to be unmapped.
+    /// Pages in unmap requests.
     pub unmapped: u64,
 }
 
@@ -101,28 +101,28 @@ struct InFlight {
     kind: Kind,
 }
 
-/// A map that was refused after its caller had gone on.
+/// A map that the host refused after its caller had stopped waiting.
 #[derive(Debug)]
 struct LateRefusal {
     device: Devid,
     range: PfnRange,
 }
 
-/// One queue with one host. A request is known by its place: how many were made before it.
+/// A queue to one host. The sequence number of a request is the number of requests before it.
 #[derive(Debug)]
 pub struct Channel<Q> {
     queue: Q,
     options: ChannelOptions,
-    /// In the order in which they were made available, which is that of their answers.
+    /// In the order in which they were made available. The host answers in the same order.
     in_flight: VecDeque<InFlight>,
-    /// Place of the first request that waits.
+    /// Sequence number of the first unanswered request.
     answered: u64,
-    /// Maps that were refused and not asked after.
+    /// Refused maps whose outcome was not queried yet.
     refused: Vec<(u64, Status)>,
     late_refusals: Vec<LateRefusal>,
-    /// Whether requests were added since the last kick.
+    /// True if requests were added since the last kick.
     needs_kick: bool,
-    /// Polls in a row that found nothing.
+    /// Number of consecutive polls without an answer.
     empty_polls: u64,
     failure: Option<ChannelFailure>,
     request: Vec<u8>,
@@ -130,7 +130,7 @@ pub struct Channel<Q> {
 }
 
 impl<Q: Queue> Channel<Q> {
-    /// A channel over an empty queue.
+    /// Creates a channel over an empty queue.
     pub fn new(queue: Q, options: ChannelOptions) -> Self {
         let pages_max = options.pages_max.clamp(1, PAGES_LIMIT);
         Self {
@@ -151,7 +151,7 @@ impl<Q: Queue> Channel<Q> {
         }
     }
 
-    /// Queues a map and returns its place.
+    /// Queues a map request and returns its sequence number.
     ///
     /// # Errors
     /// The channel is broken.
@@ -164,7 +164,7 @@ impl<Q: Queue> Channel<Q> {
         let count = pages.len() as u64;
         let mut request = core::mem::take(&mut self.request);
         request.clear();
-        // Fails for no pages or too many, which no caller here has: then the host says so.
+        // Fails only for no pages or too many, which no caller passes. The host would reject it.
         let _ = encode_map(&mut request, device, direction, pages);
         let place = self.add(&request, Kind::Map);
         self.request = request;
@@ -172,7 +172,7 @@ impl<Q: Queue> Channel<Q> {
         place
     }
 
-    /// Queues an unmap and returns its place.
+    /// Queues an unmap request and returns its sequence number.
     ///
     /// # Errors
     /// The channel is broken.
@@ -204,7 +204,7 @@ impl<Q: Queue> Channel<Q> {
                     self.stats.requests = self.stats.requests.saturating_add(1);
                     return Ok(place);
                 }
-                // An answer makes room, or patience ends.
+                // Wait for an answer to make room, until the channel breaks.
                 Err(QueueFull) if self.in_flight.is_empty() => {
                     return Err(self.fail(ChannelFailure::Full));
                 }
@@ -217,7 +217,7 @@ impl<Q: Queue> Channel<Q> {
         }
     }
 
-    /// Tells the host of what was queued, if it has not been told.
+    /// Notifies the host if requests were added since the last kick.
     pub fn kick(&mut self) {
         if core::mem::take(&mut self.needs_kick) && self.failure.is_none() {
             self.queue.kick();
@@ -225,7 +225,7 @@ impl<Q: Queue> Channel<Q> {
         }
     }
 
-    /// Takes the answers that are there.
+    /// Processes the available answers.
     pub fn poll(&mut self) {
         if self.failure.is_some() {
             return;
@@ -243,8 +243,8 @@ impl<Q: Queue> Channel<Q> {
                 (_, Status::Ok) => {}
                 (Kind::Map, status) => self.refused.push((self.answered, status)),
                 (Kind::Unmap, status) => {
-                    // Before it counts as answered: nothing that waits for it comes to believe that
-                    // it was done.
+                    // Fail before counting the request as answered, so that no waiter takes the
+                    // unmap for confirmed.
                     self.fail(ChannelFailure::UnmapRefused(status));
                     return;
                 }
@@ -262,7 +262,8 @@ impl<Q: Queue> Channel<Q> {
         }
     }
 
-    /// What became of the map at `place`, if it is known. To be asked once.
+    /// Returns the outcome of the map with sequence number `place`; `None` while it is in flight.
+    /// Call this at most once after an answer.
     pub(super) fn outcome(&mut self, place: u64) -> Option<Result<(), RemoteMapError>> {
         if place < self.answered {
             let found = self.refused.iter().position(|(of, _)| *of == place);
@@ -274,10 +275,11 @@ impl<Q: Queue> Channel<Q> {
         self.failure.map(|broken| Err(broken.into()))
     }
 
-    /// Whether every request before `place` was answered, and every unmap among them confirmed.
+    /// Returns true if the host has answered every request before `place`. All unmaps among them
+    /// are then confirmed.
     ///
     /// # Errors
-    /// They were not and will not be.
+    /// The channel broke before it received the answers.
     pub(super) fn is_confirmed(&self, place: u64) -> Result<bool, ChannelFailure> {
         match self.failure {
             _ if self.answered >= place => Ok(true),
@@ -286,23 +288,23 @@ impl<Q: Queue> Channel<Q> {
         }
     }
 
-    /// The place of the next request.
+    /// Returns the sequence number of the next request.
     pub(super) fn next_sequence(&self) -> u64 {
         self.answered.saturating_add(self.in_flight.len() as u64)
     }
 
-    /// Notes a map that was refused when its caller no longer waited.
+    /// Records a map that the host refused when its caller no longer waited.
     pub(super) fn note_late_refusal(&mut self, device: Devid, range: PfnRange) {
         self.late_refusals.push(LateRefusal { device, range });
     }
 
-    /// Whether a part of `range` was refused late.
+    /// Returns true if the host refused a part of `range` late.
     pub(super) fn has_late_refusal(&self, device: Devid, range: &PfnRange) -> bool {
         let within = |late: &LateRefusal| late.device == device && late.range.overlaps(range);
         self.late_refusals.iter().any(within)
     }
 
-    /// Forgets, and returns, what of `range` was refused late.
+    /// Removes and returns the late refusals that overlap `range`.
     pub(super) fn take_late_refusals(&mut self, device: Devid, range: &PfnRange) -> Vec<PfnRange> {
         let mut taken = Vec::new();
         self.late_refusals.retain(|late| {
@@ -315,22 +317,22 @@ impl<Q: Queue> Channel<Q> {
         taken
     }
 
-    /// Why the channel is broken, if it is.
+    /// Returns the reason if the channel is broken.
     pub const fn failure(&self) -> Option<ChannelFailure> {
         self.failure
     }
 
-    /// What went through.
+    /// Returns the counters.
     pub const fn stats(&self) -> &ChannelStats {
         &self.stats
     }
 
-    /// The limits.
+    /// Returns the parameters.
     pub const fn options(&self) -> &ChannelOptions {
         &self.options
     }
 
-    /// The queue.
+    /// Returns the queue.
     pub const fn queue(&mut self) -> &mut Q {
         &mut self.queue
     }

@@ -1,4 +1,4 @@
-//! Waiting for what was unmapped.
+//! Waiting for unmap requests to complete.
 
 use core::marker::PhantomData;
 use core::ops::Deref;
@@ -7,8 +7,9 @@ use ringfence_types::{Invalidation, InvalidationError, Invalidator, Lock, Ticket
 
 use super::{Channel, Queue, SharedChannel};
 
-/// The host invalidates before it answers an unmap. So nothing new is submitted: the ticket is a
-/// place in the queue, and it completes when every request before it was answered.
+/// Invalidator of a remote table. The host invalidates before it answers an unmap, so `submit`
+/// sends no request. Its ticket is a sequence number, which completes when the host has answered
+/// every earlier request.
 #[derive(Debug)]
 pub struct UnmapCompletions<R, Q, L> {
     link: R,
@@ -21,7 +22,7 @@ where
     Q: Queue,
     L: Lock<Channel<Q>>,
 {
-    /// The answers of `link`'s host.
+    /// Creates an invalidator for the requests of `link`.
     pub fn new(link: R) -> Self {
         Self {
             link,
@@ -36,7 +37,7 @@ where
     Q: Queue,
     L: Lock<Channel<Q>>,
 {
-    /// Whatever `request` covers was unmapped by requests that are in the queue already.
+    /// Requests that are already in the queue have unmapped everything that `request` covers.
     fn submit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {
         if let Invalidation::Context(_) | Invalidation::Ring { .. } = request {
             return Err(InvalidationError::Unsupported);

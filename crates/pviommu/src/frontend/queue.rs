@@ -1,21 +1,21 @@
-//! The port to a virtqueue.
+//! The interface of a virtqueue.
 
 use core::fmt;
 
-/// What a queue calls a request on its way, for instance the head of its chain.
+/// The queue's id of a request in flight, for instance the head of its chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub u32);
 
-/// A used entry: an answer, as the device gave it.
+/// A used entry: the device's answer to a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Used {
-    /// Which request, if the device does not lie.
+    /// Id of the request; not validated.
     pub id: RequestId,
-    /// Its status byte.
+    /// Status byte.
     pub status: u8,
 }
 
-/// No chain is free.
+/// Error: no chain is free.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct QueueFull;
 
@@ -27,18 +27,18 @@ impl fmt::Display for QueueFull {
 
 impl core::error::Error for QueueFull {}
 
-/// A virtqueue as its driver uses it: requests and their status bytes, interrupts suppressed.
+/// The driver's side of a virtqueue of requests and status bytes, with interrupts suppressed.
 pub trait Queue {
-    /// Makes a request available, with a status byte of 0xff behind it; the device is not told. The
-    /// bytes are copied.
+    /// Makes a request available, followed by a status byte of 0xff. Copies the bytes and does not
+    /// notify the device.
     ///
     /// # Errors
-    /// No chain is free until an answer is polled.
+    /// No chain is free. Polling an answer frees one.
     fn add(&mut self, request: &[u8]) -> Result<RequestId, QueueFull>;
 
-    /// Tells the device that there are requests: an exit from the guest.
+    /// Notifies the device of new requests, which causes a VM exit.
     fn kick(&mut self);
 
-    /// The next used entry, if there is one. Its chain is free from then on, if it names one.
+    /// Returns the next used entry, if any, and frees its chain if its id is valid.
     fn poll(&mut self) -> Option<Used>;
 }

@@ -1,4 +1,4 @@
-//! A table on the other side of a queue.
+//! An I/O page table that the host maintains on request.
 
 use alloc::vec::Vec;
 use core::marker::PhantomData;
@@ -16,7 +16,7 @@ use ringfence_types::{
 use super::{Channel, ChannelFailure, Queue, RemoteMapError};
 use crate::wire::{Devid, Gpa, PAGE_BYTES, Status};
 
-/// A channel shared by processors and devices, behind the embedder's lock.
+/// A channel behind the embedder's lock, shared by CPUs and devices.
 #[derive(Debug)]
 pub struct SharedChannel<Q, L> {
     channel: L,
@@ -24,7 +24,7 @@ pub struct SharedChannel<Q, L> {
 }
 
 impl<Q: Queue, L: Lock<Channel<Q>>> SharedChannel<Q, L> {
-    /// Puts the lock that `lock` makes around `channel`.
+    /// Wraps `channel` in the lock that `lock` creates.
     pub fn new(channel: Channel<Q>, lock: impl FnOnce(Channel<Q>) -> L) -> Self {
         Self {
             channel: lock(channel),
@@ -32,13 +32,14 @@ impl<Q: Queue, L: Lock<Channel<Q>>> SharedChannel<Q, L> {
         }
     }
 
-    /// Does something with the channel alone.
+    /// Runs `critical` with exclusive access to the channel.
     #[inline]
     pub fn with<R>(&self, critical: impl FnOnce(&mut Channel<Q>) -> R) -> R {
         self.channel.with(critical)
     }
 
-    /// Polls until the map at `place` is answered; the lock is free between two polls.
+    /// Polls until the host answers the map with sequence number `place`. Releases the lock between
+    /// polls.
     fn wait(&self, place: u64) -> Result<(), RemoteMapError> {
         loop {
             let outcome = self.channel.with(|channel| {
@@ -53,30 +54,29 @@ impl<Q: Queue, L: Lock<Channel<Q>>> SharedChannel<Q, L> {
     }
 }
 
-/// A map that was queued and not waited for.
+/// A map request that was queued without waiting for its answer.
 #[derive(Debug)]
 struct QueuedMap {
     sequence: u64,
     range: PfnRange,
 }
 
-/// One processor's part: maps whose answers [`sync`](IoPageTable::sync) waits for.
+/// Per-CPU state: maps whose answers [`sync`](IoPageTable::sync) waits for.
 #[derive(Debug, Default)]
 pub struct RemoteCpu(Vec<QueuedMap>);
 
-/// The translations of one device, kept by the host. Physical addresses are the guest's.
+/// Translations of one device, in the host. Physical addresses are guest-physical.
 ///
 /// # Errors
-/// A host's statuses are told as what a table of one's own would say: no room as out of frames, an
-/// address outside the window as beyond the table's width, a GPA that is none as beyond an entry's.
-/// What it could not do, and everything once the channel is [broken](Channel::failure), is a
-/// corrupt table.
+/// Host statuses become the errors of a local table. `NO_ROOM` is out of frames. An address outside
+/// the window exceeds the table's width, and a bad GPA exceeds an entry's width. Other failures and
+/// a [broken channel](Channel::failure) are a corrupt table.
 #[derive(Debug)]
 pub struct RemoteTable<R, Q, L> {
     link: R,
     device: Devid,
     domain: DomainId,
-    /// Pages mapped.
+    /// Mapped pages.
     live: AtomicU64,
     shared: PhantomData<fn() -> (Q, L)>,
 }
@@ -87,7 +87,7 @@ where
     Q: Queue,
     L: Lock<Channel<Q>>,
 {
-    /// The table of `device`, whose domain in this guest is `domain`.
+    /// Creates the table of `device`, whose domain in this guest is `domain`.
     pub fn new(link: R, device: Devid, domain: DomainId) -> Self {
         Self {
             link,
@@ -98,7 +98,7 @@ where
         }
     }
 
-    /// Queues `request` in pieces of at most `pages_max`.
+    /// Queues `request` in pieces of at most `pages_max` pages.
     fn queue_map(
         &self,
         request: &MapRequest,
@@ -133,7 +133,7 @@ where
         })
     }
 
-    /// Queues unmaps of `ranges`, whatever becomes of them.
+    /// Queues unmaps of `ranges` without waiting.
     fn queue_unmap(&self, ranges: &[PfnRange]) -> Result<(), ChannelFailure> {
         self.link.with(|channel| {
             let step = channel.options().pages_max as usize;
@@ -146,7 +146,7 @@ where
         })
     }
 
-    /// Waits for every map of `cpu` and returns the first refusal; those refused are noted.
+    /// Waits for every map of `cpu`, records the refused ones and returns the first refusal.
     fn wait_for_maps(&self, cpu: &mut RemoteCpu) -> Result<(), RemoteMapError> {
         let mut outcome = Ok(());
         for deferred in cpu.0.drain(..) {
@@ -167,7 +167,7 @@ where
         self.live.fetch_sub(pages, Ordering::Relaxed);
     }
 
-    /// A range of which some maps were refused: the others are unmapped, and waited for.
+    /// Unmaps the rest of a range after the host refused some of its maps, and waits.
     fn undo(&self, range: PfnRange) -> Result<(), ChannelFailure> {
         let late = self
             .link
@@ -216,7 +216,7 @@ where
         platform: &mut P,
         request: MapRequest,
     ) -> Result<(), MapError> {
-        // What this processor has queued before is not this request's matter.
+        // Answer this CPU's earlier maps first, so that their refusals do not fail this request.
         self.sync(cpu, platform);
         let iova = request.iova;
         self.map_nosync(cpu, platform, request)?;
@@ -243,7 +243,7 @@ where
         self.live.fetch_add(all.pages(), Ordering::Relaxed);
         let queued = self.queue_map(&request, |deferred| cpu.0.push(deferred));
         queued.map_err(|broken| {
-            // Of a broken channel nothing comes back: the caller gives the addresses up.
+            // A broken channel never recovers, so the caller must abandon the addresses.
             cpu.0.truncate(before);
             self.count_unmapped(all.pages());
             error_of(broken.into(), &request)
@@ -271,7 +271,7 @@ where
         range: PfnRange,
     ) -> Result<(Unmapped, CachedLevels, ()), UnmapError> {
         if !cpu.0.is_empty() {
-            // Which of them are mapped must be known first.
+            // Learn first which of the pages are mapped.
             self.sync(cpu, platform);
         }
         let iova = range.lo().iova();
@@ -283,12 +283,12 @@ where
         self.queue_unmap(&rest)
             .map_err(|_| UnmapError::Corrupt { iova })?;
         self.count_unmapped(rest.iter().map(PfnRange::pages).sum());
-        // Cleared when the host answers, which is what the invalidation waits for.
+        // The host clears the entries before it answers, and the invalidation waits for the answer.
         let cleared = Unmapped::attest_cleared(self.domain, range);
         Ok((cleared, CachedLevels::Leaves, ()))
     }
 
-    /// One request for as many pages as the host takes.
+    /// Unmaps `ranges` with as few requests as `pages_max` allows.
     fn unmap_many<P: Platform>(
         &self,
         cpu: &mut RemoteCpu,
@@ -311,7 +311,7 @@ where
                 .any(|range| channel.has_late_refusal(self.device, range))),
         });
         if late.map_err(corrupt)? {
-            // Parts of them are not mapped.
+            // Some parts are not mapped, so unmap the ranges one by one.
             for range in ranges {
                 each(self.unmap(cpu, platform, *range)?);
             }
@@ -332,8 +332,8 @@ where
 
     fn sync<P: Platform>(&self, cpu: &mut RemoteCpu, _platform: &mut P) {
         self.link.with(Channel::kick);
-        // Refusals are noted: `iotlb_sync_map` finds them before the device is told of the
-        // addresses.
+        // `wait_for_maps` records refusals. `iotlb_sync_map` finds them before the driver passes
+        // the addresses to the device.
         let _ = self.wait_for_maps(cpu);
     }
 }
@@ -351,7 +351,7 @@ pub(super) const fn direction_of(permissions: Permissions) -> Direction {
     }
 }
 
-/// The parts of `range` that lie in none of `holes`, which are parts of it and do not overlap.
+/// Returns the parts of `range` outside `holes`. The holes lie inside `range` and do not overlap.
 fn subtract(range: PfnRange, mut holes: Vec<PfnRange>) -> Vec<PfnRange> {
     if holes.is_empty() {
         return alloc::vec![range];

@@ -1,13 +1,16 @@
-//! The reverse translation cache in front of a device's I/O address space (section 4.5).
+//! The reverse translation cache in front of a device's I/O address space (PVIOMMU paper, section
+//! 4.5).
 //!
 //! ```text
-//! map    -> ReverseCache::take: an address, or -> Paged::map, which asks the host -> ReverseCache::insert
-//! unmap  -> ByGiova::get: the key of the address -> ReverseCache::release      (the host is not asked)
-//! expire -> ReverseCache::tick -> Paged::unmap_many: one request for all -> their invalidation, by the flush policy
+//! map    -> ReverseCache::acquire: an address
+//!           or, on a miss: Paged::map (a host request) -> ReverseCache::insert
+//! unmap  -> ByGiova::get: the key of the address -> ReverseCache::release (no host request)
+//! expire -> ReverseCache::tick -> Paged::unmap_many: one request for all mappings
+//!           -> their invalidation, by the flush policy
 //! ```
-//! Each piece of a list is mapped for itself, so that it is found again in another list; what the
-//! cache does not know of it is asked for with one kick. Memory that is shared for long
-//! ([`Space::map_bypass_cache`]) and buffers without a key do not go through the cache.
+//! Each piece of a scatterlist has its own mapping, so that other lists can reuse it. The host is
+//! kicked once for all pieces that miss. Long-lived shared memory ([`Space::map_bypass_cache`]) and
+//! buffers without a key bypass the cache.
 
 use alloc::vec::Vec;
 use core::marker::PhantomData;
@@ -27,37 +30,38 @@ use super::by_giova::ByGiova;
 use super::remote_table::direction_of;
 use crate::rtc::{MappingKey, NotCached, NotInUse, ReverseCache};
 
-/// What a frontend does with an address that no mapping has.
+/// Handling of an unmap of an address without a mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UnknownUnmap {
-    /// Its unmap is refused, as by any space.
+    /// The space refuses the unmap, like any other space.
     Refused,
-    /// Nothing: the document's frontend looks for the page in the cache, and what is not found
-    /// there is as good as unmapped. For the literal cache, whose mappings leave under their users.
+    /// The space ignores the unmap. The PVIOMMU paper's frontend treats a cache miss at unmap as
+    /// already unmapped. The as-published cache needs this, because it can evict mappings in use.
     Ignored,
 }
 
-/// The cache of one device and what belongs to it.
+/// The cache of one device and its state.
 #[derive(Debug)]
 pub struct DeviceCache<C> {
     cache: C,
     keys: ByGiova,
-    /// Buffers that are mapped, in the cache or beside it.
+    /// Mapped buffers, cached or not.
     in_use: u64,
-    /// A mapping found no room: some of the released ones go with the next look at the clock.
+    /// True if the cache had no room for a mapping. The next check of the clock then evicts
+    /// released mappings.
     full: bool,
-    /// When the running cycle ends.
+    /// End of the current cycle; `None` before the first mapping.
     ends: Option<Nanos>,
 }
 
 impl<C: ReverseCache> DeviceCache<C> {
-    /// The address for a buffer of this key.
+    /// Looks up an address for a buffer with this key.
     #[inline]
     fn acquire(&mut self, key: MappingKey, limits: &AddressLimits) -> Option<Iova> {
         let giova = self.cache.acquire(key)?;
         let last = giova.wrapping_add((key.pages() << 12).wrapping_sub(1));
         if Pfn::containing(last) > limits.mask {
-            // Of a device of this domain that reaches further.
+            // Another device of this domain, with a wider DMA mask, made this mapping.
             let _ = self.cache.release(key);
             return None;
         }
@@ -65,7 +69,8 @@ impl<C: ReverseCache> DeviceCache<C> {
         Some(giova)
     }
 
-    /// The host has mapped `key` at the page of `giova`. What finds no place stays its user's.
+    /// Adds a mapping that the host made for `key` at the page of `giova`. If it is not cached, its
+    /// user owns it.
     fn insert(&mut self, key: Option<MappingKey>, giova: Iova) {
         self.in_use = self.in_use.saturating_add(1);
         let Some(key) = key else { return };
@@ -77,12 +82,12 @@ impl<C: ReverseCache> DeviceCache<C> {
         }
     }
 
-    /// A user of the mapping at `range` is done. `None`: there is none in the cache.
+    /// Removes a user of the mapping at `range`; `None` if the cache has no such mapping.
     #[inline]
     fn release(&mut self, range: &IovaRange) -> Option<Result<(), NotInUse>> {
         let known = self.keys.get(range.start())?;
-        // As many pages as the buffer has: a key of another length is another mapping's, and the
-        // cache holds no mapping whose length no key has.
+        // Use the buffer's number of pages: a key of another length belongs to another mapping. The
+        // cache holds no mapping whose length exceeds a key's.
         let pages = PfnRange::covering(range).pages();
         let Some(key) = MappingKey::new(known.first(), pages, known.direction()) else {
             return Some(Err(NotInUse(known)));
@@ -94,19 +99,19 @@ impl<C: ReverseCache> DeviceCache<C> {
         Some(released)
     }
 
-    /// The first mapping starts the clock.
+    /// Starts the clock at the first mapping.
     #[inline]
     fn begin(&mut self, now: Nanos, cycle_ns: u64) {
         self.ends.get_or_insert_with(|| cycle_end(now, cycle_ns));
     }
 
-    /// Whether there is anything to do by now.
+    /// Returns true if a cycle has ended or the cache is full.
     #[inline]
     fn is_due(&self, now: Nanos) -> bool {
         self.full || self.ends.is_some_and(|end| now >= end)
     }
 
-    /// What the clock says is over, as pages to be unmapped.
+    /// Ends all cycles up to `now` and returns the expired pages, which the caller unmaps.
     fn due(&mut self, now: Nanos, cycle_ns: u64) -> Vec<PfnRange> {
         let mut gone = Vec::new();
         let Self {
@@ -114,7 +119,7 @@ impl<C: ReverseCache> DeviceCache<C> {
         } = self;
         let mut expired = |key: MappingKey, giova: Iova| evicted(keys, key, giova, &mut gone);
         let mut end = ends.unwrap_or_else(|| cycle_end(now, cycle_ns));
-        // After so many cycles nothing that was released is left.
+        // After 255 cycles, no released mapping remains.
         let mut turns = 0_u16;
         while now >= end && turns <= u16::from(u8::MAX) {
             cache.tick(&mut expired);
@@ -141,15 +146,15 @@ impl<C: ReverseCache> DeviceCache<C> {
     }
 }
 
-/// A mapping has left the cache. One that the frontend knows nothing of, which a literal tree may
-/// name, is left alone.
+/// Adds an expired mapping to `gone`. Ignores a mapping unknown to the frontend, which an
+/// as-published tree may report.
 fn evicted(keys: &mut ByGiova, key: MappingKey, giova: Iova, gone: &mut Vec<PfnRange>) {
     if keys.take(giova).is_some() {
         gone.extend(PfnRange::new(Pfn::containing(giova), key.pages()));
     }
 }
 
-/// The end of the cycle in which `now` lies. Cycles end at multiples of their length on the
+/// Returns the end of the cycle that contains `now`. Cycles end at multiples of their length on the
 /// platform's clock.
 fn cycle_end(now: Nanos, cycle_ns: u64) -> Nanos {
     let cycles = now.0.checked_div(cycle_ns).unwrap_or(0).saturating_add(1);
@@ -158,9 +163,9 @@ fn cycle_end(now: Nanos, cycle_ns: u64) -> Nanos {
 
 /// An allocator and a table behind a reverse translation cache.
 ///
-/// A buffer that is unmapped stays reachable until its mapping leaves the cache: with the C + 1th
-/// end of a cycle after it, or before. So protection is bounded by T x (C + 1), and what the [flush
-/// policy](ringfence_dma::flush::PerCycle) hands back is stale.
+/// An unmapped buffer stays accessible to the device until its mapping leaves the cache, at the
+/// latest with the (C + 1)th end of a cycle. Protection is therefore bounded by T x (C + 1), and
+/// the [flush policy](ringfence_dma::flush::PerCycle) returns stale buffers.
 #[derive(Debug)]
 pub struct RtcSpace<A, T, C, L> {
     paged: Paged<A, T>,
@@ -171,8 +176,8 @@ pub struct RtcSpace<A, T, C, L> {
 }
 
 impl<A, T, C: ReverseCache, L: Lock<DeviceCache<C>>> RtcSpace<A, T, C, L> {
-    /// `cache`, whose cycles last `cycle_ns` nanoseconds (T), in front of `paged`; `lock` is the
-    /// embedder's.
+    /// Creates a space with `cache` in front of `paged`. A cycle lasts `cycle_ns` nanoseconds (T).
+    /// `lock` creates the embedder's lock.
     pub fn new(
         paged: Paged<A, T>,
         cache: C,
@@ -196,24 +201,24 @@ impl<A, T, C: ReverseCache, L: Lock<DeviceCache<C>>> RtcSpace<A, T, C, L> {
         }
     }
 
-    /// What the cache stands in front of.
+    /// The allocator and the table behind the cache.
     pub fn paged(&self) -> &Paged<A, T> {
         &self.paged
     }
 
-    /// Looks at the cache.
+    /// Passes the cache to `look`, under the lock.
     pub fn with_cache<R>(&self, look: impl FnOnce(&C) -> R) -> R {
         self.cache_lock.with(|reverse| look(&reverse.cache))
     }
 }
 
-/// The key of a buffer's pages, if it has one.
+/// Returns the key of a buffer's pages; `None` for a buffer that is too long.
 #[inline]
 fn key_of(piece: &PhysRange, permissions: Permissions) -> Option<MappingKey> {
     MappingKey::covering(piece, direction_of(permissions))
 }
 
-/// The device-visible bytes of `piece` behind the page of `giova`.
+/// Returns the device-visible range of `piece`, whose first page is mapped at `giova`.
 #[inline]
 fn bytes_at(giova: Iova, piece: &PhysRange) -> Option<IovaRange> {
     let offset = piece.start().offset_in(PageSize::Size4K.bytes());
@@ -298,7 +303,7 @@ where
         placed: &mut Vec<IovaRange>,
     ) -> Result<u32, MapReason> {
         let before = placed.len();
-        // Where the host has to be asked: the places, and the pieces.
+        // Pieces that missed, with their indices in `placed`.
         let mut asked: Vec<(usize, &PhysRange)> = Vec::new();
         self.cache_lock.with(|reverse| {
             for piece in pieces {
@@ -308,7 +313,7 @@ where
                     Some(range) => placed.push(range),
                     None => {
                         asked.push((placed.len(), piece));
-                        // Until it is known.
+                        // Placeholder until the host has mapped it.
                         placed.extend(bytes_at(Iova::ZERO, piece));
                     }
                 }
@@ -342,7 +347,7 @@ where
                 }
                 return;
             }
-            // What was found is given back.
+            // Release the mappings that were found.
             let mut asked = asked.iter().map(|(place, _)| *place).peekable();
             for (place, range) in placed.iter().enumerate().skip(before) {
                 if asked.next_if_eq(&place).is_none() {
@@ -380,7 +385,8 @@ where
         self.paged.sync(cpu, platform);
     }
 
-    /// What is kept and nobody uses leaves with the flush that a detachment begins with.
+    /// True if no mapping is in use. The flush at the start of a detach removes the released
+    /// mappings.
     fn is_empty<P: Platform>(&self, _platform: &P) -> bool {
         self.cache_lock.with(|reverse| reverse.in_use == 0)
     }

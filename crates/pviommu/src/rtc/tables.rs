@@ -1,14 +1,14 @@
-//! Tables 7 and 8 of the document, derived anew (PV20, X23): comparisons by building the worst
-//! trees and counting, bytes from the node types.
+//! Tables 7 and 8 of the PVIOMMU paper, recomputed (PV20, X23). Comparisons are counted on
+//! worst-case trees; sizes follow from the node types.
 
 use alloc::vec::Vec;
 
 use super::tree::{NodeKind, Tree};
 
-/// Bytes beside the arrays that section 4.5 counts for a node: "13-bytes extra space".
+/// Size of a node's header by section 4.5 of the PVIOMMU paper: "13-bytes extra space".
 pub const HEADER_AS_PUBLISHED: usize = 13;
 
-/// What it lists adds up to less: type 1, length 2, parent 8 (errata 15).
+/// Sum of the header fields that the paper lists: type 1, length 2, parent 8 (errata 15).
 pub const HEADER_LISTED: usize = 11;
 
 /// A row of Table 8.
@@ -18,15 +18,15 @@ pub struct SpaceRow {
     pub kind: NodeKind,
     /// Bytes of an inner node and of a leaf.
     pub bytes: [usize; 2],
-    /// The fewest and the most keys.
+    /// Minimum and maximum number of keys.
     pub keys: [usize; 2],
-    /// Bytes a key with the fewest keys: inner, leaf.
+    /// Bytes per key with the minimum number of keys: inner, leaf.
     pub at_least: [f64; 2],
-    /// Bytes a key with the most keys: inner, leaf.
+    /// Bytes per key with the maximum number of keys: inner, leaf.
     pub at_most: [f64; 2],
 }
 
-/// Table 8 with `header` bytes beside the arrays.
+/// Computes Table 8 for nodes with `header` bytes in addition to their arrays.
 pub fn space(header: usize) -> [SpaceRow; 6] {
     NodeKind::ALL.map(|kind| {
         let bytes = [kind.inner_bytes(header), kind.leaf_bytes(header)];
@@ -42,44 +42,44 @@ pub fn space(header: usize) -> [SpaceRow; 6] {
     })
 }
 
-/// Comparisons of key bytes at the worst, each reached by one operation on a tree that was built
-/// for it, but for those named sums.
+/// Worst-case and best-case comparisons of key bytes. One operation on a tree built for it reaches
+/// each value, except `insert_sum`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Comparisons {
-    /// SearchART: 16 keys in the root, which has 4 bits, and 32 in every node below. The document
-    /// prints 42, with a root of 32 keys.
+    /// SearchART: 16 keys in the root, which has 4 bits, and 32 in every node below. The PVIOMMU
+    /// paper prints 42, with a root of 32 keys.
     pub search: u64,
-    /// InsertART: the worst single insertion. Where a key is missing all below is new, so that only
-    /// one node sorts.
+    /// InsertART: the worst single insertion. Only one node sorts, because all nodes below a
+    /// missing key are new.
     pub insert: u64,
-    /// The document's sum for InsertART, 259 = 42 + 7 x 31, with its root of 16 keys: a search that
-    /// finds a key in every node and a sort into every node. No single insertion does both.
+    /// The paper's sum for InsertART, 259 = 42 + 7 x 31, but with a root of 16 keys: a search that
+    /// finds a key in every node, and a sort into every node. No single insertion does both.
     pub insert_sum: u64,
-    /// Delete at a leaf of 32 keys, the document's worst case: it prints 6.
+    /// Delete in a leaf of 32 keys, the paper's worst case; the paper prints 6.
     pub delete_in_leaf: u64,
-    /// Delete where nodes with one key vanish on the way up, which the document does not count.
+    /// Delete that also removes parents with one key, which the paper does not count.
     pub delete: u64,
-    /// The best search: nodes of more than 32 keys everywhere below a root of one. The document
-    /// prints none, but a root never has more than 16 keys, and those are compared.
+    /// The best search: nodes of more than 32 keys at all levels below a root of one key. The paper
+    /// prints 0, but a root never has more than 16 keys, and the search compares them.
     pub best: u64,
-    /// The best insertion, as the document has it: the same nodes, and the leaf lacks the key. It
-    /// searches the root, too.
+    /// The best insertion of the paper: the same nodes, and the leaf lacks the key. It searches the
+    /// root as well.
     pub best_insert: u64,
     /// The best deletion: from a leaf of more than 32 keys.
     pub best_delete: u64,
 }
 
-/// Levels of keys of 8 bits below the root.
+/// Levels below the root, with keys of 8 bits.
 const BELOW_ROOT: u32 = 6;
 
-/// The tree that has, along the path of page 0, `keys[level]` keys in the node at each level, the
-/// root first; the path's own key is the smallest. With `path` false page 0 itself is left out.
+/// Builds a tree with `keys[level]` keys in the node at each level of page 0's path, the root
+/// first. The path's own key is the smallest. If `path` is false, the tree omits page 0.
 fn along_path(keys: &[u64], path: bool) -> Tree {
     let mut tree = Tree::new();
     for (level, keys) in keys.iter().enumerate() {
         let shift = 8 * BELOW_ROOT.saturating_sub(level as u32);
         for key in 1..*keys {
-            // A tree without memory shows fewer comparisons, and the tests of this module fail.
+            // Without memory, the tree needs fewer comparisons and the tests of this module fail.
             let _ = tree.insert(key << shift, 1);
         }
     }
@@ -89,7 +89,7 @@ fn along_path(keys: &[u64], path: bool) -> Tree {
     tree
 }
 
-/// Comparisons of one operation.
+/// Returns the comparisons of one operation.
 fn counted(tree: &mut Tree, operation: impl FnOnce(&mut Tree)) -> u64 {
     let before = tree.comparisons();
     operation(tree);
@@ -117,8 +117,8 @@ impl Comparisons {
     pub fn count() -> Self {
         let full = [16, 32, 32, 32, 32, 32, 32];
         let found = search(&mut along_path(&full, true));
-        // The first level that lacks the key, and how many keys it has beside: everything above is
-        // full.
+        // For each first level that lacks the key, vary its number of other keys. All levels above
+        // are full.
         let mut insert = 0;
         for level in 0..full.len() {
             let most = full.get(level).copied().unwrap_or(0);
@@ -133,11 +133,11 @@ impl Comparisons {
                 }));
             }
         }
-        // The last keys of each node, sorted in at its front.
+        // Comparisons to sort the smallest key into a node of `keys` keys.
         let sort = |keys: u64| keys.saturating_sub(1);
         let mut chains = 0;
         for alone in 0..full.len() {
-            // Nodes with the path's key alone from the leaf up, then one that is full.
+            // From the leaf up, `alone` nodes with the path's key only, below a full node.
             let mut keys = full;
             for keys in keys.iter_mut().rev().take(alone) {
                 *keys = 1;
@@ -186,7 +186,7 @@ mod tests {
             state ^= state << 13;
             state ^= state >> 7;
             state ^= state << 17;
-            // Few values of each key, so that many nodes have about 32.
+            // Use few values of each key, so that many nodes have about 32.
             let page = (state >> 8) & 0xf_1f1f_0307_1f3f;
             let found = counted(&mut tree, |tree| {
                 tree.get(page);

@@ -1,13 +1,13 @@
-//! Where nodes live: they keep their number when they change their type, so that no pointer to them
-//! goes stale by that. (Printed as it is, the document's queue points to leaves that Grow and
-//! Shrink have replaced.)
+//! Storage of nodes. A node keeps its number when it changes its type, so pointers to it stay
+//! valid. (In the PVIOMMU paper's code, the queue points to leaves that Grow and Shrink have
+//! replaced.)
 
 use alloc::vec::Vec;
 
 use super::kind::NodeKind;
 use super::node::{NULL, Node, arrays};
 
-/// The number of a node.
+/// Number of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct NodeId(u32);
 
@@ -17,14 +17,14 @@ impl NodeId {
         u64::from(self.0) + 1
     }
 
-    /// The node behind a pointer of an inner node.
+    /// Returns the node that a pointer of an inner node refers to.
     #[inline]
     pub(super) fn of(pointer: u64) -> Option<Self> {
         u32::try_from(pointer.checked_sub(1)?).ok().map(Self)
     }
 }
 
-/// How many nodes of each type a tree has.
+/// Number of nodes of each type in a tree.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Census {
     /// Inner nodes, in the order of [`NodeKind::ALL`].
@@ -34,7 +34,7 @@ pub struct Census {
 }
 
 impl Census {
-    /// Bytes of these nodes by Table 8, with `header` bytes beside the arrays of each.
+    /// Size of these nodes by Table 8 in bytes, with headers of `header` bytes.
     pub fn bytes(&self, header: usize) -> usize {
         let inner = NodeKind::ALL.iter().zip(self.inner);
         let leaves = NodeKind::ALL.iter().zip(self.leaves);
@@ -53,7 +53,7 @@ pub(super) struct Arena {
 }
 
 impl Arena {
-    /// A new Node2; `None` without memory.
+    /// Allocates a Node2; `None` if out of memory.
     pub(super) fn add(&mut self, leaf: bool, parent: Option<NodeId>) -> Option<NodeId> {
         let (keys, pointers) = arrays(NodeKind::Node2)?;
         let node = Node {
@@ -68,7 +68,7 @@ impl Arena {
             Some(id) => id,
             None => {
                 self.nodes.try_reserve(1).ok()?;
-                // So that a node can be freed without asking for memory.
+                // Reserve the slot in the free list, so that freeing a node needs no memory.
                 self.free
                     .try_reserve(self.nodes.len().saturating_add(1))
                     .ok()?;
@@ -105,9 +105,9 @@ impl Arena {
         node.filter(|node| node.kind.is_some())
     }
 
-    /// Grow and Shrink: the node becomes one of `kind`, with those of its entries for which
-    /// `is_there` says so of a Node64's index and the node's length. False without memory; then it
-    /// is as before.
+    /// Grow and Shrink: converts the node to `kind`. For a Node64, keeps the entries for which
+    /// `is_there` returns true, given the entry's index and the node's length. Returns false and
+    /// changes nothing if out of memory.
     pub(super) fn change(
         &mut self,
         id: NodeId,
@@ -171,8 +171,8 @@ impl Arena {
         self.census
     }
 
-    /// Bytes that the nodes occupy here, which are not the document's: a `Vec` has a word more than
-    /// a pointer.
+    /// Memory that the nodes occupy, in bytes. Larger than in the PVIOMMU paper: a `Vec` is larger
+    /// than a pointer.
     pub(super) fn bytes(&self) -> usize {
         let arrays = self.census.bytes(0);
         self.nodes

@@ -1,39 +1,44 @@
-//! The tree exactly as Figures 7 to 9 print it, defects included (errata 11, 16).
+//! The tree exactly as published in Figures 7 to 9 of the PVIOMMU paper, with its defects (errata
+//! 11, 16).
 //!
-//! Where the figures leave something out, the least is added that lets them run, and no more:
-//! InsertSort and Movel count the node's length, and so do the lines that give a Node64 or a
-//! Node256 a key (else the second key would take the first one's place); a key that a Node64 does
-//! not have is [`ABSENT`] in its key array; Grow and Shrink, which are only named, take over what
-//! Insert's own test of line 50 finds. What would be an access outside an array or through NULL in
-//! C does nothing here, and is counted as [`wild`](TreeAsPublished::wild).
+//! Where the figures are incomplete, this implementation adds the minimum that lets them run:
 //!
-//! | defect | what it does |
+//! - InsertSort, Movel and the lines that add a key to a Node64 or Node256 update the node's
+//!   length. Otherwise the second key would overwrite the first one.
+//! - An absent key of a Node64 is [`ABSENT`] in its key array.
+//! - Grow and Shrink, which the figures only name, keep the entries that Insert's test in line 50
+//!   finds.
+//!
+//! An access that would be out of bounds or through NULL in C has no effect here. It is counted as
+//! [`wild`](TreeAsPublished::wild).
+//!
+//! | defect | effect |
 //! |---|---|
-//! | Insert ends at `bit <= 4`, Search at `bit < 12` | Insert builds an eighth level that Search does not enter: what Search returns is a leaf, never an address |
-//! | Insert gives a Node64's new key the index `length + 1` | one place stays empty, the 64th key lies outside the array |
-//! | Insert after Grow to Node64 uses `keys[key]`, which nobody has set | the 33rd key of a node is stored outside the array, and lost |
-//! | Insert tests `< length`, Search `<= length` | the newest key of a Node64 is not found by Insert, and inserted again |
+//! | Insert ends at `bit <= 4`, Search at `bit < 12` | Insert builds an eighth level that Search does not enter: Search returns a leaf, never an address |
+//! | Insert gives a Node64's new key the index `length + 1` | one slot stays empty, the 64th key is out of bounds |
+//! | Insert after Grow to Node64 uses `keys[key]`, which is not set | the 33rd key of a node is stored out of bounds, and lost |
+//! | Insert tests `< length`, Search `<= length` | Insert does not find the newest key of a Node64, and inserts it again |
 //! | Delete does not move a Node64's pointer, and marks the key with `length` | Search takes the mark for an index and finds another key's pointer |
-//! | Delete shrinks to Node32 or Node64 before it takes the key out | the deleted key stays |
+//! | Delete shrinks to Node32 or Node64 before it removes the key | the deleted key stays |
 //! | REUSING bits of sorted nodes do not move with their keys; a Node64's is set by key and cleared by index | a bit belongs to another mapping |
 
 use super::arena::{Arena, Census, NodeId};
 use super::kind::NodeKind;
 use super::node::{ABSENT, NULL};
 
-/// What Insert returns.
+/// Result of Insert.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Inserted {
     /// SUCCESS.
     Success,
-    /// ALREAD_EXIST: the REUSING bit is set.
+    /// ALREAD_EXIST (spelled as in the figure): the REUSING bit is set.
     AlreadyExist,
-    /// The printed code would have written outside an array or gone on at NULL, or there was no
-    /// memory. Nothing is stored.
+    /// The published code would have written out of bounds or followed NULL, or memory ran out. The
+    /// insertion failed.
     Wild,
 }
 
-/// The literal tree. Values are addresses as they are; 0 is NULL, as in the figures.
+/// The tree as published. Values are unmodified addresses; 0 is NULL, as in the figures.
 #[derive(Debug, Default)]
 pub struct TreeAsPublished {
     arena: Arena,
@@ -42,8 +47,8 @@ pub struct TreeAsPublished {
     wild: u64,
 }
 
-/// Lines 02 to 07 of Insert and 06 to 11 of Search: the key that begins at `bit` and goes down, and
-/// the bit after it.
+/// Lines 02 to 07 of Insert and 06 to 11 of Search. Returns the key whose highest bit is `bit`, and
+/// the next bit below it.
 fn key_down(gpa: u64, bit: i32) -> (u8, i32) {
     match bit {
         63 => ((gpa >> 60) as u8, 59),
@@ -57,22 +62,23 @@ impl TreeAsPublished {
         Self::default()
     }
 
-    /// Comparisons of key bytes since the tree was made.
+    /// Returns the comparisons of key bytes since the tree was created.
     pub fn comparisons(&self) -> u64 {
         self.comparisons
     }
 
-    /// Accesses outside an array or through NULL that the printed code would have made.
+    /// Returns the number of accesses out of bounds or through NULL that the published code would
+    /// have made.
     pub fn wild(&self) -> u64 {
         self.wild
     }
 
-    /// How many nodes of each type there are.
+    /// Returns the number of nodes of each type.
     pub fn census(&self) -> Census {
         self.arena.census()
     }
 
-    /// Bytes that the tree occupies here.
+    /// Returns the memory that the tree occupies, in bytes.
     pub fn bytes(&self) -> usize {
         self.arena.bytes()
     }
@@ -98,8 +104,8 @@ impl TreeAsPublished {
         self.wild_access()
     }
 
-    /// One call of Insert (Fig. 7 b), `bit` already past the key: what it returns, or the pointer
-    /// that it recurses into.
+    /// One call of Insert (Fig. 7 b), with `bit` already past the key. Returns its result, or `Err`
+    /// with the pointer for the recursion.
     fn step(&mut self, id: NodeId, key: u8, bit: i32, giova: u64) -> Result<Inserted, u64> {
         let leaf = bit <= 4;
         let Some(node) = self.arena.get_mut(id) else {
@@ -115,7 +121,7 @@ impl TreeAsPublished {
                         false => Err(node.pointer(index)),
                     };
                 }
-                // 19, 28 to 31: full nodes grow, the other sorted types go on alike.
+                // 19, 28 to 31: full nodes grow; all sorted types follow the same path.
                 let mut kind = kind;
                 if length >= kind.pointers()
                     && let Some(larger) = kind.larger()
@@ -129,7 +135,7 @@ impl TreeAsPublished {
                     return Ok(self.wild_access());
                 };
                 let index = match kind {
-                    // 41: nobody has set it.
+                    // 41: no line has set it.
                     NodeKind::Node64 => node.indirect(key),
                     // 20, 32
                     _ => node.insert_sort(key, &mut self.comparisons),
@@ -141,7 +147,7 @@ impl TreeAsPublished {
                 let index = node.indirect(key);
                 if index < length {
                     return match leaf {
-                        // 52: by key, where line 60 clears by index.
+                        // 52: sets the bit by key, although line 60 clears it by index.
                         true => Ok(self.exists(id, usize::from(key))),
                         false => Err(node.pointer(index)),
                     };
@@ -185,7 +191,8 @@ impl TreeAsPublished {
         self.store(id, usize::from(key), leaf, bit, giova)
     }
 
-    /// 21 to 27 and their like: the address and a cleared bit in a leaf, a new Node2 elsewhere.
+    /// Lines 21 to 27 and their equivalents: stores the address and clears the REUSING bit in a
+    /// leaf, and allocates a Node2 in an inner node.
     fn store(
         &mut self,
         id: NodeId,
@@ -198,8 +205,8 @@ impl TreeAsPublished {
             self.set_bit(id, index, false);
             giova
         } else {
-            // Whether the new node is a leaf, which only its size depends on: the next key is the
-            // last one.
+            // The new node is a leaf if the next key is the last one. Only its size depends on
+            // this.
             let last = bit - 8 <= 4;
             match self.arena.add(last, Some(id)) {
                 Some(new) => new.pointer(),
@@ -232,8 +239,8 @@ impl TreeAsPublished {
         Inserted::AlreadyExist
     }
 
-    /// SearchART (Fig. 8): the pointer at which 52 bits end. Insert has put a leaf there, not an
-    /// address.
+    /// SearchART (Fig. 8): returns the pointer after 52 bits. Insert has stored a leaf there, not
+    /// an address.
     pub fn search(&mut self, gpa: u64) -> Option<NodeId> {
         let (mut pointer, mut bit) = (self.root?.pointer(), 63);
         // 02
@@ -257,8 +264,8 @@ impl TreeAsPublished {
         NodeId::of(pointer)
     }
 
-    /// What a caller of Search has to do to come from the leaf to the address: look for the eighth
-    /// key, bits 11 to 4 of the guest address.
+    /// Looks up the address in the leaf that Search returned: the eighth key, bits 11 to 4 of the
+    /// guest address. Callers of Search must do this.
     pub fn in_leaf(&mut self, leaf: NodeId, gpa: u64) -> Option<u64> {
         let index = self.index_in(leaf, gpa)?;
         let giova = self.arena.get(leaf)?.pointer(index);
@@ -275,7 +282,7 @@ impl TreeAsPublished {
         }
     }
 
-    /// The REUSING bit of `gpa` in `leaf`.
+    /// Returns the REUSING bit of `gpa` in `leaf`.
     pub fn is_reusing(&mut self, leaf: NodeId, gpa: u64) -> bool {
         let index = self.index_in(leaf, gpa);
         let bits = self.arena.get(leaf).map(|node| node.reusing);
@@ -290,7 +297,7 @@ impl TreeAsPublished {
         }
     }
 
-    /// Set_bit and Clear_bit. A leaf has a bit for each pointer; others lie outside.
+    /// Set_bit and Clear_bit. A leaf has one bit for each pointer; other indices are out of bounds.
     fn set_bit(&mut self, leaf: NodeId, index: usize, set: bool) {
         let node = self.arena.get_mut(leaf);
         let inside = |bits: usize| index < bits;
@@ -302,8 +309,8 @@ impl TreeAsPublished {
         }
     }
 
-    /// Delete (Fig. 9), called with the leaf and bit 4, where Insert has put the last key. False:
-    /// NOT_EXIST.
+    /// Delete (Fig. 9), starting at the leaf and bit 4, where Insert has stored the last key.
+    /// Returns false for NOT_EXIST.
     pub fn delete(&mut self, leaf: NodeId, gpa: u64) -> bool {
         let (mut at, mut bit) = (Some(leaf), 4);
         // 02, 04
@@ -331,7 +338,7 @@ impl TreeAsPublished {
                     node.length -= 1;
                     let length = node.length;
                     if length == 32 {
-                        // 29, before the key is out.
+                        // 29, before the key is removed.
                         self.arena
                             .change(id, NodeKind::Node32, |index, length| index < length);
                     } else {
@@ -348,7 +355,7 @@ impl TreeAsPublished {
                     }
                     node.length = node.length.saturating_sub(1);
                     if node.length == 64 {
-                        // 38, before the key is out.
+                        // 38, before the key is removed.
                         self.arena
                             .change(id, NodeKind::Node64, |index, _| index < usize::from(ABSENT));
                     } else {
@@ -374,7 +381,7 @@ impl TreeAsPublished {
                         None if length > 0 => return true,
                         None => {}
                     }
-                    // 23. The root stays, empty.
+                    // 23. An empty root stays.
                     if parent.is_some() {
                         self.arena.remove(id);
                     }

@@ -1,6 +1,8 @@
-//! The tree with the defects of Figures 7 to 9 repaired (errata 11): 52-bit keys on both ways, so
-//! that seven levels end at a value; a Node64's pointers without gaps, so that an index is there or
-//! not; deletion that moves what it must.
+//! The tree of Figures 7 to 9 of the PVIOMMU paper, with its defects repaired (errata 11):
+//!
+//! - Insert and Search both use 52-bit keys, so seven levels end at a value.
+//! - The pointers of a Node64 have no gaps, so its length tells which indices are valid.
+//! - Delete moves the last pointer of a Node64 into the gap.
 
 use core::fmt;
 
@@ -8,7 +10,7 @@ use super::arena::{Arena, Census, NodeId};
 use super::kind::NodeKind;
 use super::node::{ABSENT, NULL};
 
-/// From guest page numbers (52 bits) to values other than 0, seven levels: 4 bits, then 8 each.
+/// Maps guest page numbers (52 bits) to values other than 0, in seven levels: 4 bits, then 8 each.
 #[derive(Debug, Default)]
 pub struct Tree {
     arena: Arena,
@@ -16,14 +18,14 @@ pub struct Tree {
     comparisons: u64,
 }
 
-/// Why nothing was inserted.
+/// Reason why an insertion failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TreeError {
     /// The page has a value already.
     Present,
-    /// 0 stands for no value.
+    /// The value is 0, which means no value.
     Zero,
-    /// No memory; the tree is as before.
+    /// Out of memory; the tree is unchanged.
     OutOfMemory,
 }
 
@@ -39,11 +41,11 @@ impl fmt::Display for TreeError {
 
 impl core::error::Error for TreeError {}
 
-/// The shift of a root's key, and of a leaf's.
+/// Shifts of the keys in the root and in a leaf.
 const ROOT: u32 = 48;
 const LEAF: u32 = 0;
 
-/// The key of `page` in a node at `shift`; the root's has 4 bits because a page number has 52.
+/// Returns the key of `page` in a node at `shift`. The root's key has 4 bits, for a total of 52.
 #[inline]
 fn key_at(page: u64, shift: u32) -> u8 {
     let mask = if shift == ROOT { 0xf } else { 0xff };
@@ -56,22 +58,22 @@ impl Tree {
         Self::default()
     }
 
-    /// Comparisons of key bytes since the tree was made.
+    /// Returns the comparisons of key bytes since the tree was created.
     pub fn comparisons(&self) -> u64 {
         self.comparisons
     }
 
-    /// How many nodes of each type there are.
+    /// Returns the number of nodes of each type.
     pub fn census(&self) -> Census {
         self.arena.census()
     }
 
-    /// Bytes that the tree occupies here.
+    /// Returns the memory that the tree occupies, in bytes.
     pub fn bytes(&self) -> usize {
         self.arena.bytes()
     }
 
-    /// Search (Fig. 8): the value of `page` and the leaf that has it.
+    /// Search (Fig. 8): returns the value of `page` and the leaf that contains it.
     #[inline]
     pub fn get(&mut self, page: u64) -> Option<(u64, NodeId)> {
         let (mut node, mut shift) = (self.root?, ROOT);
@@ -84,7 +86,7 @@ impl Tree {
         }
     }
 
-    /// The pointer of `key` in `node`.
+    /// Returns the pointer of `key` in `node`.
     #[inline]
     fn pointer_of(&mut self, node: NodeId, key: u8) -> Option<u64> {
         let node = self.arena.get(node)?;
@@ -99,10 +101,10 @@ impl Tree {
         Some(node.pointer(index)).filter(|pointer| *pointer != NULL)
     }
 
-    /// Insert (Fig. 7): gives `page` a value; returns its leaf.
+    /// Insert (Fig. 7): sets the value of `page` and returns its leaf.
     ///
     /// # Errors
-    /// As [`TreeError`] says.
+    /// See [`TreeError`].
     pub fn insert(&mut self, page: u64, value: u64) -> Result<NodeId, TreeError> {
         if value == NULL {
             return Err(TreeError::Zero);
@@ -115,7 +117,7 @@ impl Tree {
             }
         };
         let mut shift = ROOT;
-        // Down to the node that lacks the key.
+        // Descend to the node that lacks the key.
         while let Some(pointer) = self.pointer_of(node, key_at(page, shift)) {
             if shift == LEAF {
                 return Err(TreeError::Present);
@@ -123,7 +125,7 @@ impl Tree {
             node = NodeId::of(pointer).ok_or(TreeError::OutOfMemory)?;
             shift -= 8;
         }
-        // What goes below it is made before it is linked, so that a lack of memory changes nothing.
+        // Allocate the path below before linking it, so that running out of memory changes nothing.
         let (mut pointer, mut leaf, mut below) = (value, node, LEAF);
         let mut child: Option<NodeId> = None;
         while below < shift {
@@ -148,7 +150,7 @@ impl Tree {
         Ok(leaf)
     }
 
-    /// Gives `page` another value; false if it has none, or if `value` is 0.
+    /// Replaces the value of `page`; false if `page` has none, or if `value` is 0.
     pub fn replace(&mut self, page: u64, value: u64) -> bool {
         let Some((_, leaf)) = self.get(page).filter(|_| value != NULL) else {
             return false;
@@ -174,7 +176,8 @@ impl Tree {
         }
     }
 
-    /// Removes the nodes that were made for `page` from `top`, at a shift below `above`, down.
+    /// Removes the new nodes of `page`, from `top` down; `top` is one level below the shift
+    /// `above`.
     fn undo(&mut self, top: Option<NodeId>, page: u64, above: u32) -> TreeError {
         let (mut node, mut shift) = (top, above);
         while let (Some(id), Some(here)) = (node, shift.checked_sub(8)) {
@@ -188,7 +191,7 @@ impl Tree {
         TreeError::OutOfMemory
     }
 
-    /// Grow, if the node is full; false without memory.
+    /// Grow, if the node is full; false if out of memory.
     fn make_room(&mut self, id: NodeId) -> bool {
         let Some((kind, length)) = self.shape(id) else {
             return false;
@@ -207,7 +210,7 @@ impl Tree {
         Some((node.kind?, node.length))
     }
 
-    /// Adds `key`, which is not there, to a node with room.
+    /// Adds `key`, which must be absent, to a node with room.
     fn put(&mut self, id: NodeId, key: u8, pointer: u64) {
         let comparisons = &mut self.comparisons;
         let Some(node) = self.arena.get_mut(id) else {
@@ -219,7 +222,7 @@ impl Tree {
                 usize::from(key)
             }
             Some(NodeKind::Node64) => {
-                // The figure writes node.length + 1 and leaves a gap.
+                // The figure uses node.length + 1, which leaves a gap.
                 let index = node.length;
                 node.set_indirect(key, index);
                 node.length += 1;
@@ -230,8 +233,8 @@ impl Tree {
         node.set_pointer(index, pointer);
     }
 
-    /// Delete (Fig. 9), from the leaf upwards: takes the value of `page` out of `leaf`, and every
-    /// node that becomes empty out of its parent. `None`: it was not there, and nothing changes.
+    /// Delete (Fig. 9): removes the value of `page` from `leaf`, and then every empty node up to
+    /// the root. `None` if `leaf` has no such value; the tree is unchanged.
     pub fn remove(&mut self, leaf: NodeId, page: u64) -> Option<u64> {
         let (mut id, mut shift) = (leaf, LEAF);
         let mut value = None;
@@ -253,8 +256,7 @@ impl Tree {
         }
     }
 
-    /// Shrink, if the node has no more keys than the next smaller type has room for. Without memory
-    /// it stays as it is.
+    /// Shrink, if the keys fit into the next smaller type. Keeps the node if out of memory.
     fn shrink(&mut self, id: NodeId) {
         if let Some((kind, length)) = self.shape(id)
             && let Some(smaller) = kind.smaller()
@@ -265,7 +267,7 @@ impl Tree {
         }
     }
 
-    /// Removes `key` from a node; its pointer.
+    /// Removes `key` from a node and returns its pointer.
     fn take_out(&mut self, id: NodeId, key: u8) -> Option<u64> {
         let comparisons = &mut self.comparisons;
         let node = self.arena.get_mut(id)?;
@@ -282,8 +284,8 @@ impl Tree {
                 if index > last {
                     return None;
                 }
-                // The figure clears the pointer and leaves a hole below the length: the last one
-                // moves into it.
+                // The figure only clears the pointer, which leaves a gap below the length. Move the
+                // last pointer into it.
                 let (taken, moved) = (node.pointer(index), node.pointer(last));
                 node.set_pointer(index, moved);
                 node.set_pointer(last, NULL);

@@ -12,10 +12,10 @@ pub enum NodeKind {
     Node16,
     /// Up to 32 sorted keys.
     Node32,
-    /// Up to 64 pointers, and for each of 256 keys the index of its pointer.
+    /// Up to 64 pointers, and the index of its pointer for each of 256 keys.
     Node64,
-    /// A pointer for each of 256 keys, and no keys. (Table 6 prints a key array of 256, its text
-    /// says that there is none, and so do Table 8's sizes.)
+    /// A pointer for each of 256 keys, without a key array. (Table 6 prints a key array of 256
+    /// entries. Its text says that there is no key array, and Table 8's sizes agree with the text.)
     Node256,
 }
 
@@ -30,7 +30,7 @@ impl NodeKind {
         Self::Node256,
     ];
 
-    /// Name as the document prints it.
+    /// Name of the type in the PVIOMMU paper.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Node2 => "Node2",
@@ -42,7 +42,7 @@ impl NodeKind {
         }
     }
 
-    /// Entries of the pointer array: the most keys the node has.
+    /// Returns the length of the pointer array, which is the maximum number of keys.
     pub const fn pointers(self) -> usize {
         match self {
             Self::Node2 => 2,
@@ -54,7 +54,7 @@ impl NodeKind {
         }
     }
 
-    /// Bytes of the key array.
+    /// Returns the length of the key array in bytes.
     pub const fn key_bytes(self) -> usize {
         match self {
             Self::Node64 => 256,
@@ -63,7 +63,7 @@ impl NodeKind {
         }
     }
 
-    /// The fewest keys: one more than the next smaller type has room for.
+    /// Returns the minimum number of keys: one more than the next smaller type can hold.
     pub const fn least_keys(self) -> usize {
         match self.smaller() {
             Some(smaller) => smaller.pointers() + 1,
@@ -71,7 +71,7 @@ impl NodeKind {
         }
     }
 
-    /// Whether its keys are sorted, and searched for.
+    /// Returns true if the node's keys are sorted and found by binary search.
     pub const fn is_sorted(self) -> bool {
         matches!(
             self,
@@ -79,7 +79,7 @@ impl NodeKind {
         )
     }
 
-    /// What it grows into.
+    /// Returns the type that a full node grows into.
     pub const fn larger(self) -> Option<Self> {
         match self {
             Self::Node2 => Some(Self::Node4),
@@ -91,7 +91,7 @@ impl NodeKind {
         }
     }
 
-    /// What it shrinks into.
+    /// Returns the type that a sparse node shrinks into.
     pub const fn smaller(self) -> Option<Self> {
         match self {
             Self::Node2 => None,
@@ -103,18 +103,18 @@ impl NodeKind {
         }
     }
 
-    /// Bytes of an inner node with `header` bytes beside the arrays (Table 8).
+    /// Returns the size of an inner node with a header of `header` bytes (Table 8).
     pub const fn inner_bytes(self, header: usize) -> usize {
         self.key_bytes() + 8 * self.pointers() + header
     }
 
-    /// Bytes of a leaf with `header` bytes beside the arrays: an inner node's and a REUSING bit for
-    /// each pointer, in whole bytes (Table 8).
+    /// Returns the size of a leaf with a header of `header` bytes: an inner node's size and a
+    /// REUSING bit for each pointer, in whole bytes (Table 8).
     pub const fn leaf_bytes(self, header: usize) -> usize {
         self.inner_bytes(header) + self.pointers().div_ceil(8)
     }
 
-    /// Its row in tables with one for each type.
+    /// Returns the index of the type in arrays with one element per type.
     pub(super) const fn index(self) -> usize {
         self as usize
     }

@@ -1,8 +1,8 @@
-//! The document's adaptive radix tree: six sizes of node, inner and leaf, keys of 4 bits in the
-//! root and 8 below it.
+//! The PVIOMMU paper's adaptive radix tree: six sizes of nodes, inner and leaf, with keys of 4 bits
+//! in the root and 8 bits below it.
 //!
-//! Source: Tang et al., section 4.5, Table 6, Figures 7 to 9. [`Tree`] is the repaired one,
-//! [`TreeAsPublished`] what is printed.
+//! Source: Tang et al., section 4.5, Table 6, Figures 7 to 9. [`Tree`] is the repaired tree,
+//! [`TreeAsPublished`] the published one.
 
 mod arena;
 mod as_published;

@@ -1,17 +1,17 @@
-//! One node: its arrays, and the search and the sorting that Table 6 counts comparisons of.
+//! One node: its arrays, and the search and sort whose comparisons Table 6 counts.
 
 use alloc::vec::Vec;
 
 use super::arena::NodeId;
 use super::kind::NodeKind;
 
-/// No pointer. Pointers to nodes are their number plus one, so that none is 0.
+/// Null pointer. A pointer to a node is its number plus one, so it is never 0.
 pub(super) const NULL: u64 = 0;
 
-/// In a Node64's key array: the key is not there.
+/// Marks an absent key in a Node64's key array.
 pub(super) const ABSENT: u8 = u8::MAX;
 
-/// A node. A leaf's pointers are values.
+/// A node. The pointers of a leaf are values.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Node {
     pub(super) kind: Option<NodeKind>,
@@ -20,11 +20,11 @@ pub(super) struct Node {
     pub(super) parent: Option<NodeId>,
     pub(super) keys: Vec<u8>,
     pub(super) pointers: Vec<u64>,
-    /// REUSING bits, of the literal tree's leaves.
+    /// REUSING bits. Only leaves of the as-published tree use them.
     pub(super) reusing: [u64; 4],
 }
 
-/// The arrays of a node of `kind`, empty; `None` without memory.
+/// Allocates empty arrays for a node of `kind`; `None` if out of memory.
 pub(super) fn arrays(kind: NodeKind) -> Option<(Vec<u8>, Vec<u64>)> {
     let (mut keys, mut pointers) = (Vec::new(), Vec::new());
     keys.try_reserve_exact(kind.key_bytes()).ok()?;
@@ -35,14 +35,14 @@ pub(super) fn arrays(kind: NodeKind) -> Option<(Vec<u8>, Vec<u64>)> {
 }
 
 impl Node {
-    /// The sorted keys.
+    /// Returns the sorted keys.
     #[inline]
     fn sorted(&self) -> &[u8] {
         self.keys.get(..self.length).unwrap_or(&[])
     }
 
-    /// BinarySearch: where `key` is among the sorted keys. One comparison a step tells below, equal
-    /// and above: floor(log2 n) + 1 at most.
+    /// BinarySearch: returns the index of `key` among the sorted keys. Each step counts one
+    /// three-way comparison: at most floor(log2 n) + 1.
     #[inline]
     pub(super) fn binary_search(&self, key: u8, comparisons: &mut u64) -> Option<usize> {
         let keys = self.sorted();
@@ -60,7 +60,7 @@ impl Node {
     }
 
     /// InsertSort: moves larger keys and their pointers up from the tail, one comparison each, and
-    /// puts `key` in; where. The node has room.
+    /// inserts `key`. Returns its index. The node must have room.
     pub(super) fn insert_sort(&mut self, key: u8, comparisons: &mut u64) -> usize {
         let mut at = self.length.min(self.keys.len().saturating_sub(1));
         while let Some(before) = at.checked_sub(1) {
@@ -79,7 +79,7 @@ impl Node {
         at
     }
 
-    /// Movel: closes the gap at `index` among the sorted keys and their pointers.
+    /// Movel: closes the gap at `index` in the sorted keys and their pointers.
     pub(super) fn move_left(&mut self, index: usize) {
         if index >= self.length {
             return;
@@ -96,7 +96,7 @@ impl Node {
         }
     }
 
-    /// The index that a Node64's key array has for `key`, whatever it means.
+    /// Returns the entry of `key` in a Node64's key array, without validating it.
     #[inline]
     pub(super) fn indirect(&self, key: u8) -> usize {
         usize::from(self.keys.get(usize::from(key)).copied().unwrap_or(ABSENT))
@@ -108,13 +108,13 @@ impl Node {
         }
     }
 
-    /// The pointer at `index`; NULL outside the array.
+    /// Returns the pointer at `index`; NULL if out of bounds.
     #[inline]
     pub(super) fn pointer(&self, index: usize) -> u64 {
         self.pointers.get(index).copied().unwrap_or(NULL)
     }
 
-    /// Stores a pointer; false outside the array.
+    /// Stores a pointer; false if out of bounds.
     #[inline]
     pub(super) fn set_pointer(&mut self, index: usize, pointer: u64) -> bool {
         match self.pointers.get_mut(index) {
@@ -126,8 +126,8 @@ impl Node {
         }
     }
 
-    /// Takes the arrays of `kind` and the keys and pointers of `entries`, in ascending order of the
-    /// keys.
+    /// Replaces the node's arrays by those of `kind` and fills them with `entries`, which are in
+    /// ascending order of the keys.
     pub(super) fn refill(
         &mut self,
         kind: NodeKind,

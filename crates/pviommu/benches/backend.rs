@@ -1,13 +1,14 @@
-//! What a request costs the backend on the way of assigned devices: from its bytes to a VT-d table,
-//! with a walk of the second stage.
+//! Cost of a request in the backend of assigned devices: from its bytes to a VT-d table, with a
+//! walk of the second stage.
 //!
-//! Maps and unmaps of a page take turns on random pages among so many live mappings, so their
-//! number stays. They lead to random pages of all of the guest's memory, which has its frames,
-//! however few mappings there are: what differs between the rows is the number of mappings. The
-//! floor is the shortest loop that keeps the promises of a trusted guest: it reads the addresses,
-//! finds the frame in an array and stores the entry. Sides are interleaved; the medians' ratios are
-//! what counts. Invalidations are the modelled unit's own, without an IOTLB; what hardware would
-//! take is not charged.
+//! Maps and unmaps of one page alternate on random pages, so the number of live mappings stays
+//! constant. The mappings lead to random pages of all guest memory, which is fully allocated. The
+//! rows differ only in the number of mappings.
+//!
+//! The baseline ("floor") is the shortest loop that serves a trusted guest: it reads the addresses,
+//! finds the frame in an array and stores the entry. Runs of both sides are interleaved; the ratios
+//! of the medians are the result. Invalidations go to the modelled unit, without an IOTLB. Hardware
+//! latency is not charged.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -31,7 +32,7 @@ use ringfence_types::{
 const PAGE: u64 = 4096;
 const WINDOW: u64 = 1 << 32;
 const DEVICE: Devid = Devid::new(8);
-/// Requests of a sample: half of them maps.
+/// Requests per sample; half of them are maps.
 const REQUESTS: usize = 512;
 const REPETITIONS: usize = 201;
 const GUEST_BYTES: u64 = 1 << 30;
@@ -96,7 +97,7 @@ fn backend<K: LastTable>(live: u64, last: K) -> Host<K> {
     backend
 }
 
-/// A page of the guest's memory, by any number.
+/// Returns a pseudo-random page of the guest's memory.
 fn gpa(number: u64) -> Gpa {
     Gpa::new(number.wrapping_mul(0x9e37_79b1) % (GUEST_BYTES / PAGE) * PAGE)
 }
@@ -118,7 +119,7 @@ fn unmap(page: u64) -> Vec<u8> {
     bytes
 }
 
-/// Flat arrays and no questions.
+/// Baseline: flat arrays without validation.
 struct Floor {
     frames: Vec<u64>,
     entries: Vec<AtomicU64>,
@@ -158,13 +159,13 @@ impl Floor {
     }
 }
 
-/// Requests of a sample: one page each.
+/// Requests of a sample, with one page each.
 struct Sample {
     unmaps: Vec<Vec<u8>>,
     maps: Vec<Vec<u8>>,
 }
 
-/// Nanoseconds a request, of maps and of unmaps.
+/// Returns the nanoseconds per request, for maps and for unmaps.
 fn timed(sample: &Sample, mut handle: impl FnMut(&[u8]) -> u8) -> [f64; 2] {
     let mut run = |requests: &[Vec<u8>]| {
         let start = Instant::now();
@@ -174,7 +175,7 @@ fn timed(sample: &Sample, mut handle: impl FnMut(&[u8]) -> u8) -> [f64; 2] {
         }
         start.elapsed().as_nanos() as f64 / requests.len() as f64
     };
-    // The pages are mapped: first they go, then they come back.
+    // All pages are mapped: unmap them first, then map them again.
     let unmaps = run(&sample.unmaps);
     [run(&sample.maps), unmaps]
 }
@@ -185,7 +186,7 @@ fn median(mut values: Vec<f64>) -> f64 {
 }
 
 fn main() {
-    // `cargo test --benches` runs this too: then once is enough.
+    // `cargo test --benches` also runs this; one repetition is enough there.
     let bench = std::env::args().any(|arg| arg == "--bench");
     let repetitions = if bench { REPETITIONS } else { 1 };
     println!("nanoseconds a request of one page, medians of {repetitions}; ratio to the floor");

@@ -1,12 +1,11 @@
-//! Reverse translation caches and what else finds a page: a hit, and a mapping's whole life, in
-//! nanoseconds and as ratios to the flat table, all measured side by side.
+//! Reverse translation caches against general-purpose maps: the time of a hit and of a mapping's
+//! life cycle, in nanoseconds and relative to the flat table. The runs are interleaved.
 //!
 //! `cargo bench -p ringfence-pviommu --bench rtc -- [--quick] [--check]`: `--quick` takes a fifth
 //! of the samples, `--check` fails when a bound is missed.
 //!
-//! A cache does more than the maps beside it: its hit counts a user, and is checked for direction
-//! and length. The maps' hits are their `get` alone, and their queue is a `VecDeque` that nobody
-//! cuts into cycles.
+//! A cache does more than the maps: its hit counts a user and compares direction and length. A hit
+//! of a map is only its `get`, and its queue is a `VecDeque` without cycles.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hint::black_box;
@@ -16,19 +15,19 @@ use std::time::Instant;
 use ringfence_pviommu::rtc::{Cycles, FlatRtc, MappingKey, ResidencyPolicy, ReverseCache, Rtc};
 use ringfence_types::{Direction, Iova, PhysAddr};
 
-/// What is measured of one side. Every method takes the whole list of keys, so that nothing is
-/// called through a pointer within the time.
+/// A measured implementation. Each method takes the whole list of keys, so that the measured time
+/// contains no calls through a pointer.
 trait Side {
     fn name(&self) -> &'static str;
-    /// Inserts all.
+    /// Inserts all keys.
     fn fill(&mut self, keys: &[MappingKey]);
-    /// One hit for each key, in this order; returns something of all results.
+    /// Looks up each key, in this order; returns a value that depends on all results.
     fn hits(&mut self, keys: &[MappingKey]) -> u64;
-    /// The same, each key's place in the list known only after the hit before.
+    /// Like `hits`, but each position in the list depends on the previous hit.
     fn chained(&mut self, keys: &[MappingKey]) -> u64;
-    /// Gives back what `hits` took.
+    /// Releases what `hits` acquired.
     fn releases(&mut self, keys: &[MappingKey]);
-    /// The end of all: whatever was inserted leaves.
+    /// Expires all mappings.
     fn expire(&mut self);
 }
 
@@ -78,7 +77,7 @@ impl<C: ReverseCache> Side for Cached<C> {
     }
 }
 
-/// A map from words to words, and the queue that an expiring cache needs beside it.
+/// A map from words to words, with the queue that an expiring cache needs.
 trait Words {
     const NAME: &'static str;
     fn new() -> Self;
@@ -92,7 +91,8 @@ struct Queued<M> {
     queue: VecDeque<u64>,
 }
 
-/// The key of a page in one direction: what a map of words can tell apart, page in the high bits.
+/// Returns the key of a page and a direction, as a word with the page in its high bits. A map of
+/// words can distinguish no more.
 fn word(key: MappingKey) -> u64 {
     key.first().get() | key.direction().permissions().bits()
 }
@@ -226,8 +226,8 @@ fn queued<M: Words + 'static>() -> Box<dyn Side> {
 
 const FLAT: &str = "flat";
 
-/// The sides: the flat table first. The document's tree is the repaired one; the printed one loses
-/// what does not fit 32 keys of a node.
+/// Returns the implementations, the flat table first. The PVIOMMU paper's tree is the repaired one;
+/// the published one loses the keys above 32 of a node.
 fn sides(limit: usize) -> Vec<Box<dyn Side>> {
     let c = Cycles::PAPER;
     let adaptive = ResidencyPolicy::Adaptive { late: 10 };
@@ -261,7 +261,7 @@ impl Random {
     }
 }
 
-/// The named pages, in random order, each for the device to read.
+/// Returns the keys of `pages` in random order, for reads by the device.
 fn keys(random: &mut Random, pages: impl Iterator<Item = u64>) -> Vec<MappingKey> {
     let key = |page| MappingKey::new(PhysAddr::new(page << 12), 1, Direction::ToDevice);
     let mut keys: Vec<MappingKey> = pages.filter_map(key).collect();
@@ -276,8 +276,8 @@ fn quantile(samples: &mut [f64], share: f64) -> f64 {
 
 const COLUMNS: [&str; 4] = ["hit", "hit, chained", "hit + release", "insert + expire"];
 
-/// Nanoseconds an operation: a hit alone, a hit that waits for the one before, a hit and its
-/// release, and insert with expiry.
+/// Returns the nanoseconds per operation: a hit, a hit that depends on the one before, a hit with
+/// its release, and an insert with its expiry.
 fn sample(side: &mut dyn Side, keys: &[MappingKey]) -> [f64; 4] {
     let each = |start: Instant| start.elapsed().as_nanos() as f64 / keys.len() as f64;
     let start = Instant::now();
@@ -307,7 +307,7 @@ fn main() -> ExitCode {
     let rounds = if quick { 5 } else { 25 };
     let mut random = Random(0x5eed);
     const MANY: usize = 64 * 1024;
-    // Of the 2^21 pages of a guest of 8 GiB: every 32nd, some page of 32 each, neighbours.
+    // A guest of 8 GiB has 2^21 pages. Use a random page of every 32, or adjacent pages.
     let scattered: Vec<u64> = (0..MANY as u64)
         .map(|at| at * 32 + random.below(32) as u64)
         .collect();
@@ -334,7 +334,7 @@ fn main() -> ExitCode {
             for (side, samples) in sides.iter_mut().zip(&mut samples) {
                 for _ in 0..repeat {
                     let measured = sample(side.as_mut(), keys);
-                    // The first round warms up.
+                    // The first round is a warm-up.
                     for (samples, one) in samples.iter_mut().zip(measured).filter(|_| round > 0) {
                         samples.push(one);
                     }
@@ -374,7 +374,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// A hit of at most 10 ns and below all others', insert and expiry in at most 40 ns.
+/// Bounds: a hit takes at most 10 ns and less than all others, an insert with its expiry at most 40
+/// ns.
 fn judge(title: &str, medians: &[(&str, [f64; 4])], missed: &mut Vec<String>) {
     let (_, [hit, _, _, life]) = medians[0];
     if hit > 10.0 {

@@ -1,7 +1,7 @@
-//! Tables 7 and 8 of the para-virtual IOMMU's document beside what is counted here, and how long
-//! mappings stay.
+//! Compares Tables 7 and 8 of the PVIOMMU paper with the values computed here, and prints the
+//! residency of mappings.
 //!
-//! `cargo run -p ringfence-pviommu --example rtc_tables -- [DIRECTORY]`: the printed values come
+//! `cargo run -p ringfence-pviommu --example rtc_tables -- [DIRECTORY]` reads the printed values
 //! from `pviommu_table7_complexity.csv` and `pviommu_table8_space.csv` in DIRECTORY,
 //! `../shared/reference/paper` by default.
 
@@ -13,7 +13,7 @@ use ringfence_pviommu::rtc::residency::{Uses, residency};
 use ringfence_pviommu::rtc::tables::{Comparisons, HEADER_AS_PUBLISHED, HEADER_LISTED, space};
 use ringfence_pviommu::rtc::{Cycles, FlatRtc, ResidencyPolicy, Rtc, RtcAsPublished};
 
-/// The rows of a CSV file by their first field; none of the fields used has a comma in it.
+/// Returns the rows of a CSV file. The fields used contain no commas.
 fn rows(directory: &Path, name: &str) -> Result<Vec<Vec<String>>, Box<dyn Error>> {
     let path = directory.join(name);
     let text = fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;

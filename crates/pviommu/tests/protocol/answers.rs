@@ -1,4 +1,5 @@
-//! The vectors, sent to backends of every kind; and what a backend answers beside statuses.
+//! Sends the vectors to backends of every kind, and tests the backend's answers other than
+//! statuses.
 
 use ringfence_pviommu::backend::{
     Backend, BackendLimits, DeviceSlot, EVENTS, FixedLastTable, HardwareTables, IoError, IoTables,
@@ -10,7 +11,7 @@ use ringfence_types::{Access, Direction, Iova, PhysAddr};
 use crate::rig::{DISK, MEMORY, NIC, PAGE, Rig, WINDOW, config};
 use crate::vectors::{Setting, Vector, all};
 
-/// A host that cannot change anything.
+/// Tables whose operations always fail.
 pub(crate) struct Stuck;
 
 impl IoTables for Stuck {
@@ -27,7 +28,7 @@ impl IoTables for Stuck {
     }
 }
 
-/// Tells nobody.
+/// Tables without effect.
 pub(crate) struct Nowhere;
 
 impl IoTables for Nowhere {
@@ -51,7 +52,7 @@ fn limits(setting: &Setting) -> BackendLimits {
     }
 }
 
-/// A host as the setting has it, over resident memory and these tables.
+/// Creates a backend for the setting, over resident memory and these tables.
 pub(crate) fn over<T: IoTables>(setting: &Setting, tables: T) -> Backend<Resident, T> {
     let memory = Resident::new(setting.memory.clone());
     Backend::new(setting.config.clone(), limits(setting), memory, tables)
@@ -107,7 +108,7 @@ fn a_device_between_those_of_the_list_is_no_device() {
     assert_eq!(backend.handle(&request(DISK)), Status::Ok);
 }
 
-/// Each limit is the guest's own, and what is refused takes nothing.
+/// Each limit applies to one guest, and a refused request changes nothing.
 #[test]
 fn limits_hold_and_leave_room_again() {
     let limits = BackendLimits {
@@ -117,7 +118,7 @@ fn limits_hold_and_leave_room_again() {
     let memory = crate::rig::memory();
     let mut rig = Rig::with(config(), limits, &memory, FixedLastTable::default());
     let stretch = 2 << 20;
-    // WINDOW lies in the first stretch.
+    // WINDOW lies in the first 2 MiB region.
     assert_eq!(
         rig.map(NIC, Direction::ToDevice, &[(WINDOW, 0)]),
         Status::Ok
@@ -195,7 +196,7 @@ fn a_reset_removes_every_mapping() {
     }
 }
 
-// What is public is used by its name here, so that a change of it is noticed.
+// Name the public types here, so that renaming one breaks this test.
 const _: fn() = || {
     fn ports<T>() {}
     ports::<OnDemand<(), crate::rig::Source, FixedLastTable>>();

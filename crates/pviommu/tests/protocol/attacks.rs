@@ -1,5 +1,5 @@
-//! A30: requests that a guest forges. What they may cost is their own device's mappings, and
-//! nothing outside the guest is reached.
+//! A30: forged requests of a guest. They affect at most the mappings of their own device and
+//! nothing outside the guest.
 
 use proptest::prelude::*;
 use ringfence_pviommu::backend::{BackendLimits, FixedLastTable};
@@ -9,7 +9,7 @@ use ringfence_types::{Access, Direction};
 use crate::rig::{DISK, MEMORY, NIC, PAGE, Rig, WINDOW, cases, config, map, memory, unmap};
 use crate::simulator::host;
 
-/// A victim device with one page, in the guest of an attacker that has the queue to itself.
+/// A victim device with one mapped page. The attacker in the same guest controls the queue.
 fn victim() -> Rig {
     let mut rig = Rig::new();
     let pages = [(WINDOW, MEMORY)];
@@ -28,7 +28,7 @@ fn holds(rig: &mut Rig) {
 fn forged_requests_are_answered_and_do_nothing() {
     let mut long = map(NIC, Direction::ToDevice, &[(WINDOW, MEMORY)]);
     long[12..16].copy_from_slice(&u32::MAX.to_le_bytes());
-    // 2^28 pages of 16 bytes are 0 in 32 bits.
+    // 2^28 pages of 16 bytes are 0 in 32-bit arithmetic.
     let mut wraps = map(NIC, Direction::ToDevice, &[(WINDOW, MEMORY)]);
     wraps[12..16].copy_from_slice(&(1_u32 << 28).to_le_bytes());
     let forged = |id: u64| ringfence_pviommu::wire::Devid::new(id);
@@ -104,8 +104,8 @@ fn forged_requests_are_answered_and_do_nothing() {
     }
 }
 
-/// A simulated device's frames are the pages that the guest names: only those of its memory are
-/// granted.
+/// A simulated device is granted the pages that the guest names, but only inside the guest's
+/// memory.
 #[test]
 fn memory_of_the_host_is_not_granted() {
     let outside = [
@@ -128,7 +128,7 @@ fn memory_of_the_host_is_not_granted() {
     }
 }
 
-/// A guest that maps wherever it can ends at the limits, and its memory is given back.
+/// A guest that maps as much as it can reaches the limits, and a reset frees its memory.
 #[test]
 fn a_greedy_guest_ends_at_its_limits() {
     let limits = BackendLimits {
@@ -152,7 +152,7 @@ fn a_greedy_guest_ends_at_its_limits() {
     }
     assert!(refused > 3000, "{refused} refused");
     assert!(rig.backend.mapped_pages(NIC) <= 300);
-    // The other device is not touched by it.
+    // The other device is not affected.
     assert_eq!(
         rig.map(DISK, Direction::ToDevice, &[(WINDOW, MEMORY)]),
         Status::Ok
@@ -164,7 +164,7 @@ fn a_greedy_guest_ends_at_its_limits() {
 proptest! {
     #![proptest_config(cases(256, 20_251_124))]
 
-    /// Any bytes at all, made a little like a request.
+    /// Arbitrary bytes, partly shaped like a request.
     #[test]
     fn no_bytes_harm_another_device(
         requests in prop::collection::vec(

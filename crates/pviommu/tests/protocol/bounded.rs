@@ -1,4 +1,5 @@
-//! Any buffers through the cache: reached while they are mapped, and no longer than the bound.
+//! Random buffers through the cache: the device can access them while mapped, and no longer than
+//! the bound.
 
 use std::collections::HashMap;
 
@@ -51,11 +52,11 @@ struct Live {
     direction: Direction,
 }
 
-/// Buffers lead where they should, in their directions alone; and what was released is out of reach
-/// after T x (C + 1), unless it is in use again.
+/// Checks that the device reaches the right pages, only in their direction. A released page must be
+/// inaccessible after T x (C + 1), unless it is in use again.
 fn holds<C: ReverseCache>(mut guest: Guest<C>, steps: Vec<Step>) {
     let mut live: Vec<Live> = Vec::new();
-    // By page of the device's address: when the last buffer there was released.
+    // Time of the last release, by page of the device's address.
     let mut released: HashMap<u64, u64> = HashMap::new();
     let pages = |range: &IovaRange| {
         let pages = PfnRange::covering(range);
@@ -130,7 +131,7 @@ fn holds<C: ReverseCache>(mut guest: Guest<C>, steps: Vec<Step>) {
                 }
             }
         }
-        // The clock was looked at when it was set: cycles that had ended by then have.
+        // Setting the clock ended all cycles that were over by then.
         let bound = CYCLE * (u64::from(c().get()) + 1);
         for (page, since) in &released {
             if guest.machine.now.0 >= since + bound && !in_use.contains(page) {

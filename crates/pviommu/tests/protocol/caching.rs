@@ -1,5 +1,5 @@
-//! The cache in front of the frontend: what the host is asked, what a device reaches, and for how
-//! long.
+//! The cache in front of the frontend: its requests to the host, and which pages a device can
+//! access for how long.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -37,9 +37,9 @@ type Space<C> =
     RtcSpace<CachedRbTree<RefCell<CachedTree>>, Table<Looped>, C, RefCell<DeviceCache<C>>>;
 type Policy = PerCycle<RefCell<RangeBatch>>;
 
-/// T.
+/// T, the length of a cycle.
 pub(crate) const CYCLE: u64 = 1000;
-/// Mappings that a cache holds at most.
+/// Maximum number of cached mappings.
 pub(crate) const LIMIT: usize = 64;
 
 pub(crate) struct Guest<C: ReverseCache, I: Invalidator = Waits<Looped>> {
@@ -59,7 +59,7 @@ pub(crate) fn guest<C: ReverseCache>(cache: C, strays: UnknownUnmap) -> Guest<C>
     guest_that(cache, strays, UnmapCompletions::new)
 }
 
-/// Which waits for what it unmaps as `waits` says.
+/// Creates a guest whose invalidator is `waits`.
 pub(crate) fn guest_that<C: ReverseCache, I: Invalidator>(
     cache: C,
     strays: UnknownUnmap,
@@ -140,7 +140,7 @@ impl<C: ReverseCache, I: Invalidator> Guest<C, I> {
         mapped.ok().map(|(mapping, _)| mapping)
     }
 
-    /// Whether the buffer came back while the device may reach it.
+    /// Unmaps the buffer; true if the device can still access it.
     pub(crate) fn unmap(&mut self, mapping: Mapping<u32>) -> bool {
         let (cpu, machine) = (&mut self.cpu, &mut self.machine);
         let outcome = self.dma.unmap_single(cpu, machine, &self.at, mapping);
@@ -183,13 +183,13 @@ impl<C: ReverseCache, I: Invalidator> Guest<C, I> {
         self.link.with(resolve).wrapping_add(at.get() % PAGE)
     }
 
-    /// Pages that the host has mapped.
+    /// Returns the number of pages that the host has mapped.
     pub(crate) fn live(&self) -> u64 {
         self.link
             .with(|channel| channel.queue().backend().mapped_pages(NIC))
     }
 
-    /// The pages that the allocator would still give out, from now on.
+    /// Allocates and returns all free pages.
     pub(crate) fn left(&self) -> Vec<Iova> {
         let space = self.dma.space(&self.at).unwrap();
         let allocator = space.paged().allocator();
@@ -199,7 +199,7 @@ impl<C: ReverseCache, I: Invalidator> Guest<C, I> {
             .collect()
     }
 
-    /// Requests and kicks so far.
+    /// Returns the number of requests and kicks so far.
     pub(crate) fn asked(&self) -> (u64, u64) {
         self.link.with(|channel| {
             let stats = channel.stats();
@@ -233,7 +233,7 @@ fn what_is_mapped_again_is_not_asked_for() {
     assert_eq!((guest.asked(), guest.live()), ((1, 1), 3));
 }
 
-/// A28, at the frontend.
+/// A28 at the frontend.
 #[test]
 fn direction_and_length_make_another_mapping() {
     let mut guest = tree();
@@ -253,7 +253,7 @@ fn direction_and_length_make_another_mapping() {
     guest.unmap(long);
 }
 
-/// A29, at the frontend, beside the literal cache.
+/// A29 at the frontend, also with the as-published cache.
 #[test]
 fn a_mapping_stays_as_long_as_it_has_a_user() {
     fn reached<C: ReverseCache>(mut guest: Guest<C>) -> bool {
@@ -275,7 +275,8 @@ fn a_mapping_stays_as_long_as_it_has_a_user() {
     )));
 }
 
-/// One request and one kick for all that expire at once; their addresses are free afterwards.
+/// All mappings that expire together take one request and one kick, and then their addresses are
+/// free.
 #[test]
 fn a_cycle_ends_with_one_request() {
     let mut guest = tree();
@@ -288,7 +289,7 @@ fn a_cycle_ends_with_one_request() {
         guest.unmap(mapping);
     });
     let before = guest.asked();
-    // Released in the first cycle: kept for two whole ones.
+    // Released in the first cycle, so cached for two more.
     for _ in 0..2 {
         guest.wait(CYCLE);
         assert_eq!(guest.live(), 13);
@@ -312,7 +313,7 @@ fn a_cycle_ends_with_one_request() {
     guest.unmap(held);
     guest.flush();
     assert_eq!(guest.live(), 0);
-    // All of the window can be had again.
+    // All pages of the window can be allocated again.
     let all: Vec<_> = (0..SPACE)
         .map(|page| guest.map(buffer(page, 0, 64), TO))
         .collect();
@@ -321,7 +322,7 @@ fn a_cycle_ends_with_one_request() {
     });
 }
 
-/// Pieces are found again in other lists, and what is not is asked for with one kick.
+/// Other lists reuse the pieces of a list. One kick requests all pieces that miss.
 #[test]
 fn the_pieces_of_a_list_are_cached_one_by_one() {
     let mut guest = tree();
@@ -341,10 +342,10 @@ fn the_pieces_of_a_list_are_cached_one_by_one() {
     for _ in 0..4 {
         guest.wait(CYCLE);
     }
-    // The piece that only the first list had is gone.
+    // The piece that only the first list had has expired.
     assert_eq!(guest.live(), 4);
     assert!(guest.unmap_list(second));
-    // A piece that is no memory: the list is refused, and what was found for it is given back.
+    // A piece outside memory: the list is refused, and the pieces found for it are released.
     let mut bad = pieces(&[1, 2]);
     bad.push(PhysRange::new(PhysAddr::new(512 << 20), PAGE).unwrap());
     assert!(guest.map_list(&bad, FROM).is_none());
@@ -352,8 +353,8 @@ fn the_pieces_of_a_list_are_cached_one_by_one() {
     assert_eq!(guest.live(), 0);
 }
 
-/// What finds no place in the cache is unmapped at once, and a full cache makes room at the next
-/// look at the clock.
+/// A mapping that is not cached is unmapped at once. A full cache evicts at the next check of the
+/// clock.
 #[test]
 fn a_full_cache_sheds() {
     let mut guest = guest(Rtc::new(c(), 8), UnknownUnmap::Refused);
@@ -372,7 +373,7 @@ fn a_full_cache_sheds() {
     assert!(guest.unmap(beside));
 }
 
-/// An address that is not mapped, or a part of what is.
+/// Unmaps of an unmapped address and of a part of a mapping are refused.
 #[test]
 fn strays_are_refused() {
     let mut guest = tree();
@@ -388,7 +389,7 @@ fn strays_are_refused() {
     assert!(guest.unmap(mapping));
 }
 
-/// A length that no key has, at an address of the cache, releases nobody's mapping.
+/// An unmap with a length that no key has releases no mapping.
 #[test]
 fn an_unmap_of_another_length_is_refused() {
     let mut guest = tree();
@@ -410,8 +411,8 @@ fn an_unmap_of_another_length_is_refused() {
     assert!(guest.unmap(mapping));
 }
 
-/// A mapping serves whoever reaches all of it: of a domain one device may reach further than
-/// another.
+/// A mapping serves a device only if its mask covers the whole mapping: masks differ between the
+/// devices of a domain.
 #[test]
 fn a_mapping_beyond_the_mask_is_no_hit() {
     let mut guest = tree();
@@ -431,7 +432,7 @@ fn a_mapping_beyond_the_mask_is_no_hit() {
         let range = placed.unwrap().range;
         assert_eq!(range == high.range(), hits);
         assert!(Pfn::containing(range.last()).get() <= mask);
-        // Of the other the cache knows nothing: the key has a mapping.
+        // The other mapping is not cached, because its key has a mapping already.
         let gone = space.unmap(&mut cpu, machine, range).unwrap();
         assert_eq!(matches!(gone, UnmapResult::Cached), hits);
     }
@@ -441,7 +442,7 @@ fn a_mapping_beyond_the_mask_is_no_hit() {
     assert_eq!((stats.mappings, stats.released), (1, 1), "nobody uses it");
 }
 
-/// Memory that is shared for long is not kept: its frames are free when it is freed.
+/// Coherent memory is not cached: its frames are free after it is freed.
 #[test]
 fn coherent_memory_is_not_kept() {
     let mut guest = tree();
@@ -459,7 +460,7 @@ fn coherent_memory_is_not_kept() {
     assert_eq!(guest.live(), 0);
 }
 
-/// A device goes although mappings of it are kept, and takes them along; not while one is in use.
+/// A detach removes the device's cached mappings, but fails while one is in use.
 #[test]
 fn a_device_goes_with_what_is_kept() {
     let mut guest = tree();
@@ -477,7 +478,7 @@ fn a_device_goes_with_what_is_kept() {
     assert_eq!(guest.live(), 0);
 }
 
-/// A host that cannot invalidate: nothing of the batch is given out again.
+/// If the host cannot invalidate, no address of the batch is reused.
 #[test]
 fn a_batch_that_fails_is_given_up() {
     let mut guest = tree();
@@ -491,6 +492,6 @@ fn a_batch_that_fails_is_given_up() {
     let mapped = guest
         .dma
         .map_single(cpu, machine, &guest.at, 7, buffer(5, 0, 64), TO);
-    // The channel is broken; if it were not, the address would be another.
+    // The channel is broken. Otherwise the address would differ.
     assert!(mapped.map_or(true, |(mapping, _)| mapping.iova() != iova));
 }

@@ -1,5 +1,5 @@
-//! A host that runs out of frames, or whose IOMMU does not answer: requests are refused as a whole,
-//! and nothing leaks.
+//! A host without free frames, or whose IOMMU does not answer: requests are refused as a whole, and
+//! nothing leaks.
 
 use std::collections::BTreeMap;
 
@@ -26,7 +26,7 @@ fn pinned(rig: &mut Rig) -> u32 {
         .sum()
 }
 
-/// Every table that a map of pages far apart needs fails once.
+/// Each table allocation of a map of distant pages fails once.
 #[test]
 fn a_map_that_finds_no_table_leaves_nothing_behind() {
     let mut refused = 0;
@@ -41,7 +41,7 @@ fn a_map_that_finds_no_table_leaves_nothing_behind() {
         refused += 1;
         assert_eq!(status, Status::NoRoom);
         assert_eq!((pinned(&mut rig), rig.backend.mapped_pages(NIC)), (0, 0));
-        // Each frame that the host gave is in the pool or behind a page.
+        // Each frame from the host is in the pool or behind a page.
         let backing = rig.backend.backing();
         let held = backing.pool().available() as u64 + backing.stats().allocated;
         assert_eq!(rig.frames.0.outstanding() as u64, held, "after {after}");
@@ -57,8 +57,7 @@ fn a_map_that_finds_no_table_leaves_nothing_behind() {
     assert!(refused > 6, "{refused} refused");
 }
 
-/// Frames for the guest run out in the middle of a request: the pool is empty, and the host has
-/// none.
+/// Guest frames run out in the middle of a request: the pool and the host have none.
 #[test]
 fn a_map_that_finds_no_frame_leaves_nothing_behind() {
     let mut rig = Rig::new();
@@ -98,8 +97,8 @@ fn an_unmap_that_cannot_be_invalidated_did_not_happen() {
     assert_eq!(pinned(&mut rig), 0);
 }
 
-/// The device has used what a map installed before the map failed, and the invalidation fails as
-/// well: the frames stay pinned until it works.
+/// A map fails after the device has used an installed entry, and the invalidation fails as well.
+/// The frames stay pinned until an invalidation succeeds.
 #[test]
 fn what_a_failed_map_leaves_cached_stays_pinned() {
     let mut rig = Rig::new();
@@ -122,7 +121,7 @@ fn what_a_failed_map_leaves_cached_stays_pinned() {
     assert_eq!(pinned(&mut rig), 0);
 }
 
-/// Memory that is all there, and how often each page is pinned.
+/// Resident memory with a pin count for each page.
 #[derive(Default)]
 struct Pinned(BTreeMap<Gpa, u32>);
 
@@ -142,8 +141,7 @@ impl GuestBacking for Pinned {
     }
 }
 
-/// Grants whose entries find no room, and of which nobody can say when they are gone, until it is
-/// well.
+/// Tables that find no room for an entry after the grant, and cannot commit, until `well` is set.
 #[derive(Default)]
 struct Unwell {
     well: bool,
@@ -163,8 +161,8 @@ impl IoTables for Unwell {
     }
 }
 
-/// A page whose entry found no room may have been granted for a moment: it stays pinned until the
-/// grant is known to be gone.
+/// A page whose entry found no room may have been granted briefly. It stays pinned until the grant
+/// is known to be revoked.
 #[test]
 fn a_page_that_was_granted_in_vain_stays_pinned_until_that_is_over() {
     let (memory, tables) = (Pinned::default(), Unwell::default());
@@ -183,7 +181,7 @@ fn a_page_that_was_granted_in_vain_stays_pinned_until_that_is_over() {
     assert_eq!(backend.backing().0[&page], 0);
 }
 
-/// Tables that do so much, and then no more.
+/// Tables that fail after a number of operations.
 struct Tired {
     maps: u32,
     unmaps: u32,
@@ -208,8 +206,8 @@ impl IoTables for Tired {
     }
 }
 
-/// An unmap that fails half way and cannot be undone: what the device reaches is not what the view
-/// says, so nothing is done for it until a reset.
+/// An unmap fails half way and cannot be undone, so the device's access differs from the view. The
+/// backend refuses its requests until a reset.
 #[test]
 fn a_device_that_cannot_be_put_back_waits_for_a_reset() {
     let (memory, tables) = (Pinned::default(), Tired { maps: 2, unmaps: 1 });
@@ -234,7 +232,7 @@ fn a_device_that_cannot_be_put_back_waits_for_a_reset() {
     assert_eq!(backend.handle(&another), Status::Ok);
 }
 
-/// One run of pages is one invalidation; many runs are one of the domain.
+/// One run of pages takes one page invalidation; many runs take one domain invalidation.
 #[test]
 fn invalidations_are_merged() {
     let mut rig = Rig::new();

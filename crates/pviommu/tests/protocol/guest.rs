@@ -1,4 +1,5 @@
-//! The frontend under `dma`, looped back to a backend whose tables the modelled unit walks.
+//! The frontend under `dma`, connected to a backend in the same process. The modelled unit walks
+//! its tables.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -38,7 +39,7 @@ pub(crate) struct Guest {
     pub(crate) link: Line<Looped>,
 }
 
-/// Polls after which a host is given up.
+/// Polls after which the guest gives up.
 pub(crate) const PATIENCE: u64 = 50;
 
 pub(crate) fn guest(trick: Option<(u64, Trick)>) -> Guest {
@@ -134,7 +135,7 @@ impl Guest {
         self.link.with(|channel| channel.failure())
     }
 
-    /// The pages that the allocator would still give out, from now on.
+    /// Allocates and returns all free pages.
     pub(crate) fn left(&self) -> Vec<u64> {
         let space = self.dma.space(&self.at).unwrap();
         let request = Alloc::new(1, Pfn::new(u64::from(u32::MAX)));
@@ -180,7 +181,7 @@ fn a_buffer_is_reached_while_it_is_mapped() {
     assert_eq!(guest.left().len() as u64, SPACE);
 }
 
-/// A25: the host would refuse it, and the channel would be broken for every device of the guest.
+/// A25: the host would refuse a second unmap, which would break the channel for every device.
 #[test]
 fn a_second_unmap_is_refused_before_the_host_is_asked() {
     let mut guest = guest(None);
@@ -237,8 +238,8 @@ fn kicks_are_merged() {
     assert_eq!(guest.live(), 0);
 }
 
-/// A list of which the host refuses one piece, for the page is no memory: none of it stays, and its
-/// addresses are free.
+/// The host refuses one piece of a list, because its page is outside memory. No piece stays mapped,
+/// and the addresses are free.
 #[test]
 fn a_list_is_mapped_whole_or_not_at_all() {
     for bad in 0..5 {
@@ -256,12 +257,12 @@ fn a_list_is_mapped_whole_or_not_at_all() {
     }
 }
 
-/// One buffer in several requests, of which a later one is refused.
+/// One buffer takes several requests, and the host refuses a later one.
 #[test]
 fn a_buffer_of_several_requests_is_mapped_whole_or_not_at_all() {
     let mut guest = guest(None);
     let mut cpu = guest.dma.cpu();
-    // 40 pages, 16 a request; the last 8 lie past the end of memory.
+    // 40 pages, 16 per request; the last 8 lie past the end of memory.
     let memory = buffer((8 << 20) - 32 * PAGE, 40 * PAGE);
     let refused = guest.dma.map_single(
         &mut cpu,
@@ -296,8 +297,8 @@ fn a_buffer_of_several_requests_is_mapped_whole_or_not_at_all() {
 proptest! {
     #![proptest_config(cases(48, 20_251_125))]
 
-    /// Any buffers, mapped and unmapped in any order: reached while mapped, and everything is free
-    /// in the end.
+    /// Random buffers, mapped and unmapped in any order: accessible while mapped, and all addresses
+    /// are free in the end.
     #[test]
     fn buffers_come_and_go(steps in prop::collection::vec((0..1000_u64, 1..9000_u64, any::<bool>(), 0..8_usize), 1..60)) {
         let mut guest = guest(None);

@@ -1,4 +1,4 @@
-//! Hosts that break the rules: what the frontend believes of them.
+//! Hosts that violate the protocol, and the frontend's reaction.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -20,22 +20,22 @@ use crate::guest::{PATIENCE, buffer, guest};
 use crate::machine::{Machine, SPACE, Table};
 use crate::rig::{DISK, MEMORY, NIC, PAGE, WINDOW};
 
-/// What a host does with one of its answers.
+/// A host's manipulation of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Trick {
-    /// Gives it after so many polls.
+    /// Answers after this many polls.
     Late(u32),
     Never,
     Twice,
-    /// To a request that was never made.
+    /// Answers a request that was never made.
     Foreign,
-    /// After that of the next request.
+    /// Answers after the next request's answer.
     Swapped,
-    /// Another status, whatever was done.
+    /// Answers with this status, whatever it did.
     Says(u8),
 }
 
-/// A queue that plays a trick with the n-th answer.
+/// A queue that manipulates the n-th answer.
 pub(crate) struct Host<Q> {
     pub(crate) honest: Q,
     trick: Option<(u64, Trick)>,
@@ -106,8 +106,8 @@ impl<Q: Queue> Queue for Host<Q> {
     }
 }
 
-/// Maps a buffer and unmaps it, with a host that plays a trick with the first answer (the map's) or
-/// the second.
+/// Maps and unmaps a buffer with a host that manipulates the first answer (the map's) or the
+/// second.
 #[test]
 fn a_host_that_breaks_the_rules_is_found_out() {
     let first = RequestId(0);
@@ -186,7 +186,7 @@ fn a_host_that_breaks_the_rules_is_found_out() {
         }
         guest.link.with(Channel::poll);
         assert_eq!(guest.broken(), broken, "{what}");
-        // What the device may still reach is never given out again.
+        // Addresses that the device may still access are never reused.
         let left = guest.left();
         for iova in &taken {
             assert!(!left.contains(iova), "{what}: {iova:#x}");
@@ -215,7 +215,7 @@ fn a_host_that_breaks_the_rules_is_found_out() {
     }
 }
 
-/// Answers of a list in another order than its requests.
+/// Answers of a list in another order than its requests break the channel.
 #[test]
 fn answers_out_of_order_break_the_channel() {
     let mut guest = guest(Some((1, Trick::Swapped)));
@@ -231,7 +231,7 @@ fn answers_out_of_order_break_the_channel() {
     );
 }
 
-/// Patience is for requests that wait, each of its own.
+/// The frontend counts patience per request, and only while one is in flight.
 #[test]
 fn silence_is_counted_for_each_answer_alone() {
     let guest = guest(Some((0, Trick::Late(PATIENCE as u32 - 10))));
@@ -260,8 +260,8 @@ fn request(page: u64, pa: u64) -> MapRequest {
     }
 }
 
-/// Devices share a channel and use the same addresses: what is refused to one, when it has gone on,
-/// is the other's no less.
+/// Devices share a channel and use the same addresses. A late refusal for one device does not
+/// affect the other.
 #[test]
 fn a_late_refusal_is_one_devices() {
     let guest = guest(None);
@@ -272,7 +272,7 @@ fn a_late_refusal_is_one_devices() {
     let range = PfnRange::new(Pfn::containing(Iova::new(WINDOW)), 1).unwrap();
     let mut cpu = ours.per_cpu();
     assert!(ours.map(&mut cpu, &mut machine, request(0, MEMORY)).is_ok());
-    // No memory of this machine.
+    // Outside the memory of this machine.
     let mut their_cpu = theirs.per_cpu();
     let queued = theirs.map_nosync(&mut their_cpu, &mut machine, request(0, 512 << 20));
     assert!(queued.is_ok());
@@ -291,13 +291,14 @@ fn a_late_refusal_is_one_devices() {
     };
     assert_eq!((mapped(NIC), mapped(DISK)), (0, 0));
     assert!(ours.is_empty(&machine));
-    // Still theirs, until they unmap it: nothing was mapped, so nothing is asked.
+    // The refused range still belongs to the other device until it unmaps it, which sends no
+    // request.
     assert!(theirs.unmap(&mut their_cpu, &mut machine, range).is_ok());
     assert!(theirs.iotlb_sync_map(&mut machine, range).is_ok());
     assert_eq!(guest.link.with(|channel| channel.failure()), None);
 }
 
-/// A queue that is full is emptied by waiting, and one that stays full ends.
+/// A full queue drains by polling; a queue that stays full breaks the channel.
 #[test]
 fn a_full_queue_is_waited_for() {
     let mut guest = guest(None);

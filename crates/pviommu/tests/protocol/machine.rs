@@ -1,4 +1,4 @@
-//! A guest's machine, and its line to a host behind a queue.
+//! A guest's platform and its channel to a host.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -18,10 +18,10 @@ pub(crate) const ID: RequesterId = RequesterId::new(NIC.get() as u16);
 /// Pages of the window that a guest uses.
 pub(crate) const SPACE: u64 = 96;
 
-/// Its waiting for answers.
+/// Invalidator that waits for the host's answers.
 pub(crate) type Waits<Q> = UnmapCompletions<Line<Q>, Q, RefCell<Channel<Q>>>;
 
-/// A guest's machine.
+/// A guest's platform.
 pub(crate) struct Machine<I> {
     pub(crate) memory: Arc<Arena>,
     pub(crate) frames: Source,

@@ -1,5 +1,4 @@
-//! The wire format, the frontend with its cache, and the backend, on a machine whose IOMMU is the
-//! modelled one.
+//! Tests of the wire format, the frontend with its cache, and the backend, with the modelled IOMMU.
 
 #[path = "../rtc/cases.rs"]
 mod cases;

@@ -1,5 +1,5 @@
-//! Leaving and arriving (PV11): the guest's view survives, host addresses do not, and hostile
-//! streams are refused whole.
+//! Migration (PV11): the guest's view survives, host addresses do not, and hostile streams are
+//! rejected as a whole.
 
 use std::collections::BTreeSet;
 
@@ -16,7 +16,7 @@ use crate::vectors::{self, Setting, StreamEnd, StreamVector};
 
 fn busy() -> Rig {
     let mut rig = Rig::new();
-    // Frames in another order than at the destination.
+    // Allocate the frames in another order than the destination.
     for page in (0..40).rev() {
         rig.frame(MEMORY + page * PAGE);
     }
@@ -55,7 +55,7 @@ fn mappings_arrive_at_other_frames() {
     }
     assert!(moved > 20, "{moved} at other frames");
     assert_eq!(destination.backend.export().unwrap(), stream);
-    // And the source gives its frames up.
+    // The source frees its frames.
     source.backend.reset().unwrap();
     assert!(source.reach(NIC, WINDOW, Access::Read).is_err());
     for page in 0..40 {
@@ -94,8 +94,8 @@ fn nothing_is_mapped(rig: &mut Rig) {
     }
 }
 
-/// Sound streams with something in them that the guest could not have mapped, behind mappings that
-/// it could (A30).
+/// Well-formed streams whose last mapping the guest could not have made, after valid mappings
+/// (A30).
 #[test]
 fn streams_that_no_guest_made_are_refused_whole() {
     let good = (0x10, WINDOW, MEMORY);
@@ -138,8 +138,8 @@ fn streams_that_no_guest_made_are_refused_whole() {
     }
 }
 
-/// Every vector comes to a host: what is taken is mapped and written again, what is refused leaves
-/// nothing.
+/// Restores every stream of the vectors. An accepted stream is mapped and exported again; a
+/// rejected one leaves nothing mapped.
 #[test]
 fn every_stream_of_the_vectors_is_taken_whole_or_refused_whole() {
     let (mut taken, mut refused) = (0, BTreeSet::new());
@@ -217,7 +217,7 @@ fn a_stream_that_does_not_fit_is_refused_whole() {
     );
     nothing_is_mapped(&mut rig);
     rig.backend.restore(&stream(&pages[..5])).unwrap();
-    // No table for the last of several.
+    // No table is left for the last of several mappings.
     let far: Vec<_> = (0..6)
         .map(|page| (0x10, WINDOW + page * (4 << 20), MEMORY))
         .collect();
@@ -242,7 +242,7 @@ fn a_stream_that_does_not_fit_is_refused_whole() {
 proptest! {
     #![proptest_config(cases(64, 20_251_123))]
 
-    /// A bit or the end of a good stream is lost on the way.
+    /// A valid stream with one bit flipped or cut short.
     #[test]
     fn spoiled_streams_are_refused_whole(at in any::<prop::sample::Index>(), bit in 0..9_u32) {
         let good = busy().backend.export().unwrap();

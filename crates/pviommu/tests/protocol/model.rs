@@ -1,4 +1,5 @@
-//! Backends against a brute-force map, and the map against what the hardware lets devices reach.
+//! Compares backends with a brute-force map, and the map with the accesses that the hardware
+//! allows.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +10,7 @@ use ringfence_types::{Access, Direction, FaultReason};
 
 use crate::rig::{DISK, NIC, PAGE, Rig, WINDOW, cases, config, memory};
 
-/// Few addresses, so that they meet: of several stretches and at the window's ends.
+/// Few addresses, so that they collide: in several regions and at the window's ends.
 const GIOVAS: u64 = 24;
 const GPAS: u64 = 16;
 const MAPPINGS: u64 = 12;
@@ -42,19 +43,19 @@ fn gpa(number: u64) -> u64 {
 enum Step {
     Map(u64, Direction, Vec<(u64, u64)>),
     Unmap(u64, Vec<u64>),
-    /// The host takes a frame that it may take.
+    /// The host reclaims a frame if it may.
     Reclaim(u64),
-    /// The next invalidations fail, or only those that tell of tables, or they work again.
+    /// The next invalidations fail (all, or only those of table pages), or succeed again.
     Fail(bool, bool),
     Reset,
-    /// To another host and back.
+    /// Migrates to another host and back.
     Migrate,
 }
 
 fn step() -> impl Strategy<Value = Step> {
     let direction = prop::sample::select(Direction::ALL.to_vec());
     let pages = prop::collection::vec((0..GIOVAS, 0..GPAS), 1..5);
-    // Mostly good addresses.
+    // Mostly valid addresses.
     let good = prop::collection::vec((0..20_u64, 0..13_u64), 1..4);
     let pages = prop_oneof![3 => good, 1 => pages];
     let giovas = prop_oneof![
@@ -71,7 +72,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What the guest's mappings are: each page of each device.
+/// The guest's mappings, by device and page.
 #[derive(Debug, Default, Clone)]
 struct Model(BTreeMap<(u64, u64), (u64, Direction)>);
 
@@ -93,8 +94,7 @@ impl Model {
         !gpa.is_multiple_of(PAGE) || !inside
     }
 
-    /// The status by the table of the document; `fails` if the host's invalidations do. A map needs
-    /// none.
+    /// Returns the status by the table in `docs/PVIOMMU.md`. A map needs no invalidation.
     fn map(&mut self, device: u64, direction: Direction, pages: &[(u64, u64)]) -> Status {
         let giovas: Vec<u64> = pages.iter().map(|(giova, _)| *giova).collect();
         let live = self.0.keys().filter(|(of, _)| *of == device).count();
@@ -146,7 +146,7 @@ impl Model {
     }
 }
 
-/// Every address of interest, for every device and access: reached exactly as the model says.
+/// Checks every address for every device and access against the model.
 fn judge(rig: &mut Rig, model: &Model) {
     for device in [NIC, DISK] {
         for number in 0..20 {
@@ -186,7 +186,7 @@ fn rig() -> Rig {
         ..BackendLimits::default()
     };
     let mut rig = Rig::with(config(), limits, &memory(), FixedLastTable::default());
-    // No table stays that leads nowhere.
+    // Free all empty tables.
     rig.backend.tables().set_kept_tables(0);
     rig
 }
@@ -198,10 +198,10 @@ proptest! {
     fn devices_reach_what_the_guest_has_mapped(steps in prop::collection::vec(step(), 1..60)) {
         let mut rig = rig();
         let mut model = Model::default();
-        // A failed unmap leaves an invalidation due, which the next request of that device waits
-        // for: so do maps.
+        // A failed unmap leaves an invalidation pending. The device's next request, even a map,
+        // waits for it.
         let mut due: Vec<u64> = Vec::new();
-        // The frame of each page that was mapped, until it is reclaimed.
+        // The frame of each mapped page until it is reclaimed.
         let mut frames: BTreeMap<u64, u64> = BTreeMap::new();
         for step in steps {
             let fails = rig.fails.get();
@@ -218,7 +218,8 @@ proptest! {
                     }
                     let status = rig.map(Devid::new(device), direction, &pages);
                     if (wanted, status) == (Status::Ok, Status::Failed) && rig.keeps_tables.get() {
-                        // It would not have been seen behind a table that walk caches remember.
+                        // A paging-structure cache still has the old table and would hide the
+                        // mapping.
                         model = before;
                         continue;
                     }
@@ -241,7 +242,7 @@ proptest! {
                 }
                 Step::Reclaim(number) => {
                     let page = Gpa::new(gpa(number));
-                    // A host that reclaims has no frame for a table.
+                    // A host that reclaims has no free frame for a table.
                     rig.tables.0.fail_after(0);
                     let taken = rig.backend.backing().reclaim(page, &mut rig.processors);
                     rig.tables.0.recover();
@@ -275,11 +276,11 @@ proptest! {
                     prop_assert_eq!(rig.backend.export().unwrap(), stream);
                 }
             }
-            // While invalidations fail, a device may reach what a refused map installed for a
-            // moment.
+            // While invalidations fail, a device may access entries that a refused map installed
+            // briefly.
             if !rig.fails.get() && !rig.keeps_tables.get() {
                 for device in [NIC, DISK] {
-                    // Anything due is settled by any request that gets that far.
+                    // Any request that passes validation completes a pending invalidation.
                     let free = (0..20).map(giova).find(|g| !model.0.contains_key(&(device.get(), *g)));
                     if let (Some(free), true) = (free, due.contains(&device.get())) {
                         let status = rig.map(device, Direction::ToDevice, &[(free, 0)]);

@@ -1,4 +1,4 @@
-//! Frames on demand, the pool, the last table, and the host taking frames back (PV10, PV17, PV18;
+//! Frames on demand, the pool, the last-table pointer, and reclaim by the host (PV10, PV17, PV18;
 //! attacks A32 and A33).
 
 use ringfence_memory::fake::FaultyFrames;
@@ -29,7 +29,7 @@ fn frames_come_with_the_first_map_only() {
     assert_eq!(rig.backend.backing().pool().available(), POOL_PAGES - 2);
 }
 
-/// A32.
+/// A32: a frame that a device can access is not reclaimed.
 #[test]
 fn a_frame_that_a_device_reaches_is_not_reclaimed() {
     let mut rig = Rig::new();
@@ -46,12 +46,13 @@ fn a_frame_that_a_device_reaches_is_not_reclaimed() {
     assert_eq!(reclaim(&mut rig), Ok(frame));
     assert_eq!(reclaim(&mut rig), Err(ReclaimError::NotPresent));
     rig.frames.free(frame);
-    // The guest goes on with another frame, which holds nothing of the old one.
+    // The guest continues with another frame, without the old frame's content.
     assert_eq!(rig.map(NIC, Direction::ToDevice, &two), Status::Ok);
     assert_ne!(rig.frame(MEMORY), frame);
 }
 
-/// Not even where no frame is left for a table: those that lead to the page stay until it is gone.
+/// This holds even if no frame is left for a table: the tables of the page stay until it is
+/// reclaimed.
 #[test]
 fn a_frame_is_not_reclaimed_while_processors_may_use_it() {
     let mut rig = Rig::new();
@@ -60,7 +61,7 @@ fn a_frame_is_not_reclaimed_while_processors_may_use_it() {
     let tables = rig.tables.0.outstanding();
     rig.fails.set(true);
     rig.tables.0.fail_after(0);
-    // By any address in it.
+    // Use any address in the page.
     for page in [page, page, Gpa::new(MEMORY + 17)] {
         let taken = rig.backend.backing().reclaim(page, &mut rig.processors);
         assert_eq!(taken, Err(ReclaimError::NotInvalidated));
@@ -68,7 +69,7 @@ fn a_frame_is_not_reclaimed_while_processors_may_use_it() {
     }
     assert_eq!(rig.tables.0.outstanding(), tables);
     rig.fails.set(false);
-    // The frame is gone, and walk caches still lead to the tables.
+    // The frame is reclaimed while paging-structure caches still point to the tables.
     rig.keeps_tables.set(true);
     let taken = rig.backend.backing().reclaim(page, &mut rig.processors);
     assert_eq!(taken, Ok(frame));
@@ -85,13 +86,13 @@ fn a_frame_is_not_reclaimed_while_processors_may_use_it() {
             .reclaim(Gpa::new(outside), &mut rig.processors);
         assert_eq!(taken, Err(error));
     }
-    // All tables below the root are gone, since the walk caches were told at last.
+    // All tables below the root are freed, because the last invalidation succeeded.
     assert_eq!(rig.tables.0.outstanding(), tables - 3);
     assert_eq!(rig.tables.0.wrong_frees(), 0);
 }
 
-/// Section 4.6 and Fig. 10: head to tail, refilled below 64, the host's allocator when there is
-/// none.
+/// Section 4.6 and Fig. 10: allocation from the head, refill below 64, the host's allocator when
+/// the ring is empty.
 #[test]
 fn the_pool_is_a_ring_of_256_refilled_below_64() {
     let rig = Rig::new();
@@ -105,7 +106,7 @@ fn the_pool_is_a_ring_of_256_refilled_below_64() {
     pool.alloc().unwrap();
     pool.refill();
     assert_eq!((pool.available(), pool.stats().refills), (POOL_PAGES, 2));
-    // What is left of the first filling comes before the second.
+    // The rest of the first filling comes before the second.
     assert_eq!(pool.alloc().unwrap().get(), first[191].get() + 2 * PAGE);
     counted.fail_after(0);
     while pool.available() > 0 {
@@ -119,12 +120,12 @@ fn the_pool_is_a_ring_of_256_refilled_below_64() {
     assert_eq!(pool.stats().from_host, 1);
     pool.refill();
     drop(pool);
-    // All that was not taken went back.
+    // All pages that were not allocated went back to the host.
     assert_eq!(counted.outstanding(), 192 + 1 + 256 + 1);
     assert_eq!(counted.wrong_frees(), 0);
 }
 
-/// Without it the host is asked for each page, when it is needed and not before.
+/// Without the pool, each page is allocated from the host on demand.
 #[test]
 fn without_the_pool_each_page_is_asked_of_the_host() {
     let rig = Rig::new();
@@ -141,7 +142,7 @@ fn without_the_pool_each_page_is_asked_of_the_host() {
     assert_eq!(counted.wrong_frees(), 0);
 }
 
-/// By a choice made at run time.
+/// The pointer can be disabled at run time.
 #[test]
 fn a_pointer_that_is_not_there_finds_nothing() {
     let limits = BackendLimits::default();
@@ -154,14 +155,14 @@ fn a_pointer_that_is_not_there_finds_nothing() {
     }
 }
 
-/// Errata 13: the page 1 MiB above another one, in the same table. A device that is to read the
-/// upper page reads the lower one.
+/// Errata 13: the pointer confuses a page with the one 1 MiB below in the same table. A device that
+/// may read the upper page reads the lower one.
 #[test]
 fn the_literal_pointer_mistakes_the_upper_half_of_a_table() {
     let upper = MEMORY + (1 << 20);
     let limits = BackendLimits::default();
     let mut literal = Rig::with(config(), limits, &memory(), LastTableAsPublished::default());
-    // Walks to a page of either half: the table is known, last under the upper prefix.
+    // Walk to a page of each half, so that the pointer has the upper prefix.
     let low = literal.frame(MEMORY);
     literal.frame(upper + PAGE);
     assert_eq!(
@@ -177,7 +178,8 @@ fn the_literal_pointer_mistakes_the_upper_half_of_a_table() {
 }
 
 /// A33 on one kind of pointer: a table is freed, its frame gets another owner, and the guest maps a
-/// page with the same prefix. What does the device reach?
+/// page with the same prefix. Returns the frame that the device reaches, the secret, and the page's
+/// own.
 pub(crate) fn stale_pointer<K: ringfence_pviommu::backend::LastTable>(
     last: K,
 ) -> (PhysAddr, PhysAddr, PhysAddr) {
@@ -195,8 +197,7 @@ pub(crate) fn stale_pointer<K: ringfence_pviommu::backend::LastTable>(
         rig.tables.0.outstanding() > before,
         "the device's table stays"
     );
-    // The host uses the freed tables for something else: every word looks like an entry that leads
-    // to a secret.
+    // The host reuses the freed tables. Every word looks like an entry that points to a secret.
     let secret = PhysAddr::new(0x1234_5000);
     for _ in 0..3 {
         let reused = rig.tables.alloc_zeroed().unwrap();
@@ -213,7 +214,7 @@ pub(crate) fn stale_pointer<K: ringfence_pviommu::backend::LastTable>(
     (reached, secret, PhysAddr::new(own))
 }
 
-/// A33, literal and repaired.
+/// A33, as published and repaired.
 #[test]
 fn a_freed_table_is_not_read_through_its_old_pointer() {
     let (reached, secret, _) = stale_pointer(LastTableAsPublished::default());
@@ -234,8 +235,8 @@ fn a_freed_table_is_not_read_through_its_old_pointer() {
     }
 }
 
-/// Four words are read for each walk of four levels, fewer where a table is absent, and one through
-/// the pointer: never more with it than without.
+/// A walk of four levels reads four words, fewer if a table is absent, and the pointer reads one.
+/// The pointer never causes additional reads.
 #[test]
 fn the_pointer_reads_one_word_in_place_of_four() {
     for last in [None, Some(FixedLastTable::default())] {
@@ -248,15 +249,15 @@ fn the_pointer_reads_one_word_in_place_of_four() {
             let now = *rig.backend.backing().stats();
             seen.push((now.walks - before.walks, now.reads - before.reads));
         }
-        // No table yet but the root, and a walk that learns of the last one; an absent entry in it
-        // twice; a present one.
+        // First the root is the only table, and the walk learns the leaf table. Then two absent
+        // entries in it, then a present one.
         let rest = if with { (0, 1) } else { (1, 4) };
         assert_eq!(seen, [(2, 5), rest, rest, rest]);
         assert_eq!(rig.backend.backing().stats().allocated, 3);
     }
 }
 
-/// The pointer saves walks where pages are near each other, and changes nothing else.
+/// The pointer saves walks for nearby pages and changes nothing else.
 #[test]
 fn the_pointer_saves_walks() {
     let mut rig = Rig::new();

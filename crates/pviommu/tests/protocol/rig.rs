@@ -1,4 +1,4 @@
-//! A host: memory, frames, a backend over it, and the unit that translates the guest's assigned
+//! A host: memory, frames, a backend, and the unit that translates for the guest's assigned
 //! devices.
 
 use std::cell::Cell;
@@ -23,7 +23,7 @@ use ringfence_types::{
 };
 
 pub(crate) const PAGE: u64 = 4096;
-/// The devices of [`config`], and the first addresses that they and the guest's memory have.
+/// The devices of [`config`], and the first addresses of the window and the guest's memory.
 pub(crate) const NIC: Devid = Devid::new(0x10);
 pub(crate) const DISK: Devid = Devid::new(0x11);
 pub(crate) const WINDOW: u64 = 0x10_0000;
@@ -33,7 +33,7 @@ const ARENA: u64 = 512 << 20;
 const TABLES: u64 = 64 << 20;
 const FRAMES: u64 = 256 << 20;
 
-/// Proptest with a seed of its own: every run is the same.
+/// Returns a proptest configuration with a fixed seed, so that every run is the same.
 pub(crate) fn cases(cases: u32, seed: u64) -> ProptestConfig {
     ProptestConfig {
         cases,
@@ -49,13 +49,13 @@ pub(crate) fn config() -> Config {
     Config::new(window, 64, [0x10, 0x11]).unwrap()
 }
 
-/// 8 MiB from address 0 and 4 MiB above a hole.
+/// 8 MiB at address 0 and 4 MiB after a hole.
 pub(crate) fn memory() -> Vec<AddressRange<GuestPhysical>> {
     let range = |start, bytes| AddressRange::new(Gpa::new(start), bytes).unwrap();
     vec![range(MEMORY, 8 << 20), range(1 << 30, 4 << 20)]
 }
 
-/// A source of frames with several owners.
+/// A shared source of frames.
 #[derive(Debug, Clone)]
 pub(crate) struct Source(pub(crate) Arc<FaultyFrames<Frames<Arc<Arena>>>>);
 
@@ -69,14 +69,14 @@ impl FrameSource for Source {
     }
 }
 
-/// The unit, and switches that make its invalidations fail.
+/// The unit, with switches that make its invalidations fail.
 #[derive(Debug)]
 pub(crate) struct Unit {
     pub(crate) hardware: VtdUnit,
     pub(crate) fails: Rc<Cell<bool>>,
-    /// Only those by which it would forget tables fail.
+    /// If set, only invalidations of table pages fail.
     pub(crate) keeps_tables: Rc<Cell<bool>>,
-    /// Invalidations that were submitted.
+    /// Number of submitted invalidations.
     pub(crate) submitted: u64,
 }
 
@@ -107,13 +107,13 @@ pub(crate) type Host<K> =
 /// A host with one guest.
 pub(crate) struct Rig<K = FixedLastTable> {
     pub(crate) arena: Arc<Arena>,
-    /// Frames for tables, and for the guest.
+    /// Frames for tables and for the guest.
     pub(crate) tables: Source,
     pub(crate) frames: Source,
     pub(crate) backend: Host<K>,
     pub(crate) fails: Rc<Cell<bool>>,
     pub(crate) keeps_tables: Rc<Cell<bool>>,
-    /// The guest's processors, as far as they cache the second stage.
+    /// The guest's vCPUs, which cache the second stage.
     pub(crate) processors: Unit,
     devices: Vec<Devid>,
 }
@@ -123,7 +123,7 @@ fn geometry(sets: u32, ways: u32) -> Geometry {
 }
 
 fn unit(fails: &Rc<Cell<bool>>, keeps_tables: &Rc<Cell<bool>>) -> Unit {
-    // So large that it forgets nothing by itself.
+    // Large enough that the caches evict nothing.
     let config = UnitConfig {
         iotlb: geometry(64, 4),
         walk_caches: [geometry(4, 4); 3],
@@ -227,7 +227,7 @@ impl<K: LastTable> Rig<K> {
         self.backend.handle(&unmap(device, giovas))
     }
 
-    /// Where a byte that the device accesses is in the host's memory.
+    /// Returns the host address of a byte that the device accesses.
     pub(crate) fn reach(
         &mut self,
         device: Devid,
@@ -241,7 +241,7 @@ impl<K: LastTable> Rig<K> {
             .map_err(|fault| fault.reason)
     }
 
-    /// The frame of a page, found anew.
+    /// Looks up the frame of a page.
     pub(crate) fn frame(&mut self, gpa: u64) -> PhysAddr {
         self.backend.backing().resolve(Gpa::new(gpa)).unwrap()
     }

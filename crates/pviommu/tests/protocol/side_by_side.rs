@@ -1,8 +1,8 @@
-//! Attacks A28 to A35, what the document says beside what is built: one table, which is printed and
-//! stands in `docs/PVIOMMU.md`.
+//! Attacks A28 to A35, on the published design and on this implementation. Prints the table of
+//! `docs/PVIOMMU.md`.
 //!
-//! What the literal side is: where the document has code, that code (its cache, its pointer); where
-//! it says nothing of a check, the same step without the check.
+//! The as-published side uses the PVIOMMU paper's code where the paper has code (its cache, its
+//! pointer). Where the paper does not mention a check, it runs the same step without the check.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -30,10 +30,10 @@ use crate::overcommit::stale_pointer;
 use crate::rig::{MEMORY, NIC, PAGE, Rig, Source, WINDOW, map, unmap};
 use crate::simulator::{Process, host_of};
 
-/// What came through that should not have: literal and repaired.
+/// Number of successful violations: as published and repaired.
 type Outcome = (u64, u64);
 
-/// Two confusions of three caches, one of them literal.
+/// Two key confusions (direction and range) on three caches, one of them as published.
 fn a28() -> Outcome {
     fn falls<C: ReverseCache>(make: impl Fn() -> C) -> u64 {
         let direction = direction_is_confused(&mut make());
@@ -53,7 +53,7 @@ fn a29() -> Outcome {
     (literal.into(), u64::from(tree) + u64::from(flat))
 }
 
-/// A map to memory of the host's: done as it is asked for, and by the backend.
+/// A map to host memory: executed without checks, and by the backend.
 fn a30() -> Outcome {
     let secret = PhysAddr::new(0x1000_0000);
     let to = Direction::ToDevice;
@@ -69,16 +69,17 @@ fn a30() -> Outcome {
     (reached(&mut literal), reached(&mut repaired))
 }
 
-/// Pages that the simulator of a device reads and its device was not granted: as a thread of the
-/// process that has all memory, and as a process that is granted what is mapped. Both try the same
-/// addresses. A real thread and a real process: `crates/live/tests/isolate/reached.rs`.
+/// Guest pages that a device's simulator reads without a grant. One simulator is a thread of the
+/// process that has all memory; the other is a process with grants only. Both try the same
+/// addresses. `crates/live/tests/isolate/reached.rs` does this with a real thread and a real
+/// process.
 fn a31() -> Outcome {
     let stolen = |process: Process| {
         let mut host = host_of(process);
         let pages = [(WINDOW, MEMORY), (WINDOW + PAGE, MEMORY + PAGE)];
         let request = map(NIC, Direction::ToDevice, &pages);
         assert_eq!(host.backend.handle(&request), Status::Ok);
-        // One that it has, and one that it had.
+        // One page that is granted, and one that was.
         let request = unmap(NIC, &[WINDOW + PAGE]);
         assert_eq!(host.backend.handle(&request), Status::Ok);
         let mut read = host.read_all();
@@ -88,7 +89,7 @@ fn a31() -> Outcome {
     (stolen(Process::whole()), stolen(Process::with_room()))
 }
 
-/// The host takes a frame that a device reaches, without and with counting those who do.
+/// The host reclaims a frame that a device can access, without and with pin counts.
 fn a32() -> Outcome {
     let taken = |counts: bool| {
         let mut rig = Rig::new();
@@ -114,8 +115,8 @@ fn a33() -> Outcome {
     (u64::from(literal == secret), u64::from(repaired == secret))
 }
 
-/// Bytes of an earlier user's that a device finds in a bounce slot beside its buffer, in the slot
-/// as it was and as the layer hands it on.
+/// Bytes of an earlier user that a device finds in a bounce slot next to its buffer: in an
+/// uncleared slot, and in a slot from the DMA layer.
 fn a34() -> Outcome {
     const SLOT: u64 = 2048;
     const LOW: u64 = MEMORY + (64 << 10);
@@ -125,7 +126,7 @@ fn a34() -> Outcome {
         let memory = |start, bytes| PhysRange::new(PhysAddr::new(start), bytes).unwrap();
         let pool = BouncePool::new(memory(LOW, 128 << 10)).unwrap();
         let mut dma = Dma::new(Never).with_bounce(pool);
-        // A device that reaches the slots, and not the buffers.
+        // A device that can address the slots but not the buffers.
         let (reach, high) = (Iova::new((1 << 20) - 1), MEMORY + (2 << 20));
         let at = dma.attach(ID, reach, |domain| Ok::<_, ()>(Identity::new(domain)));
         let (at, mut cpu) = (at.unwrap(), dma.cpu());
@@ -140,12 +141,12 @@ fn a34() -> Outcome {
         let _ = dma
             .unmap_single(&mut cpu, &mut machine, &at, mapping)
             .unwrap();
-        // Now 64 bytes of another user's.
+        // Now map 64 bytes of another user.
         let later = memory(high + SLOT, 64);
         let own = [0x11; 64];
         arena.write_bytes(later.start(), &own).unwrap();
         if literal {
-            // A slot that is free takes the buffer's bytes.
+            // Copy the buffer into a free slot without clearing the rest.
             arena.write_bytes(slot.start(), &own).unwrap();
         } else {
             let mapped = dma.map_single(&mut cpu, &mut machine, &at, (), later, to);
@@ -160,7 +161,7 @@ fn a34() -> Outcome {
     (left(true), left(false))
 }
 
-/// A source that hands frames on as they are.
+/// A source that does not zero its frames.
 struct Unclean(Source, std::cell::Cell<Option<PhysAddr>>);
 
 impl FrameSource for Unclean {
@@ -173,7 +174,7 @@ impl FrameSource for Unclean {
     }
 }
 
-/// Words of an earlier owner's in a frame of the pool.
+/// Words of an earlier owner in a frame of the pool.
 fn a34_frames() -> Outcome {
     fn residue<S: FrameSource>(rig: &Rig, source: S) -> u64 {
         let mut pool = PagePool::new(source);
@@ -199,7 +200,7 @@ fn a34_frames() -> Outcome {
     (residue(&rig, unclean), residue(&rig, rig.frames.clone()))
 }
 
-/// Takes what is unmapped for unmapped as soon as the host was asked.
+/// Takes an unmap for complete when the request was sent.
 struct Asked(Line<Looped>);
 
 impl Invalidator for Asked {
@@ -213,8 +214,8 @@ impl Invalidator for Asked {
     }
 }
 
-/// Pages of an expired batch that the device still reaches when their addresses can be had again:
-/// where the guest gives them home when the host was asked, and when it has answered.
+/// Pages of an expired batch that the device can still access when their addresses are free again.
+/// One guest frees them after the request, the other after the answer.
 fn a35() -> Outcome {
     fn reached<I: Invalidator>(waits: impl FnOnce(Line<Looped>) -> I) -> u64 {
         let pages = LIMIT as u64;
@@ -226,7 +227,7 @@ fn a35() -> Outcome {
             .collect();
         let expired: BTreeSet<Iova> = mappings.iter().map(Mapping::iova).collect();
         for mapping in mappings {
-            // The IOTLB has it.
+            // Load the translation into the IOTLB.
             guest.reach(mapping.iova(), Access::Write).unwrap();
             assert!(guest.unmap(mapping), "kept");
         }

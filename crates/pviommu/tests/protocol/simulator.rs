@@ -1,5 +1,5 @@
-//! Simulated devices (section 4.2): GIOVA to addresses of a simulator that reaches what it was
-//! granted.
+//! Simulated devices (section 4.2): GIOVA to addresses of a simulator that can access only its
+//! grants.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,7 +17,7 @@ use ringfence_types::{Access, AddressRange, Direction, Iova, PhysAddr};
 
 use crate::rig::{MEMORY, NIC, PAGE, Rig, Source, WINDOW, config, map, memory, unmap};
 
-/// A process: what is mapped into it, at addresses never used twice.
+/// A simulator's process: its mapped pages, at addresses that are never reused.
 #[derive(Debug, Default)]
 pub(crate) struct Process {
     reached: BTreeMap<u64, (PhysAddr, Direction)>,
@@ -27,11 +27,11 @@ pub(crate) struct Process {
     fails: Rc<Cell<bool>>,
 }
 
-/// The first page of a process that anything is mapped at.
+/// First address at which a process maps a page.
 const FIRST_HVA: u64 = 0x7f00_0000_0000;
 
 impl Process {
-    /// One that reaches nothing yet, and takes all that it is granted.
+    /// Creates a process without mappings that accepts every grant.
     pub(crate) fn with_room() -> Self {
         Self {
             room: usize::MAX,
@@ -39,8 +39,8 @@ impl Process {
         }
     }
 
-    /// One that has all of the guest's memory, as the simulator of a device is a thread of the
-    /// process that the guest runs in.
+    /// Creates a process with all of the guest's memory, like a simulator that is a thread of the
+    /// VMM.
     pub(crate) fn whole() -> Self {
         let mut process = Self::with_room();
         for page in pages_of_memory() {
@@ -52,7 +52,8 @@ impl Process {
         process
     }
 
-    /// What whoever runs in it finds at an address, whatever his device may reach.
+    /// Returns the frame that code in this process accesses at an address, whatever its device may
+    /// access.
     fn access(&self, at: u64, access: Access) -> Option<PhysAddr> {
         let (frame, direction) = self.reached.get(&(at & !(PAGE - 1)))?;
         let allowed = direction.permissions().allows(access);
@@ -60,7 +61,7 @@ impl Process {
     }
 }
 
-/// All pages of the guest.
+/// Returns all pages of the guest.
 pub(crate) fn pages_of_memory() -> impl Iterator<Item = u64> {
     let pages = |range: AddressRange<GuestPhysical>| {
         let start = range.start().get();
@@ -121,7 +122,7 @@ pub(crate) fn host(room: usize) -> Host {
     })
 }
 
-/// A host whose simulator runs in `process`.
+/// Creates a host whose simulator runs in `process`.
 pub(crate) fn host_of(process: Process) -> Host {
     let rig = Rig::new();
     let fails = Rc::clone(&process.fails);
@@ -145,7 +146,7 @@ pub(crate) fn host_of(process: Process) -> Host {
 const FIRST: DeviceSlot = DeviceSlot::new(0);
 
 impl Host {
-    /// The frame that the simulator of the first device ends up at.
+    /// Returns the frame that the first device's simulator accesses for `giova`.
     fn reach(&mut self, giova: u64, access: Access) -> Result<u64, EventReason> {
         let tables = self.backend.tables();
         let at = tables.translate(FIRST, Iova::new(giova), access)?;
@@ -159,8 +160,8 @@ impl Host {
         self.backend.tables().grants().reached.len()
     }
 
-    /// The simulator of a device tries, without asking where its addresses lead, every address at
-    /// which a page of the guest can be: the pages of the guest that it reads.
+    /// The simulator tries every address at which a guest page may be mapped, without its table.
+    /// Returns the guest pages that it can read.
     pub(crate) fn read_all(&mut self) -> BTreeSet<u64> {
         let process = self.backend.tables().grants();
         let all = pages_of_memory().count() as u64;
@@ -208,7 +209,7 @@ fn refused_maps_grant_nothing() {
     let mut host = host(4);
     assert_eq!(host.backend.handle(&request), Status::NoRoom);
     assert_eq!(host.granted(), 0);
-    // No table, after the grant.
+    // The grant succeeds, but no frame is left for a table.
     for after in 0..6 {
         let mut host = self::host(100);
         host.tables.0.fail_after(after);
@@ -236,7 +237,7 @@ fn an_unmap_whose_revocation_fails_did_not_happen() {
     assert_eq!(host.granted(), 0);
 }
 
-/// Notes which slots it is asked for.
+/// Records the slots of its calls.
 #[derive(Default)]
 struct Noted(Vec<DeviceSlot>);
 

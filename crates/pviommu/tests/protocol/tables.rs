@@ -1,4 +1,4 @@
-//! Tables of devices: those that lead nowhere go back, and only when no walk cache leads to them.
+//! Device tables: empty ones are freed, but only when no paging-structure cache points to them.
 
 use ringfence_pviommu::backend::{BackendLimits, FixedLastTable, KEPT_TABLES};
 use ringfence_pviommu::wire::{Config, Status};
@@ -6,10 +6,10 @@ use ringfence_types::{Access, Direction, Iova, IovaRange};
 
 use crate::rig::{MEMORY, NIC, PAGE, Rig, WINDOW, memory};
 
-/// Pages that a table leads to, in bytes.
+/// Bytes that a leaf table maps.
 const STRETCH: u64 = 2 << 20;
 
-/// One that may map anywhere in 256 GiB.
+/// Creates a host whose devices may map anywhere in 256 GiB.
 fn wide() -> Rig {
     let window = IovaRange::new(Iova::new(WINDOW), 1 << 38).unwrap();
     let config = Config::new(window, 64, [0x10, 0x11]).unwrap();
@@ -25,8 +25,8 @@ fn map(rig: &mut Rig, giova: u64) -> Status {
     rig.map(NIC, Direction::Bidirectional, &[(giova, MEMORY)])
 }
 
-/// A hostile guest maps one page in each of many regions, one after the other. Returns how many
-/// table pages the host holds at most.
+/// A hostile guest maps one page in each of many regions, one after the other. Returns the highest
+/// number of table pages that the host held.
 fn held(kept: Option<u64>, regions: u64) -> usize {
     let mut rig = wide();
     if let Some(kept) = kept {
@@ -58,12 +58,12 @@ fn tables_that_lead_nowhere_go_back() {
          with 16"
     );
     assert!(as_linux as u64 >= regions);
-    // And those on the way to the page that is mapped.
+    // Also the tables of the mapped page.
     assert!(ours as u64 <= KEPT_TABLES + 3, "{ours}");
     assert!(few <= 16 + 3, "{few}");
 }
 
-/// A driver that works in few places builds its tables once.
+/// A driver that uses few regions allocates its tables once.
 #[test]
 fn tables_that_are_used_again_stay() {
     let mut rig = wide();
@@ -79,13 +79,13 @@ fn tables_that_are_used_again_stay() {
     assert_eq!(told, 10, "one invalidation for each unmap");
 }
 
-/// The unmap is done when the entry is gone. The table waits, and nothing is mapped where it would
-/// not be seen.
+/// An unmap completes when its entry is invalidated. The table stays, and a map that it would hide
+/// is refused.
 #[test]
 fn a_table_that_walk_caches_lead_to_is_not_freed() {
     let mut rig = wide();
     rig.backend.tables().set_kept_tables(0);
-    // Another stretch, so that the tables above stay.
+    // Map another 2 MiB region, so that the upper tables stay.
     assert_eq!(map(&mut rig, WINDOW + STRETCH), Status::Ok);
     let linked = rig.tables.0.outstanding();
     assert_eq!(map(&mut rig, WINDOW), Status::Ok);
@@ -98,7 +98,7 @@ fn a_table_that_walk_caches_lead_to_is_not_freed() {
         assert_eq!(map(&mut rig, WINDOW + PAGE), Status::Failed);
         assert_eq!(rig.tables.0.outstanding(), linked + 1, "none but that");
     }
-    // What is linked can be mapped in.
+    // A map below a linked table succeeds.
     assert_eq!(map(&mut rig, WINDOW + STRETCH + PAGE), Status::Ok);
     assert!(
         rig.reach(NIC, WINDOW + STRETCH + PAGE, Access::Read)
@@ -111,7 +111,7 @@ fn a_table_that_walk_caches_lead_to_is_not_freed() {
     assert_eq!(rig.tables.0.wrong_frees(), 0);
 }
 
-/// Table pages of a failed unmap are still there: putting it back needs none.
+/// The table pages of a failed unmap stay linked, so restoring the entry needs no frame.
 #[test]
 fn a_failed_unmap_needs_no_frame_to_be_put_back() {
     let mut rig = wide();

@@ -1,4 +1,4 @@
-//! The files in `vectors`, read. Each says in its first lines what a line of it means.
+//! Parser of the files in `vectors`. The first lines of each file describe its format.
 
 use ringfence_pviommu::backend::RestoreError;
 use ringfence_pviommu::wire::{
@@ -6,32 +6,32 @@ use ringfence_pviommu::wire::{
 };
 use ringfence_types::{Access, AddressRange, Direction, Iova, IovaRange};
 
-/// Ranges of guest memory, both ends included.
+/// A range of guest memory, both ends included.
 pub(crate) type GpaRange = AddressRange<ringfence_pviommu::wire::GuestPhysical>;
 
 /// A `config` line.
 #[derive(Debug, Clone)]
 pub(crate) struct Setting {
-    /// Its name.
+    /// Name.
     pub(crate) name: String,
-    /// The configuration space.
+    /// Configuration space.
     pub(crate) config: Config,
-    /// The guest's memory.
+    /// Guest memory.
     pub(crate) memory: Vec<GpaRange>,
-    /// Mappings of each device.
+    /// Maximum number of mappings of each device.
     pub(crate) mappings_max: u64,
-    /// Whether the host can change anything.
+    /// True if every operation of the host fails.
     pub(crate) failing: bool,
 }
 
 /// A request.
 #[derive(Debug, Clone)]
 pub(crate) struct Vector {
-    /// Its name.
+    /// Name.
     pub(crate) name: String,
-    /// Its bytes.
+    /// Bytes of the request.
     pub(crate) bytes: Vec<u8>,
-    /// What answers it.
+    /// Expected status.
     pub(crate) status: Status,
 }
 
@@ -43,7 +43,7 @@ fn number(text: &str) -> u64 {
     parsed.unwrap_or_else(|_| panic!("{text} is no number"))
 }
 
-/// Devices, or `-` for none.
+/// Parses a list of devices; `-` is empty.
 fn ids(text: &str) -> Vec<u32> {
     let listed = text.split(',').filter(|id| *id != "-");
     listed.map(|id| number(id) as u32).collect()
@@ -94,14 +94,14 @@ fn bytes(hex: &str) -> Vec<u8> {
         .collect()
 }
 
-/// What says something.
+/// Returns the lines that are neither empty nor comments.
 fn lines(text: &'static str) -> impl Iterator<Item = &'static str> {
     let says = |line: &&str| !line.is_empty() && !line.starts_with('#');
     text.lines().filter(says)
 }
 
-/// What stands behind its `config` line, setting by setting; `vector` makes it of name, bytes and
-/// the rest of the line.
+/// Groups the lines by their `config` line. `vector` parses a line from its name, bytes and
+/// remaining words.
 fn under_settings<V>(
     text: &'static str,
     vector: impl Fn(&'static str, Vec<u8>, &'static str) -> V,
@@ -123,7 +123,7 @@ fn under_settings<V>(
     all
 }
 
-/// Name, bytes and the words behind them.
+/// Splits lines into name, bytes and remaining words.
 fn with_words(
     text: &'static str,
 ) -> impl Iterator<Item = (&'static str, Vec<u8>, Vec<&'static str>)> {
@@ -134,7 +134,7 @@ fn with_words(
     })
 }
 
-/// The requests, setting by setting.
+/// Returns the requests, grouped by setting.
 pub(crate) fn all() -> Vec<(Setting, Vec<Vector>)> {
     let text = include_str!("../../vectors/requests.txt");
     under_settings(text, |name, bytes, status| {
@@ -154,11 +154,11 @@ pub(crate) struct ConfigVector {
     pub(crate) name: &'static str,
     pub(crate) bytes: Vec<u8>,
     pub(crate) says: Result<Config, ConfigError>,
-    /// Whether a device writes it so.
+    /// True if a device encodes it exactly like this.
     pub(crate) written: bool,
 }
 
-/// The configuration spaces.
+/// Returns the configuration spaces.
 pub(crate) fn configurations() -> Vec<ConfigVector> {
     let all = with_words(include_str!("../../vectors/configurations.txt"));
     all.map(|(name, bytes, words)| {
@@ -186,7 +186,7 @@ pub(crate) fn configurations() -> Vec<ConfigVector> {
     .collect()
 }
 
-/// Events: their names, their bytes, and what these say.
+/// Returns events: name, bytes and decoded event.
 pub(crate) fn events() -> Vec<(&'static str, Vec<u8>, Option<Event>)> {
     let all = with_words(include_str!("../../vectors/events.txt"));
     all.map(|(name, bytes, words)| {
@@ -213,33 +213,34 @@ pub(crate) fn events() -> Vec<(&'static str, Vec<u8>, Option<Event>)> {
     .collect()
 }
 
-/// A record: device, direction, first page, where they lead.
+/// A record: device, direction, first page, GPAs.
 pub(crate) type Said = (Devid, Direction, Iova, Vec<Gpa>);
 
 /// A migration stream.
 #[derive(Debug, Clone)]
 pub(crate) struct StreamVector {
-    /// Its name.
+    /// Name.
     pub(crate) name: &'static str,
-    /// Its bytes.
+    /// Bytes of the stream.
     pub(crate) bytes: Vec<u8>,
-    /// What becomes of it.
+    /// Expected result.
     pub(crate) end: StreamEnd,
 }
 
-/// What becomes of a stream.
+/// Result of restoring a stream.
 #[derive(Debug, Clone)]
 pub(crate) enum StreamEnd {
-    /// It is taken. A host that holds these mappings writes the same bytes, or other ones.
+    /// The stream is accepted. `written` is true if a host with these mappings exports the same
+    /// bytes.
     Taken { records: Vec<Said>, written: bool },
-    /// It is none.
+    /// The stream is malformed.
     NoStream(StreamError),
-    /// It is one, and a record of it is refused.
+    /// The stream is well-formed, but a record is refused.
     Refused { record: u64, status: Status },
 }
 
 impl StreamEnd {
-    /// Whether `error` is this refusal.
+    /// Returns true if `error` is this result.
     pub(crate) fn is(&self, error: &RestoreError) -> bool {
         match (self, error) {
             (Self::NoStream(wanted), RestoreError::Stream(error)) => wanted == error,
@@ -295,7 +296,7 @@ fn refusal(record: &str, kind: &str) -> StreamEnd {
     StreamEnd::NoStream(StreamError { record, kind })
 }
 
-/// Migration streams, setting by setting.
+/// Returns the migration streams, grouped by setting.
 pub(crate) fn streams() -> Vec<(Setting, Vec<StreamVector>)> {
     let text = include_str!("../../vectors/streams.txt");
     under_settings(text, |name, bytes, rest| {

@@ -1,5 +1,5 @@
-//! The wire format: what is encoded is decoded again, what is not a message is refused, and the
-//! vectors say the same.
+//! The wire format: decoding inverts encoding, malformed messages are rejected, and both agree with
+//! the vectors.
 
 use std::collections::{BTreeSet, HashSet};
 use std::mem::discriminant;
@@ -14,7 +14,7 @@ use ringfence_types::{Direction, Iova, IovaRange};
 use crate::rig::{PAGE, cases};
 use crate::vectors::{self, Said, StreamEnd, StreamVector};
 
-/// What the layout alone says of every vector, and that encoding gives the same bytes again.
+/// Decodes every request of the vectors by layout alone, and encodes it again.
 #[test]
 fn vectors_are_read_and_written_again() {
     let mut statuses = BTreeSet::new();
@@ -91,7 +91,7 @@ fn configurations_are_read_and_written_again() {
     assert!(faults.len() > 6, "all of them, with their numbers");
 }
 
-/// A list that is cut off, at any byte, is no list, and neither is a header.
+/// A truncated list or header is rejected at every length.
 #[test]
 fn a_configuration_that_is_cut_off_is_refused() {
     let window = IovaRange::inclusive(Iova::new(0x1000), Iova::new(0xffff)).unwrap();
@@ -110,7 +110,8 @@ fn a_configuration_that_is_cut_off_is_refused() {
 proptest! {
     #![proptest_config(cases(2000, 0x5eed))]
 
-    /// A hostile host's space is refused, or is sound and says the same when it is written again.
+    /// A hostile host's configuration space is rejected, or it is valid and encodes to the same
+    /// bytes.
     #[test]
     fn any_configuration_is_sound_or_refused(
         header in prop::array::uniform8(prop_oneof![any::<u32>(), 0..4_u32, Just(0x1000)]),
@@ -148,7 +149,7 @@ fn events_are_read_and_written_again() {
     );
 }
 
-/// What the layout alone says of every stream, and that a writer gives the same bytes again.
+/// Decodes every stream by layout alone, and encodes it again.
 #[test]
 fn streams_are_read_and_written_again() {
     let mut kinds = HashSet::new();
@@ -189,7 +190,7 @@ fn direction() -> impl Strategy<Value = Direction> {
     prop::sample::select(Direction::ALL.to_vec())
 }
 
-/// Mappings of some devices, sorted, with neighbours.
+/// Sorted mappings of several devices, with adjacent pages.
 fn mappings() -> impl Strategy<Value = Vec<(u64, u64, u64, Direction)>> {
     let one = (0..3_u64, 0..12_u64, any::<u64>(), direction());
     prop::collection::vec(one, 0..24).prop_map(|mut all| {
@@ -214,7 +215,7 @@ fn stream(mappings: &[(u64, u64, u64, Direction)]) -> Vec<u8> {
     writer.finish()
 }
 
-/// As a naive reader would: the layout of the document by hand.
+/// Decodes a stream naively, by the layout in `docs/PVIOMMU.md`.
 fn by_hand(bytes: &[u8]) -> Vec<(u64, u64, u64, u32)> {
     let le64 = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
     let le32 = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
@@ -288,7 +289,7 @@ proptest! {
         let Ok(Request::Map(map)) = Request::decode(&bytes, 40) else { panic!("no map") };
         prop_assert_eq!((map.device, map.direction), (Devid::new(device), direction));
         prop_assert_eq!(map.pairs().collect::<Vec<_>>(), pairs);
-        // The limit, and every length but the right one.
+        // A limit below the length, and every wrong length.
         let pages = map.giovas.len() as u32;
         prop_assert_eq!(Request::decode(&bytes, pages - 1), Err(Malformed::Pages(pages)));
         for less in 0..bytes.len() {
@@ -338,7 +339,7 @@ proptest! {
             }
         }
         prop_assert_eq!(found, mappings);
-        // No two records could be one.
+        // No two adjacent records could be merged.
         let records: Vec<_> = stream.records().collect();
         for pair in records.windows(2) {
             let joined = pair[0].device == pair[1].device && pair[0].direction == pair[1].direction && pair[0].end() == pair[1].first;
@@ -355,7 +356,7 @@ proptest! {
     }
 }
 
-/// The window ends where it likes; a page that it cuts is not in it.
+/// The window may end inside a page; that page cannot be mapped.
 #[test]
 fn a_page_that_the_window_cuts_cannot_be_mapped() {
     let window = IovaRange::inclusive(Iova::new(0x1000), Iova::new(0x37ff)).unwrap();

@@ -1,5 +1,4 @@
-//! Attacks A28 and A29 at the cache, the literal one beside the repaired ones, and how long a
-//! mapping stays.
+//! Attacks A28 and A29 on the as-published and the repaired caches, and the residency of mappings.
 
 use ringfence_pviommu::rtc::residency::{Uses, residency};
 use ringfence_pviommu::rtc::{Cycles, FlatRtc, ResidencyPolicy, ReverseCache, Rtc, RtcAsPublished};
@@ -29,7 +28,7 @@ fn the_literal_cache_falls_to_them_and_the_others_do_not() {
     assert_eq!(outcomes(|| FlatRtc::new(c, 100, adaptive)), [false; 3]);
 }
 
-/// In the literal queue the first place of a mapping decides: one that was used again leaves with
+/// In the as-published queue, the first element of a mapping decides. A reused mapping leaves with
 /// it.
 #[test]
 fn reuse_cuts_the_literal_residency_short() {
@@ -62,7 +61,7 @@ fn reuse_cuts_the_literal_residency_short() {
     );
 }
 
-/// The literal queue has an element for every release.
+/// The as-published queue has an element for every release.
 #[test]
 fn the_literal_queue_grows_with_every_reuse() {
     let mut literal = RtcAsPublished::new(Cycles::PAPER, 100);
@@ -76,8 +75,8 @@ fn the_literal_queue_grows_with_every_reuse() {
     assert_eq!(literal.queued(), 5762);
 }
 
-/// More than 32 pages of one MiB in use: the literal cache forgets one, and its mapping is never
-/// unmapped.
+/// With more than 32 pages of one MiB in use, the as-published cache loses one, and its mapping is
+/// never unmapped.
 #[test]
 fn the_literal_cache_loses_mappings() {
     fn left_after_all_expired(cache: &mut impl ReverseCache) -> u64 {
@@ -103,7 +102,7 @@ fn the_literal_cache_loses_mappings() {
     );
 }
 
-/// The adaptive table lets go after the time that reuse takes, and learns when it was too early.
+/// The adaptive table adapts its residency to the reuse interval, and learns from early evictions.
 #[test]
 fn residency_follows_reuse() {
     let c = Cycles::new(100).unwrap();
@@ -131,7 +130,7 @@ fn residency_follows_reuse() {
         cache.tick(|key, _| panic!("{key} is of a direction of which nothing is known"));
     }
     cache.tick(|key, _| assert_eq!(key, other));
-    // Two cycles between release and reuse, from now on: missed first, then waited for.
+    // From now on the reuse interval is two cycles: first misses, then hits.
     let mut hits = 0;
     for round in 0..60 {
         match cache.acquire(hot) {
@@ -146,8 +145,8 @@ fn residency_follows_reuse() {
     assert!(hits > 50, "{hits}");
 }
 
-/// X24: 30 s to less than 40 s with T = 10 s and C = 3, at a resolution of 10 ms, evenly spread;
-/// one batch a cycle; what is in use survives.
+/// X24: 30 s to less than 40 s with T = 10 s and C = 3, at a resolution of 10 ms, evenly spread.
+/// One batch per cycle; mappings in use survive.
 #[test]
 fn mappings_stay_from_30_to_less_than_40_seconds() {
     const SECOND: u64 = 100;
@@ -163,7 +162,7 @@ fn mappings_stay_from_30_to_less_than_40_seconds() {
             let count = seen.stays.iter().filter(within).count();
             assert!((595..=605).contains(&count), "{name}, {second} s: {count}");
         }
-        // Six cycles of releases, and three and a half for those used again.
+        // Six cycles of releases, and three and a half for the reused mappings.
         assert_eq!((seen.batches, seen.survivors), (10, 5), "{name}");
         assert_eq!(seen.hits, releases.div_ceil(7), "{name}");
     }
@@ -172,8 +171,8 @@ fn mappings_stay_from_30_to_less_than_40_seconds() {
     check("flat", &mut FlatRtc::new(c, 10_000, ResidencyPolicy::Fixed));
 }
 
-/// The literal cache's mappings that were used again leave with their first release, and those that
-/// are held do not survive if two users share them.
+/// As-published mappings that were reused leave with their first release. Held mappings do not
+/// survive if two users share them.
 #[test]
 fn literal_mappings_leave_early() {
     let mut literal = RtcAsPublished::new(Cycles::PAPER, 10_000);
@@ -182,8 +181,8 @@ fn literal_mappings_leave_early() {
     assert!(seen.stays.first() < Some(&300), "{seen:?}");
 }
 
-/// PV15: the repaired queue is one. Where room is made within a cycle, who came first goes first;
-/// also where a section was only begun on before, and behind what has moved into it.
+/// PV15: the repaired queue is first in, first out, also within a cycle. This includes a section
+/// that an earlier eviction walked in part, and mappings that have moved into it.
 #[test]
 fn the_repaired_queue_is_first_in_first_out() {
     let of = |page| key(page, 1, Direction::ToDevice);
@@ -202,7 +201,7 @@ fn the_repaired_queue_is_first_in_first_out() {
     assert_eq!(shed(&mut cache), [7, 3]);
     cache.release(of(2)).unwrap();
     assert_eq!(shed(&mut cache), [9, 5]);
-    // 1 is used again and released in the next cycle, behind 4.
+    // Mapping 1 is reused and released in the next cycle, after 4.
     cache.tick(|_, _| panic!("too early"));
     cache.release(of(4)).unwrap();
     cache.acquire(of(1)).unwrap();

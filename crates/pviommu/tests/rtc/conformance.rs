@@ -1,4 +1,4 @@
-//! One suite over all implementors of the role.
+//! One conformance suite over all implementations of [`ReverseCache`].
 
 use proptest::prelude::*;
 use ringfence_pviommu::rtc::{
@@ -8,12 +8,12 @@ use ringfence_types::{Direction, Iova, PhysAddr};
 
 use crate::model::Model;
 
-/// Pages.
+/// Limit of pages.
 pub(crate) const LIMIT: usize = 60;
 
 #[derive(Debug, Clone, Copy)]
 enum Step {
-    /// A driver maps: takes, or has the host map.
+    /// Acquires a mapping, or inserts one on a miss.
     Map(MappingKey),
     Release(MappingKey),
     Tick,
@@ -21,7 +21,7 @@ enum Step {
 }
 
 fn key() -> impl Strategy<Value = MappingKey> {
-    // Few pages, so that they meet; some of them far apart, so that trees grow high and wide.
+    // Few pages, so that keys collide; some of them far apart, so that trees grow high and wide.
     let page = prop_oneof![
         0..24_u64,
         (0..6_u64).prop_map(|at| at << 31 | 0x155),
@@ -47,9 +47,8 @@ fn cycles(count: u8) -> Cycles {
     Cycles::new(count).unwrap()
 }
 
-/// Walks `steps` with the model beside it. `exact`: the cache has the document's residency, so that
-/// it holds at each moment what the model holds. Else what it has may leave earlier, but nothing
-/// else differs.
+/// Runs `steps` on the cache and the model. If `exact`, the cache has the PVIOMMU paper's residency
+/// and always holds the same mappings as the model. Otherwise mappings may only leave earlier.
 fn walk(mut cache: impl ReverseCache, c: u8, exact: bool, steps: &[Step]) {
     let mut model = Model::new(cycles(c));
     let mut next = 0;
@@ -91,7 +90,7 @@ fn walk(mut cache: impl ReverseCache, c: u8, exact: bool, steps: &[Step]) {
     }
 }
 
-/// What left was released, and led where the model says.
+/// Checks that each expired mapping was released and has the model's address.
 fn leave(model: &mut Model, gone: &[(MappingKey, Iova)]) {
     for (key, giova) in gone {
         let left = model.mappings.remove(key).expect("it was in the cache");
@@ -117,7 +116,7 @@ fn map(cache: &mut impl ReverseCache, model: &mut Model, key: MappingKey, next: 
         let pages: u64 = gone.iter().map(|(key, _)| key.pages()).sum();
         assert!(pages <= share || gone.len() == 1, "{pages} pages");
         assert_eq!(gone.is_empty(), released == 0);
-        // Nothing that stays was released in an earlier cycle than something that leaves.
+        // No remaining mapping was released in an earlier cycle than an evicted one.
         let age = |key: &MappingKey| model.mappings[key].released;
         let youngest = gone.iter().map(|(key, _)| age(key)).max();
         let stays = |key: &&MappingKey| !gone.iter().any(|(left, _)| left == *key);
@@ -141,7 +140,7 @@ fn map(cache: &mut impl ReverseCache, model: &mut Model, key: MappingKey, next: 
     assert!(cache.insert(key, giova).is_err(), "twice");
 }
 
-/// Something that is promised of every implementor.
+/// Generates the tests of each implementation.
 macro_rules! promised {
     ($($name:ident: $make:expr, exact: $exact:expr;)*) => {$(
         mod $name {
@@ -184,7 +183,7 @@ fn page(pages: u64, direction: Direction) -> MappingKey {
     MappingKey::new(PhysAddr::new(0x7000), pages, direction).unwrap()
 }
 
-/// Attack A29: two live buffers on one page, one released, the timer runs out.
+/// Attack A29: two buffers share one page, one is released, and the timer expires.
 fn users_of_one_page_share_and_count(cache: &mut impl ReverseCache) {
     let key = page(1, Direction::FromDevice);
     let giova = Iova::new(0x5000);
@@ -205,7 +204,7 @@ fn users_of_one_page_share_and_count(cache: &mut impl ReverseCache) {
     assert_eq!(cache.acquire(key), None);
 }
 
-/// Attack A28: a mapping made for one direction and length is asked for another.
+/// Attack A28: a mapping of one direction and length does not serve another.
 fn nothing_serves_another_direction_or_length(cache: &mut impl ReverseCache) {
     let made = page(2, Direction::Bidirectional);
     cache.insert(made, Iova::new(0x5000)).unwrap();
@@ -218,8 +217,8 @@ fn nothing_serves_another_direction_or_length(cache: &mut impl ReverseCache) {
     }
 }
 
-/// Mappings of one page and direction and of several lengths: those in `gone`, bit by bit, leave,
-/// and the others are found.
+/// Several mappings of one page and direction with different lengths. Those in the bit mask `gone`
+/// expire; the cache still finds the others.
 fn lengths_of_a_page_leave_one_by_one(mut cache: impl ReverseCache, gone: u64) {
     let lengths = 1..=4_u64;
     let key = |pages| page(pages, Direction::ToDevice);

@@ -1,5 +1,5 @@
-//! The reverse translation cache: every implementor against a brute-force model, and what each part
-//! promises.
+//! Tests of the reverse translation cache: each implementation against a brute-force model, and
+//! each part alone.
 
 mod attacks;
 mod cases;

@@ -1,5 +1,4 @@
-//! What a cache of the document's residency does, without any structure: every step looks at every
-//! mapping.
+//! Brute-force model of a cache with the PVIOMMU paper's residency: each step visits every mapping.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +9,7 @@ use ringfence_types::Iova;
 pub(crate) struct Mapping {
     pub(crate) giova: Iova,
     pub(crate) users: u64,
-    /// The cycle of the last release.
+    /// Cycle of the last release.
     pub(crate) released: u64,
 }
 
@@ -60,7 +59,7 @@ impl Model {
         }
     }
 
-    /// The mappings whose C cycles are over, in order of their keys.
+    /// Ends a cycle; returns the mappings whose C cycles are over, in order of their keys.
     pub(crate) fn tick(&mut self) -> Vec<(MappingKey, Iova)> {
         self.cycle += 1;
         let over =

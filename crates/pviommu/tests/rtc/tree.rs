@@ -1,4 +1,4 @@
-//! The radix trees: the repaired one against a sorted map, the literal one's defects by name.
+//! The radix trees: the repaired one against a sorted map, and each defect of the as-published one.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -6,8 +6,8 @@ use std::collections::btree_map::Entry;
 use proptest::prelude::*;
 use ringfence_pviommu::rtc::tree::{Inserted, NodeKind, Tree, TreeAsPublished, TreeError};
 
-/// Pages that meet in nodes of every size: neighbours, strides of a byte at every level, and
-/// anything.
+/// Pages that share nodes of every size: adjacent pages, strides of a byte at every level, and
+/// arbitrary ones.
 fn page() -> impl Strategy<Value = u64> {
     prop_oneof![
         4 => 0..300_u64,
@@ -17,7 +17,7 @@ fn page() -> impl Strategy<Value = u64> {
 }
 
 fn steps() -> impl Strategy<Value = Vec<(bool, u64)>> {
-    // Long runs of one kind, so that nodes fill and empty.
+    // Long runs of inserts or removes, so that nodes fill and empty.
     let runs = prop::collection::vec((any::<bool>(), prop::collection::vec(page(), 1..200)), 1..8);
     runs.prop_map(|runs| {
         let of_run =
@@ -54,7 +54,7 @@ proptest! {
         for (page, value) in &map {
             prop_assert_eq!(tree.get(*page).map(|(value, _)| value), Some(*value));
         }
-        // A leaf for each run of 256 pages, of the type that its number of pages asks for.
+        // Each run of 256 pages has a leaf, whose type follows from its number of pages.
         let mut pages_of: BTreeMap<u64, usize> = BTreeMap::new();
         for page in map.keys() {
             *pages_of.entry(page >> 8).or_default() += 1;
@@ -83,7 +83,7 @@ fn literal(pages: u64) -> TreeAsPublished {
     tree
 }
 
-/// The address that Search and a look into the leaf give.
+/// Returns the address that Search and a lookup in the leaf find.
 fn found(tree: &mut TreeAsPublished, gpa: u64) -> Option<u64> {
     let leaf = tree.search(gpa)?;
     tree.in_leaf(leaf, gpa)
@@ -104,7 +104,7 @@ fn search_ends_at_a_leaf_where_an_address_should_be() {
     assert_eq!(tree.in_leaf(leaf, 0x1000), Some(0xa000));
     assert_eq!(tree.in_leaf(leaf, 0x1010), Some(0xb000));
     assert_eq!(tree.in_leaf(leaf, 0x1020), None);
-    // Eight levels: seven inner nodes and a leaf; with 52 bits there are six.
+    // Eight levels: seven inner nodes and a leaf. With keys of 52 bits there are six inner nodes.
     let census = tree.census();
     assert_eq!(
         (census.inner.iter().sum::<usize>(), census.leaves[0]),
@@ -112,28 +112,28 @@ fn search_ends_at_a_leaf_where_an_address_should_be() {
     );
 }
 
-/// The line after Grow reads an index that nobody has set.
+/// The line after Grow reads an index that no line has set.
 #[test]
 fn the_33rd_page_of_a_mebibyte_is_lost() {
     let mut tree = literal(32);
     assert_eq!(tree.insert(32 << 12, 0x120_0000), Inserted::Wild);
     assert_eq!(found(&mut tree, 32 << 12), None);
-    // With another one it is a node of 64, and goes on.
+    // The next page finds a Node64, and succeeds.
     assert_eq!(tree.insert(33 << 12, 0x121_0000), Inserted::Success);
     assert_eq!(found(&mut tree, 33 << 12), Some(0x121_0000));
 }
 
-/// Errata 11: the index `length + 1` of the 64th key lies outside the array of pointers.
+/// Errata 11: the index `length + 1` of the 64th key is outside the pointer array.
 #[test]
 fn the_last_key_of_a_node_of_64_lies_outside() {
     let mut tree = literal(64);
-    // Page 32 was lost in growing; 64 fills the last place.
+    // Page 32 was lost when the node grew; page 64 would fill the last slot.
     let wild = tree.wild();
     assert_eq!(tree.insert(64 << 12, 0x140_0000), Inserted::Wild);
     assert_eq!(tree.wild(), wild + 1);
 }
 
-/// Insert takes `< length` for there, and the newest key has `length`.
+/// Insert tests `< length`, and the newest key has the index `length`.
 #[test]
 fn the_newest_key_is_inserted_twice() {
     let mut tree = literal(40);
@@ -147,8 +147,8 @@ fn the_newest_key_is_inserted_twice() {
     assert_eq!(tree.insert(19 << 12, 0xdead_0000), Inserted::AlreadyExist);
 }
 
-/// Errata 11: after Delete the key's mark is an index for Search, and the pointer there is another
-/// page's.
+/// Errata 11: after Delete, Search takes the key's mark for an index, and finds another page's
+/// pointer.
 #[test]
 fn a_deleted_page_finds_another_ones_mapping() {
     let mut tree = literal(40);
@@ -166,12 +166,12 @@ fn a_deleted_page_finds_another_ones_mapping() {
     assert_eq!(strangers, [(7, 0x100_0000 + (38 << 12))]);
 }
 
-/// Shrink before the key is out.
+/// Delete shrinks the node before it removes the key.
 #[test]
 fn a_node_that_shrinks_keeps_the_deleted_key() {
     let mut tree = literal(34);
-    // Pages 0 to 31 and 33. The newest one cannot be deleted: its leaf goes, the pointer to it
-    // stays.
+    // Pages 0 to 31 and 33. The newest page cannot be deleted: its leaf is removed, but the pointer
+    // to it stays.
     let newest = tree.search(33 << 12).unwrap();
     assert!(!tree.delete(newest, 33 << 12));
     assert_eq!(tree.search(33 << 12), Some(newest));
@@ -184,7 +184,7 @@ fn a_node_that_shrinks_keeps_the_deleted_key() {
     );
 }
 
-/// A REUSING bit stays where it is when its key moves.
+/// A REUSING bit does not move with its key.
 #[test]
 fn a_bit_stays_behind_when_its_key_moves() {
     let mut tree = TreeAsPublished::new();
@@ -195,7 +195,7 @@ fn a_bit_stays_behind_when_its_key_moves() {
     assert!(!tree.is_reusing(leaf, 0x1020), "its key has moved");
 }
 
-/// Neither tree does anything worse than give wrong results, on any sequence.
+/// On any sequence of operations, the tree gives at worst wrong results.
 #[test]
 fn the_literal_tree_survives_anything() {
     let mut state = 0x5eed_u64;

@@ -1,4 +1,4 @@
-//! `vectors/cache.txt`, run by the cache whose order is the module's.
+//! Runs `vectors/cache.txt` on the cache with the same order as the kernel module's.
 
 use ringfence_pviommu::rtc::{Cycles, MappingKey, NotCached, ReverseCache, Rtc};
 use ringfence_types::{Direction, Iova, PhysAddr};
@@ -29,7 +29,7 @@ fn pages_of(list: &str) -> Vec<(u64, u64)> {
     all
 }
 
-/// Keys that are mapped beside the cache, which their users unmap.
+/// Runs one line. `beside` holds the uncached keys, which their users unmap.
 fn step(cache: &mut Rtc, beside: &mut Vec<MappingKey>, next: &mut u64, line: &str) {
     let words: Vec<&str> = line.split(' ').collect();
     let mut gone: Vec<(u64, u64)> = Vec::new();

@@ -1,4 +1,4 @@
-//! The device: its state, and the way of a request through it.
+//! The device: its state and the dispatch of requests.
 
 mod attach;
 mod config;
@@ -18,7 +18,7 @@ use crate::{
     DomainId, EndpointId, Options, OptionsError, RequestError, Sink, SinkError, SinkHandle, Status,
 };
 
-/// A virtio-iommu device that tells `S` what is mapped.
+/// A virtio-iommu device that forwards its mappings to `S`.
 #[derive(Debug)]
 pub struct Device<S> {
     options: Options,
@@ -31,28 +31,29 @@ pub struct Device<S> {
     endpoints: Vec<Endpoint>,
     /// Sorted by id; each has an endpoint.
     domains: Vec<Domain>,
-    /// Where the last request's domain was: a guess for the next.
+    /// Index of the last request's domain, as a hint for the next lookup.
     hot: usize,
-    /// Mappings of all domains.
+    /// Number of mappings in all domains.
     mappings: usize,
-    /// The sink's last `commit` failed: the next one comes before everything else.
+    /// True if the sink's last `commit` failed. The device must retry it before any other
+    /// operation.
     commit_pending: bool,
     events: Events,
 }
 
-/// What became of a request.
+/// Result of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RequestOutcome {
-    /// Bytes at the beginning of the reply that were written: the used length. 0: nothing was.
+    /// Used length: bytes written at the start of the reply. 0 if none were.
     pub used: usize,
-    /// Whether it was done, and if not, why.
+    /// Success, or the reason why the request failed.
     pub result: Result<(), RequestError>,
 }
 
-/// Requests that are handled together: the sink's readers are waited for once, when the batch ends.
+/// A batch of requests. The sink waits for its readers once, at the end of the batch.
 ///
-/// No reply of a batch may reach the driver before [`RequestBatch::commit`] has returned `Ok`. A
-/// batch that is dropped ends, too, and nobody learns whether its requests are complete.
+/// No reply of a batch may reach the driver before [`RequestBatch::commit`] has returned `Ok`.
+/// Dropping a batch also commits it, but loses the result.
 #[derive(Debug)]
 pub struct RequestBatch<'a, S: Sink> {
     device: &'a mut Device<S>,
@@ -60,7 +61,7 @@ pub struct RequestBatch<'a, S: Sink> {
 }
 
 impl<S: Sink> Device<S> {
-    /// A device without endpoints.
+    /// Creates a device without endpoints.
     pub fn new(options: Options, sink: S) -> Result<Self, OptionsError> {
         options.check()?;
         Ok(Self {
@@ -77,17 +78,17 @@ impl<S: Sink> Device<S> {
         })
     }
 
-    /// What the device was made of.
+    /// The device's options.
     pub const fn options(&self) -> &Options {
         &self.options
     }
 
-    /// Where mappings go.
+    /// The sink that receives the mappings.
     pub const fn sink(&self) -> &S {
         &self.sink
     }
 
-    /// The embedder's handle to the sink. The sink itself stays with the device.
+    /// Returns the embedder's handle to the sink. The device keeps the sink itself.
     pub fn sink_mut(&mut self) -> S::Handle<'_>
     where
         S: SinkHandle,
@@ -95,35 +96,37 @@ impl<S: Sink> Device<S> {
         self.sink.handle()
     }
 
-    /// Mappings of all domains together.
+    /// Returns the number of mappings in all domains.
     pub const fn mappings(&self) -> usize {
         self.mappings
     }
 
-    /// Domains that exist.
+    /// Returns the number of domains.
     pub const fn domains(&self) -> usize {
         self.domains.len()
     }
 
-    /// The longest reply, in bytes. What a driver gives beyond that need not be handed in.
+    /// Returns the length of the longest reply in bytes. Any further device-writable bytes are not
+    /// needed.
     pub const fn max_reply_bytes(&self) -> usize {
         self.options.probe_bytes as usize + TAIL_BYTES
     }
 
-    /// Handles one request: `request` is the device-readable part of its chain (the first
-    /// [`MAX_REQUEST_BYTES`](crate::spec::MAX_REQUEST_BYTES) are enough), `reply` the
-    /// device-writable one (the first [`max_reply_bytes`](Self::max_reply_bytes) are enough).
+    /// Handles one request. `request` is the device-readable part of its chain; the first
+    /// [`MAX_REQUEST_BYTES`](crate::spec::MAX_REQUEST_BYTES) are enough. `reply` is the
+    /// device-writable part; the first [`max_reply_bytes`](Self::max_reply_bytes) are enough.
     ///
-    /// When it returns, the request is complete: what it took away is out of every endpoint's
-    /// reach. Publish the used index then, not earlier.
+    /// When this returns, the request is complete: no endpoint can access anything that it
+    /// unmapped. Publish the used index then, not earlier.
     ///
-    /// Time is linear in the mappings that the request removes and in the endpoints; all else is
+    /// Time is linear in the number of removed mappings and of endpoints, and otherwise
     /// logarithmic.
     ///
     /// # Errors
-    /// The sink cannot begin: the request was not looked at. Hand it in again; the driver must get
-    /// no answer meanwhile. Or, with
-    /// [`SinkError::CommitFailed`]: it was done, and what it took away may still be in reach. Then the driver gets no answer, and the device needs a reset.
+    /// If the sink cannot begin, the device has ignored the request. Pass it again; the driver must
+    /// not get a reply in the meantime. With [`SinkError::CommitFailed`], the device executed the
+    /// request, but endpoints may still access unmapped addresses. Then the driver must not get a
+    /// reply, and the device needs a reset.
     pub fn handle(
         &mut self,
         request: &[u8],
@@ -135,7 +138,7 @@ impl<S: Sink> Device<S> {
         Ok(handled)
     }
 
-    /// Begins a batch of requests.
+    /// Starts a batch of requests.
     ///
     /// # Errors
     /// The sink cannot begin.
@@ -147,7 +150,7 @@ impl<S: Sink> Device<S> {
         })
     }
 
-    /// Whatever the sink still owes, then the next batch.
+    /// Retries a failed commit, then starts the sink's next batch.
     #[inline]
     fn begin(&mut self) -> Result<(), SinkError> {
         if self.commit_pending {
@@ -219,30 +222,30 @@ impl<S: Sink> Device<S> {
         Ok(at)
     }
 
-    /// Where a domain is, or would be.
+    /// Returns the index of a domain, or `Err` with the index at which to insert it.
     fn find_domain(&self, id: DomainId) -> Result<usize, usize> {
         self.domains.binary_search_by_key(&id, |domain| domain.id)
     }
 
-    /// Where an endpoint is, or would be.
+    /// Returns the index of an endpoint, or `Err` with the index at which to insert it.
     fn find_endpoint(&self, id: EndpointId) -> Result<usize, usize> {
         self.endpoints
             .binary_search_by_key(&id, |endpoint| endpoint.id)
     }
 
-    /// Whether the driver accepted feature `bit`.
+    /// Returns true if the driver accepted feature `bit`.
     #[inline]
     const fn has(&self, bit: u32) -> bool {
         self.accepted >> bit & 1 != 0
     }
 }
 
-/// The tail of a reply; reserved bytes are zero.
+/// Encodes the tail of a reply; reserved bytes are zero.
 #[inline]
 const fn encode_tail(result: Result<(), RequestError>) -> [u8; TAIL_BYTES] {
     let status = match &result {
         Ok(()) => Status::Ok,
-        // Errors without a status are not written; should one come here, the driver is told of an
+        // Replies to errors without a status are not written. If one reaches this point, report an
         // internal error.
         Err(error) => match error.status() {
             Some(status) => status,
@@ -253,22 +256,22 @@ const fn encode_tail(result: Result<(), RequestError>) -> [u8; TAIL_BYTES] {
 }
 
 impl<S: Sink> RequestBatch<'_, S> {
-    /// Handles one request as [`Device::handle`] does, but for waiting for the sink's readers.
+    /// Handles one request like [`Device::handle`], but does not wait for the sink's readers.
     #[inline]
     pub fn handle(&mut self, request: &[u8], reply: &mut [u8]) -> RequestOutcome {
         self.device.respond(request, reply)
     }
 
-    /// As [`Device::max_reply_bytes`].
+    /// See [`Device::max_reply_bytes`].
     pub const fn max_reply_bytes(&self) -> usize {
         self.device.max_reply_bytes()
     }
 
-    /// Ends the batch: when it returns `Ok`, all its requests are complete.
+    /// Ends the batch. When this returns `Ok`, all its requests are complete.
     ///
     /// # Errors
-    /// What the requests took away may still be in reach: no reply may reach the driver, and the
-    /// device needs a reset.
+    /// Endpoints may still access unmapped addresses: no reply may reach the driver, and the device
+    /// needs a reset.
     pub fn commit(mut self) -> Result<(), SinkError> {
         self.ended = true;
         self.device.commit()
@@ -278,7 +281,7 @@ impl<S: Sink> RequestBatch<'_, S> {
 impl<S: Sink> Drop for RequestBatch<'_, S> {
     fn drop(&mut self) {
         if !self.ended {
-            // The next batch begins with what this one owes.
+            // The next batch retries a failed commit.
             let _ = self.device.commit();
         }
     }

@@ -1,4 +1,4 @@
-//! Domains: what the endpoints attached to one reach.
+//! Domains and their mappings.
 
 use alloc::vec::Vec;
 
@@ -8,31 +8,31 @@ use crate::spec::VIRTIO_IOMMU_MAP_F_MMIO;
 use crate::store::{Entry, MappingStore};
 use crate::{DomainId, Mapping, MemoryKind};
 
-/// What endpoints of a domain reach.
+/// Accesses that a domain allows to its endpoints.
 #[derive(Debug)]
 pub(crate) enum DomainKind {
     /// All guest-physical memory, untranslated.
     Bypass,
-    /// What is mapped.
+    /// The domain's mappings.
     Mapped(MappingStore),
-    /// Nothing, because the sink failed to unmap. It stays so until the last endpoint is detached.
+    /// None, because the sink failed to unmap. Lasts until the last endpoint is detached.
     Blocked,
 }
 
-/// One domain. It exists as long as an endpoint is attached to it.
+/// A domain. It exists as long as an endpoint is attached to it.
 #[derive(Debug)]
 pub(crate) struct Domain {
     pub(crate) id: DomainId,
     pub(crate) kind: DomainKind,
-    /// How many endpoints are attached.
+    /// Number of attached endpoints.
     pub(crate) endpoints: usize,
-    /// What is reserved for any of them, each range once.
+    /// Reserved ranges of its endpoints, each once.
     pub(crate) reserved: Vec<IovaRange>,
 }
 
 impl Entry {
-    /// The mapping as a sink is told of it; `None` if it allows nothing, or is a range that no
-    /// request makes.
+    /// Returns the mapping for the sink. `None` if it allows no access, or if no request could make
+    /// its range.
     pub(crate) fn mapping(&self) -> Option<Mapping> {
         Some(Mapping {
             iova: self.range()?,
@@ -42,12 +42,12 @@ impl Entry {
         })
     }
 
-    /// The addresses.
+    /// Returns the IOVA range.
     pub(crate) const fn range(&self) -> Option<IovaRange> {
         IovaRange::inclusive(Iova::new(self.start), Iova::new(self.last))
     }
 
-    /// What it allows. The flags READ and WRITE are the bits of [`Permissions`].
+    /// Returns the permissions. The flags READ and WRITE are the bits of [`Permissions`].
     pub(crate) const fn permissions(&self) -> Option<Permissions> {
         Permissions::from_bits(self.flags as u64)
     }

@@ -1,4 +1,4 @@
-//! Endpoints: what the embedder says of them, and to what they are attached.
+//! Endpoints: their reserved regions and their attachment.
 
 use alloc::vec::Vec;
 use core::fmt;
@@ -7,37 +7,38 @@ use ringfence_types::IovaRange;
 
 use crate::{DomainId, EndpointId, LimitReached, Sink, SinkError};
 
-/// What a reserved region is for (virtio 1.3, section 5.13.6.8.1).
+/// Type of a reserved region (virtio 1.3, section 5.13.6.8.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ReservedRegionKind {
-    /// Not to be used: accesses to it reach nothing.
+    /// Reserved: the device blocks all accesses.
     Reserved,
-    /// Doorbells of message signaled interrupts: writes to it are interrupts, whatever is mapped.
+    /// Doorbells of message signaled interrupts: writes are interrupts, regardless of mappings.
     Msi,
 }
 
 /// Addresses that the driver cannot map for an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ReservedRegion {
-    /// The addresses.
+    /// IOVA range of the region.
     pub range: IovaRange,
-    /// What they are for.
+    /// Type of the region.
     pub kind: ReservedRegionKind,
 }
 
-/// One endpoint of the device.
+/// An endpoint of the device.
 #[derive(Debug)]
 pub(crate) struct Endpoint {
     pub(crate) id: EndpointId,
-    /// Sorted by address, without overlap, at most one for MSIs.
+    /// Sorted by address, without overlap; at most one is an MSI region.
     pub(crate) reserved: Vec<ReservedRegion>,
     pub(crate) state: AttachState,
 }
 
-/// To what an endpoint is attached.
+/// Attachment of an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AttachState {
-    /// To nothing; whether it bypasses the IOMMU. Not if the sink refused to let it.
+    /// Attached to no domain. `bypasses` is true if the endpoint bypasses the IOMMU; false if the
+    /// sink refused the bypass.
     Unattached {
         bypasses: bool,
     },
@@ -52,7 +53,8 @@ impl Endpoint {
         }
     }
 
-    /// Attaches the endpoint to nothing, and lets it bypass the IOMMU if it may and the sink can.
+    /// Detaches the endpoint. It then bypasses the IOMMU if `bypass` is set and the sink supports
+    /// it.
     pub(crate) fn detach<S: Sink>(&mut self, bypass: bool, sink: &mut S) {
         let bypasses = bypass && sink.bypass(self.id).is_ok();
         if !bypasses {
@@ -62,8 +64,7 @@ impl Endpoint {
     }
 }
 
-/// Sorts `regions` and checks what the specification says of them; `most` is how many a PROBE can
-/// describe.
+/// Sorts and validates `regions`. `most` is the number of regions that a PROBE can describe.
 pub(crate) fn checked(
     regions: &[ReservedRegion],
     most: usize,
@@ -96,22 +97,22 @@ pub(crate) fn checked(
     Ok(sorted)
 }
 
-/// Why an endpoint cannot have these reserved regions (virtio 1.3, section 5.13.6.8.1.2).
+/// Reason why an endpoint cannot have these reserved regions (virtio 1.3, section 5.13.6.8.1.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ReservedRegionsError {
-    /// A PROBE has no room for so many.
+    /// A PROBE cannot describe this many regions.
     TooMany {
-        /// How many there are.
+        /// Number of regions.
         given: usize,
-        /// How many can be described.
+        /// Maximum number of regions.
         most: usize,
     },
-    /// Two overlap.
+    /// Two regions overlap.
     Overlap(IovaRange, IovaRange),
-    /// Two are for MSIs.
+    /// Two regions are MSI regions.
     TwoMsi(IovaRange, IovaRange),
-    /// The host has no memory.
+    /// Out of host memory.
     OutOfMemory,
 }
 
@@ -133,17 +134,17 @@ impl fmt::Display for ReservedRegionsError {
 
 impl core::error::Error for ReservedRegionsError {}
 
-/// Why an endpoint was not added or removed.
+/// Reason why an endpoint was not added or removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum EndpointError {
-    /// There is one with this number.
+    /// An endpoint with this id exists already.
     Exists(EndpointId),
-    /// There is none with this number.
+    /// No endpoint has this id.
     NoEndpoint(EndpointId),
     /// A limit was reached.
     LimitReached(LimitReached),
-    /// Its reserved regions.
+    /// The reserved regions are invalid.
     Reserved(ReservedRegionsError),
     /// The sink cannot begin.
     Sink(SinkError),

@@ -1,4 +1,4 @@
-//! Why a request was refused, and what the driver is told.
+//! Errors of requests and their statuses.
 
 use core::fmt;
 
@@ -6,12 +6,12 @@ use ringfence_types::IovaRange;
 
 use crate::{DomainId, EndpointId, SinkError, spec};
 
-/// What the tail of a reply says (virtio 1.3, section 5.13.6). IOERR is missing: it is the driver's
-/// own word for a reply that was not written.
+/// Status in the tail of a reply (virtio 1.3, section 5.13.6). IOERR is missing: only the driver
+/// uses it, for a reply without a status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Status {
-    /// It was done.
+    /// The request succeeded.
     Ok = spec::VIRTIO_IOMMU_S_OK,
     /// Not supported.
     Unsupp = spec::VIRTIO_IOMMU_S_UNSUPP,
@@ -30,23 +30,23 @@ pub enum Status {
 }
 
 impl Status {
-    /// The byte in the tail.
+    /// Returns the byte in the tail.
     #[inline]
     pub const fn code(self) -> u8 {
         self as u8
     }
 }
 
-/// What there is too much of.
+/// A limit that was reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum LimitReached {
-    /// As many mappings as [`VirtioIommuLimits::mappings`](crate::VirtioIommuLimits::mappings).
+    /// [`VirtioIommuLimits::mappings`](crate::VirtioIommuLimits::mappings).
     Mappings,
-    /// As many domains as [`VirtioIommuLimits::domains`](crate::VirtioIommuLimits::domains).
+    /// [`VirtioIommuLimits::domains`](crate::VirtioIommuLimits::domains).
     Domains,
-    /// As many endpoints as [`VirtioIommuLimits::endpoints`](crate::VirtioIommuLimits::endpoints).
+    /// [`VirtioIommuLimits::endpoints`](crate::VirtioIommuLimits::endpoints).
     Endpoints,
-    /// The host's memory.
+    /// Host memory.
     Memory,
 }
 
@@ -61,89 +61,88 @@ impl fmt::Display for LimitReached {
     }
 }
 
-/// Why a request was refused. Nothing has changed then, with one exception:
-/// [`RequestError::Blocked`].
+/// Reason why a request failed. The device is then unchanged, except for [`RequestError::Blocked`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RequestError {
-    /// The device-readable part is shorter than a head, or than a request of its type. No reply is
-    /// written.
+    /// The device-readable part is shorter than a head, or than a request of its type. The device
+    /// writes no reply.
     TooShort {
-        /// Bytes that the driver gave.
+        /// Length of the device-readable part.
         bytes: usize,
     },
-    /// The device-writable part has no room for a tail. No reply is written.
+    /// The device-writable part has no room for a tail. The device writes no reply.
     NoTail {
-        /// Bytes that the driver gave.
+        /// Length of the device-writable part.
         bytes: usize,
     },
-    /// No request has this type, or it is a PROBE that was not offered. No reply is written.
+    /// Unknown request type, or a PROBE although it was not offered. The device writes no reply.
     UnknownType(u8),
-    /// MAP or UNMAP without `VIRTIO_IOMMU_F_MAP_UNMAP` having been accepted.
+    /// MAP or UNMAP although the driver has not accepted `VIRTIO_IOMMU_F_MAP_UNMAP`.
     NotNegotiated,
-    /// A reserved field that has to be zero is not.
+    /// A reserved field that must be zero is not.
     ReservedField,
-    /// Flags that do not exist, or whose feature was not accepted.
+    /// Unknown flags, or flags whose feature the driver has not accepted.
     UnknownFlags(u32),
     /// The endpoint does not exist.
     NoEndpoint(EndpointId),
     /// The domain does not exist.
     NoDomain(DomainId),
-    /// The domain lies outside the domain range.
+    /// The domain id is outside the domain range.
     DomainOutOfRange(DomainId),
-    /// The domain exists, and the flag for bypassing says otherwise than it does.
+    /// The bypass flag contradicts the existing domain.
     BypassMismatch(DomainId),
-    /// The domain is a bypass domain: it maps everything already.
+    /// The domain is a bypass domain, which maps everything already.
     BypassDomain(DomainId),
     /// The endpoint is not attached to this domain.
     NotAttached {
         /// The endpoint.
         endpoint: EndpointId,
-        /// The domain that the request names.
+        /// The domain of the request.
         domain: DomainId,
     },
-    /// The domain maps what is reserved for the endpoint.
+    /// The domain maps a reserved region of the endpoint.
     Incompatible {
         /// The endpoint.
         endpoint: EndpointId,
         /// The domain.
         domain: DomainId,
     },
-    /// The range ends before it begins.
+    /// `virt_end` is below `virt_start`.
     EndBeforeStart {
         /// `virt_start`.
         start: u64,
         /// `virt_end`.
         end: u64,
     },
-    /// Not whole granules.
+    /// The range is not aligned to the granule.
     Misaligned(IovaRange),
-    /// Not inside the input range.
+    /// The range is outside the input range.
     OutsideInput(IovaRange),
-    /// What it maps to is not inside the guest's physical memory.
+    /// The range maps to addresses outside the guest-physical range.
     OutsidePhysical(IovaRange),
-    /// Reserved for an endpoint of the domain.
+    /// The range overlaps a reserved region of an endpoint of the domain.
     Reserved(IovaRange),
-    /// A part of it is mapped already.
+    /// The range overlaps a mapping.
     Overlap(IovaRange),
-    /// A mapping that the range does not cover entirely would be split.
+    /// The range covers only a part of a mapping, which would split it.
     Splits(IovaRange),
-    /// The PROBE has room for fewer bytes of properties than the device says it needs.
+    /// The buffer of the PROBE is shorter than `probe_size`.
     ProbeTooShort {
-        /// Bytes of properties that there is room for.
+        /// Length of the buffer for properties.
         bytes: usize,
     },
     /// A limit was reached.
     LimitReached(LimitReached),
-    /// The sink refused.
+    /// The sink refused the operation.
     Sink(SinkError),
-    /// The sink failed to unmap, now or earlier: the domain maps nothing any more, and no endpoint
-    /// in it reaches anything until it is detached.
+    /// The sink failed to unmap, now or earlier. The domain has no mappings, and its endpoints have
+    /// no access until they are detached.
     Blocked(DomainId),
 }
 
 impl RequestError {
-    /// The status that the driver reads; `None` if the reply is not written at all.
+    /// Returns the status for the driver; `None` if the device writes no reply.
     #[inline]
     pub const fn status(&self) -> Option<Status> {
         Some(match self {

@@ -1,4 +1,4 @@
-//! Accesses that were stopped, and their way to the driver (virtio 1.3, section 5.13.6.9).
+//! Blocked accesses and their reports to the driver (virtio 1.3, section 5.13.6.9).
 
 use alloc::collections::VecDeque;
 use core::fmt;
@@ -12,38 +12,38 @@ use crate::spec::{
     VIRTIO_IOMMU_FAULT_R_UNKNOWN,
 };
 
-/// Why an access was stopped.
+/// Reason why an access was blocked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TranslationFaultReason {
     /// This device has no such endpoint.
     NoEndpoint,
     /// The endpoint is attached to no domain and may not bypass the IOMMU.
     Unattached,
-    /// The domain maps nothing here.
+    /// The domain does not map the address.
     NotMapped,
     /// The mapping does not allow this access.
     Permission,
-    /// The address is reserved; or a read from doorbells.
+    /// The address is reserved, or the access reads a doorbell.
     Reserved,
-    /// The domain is blocked: its sink failed to unmap.
+    /// The domain is blocked, because its sink failed to unmap.
     Blocked,
 }
 
-/// An access that was stopped. It did not happen, in whole or in part.
+/// A blocked access. No part of it took place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct TranslationFault {
-    /// Whose access it was.
+    /// The endpoint that made the access.
     pub endpoint: EndpointId,
-    /// The first address that is not allowed.
+    /// First address that is not allowed.
     pub iova: Iova,
-    /// What was attempted.
+    /// Read or write.
     pub access: Access,
-    /// Why it was stopped.
+    /// Reason.
     pub reason: TranslationFaultReason,
 }
 
 impl TranslationFault {
-    /// The fault report, as the driver reads it.
+    /// Encodes the fault report for the driver.
     pub(crate) fn encode(&self) -> [u8; FAULT_BYTES] {
         let reason = match self.reason {
             TranslationFaultReason::Unattached => VIRTIO_IOMMU_FAULT_R_DOMAIN,
@@ -89,11 +89,11 @@ impl fmt::Display for TranslationFault {
 
 impl core::error::Error for TranslationFault {}
 
-/// A buffer has no room for an event. It goes back to the driver with nothing written; the event
-/// waits for the next.
+/// Error: a buffer is too small for an event. Return it to the driver with used length 0; the event
+/// waits for the next buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct BufferTooSmall {
-    /// Bytes of the buffer.
+    /// Length of the buffer.
     pub bytes: usize,
 }
 
@@ -109,8 +109,8 @@ impl fmt::Display for BufferTooSmall {
 
 impl core::error::Error for BufferTooSmall {}
 
-/// Faults that wait for a buffer, oldest first. Never more than the limit: further ones are dropped
-/// and counted, so that a device that faults all the time costs neither memory nor requests.
+/// Faults that wait for a buffer, oldest first. Faults beyond the limit are dropped and counted, so
+/// an endpoint that faults constantly does not exhaust memory.
 #[derive(Debug)]
 pub(crate) struct Events {
     waiting: VecDeque<TranslationFault>,
@@ -139,7 +139,7 @@ impl Events {
         self.dropped = self.dropped.saturating_add(1);
     }
 
-    /// Drops those of `endpoint`.
+    /// Drops the events of `endpoint`.
     pub(crate) fn drop_of(&mut self, endpoint: EndpointId) {
         let before = self.waiting.len();
         self.waiting.retain(|denied| denied.endpoint != endpoint);
@@ -147,7 +147,8 @@ impl Events {
         self.dropped = self.dropped.saturating_add(gone as u64);
     }
 
-    /// Moves the oldest into `buffer`: how many bytes were written, `None` if none waits.
+    /// Encodes the oldest event into `buffer` and returns its length; `None` if no event is
+    /// waiting.
     pub(crate) fn next(&mut self, buffer: &mut [u8]) -> Result<Option<usize>, BufferTooSmall> {
         let Some(oldest) = self.waiting.front() else {
             return Ok(None);
@@ -169,12 +170,12 @@ impl Events {
         self.dropped
     }
 
-    /// The waiting ones, oldest first.
+    /// Returns the waiting events, oldest first.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &TranslationFault> {
         self.waiting.iter()
     }
 
-    /// Takes over how many were dropped elsewhere.
+    /// Sets the number of dropped events, from a snapshot.
     pub(crate) const fn set_dropped(&mut self, dropped: u64) {
         self.dropped = dropped;
     }

@@ -1,18 +1,18 @@
-//! A virtio-iommu device (virtio 1.3, section 5.13) without I/O: the bytes of a request in, the
-//! bytes of the reply out.
+//! A virtio-iommu device (virtio 1.3, section 5.13) without I/O: it turns the bytes of a request
+//! into the bytes of a reply.
 //!
-//! [`Device::handle`] takes the device-readable part of one descriptor chain and fills the
-//! device-writable one. What the driver maps is kept here and told to a [`Sink`], through which a
-//! monitor forwards it to a software IOTLB, VFIO or iommufd. Faults wait in the device until the
-//! driver gives a buffer for them. Queues, threads, notifications and guest memory are the
-//! embedder's; the feature `virtio-queue` adds an adapter to rust-vmm's queues. The feature
-//! `conformance` adds 40 statements of the specification as a suite that any implementation can be
-//! run against.
+//! [`Device::handle`] takes the device-readable part of a descriptor chain and fills the
+//! device-writable part. The device stores the driver's mappings and forwards them to a [`Sink`],
+//! through which a VMM programs a software IOTLB, VFIO or iommufd. Faults wait in the device until
+//! the driver provides a buffer.
 //!
-//! An endpoint that is attached to nothing reaches nothing, unless the embedder lets the driver
-//! decide otherwise ([`BypassPolicy`]). What happens when a sink fails is decision 0014
-//! (`docs/decisions/0014-when-a-sink-fails.md`): a request to unmap that was found valid always
-//! ends with the range unreachable.
+//! The embedder owns queues, threads, notifications and guest memory. The feature `virtio-queue`
+//! adds an adapter to rust-vmm's queues. The feature `conformance` adds a test suite of 40
+//! statements of the specification, for any implementation.
+//!
+//! An unattached endpoint has no access, unless the embedder lets the driver decide
+//! ([`BypassPolicy`]). Decision 0014 (`docs/decisions/0014-when-a-sink-fails.md`) defines the
+//! behaviour when a sink fails: after a valid UNMAP, the range is always inaccessible.
 //!
 //! Part of the core: `no_std` with `alloc`, no unsafe code, no I/O, no clock, no panic on any
 //! input, and no allocation that the options do not bound.

@@ -1,56 +1,56 @@
-//! Mappings as sinks and devices see them.
+//! Mappings and access targets.
 
 use ringfence_types::{Access, IovaRange, Permissions, PhysAddr, PhysRange};
 
-/// What the driver says lies behind a mapping (virtio 1.3, section 5.13.6.5).
+/// Type of memory behind a mapping, as the driver declares it (virtio 1.3, section 5.13.6.5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum MemoryKind {
     /// Memory.
     Normal,
-    /// A memory-mapped device: accesses are neither speculated, cached, split nor combined.
+    /// A memory-mapped device: accesses must not be speculated, cached, split or combined.
     Mmio,
 }
 
-/// What one MAP request made. It goes as one, too: no request removes a part of it.
+/// The mapping of one MAP request. No request removes only a part of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Mapping {
-    /// The device-visible addresses: whole granules.
+    /// IOVA range, aligned to the granule.
     pub iova: IovaRange,
     /// Guest-physical address of the first byte. The last byte is at most 2^64 - 1.
     pub physical: PhysAddr,
-    /// What endpoints may do.
+    /// Accesses that endpoints may make.
     pub permissions: Permissions,
-    /// What lies behind it.
+    /// Type of memory.
     pub memory: MemoryKind,
 }
 
 impl Mapping {
-    /// The guest-physical range.
+    /// Returns the guest-physical range.
     pub fn physical_range(&self) -> Option<PhysRange> {
         let extra = self.iova.last().offset_from(&self.iova.start())?;
         PhysRange::inclusive(self.physical, self.physical.checked_add(extra)?)
     }
 
-    /// Whether the mapping allows `access`.
+    /// Returns true if the mapping allows `access`.
     pub fn allows(&self, access: Access) -> bool {
         self.permissions.allows(access)
     }
 }
 
-/// Where an access of an endpoint goes.
+/// Target of an endpoint's access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum AccessTarget {
-    /// To guest-physical memory: the range of the first bytes of the access, at least one byte and
-    /// as far as one mapping goes.
+    /// Guest-physical memory: the range of the first bytes of the access. It has at least one byte
+    /// and ends with the mapping.
     Memory {
         /// Guest-physical addresses.
         physical: PhysRange,
-        /// What the driver said lies there.
+        /// Type of memory.
         memory: MemoryKind,
     },
-    /// To the doorbells of message signaled interrupts, untranslated; never to memory.
+    /// Doorbells of message signaled interrupts, untranslated; never memory.
     Doorbell {
-        /// The addresses, as the endpoint put them on the bus.
+        /// IOVA range of the access.
         at: IovaRange,
     },
 }

@@ -1,4 +1,4 @@
-//! What the embedder decides about a device, once.
+//! Options of a device, which the embedder chooses when it creates the device.
 
 use core::fmt;
 
@@ -7,47 +7,46 @@ use ringfence_types::{Iova, IovaRange, PhysAddr, PhysRange};
 use crate::DomainId;
 use crate::spec::RESV_MEM_BYTES;
 
-/// What an endpoint reaches that is attached to no domain.
+/// Access of endpoints that are attached to no domain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum BypassPolicy {
-    /// Nothing, whatever the driver wishes: `VIRTIO_IOMMU_F_BYPASS_CONFIG` is not offered.
+    /// No access. The device does not offer `VIRTIO_IOMMU_F_BYPASS_CONFIG`.
     Deny,
-    /// What field `bypass` of the configuration says, which the driver may write once it has
-    /// accepted `VIRTIO_IOMMU_F_BYPASS_CONFIG`. Bypass domains are available too.
+    /// As in field `bypass` of the configuration. The driver may write it after it has accepted
+    /// `VIRTIO_IOMMU_F_BYPASS_CONFIG`, and may use bypass domains.
     DriverDecides {
-        /// Whether endpoints bypass the IOMMU before the driver decides: whoever boots from a disk
-        /// that knows nothing of IOMMUs needs it, and every device has the guest's memory until a
-        /// driver takes it away.
+        /// Initial value of `bypass`. True lets firmware without an IOMMU driver boot from a disk,
+        /// but gives every device access to all guest memory until a driver disables it.
         bypass_at_first: bool,
     },
 }
 
-/// Domains that the driver may name, both ends included.
+/// Domain ids that the driver may use, both ends included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DomainRange {
-    /// Smallest.
+    /// Lowest id.
     pub first: DomainId,
-    /// Largest.
+    /// Highest id.
     pub last: DomainId,
 }
 
 impl DomainRange {
-    /// Whether `domain` is one of them.
+    /// Returns true if `domain` is in the range.
     pub fn contains(&self, domain: DomainId) -> bool {
         self.first <= domain && domain <= self.last
     }
 }
 
-/// Bounds of what one guest can make the host keep.
+/// Limits of a guest's use of host memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct VirtioIommuLimits {
-    /// Mappings of all domains together; each costs the device at most 128 bytes.
+    /// Maximum number of mappings in all domains. Each takes at most 128 bytes.
     pub mappings: usize,
-    /// Domains at a time.
+    /// Maximum number of domains.
     pub domains: usize,
-    /// Endpoints. Endpoints are added by the embedder, who gets the error.
+    /// Maximum number of endpoints. The embedder adds endpoints and gets the error.
     pub endpoints: usize,
-    /// Faults that wait for a buffer. Further ones are dropped and counted.
+    /// Maximum number of faults that wait for a buffer. Further ones are dropped and counted.
     pub events: usize,
 }
 
@@ -63,34 +62,34 @@ impl Default for VirtioIommuLimits {
     }
 }
 
-/// What a device offers.
+/// Options of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Options {
-    /// Page sizes as a mask of bytes; the lowest bit is the granule in which everything is mapped.
+    /// Page sizes as a mask in bytes. The lowest bit is the granule of all mappings.
     pub page_size_mask: u64,
-    /// Addresses that can be mapped.
+    /// IOVAs that can be mapped.
     pub input: IovaRange,
-    /// Guest-physical addresses that can be mapped to.
+    /// Guest-physical addresses that mappings may target.
     pub physical: PhysRange,
-    /// Domains that there can be.
+    /// Valid domain ids.
     pub domains: DomainRange,
-    /// What endpoints reach before they are attached.
+    /// Access of unattached endpoints.
     pub unattached: BypassPolicy,
-    /// Whether `VIRTIO_IOMMU_F_MMIO` is offered.
+    /// True if the device offers `VIRTIO_IOMMU_F_MMIO`.
     pub mmio: bool,
-    /// Bytes of properties in a PROBE; 0: `VIRTIO_IOMMU_F_PROBE` is not offered, and no endpoint
-    /// can have reserved regions.
+    /// Bytes of properties in a PROBE. If 0, the device does not offer `VIRTIO_IOMMU_F_PROBE`, and
+    /// endpoints cannot have reserved regions.
     pub probe_bytes: u32,
-    /// Bounds.
+    /// Limits.
     pub limits: VirtioIommuLimits,
 }
 
-/// Most bytes of properties: 170 regions. A PROBE makes the device fill that many.
+/// Maximum of `probe_bytes`: 170 regions. The device fills this many bytes for each PROBE.
 pub(crate) const MAX_PROBE_BYTES: u32 = 4096;
 
 impl Default for Options {
-    /// 4 KiB pages over 2^64 bytes, all physical addresses, all domains, nothing before attachment,
-    /// no MMIO, 512 bytes of properties.
+    /// 4 KiB pages over 2^64 bytes, all physical addresses, all domains, no access before
+    /// attachment, no MMIO, 512 bytes of properties.
     fn default() -> Self {
         Self {
             page_size_mask: !0xfff,
@@ -127,13 +126,13 @@ fn all_physical() -> PhysRange {
 }
 
 impl Options {
-    /// Bytes of a granule; 0 without page sizes, which [`Options::check`] refuses.
+    /// Returns the granule in bytes; 0 without page sizes, which [`Options::check`] rejects.
     #[inline]
     pub(crate) const fn granule(&self) -> u64 {
         self.page_size_mask & self.page_size_mask.wrapping_neg()
     }
 
-    /// Whether a device can be made of this.
+    /// Validates the options.
     pub fn check(&self) -> Result<(), OptionsError> {
         if self.page_size_mask == 0 {
             return Err(OptionsError::NoPageSize);
@@ -153,23 +152,23 @@ impl Options {
         Ok(())
     }
 
-    /// How many reserved regions a PROBE can describe.
+    /// Returns the number of reserved regions that a PROBE can describe.
     pub(crate) const fn most_reserved(&self) -> usize {
         self.probe_bytes as usize / RESV_MEM_BYTES
     }
 }
 
-/// Why no device can be made of some options.
+/// Reason why options are invalid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum OptionsError {
     /// `page_size_mask` is 0 (virtio 1.3, section 5.13.4.2: at least one bit is set).
     NoPageSize,
-    /// The input range is not made of whole granules.
+    /// The input range is not aligned to the granule.
     InputMisaligned(IovaRange),
-    /// The domain range ends before it begins.
+    /// The last domain id is below the first.
     NoDomains,
-    /// More than 4096 bytes of properties.
+    /// `probe_bytes` exceeds 4096.
     ProbeTooLong(u32),
 }
 

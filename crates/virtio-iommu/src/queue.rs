@@ -1,5 +1,4 @@
-//! The two queues of the device over rust-vmm's `virtio-queue`: chains to bytes, and bytes to used
-//! buffers.
+//! The two queues of the device on rust-vmm's `virtio-queue`: reads chains and writes used buffers.
 
 mod region_cache;
 
@@ -13,45 +12,44 @@ use self::region_cache::RegionCache;
 use crate::spec::{FAULT_BYTES, MAX_REQUEST_BYTES};
 use crate::{Device, RequestOutcome, Sink, SinkError};
 
-/// Requests handled before their sink's readers are waited for and their buffers are returned.
+/// Maximum number of requests per batch of the sink.
 const BATCH: usize = 32;
 
-/// Serves the request queue and the event queue of one device. It holds nothing but space to work
-/// in.
+/// Serves the request queue and the event queue of a device. Contains only scratch buffers.
 #[derive(Debug, Default)]
 pub struct Queues {
     reply: Vec<u8>,
-    /// Device-writable parts of the chain in hand.
+    /// Device-writable parts of the current chain.
     writable: Vec<(GuestAddress, usize)>,
-    /// Heads and used lengths of the batch in hand.
+    /// Heads and used lengths of the current batch.
     done: Vec<(u16, u32)>,
 }
 
-/// What was done to a queue.
+/// Progress of a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct QueueProgress {
-    /// Buffers that were returned.
+    /// Number of buffers returned.
     pub buffers: usize,
-    /// Whether the driver wants to be notified of them.
+    /// True if the driver wants a notification of them.
     pub notify: bool,
-    /// As many were served as the queue is long, and there may be others: serve it again, after
-    /// whoever else waits. A driver that lets answers fall on the ring's index never runs out of
-    /// requests.
+    /// True if the call served as many buffers as the queue is long, and more may be available.
+    /// Serve the queue again after other work. A driver whose replies overwrite the ring's index
+    /// never runs out of requests.
     pub more: bool,
 }
 
-/// Why a queue is not served any further. Buffers returned before stay returned.
+/// Reason why a queue cannot be served further. Buffers returned before stay returned.
 #[derive(Debug)]
 pub enum ServeError {
-    /// The queue's rings are not what they have to be, or not in memory: the device needs a reset
-    /// (virtio 1.3, section 2.1.2).
+    /// The queue's rings are invalid or outside memory. The device needs a reset (virtio 1.3,
+    /// section 2.1.2).
     Queue(virtio_queue::Error),
-    /// The sink cannot begin. The requests stay in the queue: serve it again from a thread that
+    /// The sink cannot begin. The requests stay in the queue. Serve it again from a thread that
     /// holds no pin.
     Sink(SinkError),
-    /// The sink could not commit: requests were done, what they took away may still be in reach,
-    /// and the driver gets no answer to them. The device needs a reset, as if the queue were
-    /// broken.
+    /// The sink could not commit. The device executed the requests, but endpoints may still access
+    /// unmapped addresses. The driver gets no reply. The device needs a reset, as for a broken
+    /// queue.
     CommitFailed(SinkError),
 }
 
@@ -81,17 +79,16 @@ impl From<virtio_queue::Error> for ServeError {
 }
 
 impl Queues {
-    /// Handles the requests that are available, at most as many as the queue is long, in batches,
-    /// and returns each buffer when its batch is complete: the driver spins on the used ring, and
-    /// what it unmapped is out of reach when it sees the answer. `seen` is shown every request and
-    /// what became of it, before the answer is published.
+    /// Handles the available requests in batches, at most as many as the queue is long. Returns
+    /// each buffer when its batch is complete. The driver may spin on the used ring: when it sees
+    /// the reply, the unmapped range is inaccessible. Calls `seen` with each request and its
+    /// outcome, before the reply is published.
     ///
-    /// A chain that cannot be read, that has more descriptors than the queue, or whose reply cannot
-    /// be written, is returned with used length 0.
+    /// Returns a chain with used length 0 if it is unreadable, has more descriptors than the queue,
+    /// or if its reply cannot be written.
     ///
-    /// Whoever offers `VIRTIO_F_EVENT_IDX` asks `Queue::enable_notification` afterwards, as always
-    /// with that crate: what is written there says when the next notification is wanted, and only
-    /// the caller knows whether one is.
+    /// If the device offers `VIRTIO_F_EVENT_IDX`, call `Queue::enable_notification` afterwards, as
+    /// usual with that crate. Only the caller knows whether it wants a notification.
     ///
     /// # Errors
     /// The queue is broken, or the sink cannot begin or commit.
@@ -104,7 +101,7 @@ impl Queues {
     ) -> Result<QueueProgress, ServeError> {
         match memory.physical_memory() {
             Some(physical) => self.serve(device, queue, &RegionCache::new(physical), seen),
-            // Behind another IOMMU an address is only good for the access it was asked for.
+            // Behind another IOMMU, an address is valid only for the access that requested it.
             None => self.serve(device, queue, memory, seen),
         }
     }
@@ -121,7 +118,7 @@ impl Queues {
         while buffers < most {
             self.done.clear();
             let mut batch = device.batch().map_err(ServeError::Sink)?;
-            // The places first: whatever is asked of the ring must have one.
+            // Reserve room before taking a chain from the ring.
             let room = BATCH.min(most - buffers);
             let mut chains = queue.iter(memory)?;
             while self.done.len() < room
@@ -151,8 +148,8 @@ impl Queues {
         Self::served(queue, memory, buffers)
     }
 
-    /// Hands waiting fault reports to the driver, one a buffer, as long as there are both. A buffer
-    /// that is too small goes back with used length 0.
+    /// Writes waiting fault reports into the driver's buffers, one per buffer. Returns a buffer
+    /// that is too small with used length 0.
     ///
     /// # Errors
     /// The queue is broken.
@@ -194,11 +191,11 @@ impl Queues {
         })
     }
 
-    /// Reads the device-readable part of `chain` into `request` and notes where the device-writable
-    /// one is: how many bytes were read, and how many can be written, at most `most`. If a part
-    /// cannot be read, or the chain has more than `longest` descriptors, there is nothing to write
-    /// either. (An indirect table may hold 65536 descriptors of no bytes: virtio 1.3, section
-    /// 2.7.5.3.1 forbids what is longer than the queue.)
+    /// Reads the device-readable part of `chain` into `request` and records the device-writable
+    /// parts. Returns the number of bytes read and of bytes writable, at most `most`. Nothing is
+    /// writable if a part is unreadable or if the chain has more than `longest` descriptors. (An
+    /// indirect table may hold 65536 empty descriptors; virtio 1.3, section 2.7.5.3.1 forbids
+    /// chains longer than the queue.)
     #[inline]
     fn gather<'m, M: GuestMemory>(
         &mut self,
@@ -234,8 +231,7 @@ impl Queues {
         (read, given)
     }
 
-    /// Writes the first `used` bytes of the reply where the chain in hand wants them: the used
-    /// length.
+    /// Writes the first `used` bytes of the reply to the current chain. Returns the used length.
     #[inline]
     fn scatter<M: GuestMemory>(&self, memory: &M, used: usize) -> u32 {
         let mut rest = self.reply.get(..used).unwrap_or_default();

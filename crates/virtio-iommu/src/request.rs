@@ -1,5 +1,4 @@
-//! Requests: from the bytes of the device-readable part to what they ask for (virtio 1.3, section
-//! 5.13.6).
+//! Decoding of requests from the device-readable part (virtio 1.3, section 5.13.6).
 
 use crate::spec::{
     ATTACH_BYTES, DETACH_BYTES, MAP_BYTES, PROBE_BYTES, UNMAP_BYTES, VIRTIO_IOMMU_T_ATTACH,
@@ -7,7 +6,7 @@ use crate::spec::{
 };
 use crate::{DomainId, EndpointId, RequestError};
 
-/// A request whose bytes are all there. Nothing has been said of their values.
+/// A request of sufficient length. Its values are not validated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Request {
     Attach {
@@ -38,10 +37,10 @@ pub(crate) enum Request {
 }
 
 impl Request {
-    /// Reads a request. Bytes behind it are ignored, and so are reserved ones, except ATTACH's.
+    /// Decodes a request. Ignores trailing bytes and reserved fields, except ATTACH's.
     ///
-    /// UNMAP's may be refused (section 5.13.6.6.2), but a driver that does not look at the status
-    /// would then hand on memory that its devices still reach.
+    /// A device may reject reserved bytes of an UNMAP (section 5.13.6.6.2). But a driver that
+    /// ignores the status would then reuse memory that its devices can still access.
     #[inline]
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, RequestError> {
         let too_short = RequestError::TooShort { bytes: bytes.len() };
@@ -94,7 +93,7 @@ impl Request {
     }
 }
 
-/// The little-endian number at byte `AT`, which the compiler checks to lie inside.
+/// Returns the little-endian number at offset `AT`. The compiler checks the offset.
 #[inline]
 fn le32<const AT: usize, const LENGTH: usize>(bytes: &[u8; LENGTH]) -> u32 {
     const { assert!(AT + 4 <= LENGTH) };
@@ -103,7 +102,7 @@ fn le32<const AT: usize, const LENGTH: usize>(bytes: &[u8; LENGTH]) -> u32 {
     u32::from_le_bytes(raw)
 }
 
-/// The little-endian number at byte `AT`, which the compiler checks to lie inside.
+/// Returns the little-endian number at offset `AT`. The compiler checks the offset.
 #[inline]
 fn le64<const AT: usize, const LENGTH: usize>(bytes: &[u8; LENGTH]) -> u64 {
     const { assert!(AT + 8 <= LENGTH) };

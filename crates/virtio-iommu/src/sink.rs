@@ -1,4 +1,4 @@
-//! The role through which mappings leave the device: towards a software IOTLB, VFIO, iommufd.
+//! The interface through which mappings leave the device: to a software IOTLB, VFIO or iommufd.
 
 use core::fmt;
 
@@ -6,34 +6,32 @@ use ringfence_types::IovaRange;
 
 use crate::{DomainId, EndpointId, Mapping};
 
-/// Takes what the driver's requests change, in their order, after the device has found the request
-/// valid.
+/// Receives the changes of valid requests, in order.
 ///
-/// Requests are handled in batches: `begin`, any number of changes, `commit`. The replies of a
-/// batch reach the driver after `commit` has returned, so a sink may let a change take effect at
-/// any time from its call to the end of `commit`, and pays once per batch for waiting until readers
-/// have let go of what was taken away.
+/// The device calls `begin`, any number of changes, then `commit`. The replies of a batch reach the
+/// driver after `commit` has returned. A sink may therefore let a change take effect at any time
+/// until the end of `commit`, and needs to wait for its readers only once per batch.
 ///
-/// **Errors.** An `Err` of `create`, `attach`, `bypass` or `map` promises that the sink is as it
-/// was before the call. An `Err` of `unmap` promises nothing: the device then blocks every endpoint
-/// of the domain. `block` and `destroy` cannot fail: a sink that has no other way ends what it can
-/// no longer confine (it resets the device, closes its file, stops the guest). Decision 0014 says
-/// why.
+/// **Errors.** If `create`, `attach`, `bypass` or `map` fails, the sink must be unchanged. If
+/// `unmap` fails, its state is unknown, and the device blocks every endpoint of the domain. `block`
+/// and `destroy` cannot fail. A sink that can no longer confine an access must end it: it resets
+/// the device, closes its file, or stops the guest. Decision 0014 explains why.
 pub trait Sink {
-    /// Before the first change of a batch. An `Err` refuses the batch before anything was changed:
+    /// Called before the first change of a batch. An `Err` refuses the batch without any change,
     /// for instance because this thread holds a pin that `commit` would wait for.
     fn begin(&mut self) -> Result<(), SinkError> {
         Ok(())
     }
 
-    /// `domain` comes into being, without mappings. It is not told for bypass domains.
+    /// Creates `domain` without mappings. Not called for bypass domains.
     fn create(&mut self, domain: DomainId) -> Result<(), SinkError>;
 
-    /// `domain` ceases to be, with all its mappings. No endpoint is attached to it any more.
+    /// Destroys `domain` with all its mappings. No endpoint is attached to it.
     fn destroy(&mut self, domain: DomainId);
 
-    /// From now on `endpoint` reaches what `domain` maps, and nothing else. `mappings` are the
-    /// domain's, in order of address, for sinks that keep a table per endpoint.
+    /// Attaches `endpoint` to `domain`: from now on it can access what `domain` maps, and nothing
+    /// else. `mappings` are the domain's mappings in order of address, for sinks with a table per
+    /// endpoint.
     fn attach(
         &mut self,
         endpoint: EndpointId,
@@ -41,61 +39,62 @@ pub trait Sink {
         mappings: &mut dyn Iterator<Item = Mapping>,
     ) -> Result<(), SinkError>;
 
-    /// From now on `endpoint` reaches all guest-physical memory, untranslated.
+    /// Gives `endpoint` access to all guest-physical memory, untranslated.
     fn bypass(&mut self, endpoint: EndpointId) -> Result<(), SinkError>;
 
-    /// From now on `endpoint` reaches nothing. Every endpoint begins like this.
+    /// Removes all access from `endpoint`. This is the initial state of every endpoint.
     fn block(&mut self, endpoint: EndpointId);
 
-    /// `domain` maps this too. It overlaps no other mapping of the domain.
+    /// Adds `mapping` to `domain`. It overlaps no other mapping of the domain.
     fn map(&mut self, domain: DomainId, mapping: &Mapping) -> Result<(), SinkError>;
 
-    /// `domain` no longer maps this: a mapping as `map` was given it.
+    /// Removes `mapping` from `domain`. It equals the mapping passed to `map`.
     fn unmap(&mut self, domain: DomainId, mapping: &Mapping) -> Result<(), SinkError>;
 
-    /// Returns `Ok` when nothing reaches what was unmapped, destroyed, detached or blocked since
-    /// `begin`: no translation in any cache, and no access or slice that began before.
+    /// Returns `Ok` when no endpoint can access anything that was unmapped, destroyed, detached or
+    /// blocked since `begin`. No cache holds such a translation, and no earlier access or slice is
+    /// still in use.
     ///
-    /// An `Err` leaves that open, and no answer reaches the driver: `commit` is called again before
-    /// anything else is asked of the sink, until it succeeds. It is for embedders that break their
-    /// own rules, such as a thread that became a reader since `begin`.
+    /// After an `Err`, this is unknown and the driver gets no reply. The device calls `commit`
+    /// again before any other method, until it succeeds. An `Err` is for embedders that violate
+    /// their own rules, for instance with a thread that became a reader since `begin`.
     fn commit(&mut self) -> Result<(), SinkError> {
         Ok(())
     }
 }
 
-/// A sink that its embedder changes while a [`Device`](crate::Device) has it.
+/// A sink that its embedder changes while a [`Device`](crate::Device) owns it.
 ///
-/// A handle that gives out no `&mut` to the sink keeps the sink with its device: two sinks that
-/// changed places would each keep what the other's driver unmaps.
+/// The handle should not provide a `&mut` to the sink. Otherwise the embedder could swap two sinks,
+/// and each would keep what the other's driver unmaps.
 pub trait SinkHandle: Sink {
-    /// The right to change the sink.
+    /// Handle with which the embedder may change the sink.
     type Handle<'s>
     where
         Self: 's;
 
-    /// That right, for as long as the device is borrowed.
+    /// Returns the handle, for as long as the device is borrowed.
     fn handle(&mut self) -> Self::Handle<'_>;
 }
 
-/// Why a sink did not do it.
+/// Reason why a sink operation failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum SinkError {
-    /// Memory or a limit ran out. The driver sees NOMEM.
+    /// Out of memory, or a limit was reached. The driver sees NOMEM.
     OutOfMemory,
-    /// The guest-physical range is not memory that can be mapped. The driver sees FAULT.
+    /// The guest-physical range cannot be mapped. The driver sees FAULT.
     BadAddress(IovaRange),
-    /// The combination is not supported: such as an endpoint in a domain with that other one. The
-    /// driver sees UNSUPP.
+    /// The combination is not supported, for instance two endpoints in one domain. The driver sees
+    /// UNSUPP.
     Unsupported,
-    /// Not now, from here: the calling thread holds what it would have to wait for. The driver sees
+    /// The calling thread holds a resource for which the operation would wait. The driver sees
     /// DEVERR.
     WouldBlock,
-    /// [`Sink::commit`] could not wait. What was done is done, and what it took away may still be
-    /// in reach: the driver must see nothing.
+    /// [`Sink::commit`] could not wait. The changes are made, but endpoints may still access
+    /// unmapped addresses. The driver must not get a reply.
     CommitFailed,
-    /// Anything else. The driver sees DEVERR.
+    /// Any other failure. The driver sees DEVERR.
     Failed,
 }
 
@@ -114,7 +113,7 @@ impl fmt::Display for SinkError {
 
 impl core::error::Error for SinkError {}
 
-/// Tells nobody: for monitors that ask the device for each translation.
+/// Ignores all changes, for VMMs that query the device for each translation.
 impl Sink for () {
     fn create(&mut self, _: DomainId) -> Result<(), SinkError> {
         Ok(())

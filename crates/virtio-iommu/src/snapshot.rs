@@ -1,13 +1,13 @@
-//! The bytes of a snapshot: what a device holds, version 1.
+//! Format of a snapshot of a device, version 1.
 //!
-//! Little-endian, without padding. Numbers of things come before the things.
+//! Little-endian, without padding. Counts precede their elements.
 //!
-//! | bytes | what |
+//! | bytes | content |
 //! |---|---|
 //! | 8, 4 | the letters `RFVIOMMU`, the version |
-//! | 8, 1, 8 | accepted features, field `bypass`, dropped events |
-//! | 4, then 9 each | endpoints by id: id, state (0 reaches nothing, 1 bypasses, 2 attached), domain (0 unless attached) |
-//! | 4, then 9 each | domains by id: id, reach (0 bypass, 1 mapped, 2 blocked), number of mappings; behind each its mappings by address |
+//! | 8, 1, 8 | accepted features, field `bypass`, number of dropped events |
+//! | 4, then 9 each | endpoints by id: id, state (0 no access, 1 bypass, 2 attached), domain (0 unless attached) |
+//! | 4, then 9 each | domains by id: id, kind (0 bypass, 1 mapped, 2 blocked), number of mappings; each followed by its mappings by address |
 //! | 28 each | mapping: first and last address, physical address, flags |
 //! | 4, then 14 each | waiting events, oldest first: endpoint, reason, access (0 read, 1 write), address |
 
@@ -24,39 +24,39 @@ use crate::{
 const MAGIC: [u8; 8] = *b"RFVIOMMU";
 const VERSION: u32 = 1;
 
-/// Why a snapshot was refused. The device is as it was before.
+/// Reason why a snapshot was rejected. The device is unchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum SnapshotError {
-    /// The device has domains or features accepted: reset it first.
+    /// The device has domains or accepted features. Reset it first.
     NotReset,
-    /// It does not begin as a snapshot does.
+    /// The header is not that of a snapshot.
     NoSnapshot,
-    /// Made by a version that this one does not know.
+    /// Unknown version.
     Version(u32),
-    /// It ends too early.
+    /// The snapshot is too short.
     Truncated,
-    /// Bytes follow its end.
+    /// Bytes follow the end of the snapshot.
     TrailingBytes(usize),
-    /// A value that does not exist.
+    /// An invalid value.
     BadValue(u8),
-    /// Features are accepted that are not offered here.
+    /// Accepted features that this device does not offer.
     Features(u64),
-    /// Something bypasses the IOMMU that may not.
+    /// An endpoint or domain bypasses the IOMMU, but this device does not allow it.
     Bypass,
-    /// Its endpoints are not the device's; the first that differs.
+    /// The endpoints differ from the device's. The first that differs.
     Endpoint(EndpointId),
-    /// A domain out of order, twice, or to which no endpoint is attached.
+    /// A domain is out of order, duplicate, or without an endpoint.
     Domain(DomainId),
-    /// Mappings where there can be none, or out of order.
+    /// A domain has mappings although its kind allows none, or they are out of order.
     Mappings(DomainId),
-    /// A domain or mapping that no request could have made here.
+    /// A domain or mapping that no request could have made on this device.
     Refused(RequestError),
-    /// More events than may wait.
+    /// More events than the limit allows.
     Events(usize),
-    /// The host has no memory.
+    /// Out of host memory.
     OutOfMemory,
-    /// The sink refused.
+    /// The sink refused an operation.
     Sink(SinkError),
 }
 
@@ -90,7 +90,7 @@ impl From<RequestError> for SnapshotError {
     }
 }
 
-/// Appends fields.
+/// Encoder of a snapshot.
 #[derive(Debug)]
 pub(crate) struct Writer(pub(crate) Vec<u8>);
 
@@ -114,7 +114,7 @@ impl Writer {
         self.0.extend(value.to_le_bytes());
     }
 
-    /// A number of things; none of a device's limits allows 2^32 of them to be kept.
+    /// Appends a count. The device's limits keep it below 2^32.
     pub(crate) fn count(&mut self, count: usize) {
         self.u32(u32::try_from(count).unwrap_or(u32::MAX));
     }
@@ -144,12 +144,12 @@ impl Writer {
     }
 }
 
-/// Takes fields.
+/// Decoder of a snapshot.
 #[derive(Debug)]
 pub(crate) struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
-    /// Behind the head of a snapshot of a version that is known.
+    /// Checks the header and returns a decoder of the rest.
     pub(crate) fn new(bytes: &'a [u8]) -> Result<Self, SnapshotError> {
         let Some((MAGIC, rest)) = bytes
             .split_first_chunk()

@@ -1,4 +1,4 @@
-//! The bits of the specification under its own names: virtio 1.3, section 5.13, "IOMMU Device". All
+//! Constants of virtio 1.3, section 5.13, "IOMMU Device", under the specification's names. All
 //! numbers are little-endian.
 
 /// Device ID (section 5.13.1).
@@ -8,13 +8,13 @@ pub const REQUESTQ: u16 = 0;
 /// Queue for events (section 5.13.2).
 pub const EVENTQ: u16 = 1;
 
-/// Feature bit: `input_range` says which addresses can be mapped (section 5.13.3).
+/// Feature bit: `input_range` is valid (section 5.13.3).
 pub const VIRTIO_IOMMU_F_INPUT_RANGE: u32 = 0;
-/// Feature bit: `domain_range` says which domains there can be.
+/// Feature bit: `domain_range` is valid.
 pub const VIRTIO_IOMMU_F_DOMAIN_RANGE: u32 = 1;
 /// Feature bit: MAP and UNMAP requests are available.
 pub const VIRTIO_IOMMU_F_MAP_UNMAP: u32 = 2;
-/// Feature bit: endpoints that are not attached bypass the IOMMU. Superseded; never offered here.
+/// Feature bit: unattached endpoints bypass the IOMMU. Superseded; this device never offers it.
 pub const VIRTIO_IOMMU_F_BYPASS: u32 = 3;
 /// Feature bit: the PROBE request is available.
 pub const VIRTIO_IOMMU_F_PROBE: u32 = 4;
@@ -41,21 +41,21 @@ pub const HEAD_BYTES: usize = 4;
 /// Bytes of `struct virtio_iommu_req_tail`: the status and three reserved ones.
 pub const TAIL_BYTES: usize = 4;
 
-/// Request type (section 5.13.6).
+/// Request type (section 5.13.6): attach an endpoint to a domain.
 pub const VIRTIO_IOMMU_T_ATTACH: u8 = 1;
-/// Request type.
+/// Request type: detach an endpoint.
 pub const VIRTIO_IOMMU_T_DETACH: u8 = 2;
-/// Request type.
+/// Request type: create a mapping.
 pub const VIRTIO_IOMMU_T_MAP: u8 = 3;
-/// Request type.
+/// Request type: remove mappings.
 pub const VIRTIO_IOMMU_T_UNMAP: u8 = 4;
-/// Request type.
+/// Request type: return an endpoint's properties.
 pub const VIRTIO_IOMMU_T_PROBE: u8 = 5;
 
-/// Status (section 5.13.6): all good.
+/// Status (section 5.13.6): success.
 pub const VIRTIO_IOMMU_S_OK: u8 = 0;
-/// Status: virtio communication error. The driver's word for a used length of 0; never written
-/// here.
+/// Status: virtio communication error. The driver sets it for a used length of 0; this device never
+/// writes it.
 pub const VIRTIO_IOMMU_S_IOERR: u8 = 1;
 /// Status: unsupported request.
 pub const VIRTIO_IOMMU_S_UNSUPP: u8 = 2;
@@ -72,15 +72,15 @@ pub const VIRTIO_IOMMU_S_FAULT: u8 = 7;
 /// Status: insufficient resources.
 pub const VIRTIO_IOMMU_S_NOMEM: u8 = 8;
 
-/// Bytes that a device reads of an ATTACH (section 5.13.6.3): head, domain, endpoint, flags, four
-/// reserved ones.
+/// Bytes of an ATTACH before its tail (section 5.13.6.3): head, domain, endpoint, flags, four
+/// reserved bytes.
 pub const ATTACH_BYTES: usize = 20;
 /// ATTACH: the domain is a bypass domain.
 pub const VIRTIO_IOMMU_ATTACH_F_BYPASS: u32 = 1 << 0;
-/// Bytes that a device reads of a DETACH (section 5.13.6.4): head, domain, endpoint, eight reserved
-/// ones.
+/// Bytes of a DETACH before its tail (section 5.13.6.4): head, domain, endpoint, eight reserved
+/// bytes.
 pub const DETACH_BYTES: usize = 20;
-/// Bytes that a device reads of a MAP (section 5.13.6.5): head, domain, `virt_start`, `virt_end`,
+/// Bytes of a MAP before its tail (section 5.13.6.5): head, domain, `virt_start`, `virt_end`,
 /// `phys_start`, flags.
 pub const MAP_BYTES: usize = 36;
 /// MAP: reads are allowed.
@@ -89,12 +89,12 @@ pub const VIRTIO_IOMMU_MAP_F_READ: u32 = 1 << 0;
 pub const VIRTIO_IOMMU_MAP_F_WRITE: u32 = 1 << 1;
 /// MAP: accesses are to a memory-mapped device.
 pub const VIRTIO_IOMMU_MAP_F_MMIO: u32 = 1 << 2;
-/// Bytes that a device reads of an UNMAP (section 5.13.6.6): head, domain, `virt_start`,
-/// `virt_end`, four reserved ones.
+/// Bytes of an UNMAP before its tail (section 5.13.6.6): head, domain, `virt_start`, `virt_end`,
+/// four reserved bytes.
 pub const UNMAP_BYTES: usize = 28;
-/// Bytes that a device reads of a PROBE (section 5.13.6.7): head, endpoint, 64 reserved ones.
+/// Bytes of a PROBE before its properties (section 5.13.6.7): head, endpoint, 64 reserved bytes.
 pub const PROBE_BYTES: usize = 72;
-/// The longest readable part of a request.
+/// Bytes of the longest device-readable part of a request.
 pub const MAX_REQUEST_BYTES: usize = PROBE_BYTES;
 
 /// Property (section 5.13.6.8): a range of addresses that the driver cannot map.
@@ -110,7 +110,7 @@ pub const VIRTIO_IOMMU_RESV_MEM_T_MSI: u8 = 1;
 
 /// Bytes of `struct virtio_iommu_fault` (section 5.13.6.9).
 pub const FAULT_BYTES: usize = 24;
-/// Fault reason: none of the others describes it.
+/// Fault reason: not described by another reason.
 pub const VIRTIO_IOMMU_FAULT_R_UNKNOWN: u8 = 0;
 /// Fault reason: the endpoint is attached to no domain.
 pub const VIRTIO_IOMMU_FAULT_R_DOMAIN: u8 = 1;

@@ -1,21 +1,21 @@
 //! The mappings of one domain, in order of address.
 //!
-//! Two levels: leaves of at most 32 mappings, each a sorted vector, and beside them the first
-//! address of each. A search is a binary search in the vector of firsts, which stays in the
-//! processor's cache, then one in a leaf; an insertion moves half a leaf. A request that arrives
-//! beside the last one finds its leaf without a search. What it costs against a balanced tree:
-//! `benches/request.rs`.
+//! The store has two levels: leaves of at most 32 sorted mappings, and an array of the first
+//! address of each leaf. A lookup is a binary search in the array, which stays in the CPU cache,
+//! and another in a leaf. An insertion moves half a leaf on average. A request near the previous
+//! one finds its leaf without a search. `benches/request.rs` compares the store with a balanced
+//! tree.
 //!
-//! What drivers unmap is what they mapped, nearly always: one mapping, from its first address to
-//! its last. Where it stands is guessed by that address (`position_hints.rs`) and seen by looking
-//! there, whatever the number of mappings; only a wrong guess is followed by a search.
+//! Drivers nearly always unmap exactly one mapping, from its first address to its last. A hint
+//! table (`position_hints.rs`) gives its likely position. The store checks the entry there, which
+//! does not depend on the number of mappings. It searches only after a wrong hint.
 //!
-//! Drivers map again what they unmapped last: Linux's caches of addresses are stacks. So the last
-//! mapping that was removed alone leaves its place vacant, until it is taken again or something
-//! else changes.
+//! Drivers often map again what they unmapped last, because Linux's IOVA caches are stacks. After
+//! the removal of a single mapping, its slot therefore stays vacant until a mapping reuses it or
+//! the store changes elsewhere.
 //!
-//! Memory is bounded: any two neighbouring leaves hold more than half a leaf together, so there are
-//! at most `4 n / 32 + 1` leaves for n mappings, and at most four guesses of 4 bytes for each.
+//! Memory is bounded: two adjacent leaves hold more than half a leaf together. So there are at most
+//! `4 n / 32 + 1` leaves for n mappings, and at most four hints of 4 bytes per mapping.
 
 mod leaves;
 mod position_hints;
@@ -23,7 +23,7 @@ mod position_hints;
 use self::leaves::{LEAF, Leaves};
 use self::position_hints::PositionHints;
 
-/// One mapping, packed, within one line of the processor's cache.
+/// A mapping, packed so that it does not cross a cache line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(align(32))]
 pub(crate) struct Entry {
@@ -44,48 +44,49 @@ impl Entry {
     }
 }
 
-/// Marks the vacant place in an entry's flags. No request has this one.
+/// Marks the vacant slot in an entry's flags. No request can set this flag.
 const VACANT: u32 = 1 << 31;
 
-/// Neighbours that together hold no more than this become one leaf.
+/// Two adjacent leaves with no more mappings than this are merged.
 const SPARSE: usize = LEAF / 2;
 
 /// The mappings of one domain.
 #[derive(Debug, Default)]
 pub(crate) struct MappingStore {
     leaves: Leaves,
-    /// The position of the leaf of the last change: a guess for the next.
+    /// Position of the last changed leaf, as a hint.
     hot: usize,
     hints: PositionHints,
     len: usize,
-    /// The place of the mapping that was removed last, and alone. It keeps its order and is none.
+    /// Slot of the last removed mapping. The entry keeps its position in the order but is not
+    /// valid.
     vacant: Option<EntryPosition>,
 }
 
-/// Where a mapping stands, until one is inserted or removed beside it.
+/// Position of a mapping. Valid until an insertion or removal in the same leaf.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct EntryPosition {
-    /// Number of its leaf, which leaves that come and go do not change.
+    /// Number of the leaf, which stays valid when other leaves are added or removed.
     leaf: usize,
     at: usize,
 }
 
-/// Mappings that follow each other, found by [`MappingStore::covered`]. Good until the next change.
+/// Consecutive mappings found by [`MappingStore::covered`]. Valid until the next change.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Span {
-    /// Of the first one.
+    /// Position of the first mapping.
     first: EntryPosition,
-    /// Of its leaf. Means nothing where there is only one.
+    /// Position of its leaf. Not valid if `count` is 1.
     position: usize,
     pub(crate) count: usize,
 }
 
-/// Why a mapping was not inserted.
+/// Reason why a mapping was not inserted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum InsertError {
-    /// It overlaps one that is there.
+    /// It overlaps an existing mapping.
     Overlap,
-    /// The host has no memory.
+    /// Out of host memory.
     OutOfMemory,
 }
 
@@ -94,7 +95,7 @@ impl MappingStore {
         self.len
     }
 
-    /// Inserts `entry` unless it overlaps another one.
+    /// Inserts `entry` unless it overlaps another mapping.
     #[inline]
     pub(crate) fn insert(&mut self, entry: Entry) -> Result<(), InsertError> {
         if let Some(vacant) = self.vacant {
@@ -102,7 +103,7 @@ impl MappingStore {
                 && place.start == entry.start
                 && place.last >= entry.last
             {
-                // Nothing overlapped the mapping that was there, and this one is no longer.
+                // The removed mapping overlapped nothing, and the new one is not longer.
                 *place = entry;
                 self.vacant = None;
                 self.len += 1;
@@ -131,7 +132,7 @@ impl MappingStore {
             return Err(InsertError::Overlap);
         }
         if run.len() >= LEAF {
-            // Mappings often come in order, up or down: then full leaves stay full.
+            // Mappings often come in ascending or descending order. Then full leaves stay full.
             if at == 0 {
                 return self.add_leaf(leaf, entry);
             }
@@ -150,7 +151,7 @@ impl MappingStore {
         Ok(())
     }
 
-    /// Makes a leaf of `entry` alone at position `leaf`.
+    /// Creates a leaf with only `entry` at position `leaf`.
     fn add_leaf(&mut self, leaf: usize, entry: Entry) -> Result<(), InsertError> {
         self.leaves.add(leaf, entry)?;
         self.inserted(leaf, 0, entry);
@@ -168,16 +169,16 @@ impl MappingStore {
         }
     }
 
-    /// The mapping that holds `address`.
+    /// Returns the mapping that contains `address`.
     #[inline]
     pub(crate) fn lookup(&self, address: u64) -> Option<&Entry> {
         let run = self.leaves.run(self.leaf_for(address))?;
         let entry = run.get(upper(run, address).checked_sub(1)?)?;
-        // Nothing else lies where the vacant place did.
+        // No other mapping overlaps the vacant slot.
         (entry.last >= address && !entry.is_vacant()).then_some(entry)
     }
 
-    /// Whether a mapping has a byte of `start..=last`.
+    /// Returns true if a mapping overlaps `start..=last`.
     pub(crate) fn touches(&self, start: u64, last: u64) -> bool {
         let (leaf, at) = self.first_from(start);
         self.entries_from(leaf, at)
@@ -185,8 +186,8 @@ impl MappingStore {
             .is_some_and(|entry| entry.start <= last)
     }
 
-    /// The mappings with a byte of `start..=last`, provided each lies in it entirely; otherwise the
-    /// first that does not.
+    /// Returns the mappings that overlap `start..=last`, if the range covers all of them. Otherwise
+    /// returns the first one that it covers only in part.
     #[inline]
     pub(crate) fn covered(&mut self, start: u64, last: u64) -> Result<Span, Entry> {
         self.close();
@@ -203,7 +204,7 @@ impl MappingStore {
         self.search(start, last)
     }
 
-    /// [`covered`](Self::covered) where there is no guess, or a wrong one.
+    /// Slow path of [`covered`](Self::covered), without a hint or after a wrong one.
     #[inline(never)]
     fn search(&mut self, start: u64, last: u64) -> Result<Span, Entry> {
         let (position, at) = self.first_from(start);
@@ -228,7 +229,7 @@ impl MappingStore {
         })
     }
 
-    /// The mappings of `span`, in order.
+    /// Returns the mappings of `span`, in order.
     #[inline]
     pub(crate) fn span(&self, span: Span) -> impl Iterator<Item = &Entry> {
         let first = self.entry(span.first).filter(|_| span.count > 0);
@@ -238,12 +239,12 @@ impl MappingStore {
             .chain(rest.take(span.count.saturating_sub(1)))
     }
 
-    /// All mappings, in order.
+    /// Returns all mappings, in order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Entry> {
         self.entries_from(0, 0).filter(|entry| !entry.is_vacant())
     }
 
-    /// Removes the mappings of `span`. It cannot fail.
+    /// Removes the mappings of `span`. Cannot fail.
     #[inline]
     pub(crate) fn remove(&mut self, span: Span) {
         let place = span.first;
@@ -258,7 +259,7 @@ impl MappingStore {
         self.remove_all(span.position, place.at, span.count);
     }
 
-    /// Gives the vacant place up, if there is one.
+    /// Frees the vacant slot, if any.
     #[inline]
     fn close(&mut self) {
         if let Some(place) = self.vacant.take() {
@@ -275,20 +276,20 @@ impl MappingStore {
         }
     }
 
-    /// Removes `count` mappings from slot `at` of the leaf at position `leaf` on.
+    /// Removes `count` mappings, starting at slot `at` of the leaf at position `leaf`.
     fn remove_all(&mut self, mut leaf: usize, at: usize, count: usize) {
         if count == 0 {
             return;
         }
         let mut left = count;
-        // The end of the first leaf, or its middle.
+        // The end or the middle of the first leaf.
         if at > 0 || self.leaves.run(leaf).is_some_and(|run| run.len() > left) {
             left -= self.leaves.drain(leaf, at, left);
             if left > 0 {
                 leaf += 1;
             }
         }
-        // Leaves that go as a whole, at once: what is behind them moves once.
+        // Remove whole leaves together, so that the leaves after them move only once.
         let mut whole = 0;
         while let Some(run) = self.leaves.run(leaf + whole)
             && left > 0
@@ -307,7 +308,7 @@ impl MappingStore {
         self.hot = leaf.min(self.leaves.len().saturating_sub(1));
     }
 
-    /// Takes the mapping that starts at `start` away.
+    /// Removes the mapping that starts at `start`.
     pub(crate) fn remove_at(&mut self, start: u64) {
         self.close();
         let leaf = self.leaf_for(start);
@@ -325,7 +326,7 @@ impl MappingStore {
         self.leaves.numbered(place.leaf)?.get(place.at)
     }
 
-    /// The position of the leaf that a mapping starting at `address` belongs to.
+    /// Returns the position of the leaf for a mapping that starts at `address`.
     #[inline]
     fn leaf_for(&self, address: u64) -> usize {
         let hot = self.hot;
@@ -338,8 +339,8 @@ impl MappingStore {
         self.leaves.position_of(address)
     }
 
-    /// Where the first mapping with a byte at or above `address` stands: position of its leaf, and
-    /// slot.
+    /// Returns the position of the leaf and the slot of the first mapping that ends at or above
+    /// `address`.
     #[inline]
     fn first_from(&self, address: u64) -> (usize, usize) {
         let leaf = self.leaf_for(address);
@@ -365,7 +366,7 @@ impl MappingStore {
         first.unwrap_or_default().iter().chain(rest.flatten())
     }
 
-    /// Makes one leaf of the one at position `leaf` and the one behind it if both are sparse.
+    /// Merges the leaf at position `leaf` with the next one if both are sparse.
     #[inline]
     fn join(&mut self, leaf: usize) {
         if let (Some(run), Some(next)) = (self.leaves.run(leaf), self.leaves.run(leaf + 1))
@@ -376,7 +377,7 @@ impl MappingStore {
     }
 }
 
-/// How many mappings of `run` start at or below `address`.
+/// Returns the number of mappings of `run` that start at or below `address`.
 #[inline]
 fn upper(run: &[Entry], address: u64) -> usize {
     run.partition_point(|entry| entry.start <= address)

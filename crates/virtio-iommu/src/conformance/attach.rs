@@ -32,7 +32,7 @@ pub(super) fn unknown_flag(make: Make<'_>) -> Result<(), Failure> {
         driver.detach(1, ONE) == VIRTIO_IOMMU_S_INVAL,
         "nothing was attached",
     )?;
-    // The flag for bypassing exists only once its feature was accepted.
+    // The bypass flag exists only after its feature was accepted.
     let mut driver = Driver::reset(make, &usual())?;
     let offered = driver.subject.offered();
     let without = offered & !(1 << VIRTIO_IOMMU_F_BYPASS_CONFIG);
@@ -117,7 +117,7 @@ pub(super) fn joining(make: Make<'_>) -> Result<(), Failure> {
     let mut driver = Driver::attached(make, &usual())?;
     driver.map_page(PAGE, 7 * PAGE)?;
     match driver.attach(1, TWO) {
-        // The specification lets a device refuse this.
+        // The specification allows a device to refuse this.
         VIRTIO_IOMMU_S_UNSUPP => return Err(Failure::NotApplicable),
         status => ensure(status == VIRTIO_IOMMU_S_OK, "a domain can be joined")?,
     }

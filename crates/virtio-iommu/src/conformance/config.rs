@@ -1,4 +1,4 @@
-//! Statements 1 to 8: features, the configuration, resets, endpoints that are not attached.
+//! Statements 1 to 8: features, the configuration, resets and unattached endpoints.
 
 use super::driver::{Driver, ONE, PAGE, TWO, ensure, usual};
 use super::{Failure, Make, Setup};
@@ -26,7 +26,7 @@ fn with(unattached: BypassPolicy) -> Setup {
     }
 }
 
-/// Runs `check` on each kind of device that can be made; on at least one.
+/// Runs `check` on each supported kind of device, at least one.
 fn each(
     make: Make<'_>,
     kinds: &[BypassPolicy],
@@ -108,7 +108,7 @@ pub(super) fn bypass_over_resets(make: Make<'_>) -> Result<(), Failure> {
     })
 }
 
-/// Section 5.13.4.1: the driver must not; what the device does is ignore it.
+/// Section 5.13.4.1: the driver must not write other fields; the device ignores such writes.
 pub(super) fn other_fields(make: Make<'_>) -> Result<(), Failure> {
     each(make, &FIELD_BYPASS, |mut driver, _| {
         driver.accept_all();
@@ -168,7 +168,7 @@ pub(super) fn unattached(make: Make<'_>) -> Result<(), Failure> {
             driver.write(ONE, PAGE).is_none(),
             "no write before attachment",
         )?;
-        // What another endpoint is allowed does not help.
+        // An attachment of another endpoint gives no access.
         driver.attach(1, ONE);
         driver.map_page(PAGE, 7 * PAGE)?;
         ensure(

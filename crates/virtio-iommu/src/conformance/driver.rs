@@ -1,4 +1,4 @@
-//! A driver that sends any request, in a few words.
+//! A driver that can send any request.
 
 use alloc::boxed::Box;
 use alloc::vec;
@@ -14,11 +14,11 @@ pub(super) const PAGE: u64 = 4096;
 pub(super) const READ: u32 = VIRTIO_IOMMU_MAP_F_READ;
 pub(super) const WRITE: u32 = VIRTIO_IOMMU_MAP_F_WRITE;
 pub(super) const BOTH: u32 = READ | WRITE;
-/// Endpoints that exist, and one that does not.
+/// Two endpoints that exist, and one that does not.
 pub(super) const ONE: u32 = 0x20;
 pub(super) const TWO: u32 = 0x21;
 pub(super) const NOBODY: u32 = 0x99;
-/// Fills replies before they are written.
+/// Fills replies before the device writes them.
 pub(super) const UNTOUCHED: u8 = 0xee;
 
 const fn region(start: u64, last: u64, kind: ReservedRegionKind) -> ReservedRegion {
@@ -35,7 +35,7 @@ const fn const_range(start: u64, last: u64) -> IovaRange {
     }
 }
 
-/// What is reserved for endpoint `TWO`.
+/// Reserved regions of endpoint `TWO`.
 pub(super) const DOORBELLS: (u64, u64) = (0xfee0_0000, 0xfeef_ffff);
 pub(super) const RESERVED: (u64, u64) = (0x80_0000, 0x8f_ffff);
 
@@ -50,7 +50,7 @@ const ENDPOINTS: &[(u32, &[ReservedRegion])] = &[
     ),
 ];
 
-/// 4 KiB pages, nothing before attachment, bypass domains, PROBE, no MMIO, two endpoints.
+/// 4 KiB pages, no access before attachment, bypass domains, PROBE, no MMIO, two endpoints.
 pub(super) fn usual() -> Setup {
     Setup {
         options: Options {
@@ -63,7 +63,7 @@ pub(super) fn usual() -> Setup {
     }
 }
 
-/// Holds or is broken.
+/// Returns an error with the violated requirement unless `holds`.
 pub(super) const fn ensure(holds: bool, what: &'static str) -> Result<(), Failure> {
     if holds {
         Ok(())
@@ -72,26 +72,26 @@ pub(super) const fn ensure(holds: bool, what: &'static str) -> Result<(), Failur
     }
 }
 
-/// A driver of one device.
+/// The driver of one device.
 pub(super) struct Driver {
     pub(super) subject: Box<dyn Subject>,
 }
 
 impl Driver {
-    /// A driver that has accepted everything.
+    /// Creates a driver that has accepted all features.
     pub(super) fn new(make: Make<'_>, setup: &Setup) -> Result<Self, Failure> {
         let mut driver = Self::reset(make, setup)?;
         driver.accept_all();
         Ok(driver)
     }
 
-    /// A driver that has accepted nothing.
+    /// Creates a driver that has accepted no features.
     pub(super) fn reset(make: Make<'_>, setup: &Setup) -> Result<Self, Failure> {
         let subject = make(setup).ok_or(Failure::NotApplicable)?;
         Ok(Self { subject })
     }
 
-    /// A driver with endpoint `ONE` in domain 1.
+    /// Creates a driver with endpoint `ONE` in domain 1.
     pub(super) fn attached(make: Make<'_>, setup: &Setup) -> Result<Self, Failure> {
         let mut driver = Self::new(make, setup)?;
         let status = driver.attach(1, ONE);
@@ -104,21 +104,21 @@ impl Driver {
         self.subject.accept(offered);
     }
 
-    /// Sends one request: used length and what the reply's room holds afterwards.
+    /// Sends one request. Returns the used length and the content of the reply buffer.
     pub(super) fn send(&mut self, readable: &[u8], room: usize) -> (usize, Vec<u8>) {
         let answer = self.send_at_once(readable, room);
         self.subject.idle();
         answer
     }
 
-    /// As [`send`](Self::send), without giving the device time to finish.
+    /// Like [`send`](Self::send), but does not wait for the device to become idle.
     pub(super) fn send_at_once(&mut self, readable: &[u8], room: usize) -> (usize, Vec<u8>) {
         let mut reply = vec![UNTOUCHED; room];
         let used = self.subject.request(readable, &mut reply);
         (used, reply)
     }
 
-    /// Sends a request with room for a tail only: the status.
+    /// Sends a request with a buffer for a tail only. Returns the status.
     pub(super) fn status(&mut self, readable: &[u8]) -> u8 {
         let (_, reply) = self.send(readable, TAIL_BYTES);
         reply.first().copied().unwrap_or(UNTOUCHED)

@@ -20,7 +20,7 @@ pub(super) fn report(make: Make<'_>) -> Result<(), Failure> {
     let mut driver = Driver::attached(make, &usual())?;
     let status = driver.map(1, PAGE, 2 * PAGE - 1, 0, READ);
     ensure(status == VIRTIO_IOMMU_S_OK, "a page can be mapped")?;
-    // Not mapped, not writable, not attached.
+    // Faults: not mapped, not writable, not attached.
     let faults = [
         (ONE, 0xdead_0000, VIRTIO_IOMMU_FAULT_R_MAPPING),
         (ONE, PAGE + 8, VIRTIO_IOMMU_FAULT_R_MAPPING),
@@ -28,8 +28,8 @@ pub(super) fn report(make: Make<'_>) -> Result<(), Failure> {
     ];
     let all = VIRTIO_IOMMU_FAULT_F_READ | VIRTIO_IOMMU_FAULT_F_WRITE | VIRTIO_IOMMU_FAULT_F_ADDRESS;
     for (endpoint, iova, reason) in faults {
-        // Access that the driver forbids may be stopped elsewhere in a device under test; what is
-        // looked at is the report.
+        // A device under test may block the access elsewhere. This statement checks only the
+        // report.
         driver.write(endpoint, iova);
         let mut small = [0x77; FAULT_BYTES - 1];
         let split = driver.subject.next_event(&mut small);

@@ -71,7 +71,7 @@ pub(super) fn unknown_flag(make: Make<'_>) -> Result<(), Failure> {
         },
         ..usual
     };
-    // Offered and not accepted, then accepted.
+    // First the driver accepts MMIO, then it does not.
     let mut driver = match Driver::attached(make, &setup) {
         Err(Failure::NotApplicable) => return Ok(()),
         made => made?,
@@ -169,14 +169,14 @@ pub(super) fn reserved_region(make: Make<'_>) -> Result<(), Failure> {
     )
 }
 
-/// Section 5.13.6.5.2. (Reads through a write-only mapping are allowed there to devices that cannot
-/// tell; not here.)
+/// Section 5.13.6.5.2. (The specification lets a device allow reads through a write-only mapping if
+/// it cannot distinguish them. This suite does not.)
 pub(super) fn permissions(make: Make<'_>) -> Result<(), Failure> {
     let mut driver = Driver::attached(make, &usual())?;
     for (page, flags) in [(1, 0), (2, READ), (3, WRITE), (4, BOTH)] {
         let start = page * PAGE;
         let status = driver.map(1, start, start + PAGE - 1, start, flags);
-        // Whether a mapping that allows nothing can be made is the device's choice.
+        // A device may refuse a mapping without permissions.
         ensure(
             flags == 0 || status == VIRTIO_IOMMU_S_OK,
             "mappings of all permissions can be made",

@@ -1,9 +1,9 @@
-//! What the specification asks of any virtio-iommu, as 40 statements that can be run against one:
-//! this crate's, or any other behind the role [`Subject`].
+//! A conformance suite: 40 requirements of the specification that can be checked on any
+//! virtio-iommu, this crate's or another behind the interface [`Subject`].
 //!
-//! The statements are those of `docs/VIRTIO-IOMMU.md`, by number. Each makes the devices it needs
-//! by itself ([`Make`]), so none depends on another, and returns what it found wrong rather than
-//! stopping. A statement that needs a device that cannot be made, such as one without PROBE, says
+//! The statements are those of `docs/VIRTIO-IOMMU.md`, by number. Each creates its own devices
+//! ([`Make`]), so none depends on another, and returns a failure instead of panicking. A statement
+//! whose device cannot be created, for instance one without PROBE, returns
 //! [`Verdict::NotApplicable`].
 
 mod attach;
@@ -22,9 +22,9 @@ use ringfence_types::Access;
 
 use crate::{Options, ReservedRegion};
 
-/// A virtio-iommu under test, as a driver, its endpoints and its machine see it.
+/// A virtio-iommu under test, with the interfaces of the driver, the endpoints and the machine.
 pub trait Subject {
-    /// Feature bits of the device type that are offered.
+    /// Returns the offered feature bits of the device type.
     fn offered(&self) -> u64;
 
     /// The driver accepts `features`.
@@ -36,83 +36,83 @@ pub trait Subject {
     /// The driver writes the configuration.
     fn write_config(&mut self, offset: usize, bytes: &[u8]);
 
-    /// One chain of the request queue: what is device-readable, and room for what is
-    /// device-writable. Returns the used length as soon as the used index says that the chain was
-    /// returned.
+    /// Sends one chain through the request queue: the device-readable part, and a buffer for the
+    /// device-writable part. Returns the used length as soon as the device publishes the used
+    /// index.
     fn request(&mut self, readable: &[u8], writable: &mut [u8]) -> usize;
 
-    /// Lets the device finish whatever it still does behind the driver's back.
+    /// Waits until the device has finished all deferred work.
     fn idle(&mut self) {}
 
     /// The driver resets the device.
     fn reset(&mut self);
 
-    /// The machine is reset.
+    /// The machine resets the device.
     fn reset_system(&mut self);
 
-    /// `endpoint` accesses the byte at `iova`: the guest-physical address that it reaches. An
-    /// access that is stopped is reported to the driver.
+    /// Accesses the byte at `iova` from `endpoint`. Returns the guest-physical address. A blocked
+    /// access is reported to the driver.
     fn access(&mut self, endpoint: u32, iova: u64, access: Access) -> Option<u64>;
 
-    /// `endpoint` begins to access the byte at `iova` and takes its time: whether it can. It lets
-    /// go when the device asks for that, or waits for it.
+    /// Starts a long access of `endpoint` to the byte at `iova`. Returns true if the device allows
+    /// it. The access ends when the device requests it or waits for it.
     fn hold(&mut self, endpoint: u32, iova: u64, access: Access) -> bool;
 
-    /// Whether that access can still reach the byte.
+    /// Returns true if the long access can still reach the byte.
     fn holds(&self) -> bool;
 
-    /// The driver gives one buffer to the event queue: the used length, `None` if the device keeps
-    /// it for later.
+    /// Adds a buffer to the event queue. Returns the used length; `None` if the device keeps the
+    /// buffer.
     fn next_event(&mut self, buffer: &mut [u8]) -> Option<usize>;
 
-    /// How many reports were dropped.
+    /// Returns the number of dropped reports.
     fn dropped_events(&self) -> u64;
 }
 
-/// A machine: a device of these options with these endpoints.
+/// A test setup: a device with these options and endpoints.
 #[derive(Debug, Clone, Copy)]
 pub struct Setup {
-    /// What the device offers.
+    /// Options of the device.
     pub options: Options,
-    /// Endpoints, and what is reserved for each.
+    /// Endpoints and their reserved regions.
     pub endpoints: &'static [(u32, &'static [ReservedRegion])],
 }
 
-/// Makes a device; `None` if this implementation has none like that.
+/// Creates a device; `None` if the implementation does not support this setup.
 pub type Make<'a> = &'a dyn Fn(&Setup) -> Option<Box<dyn Subject>>;
 
-/// What a device did that it must not do, or did not do.
+/// Failure of a statement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Failure {
-    /// What should have been so.
+    /// The violated requirement.
     Broken(&'static str),
-    /// The implementation cannot make the device that the statement is about.
+    /// The implementation does not support the statement's device.
     NotApplicable,
 }
 
-/// Whether a statement holds.
+/// Result of a statement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// It does.
+    /// The statement holds.
     Holds,
-    /// It does not: what should have been so.
+    /// The statement fails, with the violated requirement.
     Fails(&'static str),
-    /// The implementation has no device that the statement is about.
+    /// The implementation does not support the statement's device.
     NotApplicable,
 }
 
-/// One statement.
+/// A statement about the device.
 #[derive(Debug, Clone, Copy)]
 pub struct Statement {
-    /// Its number, from 1.
+    /// Number of the statement, from 1.
     pub number: u8,
-    /// What it says.
+    /// Text of the statement.
     pub says: &'static str,
     check: fn(Make<'_>) -> Result<(), Failure>,
 }
 
 impl Statement {
-    /// Runs it against devices made by `make`.
+    /// Checks the statement on devices made by `make`.
     pub fn run(&self, make: Make<'_>) -> Verdict {
         match (self.check)(make) {
             Ok(()) => Verdict::Holds,

@@ -7,14 +7,14 @@ use super::{Failure, Make, Setup};
 use crate::Options;
 use crate::spec::*;
 
-/// The room that the configuration asks for.
+/// Returns the buffer size for properties from the configuration.
 fn wanted(driver: &Driver) -> usize {
     let mut bytes = [0; 4];
     driver.subject.read_config(CONFIG_PROBE_SIZE, &mut bytes);
     u32::from_le_bytes(bytes) as usize
 }
 
-/// The status at the end of a reply.
+/// Returns the status at the end of a reply.
 fn status_of(reply: &[u8]) -> u8 {
     let tail = reply.last_chunk::<TAIL_BYTES>();
     tail.map_or(UNTOUCHED, |tail| tail[0])
@@ -51,10 +51,10 @@ pub(super) fn unknown_endpoint(make: Make<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A property: its type, reserved bits included, and its value.
+/// A property: its type including reserved bits, and its value.
 type Property<'a> = (u16, &'a [u8]);
 
-/// The properties in `list`, and how many bytes they take; `None` if one reaches past the end.
+/// Parses the properties in `list` and returns their total length; `None` if one exceeds the list.
 fn parse(list: &[u8]) -> Option<(Vec<Property<'_>>, usize)> {
     let mut found = Vec::new();
     let mut at = 0;
@@ -126,7 +126,7 @@ pub(super) fn regions(make: Make<'_>) -> Result<(), Failure> {
     let wanted = wanted(&driver);
     let (_, reply) = driver.send(&probe(TWO), wanted + TAIL_BYTES);
     let list = reply.get(..wanted).unwrap_or_default();
-    // What cannot be parsed is statement 33's.
+    // Statement 33 covers lists that cannot be parsed.
     let found = parse(list).map(|(found, _)| found).unwrap_or_default();
     let mut doorbells = 0;
     let mut ranges: Vec<(u64, u64)> = Vec::new();

@@ -1,4 +1,4 @@
-//! Statements 9 to 12, 37, 38 and 40: what holds for every request.
+//! Statements 9 to 12, 37, 38 and 40: requirements on every request.
 
 use alloc::vec;
 
@@ -56,15 +56,15 @@ pub(super) fn unparsable(make: Make<'_>) -> Result<(), Failure> {
             )?;
         }
     }
-    // None of them had an effect.
+    // None of the requests had an effect.
     ensure(
         driver.detach(1, ONE) == VIRTIO_IOMMU_S_OK,
         "what cannot be parsed has no effect",
     )
 }
 
-/// Section 5.13.6.1: a used length of 0 is a failure to the driver, and Linux overwrites the status
-/// then.
+/// Section 5.13.6.1: the driver treats a used length of 0 as a failure, and Linux then overwrites
+/// the status.
 pub(super) fn failures_are_written(make: Make<'_>) -> Result<(), Failure> {
     let mut driver = Driver::attached(make, &usual())?;
     driver.map_page(PAGE, 0)?;
@@ -86,7 +86,7 @@ pub(super) fn failures_are_written(make: Make<'_>) -> Result<(), Failure> {
     for request in &failing {
         let (used, reply) = driver.send(request, TAIL_BYTES);
         let status = reply.first().copied().unwrap_or(UNTOUCHED);
-        // Whether it fails is another statement's.
+        // Another statement checks that the requests fail.
         ensure(
             status != UNTOUCHED && (status == VIRTIO_IOMMU_S_OK || used == TAIL_BYTES),
             "a failure's status is written, and its used length is a tail's",
@@ -126,7 +126,7 @@ pub(super) fn reserved_bytes(make: Make<'_>) -> Result<(), Failure> {
     )
 }
 
-/// Linux spins on the used ring under a lock, and then relies on what it asked for.
+/// Linux spins on the used ring under a lock, and then relies on the request's effect.
 pub(super) fn complete_when_published(make: Make<'_>) -> Result<(), Failure> {
     let mut driver = Driver::attached(make, &usual())?;
     let (start, last) = (PAGE, 2 * PAGE - 1);
@@ -148,7 +148,7 @@ pub(super) fn complete_when_published(make: Make<'_>) -> Result<(), Failure> {
     )
 }
 
-/// Overflow of `virt_end + 1`, of lengths, of the physical end.
+/// Overflow of `virt_end + 1`, of lengths, and of the physical end.
 pub(super) fn extremes(make: Make<'_>) -> Result<(), Failure> {
     let mut driver = Driver::attached(make, &usual())?;
     let top = u64::MAX - (PAGE - 1);
@@ -170,7 +170,7 @@ pub(super) fn extremes(make: Make<'_>) -> Result<(), Failure> {
             "an UNMAP that ends before it begins fails",
         )?;
     }
-    // What it would map to ends past 2^64 - 1.
+    // The physical range would end past 2^64 - 1.
     ensure(
         driver.map(1, PAGE, 3 * PAGE - 1, top, READ) != VIRTIO_IOMMU_S_OK
             && driver.read(ONE, 2 * PAGE).is_none(),
@@ -180,7 +180,7 @@ pub(super) fn extremes(make: Make<'_>) -> Result<(), Failure> {
         driver.unmap(1, 0, u64::MAX) == VIRTIO_IOMMU_S_OK && driver.read(ONE, top).is_none(),
         "everything can be unmapped at once",
     )?;
-    // As much as fits: one mapping of all addresses, onto themselves.
+    // The largest mapping: all addresses, mapped to themselves.
     let status = driver.map(1, 0, u64::MAX, 0, READ);
     let reached = driver.read(ONE, u64::MAX);
     ensure(
@@ -189,7 +189,7 @@ pub(super) fn extremes(make: Make<'_>) -> Result<(), Failure> {
     )
 }
 
-/// Bounded, whatever the guest sends.
+/// Memory use is bounded, whatever the guest sends.
 pub(super) fn caps(make: Make<'_>) -> Result<(), Failure> {
     let usual = usual();
     let setup = Setup {

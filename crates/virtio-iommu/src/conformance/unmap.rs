@@ -29,12 +29,12 @@ pub(super) fn splitting(make: Make<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Section 5.13.6.6: its examples, in pages, and ranges that spill over.
+/// Section 5.13.6.6: its examples, in pages, and ranges that exceed the mappings.
 pub(super) fn gaps(make: Make<'_>) -> Result<(), Failure> {
     struct Example {
         maps: &'static [(u64, u64)],
         unmap: (u64, u64),
-        /// What is left of the maps, by number.
+        /// Indices of the remaining mappings.
         left: &'static [usize],
         ok: bool,
     }
@@ -59,7 +59,7 @@ pub(super) fn gaps(make: Make<'_>) -> Result<(), Failure> {
         example(&[(0, 4), (5, 9)], (0, 4), &[1], true),
         example(&[(0, 4)], (0, 9), &[], true),
         example(&[(0, 4), (10, 14)], (0, 14), &[], true),
-        // Beyond the specification's seven.
+        // In addition to the specification's seven.
         example(&[(2, 4), (10, 14), (20, 20)], (1, 17), &[2], true),
         example(&[(10, 14)], (0, 9), &[0], true),
         example(&[(10, 14)], (15, 30), &[0], true),
@@ -105,7 +105,7 @@ pub(super) fn wrong_domain(make: Make<'_>) -> Result<(), Failure> {
     )
 }
 
-/// The page goes to its next owner as soon as the driver sees the reply.
+/// The driver reuses the page as soon as it sees the reply.
 pub(super) fn outstanding(make: Make<'_>) -> Result<(), Failure> {
     let mut driver = Driver::attached(make, &usual())?;
     for access in [Access::Read, Access::Write] {

@@ -8,9 +8,9 @@ use crate::store::{Entry, MappingStore};
 use crate::{DomainId, EndpointId, LimitReached, RequestError, Sink};
 
 impl<S: Sink> Device<S> {
-    /// An endpoint that is attached is detached first, as if the driver had asked for both. If the
-    /// sink then refuses to attach it, it stays where it was; only where the domain that it leaves
-    /// and the one that it enters are one and the same, and it was alone there, is it left
+    /// Attaches an endpoint. Detaches it first if it is attached, as if the driver had requested
+    /// both. If the sink then refuses the attachment, the endpoint stays in its old domain. The
+    /// exception is an endpoint that was alone in `domain` and attaches to it again: it stays
     /// detached.
     pub(super) fn attach(
         &mut self,
@@ -47,7 +47,7 @@ impl<S: Sink> Device<S> {
                 .is_ok_and(|index| self.domains.get(index).is_some_and(|d| d.endpoints == 1))
         });
         if alone && left == Some(domain) {
-            // It would be its own successor.
+            // The domain would be its own successor.
             self.leave_domain(at, domain);
             return self.attach_new(at, domain, bypass);
         }
@@ -80,7 +80,7 @@ impl<S: Sink> Device<S> {
         Ok(())
     }
 
-    /// Whether endpoint number `at` can be attached to domain number `index`, which exists.
+    /// Returns `Ok` if the endpoint at index `at` may join the existing domain at `index`.
     fn may_join(&self, index: usize, at: usize, bypass: bool) -> Result<(), RequestError> {
         let (Some(domain), Some(endpoint)) = (self.domains.get(index), self.endpoints.get(at))
         else {
@@ -107,7 +107,7 @@ impl<S: Sink> Device<S> {
         }
     }
 
-    /// Makes a domain with endpoint number `at` in it.
+    /// Creates a domain with the endpoint at index `at`.
     fn attach_new(&mut self, at: usize, id: DomainId, bypass: bool) -> Result<(), RequestError> {
         self.domains
             .try_reserve(1)
@@ -140,7 +140,7 @@ impl<S: Sink> Device<S> {
         entered
     }
 
-    /// Puts endpoint number `at` into a domain that exists. The one that it leaves is not told.
+    /// Attaches the endpoint at index `at` to an existing domain. Does not update its old domain.
     fn attach_existing(&mut self, at: usize, id: DomainId) -> Result<(), RequestError> {
         let Ok(index) = self.find_domain(id) else {
             return Err(RequestError::NoDomain(id));
@@ -174,7 +174,8 @@ impl<S: Sink> Device<S> {
         Ok(())
     }
 
-    /// Endpoint number `at` leaves domain `id`, its own, for what unattached endpoints reach.
+    /// Detaches the endpoint at index `at` from its domain `id`. It gets the access of unattached
+    /// endpoints.
     pub(super) fn leave_domain(&mut self, at: usize, id: DomainId) {
         if let Some(endpoint) = self.endpoints.get_mut(at) {
             endpoint.detach(self.bypass, &mut self.sink);
@@ -182,7 +183,7 @@ impl<S: Sink> Device<S> {
         self.remove_from_domain(id);
     }
 
-    /// An endpoint has left domain `id`: the last one takes it along.
+    /// Updates domain `id` after an endpoint has left. Removes the domain after the last one.
     fn remove_from_domain(&mut self, id: DomainId) {
         let Ok(index) = self.find_domain(id) else {
             return;
@@ -202,7 +203,7 @@ impl<S: Sink> Device<S> {
                 .iter()
                 .filter(|endpoint| endpoint.domain() == Some(id));
             for region in still.flat_map(|endpoint| &endpoint.reserved) {
-                // There was room for all of them before one left.
+                // The vector had room for all of them before one left.
                 if !domain.reserved.contains(&region.range) {
                     domain.reserved.push(region.range);
                 }

@@ -12,8 +12,7 @@ use crate::spec::{
 };
 use crate::{EndpointError, EndpointId, LimitReached, Sink, SinkError};
 
-/// Feature bits that belong to the device type; those above are the transport's (virtio 1.3,
-/// section 2.2).
+/// Feature bits of the device type. Higher bits belong to the transport (virtio 1.3, section 2.2).
 const DEVICE_FEATURES: u64 = (1 << 24) - 1;
 
 impl Options {
@@ -24,7 +23,7 @@ impl Options {
         }
     }
 
-    /// Feature bits of the device type. `VIRTIO_IOMMU_F_BYPASS` is never among them.
+    /// Returns the feature bits of the device type. `VIRTIO_IOMMU_F_BYPASS` is never set.
     pub const fn features(&self) -> u64 {
         let mut bits = 1 << VIRTIO_IOMMU_F_INPUT_RANGE
             | 1 << VIRTIO_IOMMU_F_DOMAIN_RANGE
@@ -43,23 +42,23 @@ impl Options {
 }
 
 impl<S: Sink> Device<S> {
-    /// Feature bits of the device type that are offered.
+    /// Returns the offered feature bits of the device type.
     pub const fn features(&self) -> u64 {
         self.options.features()
     }
 
-    /// The driver accepts `features`; bits of the transport and bits that were not offered are
-    /// ignored.
+    /// Records that the driver accepts `features`. Ignores bits of the transport and bits that were
+    /// not offered.
     pub fn accept_features(&mut self, features: u64) {
         self.accepted = features & DEVICE_FEATURES & self.features();
     }
 
-    /// Those of its features that the driver has accepted.
+    /// Returns the features that the driver has accepted.
     pub const fn accepted(&self) -> u64 {
         self.accepted
     }
 
-    /// Copies the configuration from byte `offset` on into `bytes`; what lies behind it reads as 0.
+    /// Copies the configuration from `offset` on into `bytes`. Bytes past its end read as 0.
     pub fn read_config(&self, offset: usize, bytes: &mut [u8]) {
         let config = self.config();
         let from = config.get(offset..).unwrap_or_default();
@@ -68,13 +67,13 @@ impl<S: Sink> Device<S> {
         rest.fill(0);
     }
 
-    /// The driver writes `bytes` at `offset`. Only `bypass` can be written, only with 0 or 1, and
-    /// only by a driver that has accepted `VIRTIO_IOMMU_F_BYPASS_CONFIG`; everything else is
+    /// Writes `bytes` at `offset` for the driver. Only `bypass` is writable, only with 0 or 1, and
+    /// only after the driver has accepted `VIRTIO_IOMMU_F_BYPASS_CONFIG`. All other writes are
     /// ignored.
     ///
     /// # Errors
-    /// The sink cannot begin: nothing was written. With [`SinkError::CommitFailed`] it was, as with
-    /// [`handle`](Self::handle).
+    /// If the sink cannot begin, nothing was written. With [`SinkError::CommitFailed`], the write
+    /// took place, with the consequences described at [`handle`](Self::handle).
     pub fn write_config(&mut self, offset: usize, bytes: &[u8]) -> Result<(), SinkError> {
         let value = CONFIG_BYPASS
             .checked_sub(offset)
@@ -97,7 +96,7 @@ impl<S: Sink> Device<S> {
         self.commit()
     }
 
-    /// `struct virtio_iommu_config`.
+    /// Encodes `struct virtio_iommu_config`.
     fn config(&self) -> [u8; CONFIG_BYTES] {
         let options = &self.options;
         let mut bytes = [0; CONFIG_BYTES];
@@ -128,11 +127,11 @@ impl<S: Sink> Device<S> {
         bytes
     }
 
-    /// An endpoint appears, attached to nothing. `reserved` is what a PROBE says of it and no MAP
-    /// may cover.
+    /// Adds an endpoint, attached to no domain. A PROBE returns its regions in `reserved`, and no
+    /// MAP may cover them.
     ///
     /// # Errors
-    /// Nothing was added.
+    /// No endpoint was added.
     pub fn add_endpoint(
         &mut self,
         id: EndpointId,
@@ -159,12 +158,12 @@ impl<S: Sink> Device<S> {
         Ok(self.commit()?)
     }
 
-    /// An endpoint disappears. If it was the last of its domain, the domain does too. Its faults
-    /// are dropped: reports carry valid endpoints.
+    /// Removes an endpoint. The last endpoint of a domain removes the domain too. Drops the
+    /// endpoint's faults, because reports must contain valid endpoints.
     ///
     /// # Errors
-    /// There is none, or the sink cannot begin; nothing has changed. With
-    /// [`SinkError::CommitFailed`] it is gone, and what it reached may still be in reach.
+    /// The endpoint does not exist, or the sink cannot begin; nothing has changed. With
+    /// [`SinkError::CommitFailed`] the endpoint is removed, but may still have access.
     pub fn remove_endpoint(&mut self, id: EndpointId) -> Result<(), EndpointError> {
         let Ok(at) = self.find_endpoint(id) else {
             return Err(EndpointError::NoEndpoint(id));
@@ -179,21 +178,22 @@ impl<S: Sink> Device<S> {
         Ok(self.commit()?)
     }
 
-    /// The driver resets the device: no endpoint is attached, no feature accepted. Field `bypass`
-    /// stays.
+    /// Resets the device for the driver: detaches all endpoints and clears the accepted features.
+    /// Field `bypass` is kept.
     ///
     /// # Errors
-    /// The sink cannot begin: nothing has changed. With [`SinkError::CommitFailed`] all has, and
-    /// what endpoints reached may still be in reach.
+    /// If the sink cannot begin, nothing has changed. With [`SinkError::CommitFailed`] the device
+    /// is reset, but endpoints may still have access.
     pub fn reset(&mut self) -> Result<(), SinkError> {
         self.reset_to(self.bypass)
     }
 
-    /// The machine is reset: as [`reset`](Self::reset), and `bypass` is what it was at first.
+    /// Resets the device with the machine: like [`reset`](Self::reset), but `bypass` returns to its
+    /// initial value.
     ///
     /// # Errors
-    /// The sink cannot begin: nothing has changed. With [`SinkError::CommitFailed`] all has, and
-    /// what endpoints reached may still be in reach.
+    /// If the sink cannot begin, nothing has changed. With [`SinkError::CommitFailed`] the device
+    /// is reset, but endpoints may still have access.
     pub fn reset_system(&mut self) -> Result<(), SinkError> {
         self.reset_to(self.options.bypass_at_first())
     }

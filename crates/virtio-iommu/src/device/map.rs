@@ -12,7 +12,7 @@ use crate::store::{Entry, InsertError};
 use crate::{DomainId, LimitReached, Options, RequestError, Sink};
 
 impl<S: Sink> Device<S> {
-    /// After an error nothing has changed.
+    /// Handles a MAP request. On error nothing has changed.
     #[inline]
     pub(super) fn map(
         &mut self,
@@ -62,7 +62,7 @@ impl<S: Sink> Device<S> {
             InsertError::Overlap => RequestError::Overlap(range),
             InsertError::OutOfMemory => RequestError::LimitReached(LimitReached::Memory),
         })?;
-        // Into the store first: taking it out again cannot fail.
+        // Insert into the store first, because removing the entry cannot fail.
         if let Some(mapping) = entry.mapping()
             && let Err(error) = self.sink.map(domain, &mapping)
         {
@@ -73,9 +73,9 @@ impl<S: Sink> Device<S> {
         Ok(())
     }
 
-    /// After an error nothing has changed, unless it is [`RequestError::Blocked`]: then the
-    /// endpoints of the domain reach nothing. What must not be is an endpoint that still reaches
-    /// what the driver gives to somebody else: Linux does not look at the status.
+    /// Handles an UNMAP request. On error nothing has changed, except after
+    /// [`RequestError::Blocked`]: then the domain's endpoints have no access. An endpoint must not
+    /// keep access to memory that the driver reuses, because Linux ignores the status of an UNMAP.
     #[inline]
     pub(super) fn unmap(
         &mut self,
@@ -113,8 +113,7 @@ impl<S: Sink> Device<S> {
         Ok(())
     }
 
-    /// Takes everything from the endpoints of a domain, because the sink no longer vouches for what
-    /// they reach.
+    /// Removes all access from the domain's endpoints, because the sink's state is unknown.
     #[cold]
     fn block_domain(&mut self, index: usize) {
         let Some(domain) = self.domains.get_mut(index) else {
@@ -133,7 +132,7 @@ impl<S: Sink> Device<S> {
     }
 }
 
-/// The flags that a MAP may have once the driver has accepted `features`.
+/// Returns the flags that a MAP may have if the driver has accepted `features`.
 #[inline]
 pub(super) const fn map_flags(features: u64) -> u32 {
     let both = VIRTIO_IOMMU_MAP_F_READ | VIRTIO_IOMMU_MAP_F_WRITE;
@@ -145,7 +144,7 @@ pub(super) const fn map_flags(features: u64) -> u32 {
 }
 
 impl Options {
-    /// Whether `start..=last` can be mapped to `physical` and what follows it, in any domain: the
+    /// Checks that `start..=last` can be mapped to `physical` onwards in any domain. Returns the
     /// range.
     #[inline]
     pub(super) fn check_mapping(
@@ -156,8 +155,8 @@ impl Options {
     ) -> Result<IovaRange, RequestError> {
         let range = request_range(start, last)?;
         let below = self.granule().wrapping_sub(1);
-        // The end is inclusive, so the byte behind it is aligned if all its lower bits are set:
-        // 2^64 - 1 needs no special case.
+        // `last` is inclusive, so the next address is aligned if all low bits of `last` are set.
+        // This includes 2^64 - 1 without a special case.
         if (start | physical | !last) & below != 0 {
             return Err(RequestError::Misaligned(range));
         }
@@ -173,7 +172,7 @@ impl Options {
     }
 }
 
-/// `virt_start..=virt_end` of a request.
+/// Returns `virt_start..=virt_end` of a request as a range.
 #[inline]
 fn request_range(start: u64, last: u64) -> Result<IovaRange, RequestError> {
     IovaRange::inclusive(Iova::new(start), Iova::new(last))

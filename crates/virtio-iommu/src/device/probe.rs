@@ -9,8 +9,8 @@ use crate::spec::{
 use crate::{EndpointId, RequestError, RequestOutcome, Sink};
 
 impl<S: Sink> Device<S> {
-    /// Fills `reply`: the properties of `endpoint`, zeroes up to `probe_bytes`, the tail. If it is
-    /// shorter than that, the tail is its end, because that is where the driver looks for it.
+    /// Fills `reply` with the properties of `endpoint`, zeroes up to `probe_bytes`, and the tail.
+    /// If `reply` is shorter, the tail goes to its end, where the driver expects it.
     pub(super) fn probe(&self, endpoint: EndpointId, reply: &mut [u8]) -> RequestOutcome {
         let wanted = self.options.probe_bytes as usize;
         let given = reply.len().saturating_sub(TAIL_BYTES);
@@ -55,7 +55,7 @@ const fn unwritten(error: RequestError) -> RequestOutcome {
     }
 }
 
-/// `struct virtio_iommu_probe_resv_mem` (section 5.13.6.8.1); reserved bytes are zero.
+/// Encodes `struct virtio_iommu_probe_resv_mem` (section 5.13.6.8.1); reserved bytes are zero.
 fn encode(region: &ReservedRegion) -> [u8; RESV_MEM_BYTES] {
     const LENGTH: u16 = (RESV_MEM_BYTES - PROPERTY_HEAD_BYTES) as u16;
     let subtype = match region.kind {

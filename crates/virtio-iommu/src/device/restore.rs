@@ -1,5 +1,5 @@
-//! A device into a snapshot, and back: nothing of a snapshot takes effect before all of it was
-//! found to be what requests could have made here.
+//! Snapshot and restore of a device. Restore first validates the whole snapshot: requests must be
+//! able to produce its state on this device.
 
 use alloc::vec::Vec;
 
@@ -12,12 +12,12 @@ use crate::spec::VIRTIO_IOMMU_F_BYPASS_CONFIG;
 use crate::store::{Entry, InsertError, MappingStore};
 use crate::{DomainId, EndpointId, LimitReached, RequestError, Sink, SinkError, TranslationFault};
 
-/// What a snapshot holds, found to be in order.
+/// Validated content of a snapshot.
 struct Parsed {
     accepted: u64,
     bypass: bool,
     dropped: u64,
-    /// By endpoint, in the device's order.
+    /// Attachment of each endpoint, in the device's order.
     states: Vec<AttachState>,
     domains: Vec<Domain>,
     mappings: usize,
@@ -25,8 +25,9 @@ struct Parsed {
 }
 
 impl<S: Sink> Device<S> {
-    /// What the device holds, its sink aside: features, `bypass`, attachments, domains with their
-    /// mappings, waiting events. The embedder carries options and endpoints over itself.
+    /// Encodes the state of the device, except its sink: features, `bypass`, attachments, domains
+    /// with their mappings, and waiting events. The embedder transfers options and endpoints
+    /// itself.
     pub fn snapshot(&self) -> Vec<u8> {
         let mut out = Writer::new();
         out.u64(self.accepted);
@@ -66,11 +67,11 @@ impl<S: Sink> Device<S> {
         out.0
     }
 
-    /// Takes over what a snapshot holds, and tells the sink all of it. The device has the endpoints
-    /// that the snapshot's had, and was reset.
+    /// Restores a snapshot and replays it to the sink. The device must have been reset, with the
+    /// endpoints of the snapshot.
     ///
     /// # Errors
-    /// The device and what endpoints reach are as before.
+    /// The device and the access of its endpoints are unchanged.
     pub fn restore(&mut self, bytes: &[u8]) -> Result<(), SnapshotError> {
         if !self.domains.is_empty() || self.accepted != 0 {
             return Err(SnapshotError::NotReset);
@@ -109,8 +110,8 @@ impl<S: Sink> Device<S> {
         told.and(settled).map_err(SnapshotError::Sink)
     }
 
-    /// Tells the sink. Domains that it was not told of have no endpoints when this returns an
-    /// error.
+    /// Replays the domains to the sink. After an error, `parsed.domains` keeps only those that the
+    /// sink knows.
     fn replay_to_sink(&mut self, parsed: &mut Parsed) -> Result<(), SinkError> {
         let mut told = 0;
         let result = parsed.domains.iter().try_for_each(|domain| {
@@ -236,7 +237,7 @@ impl<S: Sink> Device<S> {
         Ok(states)
     }
 
-    /// One domain, with `mappings` counting those of all.
+    /// Decodes one domain. `mappings` counts the mappings of all domains.
     fn parse_domain(
         &self,
         input: &mut Reader<'_>,
@@ -324,8 +325,7 @@ impl<S: Sink> Device<S> {
         if count > self.options.limits.events {
             return Err(SnapshotError::Events(count));
         }
-        // As a device would keep them, so that taking them over cannot fail for want of memory
-        // half-way.
+        // Allocate the list of events here, so that installing it later cannot run out of memory.
         let mut events = Vec::new();
         for _ in 0..count {
             let event = input.event()?;

@@ -1,4 +1,4 @@
-//! What an endpoint's access reaches, and the faults of those that reach nothing.
+//! Translation of endpoints' accesses, and fault reports.
 
 use ringfence_types::{Access, Iova, IovaRange, PhysAddr, PhysRange};
 
@@ -9,11 +9,12 @@ use crate::fault::{BufferTooSmall, TranslationFault, TranslationFaultReason};
 use crate::{AccessTarget, EndpointId, MemoryKind, Sink};
 
 impl<S: Sink> Device<S> {
-    /// Where the first bytes of an access go: as far as one mapping, or one reserved region, goes.
-    /// An access is allowed if every piece of it is: look at all before the first byte is moved.
+    /// Translates the first bytes of an access, up to the end of one mapping or reserved region. An
+    /// access is allowed only if all its pieces are. Translate all of them before moving the first
+    /// byte.
     ///
     /// # Errors
-    /// Why it was stopped. Nobody is told: see [`Device::report`].
+    /// Returns the fault of a blocked access. The driver sees it only after [`Device::report`].
     pub fn translate(
         &self,
         endpoint: EndpointId,
@@ -48,7 +49,7 @@ impl<S: Sink> Device<S> {
             DomainKind::Blocked => return Err(denied(TranslationFaultReason::Blocked)),
             DomainKind::Mapped(store) => store,
         };
-        // No mapping of the domain overlaps what is reserved for its endpoints.
+        // No mapping of the domain overlaps a reserved region of its endpoints.
         if let Some(doorbell) = reserved_at(source, range, access) {
             return doorbell.ok_or(denied(TranslationFaultReason::Reserved));
         }
@@ -62,7 +63,7 @@ impl<S: Sink> Device<S> {
         {
             return Err(denied(TranslationFaultReason::Permission));
         }
-        // MAP saw to it that the last byte does not wrap.
+        // MAP has checked that the last byte does not wrap.
         let at =
             |iova: u64| PhysAddr::new(entry.physical.wrapping_add(iova.wrapping_sub(entry.start)));
         let last = range.last().get().min(entry.last);
@@ -74,9 +75,9 @@ impl<S: Sink> Device<S> {
         })
     }
 
-    /// Tells the driver of an access that was stopped, by [`translate`](Device::translate) or by
-    /// whatever the sink feeds. A fault of an endpoint that does not exist is not told, only
-    /// counted as dropped: reports carry valid endpoints.
+    /// Queues a report of an access that [`translate`](Device::translate) or the sink's consumer
+    /// blocked. Reports must contain valid endpoints, so a fault of an unknown endpoint only counts
+    /// as dropped.
     pub fn report(&mut self, denied: TranslationFault) {
         if self.find_endpoint(denied.endpoint).is_ok() {
             self.events.push(denied);
@@ -85,31 +86,32 @@ impl<S: Sink> Device<S> {
         }
     }
 
-    /// Writes the oldest report into `buffer`, the device-writable part of one chain of the event
-    /// queue: the used length, or `None` if there is nothing to report.
+    /// Writes the oldest report into `buffer`, the device-writable part of a chain of the event
+    /// queue. Returns the used length, or `None` if no report is waiting.
     ///
     /// # Errors
-    /// The buffer has no room for it. The report stays for the next one; this one goes back to the
-    /// driver with used length 0.
+    /// The buffer is too small. The report waits for the next one. Return this buffer to the driver
+    /// with used length 0.
     pub fn next_event(&mut self, buffer: &mut [u8]) -> Result<Option<usize>, BufferTooSmall> {
         self.events.next(buffer)
     }
 
-    /// Reports that wait for a buffer.
+    /// Returns the number of reports that wait for a buffer.
     pub fn events_waiting(&self) -> usize {
         self.events.waiting()
     }
 
-    /// Reports that were dropped because too many waited.
+    /// Returns the number of dropped reports: above the limit, or of an unknown or removed
+    /// endpoint.
     pub const fn events_dropped(&self) -> u64 {
         self.events.dropped()
     }
 }
 
-/// The access of an endpoint in bypass mode.
+/// Returns the target of an access in bypass mode.
 fn identity(range: IovaRange) -> AccessTarget {
     let at = |iova: Iova| PhysAddr::new(iova.get());
-    // Never `None`: a range is no emptier as a physical one.
+    // Never `None`: the physical range has the same length.
     match PhysRange::inclusive(at(range.start()), at(range.last())) {
         Some(physical) => AccessTarget::Memory {
             physical,
@@ -119,7 +121,8 @@ fn identity(range: IovaRange) -> AccessTarget {
     }
 }
 
-/// If `range` begins in a reserved region: the doorbells it rings, or `None` inside for nothing.
+/// Returns `None` if `range` starts outside the reserved regions. The inner value is the doorbell,
+/// or `None` if the access is blocked.
 fn reserved_at(
     source: &Endpoint,
     range: IovaRange,

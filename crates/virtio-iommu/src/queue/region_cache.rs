@@ -1,8 +1,8 @@
-//! Guest memory in which the region that was found last is looked at first.
+//! Guest memory with a cache of the last region found.
 //!
-//! A request asks eight times where an address lies: the driver's index, the ring's slot, two
-//! descriptors, the request, the status, the used element, the device's index. They nearly always
-//! lie in one region, and finding it each time is most of what a queue costs.
+//! A request looks up a region eight times: the driver's index, the ring's slot, two descriptors,
+//! the request, the status, the used element, the device's index. These addresses are nearly always
+//! in one region, and the lookups are most of a queue's cost.
 
 use core::cell::Cell;
 use core::iter::FusedIterator;
@@ -14,10 +14,10 @@ use vm_memory::{
     GuestMemoryResult, MemoryRegionAddress, Permissions, VolatileSlice,
 };
 
-/// `M`, for as long as it is borrowed: its regions stay what they are.
+/// A borrowed guest memory, whose regions therefore do not change.
 pub(super) struct RegionCache<'m, M: GuestMemoryBackend + ?Sized> {
     memory: &'m M,
-    /// Where the last address was.
+    /// Region of the last lookup.
     region: Cell<Option<&'m M::R>>,
 }
 
@@ -75,11 +75,11 @@ impl<M: GuestMemoryBackend + ?Sized> GuestMemory for RegionCache<'_, M> {
     }
 }
 
-/// The slices behind a range, in order, as vm-memory's own iterator gives them.
+/// The slices of a range, in order, like vm-memory's own iterator.
 struct Slices<'a, 'm, M: GuestMemoryBackend + ?Sized> {
     memory: &'a RegionCache<'m, M>,
     at: GuestAddress,
-    /// Bytes; none once there was an error, too.
+    /// Remaining bytes; 0 after an error.
     left: usize,
 }
 
@@ -99,8 +99,8 @@ impl<'a, M: GuestMemoryBackend + ?Sized> Iterator for Slices<'a, '_, M> {
         let here = self.left.min(usize::try_from(room).unwrap_or(usize::MAX));
         let slice = region.get_slice(start, here);
         self.left = if slice.is_ok() { self.left - here } else { 0 };
-        // A region ends at 2^64 - 1 at the latest, so at most this is 0, and there is what there
-        // is.
+        // A region ends at 2^64 - 1 at the latest, so this wraps at most to 0, when no bytes
+        // remain.
         self.at = GuestAddress(self.at.raw_value().wrapping_add(here as u64));
         Some(slice)
     }
@@ -111,8 +111,8 @@ impl<M: GuestMemoryBackend + ?Sized> FusedIterator for Slices<'_, '_, M> {}
 impl<'a, M: GuestMemoryBackend + ?Sized> GuestMemorySliceIterator<'a, MS<'a, M>>
     for Slices<'a, '_, M>
 {
-    /// As the trait has it. Its own version peeks, and what it moves through memory for that costs
-    /// more than all else.
+    /// Has the semantics of the trait's default method, which peeks. Its moves through memory would
+    /// dominate the cost.
     #[inline]
     fn stop_on_error(
         mut self,
@@ -145,8 +145,8 @@ impl<'a, M: GuestMemoryBackend + ?Sized> Iterator for Found<'a, '_, M> {
 }
 
 impl<'a, M: GuestMemoryBackend + ?Sized> Slices<'a, '_, M> {
-    /// The next slice, if there is one, and what is behind it. By value and out of line: nearly
-    /// every access ends with its first slice.
+    /// Returns the next slice, if any, and the state after it. By value and out of line, because
+    /// nearly every access has only one slice.
     #[inline(never)]
     fn more(&self) -> (Option<VolatileSlice<'a, MS<'a, M>>>, GuestAddress, usize) {
         let mut next = Slices { ..*self };

@@ -1,27 +1,26 @@
-//! The leaves of a store: in order of address, and under numbers that stay.
+//! The leaves of a store, in order of address and with stable numbers.
 
 use alloc::vec::Vec;
 
 use super::{Entry, InsertError};
 
-/// Mappings in a leaf at most.
+/// Maximum number of mappings per leaf.
 pub(super) const LEAF: usize = 32;
 
-/// Leaves have a position in the order of their addresses, which moves when leaves come and go
-/// before them, and a number, which does not.
+/// A leaf has a position in the order of addresses, which shifts when earlier leaves are added or
+/// removed, and a number, which is stable.
 #[derive(Debug, Default)]
 pub(super) struct Leaves {
     /// The first address of each leaf, by position.
     firsts: Vec<u64>,
     /// The number of each leaf, by position.
     numbers: Vec<u32>,
-    /// The mappings of each leaf, by number; none where no leaf has it. Every leaf has some, and
-    /// room for `LEAF`.
+    /// Mappings of each leaf, by number; empty for unused numbers. Every leaf has at least one
+    /// mapping and capacity for `LEAF`.
     runs: Vec<Vec<Entry>>,
-    /// Numbers that no leaf has.
+    /// Unused numbers.
     free: Vec<u32>,
-    /// An empty leaf kept for the next one, so that a mapping that comes and goes allocates
-    /// nothing.
+    /// An empty leaf, kept so that repeated insertion and removal of one mapping does not allocate.
     spare: Vec<Entry>,
 }
 
@@ -30,13 +29,13 @@ impl Leaves {
         self.firsts.len()
     }
 
-    /// The first address of the leaf at `position`.
+    /// Returns the first address of the leaf at `position`.
     #[inline]
     pub(super) fn first(&self, position: usize) -> Option<u64> {
         self.firsts.get(position).copied()
     }
 
-    /// The position of the leaf that a mapping starting at `address` belongs to.
+    /// Returns the position of the leaf for a mapping that starts at `address`.
     #[inline]
     pub(super) fn position_of(&self, address: u64) -> usize {
         self.firsts
@@ -44,31 +43,31 @@ impl Leaves {
             .saturating_sub(1)
     }
 
-    /// The number of the leaf at `position`.
+    /// Returns the number of the leaf at `position`.
     #[inline]
     pub(super) fn number(&self, position: usize) -> Option<usize> {
         self.numbers.get(position).map(|number| *number as usize)
     }
 
-    /// The mappings of the leaf at `position`.
+    /// Returns the mappings of the leaf at `position`.
     #[inline]
     pub(super) fn run(&self, position: usize) -> Option<&[Entry]> {
         self.numbered(self.number(position)?)
     }
 
-    /// The mappings of leaf `number`.
+    /// Returns the mappings of leaf `number`.
     #[inline]
     pub(super) fn numbered(&self, number: usize) -> Option<&[Entry]> {
         self.runs.get(number).map(Vec::as_slice)
     }
 
-    /// The mapping in slot `at` of leaf `number`, which keeps its start.
+    /// Returns the mapping in slot `at` of leaf `number`. The caller must not change its start.
     #[inline]
     pub(super) fn entry_mut(&mut self, number: usize, at: usize) -> Option<&mut Entry> {
         self.runs.get_mut(number)?.get_mut(at)
     }
 
-    /// The mappings of the leaves from `position` on.
+    /// Returns the mappings of the leaves from `position` on.
     #[inline]
     pub(super) fn runs_from(&self, position: usize) -> impl Iterator<Item = &[Entry]> {
         let numbers = self.numbers.get(position..).unwrap_or_default();
@@ -77,7 +76,7 @@ impl Leaves {
             .filter_map(|number| self.numbered(*number as usize))
     }
 
-    /// Every mapping, with the number of its leaf and its slot.
+    /// Returns every mapping's start, the number of its leaf, and its slot.
     pub(super) fn places(&self) -> impl Iterator<Item = (u64, usize, usize)> {
         self.runs.iter().enumerate().flat_map(|(number, run)| {
             let slots = run.iter().enumerate();
@@ -85,7 +84,7 @@ impl Leaves {
         })
     }
 
-    /// Puts `entry` into slot `at` of the leaf at `position`, which is not full.
+    /// Inserts `entry` at slot `at` of the leaf at `position`, which must not be full.
     #[inline]
     pub(super) fn put(&mut self, position: usize, at: usize, entry: Entry) {
         let number = self.number(position);
@@ -99,8 +98,8 @@ impl Leaves {
         }
     }
 
-    /// Removes up to `count` mappings from slot `at` on of a leaf that keeps some: how many it
-    /// were.
+    /// Removes up to `count` mappings from slot `at` on. The leaf must keep at least one. Returns
+    /// the number removed.
     pub(super) fn drain(&mut self, position: usize, at: usize, count: usize) -> usize {
         let number = self.number(position);
         let Some(run) = number.and_then(|number| self.runs.get_mut(number)) else {
@@ -120,7 +119,7 @@ impl Leaves {
         count
     }
 
-    /// Makes a leaf of `entry` alone at `position`.
+    /// Creates a leaf with only `entry` at `position`.
     #[cold]
     pub(super) fn add(&mut self, position: usize, entry: Entry) -> Result<(), InsertError> {
         let mut run = self.new_run()?;
@@ -129,7 +128,7 @@ impl Leaves {
         Ok(())
     }
 
-    /// Moves the upper half of the leaf at `position` into one behind it.
+    /// Moves the upper half of the leaf at `position` to a new leaf after it.
     #[cold]
     pub(super) fn split(&mut self, position: usize) -> Result<(), InsertError> {
         let mut above = self.new_run()?;
@@ -143,7 +142,7 @@ impl Leaves {
         Ok(())
     }
 
-    /// Appends the mappings of the leaf behind `position` to those of the one there.
+    /// Appends the mappings of the leaf after `position` to the leaf at `position`.
     pub(super) fn merge(&mut self, position: usize) {
         let numbers = (self.number(position), self.number(position + 1));
         let (Some(low), Some(high)) = numbers else {
@@ -162,7 +161,7 @@ impl Leaves {
         self.unlink(position + 1, 1);
     }
 
-    /// Drops `count` leaves from `position` on.
+    /// Removes `count` leaves from `position` on.
     pub(super) fn unlink(&mut self, position: usize, count: usize) {
         if count == 0 {
             return;
@@ -174,12 +173,13 @@ impl Leaves {
                 self.spare = core::mem::take(run);
                 self.spare.clear();
             }
-            // There is room for every number.
+            // The vector has capacity for every number.
             self.free.push(number);
         }
     }
 
-    /// Gives `run` a number and a position. There is room: see [`new_run`](Self::new_run).
+    /// Assigns a number and a position to `run`. [`new_run`](Self::new_run) has reserved the
+    /// memory.
     fn link(&mut self, position: usize, first: u64, run: Vec<Entry>) {
         let number = match self.free.pop() {
             Some(number) => {
@@ -198,7 +198,7 @@ impl Leaves {
         self.firsts.insert(position, first);
     }
 
-    /// An empty leaf, with room for it in the vectors.
+    /// Allocates an empty leaf and reserves room for it in the vectors.
     fn new_run(&mut self) -> Result<Vec<Entry>, InsertError> {
         let out = |_| InsertError::OutOfMemory;
         if self.runs.len() >= u32::MAX as usize {

@@ -1,44 +1,45 @@
-//! Where a mapping stood when it was last seen, by its first address.
+//! Last known positions of mappings, by first address.
 //!
-//! A table of guesses, not an index: mappings move within leaves and between them, and nobody tells
-//! it. Who takes a guess looks whether it is right, in the one line of memory that is needed
-//! anyway; a wrong one costs a search. So there is no upkeep, and addresses that a hostile driver
-//! chooses to collide make it useless and nothing worse.
+//! The table contains hints, not an index: mappings move within and between leaves without updating
+//! it. The caller checks a hint on the cache line that it needs anyway; a wrong hint costs a
+//! search. The table thus needs no maintenance. Addresses that a hostile driver chooses to collide
+//! only make it useless.
 
 use alloc::vec::Vec;
 
 use super::EntryPosition;
 
-/// Guesses that share a hash.
+/// Hints per bucket.
 const WAYS: usize = 4;
 
-/// Bits of a guess for the slot in a leaf.
+/// Bits of a hint for the slot in a leaf.
 const SLOT_BITS: u32 = super::LEAF.trailing_zeros();
 
-/// Bits of a guess for the place; the others tell its address from those that share its hash.
+/// Bits of a hint for the position. The other bits are a tag that distinguishes addresses with
+/// equal hashes.
 const PLACE_BITS: u32 = 24;
 
-/// Buckets at least.
+/// Minimum number of buckets.
 const FEWEST: usize = 16;
 
-/// The guesses that share a hash, the newest first.
+/// Hints with the same hash, newest first.
 #[derive(Debug, Clone, Copy)]
 #[repr(align(16))]
 struct Bucket([u32; WAYS]);
 
 #[derive(Debug, Default)]
 pub(super) struct PositionHints {
-    /// A power of two of them, or none.
+    /// The length is a power of two, or 0.
     buckets: Vec<Bucket>,
 }
 
 impl PositionHints {
-    /// Where the mapping that begins at `start` may stand.
+    /// Returns the likely position of the mapping that starts at `start`.
     #[inline]
     pub(super) fn get(&self, start: u64) -> Option<EntryPosition> {
         let (at, tag) = self.hash(start);
         let Bucket(ways) = self.buckets.get(at)?;
-        // All four in turn, without a branch that the processor could not foresee.
+        // Compare all four, without a branch that the CPU could mispredict.
         let place = ways.iter().rev().fold(0, |found, guess| {
             if guess >> PLACE_BITS == tag {
                 *guess
@@ -53,14 +54,14 @@ impl PositionHints {
         })
     }
 
-    /// The mapping that begins at `start` stands in slot `at` of leaf `leaf`.
+    /// Records that the mapping that starts at `start` is in slot `at` of leaf `leaf`.
     pub(super) fn put(&mut self, start: u64, leaf: usize, at: usize) {
         let (bucket, tag) = self.hash(start);
         let place = leaf << SLOT_BITS | at;
         let Some(Bucket(ways)) = self.buckets.get_mut(bucket) else {
             return;
         };
-        // Leaves with higher numbers, behind at least eight million mappings, have no guesses.
+        // Higher leaf numbers, beyond at least eight million mappings, get no hints.
         if place >> PLACE_BITS != 0 {
             return;
         }
@@ -74,14 +75,14 @@ impl PositionHints {
         }
     }
 
-    /// Whether there are too few for so many mappings.
+    /// Returns true if the table is too small for this number of mappings.
     #[inline]
     pub(super) const fn is_too_small(&self, mappings: usize) -> bool {
         mappings > self.buckets.len().saturating_mul(WAYS / 2)
     }
 
-    /// Two to four guesses for each of `mappings`, if the host has the memory; `known` says where
-    /// they stand.
+    /// Rebuilds the table with two to four hints per mapping, if memory is available. `known`
+    /// provides all positions.
     #[cold]
     pub(super) fn rebuild(
         &mut self,
@@ -101,8 +102,8 @@ impl PositionHints {
         }
     }
 
-    /// The bucket for `start`, and what tells it from others there: the ends of a product in which
-    /// every bit of `start` counts.
+    /// Returns the bucket for `start` and its tag: both ends of a product that depends on every bit
+    /// of `start`.
     #[inline]
     fn hash(&self, start: u64) -> (usize, u32) {
         const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;

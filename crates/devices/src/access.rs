@@ -1,4 +1,4 @@
-//! The access engine: from a device's request to bytes in memory.
+//! The access engine: executes a device's requests on memory.
 
 use core::fmt;
 
@@ -7,8 +7,8 @@ use ringfence_types::{Access, Fault, Iova, PhysMemory, RequesterId};
 
 use crate::{ByteMemory, DmaPort, DmaRequest, Observer, Unreachable};
 
-/// The way from devices to memory: through a unit, or a machine of several, under the eyes of an
-/// observer. Borrows all of them, costs nothing to make.
+/// The path from devices to memory: through an IOMMU, or a machine with several, observed by an
+/// observer. Borrows all of them, so creating a bus costs nothing.
 #[derive(Debug)]
 pub struct Bus<'a, U, M, O> {
     unit: &'a mut U,
@@ -16,12 +16,13 @@ pub struct Bus<'a, U, M, O> {
     observer: O,
 }
 
-/// Why a device did not get its bytes.
+/// Reason why a DMA failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DmaError {
-    /// The unit stopped the access; no byte has moved.
+    /// The IOMMU blocked the access; no byte has moved.
     Fault(Fault),
-    /// The unit let it through to where there is no memory. Bytes of earlier pages may have moved.
+    /// The IOMMU allowed an access to an address without memory. Bytes of earlier pages may have
+    /// moved.
     Unreachable(Unreachable),
 }
 
@@ -56,7 +57,7 @@ impl From<Unreachable> for DmaError {
 }
 
 impl<'a, U: Translate, M: PhysMemory, O: Observer> Bus<'a, U, M, O> {
-    /// The bus between `unit`, which walks the tables in `memory`, and `observer`.
+    /// Creates the bus between `unit`, which walks the tables in `memory`, and `observer`.
     #[inline]
     pub const fn new(unit: &'a mut U, memory: &'a M, observer: O) -> Self {
         Self {
@@ -66,12 +67,12 @@ impl<'a, U: Translate, M: PhysMemory, O: Observer> Bus<'a, U, M, O> {
         }
     }
 
-    /// Makes the access without its bytes: translated, observed, cached and recorded like any
-    /// other. What counts in a replay is where the access leads, and the bytes of a sparse memory
-    /// would only be paged in.
+    /// Makes an access without moving bytes. It is translated, observed, cached and recorded like
+    /// any other. A replay needs only the target of an access; moving bytes would only page in a
+    /// sparse memory.
     ///
     /// # Errors
-    /// The fault that stopped it.
+    /// Returns the fault that blocked the access.
     #[inline]
     pub fn probe(&mut self, request: &DmaRequest) -> Result<(), Fault> {
         let DmaRequest {
@@ -95,10 +96,10 @@ impl<'a, U: Translate, M: PhysMemory, O: Observer> Bus<'a, U, M, O> {
         }
     }
 
-    /// `device` reads `into.len()` bytes at `iova`.
+    /// Reads `into.len()` bytes at `iova` for `device`.
     ///
     /// # Errors
-    /// [`DmaError`]; `into` is as it was if the access was stopped.
+    /// [`DmaError`]; `into` is unchanged if the access was blocked.
     pub fn read(&mut self, device: RequesterId, iova: Iova, into: &mut [u8]) -> Result<(), DmaError>
     where
         M: ByteMemory,
@@ -112,10 +113,10 @@ impl<'a, U: Translate, M: PhysMemory, O: Observer> Bus<'a, U, M, O> {
         })
     }
 
-    /// `device` writes `from` at `iova`.
+    /// Writes `from` at `iova` for `device`.
     ///
     /// # Errors
-    /// [`DmaError`]; memory is as it was if the access was stopped.
+    /// [`DmaError`]; memory is unchanged if the access was blocked.
     pub fn write(&mut self, device: RequesterId, iova: Iova, from: &[u8]) -> Result<(), DmaError>
     where
         M: ByteMemory,
@@ -150,7 +151,7 @@ impl<'a, U: Translate, M: PhysMemory, O: Observer> Bus<'a, U, M, O> {
             Ok(ranges) => {
                 self.observer.allowed(&request, &ranges);
                 for range in ranges.iter() {
-                    // The ranges add up to `bytes`, which is a usize.
+                    // The lengths add up to `bytes`, which is a usize.
                     piece(range.start(), range.bytes() as usize)?;
                 }
                 Ok(())
@@ -163,7 +164,7 @@ impl<'a, U: Translate, M: PhysMemory, O: Observer> Bus<'a, U, M, O> {
     }
 }
 
-/// Attackers probe: what they reach counts, not what stands there.
+/// Attackers only probe: the target of their access counts, not its content.
 impl<U: Translate, M: PhysMemory, O: Observer> DmaPort for Bus<'_, U, M, O> {
     #[inline]
     fn access(&mut self, request: &DmaRequest) -> Result<(), Fault> {

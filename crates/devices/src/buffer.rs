@@ -1,28 +1,28 @@
-//! Buffers and the pools they come from.
+//! Buffers and their pools.
 
 use core::fmt;
 
 use ringfence_types::{PhysAddr, PhysRange};
 
-/// A buffer of a [`Pool`], as a token that cannot be copied: who holds it may touch the memory. A
-/// driver gives it away when it maps it, and has it again when the mapping layer hands it up.
-/// Dropped, the memory is lost to its pool, which is safe.
+/// A buffer of a [`Pool`], as a token that cannot be copied: its owner may access the memory. The
+/// driver gives up the token when it maps the buffer, and gets it back when the mapping layer
+/// returns it. Dropping it leaks the memory from its pool, which is safe.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Buffer(PhysAddr);
 
 impl Buffer {
-    /// First byte.
+    /// Returns the address of the first byte.
     #[inline]
     pub const fn start(&self) -> PhysAddr {
         self.0
     }
 }
 
-/// What stands for a buffer inside a mapping layer: the `B` of [`Dma`](ringfence_dma::Dma).
+/// Representation of a buffer inside a mapping layer: the `B` of [`Dma`](ringfence_dma::Dma).
 pub trait BufferOwner: Sized {
-    /// Takes a buffer into custody.
+    /// Converts a buffer for the layer.
     fn hold(buffer: Buffer) -> Self;
-    /// Hands it up again.
+    /// Converts back to the buffer.
     fn release(self) -> Buffer;
 }
 
@@ -38,7 +38,7 @@ impl BufferOwner for Buffer {
     }
 }
 
-/// The buffer's address, for layers whose buffers are numbers.
+/// The buffer's address, for layers that identify buffers by number.
 impl BufferOwner for u64 {
     #[inline]
     fn hold(buffer: Buffer) -> Self {
@@ -51,7 +51,7 @@ impl BufferOwner for u64 {
     }
 }
 
-/// Buffers of one size in one region of memory, last in, first out.
+/// A pool of buffers of one size in one region of memory. Last in, first out.
 #[derive(Debug)]
 pub struct Pool {
     region: PhysRange,
@@ -60,12 +60,12 @@ pub struct Pool {
     slots: usize,
 }
 
-/// Why there is no pool.
+/// Error: a region has no room for a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PoolError {
-    /// The region.
+    /// Region of the pool.
     pub region: PhysRange,
-    /// Size of one buffer in bytes, which is zero or does not fit the region.
+    /// Size of one buffer in bytes, which is zero or exceeds the region.
     pub slot_bytes: u64,
 }
 
@@ -82,16 +82,17 @@ impl fmt::Display for PoolError {
 impl core::error::Error for PoolError {}
 
 impl Pool {
-    /// As many buffers of `slot_bytes` bytes as fit `region`, which nothing else uses.
+    /// Creates a pool with as many buffers of `slot_bytes` bytes as fit `region`. The pool must be
+    /// the only user of the region.
     ///
     /// # Errors
-    /// [`PoolError`]: not even one fits.
+    /// [`PoolError`]: not even one buffer fits.
     pub fn new(region: PhysRange, slot_bytes: u64) -> Result<Self, PoolError> {
         let slots = region.bytes().checked_div(slot_bytes).unwrap_or(0);
         if slots == 0 {
             return Err(PoolError { region, slot_bytes });
         }
-        // The last one in front, so that the first one is taken first.
+        // Reverse order, so that the pool allocates the first buffer first.
         let free: Vec<_> = (0..slots)
             .rev()
             .map(|slot| Buffer(region.start().wrapping_add(slot * slot_bytes)))
@@ -104,16 +105,16 @@ impl Pool {
         })
     }
 
-    /// A free buffer.
+    /// Allocates a buffer; `None` if the pool is empty.
     #[inline]
     pub fn alloc(&mut self) -> Option<Buffer> {
         self.free.pop()
     }
 
-    /// Takes a buffer back.
+    /// Returns a buffer to the pool.
     ///
     /// # Errors
-    /// It is not one of this pool.
+    /// Returns the buffer if it is outside the pool's region.
     #[inline]
     pub fn free(&mut self, buffer: Buffer) -> Result<(), Buffer> {
         if !self.region.contains_address(buffer.0) {
@@ -123,8 +124,8 @@ impl Pool {
         Ok(())
     }
 
-    /// The first `bytes` bytes of a buffer of this pool; `None` if there are none or the buffer is
-    /// smaller.
+    /// Returns the first `bytes` bytes of a buffer of this pool; `None` if `bytes` is 0 or the
+    /// buffer is smaller.
     #[inline]
     pub fn range(&self, buffer: &Buffer, bytes: u64) -> Option<PhysRange> {
         if bytes > self.slot_bytes {
@@ -133,19 +134,19 @@ impl Pool {
         PhysRange::new(buffer.0, bytes)
     }
 
-    /// Size of a buffer in bytes.
+    /// Returns the size of a buffer in bytes.
     #[inline]
     pub const fn slot_bytes(&self) -> u64 {
         self.slot_bytes
     }
 
-    /// How many buffers there are.
+    /// Returns the number of buffers.
     #[inline]
     pub const fn slots(&self) -> usize {
         self.slots
     }
 
-    /// How many of them are not in the pool.
+    /// Returns the number of allocated buffers.
     #[inline]
     pub fn in_use(&self) -> usize {
         self.slots.saturating_sub(self.free.len())

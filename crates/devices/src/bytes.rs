@@ -1,32 +1,31 @@
-//! The port to the bytes that devices move.
+//! The interface to the bytes that devices transfer.
 
 use core::fmt;
 
 use ringfence_memory::Arena;
 use ringfence_types::PhysAddr;
 
-/// Memory as devices see it: bytes. Tables are reached through
-/// [`PhysMemory`](ringfence_types::PhysMemory).
+/// Byte-addressed memory. Page tables use [`PhysMemory`](ringfence_types::PhysMemory) instead.
 pub trait ByteMemory {
-    /// Fills `into` from `at`.
+    /// Fills `into` with the bytes from `at` on.
     ///
     /// # Errors
-    /// [`Unreachable`] if some of the bytes lie outside memory; `into` is then unspecified.
+    /// [`Unreachable`] if some of the bytes are outside memory; `into` is then unspecified.
     fn read(&self, at: PhysAddr, into: &mut [u8]) -> Result<(), Unreachable>;
 
     /// Stores `from` at `at`.
     ///
     /// # Errors
-    /// [`Unreachable`] if some of the bytes lie outside memory; nothing is stored.
+    /// [`Unreachable`] if some of the bytes are outside memory; nothing is stored.
     fn write(&self, at: PhysAddr, from: &[u8]) -> Result<(), Unreachable>;
 }
 
-/// There is no memory there: on a real bus, an unsupported request.
+/// Error: an address without memory. On a real bus, an unsupported request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Unreachable {
-    /// First byte asked for.
+    /// First byte of the access.
     pub at: PhysAddr,
-    /// How many bytes.
+    /// Length of the access in bytes.
     pub bytes: u64,
 }
 

@@ -1,19 +1,19 @@
-//! Devices that move data by DMA, their drivers, and what they are put to.
+//! Devices that transfer data by DMA, their drivers, and their workloads.
 //!
-//! [`Bus`] is the access engine: it asks the unit to translate a device's access, tells an
-//! [`Observer`] what came of it, and moves the bytes. Devices reach memory through it alone; their
-//! drivers map and unmap through a [`DmaApi`](api::DmaApi), behind which any protection mode can
-//! stand. The [attackers](Attacker) decide which accesses to make, and know nothing of the
-//! protection mode they are up against: they see what a driver does and whether an access was
-//! stopped.
+//! [`Bus`] is the access engine. It has the IOMMU translate a device's access, reports the result
+//! to an [`Observer`], and moves the bytes. Devices access memory only through it. Their drivers
+//! map and unmap through a [`DmaApi`](api::DmaApi), which any protection mode can implement.
 //!
-//! | module | what |
+//! The [attackers](Attacker) choose accesses without knowledge of the protection mode: they see
+//! only the driver's actions and whether an access was blocked.
+//!
+//! | module | content |
 //! |---|---|
-//! | [`api`] | DMA as a driver sees it |
-//! | [`ring`] | descriptors in memory, completions, interrupts in bursts |
-//! | [`nic`] | network adapters of the shapes mlx and brcm |
-//! | [`block`] | disks: NVMe, AHCI, and an adapter that only pretends |
-//! | [`workload`] | who sends which packet when |
+//! | [`api`] | the DMA API of a driver |
+//! | [`ring`] | descriptors in memory, completions, interrupt coalescing |
+//! | [`nic`] | network adapters with the profiles mlx and brcm |
+//! | [`block`] | disks: NVMe, AHCI, and a pseudo adapter without transfers |
+//! | [`workload`] | traffic of the clients and the server |
 #![forbid(unsafe_code)]
 
 mod access;

@@ -1,20 +1,20 @@
-//! Who is told what came of each access.
+//! Observation of device accesses.
 
 use ringfence_types::{Fault, PhysRange};
 
 use crate::DmaRequest;
 
-/// Sees every access of every device: the oracle judges through it. It is told before the bytes
-/// move.
+/// Observes every access of every device; the oracle judges accesses with it. Called before the
+/// bytes move.
 pub trait Observer {
-    /// The access was let through to `ranges`, in the order of its addresses; never none.
+    /// The access was allowed and goes to `ranges`, in the order of its addresses; never empty.
     fn allowed(&mut self, request: &DmaRequest, ranges: &[PhysRange]);
 
-    /// The access was stopped: no byte of it was read or written.
+    /// The access was blocked: no byte was read or written.
     fn faulted(&mut self, request: &DmaRequest, fault: &Fault);
 }
 
-/// Nobody watches.
+/// Ignores all accesses.
 impl Observer for () {
     #[inline]
     fn allowed(&mut self, _request: &DmaRequest, _ranges: &[PhysRange]) {}

@@ -1,19 +1,20 @@
-//! One DMA as a device issues it.
+//! A DMA request of a device.
 
 use core::fmt;
 
 use ringfence_types::{Access, Iova, RequesterId};
 
-/// A request of a device for a number of bytes. It may be nonsense: devices are not trusted.
+/// A request of a device to access a range of bytes. It may be invalid, because devices are not
+/// trusted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DmaRequest {
-    /// Who issues it (HW01).
+    /// Requester ID of the device (HW01).
     pub device: RequesterId,
     /// First byte.
     pub iova: Iova,
-    /// How many bytes.
+    /// Length in bytes.
     pub bytes: u64,
-    /// Whether memory is read or written.
+    /// Read or write.
     pub access: Access,
 }
 

@@ -1,5 +1,5 @@
-//! Finished work on its way up. It goes up once all its buffers are back; until then some may be
-//! withheld by the layer.
+//! Ordered return of completed work. An item is returned when all its buffers are back; until then
+//! the mapping layer may withhold some of them.
 
 use std::collections::VecDeque;
 
@@ -7,7 +7,7 @@ use ringfence_types::PhysAddr;
 
 use crate::Buffer;
 
-/// A piece of work and those of its buffers that are back. `C` holds them: `[Option<Buffer>; N]` or
+/// An item of work and its returned buffers. `C` stores them: `[Option<Buffer>; N]` or
 /// `Vec<Option<Buffer>>`.
 #[derive(Debug)]
 struct CompletedWork<T, C> {
@@ -16,13 +16,14 @@ struct CompletedWork<T, C> {
     missing: usize,
 }
 
-/// Finished work in the order of its completion.
+/// Completed work in the order of completion.
 #[derive(Debug)]
 pub(crate) struct OrderedCompletions<T, C> {
     finished: VecDeque<CompletedWork<T, C>>,
-    /// Number of the one in front.
+    /// Number of the first item in `finished`.
     first: u64,
-    /// Buffers that the layer withholds, in the order of their unmap: where, whose, which.
+    /// Buffers that the layer withholds, in the order of their unmap: address, item, index in the
+    /// item.
     withheld: VecDeque<(PhysAddr, u64, usize)>,
 }
 
@@ -37,8 +38,8 @@ impl<T, C> Default for OrderedCompletions<T, C> {
 }
 
 impl<T, C: AsMut<[Option<Buffer>]>> OrderedCompletions<T, C> {
-    /// One more piece of work, whose buffers will come into the first `missing` places of
-    /// `buffers`; its number.
+    /// Adds an item, whose buffers will fill the first `missing` slots of `buffers`. Returns its
+    /// number.
     pub(crate) fn begin(&mut self, item: T, buffers: C, missing: usize) -> u64 {
         self.finished.push_back(CompletedWork {
             item,
@@ -48,12 +49,12 @@ impl<T, C: AsMut<[Option<Buffer>]>> OrderedCompletions<T, C> {
         self.first.wrapping_add(self.finished.len() as u64 - 1)
     }
 
-    /// A buffer of `number` will come later.
+    /// Records that the layer withholds a buffer of item `number`.
     pub(crate) fn withhold(&mut self, at: PhysAddr, number: u64, which: usize) {
         self.withheld.push_back((at, number, which));
     }
 
-    /// A buffer of `number` will never come: what is done goes up without it, and holds nothing up.
+    /// Records that a buffer of item `number` is lost, so that the item does not wait for it.
     pub(crate) fn lose(&mut self, number: u64) {
         let place = number.wrapping_sub(self.first) as usize;
         if let Some(finished) = self.finished.get_mut(place) {
@@ -61,7 +62,7 @@ impl<T, C: AsMut<[Option<Buffer>]>> OrderedCompletions<T, C> {
         }
     }
 
-    /// A buffer of `number` is back.
+    /// Stores a returned buffer of item `number`.
     pub(crate) fn buffer_returned(&mut self, buffer: Buffer, number: u64, which: usize) {
         let place = number.wrapping_sub(self.first) as usize;
         if let Some(finished) = self.finished.get_mut(place)
@@ -72,13 +73,13 @@ impl<T, C: AsMut<[Option<Buffer>]>> OrderedCompletions<T, C> {
         }
     }
 
-    /// A withheld buffer is back.
+    /// Stores a withheld buffer that the layer has released.
     ///
     /// # Errors
-    /// It belongs to no finished work.
+    /// Returns the buffer if it belongs to no item.
     pub(crate) fn released(&mut self, buffer: Buffer) -> Result<(), Buffer> {
-        // They come back in the order of their unmap, so this looks at the first one only, unless a
-        // burst's end had failed.
+        // The layer releases buffers in the order of their unmap, so the first one matches, unless
+        // the end of a burst failed before.
         let found = self
             .withheld
             .iter()
@@ -92,7 +93,7 @@ impl<T, C: AsMut<[Option<Buffer>]>> OrderedCompletions<T, C> {
         }
     }
 
-    /// The next piece of work, if it is complete.
+    /// Takes the first item, if it is complete.
     pub(crate) fn next(&mut self) -> Option<(T, C)> {
         if self.finished.front()?.missing > 0 {
             return None;
@@ -102,7 +103,7 @@ impl<T, C: AsMut<[Option<Buffer>]>> OrderedCompletions<T, C> {
         Some((finished.item, finished.buffers))
     }
 
-    /// Gives up on work whose buffers never came; `each` receives those that did.
+    /// Discards all items; passes the returned buffers to `each`.
     pub(crate) fn abandon(&mut self, mut each: impl FnMut(Buffer)) {
         self.withheld.clear();
         self.first = self.first.wrapping_add(self.finished.len() as u64);
@@ -130,7 +131,7 @@ mod tests {
         let b = returns.begin('b', [None, None], 1);
         returns.withhold(at(3), b, 0);
         assert!(returns.next().is_none());
-        // Out of order: b is whole before a is.
+        // Out of order: b is complete before a.
         assert_eq!(returns.released(buffer(3)), Ok(()));
         assert!(returns.next().is_none());
         assert_eq!(returns.released(buffer(9)), Err(buffer(9)));

@@ -1,23 +1,23 @@
-//! The port through which device models reach memory.
+//! The interface through which device models access memory.
 
 use ringfence_hw::Translate;
 use ringfence_types::{Iova, PhysMemory, RequesterId};
 
 use crate::{Bus, ByteMemory, DmaError, Observer};
 
-/// Moves bytes between a device and the addresses it was given. Device models ask for this and not
-/// for a [`Bus`], which has a unit, a memory and an observer that they need not know.
+/// Transfers bytes between a device and memory. Device models use this trait instead of [`Bus`], so
+/// that they do not depend on the types of the IOMMU, the memory and the observer.
 pub trait Transfer {
-    /// `device` reads `into.len()` bytes at `iova`.
+    /// Reads `into.len()` bytes at `iova` for `device`.
     ///
     /// # Errors
-    /// [`DmaError`]; `into` is as it was if the access was stopped.
+    /// [`DmaError`]; `into` is unchanged if the access was blocked.
     fn read(&mut self, device: RequesterId, iova: Iova, into: &mut [u8]) -> Result<(), DmaError>;
 
-    /// `device` writes `from` at `iova`.
+    /// Writes `from` at `iova` for `device`.
     ///
     /// # Errors
-    /// [`DmaError`]; memory is as it was if the access was stopped.
+    /// [`DmaError`]; memory is unchanged if the access was blocked.
     fn write(&mut self, device: RequesterId, iova: Iova, from: &[u8]) -> Result<(), DmaError>;
 }
 

@@ -1,12 +1,14 @@
-//! What a whole request costs through `virtio-queue`: with this crate's store, with a store that
-//! does nothing, with a balanced tree.
+//! Cost of a whole request through `virtio-queue`: with this crate's store, with no store, and with
+//! a balanced tree.
 //!
-//! One request a notification, as Linux sends them in strict mode: the driver's index, the chain,
-//! its bytes, the store, the status, the used ring, the question whether to notify. UNMAP and MAP
-//! of a random page take turns, so the number of mappings stays. Each store takes turns with the
-//! one that does nothing, and the ratio of their medians is what counts; the tree has a pass of its
-//! own, so that neither store pushes the other out of the caches. The store that does nothing is
-//! the shortest correct loop over the queue: it reads the request, tells its type, writes OK.
+//! The driver notifies for each request, like Linux in strict mode. A request covers the driver's
+//! index, the chain, its bytes, the store, the status, the used ring, and the check whether to
+//! notify. UNMAP and MAP of a random page alternate, so the number of mappings stays constant.
+//!
+//! Samples of each store alternate with samples without a store; the ratio of the medians is the
+//! result. The tree has a separate pass, so that neither store evicts the other from the caches.
+//! The loop without a store is the shortest correct loop over the queue: it reads the request,
+//! checks its type and writes OK.
 
 use std::collections::BTreeMap;
 use std::hint::black_box;
@@ -24,11 +26,11 @@ const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 const READABLE: u64 = 0x1_0000;
 const WRITABLE: u64 = 0x2_0000;
-/// Requests in a sample: UNMAP and MAP of half as many pages.
+/// Requests per sample: an UNMAP and a MAP for each of half as many pages.
 const REQUESTS: u16 = 128;
 const REPETITIONS: usize = 401;
 
-/// A driver's side of one queue.
+/// The driver's side of a queue.
 struct Rings {
     memory: GuestMemoryMmap,
     queue: Queue,
@@ -48,9 +50,9 @@ impl Rings {
         let rings = MockSplitQueue::new(&memory, 256);
         rings.build_multiple_desc_chains(&raw).expect("chains");
         let mut queue: Queue = rings.create_queue().expect("a queue");
-        // Where the mock puts its used ring, a long one overlaps the available one.
+        // At the mock's address, the used ring of a long queue overlaps the available ring.
         queue.set_used_ring_address(Some(0x8000), Some(0));
-        // The second half of the ring names the same chains again.
+        // The second half of the ring contains the same chains again.
         for slot in 0..256_u16 {
             let head = slot % REQUESTS * 2;
             let at = GuestAddress(queue.avail_ring() + 4 + u64::from(slot) * 2);
@@ -79,7 +81,7 @@ impl Rings {
         }
     }
 
-    /// The driver makes one more chain available.
+    /// Makes one more chain available.
     #[inline]
     fn publish(&mut self) {
         self.avail = self.avail.wrapping_add(1);
@@ -103,7 +105,7 @@ fn request(kind: u8, page: u64) -> Vec<u8> {
     bytes
 }
 
-/// The loop that anybody would write, with `store` for the request.
+/// A straightforward service loop, with `store` as the request handler.
 #[inline]
 fn plain<M: GuestMemory>(queue: &mut Queue, memory: &M, mut store: impl FnMut(&[u8; 36]) -> u8) {
     while let Some(chain) = queue.iter(memory).expect("sound").next() {
@@ -133,7 +135,7 @@ fn le64(request: &[u8; 36], at: usize) -> u64 {
     u64::from_le_bytes(request[at..at + 8].try_into().expect("8 bytes"))
 }
 
-/// MAP and UNMAP in a balanced tree, with the checks that are needed.
+/// MAP and UNMAP in a balanced tree, with the necessary checks.
 fn tree(mappings: &mut BTreeMap<u64, (u64, u64, u32)>, request: &[u8; 36]) -> u8 {
     let (start, last) = (le64(request, 8), le64(request, 16));
     let overlaps = |mappings: &BTreeMap<u64, (u64, u64, u32)>| {
@@ -180,7 +182,7 @@ fn device(live: u64) -> Device<()> {
     device
 }
 
-/// A sample: nanoseconds a request.
+/// Returns the nanoseconds per request.
 fn timed(rings: &mut Rings, mut serve: impl FnMut(&mut Queue, &GuestMemoryMmap)) -> f64 {
     let start = Instant::now();
     for _ in 0..REQUESTS {
@@ -190,7 +192,7 @@ fn timed(rings: &mut Rings, mut serve: impl FnMut(&mut Queue, &GuestMemoryMmap))
     start.elapsed().as_nanos() as f64 / f64::from(REQUESTS)
 }
 
-/// The median, and what a tenth of the values lie below and above.
+/// Returns the median and the 10th and 90th percentile.
 fn spread(values: &mut [f64]) -> [f64; 3] {
     values.sort_by(f64::total_cmp);
     [50, 10, 90].map(|percent| {
@@ -199,7 +201,7 @@ fn spread(values: &mut [f64]) -> [f64; 3] {
     })
 }
 
-/// Pages to unmap and map again, at random among the `live` ones.
+/// Random pages among the `live` ones, to unmap and map again.
 struct Pages {
     random: u64,
     live: u64,
@@ -224,7 +226,7 @@ fn timed_nothing(rings: &mut Rings) -> f64 {
     })
 }
 
-/// Samples of no store, of this crate through a queue, of this crate without one.
+/// Samples without a store, of this crate through a queue, and of this crate without a queue.
 fn pass_of_ours(pages: &mut Pages, repetitions: usize) -> [Vec<f64>; 3] {
     let mut rings = [Rings::new(), Rings::new()];
     let mut device = device(pages.live);
@@ -257,7 +259,7 @@ fn pass_of_ours(pages: &mut Pages, repetitions: usize) -> [Vec<f64>; 3] {
     samples
 }
 
-/// Samples of no store, and of the tree.
+/// Samples without a store and of the tree.
 fn pass_of_the_tree(pages: &mut Pages, repetitions: usize) -> [Vec<f64>; 2] {
     let mut rings = [Rings::new(), Rings::new()];
     let mut mappings: BTreeMap<_, _> = (0..pages.live)
@@ -293,7 +295,7 @@ fn print(mut samples: impl AsMut<[Vec<f64>]>) {
 }
 
 fn main() {
-    // `cargo test --benches` runs this too: then once is enough.
+    // `cargo test --benches` also runs this; one repetition is enough there.
     let repetitions = if std::env::args().any(|arg| arg == "--bench") {
         REPETITIONS
     } else {

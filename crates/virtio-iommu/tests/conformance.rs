@@ -1,5 +1,5 @@
-//! The statements of the specification: each holds for this crate's device, over bytes and over
-//! queues, and each is broken by a device that breaks no other.
+//! Conformance statements: each holds for this crate's device, called directly and through queues.
+//! For each statement, a broken device fails it and no other statement.
 #![cfg(feature = "conformance")]
 
 mod subjects;
@@ -13,7 +13,7 @@ fn direct(setup: &Setup) -> Option<Box<dyn Subject>> {
     Some(Box::new(Direct::new(setup)))
 }
 
-/// Runs statement `number` against every sound device.
+/// Runs statement `number` on each correct device.
 fn holds(number: usize) {
     let statement = &STATEMENTS[number - 1];
     assert_eq!(usize::from(statement.number), number);
@@ -93,7 +93,7 @@ named! {
     40 s40_caps,
 }
 
-/// Each broken device fails its own statement and no other; each statement has at least one.
+/// Each broken device fails its own statement and no other. Each statement has at least one.
 #[test]
 fn each_statement_is_broken_by_a_device_of_its_own() {
     let mut wrong = Vec::new();

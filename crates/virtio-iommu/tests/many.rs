@@ -1,4 +1,5 @@
-//! Many mappings: every page against a list of pages, while leaves split, join and go.
+//! Many mappings: compares every page with a list of pages, while leaves split, merge and
+//! disappear.
 
 use ringfence_types::{Access, Iova, IovaRange};
 use ringfence_virtio_iommu::{AccessTarget, Device, EndpointId, Options};
@@ -19,7 +20,7 @@ impl Random {
     }
 }
 
-/// The device, and for each page the first and last page of its mapping.
+/// The device, and the first and last page of the mapping of each page.
 struct Both {
     device: Device<()>,
     pages: Vec<Option<(u64, u64)>>,
@@ -106,7 +107,7 @@ fn random_mappings_agree_page_by_page() {
         let mut both = Both::new();
         for step in 0..12_000 {
             let first = random.below(PAGES);
-            // Phases of growth and of decay.
+            // Alternate phases of growth and decay.
             let growing = step / 3000 % 2 == 0;
             if random.below(10) < if growing { 8 } else { 3 } {
                 both.map(first, (first + random.below(3)).min(PAGES - 1));
@@ -144,14 +145,14 @@ fn up_and_down_and_every_other() {
     both.check();
     down.for_each(|page| both.map(page, page));
     both.check();
-    // All but the first and the last, at once.
+    // Unmap all but the first and the last with one request.
     both.unmap(1, PAGES - 2);
     assert_eq!(both.count, 2);
     both.check();
 }
 
-/// What was removed last keeps its place; a longer mapping that begins there meets the next one, in
-/// the same leaf or another.
+/// The slot of the last removed mapping stays vacant. A longer mapping at its address overlaps the
+/// next one, in the same leaf or another.
 #[test]
 fn a_place_that_is_free_again_has_no_more_room_than_before() {
     let mut both = Both::new();

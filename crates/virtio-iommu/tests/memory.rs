@@ -1,4 +1,4 @@
-//! Heap of a device at its limits: no request makes the host allocate beyond what the limits say.
+//! Heap use of a device at its limits: no request makes the host allocate more than they allow.
 #![allow(missing_docs, unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -9,7 +9,7 @@ use ringfence_virtio_iommu::{
     Device, EndpointError, EndpointId, LimitReached, Options, VirtioIommuLimits,
 };
 
-/// Counts what is allocated, and the most that ever was.
+/// Counts the allocated bytes and their maximum.
 struct Counting;
 
 static NOW: AtomicUsize = AtomicUsize::new(0);
@@ -21,13 +21,13 @@ unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let now = NOW.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
         MOST.fetch_max(now, Ordering::Relaxed);
-        // SAFETY: the caller's promises are passed on.
+        // SAFETY: the caller fulfils the allocator's contract.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
         NOW.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's promises are passed on.
+        // SAFETY: the caller fulfils the allocator's contract.
         unsafe { System.dealloc(place, layout) }
     }
 }
@@ -44,8 +44,8 @@ const LIMITS: VirtioIommuLimits = VirtioIommuLimits {
 };
 const NOMEM: u8 = 8;
 
-/// What the limits allow: 128 bytes a mapping, 4 KiB a domain, 256 bytes an endpoint, 64 bytes an
-/// event.
+/// Bound by the limits: 128 bytes per mapping, 4 KiB per domain, 256 bytes per endpoint, 64 bytes
+/// per event.
 const BOUND: usize =
     128 * LIMITS.mappings + 4096 * LIMITS.domains + 256 * LIMITS.endpoints + 64 * LIMITS.events;
 
@@ -60,7 +60,7 @@ impl Random {
     }
 }
 
-/// Status of a request made of `words`, which are domain or endpoint ids and addresses.
+/// Sends a request with these ids and addresses. Returns its status.
 fn send(device: &mut Device<()>, kind: u8, ids: [u32; 2], addresses: &[u64]) -> u8 {
     let mut request = [0; 64];
     request[0] = kind;
@@ -97,7 +97,7 @@ fn no_request_makes_the_host_allocate_without_bound() {
             .add_endpoint(EndpointId::new(endpoint), &[])
             .expect("room");
     }
-    // The embedder adds endpoints, and the embedder gets the error.
+    // The embedder adds endpoints, so it gets the error.
     let one_more = device.add_endpoint(EndpointId::new(99), &[]);
     assert_eq!(
         one_more,
@@ -111,7 +111,7 @@ fn no_request_makes_the_host_allocate_without_bound() {
         for step in 0..120_000 {
             let domain = random.below(2 * LIMITS.domains as u64) as u32;
             let endpoint = random.below(LIMITS.endpoints as u64 + 2) as u32;
-            // Far from each other, side by side, and at the end of the address space.
+            // Distant pages, adjacent pages, and the end of the address space.
             let page = match random.below(4) {
                 0 => random.below(1 << 51) << 1,
                 1 => u64::MAX / PAGE - random.below(64),
@@ -120,7 +120,7 @@ fn no_request_makes_the_host_allocate_without_bound() {
             let (start, last) = (page * PAGE, page * PAGE + (PAGE - 1));
             let phase = step / 20_000 % 2 == 0;
             match random.below(16) {
-                // An endpoint that leaves takes the mappings of an empty domain along.
+                // An endpoint that leaves its domain removes the domain and its mappings.
                 0 if !phase || step % 20_000 < 500 => {
                     let status = send(&mut device, 1, [domain, endpoint], &[]);
                     refused[0] += u32::from(status == NOMEM);
@@ -152,6 +152,6 @@ fn no_request_makes_the_host_allocate_without_bound() {
         assert!(device.events_waiting() <= LIMITS.events && device.events_dropped() > 0);
         device.reset().expect("no sink");
     }
-    // The test shows nothing if the limits are never reached.
+    // The test is meaningless if the limits are never reached.
     assert!(refused.iter().all(|count| *count > 100), "{refused:?}");
 }

@@ -1,4 +1,4 @@
-//! The adapter: what is published when, and chains that no driver should make.
+//! The queue adapter: the order of publication, and malformed chains.
 #![cfg(feature = "virtio-queue")]
 
 use std::cell::RefCell;
@@ -29,18 +29,18 @@ fn used_index(memory: &GuestMemoryMmap, used: u64) -> u16 {
     memory.read_obj(GuestAddress(used + 2)).expect("the index")
 }
 
-/// Looks at the used index whenever it is called.
+/// A sink that logs the used index at each call.
 struct Watch {
     memory: GuestMemoryMmap,
     used: u64,
     log: Rc<RefCell<Vec<(&'static str, u16)>>>,
     refuses: bool,
-    /// Cannot wait for its readers.
+    /// True if it cannot wait for its readers.
     stuck: bool,
 }
 
 impl Watch {
-    /// A sink without trouble, over `queue` in `memory`.
+    /// Creates a sink without faults, over `queue` in `memory`.
     fn new(memory: &GuestMemoryMmap, queue: &Queue) -> Self {
         Self {
             memory: memory.clone(),
@@ -138,7 +138,7 @@ fn request(kind: u8) -> Vec<u8> {
     bytes
 }
 
-/// A queue of one chain for each request.
+/// Creates a queue with one chain for each request.
 fn queue_of(memory: &GuestMemoryMmap, requests: &[Vec<u8>]) -> Queue {
     let mut chains = Vec::new();
     for (number, bytes) in (0_u64..).zip(requests) {
@@ -156,7 +156,7 @@ fn queue_of(memory: &GuestMemoryMmap, requests: &[Vec<u8>]) -> Queue {
     rings.create_queue().expect("a queue")
 }
 
-/// Statement 37, at the ring: the driver sees no answer before the sink has committed, and one
+/// Statement 37, at the ring: the driver sees no reply before the sink has committed, and one
 /// commit serves the batch.
 #[test]
 fn nothing_is_published_before_the_sink_has_committed() {
@@ -184,8 +184,8 @@ fn nothing_is_published_before_the_sink_has_committed() {
     }
 }
 
-/// A sink that has trouble: no answer. What it cannot begin is still there; what it cannot commit
-/// has been done, and nothing more is done before it can.
+/// If the sink fails, the driver gets no reply. Requests that it cannot begin stay in the queue.
+/// Requests that it cannot commit are executed, and the queue stops until a commit succeeds.
 #[test]
 fn what_cannot_begin_or_commit_is_not_answered() {
     for begins in [false, true] {
@@ -224,9 +224,8 @@ fn what_cannot_begin_or_commit_is_not_answered() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
-    /// Loops, nested indirect tables, addresses outside memory, lengths of 2^32 - 1, any order:
-    /// each chain is returned once or the queue is refused, and nothing beyond a reply's length is
-    /// claimed.
+    /// Loops, nested indirect tables, addresses outside memory, lengths of 2^32 - 1, in any order.
+    /// Each chain is returned once or the queue is rejected, and no used length exceeds the reply.
     #[test]
     fn hostile_chains_are_returned(
         table in prop::collection::vec(
@@ -243,7 +242,7 @@ proptest! {
         let mut queue: Queue = rings.create_queue().unwrap();
         for (number, (at, far, length, flags, next)) in (0_u64..).zip(table) {
             let at = if far { u64::MAX - at } else { at };
-            // Now and then enormous.
+            // Occasionally a huge length.
             let length = if length > 60_000 { u32::MAX } else { u32::from(length % 600) };
             let flags = flags & (NEXT | WRITE | INDIRECT);
             let raw = RawDescriptor::from(Descriptor::new(at, length, flags, next));
@@ -275,8 +274,8 @@ proptest! {
     }
 }
 
-/// Memory in several pieces: rings, requests and answers each in another one, and requests and
-/// answers that lie in two.
+/// Memory in several regions: rings, requests and replies in separate ones, and requests and
+/// replies that cross a boundary.
 #[test]
 fn regions_are_told_apart() {
     let half = 0x1_0080;
@@ -324,8 +323,8 @@ fn regions_are_told_apart() {
     }
 }
 
-/// Virtio 1.3, section 2.7.5.3.1: no chain is longer than the queue, an indirect one included. A
-/// longer one costs the device no more than that, and has no effect.
+/// Virtio 1.3, section 2.7.5.3.1: no chain is longer than the queue, not even an indirect one. The
+/// device reads no further than that, and a longer chain has no effect.
 #[test]
 fn an_indirect_chain_longer_than_the_queue_is_returned_unread() {
     let memory = memory();
@@ -338,7 +337,7 @@ fn an_indirect_chain_longer_than_the_queue_is_returned_unread() {
         memory
             .write_slice(&attach, GuestAddress(READABLE))
             .expect("room");
-        // The request first, descriptors of no bytes behind it, the tail last.
+        // The request first, then empty descriptors, then the tail.
         for at in 0..descriptors {
             let last = at + 1 == descriptors;
             let (place, bytes, flags) = match at {

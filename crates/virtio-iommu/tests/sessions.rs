@@ -1,4 +1,4 @@
-//! Sessions at random: the device and its sink against a brute-force reference, after every step.
+//! Random sessions: compares the device and its sink with a brute-force reference after every step.
 
 mod common;
 
@@ -34,8 +34,7 @@ proptest! {
     }
 }
 
-/// One session with every kind of request, with each call of the sink failing in turn, with each
-/// error.
+/// One session with every kind of request. Each call of the sink fails once, with each error.
 #[test]
 fn every_call_of_the_sink_fails_once() {
     let steps: &[u8] = &[
@@ -44,17 +43,17 @@ fn every_call_of_the_sink_fails_once() {
         0, 1, 1, 0, 5, 3, 0, 1, 2, 0, 6, 1, 0, 1, 8, 3, 9, 2, 0, 1, 16, 1, 9, 3, // map four
         0, 2, 1, 0, 4, 3, // map in domain 2
         6, 1, 2, 0, // endpoint 9 moves over to domain 1
-        4, 1, 1, 9, 0, // unmap three at once
-        4, 1, 1, 9, 0, // nothing is there
-        14, 0, 0, 0, // over to a copy
+        4, 1, 1, 9, 0, // unmap three with one request
+        4, 1, 1, 9, 0, // the range is empty
+        14, 0, 0, 0, // continue on a restored copy
         6, 3, 8, 1, // a bypass domain
-        6, 1, 2, 0, // alone there: attached again
+        6, 1, 2, 0, // alone there: attach again
         0, 1, 1, 0, 5, 3, // map
-        10, 36, 1, 1, // bypass for those without domain
+        10, 36, 1, 1, // bypass for unattached endpoints
         7, 3, 8, 0, // detach
-        10, 36, 1, 0, // no more bypass
-        6, 1, 8, 0, 4, 1, 0, 255, 0, 7, 1, 2, 0, 7, 1, 8, 0, // join, unmap everything, part
-        11, 2, // reset
+        10, 36, 1, 0, // disable bypass
+        6, 1, 8, 0, 4, 1, 0, 255, 0, 7, 1, 2, 0, 7, 1, 8, 0, // join, unmap all, unmap a part
+        11, 2, // join, unmap all, unmap a part
     ];
     let mut reached = BTreeSet::new();
     for options in [0x30, 0x10, 0xb0] {

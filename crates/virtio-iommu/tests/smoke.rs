@@ -1,4 +1,4 @@
-//! One guest's life, by hand.
+//! One guest's session, written by hand.
 
 use ringfence_types::{Access, Iova, IovaRange, PhysAddr, PhysRange};
 use ringfence_virtio_iommu::{AccessTarget, Device, EndpointId, Options};

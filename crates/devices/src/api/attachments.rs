@@ -1,4 +1,4 @@
-//! Which attachment a mapping goes through: where the hardware translates by ring, each ring of the
+//! Selection of the attachment for a mapping. If the hardware translates by ring, each ring of the
 //! device has two.
 
 use ringfence_dma::{Attachment, Dma, Flush, Space};
@@ -8,14 +8,14 @@ use super::DeviceRing;
 
 /// A device's attachments by ring.
 pub trait Attachments {
-    /// For the memory of the ring itself, mapped when the device is opened (rIOMMU section 4: the
-    /// first of the ring's two tables).
+    /// The attachment for the ring's own memory, mapped when the device is opened (rIOMMU section
+    /// 4: the first of the ring's two tables).
     fn descriptors(&self, ring: DeviceRing) -> Option<&Attachment>;
-    /// For the buffers that its descriptors name (the second one).
+    /// The attachment for the buffers that its descriptors refer to (the second table).
     fn targets(&self, ring: DeviceRing) -> Option<&Attachment>;
 }
 
-/// One for everything: modes that do not translate by ring.
+/// One attachment for all mappings, for modes that do not translate by ring.
 impl Attachments for Attachment {
     #[inline]
     fn descriptors(&self, _ring: DeviceRing) -> Option<&Attachment> {
@@ -28,15 +28,15 @@ impl Attachments for Attachment {
     }
 }
 
-/// Two for each ring of the device (RI13): in the order of the rings given, table 2i holds the
-/// descriptors of ring i and table 2i + 1 its targets.
+/// Two attachments for each ring of the device (RI13). In the order of the rings given, table 2i
+/// holds the descriptors of ring i and table 2i + 1 its buffers.
 #[derive(Debug, Clone)]
 pub struct RingAttachments {
-    /// By [`table_index`].
+    /// Indexed by [`table_index`].
     rings: Vec<Option<[Attachment; 2]>>,
 }
 
-/// Where a ring stands: rings are few, and looked up at every map.
+/// Returns the index of a ring. An array suffices: rings are few, and every map looks one up.
 #[inline]
 fn table_index(ring: DeviceRing) -> usize {
     let direction = match ring.direction {
@@ -48,8 +48,8 @@ fn table_index(ring: DeviceRing) -> usize {
 }
 
 impl RingAttachments {
-    /// The attachments of a device whose space has two tables for each of `rings`; `None` if it has
-    /// fewer.
+    /// Creates the attachments of a device whose space has two tables for each of `rings`; `None`
+    /// if it has fewer.
     pub fn new<S: Space, F: Flush<S, B>, B>(
         dma: &Dma<S, F, B>,
         device: &Attachment,

@@ -1,38 +1,38 @@
-//! Who is told what a driver does: the oracle's grants and the attackers' events hang here.
+//! Hooks into a driver's DMA calls, for the oracle's grants and the attackers' events.
 
 use ringfence_dma::Platform;
 use ringfence_types::PhysRange;
 
 use crate::{Attacker, Buffer, DeviceMapping, DmaPort, DriverEvent};
 
-/// How the buffer of an unmapped range came back.
+/// State of the buffer of an unmapped range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UnmapOutcome {
-    /// Unreachable.
+    /// Returned; the device can no longer access it.
     Released,
-    /// While the device may still reach it.
+    /// Returned, but the device may still access it.
     Stale,
-    /// Not yet.
+    /// Not yet returned.
     Withheld,
 }
 
-/// Sees what a driver does at the moment it happens. `P` is the platform under the layer.
+/// Receives a driver's DMA calls when they happen. `P` is the platform of the layer.
 pub trait DmaHooks<P> {
     /// A buffer has been mapped to `memory`.
     fn mapped(&mut self, platform: &mut P, mapping: &DeviceMapping, memory: PhysRange);
-    /// It is about to be unmapped.
+    /// The driver is about to unmap the buffer.
     fn unmapping(&mut self, platform: &mut P, mapping: &DeviceMapping);
-    /// Unmap has returned.
+    /// The unmap has returned.
     fn unmapped(&mut self, platform: &mut P, mapping: &DeviceMapping, handback: UnmapOutcome);
-    /// A withheld buffer was handed up at the end of its burst.
+    /// The layer has returned a withheld buffer at the end of its burst.
     fn released(&mut self, platform: &mut P, buffer: &Buffer);
-    /// Everything mapped so far is visible to the hardware: from here on its device may be told of
-    /// it.
+    /// All mappings so far are visible to the hardware: from now on the driver may pass them to the
+    /// device.
     #[inline]
     fn synced(&mut self, _platform: &mut P) {}
 }
 
-/// Nobody watches.
+/// Ignores all calls.
 impl<P> DmaHooks<P> for () {
     #[inline]
     fn mapped(&mut self, _: &mut P, _: &DeviceMapping, _: PhysRange) {}
@@ -67,18 +67,18 @@ impl<P, W: DmaHooks<P> + ?Sized> DmaHooks<P> for &mut W {
     }
 }
 
-/// A platform whose devices reach memory over a bus.
+/// A platform whose devices access memory over a bus.
 pub trait HasBus: Platform {
-    /// The bus.
+    /// Type of the bus.
     type Bus<'a>: DmaPort
     where
         Self: 'a;
 
-    /// The bus, for an access.
+    /// Returns the bus, for an access.
     fn bus(&mut self) -> Self::Bus<'_>;
 }
 
-/// An attacker in the device: reacts to what the device's own driver does.
+/// An attacker in the device: it reacts to the DMA calls of the device's own driver.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct AttackHook<A>(pub A);
 

@@ -1,4 +1,4 @@
-//! The mapping layer behind a driver's view of it.
+//! The DMA API on top of the mapping layer.
 
 use ringfence_dma::{
     Coherent, Cpu, Dma, Flush, MapReason, Mapping as LayerMapping, Outcome, Platform, Released,
@@ -13,18 +13,18 @@ use super::{
 use crate::buffer::BufferOwner;
 use crate::{Buffer, ByteMemory, DeviceMapping};
 
-/// A device's DMA through a [`Dma`] on one processor, under the eyes of a witness. Borrows
-/// everything and costs nothing to make.
+/// A device's DMA through a [`Dma`] on one CPU, with hooks. Borrows everything, so creating it
+/// costs nothing.
 pub struct LayerApi<'a, S: Space, F: Flush<S, B>, B, P, A, W> {
-    /// The layer.
+    /// The mapping layer.
     pub dma: &'a Dma<S, F, B>,
-    /// The processor's handle.
+    /// The CPU's handle.
     pub cpu: &'a mut Cpu<S, F, B>,
-    /// The processor's ports.
+    /// The CPU's platform.
     pub platform: &'a mut P,
-    /// The device, by ring where that matters.
+    /// The device's attachments, by ring if necessary.
     pub at: &'a A,
-    /// Who is told.
+    /// Hooks.
     pub hooks: W,
 }
 
@@ -42,11 +42,11 @@ where
     F: Flush<S, B>,
     P: Platform,
 {
-    /// The buffer of an unmap that the layer has refused, where no device reaches it any more: its
-    /// domain is gone, or the invalidation that had failed succeeds now.
+    /// Returns the buffer of an unmap that the layer refused, if no device can access it any more:
+    /// its domain was detached, or a retry of the failed invalidation succeeds.
     ///
     /// # Errors
-    /// The device may still reach it. It is leaked.
+    /// The device may still access the buffer. It is leaked.
     #[cold]
     fn undone(&mut self, error: UnmapError<B>) -> Result<B, ApiError> {
         let UnmapError {
@@ -168,7 +168,7 @@ where
         mut back: impl FnMut(Buffer),
     ) -> Result<(), ApiError> {
         let at = self.at.targets(ring).ok_or(ApiError::NoSuchRing(ring))?;
-        // The witness looks at the platform, which the layer has in use until the burst has ended.
+        // The hooks use the platform, which the layer borrows until the burst has ended.
         let mut buffers = Vec::new();
         let ended = self
             .dma

@@ -1,7 +1,7 @@
-//! DMA as a driver sees it.
+//! The DMA API of a driver.
 //!
-//! A driver maps buffers, unmaps them, and says when a burst of unmaps ends. Any protection mode
-//! can stand behind [`DmaApi`], without dynamic dispatch: [`LayerApi`] is the mapping layer of this
+//! A driver maps buffers, unmaps them, and ends bursts of unmaps. Any protection mode can implement
+//! [`DmaApi`], without dynamic dispatch. [`LayerApi`] implements it with the mapping layer of this
 //! project.
 
 mod attachments;
@@ -21,62 +21,62 @@ use ringfence_types::{
 
 use crate::{Buffer, ByteMemory};
 
-/// The ring of a device that a mapping belongs to (rIOMMU section 4): modes that translate by ring
-/// need to know, others ignore it. Buffers that descriptors point to and the memory of the
-/// descriptors themselves have a table each; the call tells which.
+/// The ring of a device to which a mapping belongs (rIOMMU section 4). Modes that translate by ring
+/// use it; others ignore it. The buffers of a ring and the memory of its descriptors have separate
+/// tables, selected by the call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DeviceRing {
-    /// The queue's number among those of the device.
+    /// Index of the queue in the device.
     pub queue: u16,
-    /// The direction of the ring's data.
+    /// Direction of the ring's data.
     pub direction: Direction,
 }
 
-/// A live mapping: what goes into a descriptor, and what unmap takes.
+/// A live mapping.
 #[must_use = "a mapping that is dropped stays reachable by the device for ever"]
 #[derive(Debug)]
 pub struct Mapped<H> {
-    /// What the device is told.
+    /// Address for the descriptor.
     pub iova: Iova,
-    /// For unmap.
+    /// Handle for the unmap.
     pub handle: H,
 }
 
-/// A buffer that was not mapped.
+/// Error: a buffer was not mapped.
 #[derive(Debug)]
 pub struct FailedMap {
-    /// The buffer, back.
+    /// The buffer.
     pub buffer: Buffer,
-    /// Why.
+    /// Reason.
     pub failure: MapFailure,
 }
 
-/// Why a buffer was not mapped.
+/// Reason why a buffer was not mapped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MapFailure {
-    /// The ring has no entry free now (rIOMMU section 4: overflow is legal, the driver should slow
-    /// down). Try again after an unmap, or after the end of a burst.
+    /// The ring has no free entry now (rIOMMU section 4: overflow is legal, the driver should slow
+    /// down). Try again after an unmap or after the end of a burst.
     Busy,
     /// The mode translates by ring, and the device has no such ring.
     NoSuchRing,
-    /// It cannot be mapped.
+    /// The layer failed to map it.
     Failed(MapError),
 }
 
-/// DMA for the driver of one device.
+/// The DMA API of one device's driver.
 pub trait DmaApi {
-    /// What stands for a live mapping.
+    /// Handle of a live mapping.
     type Handle;
-    /// Memory as the driver's processor reaches it.
+    /// Type of the memory.
     type Memory: ByteMemory;
 
-    /// Memory as the driver's processor reaches it.
+    /// Returns the memory as the driver's CPU accesses it.
     fn memory(&self) -> &Self::Memory;
 
-    /// Makes `memory`, which lies in `buffer`, reachable by the device in the ring's direction.
+    /// Maps `memory`, a part of `buffer`, for the device, in the ring's direction.
     ///
     /// # Errors
-    /// The buffer comes back with the reason.
+    /// Returns the buffer with the reason.
     fn map(
         &mut self,
         ring: DeviceRing,
@@ -84,49 +84,50 @@ pub trait DmaApi {
         memory: PhysRange,
     ) -> Result<Mapped<Self::Handle>, FailedMap>;
 
-    /// Takes a mapping down. The buffer comes back now, or, as `None` says, at the end of the
+    /// Unmaps a mapping. Returns the buffer; `None` if the layer withholds it until the end of the
     /// burst.
     ///
     /// # Errors
-    /// The device may still reach the buffer, so it is lost to its pool.
+    /// The device may still access the buffer, so it is leaked.
     fn unmap(&mut self, ring: DeviceRing, handle: Self::Handle)
     -> Result<Option<Buffer>, ApiError>;
 
-    /// Ends the ring's burst of unmaps; `back` receives the buffers that were withheld.
+    /// Ends the ring's burst of unmaps, and passes the withheld buffers to `back`.
     ///
     /// # Errors
     /// The invalidation failed: buffers stay withheld.
     fn end_burst(&mut self, ring: DeviceRing, back: impl FnMut(Buffer)) -> Result<(), ApiError>;
 
-    /// Makes everything mapped so far visible to the hardware: before the device is told of it by a
-    /// write to its doorbell.
+    /// Makes all mappings so far visible to the hardware. Call this before the doorbell write that
+    /// tells the device of them.
     fn sync_map(&mut self, ring: DeviceRing);
 
-    /// Memory for the descriptors of `ring`: zeroed, reachable both ways, whole pages.
+    /// Allocates memory for the descriptors of `ring`: zeroed whole pages, accessible in both
+    /// directions.
     ///
     /// # Errors
     /// Nothing was allocated.
     fn alloc_coherent(&mut self, ring: DeviceRing, pages: usize) -> Result<Coherent, ApiError>;
 
-    /// Gives the memory of descriptors back.
+    /// Frees the memory of descriptors.
     ///
     /// # Errors
-    /// The memory comes back with the reason: the device may still reach it. Another call tries
+    /// Returns the memory with the reason: the device may still access it. The caller may try
     /// again.
     fn free_coherent(&mut self, ring: DeviceRing, memory: Coherent) -> Result<(), Box<NotFreed>>;
 }
 
-/// Coherent memory that was not freed.
+/// Error: coherent memory was not freed.
 #[must_use = "memory that is dropped stays reachable by the device for ever"]
 #[derive(Debug)]
 pub struct NotFreed {
-    /// The memory, back.
+    /// The memory.
     pub memory: Coherent,
-    /// Why.
+    /// Reason.
     pub error: ApiError,
 }
 
-/// What a driver is told when the mapping layer fails.
+/// Error of the mapping layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ApiError {
@@ -134,42 +135,42 @@ pub enum ApiError {
     Map(MapError),
     /// An unmap failed.
     Unmap {
-        /// The device.
+        /// Device.
         device: RequesterId,
-        /// The addresses.
+        /// Range of addresses.
         range: IovaRange,
-        /// Why.
+        /// Cause.
         cause: UnmapCause,
     },
     /// The invalidation at the end of a burst failed.
     EndBurst {
-        /// The device.
+        /// Device.
         device: RequesterId,
-        /// Why.
+        /// Cause.
         cause: InvalidationError,
     },
     /// The mode translates by ring, and the device has no such ring.
     NoSuchRing(DeviceRing),
     /// Coherent memory was not freed.
     FreeCoherent {
-        /// The device.
+        /// Device.
         device: RequesterId,
-        /// The addresses.
+        /// Range of addresses.
         range: IovaRange,
     },
 }
 
-/// Why an unmap failed.
+/// Reason why an unmap failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum UnmapCause {
-    /// The range is not mapped, or only part of it.
+    /// The range is not mapped, or only in part.
     NotMapped,
-    /// It is another domain's.
+    /// The range belongs to another domain.
     OtherDomain(DomainId),
-    /// The burst withholds as many buffers as it may: it has to end first.
+    /// The burst withholds the maximum number of buffers and must end first.
     BurstFull,
-    /// The translation is cleared, but the invalidation failed.
+    /// The translation is cleared, but its invalidation failed.
     NotFlushed(InvalidationError),
 }
 

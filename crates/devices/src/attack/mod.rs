@@ -1,9 +1,9 @@
-//! Devices that misbehave, and one that does not: the three attackers of the attack classes, and
-//! two that look beyond a buffer's ends.
+//! Malicious devices, and a well-behaved one: the attackers of the three attack classes, and two
+//! that access memory next to a buffer.
 //!
 //! A well-behaved device violates nothing even without an IOMMU, so exposure is measured under
-//! attack. An attacker is told what the driver does, makes accesses through a [`DmaPort`], and
-//! learns of each only whether it was stopped.
+//! attack. An attacker sees the driver's actions and makes accesses through a [`DmaPort`]. It
+//! learns only whether each access was blocked.
 
 mod neighbour;
 mod passive;
@@ -21,19 +21,19 @@ use ringfence_types::{Access, Direction, Fault, Iova, IovaRange, PageSize, Reque
 
 use crate::DmaRequest;
 
-/// A mapping as its device knows it.
+/// A mapping from the device's perspective.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DeviceMapping {
-    /// Whose it is.
+    /// Device of the mapping.
     pub device: RequesterId,
-    /// The bytes of the buffer, as the device addresses them.
+    /// Bytes of the buffer, as device addresses.
     pub range: IovaRange,
-    /// What it was mapped for.
+    /// Direction of the mapping.
     pub direction: Direction,
 }
 
 impl DeviceMapping {
-    /// The access that the mapping is meant for; a write where both are.
+    /// Returns the access that the mapping is for; a write for a bidirectional mapping.
     #[inline]
     pub const fn access(&self) -> Access {
         match self.direction {
@@ -52,7 +52,7 @@ impl DeviceMapping {
         }
     }
 
-    /// Touches the first and the last byte; whether any access was let through.
+    /// Accesses the first and the last byte. Returns true if any access was allowed.
     #[inline]
     fn touch_ends<P: DmaPort>(&self, port: &mut P) -> bool {
         let (first, last) = (self.range.start(), self.range.last());
@@ -63,7 +63,7 @@ impl DeviceMapping {
         reached
     }
 
-    /// The part of the buffer on each of its pages, in order.
+    /// Returns the part of the buffer on each of its pages, in order.
     fn pages(&self) -> impl Iterator<Item = IovaRange> + use<> {
         let range = self.range;
         let mut next = Some(range.start());
@@ -79,25 +79,25 @@ impl DeviceMapping {
     }
 }
 
-/// What a driver does, as its device can notice it.
+/// A driver's action, as far as its device can notice it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DriverEvent {
     /// A buffer has been mapped.
     Mapped(DeviceMapping),
-    /// A buffer is about to be unmapped: the last moment at which the device may use it.
+    /// The driver is about to unmap a buffer. Last moment at which the device may use it.
     Unmapping(DeviceMapping),
-    /// Unmap has returned.
+    /// An unmap has returned.
     Unmapped(DeviceMapping),
-    /// Something else happened; time has passed.
+    /// Another event; time has passed.
     Other,
 }
 
-/// Makes accesses.
+/// Makes a device's accesses.
 pub trait DmaPort {
     /// Makes one access.
     ///
     /// # Errors
-    /// The fault that stopped it.
+    /// Returns the fault that blocked it.
     fn access(&mut self, request: &DmaRequest) -> Result<(), Fault>;
 }
 
@@ -108,14 +108,14 @@ impl<F: FnMut(&DmaRequest) -> Result<(), Fault>> DmaPort for F {
     }
 }
 
-/// Decides which accesses to make. Knows the mappings and the outcome of its accesses, not the
+/// Chooses accesses. Knows the mappings and the results of its accesses, but not the protection
 /// mode.
 pub trait Attacker {
     /// Reacts to `event` with accesses through `port`.
     fn on<P: DmaPort>(&mut self, event: &DriverEvent, port: &mut P);
 }
 
-/// Both, one after the other.
+/// Two attackers, one after the other.
 impl<A: Attacker, B: Attacker> Attacker for (A, B) {
     #[inline]
     fn on<P: DmaPort>(&mut self, event: &DriverEvent, port: &mut P) {
@@ -129,7 +129,7 @@ pub(crate) mod tests {
     use super::*;
     use ringfence_types::FaultReason;
 
-    /// A port that notes what is asked and stops what `stopped` says.
+    /// A port that records all accesses and blocks those for which `stopped` returns true.
     pub(crate) struct Script<S> {
         pub(crate) stopped: S,
         pub(crate) seen: Vec<(u64, u64)>,

@@ -1,11 +1,11 @@
-//! The attacker that looks beside the buffer (A07 to A09).
+//! An attacker that accesses bytes next to the buffer (A07 to A09).
 
 use ringfence_types::PageSize;
 
 use super::{Attacker, DmaPort, DriverEvent};
 
-/// Once per mapping touches the byte before the buffer in its first page and the byte behind it in
-/// its last one. A page-granular mode cannot stop it.
+/// Once per mapping, accesses the byte before the buffer on its first page and the byte after it on
+/// its last page. A page-granular mode cannot block this.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Neighbour;
 
@@ -17,7 +17,7 @@ impl Attacker for Neighbour {
         };
         let page = PageSize::Size4K.bytes();
         let (first, last) = (mapping.range.start(), mapping.range.last());
-        // Getting through is the observer's to count.
+        // The observer counts successful accesses.
         if !first.is_aligned(page) {
             let _ = port.access(&mapping.request(first.wrapping_add(u64::MAX), 1));
         }

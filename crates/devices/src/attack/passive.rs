@@ -1,9 +1,9 @@
-//! The device that does as it is told.
+//! A well-behaved device.
 
 use super::{Attacker, DmaPort, DriverEvent};
 
-/// One access to each page of a mapping, in its direction and to all of the buffer on that page,
-/// just before it is unmapped: what a trace without device accesses lets one assume.
+/// Accesses the buffer once on each page, in the mapping's direction, just before the unmap. This
+/// is the access pattern to assume for a trace without device accesses.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Passive;
 
@@ -13,8 +13,7 @@ impl Attacker for Passive {
         if let DriverEvent::Unmapping(mapping) = event {
             for page in mapping.pages() {
                 let request = mapping.request(page.start(), page.bytes());
-                // Whether it was stopped is the observer's to judge: here it would be a false
-                // fault.
+                // The observer judges a blocked access: here it would be a false fault.
                 let _ = port.access(&request);
             }
         }

@@ -1,23 +1,23 @@
-//! The attacker that keeps translations warm (A02, A27).
+//! An attacker that keeps translations in the IOTLB (A02, A27).
 
 use std::collections::VecDeque;
 
 use super::{Attacker, DeviceMapping, DmaPort, DriverEvent};
 
-/// How many live mappings a [`Racer`] keeps warm.
+/// Number of live mappings that a [`Racer`] keeps warm.
 pub const WARM_MAPPINGS: usize = 64;
 
-/// Touches the youngest live mappings in turn, one at every event, and every page of a mapping just
-/// before it is unmapped, so that the translation is in the IOTLB when it should die. Does no harm
-/// by itself: it prepares a [`Replayer`](super::Replayer).
+/// Accesses the youngest live mappings in turn, one at each event. Just before an unmap it accesses
+/// every page of the mapping, so that the IOTLB holds the translation at the invalidation. It
+/// violates nothing by itself: it prepares a [`Replayer`](super::Replayer).
 #[derive(Debug, Clone, Default)]
 pub struct Racer {
-    /// Live mappings, the one to be touched next in front.
+    /// Live mappings; the next one to access is at the front.
     warm: VecDeque<DeviceMapping>,
 }
 
 impl Racer {
-    /// A racer without mappings.
+    /// Creates a racer without mappings.
     pub fn new() -> Self {
         Self::default()
     }
@@ -37,7 +37,7 @@ impl Attacker for Racer {
                 for page in mapping.pages() {
                     let _ = port.access(&mapping.request(page.start(), 1));
                 }
-                // It is about to die: a later touch would no longer be a live one.
+                // The mapping is about to be unmapped: a later access would no longer be legal.
                 if let Some(at) = self.warm.iter().position(|warm| warm == mapping) {
                     self.warm.remove(at);
                 }

@@ -1,4 +1,4 @@
-//! The attacker that goes on using what it was given before (A02 to A05, A27).
+//! An attacker that reuses addresses of earlier mappings (A02 to A05, A27).
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -6,21 +6,21 @@ use ringfence_types::{IovaRange, PageSize, RequesterId};
 
 use super::{Attacker, DeviceMapping, DmaPort, DriverEvent};
 
-/// How many dead ranges of each device a [`Replayer`] remembers.
+/// Number of unmapped ranges per device that a [`Replayer`] remembers.
 pub const DEAD_RANGES: usize = 512;
 
-/// When an address counts as given out again.
+/// Condition for an address to count as reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reuse {
-    /// When its page is: in modes that give out whole pages.
+    /// Its page is mapped again, for modes that allocate whole pages.
     Page,
-    /// When its byte is: in modes where addresses are physical and buffers share pages.
+    /// Its byte is mapped again, for modes with physical addresses, where buffers share pages.
     Byte,
 }
 
-/// Touches the first and the last byte of each range as soon as it is unmapped, remembers the last
-/// [`DEAD_RANGES`] of each device that it could still reach, and tries the oldest again at every
-/// event, until both touches fault or the addresses are given out again.
+/// Accesses the first and the last byte of each range as soon as it is unmapped. Remembers the last
+/// [`DEAD_RANGES`] of each device that were still accessible. Retries the oldest at every event,
+/// until both accesses fault or the addresses are reused.
 #[derive(Debug, Clone)]
 pub struct Replayer {
     reuse: Reuse,
@@ -28,7 +28,7 @@ pub struct Replayer {
 }
 
 impl Replayer {
-    /// A replayer that has seen nothing yet.
+    /// Creates a replayer without remembered ranges.
     pub fn new(reuse: Reuse) -> Self {
         Self {
             reuse,
@@ -36,12 +36,12 @@ impl Replayer {
         }
     }
 
-    /// Dead ranges of all devices still being tried.
+    /// Returns the number of remembered ranges of all devices.
     pub fn remembered(&self) -> usize {
         self.devices.values().map(|dead| dead.by_start.len()).sum()
     }
 
-    /// The addresses that must not be given out again for `range` to stay dead.
+    /// Returns the addresses whose reuse ends the attack on `range`.
     #[inline]
     fn footprint(&self, range: &IovaRange) -> IovaRange {
         match self.reuse {
@@ -64,7 +64,7 @@ impl Replayer {
 impl Attacker for Replayer {
     fn on<P: DmaPort>(&mut self, event: &DriverEvent, port: &mut P) {
         match event {
-            // Not an event of its own: the unmap that it announces follows.
+            // The unmap itself follows as another event.
             DriverEvent::Unmapping(_) => {}
             DriverEvent::Other => self.retry_oldest(port),
             DriverEvent::Mapped(mapping) => {
@@ -88,20 +88,20 @@ impl Attacker for Replayer {
     }
 }
 
-/// The dead ranges of one device: a queue of the last [`DEAD_RANGES`], and an index over their
-/// addresses. The footprints are disjoint: a range that dies replaces what it overlaps.
+/// The unmapped ranges of one device: a queue of the last [`DEAD_RANGES`], and an index by address.
+/// The footprints are disjoint, because a new range replaces those that it overlaps.
 #[derive(Debug, Clone, Default)]
 struct DeadRanges {
-    /// Oldest first. `None` where one was forgotten before its turn.
+    /// Oldest first. `None` for a range that was removed before its turn.
     queue: VecDeque<Option<(DeviceMapping, IovaRange)>>,
     /// Number of the range at the front of the queue.
     first: u64,
-    /// First address of each footprint -> its last address, and the number of its range.
+    /// First address of each footprint -> its last address and the number of its range.
     by_start: BTreeMap<u64, (u64, u64)>,
 }
 
 impl DeadRanges {
-    /// The oldest one remembered. Those forgotten before it leave the queue.
+    /// Returns the oldest remembered range. Pops removed ranges before it from the queue.
     fn oldest(&mut self) -> Option<DeviceMapping> {
         while let Some(front) = self.queue.front() {
             if let Some((mapping, _)) = front {
@@ -139,8 +139,9 @@ impl DeadRanges {
     }
 
     fn forget_overlapping(&mut self, range: &IovaRange) {
-        // Disjoint ranges end in the order in which they start, so the overlapping ones are the
-        // last that start at or below the end of `range`, back to the first that ends before it.
+        // Disjoint ranges are sorted by their ends as by their starts. The overlapping ones are
+        // therefore the last that start at or below the end of `range`, down to the first that ends
+        // before it.
         while let Some((&start, &(last, number))) =
             self.by_start.range(..=range.last().get()).next_back()
         {
@@ -179,7 +180,7 @@ mod tests {
         assert_eq!(port.take(), [(0x1000, 1), (0x10ff, 1)]);
         replayer.on(&DriverEvent::Other, &mut port);
         assert!(port.take().is_empty());
-        // A single byte is touched once.
+        // A single byte is accessed once.
         replayer.on(&DriverEvent::Unmapped(mapping(0x5000, 1)), &mut port);
         assert_eq!(port.take(), [(0x5000, 1)]);
     }
@@ -188,7 +189,7 @@ mod tests {
     fn the_oldest_is_tried_until_both_ends_fault() {
         let mut replayer = Replayer::new(Reuse::Page);
         let flushed = Cell::new(0_u64);
-        // Pages below `flushed` fault, and of the page itself the first byte.
+        // Pages below `flushed` fault, and so does the first byte of page `flushed`.
         let mut port = Script::new(|request| {
             let iova = request.iova.get();
             iova >> 12 < flushed.get() || iova == flushed.get() << 12
@@ -226,7 +227,7 @@ mod tests {
 
     #[test]
     fn addresses_given_out_again_are_left_alone() {
-        // The same page, other bytes: given out again where pages are, not where bytes are.
+        // Other bytes of the same page: a reuse in modes that allocate pages, not bytes.
         let elsewhere = mapping(0x1800, 0x10);
         for (reuse, tried) in [(Reuse::Page, false), (Reuse::Byte, true)] {
             let mut replayer = Replayer::new(reuse);
@@ -238,7 +239,7 @@ mod tests {
             replayer.on(&DriverEvent::Mapped(at(1)), &mut port);
             assert!(port.take().is_empty(), "{reuse:?}");
         }
-        // Another device's addresses are its own.
+        // Another device has its own addresses.
         let mut replayer = Replayer::new(Reuse::Page);
         let mut port = Script::new(|_| false);
         replayer.on(&DriverEvent::Unmapped(at(1)), &mut port);
@@ -262,7 +263,7 @@ mod tests {
         port.take();
         replayer.on(&DriverEvent::Other, &mut port);
         assert_eq!(port.take(), [(11 << 12, 1), ((11 << 12) + 0xff, 1)]);
-        // One mapping over all of them.
+        // One mapping that covers all of them.
         replayer.on(
             &DriverEvent::Mapped(mapping(0, (more + 1) << 12)),
             &mut port,
@@ -270,7 +271,7 @@ mod tests {
         assert_eq!(replayer.remembered(), 0);
     }
 
-    /// Against a list that is searched from end to end.
+    /// Compares with a linear list.
     #[test]
     fn graveyard_agrees_with_a_plain_list() {
         let mut seed = 0x2545_f491_4f6c_dd1d_u64;
@@ -295,7 +296,7 @@ mod tests {
                 0..=4 => {
                     graveyard.push(dead, dead.range);
                     forget(&mut list, &dead.range);
-                    // Those forgotten in front have left the queue only if somebody asked for the
+                    // Removed ranges at the front leave the queue only when somebody asks for the
                     // oldest.
                     if list.len() >= DEAD_RANGES {
                         list.remove(0);

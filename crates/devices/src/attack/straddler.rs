@@ -1,9 +1,9 @@
-//! The attacker that begins inside the buffer and does not stop at its end (A19).
+//! An attacker whose access starts inside the buffer and ends after it (A19).
 
 use super::{Attacker, DmaPort, DriverEvent};
 
-/// Just before a mapping is unmapped, one access of two bytes that begins at its last one. A unit
-/// that checks only where an access begins lets it through.
+/// Just before an unmap, makes one access of two bytes that starts at the buffer's last byte. A
+/// unit that checks only the first byte of an access allows it.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Straddler;
 
@@ -11,7 +11,7 @@ impl Attacker for Straddler {
     #[inline]
     fn on<P: DmaPort>(&mut self, event: &DriverEvent, port: &mut P) {
         if let DriverEvent::Unmapping(mapping) = event {
-            // Getting through is the observer's to count.
+            // The observer counts successful accesses.
             let _ = port.access(&mapping.request(mapping.range.last(), 2));
         }
     }

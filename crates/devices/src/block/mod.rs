@@ -1,11 +1,11 @@
 //! Disks and their drivers.
 //!
-//! | file | one concept |
+//! | file | concept |
 //! |---|---|
 //! | `ram_disk.rs` | the medium |
 //! | `pages.rs` | the buffers of one request, mapped page by page |
 //! | `nvme/` | queue pairs, in order of submission, completed in any order (RI18) |
-//! | `ahci/` | 32 slots processed in arbitrary order (RI18: no device for a ring) |
+//! | `ahci/` | 32 slots processed in arbitrary order (RI18: a ring does not suit this device) |
 //! | `pseudo_scsi.rs` | Fujita's adapter: maps, transfers nothing, unmaps |
 
 pub mod ahci;
@@ -26,17 +26,17 @@ use crate::api::ApiError;
 use crate::ring::{CompletionError, MalformedCompletion};
 use crate::{Buffer, Unreachable};
 
-/// What a request does.
+/// Type of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Operation {
-    /// From the disk into memory.
+    /// Transfers from the disk to memory.
     Read,
-    /// From memory onto the disk.
+    /// Transfers from memory to the disk.
     Write,
 }
 
 impl Operation {
-    /// The direction of its mappings.
+    /// Returns the direction of the request's mappings.
     #[inline]
     pub const fn direction(self) -> Direction {
         match self {
@@ -49,58 +49,59 @@ impl Operation {
 /// A request to a disk.
 #[derive(Debug)]
 pub struct DiskRequest {
-    /// What is done.
+    /// Read or write.
     pub operation: Operation,
     /// First block.
     pub block: u64,
-    /// Bytes in all, whole blocks.
+    /// Total length in bytes, a multiple of the block size.
     pub bytes: u32,
-    /// A page each; all but the last one are used whole.
+    /// One page each. All but the last are used completely.
     pub buffers: Vec<Buffer>,
 }
 
-/// A request that is done, with its buffers.
+/// A completed request with its buffers.
 #[derive(Debug)]
 pub struct CompletedIo {
-    /// What `submit` returned.
+    /// Tag that `submit` returned.
     pub tag: u16,
-    /// What was done.
+    /// Read or write.
     pub operation: Operation,
-    /// Whether the disk says that it succeeded.
+    /// True if the disk reported success.
     pub succeeded: bool,
     /// The buffers of the request, in order.
     pub buffers: Vec<Buffer>,
 }
 
-/// A request that was not submitted: nothing of it is mapped.
+/// A request that was not submitted. None of its buffers is mapped.
 #[derive(Debug)]
 pub struct RejectedIo {
-    /// Its buffers, as far as the layer has handed them up.
+    /// The buffers that the layer has returned.
     pub buffers: Vec<Buffer>,
-    /// Why.
+    /// Reason.
     pub error: BlockError,
 }
 
-/// Why a driver's call did not succeed.
+/// Reason why a driver's call failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BlockError {
     /// The mapping layer failed.
     Api(ApiError),
-    /// The processor could not reach its own memory.
+    /// The CPU could not access its own memory.
     Memory(Unreachable),
-    /// The device lied.
+    /// The device wrote an invalid completion.
     Device(MalformedCompletion),
-    /// All tags are in use, or the layer has no entry free: complete something, and try again.
+    /// All tags are in use, or the layer has no free entry. Try again after a completion.
     Full,
-    /// No whole blocks, more than a command can name, or not what the buffers hold.
+    /// The length is no multiple of the block size, exceeds a command, or does not match the
+    /// buffers.
     Size {
-        /// Bytes asked for.
+        /// Length of the request in bytes.
         bytes: u32,
-        /// Pages given.
+        /// Number of pages in the request.
         pages: usize,
     },
-    /// There are too few buffers.
+    /// Too few buffers.
     TooFewBuffers,
 }
 

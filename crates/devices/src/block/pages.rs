@@ -1,5 +1,5 @@
-//! The buffers of one request: each page a mapping of its own, because neither physical regions nor
-//! tables of them need to be contiguous for a disk.
+//! The buffers of one request. Each page has its own mapping, because a disk request needs
+//! contiguous addresses neither in memory nor for the device.
 
 use ringfence_types::{Iova, PageSize, PhysAddr, PhysRange};
 
@@ -8,28 +8,28 @@ use crate::Buffer;
 use crate::api::{ApiError, DeviceRing, DmaApi, MapFailure, Mapped};
 use crate::returns::OrderedCompletions;
 
-/// Bytes of a buffer of a disk's driver.
+/// Size of a disk buffer in bytes.
 pub const PAGE_BYTES: u64 = PageSize::Size4K.bytes();
 
-/// A page while the disk owns it.
+/// A page that the disk owns.
 #[derive(Debug)]
 pub(super) struct MappedPage<H> {
     handle: H,
     at: PhysAddr,
-    /// For the command.
+    /// Address for the command.
     pub(super) iova: Iova,
-    /// How much of it is the disk's.
+    /// Number of bytes that the disk may access.
     pub(super) bytes: u32,
 }
 
-/// Requests that are done, and their buffers on the way up.
+/// Completed requests whose buffers are being returned.
 #[derive(Debug, Default)]
 pub(super) struct CompletedRequests {
     returns: OrderedCompletions<(u16, Operation, bool), Vec<Option<Buffer>>>,
 }
 
-/// Checks that `bytes` are whole blocks, and that `pages` pages, at most `at_most`, are what they
-/// take.
+/// Checks that `bytes` is a multiple of the block size, and that `pages` is the matching number of
+/// pages and at most `at_most`.
 pub(super) fn check_size(bytes: u32, pages: usize, at_most: usize) -> Result<(), BlockError> {
     let wanted = u64::from(bytes).div_ceil(PAGE_BYTES);
     let whole = bytes > 0 && u64::from(bytes).is_multiple_of(BLOCK_BYTES);
@@ -42,7 +42,7 @@ pub(super) fn check_size(bytes: u32, pages: usize, at_most: usize) -> Result<(),
 /// Maps all buffers of a request.
 ///
 /// # Errors
-/// Nothing stays mapped. The buffers come back with the reason, as far as the layer hands them up.
+/// Nothing stays mapped. Returns the reason and the buffers that the layer has returned.
 pub(super) fn map<A: DmaApi>(
     api: &mut A,
     ring: DeviceRing,
@@ -110,11 +110,11 @@ pub(super) fn map<A: DmaApi>(
 }
 
 impl CompletedRequests {
-    /// Unmaps the pages of a request that is done. Its buffers go up with it, after the end of the
-    /// burst if the layer withholds them.
+    /// Unmaps the pages of a completed request. It is delivered with its buffers; if the layer
+    /// withholds them, after the end of the burst.
     ///
     /// # Errors
-    /// The first one; the other pages are unmapped all the same.
+    /// Returns the first error; the other pages are still unmapped.
     pub(super) fn finish<A: DmaApi>(
         &mut self,
         api: &mut A,
@@ -138,10 +138,10 @@ impl CompletedRequests {
         result
     }
 
-    /// Ends the bursts of a queue, both directions.
+    /// Ends the bursts of a queue in both directions.
     ///
     /// # Errors
-    /// The first one; both are tried.
+    /// Returns the first error, after trying both.
     pub(super) fn end_bursts<A: DmaApi>(
         &mut self,
         api: &mut A,
@@ -154,7 +154,7 @@ impl CompletedRequests {
                 direction: operation.direction(),
             };
             let ended = api.end_burst(ring, |buffer| {
-                // A buffer of no request was given up on; it is lost, which is safe.
+                // The request of this buffer was abandoned. The buffer leaks, which is safe.
                 let _ = self.returns.released(buffer);
             });
             result = result.and(ended.map_err(BlockError::from));
@@ -162,8 +162,8 @@ impl CompletedRequests {
         result
     }
 
-    /// The same when no other will follow: where an invalidation fails it is tried once more, since
-    /// it may for want of room.
+    /// Ends the last bursts of a queue. Retries a failed invalidation once, because the failure may
+    /// be a full queue.
     ///
     /// # Errors
     /// See [`end_bursts`](Self::end_bursts).
@@ -176,7 +176,7 @@ impl CompletedRequests {
             .or_else(|_| self.end_bursts(api, queue))
     }
 
-    /// Hands up what is complete.
+    /// Delivers the completed requests.
     pub(super) fn deliver(&mut self, mut each: impl FnMut(CompletedIo)) {
         while let Some(((tag, operation, succeeded), buffers)) = self.returns.next() {
             each(CompletedIo {
@@ -188,7 +188,7 @@ impl CompletedRequests {
         }
     }
 
-    /// Gives up on what is not complete; `each` receives the buffers that came.
+    /// Abandons incomplete requests and passes their returned buffers to `each`.
     pub(super) fn abandon(&mut self, each: impl FnMut(Buffer)) {
         self.returns.abandon(each);
     }

@@ -1,6 +1,5 @@
-//! Fujita's pseudo driver of a SCSI host adapter: it maps what it is asked to transfer, transfers
-//! nothing, unmaps, and is done (Fujita section 3.2). What is left is the cost of the mapping
-//! layer.
+//! Fujita's pseudo driver of a SCSI host adapter (Fujita section 3.2): it maps a request, transfers
+//! nothing, and unmaps. Only the cost of the mapping layer remains.
 
 use std::collections::VecDeque;
 
@@ -10,7 +9,7 @@ use super::{BlockError, Operation, PAGE_BYTES};
 use crate::api::{ApiError, DeviceRing, DmaApi, MapFailure};
 use crate::{Buffer, Pool};
 
-/// The adapter, with the page frames of the requests it is given: a page each, one after the other.
+/// The adapter, with the page frames of its requests. Each request uses the next page.
 #[derive(Debug)]
 pub struct PseudoScsi {
     frames: VecDeque<Buffer>,
@@ -20,15 +19,16 @@ pub struct PseudoScsi {
 }
 
 impl PseudoScsi {
-    /// Bytes of a request in the document's benchmark.
+    /// Size of a request in Fujita's benchmark, in bytes.
     pub const REQUEST: u32 = 1024;
-    /// Page frames that requests are for (decision 0011).
+    /// Number of page frames for requests (decision 0011).
     pub const FRAMES: u64 = 4096;
 
-    /// Requests of `bytes` bytes, at most a page, for the pages of `memory`, page-aligned.
+    /// Creates an adapter with requests of `bytes` bytes, at most a page, for the pages of
+    /// `memory`, which must be page-aligned.
     ///
     /// # Errors
-    /// There is no whole page, or `bytes` do not fit one.
+    /// `memory` holds no whole page, or `bytes` exceed a page.
     pub fn new(memory: PhysRange, bytes: u32, operation: Operation) -> Result<Self, BlockError> {
         if bytes == 0 || u64::from(bytes) > PAGE_BYTES {
             return Err(BlockError::Size { bytes, pages: 1 });
@@ -47,10 +47,10 @@ impl PseudoScsi {
         })
     }
 
-    /// One request, alone: maps, unmaps, ends the burst of one.
+    /// Runs one request alone: maps, unmaps, and ends the burst.
     ///
     /// # Errors
-    /// The layer's. The frame is lost if it does not come back.
+    /// Returns the layer's error. The frame is lost if the layer does not return it.
     #[inline]
     pub fn request<A: DmaApi>(&mut self, api: &mut A) -> Result<(), BlockError> {
         let frame = self.frames.pop_front().ok_or(BlockError::TooFewBuffers)?;
@@ -76,7 +76,7 @@ impl PseudoScsi {
         Ok(api.end_burst(self.ring, |frame| frames.push_back(frame))?)
     }
 
-    /// Frames that did not come back.
+    /// Returns the number of frames that were not returned.
     pub fn lost(&self) -> usize {
         self.all - self.frames.len()
     }

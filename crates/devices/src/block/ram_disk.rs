@@ -1,4 +1,4 @@
-//! A disk that is an array of bytes.
+//! A disk in memory.
 
 use core::fmt;
 
@@ -11,12 +11,12 @@ pub struct RamDisk {
     bytes: Vec<u8>,
 }
 
-/// A request beyond the last block.
+/// Error: a request extends beyond the last block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OutOfRange {
     /// First block.
     pub block: u64,
-    /// How many bytes.
+    /// Length in bytes.
     pub bytes: u64,
 }
 
@@ -29,22 +29,22 @@ impl fmt::Display for OutOfRange {
 impl core::error::Error for OutOfRange {}
 
 impl RamDisk {
-    /// A disk of `blocks` zeroed blocks.
+    /// Creates a disk of `blocks` zeroed blocks.
     pub fn new(blocks: usize) -> Self {
         Self {
             bytes: vec![0; blocks.saturating_mul(BLOCK_BYTES as usize)],
         }
     }
 
-    /// How many blocks.
+    /// Returns the number of blocks.
     pub fn blocks(&self) -> u64 {
         self.bytes.len() as u64 / BLOCK_BYTES
     }
 
-    /// The `bytes` bytes from `block` on.
+    /// Returns the `bytes` bytes from `block` on.
     ///
     /// # Errors
-    /// They do not all exist.
+    /// Some of the bytes are beyond the end of the disk.
     pub fn at(&mut self, block: u64, bytes: u64) -> Result<&mut [u8], OutOfRange> {
         let wrong = OutOfRange { block, bytes };
         let start = block.checked_mul(BLOCK_BYTES).ok_or(wrong)?;

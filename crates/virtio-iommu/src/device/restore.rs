@@ -71,7 +71,9 @@ impl<S: Sink> Device<S> {
     /// endpoints of the snapshot.
     ///
     /// # Errors
-    /// The device and the access of its endpoints are unchanged.
+    /// The device is unchanged, with two exceptions. If the sink fails, endpoints whose bypass it
+    /// then refuses are blocked. If only the sink's `commit` fails, the snapshot is restored, with
+    /// the consequences described at [`handle`](Self::handle).
     pub fn restore(&mut self, bytes: &[u8]) -> Result<(), SnapshotError> {
         if !self.domains.is_empty() || self.accepted != 0 {
             return Err(SnapshotError::NotReset);
@@ -110,8 +112,8 @@ impl<S: Sink> Device<S> {
         told.and(settled).map_err(SnapshotError::Sink)
     }
 
-    /// Replays the domains to the sink. After an error, `parsed.domains` keeps only those that the
-    /// sink knows.
+    /// Replays the domains and attachments to the sink. On error, sets `endpoints` to 0 in the
+    /// domains that the sink has not created.
     fn replay_to_sink(&mut self, parsed: &mut Parsed) -> Result<(), SinkError> {
         let mut told = 0;
         let result = parsed.domains.iter().try_for_each(|domain| {

@@ -1,12 +1,12 @@
-//! What the bytes of a session stand for: options, endpoints, domains, addresses. Chosen so that
-//! requests meet.
+//! Decodes the bytes of a session: options, endpoints, domains, addresses. The values are few, so
+//! that requests collide.
 
 use ringfence_types::{Iova, IovaRange, PhysAddr, PhysRange};
 use ringfence_virtio_iommu::{
     BypassPolicy, DomainId, DomainRange, Options, ReservedRegionKind, VirtioIommuLimits,
 };
 
-/// Bytes that are used up; then zeroes.
+/// The remaining bytes; zeroes after the end.
 pub(crate) struct Bytes<'a>(pub(crate) &'a [u8]);
 
 impl<'a> Bytes<'a> {
@@ -25,10 +25,10 @@ impl<'a> Bytes<'a> {
     }
 }
 
-/// First and last address.
+/// First and last address, and kind.
 pub(crate) type Region = (u64, u64, ReservedRegionKind);
 
-/// The endpoints that a session begins with, and what is reserved for them.
+/// Initial endpoints of a session and their reserved regions.
 pub(crate) const ENDPOINTS: [(u32, &[Region]); 3] = [
     (8, &[]),
     (
@@ -78,8 +78,8 @@ pub(crate) fn options(byte: u8) -> Options {
     options
 }
 
-/// An address: low pages, reserved ones and the end of the space, now and then not at the beginning
-/// of a page.
+/// Returns an address: low pages, reserved ones and the end of the address space, sometimes not
+/// page-aligned.
 pub(crate) fn address(byte: u8, granule: u64) -> u64 {
     let low = u64::from(byte & 63);
     match byte >> 6 {
@@ -91,7 +91,8 @@ pub(crate) fn address(byte: u8, granule: u64) -> u64 {
     }
 }
 
-/// First and last address: some pages, to the end of the space, or backwards.
+/// Returns the first and last address of a range: some pages, up to the end of the address space,
+/// or backwards.
 pub(crate) fn range(bytes: &mut Bytes<'_>, granule: u64) -> (u64, u64) {
     let start = address(bytes.next(), granule);
     let last = match bytes.next() {
@@ -107,7 +108,7 @@ pub(crate) fn range(bytes: &mut Bytes<'_>, granule: u64) -> (u64, u64) {
     (start, last)
 }
 
-/// Few domains, so that requests meet; one far outside.
+/// Returns a domain: few of them, so that requests collide, and one out of range.
 pub(crate) fn domain(byte: u8) -> u32 {
     match byte & 7 {
         7 => u32::MAX,
@@ -115,7 +116,7 @@ pub(crate) fn domain(byte: u8) -> u32 {
     }
 }
 
-/// The endpoints, and some that are not there.
+/// Returns an endpoint: an existing one or an unknown one.
 pub(crate) fn endpoint(byte: u8) -> u32 {
     match byte & 7 {
         0 | 1 => 8,

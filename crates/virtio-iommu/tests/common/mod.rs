@@ -1,5 +1,5 @@
-//! What the tests of this crate share, and the fuzz target with them: a reference, a sink that
-//! watches and fails, sessions made of bytes.
+//! Shared by the tests and the fuzz target: a reference model, a sink that checks its calls and can
+//! fail, and sessions decoded from bytes.
 
 pub(crate) mod input;
 pub(crate) mod model;

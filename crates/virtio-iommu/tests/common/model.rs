@@ -1,5 +1,4 @@
-//! What the specification asks for, by brute force: lists that are searched from one end to the
-//! other, numbers of 128 bits.
+//! Brute-force model of the specification: linear searches of lists, and 128-bit numbers.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +8,7 @@ use ringfence_virtio_iommu::{BypassPolicy, Options, ReservedRegionKind, SinkErro
 
 use super::recorder::{Call, Failure};
 
-/// A mapping: first byte, byte behind the last, physical address, flags.
+/// A mapping: first byte, byte after the last, physical address, flags.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Mapped {
     pub(crate) start: u128,
@@ -27,13 +26,13 @@ pub(crate) enum Domain {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Endpoint {
-    /// First byte, byte behind the last, kind.
+    /// First byte, byte after the last, kind.
     pub(crate) reserved: Vec<(u128, u128, ReservedRegionKind)>,
     pub(crate) domain: Option<u32>,
     pub(crate) bypasses: bool,
 }
 
-/// What a reply has to be.
+/// Expected reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Reply {
     Unwritten,
@@ -52,7 +51,7 @@ pub(crate) struct Model {
     pub(crate) domains: BTreeMap<u32, Domain>,
 }
 
-/// Where an access goes.
+/// Target of an access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Goes {
     Nowhere,
@@ -85,7 +84,7 @@ impl Model {
             .sum()
     }
 
-    /// `failure`: what the sink failed at in this request, if it did.
+    /// Handles a request. `failure` is the sink's failure in this request, if any.
     pub(crate) fn request(&mut self, bytes: &[u8], room: usize, failure: Option<Failure>) -> Reply {
         if room < 4 || bytes.len() < 4 {
             return Reply::Unwritten;
@@ -162,8 +161,8 @@ impl Model {
         {
             return Err(VIRTIO_IOMMU_S_NOMEM);
         }
-        // A failure to let an endpoint bypass on its way out of a domain is no failure of the
-        // request.
+        // If the sink refuses the bypass of an endpoint that leaves its domain, the request still
+        // succeeds.
         let on_leaving = again
             && self.bypass
             && failure.is_some_and(|failure| failure.call == Call::Bypass && failure.earlier == 0);
@@ -201,7 +200,7 @@ impl Model {
         Ok(())
     }
 
-    /// `refused`: the sink does not let it bypass.
+    /// Detaches the endpoint. `refused` is true if the sink refuses its bypass.
     pub(crate) fn leave(&mut self, endpoint: u32, refused: bool) {
         let leaving = self.endpoints.get_mut(&endpoint).expect("it is there");
         leaving.bypasses = self.bypass && !refused;
@@ -342,7 +341,7 @@ impl Model {
         Reply::Probe(bytes)
     }
 
-    /// Where an access to one byte goes.
+    /// Returns the target of an access to one byte.
     pub(crate) fn access(&self, endpoint: u32, iova: u64, access: Access) -> Goes {
         let Some(endpoint) = self.endpoints.get(&endpoint) else {
             return Goes::Nowhere;
@@ -392,7 +391,7 @@ pub(crate) fn first_bypass(options: &Options) -> bool {
         }
 }
 
-/// What the driver sees of a sink's error.
+/// Returns the status that the driver sees for a sink's error.
 fn status(error: SinkError) -> u8 {
     match error {
         SinkError::OutOfMemory => VIRTIO_IOMMU_S_NOMEM,

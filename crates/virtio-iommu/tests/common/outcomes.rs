@@ -1,10 +1,10 @@
-//! Names for what a session reaches: every error and every kind of denial.
+//! Names of the outcomes of a session: every error and every kind of fault.
 
 use ringfence_virtio_iommu::{
     EndpointError, RequestError, ReservedRegionsError, SnapshotError, TranslationFaultReason,
 };
 
-/// Every error can be printed.
+/// Checks that an error prints a text.
 pub(crate) fn say(error: &impl ToString) {
     let text = error.to_string();
     assert!(!text.is_empty(), "an error without a word");
@@ -84,7 +84,7 @@ pub(crate) fn endpoint_error(error: EndpointError) -> &'static str {
     }
 }
 
-/// What inputs can reach.
+/// All outcomes that inputs can reach.
 pub(crate) const OUTCOMES: &[&str] = &[
     "not begun",
     "done",

@@ -1,5 +1,4 @@
-//! A sink that holds what endpoints reach, refuses to be used wrongly, and fails when it is told
-//! to.
+//! A sink that records the access of each endpoint, asserts correct use, and fails on request.
 
 use std::collections::BTreeMap;
 
@@ -17,11 +16,11 @@ pub(crate) enum Call {
     Unmap,
 }
 
-/// A call that was made to fail.
+/// A call that failed on request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Failure {
     pub(crate) call: Call,
-    /// How many calls of its kind the batch had made before.
+    /// Number of earlier calls of the same kind in the batch.
     pub(crate) earlier: usize,
     pub(crate) error: SinkError,
 }
@@ -39,11 +38,11 @@ pub(crate) struct Recorder {
     domains: BTreeMap<u32, BTreeMap<u64, Mapping>>,
     endpoints: BTreeMap<u32, Reach>,
     in_batch: bool,
-    /// Fallible calls until one fails: 1 is the next one.
+    /// Number of fallible calls until one fails: 1 is the next one.
     pub(crate) fail_in: Option<(usize, SinkError)>,
     failure: Option<Failure>,
     calls: Vec<Call>,
-    /// All fallible calls so far.
+    /// Number of fallible calls so far.
     pub(crate) made: usize,
 }
 
@@ -73,12 +72,12 @@ impl Recorder {
         Ok(())
     }
 
-    /// The failure since the last look.
+    /// Takes the failure since the last call.
     pub(crate) fn failure(&mut self) -> Option<Failure> {
         self.failure.take()
     }
 
-    /// Where an access of `endpoint` to `iova` ends up.
+    /// Returns the target of an access of `endpoint` to `iova`.
     pub(crate) fn reaches(&self, endpoint: u32, iova: u64, access: Access) -> Option<u64> {
         match self.endpoints.get(&endpoint)? {
             Reach::Nothing => None,

@@ -1,11 +1,11 @@
-//! A session of a driver, endpoints and an embedder, made of bytes: the device and its sink against
-//! the reference, after every step.
+//! Sessions of a driver, endpoints and an embedder, decoded from bytes. Compares the device and its
+//! sink with the reference after every step.
 //!
 //! | bytes | meaning |
 //! |---|---|
-//! | 0 | options: bits 0..=1 granule, 2..=3 room for properties, 4..=5 bypass, 6 MMIO, 7 narrow ranges and low limits |
-//! | 1 | which fallible call of the sink fails, counted from 1; 0 none |
-//! | 2 | bits 0..=2 with which error |
+//! | 0 | options: bits 0..=1 granule, 2..=3 size of properties, 4..=5 bypass, 6 MMIO, 7 narrow ranges and low limits |
+//! | 1 | number of the sink's fallible call that fails, from 1; 0 for none |
+//! | 2 | bits 0..=2: the error |
 //! | then | steps, see [`Session::step`] |
 
 use ringfence_types::{Access, Iova, IovaRange};
@@ -19,10 +19,10 @@ use super::model::{Endpoint, Goes, Model, Reply, first_bypass};
 use super::outcomes::{denied_reason, endpoint_error, request_error, say, snapshot_error};
 use super::recorder::{Call, Recorder};
 
-/// Takes the name of what was reached.
+/// Receives the name of each outcome.
 pub(crate) type Reached<'a> = &'a mut dyn FnMut(&'static str);
 
-/// The device, its reference, and what went on.
+/// The device, its reference, and the expected events.
 struct Session<'a> {
     device: Device<Recorder>,
     model: Model,
@@ -63,7 +63,7 @@ pub(crate) fn run(data: &[u8], reached: Reached<'_>) {
     if fail_in > 0 {
         session.device.sink_mut().fail_in = Some((fail_in, error));
     }
-    // Enough for what one input can do; the rest of a long one is not looked at.
+    // Enough for any input of interest; the rest of a long input is ignored.
     for _ in 0..256 {
         if bytes.0.is_empty() {
             break;
@@ -74,7 +74,7 @@ pub(crate) fn run(data: &[u8], reached: Reached<'_>) {
 }
 
 impl Session<'_> {
-    /// One step: its low four bits say what, the bytes behind it with what.
+    /// Runs one step. Its low four bits select the operation; the following bytes are arguments.
     fn step(&mut self, bytes: &mut Bytes<'_>) {
         match bytes.next() & 15 {
             0..=3 => {
@@ -191,8 +191,8 @@ impl Session<'_> {
         assert_eq!(self.config(), expected);
     }
 
-    /// Every endpoint that is attached to nothing is told what it reaches; the sink refuses number
-    /// `refused` to bypass.
+    /// Updates the access of every unattached endpoint in the model. The sink refuses the bypass of
+    /// number `refused`.
     fn unattached_again(&mut self, refused: Option<usize>) {
         let free = self
             .model
@@ -242,7 +242,7 @@ impl Session<'_> {
         }
     }
 
-    /// An access piece by piece; what is denied is reported.
+    /// Makes an access piece by piece, and reports the faults.
     fn access(&mut self, endpoint: u32, at: u64, length: u64) {
         let Some(mut range) = IovaRange::new(Iova::new(at), length) else {
             return;
@@ -322,8 +322,8 @@ impl Session<'_> {
         }
     }
 
-    /// A snapshot, whole or spoiled, into another device. What is accepted says the same when asked
-    /// again.
+    /// Restores a snapshot, valid or corrupted, on another device. A device that accepts it must
+    /// produce the same snapshot.
     fn snapshot(&mut self, bytes: &mut Bytes<'_>) {
         let mut snapshot = self.device.snapshot();
         let how = bytes.next();
@@ -361,8 +361,7 @@ impl Session<'_> {
                 (self.reached)("restored");
                 assert_eq!(other.snapshot(), snapshot);
                 if how & 7 == 0 {
-                    // Go on with the copy: from here on it is judged as the original would have
-                    // been.
+                    // Continue with the copy, which must behave like the original.
                     let fail_in = self.device.sink().fail_in;
                     self.device = other;
                     self.device.sink_mut().fail_in = fail_in;
@@ -372,7 +371,7 @@ impl Session<'_> {
                 say(&error);
                 (self.reached)(snapshot_error(error));
                 assert!(how & 15 != 0, "an unspoiled snapshot was refused: {error}");
-                // A sink that refused to let an endpoint bypass again has left it blocked.
+                // A sink that refused to restore an endpoint's bypass has left it blocked.
                 if !matches!(error, SnapshotError::Sink(_)) {
                     assert_eq!(other.snapshot(), before);
                 }
@@ -381,7 +380,7 @@ impl Session<'_> {
         }
     }
 
-    /// An endpoint comes or goes.
+    /// Adds or removes an endpoint.
     fn endpoints(&mut self, bytes: &mut Bytes<'_>) {
         let what = bytes.next();
         let id = endpoint(what >> 2);
@@ -444,8 +443,7 @@ impl Session<'_> {
         assert_eq!(before, None);
     }
 
-    /// The device, the reference and the sink agree, at every address where something begins or
-    /// ends.
+    /// Checks that device, reference and sink agree at every address where a range begins or ends.
     fn check(&self) {
         assert_eq!(self.device.mappings(), self.model.mappings());
         assert_eq!(self.device.domains(), self.model.domains.len());
@@ -475,7 +473,7 @@ impl Session<'_> {
                         Err(_) => Goes::Nowhere,
                     };
                     assert_eq!(found, expected, "endpoint {id}, {address:#x}, {access}");
-                    // A sink knows nothing of doorbells: no mapping lies there.
+                    // The sink does not know doorbells, and no mapping overlaps them.
                     let reached = self.device.sink().reaches(id, address, access);
                     let expected = match expected {
                         Goes::To(at) => Some(at),

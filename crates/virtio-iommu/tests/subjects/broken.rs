@@ -1,4 +1,4 @@
-//! Devices that are broken in one way each: this crate's, with a flaw around it.
+//! Broken devices: this crate's device with one flaw each.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use ringfence_virtio_iommu::spec::*;
 use super::direct::Direct;
 use super::flaws::Flaw;
 
-/// The endpoint of a request that has one.
+/// Offsets of the endpoint and the domain in requests.
 pub(super) const ENDPOINT: usize = 8;
 pub(super) const DOMAIN: usize = 4;
 
@@ -25,20 +25,20 @@ pub(crate) struct Broken {
     pub(super) inner: Direct,
     pub(super) flaw: Flaw,
     pub(super) setup: Setup,
-    /// What `bypass`, or the whole configuration, reads as.
+    /// The value that `bypass`, or the whole configuration, reads as.
     pub(super) shadow: Option<[u8; CONFIG_BYTES]>,
     pub(super) features: u64,
     /// Domain of each endpoint.
     pub(super) attached: BTreeMap<u32, u32>,
     /// Endpoints that were attached at some time.
     pub(super) ever: Vec<u32>,
-    /// MAP requests that were done, by domain; what UNMAP removed is not.
+    /// Successful MAP requests by domain, except those that an UNMAP removed.
     pub(super) maps: BTreeMap<u32, Vec<Vec<u8>>>,
-    /// How many maps an endpoint found when it joined.
+    /// Maps that an endpoint found when it joined.
     pub(super) hidden: BTreeMap<u32, Vec<(u64, u64)>>,
     /// Accesses that succeeded.
     pub(super) seen: BTreeMap<(u32, u64, bool), u64>,
-    /// The device as it was before the last request.
+    /// The device before the last request.
     pub(super) before: Option<Direct>,
     pub(super) faults: u64,
 }
@@ -63,7 +63,7 @@ impl Broken {
         }
     }
 
-    /// A request of the flaw's own: its status.
+    /// Sends a request of the flaw itself. Returns its status.
     pub(super) fn ask(&mut self, request: &[u8]) -> u8 {
         let mut reply = [0xff; 4];
         self.inner.request(request, &mut reply);
@@ -128,7 +128,7 @@ impl Subject for Broken {
         if let Some(place) = shadow.get_mut(offset..offset.wrapping_add(bytes.len())) {
             let flag = bytes.iter().all(|byte| *byte <= 1) && offset == CONFIG_BYPASS;
             place.copy_from_slice(bytes);
-            // A flag that was written goes on as one.
+            // A valid flag is stored as a flag.
             self.shadow = (!flag).then_some(shadow);
         }
     }
@@ -186,7 +186,7 @@ impl Subject for Broken {
         } else {
             (0, 0)
         };
-        // What the flaw does instead of the device.
+        // The flaw's replacement for the device's behaviour.
         let instead = match (self.flaw, request[0]) {
             (Flaw::HeadMustBeZero, _) if request[1..4] != [0; 3] => Some(VIRTIO_IOMMU_S_INVAL),
             (Flaw::StaysWhereItWas, VIRTIO_IOMMU_T_ATTACH)
@@ -222,7 +222,7 @@ impl Subject for Broken {
                 first <= last && start <= its_last && (first < start || its_last > last)
             })
         {
-            // The end of the run of mappings that begins at the first one.
+            // The end of the run of mappings that begins with the first one.
             let mut ranges: Vec<(u64, u64)> = maps
                 .iter()
                 .map(|map| (le64(map, 8), le64(map, 16)))
@@ -357,7 +357,7 @@ impl Subject for Broken {
             self.inner.next_event(&mut whole)?;
             let length = buffer.len();
             buffer.copy_from_slice(&whole[..length]);
-            // The rest would follow in the next buffer.
+            // The next buffer would get the rest.
             let mut again = Direct::new(&self.setup);
             again.device.restore(&snapshot).expect("its own snapshot");
             self.inner = again;

@@ -6,11 +6,11 @@ use ringfence_virtio_iommu::{
     AccessTarget, Device, DomainId, EndpointId, Mapping, Sink, SinkError, SinkHandle,
 };
 
-/// A sink whose one reader lets go when the sink waits for it, which it does in `commit`.
+/// A sink with one reader, which ends its access when the sink waits for it in `commit`.
 #[derive(Debug, Default)]
 pub(crate) struct Reader {
     pub(crate) holds: bool,
-    /// Broken: it does not wait.
+    /// Flaw: the sink does not wait.
     pub(crate) hasty: bool,
 }
 
@@ -78,7 +78,7 @@ impl Direct {
         Self { device }
     }
 
-    /// Where an access goes, without a report.
+    /// Returns the target of an access, without a report.
     pub(crate) fn peek(&self, endpoint: u32, iova: u64, access: Access) -> Option<u64> {
         let range = IovaRange::new(Iova::new(iova), 1)?;
         match self

@@ -1,6 +1,6 @@
-//! Ways to be broken.
+//! Flaws of broken devices.
 
-/// A flaw, named for what it does; and the statement that it breaks.
+/// Declares the flaws, named for their behaviour, with the statement that each violates.
 macro_rules! flaws {
     ($($number:literal $flaw:ident,)*) => {
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,5 +1,5 @@
-//! The devices that the statements are run against: this crate's, over bytes and over queues, and
-//! those that are broken.
+//! Devices for the statements: this crate's, called directly and through queues, and the broken
+//! ones.
 
 pub(crate) mod broken;
 pub(crate) mod direct;

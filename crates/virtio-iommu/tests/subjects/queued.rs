@@ -1,4 +1,4 @@
-//! This crate's device behind rings in guest memory, through the adapter.
+//! This crate's device behind rings in guest memory, through the queue adapter.
 
 use ringfence_types::Access;
 use ringfence_virtio_iommu::Queues;
@@ -15,7 +15,7 @@ const READABLE: u64 = 0x1_0000;
 const WRITABLE: u64 = 0x2_0000;
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
-/// Bytes of a buffer in one descriptor: chains of several are the rule here.
+/// Bytes per descriptor: most chains have several.
 const PIECE: usize = 7;
 
 pub(crate) struct Queued {
@@ -33,7 +33,7 @@ impl Queued {
         }
     }
 
-    /// Puts one chain into a queue.
+    /// Adds one chain to a queue.
     fn chain(&self, readable: usize, writable: usize) -> Queue {
         let mut descriptors = Vec::new();
         for (base, bytes, flags) in [(READABLE, readable, 0), (WRITABLE, writable, WRITE)] {
@@ -60,7 +60,7 @@ impl Queued {
         rings.create_queue().expect("a queue")
     }
 
-    /// The used length of the one chain, once the used index says that it is back.
+    /// Returns the used length of the chain, once the used index shows that it was returned.
     fn used(&self, queue: &Queue) -> Option<usize> {
         let used = GuestAddress(queue.used_ring());
         let index: u16 = self.memory.read_obj(used.unchecked_add(2)).expect("index");

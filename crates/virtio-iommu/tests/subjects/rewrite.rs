@@ -1,4 +1,4 @@
-//! What flaws make of requests before the device sees them, and of its replies.
+//! Changes of the flaws to requests and replies.
 
 use ringfence_types::Access;
 use ringfence_virtio_iommu::conformance::Subject;
@@ -8,7 +8,7 @@ use super::broken::{Broken, DOMAIN, ENDPOINT, le32, le64};
 use super::flaws::Flaw;
 
 impl Broken {
-    /// What the flaw makes of a request before the device sees it.
+    /// Applies the flaw to a request before the device sees it.
     pub(super) fn before(&mut self, request: &mut [u8]) {
         match (self.flaw, request[0]) {
             (Flaw::AttachIgnoresReserved, VIRTIO_IOMMU_T_ATTACH) => request[16..20].fill(0),
@@ -55,14 +55,14 @@ impl Broken {
         }
     }
 
-    /// Whether a domain bypasses, if there is one.
+    /// Returns true if a domain bypasses the IOMMU; `None` if it does not exist.
     pub(super) fn bypass_domain(&self, domain: u32) -> Option<bool> {
         let (endpoint, _) = self.attached.iter().find(|(_, at)| **at == domain)?;
         let reached = self.inner.peek(*endpoint, 0x7fff_f123, Access::Read);
         Some(reached == Some(0x7fff_f123))
     }
 
-    /// The status that the flaw gives instead of `status`.
+    /// Returns the flaw's status in place of `status`.
     pub(super) fn after(&mut self, request: &[u8], status: u8) -> u8 {
         const OK: u8 = VIRTIO_IOMMU_S_OK;
         const INVAL: u8 = VIRTIO_IOMMU_S_INVAL;
@@ -90,7 +90,7 @@ impl Broken {
             (Flaw::DetachUnknownIsInval, VIRTIO_IOMMU_T_DETACH, NOENT) => INVAL,
             (Flaw::DetachFromAnyDomain, VIRTIO_IOMMU_T_DETACH, INVAL) => {
                 let endpoint = le32(request, ENDPOINT);
-                // Only where the domain is another one: an endpoint in none stays refused.
+                // Only for another domain: an unattached endpoint is still refused.
                 match self.attached.get(&endpoint).copied() {
                     Some(_) => OK,
                     None => status,
@@ -178,7 +178,7 @@ impl Broken {
             .any(|region| region.range.start().get() <= last && start <= region.range.last().get())
     }
 
-    /// Keeps the books that some flaws need.
+    /// Updates the state that some flaws need.
     pub(super) fn note(&mut self, request: &[u8]) {
         let domain = le32(request, DOMAIN);
         match request[0] {

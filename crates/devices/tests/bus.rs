@@ -1,5 +1,5 @@
-//! The access engine and the attackers against a real unit: what they reach, and that an access
-//! moves all of its bytes or none.
+//! The access engine and the attackers with a real unit: their targets, and that an access moves
+//! all of its bytes or none.
 
 use ringfence_devices::{
     Attacker, Bus, DeviceMapping, DmaError, DmaRequest, DriverEvent, Neighbour, Observer, Passive,
@@ -20,7 +20,7 @@ const DOMAIN: DomainId = DomainId::new(7);
 const ARENA: u64 = 64 << 20;
 const TABLES: u64 = 32 << 20;
 
-/// Counts, and remembers what was reached.
+/// Records all accesses.
 #[derive(Debug, Default)]
 struct Watch {
     allowed: Vec<(DmaRequest, Vec<PhysRange>)>,
@@ -138,7 +138,7 @@ fn bytes_arrive_across_pages() {
     assert_eq!(rig.watch.allowed[0].1.len(), 2);
 }
 
-/// HW09: the defect of checking the start only would let the first half through.
+/// HW09: a unit that checks only the start of an access would allow the first half.
 #[test]
 fn a_stopped_access_moves_nothing() {
     let mem = arena();
@@ -162,7 +162,7 @@ fn a_stopped_access_moves_nothing() {
     assert_eq!(untouched, [7; 8]);
     assert!(rig.watch.allowed.is_empty());
     assert_eq!(rig.watch.faulted[0].1, fault);
-    // No bytes are no access.
+    // An access of no bytes is invalid.
     assert!(rig.bus().write(NIC, Iova::new(0x1000), &[]).is_err());
 }
 
@@ -178,7 +178,7 @@ fn translated_to_nowhere_is_no_fault() {
     assert_eq!(rig.watch.allowed.len(), 1);
 }
 
-/// The life of one mapping under all attackers, invalidated at unmap or not.
+/// All attackers on one mapping, with and without an invalidation at unmap.
 #[test]
 fn attackers_reach_what_is_not_flushed() {
     let mem = arena();
@@ -195,7 +195,7 @@ fn attackers_reach_what_is_not_flushed() {
         };
         rig.map(0x1000, 0x9000, Permissions::WRITE);
         rig.tell(&mut attackers, DriverEvent::Mapped(mapping));
-        // The neighbour's two bytes.
+        // The two bytes next to the buffer.
         assert_eq!(rig.watch.allowed.len(), 2);
         rig.tell(&mut attackers, DriverEvent::Unmapping(mapping));
         assert_eq!(rig.watch.allowed.len(), 4, "passive and racer");
@@ -210,7 +210,7 @@ fn attackers_reach_what_is_not_flushed() {
         let (reached, stopped) = if strict { (0, 2) } else { (4, 0) };
         assert_eq!(rig.watch.allowed.len(), reached, "strict: {strict}");
         assert_eq!(rig.watch.faulted.len(), stopped, "strict: {strict}");
-        // The late flush ends it, after one more attempt at each end.
+        // The late flush ends the attack, after one more attempt at each end.
         rig.flush(&mapping.range);
         rig.watch = Watch::default();
         rig.tell(&mut attackers, DriverEvent::Other);

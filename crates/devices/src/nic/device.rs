@@ -1,6 +1,6 @@
-//! The device side of a network adapter. It does what hardware does and no more: it fetches what
-//! the doorbell offers, moves bytes where descriptors say, reports, and interrupts. Every access is
-//! translated, those to descriptors too (OS05; rIOMMU Fig. 5).
+//! The device side of a network adapter. It fetches descriptors that the doorbell offers, moves
+//! bytes as they direct, writes completions, and interrupts. All its accesses are translated,
+//! including those to descriptors (OS05; rIOMMU Fig. 5).
 
 use ringfence_types::RequesterId;
 
@@ -10,36 +10,36 @@ use super::profile::Profile;
 use crate::ring::{Coalesce, CompletionWriter, RingAddresses, RingBase};
 use crate::{DmaError, Transfer};
 
-/// The two ways through a port.
+/// Direction of a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum QueueDir {
-    /// From the wire into memory.
+    /// From the wire to memory.
     Rx,
-    /// From memory onto the wire.
+    /// From memory to the wire.
     Tx,
 }
 
-/// What became of a frame from the wire.
+/// Result of a frame from the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reception {
-    /// A descriptor was used for it; the completion says how it ended.
+    /// A descriptor was used for the frame. Its completion has the status.
     Taken,
-    /// There is no descriptor: the wire holds the frame back.
+    /// No descriptor is available. The wire holds the frame back.
     NoDescriptor,
 }
 
-/// What a device counts.
+/// Counters of a device.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DeviceStats {
-    /// Frames completed, by lane.
+    /// Received frames that were completed.
     pub received: u64,
-    /// See `received`.
+    /// Transmitted frames that were completed.
     pub transmitted: u64,
-    /// Frames whose access to a buffer was stopped.
+    /// Frames with a blocked access to a buffer.
     pub stopped: u64,
-    /// Frames that did not fit.
+    /// Frames that did not fit their buffers.
     pub misfits: u64,
-    /// Doorbells that offered more than the ring holds; ignored.
+    /// Doorbells that offered more descriptors than the ring holds; ignored.
     pub bad_doorbells: u64,
     /// Interrupts.
     pub interrupts: u64,
@@ -66,14 +66,14 @@ pub struct NicDevice {
     frame: Vec<u8>,
 }
 
-/// Segments a descriptor has at most.
+/// Maximum number of segments per descriptor.
 const MAX_SEGMENTS: usize = 2;
-/// What the device's own buffer holds.
+/// Size of the device's internal buffer.
 const FRAME_BYTES: usize = FRAME_HEADER_BYTES + MAX_BODY_BYTES;
 
 impl NicDevice {
-    /// An adapter that takes descriptors as the driver of `profile` writes them and interrupts at
-    /// `burst` completions of a ring.
+    /// Creates an adapter for descriptors of the driver of `profile`. It interrupts after `burst`
+    /// completions of a ring.
     pub fn new(id: RequesterId, profile: &Profile, burst: u32) -> Self {
         let none = |count| (0..count).map(|_| None).collect();
         Self {
@@ -87,12 +87,12 @@ impl NicDevice {
         }
     }
 
-    /// Its requester ID.
+    /// Returns the requester ID.
     pub fn id(&self) -> RequesterId {
         self.id
     }
 
-    /// The counters.
+    /// Returns the counters.
     pub fn stats(&self) -> &DeviceStats {
         &self.stats
     }
@@ -106,8 +106,8 @@ impl NicDevice {
         queues.get_mut(usize::from(index))?.as_mut()
     }
 
-    /// The base and size registers of a ring: starts it, empty. A ring that does not exist is
-    /// ignored, as writes to registers that do not exist are.
+    /// Writes the base and size registers of a ring, which starts empty. Ignores a ring that does
+    /// not exist.
     pub fn program(&mut self, lane: QueueDir, index: u16, at: &RingAddresses) {
         let burst = self.burst;
         let queues = match lane {
@@ -125,13 +125,13 @@ impl NicDevice {
         }
     }
 
-    /// Stops every ring: no access is made after this.
+    /// Stops every ring: the device makes no access after this.
     pub fn reset(&mut self) {
         self.receive.fill_with(|| None);
         self.transmit.fill_with(|| None);
     }
 
-    /// The tail register of a ring, free-running.
+    /// Writes the tail register of a ring. The tail is free-running.
     #[inline]
     pub fn doorbell(&mut self, lane: QueueDir, index: u16, tail: u32) {
         let mut bad = false;
@@ -144,22 +144,22 @@ impl NicDevice {
         self.stats.bad_doorbells += u64::from(bad);
     }
 
-    /// Completions of a ring that no interrupt has announced.
+    /// Returns the number of a ring's completions since its last interrupt.
     #[inline]
     pub fn unannounced(&mut self, lane: QueueDir, index: u16) -> u32 {
         self.queue(lane, index)
             .map_or(0, |queue| queue.coalesce.unannounced())
     }
 
-    /// Whether an interrupt of a ring is due.
+    /// Returns true if an interrupt of a ring is due.
     #[inline]
     pub fn interrupt_due(&mut self, lane: QueueDir, index: u16) -> bool {
         self.queue(lane, index)
             .is_some_and(|queue| queue.coalesce.due())
     }
 
-    /// The ring's interrupt is taken, due or by its timer; how many completions it announces, which
-    /// may be none.
+    /// Takes the ring's interrupt, either due or by its timer. Returns the number of completions
+    /// that it announces, possibly 0.
     #[inline]
     pub fn take_interrupt(&mut self, lane: QueueDir, index: u16) -> u32 {
         let announced = match self.queue(lane, index) {
@@ -170,10 +170,10 @@ impl NicDevice {
         announced
     }
 
-    /// Puts every frame that a transmit ring offers onto `wire`; how many.
+    /// Puts every frame that a transmit ring offers onto `wire`. Returns the number of frames.
     ///
     /// # Errors
-    /// A descriptor could not be fetched or a completion not be written: the ring stands still.
+    /// The device could not fetch a descriptor or write a completion. The ring stops.
     pub fn transmit<T: Transfer>(
         &mut self,
         bus: &mut T,
@@ -208,12 +208,12 @@ impl NicDevice {
         result.map(|()| sent)
     }
 
-    /// Takes a frame from the wire into the next descriptor of a receive ring. With two segments
-    /// the headers go into the first one.
+    /// Receives a frame from the wire into the next descriptor of a receive ring. With two
+    /// segments, the headers go into the first one.
     ///
     /// # Errors
-    /// A descriptor could not be fetched or a completion not be written: the ring stands still and
-    /// the frame is lost.
+    /// The device could not fetch a descriptor or write a completion. The ring stops and the frame
+    /// is lost.
     pub fn receive<T: Transfer>(
         &mut self,
         bus: &mut T,

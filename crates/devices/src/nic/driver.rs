@@ -1,7 +1,7 @@
-//! The driver of a network adapter: its rings, its pools, how they are opened and closed.
+//! The driver of a network adapter: its rings, its pools, open and close.
 //!
-//! What the device writes into shared memory is taken for a claim: it is checked, and a lie stops
-//! the ring with a typed error.
+//! The driver does not trust what the device writes into shared memory. It validates each
+//! completion; an invalid one stops the ring with a typed error.
 
 use ringfence_types::{Direction, PhysAddr, PhysRange};
 
@@ -16,16 +16,15 @@ use crate::returns::OrderedCompletions;
 use crate::ring::{CompletionFault, OrderedRing, RawCompletion, RingAddresses};
 use crate::{Buffer, Pool};
 
-/// Target buffers of a packet at most.
+/// Maximum number of buffers per packet.
 pub(super) const MAX_BUFFERS: usize = 2;
 
-/// A header buffer: the headers, rounded up to cache lines.
+/// Size of a header buffer: the headers, rounded up to a cache line.
 const HEADER_SLOT: u64 = 64;
-/// A data buffer, and the buffer of a whole frame: half a page, so that two share one, as in stock
-/// drivers.
+/// Size of a data buffer and of a whole-frame buffer. Two share a page, as in stock drivers.
 const DATA_SLOT: u64 = 2048;
 
-/// A buffer while the device owns it.
+/// A buffer that the device owns.
 #[derive(Debug)]
 pub(super) struct PendingDescriptor<H> {
     pub(super) handle: H,
@@ -36,7 +35,7 @@ pub(super) struct PendingDescriptor<H> {
 /// The buffers of one descriptor.
 pub(super) type Packet<H> = [Option<PendingDescriptor<H>>; MAX_BUFFERS];
 
-/// A receive ring, and the descriptor that is being armed: a map that stalls is continued there.
+/// A receive ring and the descriptor being armed. A stalled map continues there.
 #[derive(Debug)]
 pub(super) struct ReceiveRing<H> {
     pub(super) ring: OrderedRing<Packet<H>>,
@@ -45,7 +44,7 @@ pub(super) struct ReceiveRing<H> {
     pub(super) armed: usize,
 }
 
-/// What a driver counts.
+/// Counters of a driver.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DriverStats {
     /// Buffers mapped.
@@ -54,15 +53,15 @@ pub struct DriverStats {
     pub unmaps: u64,
     /// Bursts ended.
     pub bursts: u64,
-    /// Maps put off because the layer had no entry free.
+    /// Maps deferred because the layer had no free entry.
     pub stalls: u64,
-    /// Maps put off because the pool was empty, or the ring full.
+    /// Maps deferred because the pool was empty or the ring full.
     pub starved: u64,
-    /// Completions whose status was not [`FrameStatus::Done`].
+    /// Completions with a status other than [`FrameStatus::Done`].
     pub failed: u64,
 }
 
-/// Buffers of a port: with one buffer a packet the header pool is empty.
+/// Buffers of a port. With one buffer per packet, the header pool is absent.
 #[derive(Debug)]
 pub(super) struct Pools {
     header: Option<Pool>,
@@ -70,7 +69,7 @@ pub(super) struct Pools {
 }
 
 impl Pools {
-    /// The pool of the buffer `which` of a packet.
+    /// Returns the pool of buffer `which` of a packet.
     #[inline]
     pub(super) fn of(&mut self, which: usize) -> &mut Pool {
         match &mut self.header {
@@ -112,8 +111,9 @@ pub struct Nic<H> {
 }
 
 impl<H> Nic<H> {
-    /// Bytes of buffers that a port of `profile` needs: those of full rings, and as many again as
-    /// `burst` packets, because buffers are withheld while their successors are mapped.
+    /// Returns the buffer memory that a port of `profile` needs, in bytes. It covers full rings and
+    /// two bursts of packets, because the layer withholds buffers while their successors are
+    /// mapped.
     pub fn buffer_bytes(profile: &Profile, burst: u32) -> u64 {
         let packets = profile.live_at_most() / profile.buffers_per_packet as u64
             + 2 * u64::from(burst)
@@ -123,12 +123,13 @@ impl<H> Nic<H> {
         } else {
             DATA_SLOT
         };
-        // A page between the pools: headers and data share none.
+        // A page between the pools, so that headers and data share no page.
         packets * slots + 4096
     }
 
-    /// Opens a port: allocates its rings and fills those that receive. Buffers come from `memory`,
-    /// which is page-aligned, has [`buffer_bytes`](Self::buffer_bytes) bytes, and is nobody else's.
+    /// Opens a port: allocates its rings and fills the receive rings. Buffers come from `memory`,
+    /// which must be page-aligned, have [`buffer_bytes`](Self::buffer_bytes) bytes, and have no
+    /// other user.
     ///
     /// # Errors
     /// Nothing stays allocated.
@@ -182,7 +183,7 @@ impl<H> Nic<H> {
         Ok(())
     }
 
-    /// Every ring with what the device's base registers need.
+    /// Returns every ring with the values for the device's base registers.
     pub fn rings(&self) -> impl Iterator<Item = (QueueDir, u16, RingAddresses)> {
         let receive = self.receive.iter().map(|receive| &receive.ring);
         let numbered = |lane| {
@@ -196,8 +197,8 @@ impl<H> Nic<H> {
             .chain(self.transmit.iter().enumerate().map(numbered(QueueDir::Tx)))
     }
 
-    /// Makes what a ring offers visible to the hardware; what to write into its tail register.
-    /// `None` if there is no such ring.
+    /// Makes the mappings of a ring visible to the hardware. Returns the value for its tail
+    /// register; `None` if the ring does not exist.
     #[inline]
     pub fn sync_map<A: DmaApi<Handle = H>>(
         &self,
@@ -214,23 +215,23 @@ impl<H> Nic<H> {
         Some(tail)
     }
 
-    /// The counters.
+    /// Returns the counters.
     pub fn stats(&self) -> &DriverStats {
         &self.stats
     }
 
-    /// The shape.
+    /// Returns the profile.
     pub fn profile(&self) -> &Profile {
         &self.profile
     }
 
-    /// Buffers that are not in their pool: mapped, withheld, or lost.
+    /// Returns the number of buffers outside their pool: mapped, withheld, or lost.
     pub fn buffers_out(&self) -> usize {
         self.pools.out()
     }
 
-    /// Maps the buffer `which` of a descriptor, of which the first `bytes` bytes are the device's.
-    /// `None`: not now.
+    /// Maps buffer `which` of a descriptor; the device may access its first `bytes` bytes. `None`
+    /// if the layer has no free entry now.
     #[inline]
     pub(super) fn map<A: DmaApi<Handle = H>>(
         &mut self,
@@ -275,7 +276,7 @@ impl<H> Nic<H> {
         }
     }
 
-    /// Unmaps all buffers of `packet`; those that come back at once go to their pools.
+    /// Unmaps all buffers of `packet`. Buffers that are returned at once go to their pools.
     pub(super) fn release<A: DmaApi<Handle = H>>(
         &mut self,
         api: &mut A,
@@ -295,11 +296,11 @@ impl<H> Nic<H> {
         result
     }
 
-    /// Closes the port, whose device has been reset: unmaps everything and frees the rings. Goes on
-    /// after errors.
+    /// Closes the port, whose device must have been reset: unmaps everything and frees the rings.
+    /// Continues after errors.
     ///
     /// # Errors
-    /// The first one. What it concerns is lost; everything else is back.
+    /// Returns the first error. The buffers concerned are lost; all others are returned.
     pub fn close<A: DmaApi<Handle = H>>(mut self, api: &mut A) -> Result<(), NicError> {
         let mut result = Ok(());
         let mut freed = Ok(());
@@ -364,8 +365,8 @@ impl<H> Nic<H> {
 }
 
 impl<H> Nic<H> {
-    /// The same when no other will follow: where the invalidation fails it is tried once more,
-    /// since it may for want of room.
+    /// Ends the last burst of a ring. Retries a failed invalidation once, because the failure may
+    /// be a full queue.
     fn end_last_burst<A: DmaApi<Handle = H>>(
         &mut self,
         api: &mut A,
@@ -376,13 +377,13 @@ impl<H> Nic<H> {
     }
 }
 
-/// The two pools inside `memory`.
+/// Creates the pools inside `memory`.
 fn pools(profile: &Profile, memory: PhysRange) -> Result<Pools, NicError> {
     if profile.buffers_per_packet < MAX_BUFFERS {
         let data = Pool::new(memory, DATA_SLOT).map_err(NicError::Pool)?;
         return Ok(Pools { header: None, data });
     }
-    // As many headers as data.
+    // The same number of headers and data buffers.
     let error = NicError::Pool(PoolError {
         region: memory,
         slot_bytes: HEADER_SLOT + DATA_SLOT,
@@ -398,7 +399,7 @@ fn pools(profile: &Profile, memory: PhysRange) -> Result<Pools, NicError> {
     })
 }
 
-/// Which ring of the API a queue is.
+/// Returns the API's ring of a queue.
 pub(super) const fn ring(lane: QueueDir, queue: u16) -> DeviceRing {
     DeviceRing {
         queue,
@@ -409,7 +410,7 @@ pub(super) const fn ring(lane: QueueDir, queue: u16) -> DeviceRing {
     }
 }
 
-/// Bytes of the buffer `which` that a receive descriptor offers.
+/// Returns the length of buffer `which` in a receive descriptor.
 pub(super) const fn offered(profile: &Profile, which: usize) -> u32 {
     let bytes = if profile.buffers_per_packet < MAX_BUFFERS {
         FRAME_HEADER_BYTES + MAX_BODY_BYTES
@@ -421,7 +422,7 @@ pub(super) const fn offered(profile: &Profile, which: usize) -> u32 {
     bytes as u32
 }
 
-/// What a completion claims, checked against the descriptor that the driver remembers.
+/// Validates a completion against the driver's record of the descriptor.
 #[inline]
 pub(super) fn check<H>(
     raw: &RawCompletion,

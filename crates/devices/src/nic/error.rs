@@ -1,4 +1,4 @@
-//! What can go wrong for a driver of a network adapter.
+//! Errors of a network adapter's driver.
 
 use core::fmt;
 
@@ -10,40 +10,40 @@ use crate::api::ApiError;
 use crate::buffer::PoolError;
 use crate::ring::{CompletionError, MalformedCompletion};
 
-/// Why a driver's call did not succeed.
+/// Reason why a driver's call failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NicError {
     /// The mapping layer failed.
     Api(ApiError),
-    /// The processor could not reach its own memory.
+    /// The CPU could not access its own memory.
     Memory(Unreachable),
-    /// The device lied. Its ring stands still until the port is closed.
+    /// The device wrote an invalid completion. Its ring stops until the port is closed.
     Device(MalformedCompletion),
     /// The port has no such queue.
     NoSuchQueue {
-        /// The lane.
+        /// Direction of the queue.
         lane: QueueDir,
-        /// The number.
+        /// Index of the queue.
         index: u16,
     },
-    /// A frame is empty or longer than the link takes.
+    /// A frame is empty or too long for the link.
     FrameLength {
-        /// Its bytes.
+        /// Length of the frame in bytes.
         bytes: usize,
     },
-    /// There is no room for the port's buffers.
+    /// The memory has no room for the port's buffers.
     Pool(PoolError),
-    /// The layer has fewer entries than buffers are to stay mapped.
+    /// The layer has fewer entries than the number of buffers to keep mapped.
     NoEntries,
-    /// Buffers did not come back until the port was closed.
+    /// Buffers were not returned before the port was closed.
     Lost {
-        /// How many.
+        /// Number of buffers.
         buffers: usize,
     },
-    /// The layer handed up a buffer that is not this driver's.
+    /// The layer returned a buffer that does not belong to this driver.
     ForeignBuffer {
-        /// Its first byte.
+        /// Address of the buffer's first byte.
         at: PhysAddr,
     },
 }

@@ -1,40 +1,40 @@
-//! Frames: headers and data whose checksum the far end verifies, and whose number it expects.
+//! Frames with a number and a checksum, which the receiver verifies.
 //!
-//! The headers take as many bytes as Ethernet, IPv4 and TCP without options would (14 + 20 + 20).
-//! Behind the Ethernet header stand, in little-endian order, what a test needs to know instead:
-//! flow (4 bytes), number in the flow (8), bytes of data (4), checksum of all the rest (8).
+//! The headers are as long as Ethernet, IPv4 and TCP without options (14 + 20 + 20). After the
+//! Ethernet header, they contain test data in little-endian order: flow (4 bytes), number in the
+//! flow (8), bytes of data (4), checksum of all other bytes (8).
 
 use core::fmt;
 
-/// Bytes of headers.
+/// Length of the headers in bytes.
 pub const FRAME_HEADER_BYTES: usize = 54;
-/// Bytes of data at most: a maximum transmission unit of 1500 less IP and TCP headers.
+/// Maximum length of the data: an MTU of 1500 less IP and TCP headers.
 pub const MAX_BODY_BYTES: usize = 1460;
 
 /// EtherType for local experiments (IEEE 802).
 const ETHER_TYPE: [u8; 2] = [0x88, 0xb5];
 const SUM_AT: usize = 30;
 
-/// What a frame says of itself.
+/// Header fields of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Frame {
-    /// Which connection.
+    /// Connection.
     pub flow: u32,
-    /// Which frame of it.
+    /// Number of the frame in its connection.
     pub number: u64,
-    /// Bytes of data.
+    /// Length of the data in bytes.
     pub body: u32,
 }
 
-/// What is wrong with a frame.
+/// Error in a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FrameError {
-    /// It is shorter than its headers, or longer or shorter than they say.
+    /// The frame is shorter than its headers, or its length differs from the header field.
     Length {
-        /// Its bytes.
+        /// Length of the frame in bytes.
         bytes: usize,
     },
-    /// Its bytes are not those that were sent.
+    /// The checksum does not match.
     Checksum,
 }
 
@@ -50,7 +50,7 @@ impl fmt::Display for FrameError {
 impl core::error::Error for FrameError {}
 
 impl Frame {
-    /// Writes the frame into `into`, in place of what was there. Its data follow from flow and
+    /// Writes the frame into `into`, replacing its content. The data are derived from flow and
     /// number.
     pub fn build(&self, into: &mut Vec<u8>) {
         into.clear();
@@ -69,7 +69,7 @@ impl Frame {
         into[SUM_AT..SUM_AT + 8].copy_from_slice(&sum.to_le_bytes());
     }
 
-    /// Reads what a frame says of itself, once its checksum has been found right.
+    /// Returns the header fields of a frame after verifying its checksum.
     ///
     /// # Errors
     /// See [`FrameError`].
@@ -101,8 +101,8 @@ const fn mix(word: u64) -> u64 {
     word ^ (word >> 29)
 }
 
-/// A checksum of all bytes but its own: every step is a bijection of the state, so a single changed
-/// word always shows.
+/// Returns a checksum of all bytes except itself. Each step is a bijection of the state, so it
+/// detects every change of a single word.
 fn sum(frame: &[u8]) -> u64 {
     let (front, rest) = frame.split_at(SUM_AT);
     let behind = &rest[8..];

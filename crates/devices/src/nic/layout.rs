@@ -1,13 +1,13 @@
-//! Descriptors and completions in bits, little-endian. The adapters' own formats differ; what the
-//! mapping layer sees is the same: an address and a length for each buffer, and a completion that
-//! names the descriptor and the bytes written.
+//! Bit layout of descriptors and completions, little-endian. The formats of real adapters differ,
+//! but the mapping layer sees the same: an address and a length for each buffer, and a completion
+//! with the descriptor's number and the bytes written.
 //!
-//! Descriptor: a segment of 16 bytes for each buffer of a packet.
+//! A descriptor has a segment of 16 bytes for each buffer of a packet.
 //!
 //! | bytes | segment |
 //! |---|---|
 //! | 0-7 | address of the buffer |
-//! | 8-11 | its bytes; 0: not used |
+//! | 8-11 | length in bytes; 0 if unused |
 //! | 12-15 | zero |
 //!
 //! | bytes | completion |
@@ -25,23 +25,23 @@ use crate::ring::RawCompletion;
 /// Bytes of a segment.
 pub const SEGMENT_BYTES: usize = 16;
 
-/// A buffer as a descriptor names it.
+/// Segment of a descriptor: one buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DescriptorSegment {
-    /// First byte.
+    /// Address of the first byte.
     pub iova: Iova,
-    /// How many.
+    /// Length in bytes.
     pub bytes: u32,
 }
 
 impl DescriptorSegment {
-    /// Not used.
+    /// An unused segment.
     pub const NONE: Self = Self {
         iova: Iova::ZERO,
         bytes: 0,
     };
 
-    /// Into bits.
+    /// Encodes the segment.
     #[inline]
     pub fn encode(&self) -> [u8; SEGMENT_BYTES] {
         let mut raw = [0; SEGMENT_BYTES];
@@ -50,7 +50,7 @@ impl DescriptorSegment {
         raw
     }
 
-    /// From bits, whatever they are.
+    /// Decodes a segment. Accepts any bits.
     #[inline]
     pub fn decode(raw: &[u8; SEGMENT_BYTES]) -> Self {
         let word = u128::from_le_bytes(*raw);
@@ -61,20 +61,20 @@ impl DescriptorSegment {
     }
 }
 
-/// How a frame ended.
+/// Status of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u16)]
 pub enum FrameStatus {
-    /// It was moved.
+    /// The frame was transferred.
     Done = 0,
-    /// An access to a buffer was stopped.
+    /// The IOMMU blocked an access to a buffer.
     Stopped = 1,
-    /// The buffers were too small, or larger than the device takes.
+    /// The buffers were too small, or longer than the device supports.
     Size = 2,
 }
 
 impl FrameStatus {
-    /// From its number; `None` if it does not exist.
+    /// Decodes a status; `None` if the number is unknown.
     pub const fn from_raw(raw: u16) -> Option<Self> {
         Some(match raw {
             0 => Self::Done,
@@ -85,21 +85,21 @@ impl FrameStatus {
     }
 }
 
-/// What a device reports of one descriptor. The status is a number, because it may be none.
+/// Completion of a descriptor. The status is a number, because the device may write any.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NicCompletion {
     /// Bytes of the frame.
     pub bytes: u32,
     /// Bytes of it in the first buffer.
     pub first: u32,
-    /// The descriptor, free-running.
+    /// Number of the descriptor, free-running.
     pub descriptor: u32,
     /// A [`FrameStatus`], of 15 bits.
     pub status: u16,
 }
 
 impl NicCompletion {
-    /// Into bits, without the phase.
+    /// Encodes the completion without the phase.
     #[inline]
     pub fn encode(&self) -> RawCompletion {
         let word = u128::from(self.bytes)
@@ -109,7 +109,7 @@ impl NicCompletion {
         word.to_le_bytes()
     }
 
-    /// From bits, whatever they are.
+    /// Decodes a completion. Accepts any bits.
     #[inline]
     pub fn decode(raw: &RawCompletion) -> Self {
         let word = u128::from_le_bytes(*raw);

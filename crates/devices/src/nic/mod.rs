@@ -1,15 +1,15 @@
-//! Network adapters: the device, its driver, and frames whose checksum the far end verifies.
+//! Network adapters: the device, its driver, and frames that the receiver verifies.
 //!
-//! | file | one concept |
+//! | file | concept |
 //! |---|---|
-//! | `profile.rs` | the shapes mlx and brcm (OS16) |
-//! | `layout.rs` | descriptors and completions, in bits |
+//! | `profile.rs` | the profiles mlx and brcm (OS16) |
+//! | `layout.rs` | bit layout of descriptors and completions |
 //! | `device.rs` | the device side: fetches descriptors, moves frames, completes (OS05) |
-//! | `driver.rs` | the driver side: rings, pools, opening and closing |
+//! | `driver.rs` | the driver side: rings, pools, open and close |
 //! | `receive.rs`, `transmit.rs` | the driver's two loops |
-//! | `premapped.rs` | buffers that stay mapped, sent by a program itself |
-//! | `frame.rs` | what stands in a frame |
-//! | `testbed.rs` | a driver and its device run by a workload |
+//! | `premapped.rs` | permanently mapped buffers, sent by a user-level program |
+//! | `frame.rs` | format of a frame |
+//! | `testbed.rs` | a driver and its device under a workload |
 
 mod device;
 mod driver;

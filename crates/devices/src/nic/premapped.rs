@@ -1,5 +1,5 @@
-//! Buffers that stay mapped while a user-level program sends them: what an IOTLB miss costs when
-//! nothing else does (rIOMMU section 5.3).
+//! Permanently mapped buffers that a user-level program sends: isolates the cost of an IOTLB miss
+//! (rIOMMU section 5.3).
 
 use ringfence_types::{Direction, Iova, PhysRange, RequesterId};
 
@@ -8,12 +8,12 @@ use crate::api::{ApiError, DeviceRing, DmaApi, MapFailure, Mapped};
 use crate::seed::Seed;
 use crate::{Buffer, DmaError, Pool, Transfer};
 
-/// Which of the buffers is sent.
+/// Choice of the next buffer to send.
 #[derive(Debug, Clone)]
 pub enum BufferChoice {
-    /// One drawn at random for every packet: the IOTLB hardly ever has it.
+    /// A random one for each packet: the IOTLB almost always misses.
     Random(Seed),
-    /// Always the first one: the IOTLB always has it.
+    /// Always the first one: the IOTLB always hits.
     Same,
 }
 
@@ -32,10 +32,10 @@ const RING: DeviceRing = DeviceRing {
 };
 
 impl<H> Premapped<H> {
-    /// Buffers of the pool in the documents' experiment (decision 0011).
+    /// Number of buffers in the rIOMMU paper's experiment (decision 0011).
     pub const BUFFERS: u64 = 16_384;
 
-    /// Maps a packet of `bytes` bytes in each buffer of `slot_bytes` bytes that fits `memory`.
+    /// Maps a packet of `bytes` bytes in each buffer of `slot_bytes` bytes in `memory`.
     ///
     /// # Errors
     /// Nothing stays mapped.
@@ -84,15 +84,15 @@ impl<H> Premapped<H> {
         }
     }
 
-    /// How many buffers are mapped.
+    /// Returns the number of mapped buffers.
     pub fn buffers(&self) -> usize {
         self.mapped.len()
     }
 
-    /// The device sends one packet.
+    /// Makes the device send one packet.
     ///
     /// # Errors
-    /// The access was stopped.
+    /// The access was blocked.
     pub fn send<T: Transfer>(
         &mut self,
         bus: &mut T,
@@ -109,10 +109,10 @@ impl<H> Premapped<H> {
         }
     }
 
-    /// Unmaps everything.
+    /// Unmaps all buffers.
     ///
     /// # Errors
-    /// The first one; all are tried.
+    /// Returns the first error, after trying all.
     pub fn close<A: DmaApi<Handle = H>>(self, api: &mut A) -> Result<(), NicError> {
         let mut result = Ok(());
         for (_, handle) in self.mapped {

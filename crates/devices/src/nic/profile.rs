@@ -1,54 +1,54 @@
-//! Driver shapes (OS16). Numbers and their sources: decision 0011.
+//! Driver profiles (OS16). Decision 0011 has the numbers and their sources.
 
 use ringfence_types::Direction;
 
 use crate::api::DeviceRing;
 use crate::ring::RingSize;
 
-/// Rings of one lane of a port.
+/// Rings of one direction of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rings {
-    /// How many.
+    /// Number of rings.
     pub count: u16,
-    /// Descriptors of each.
+    /// Descriptors per ring.
     pub size: RingSize,
 }
 
-/// When a receive loop maps the buffer that takes a completed one's place.
+/// Time at which a receive loop maps the replacement of a completed buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Replace {
-    /// Before the completed buffer is unmapped, so that a packet is dropped rather than a
-    /// descriptor lost when there is nothing to map: Linux 3.4 `mlx4_en` and `bnx2x`, the
-    /// documents' drivers. Between two packets one address is free.
+    /// Before it unmaps the completed buffer. If the map fails, it drops the packet and keeps the
+    /// descriptor. Used by Linux 3.4 `mlx4_en` and `bnx2x`, the drivers in the rIOMMU and EIOVAR
+    /// papers. Between two packets one address is free.
     BeforeUnmap,
-    /// At once behind the unmap, as EIOVAR section 4 words it. Outside a pair of calls no address
-    /// is free.
+    /// Directly after the unmap, as in EIOVAR section 4. No address is free except between the two
+    /// calls.
     AfterUnmap,
 }
 
-/// In which order a port that is opened fills its receive rings.
+/// Order in which a port fills its receive rings when it is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fill {
-    /// One after the other (`bnx2x`): a ring's addresses are neighbours.
+    /// One ring after the other (`bnx2x`): the addresses of a ring are adjacent.
     RingByRing,
-    /// A descriptor of each in turns (`mlx4_en`).
+    /// One descriptor of each ring in turn (`mlx4_en`).
     InTurns,
 }
 
-/// What the drivers of two adapters differ in (rIOMMU section 5.1).
+/// Differences between the drivers of two adapters (rIOMMU section 5.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Profile {
-    /// What the documents call it.
+    /// Name of the profile in the rIOMMU paper.
     pub name: &'static str,
-    /// Target buffers a packet: 1, or 2 for headers and data.
+    /// Buffers per packet: 1, or 2 for headers and data.
     pub buffers_per_packet: usize,
     /// Receive rings.
     pub receive: Rings,
     /// Transmit rings.
     pub transmit: Rings,
-    /// When a receive loop maps.
+    /// Time at which a receive loop maps a replacement.
     pub replace: Replace,
-    /// In which order receive rings are filled.
+    /// Order in which receive rings are filled.
     pub fill: Fill,
 }
 
@@ -60,7 +60,7 @@ const fn rings(count: u16, size: u32) -> Rings {
 }
 
 impl Profile {
-    /// Mellanox ConnectX-3: headers and data apart, many rings, about 12K addresses.
+    /// Mellanox ConnectX-3: separate headers and data, many rings, about 12K addresses.
     pub const MLX: Self = Self {
         name: "mlx",
         buffers_per_packet: 2,
@@ -70,7 +70,7 @@ impl Profile {
         fill: Fill::InTurns,
     };
 
-    /// Broadcom BCM57810: one buffer a packet, about 3K addresses.
+    /// Broadcom BCM57810: one buffer per packet, about 3K addresses.
     pub const BRCM: Self = Self {
         name: "brcm",
         buffers_per_packet: 1,
@@ -80,9 +80,9 @@ impl Profile {
         fill: Fill::RingByRing,
     };
 
-    /// The port's rings as the DMA API names them, each with the number of buffers that are mapped
-    /// when it is full: L of rIOMMU section 4. A ring's table of descriptors holds two mappings
-    /// more, of descriptors and of completions.
+    /// Returns the port's rings in the DMA API, each with the number of mapped buffers when it is
+    /// full: L of rIOMMU section 4. A ring's table of descriptors holds two more mappings, of
+    /// descriptors and of completions.
     pub fn api_rings(&self) -> impl Iterator<Item = (DeviceRing, u32)> + use<> {
         let per_packet = self.buffers_per_packet as u32;
         [
@@ -98,14 +98,14 @@ impl Profile {
         })
     }
 
-    /// How many target buffers are mapped when every receive ring is full: what a port that was
-    /// just opened has.
+    /// Returns the number of mapped buffers when every receive ring is full, as after opening the
+    /// port.
     pub const fn receive_at_most(&self) -> u64 {
         let descriptors = self.receive.count as u64 * self.receive.size.entries() as u64;
         descriptors * self.buffers_per_packet as u64
     }
 
-    /// How many target buffers are mapped when every ring is full.
+    /// Returns the number of mapped buffers when every ring is full.
     pub const fn live_at_most(&self) -> u64 {
         let transmit = self.transmit.count as u64 * self.transmit.size.entries() as u64;
         self.receive_at_most() + transmit * self.buffers_per_packet as u64

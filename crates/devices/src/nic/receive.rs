@@ -1,5 +1,5 @@
-//! The receive loop: each buffer of a packet is unmapped and its successor mapped, in the order
-//! that the driver has (decision 0011), then the burst is ended and the packets are handed up.
+//! The receive loop. It unmaps each buffer of a packet and maps its replacement, in the profile's
+//! order (decision 0011). Then it ends the burst and delivers the packets.
 
 use super::device::QueueDir;
 use super::driver::{MAX_BUFFERS, Nic, check, offered, ring};
@@ -9,30 +9,30 @@ use super::profile::Replace;
 use crate::ByteMemory;
 use crate::api::DmaApi;
 
-/// A transmit interrupt that is taken inside a receive loop.
+/// A transmit interrupt during a receive loop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Preemption {
-    /// Before which of the loop's calls to the DMA API, counted from 0; never if the loop makes
-    /// fewer.
+    /// Number of the loop's DMA API call before which it occurs, counted from 0. It does not occur
+    /// if the loop makes fewer calls.
     pub before_call: u32,
-    /// The transmit queue.
+    /// Transmit queue.
     pub queue: u16,
-    /// Completions its loop handles at most.
+    /// Maximum number of completions that its loop handles.
     pub budget: u32,
 }
 
-/// What a receive loop did.
+/// Result of a receive loop.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Received {
     /// Completions handled.
     pub completions: u32,
-    /// Frames handed up.
+    /// Frames delivered.
     pub frames: u32,
-    /// Whether the preemption took place.
+    /// True if the preemption took place.
     pub preempted: bool,
 }
 
-/// Calls to the DMA API so far, and what happens before one of them.
+/// Number of DMA API calls so far, and the pending preemption.
 struct ApiCalls {
     made: u32,
     preemption: Option<Preemption>,
@@ -40,11 +40,11 @@ struct ApiCalls {
 }
 
 impl<H> Nic<H> {
-    /// Handles at most `budget` completions of a receive queue as one burst; `each` receives the
-    /// frames. The device's tail register is to be written afterwards.
+    /// Handles at most `budget` completions of a receive queue as one burst, and passes the frames
+    /// to `each`. The caller must write the device's tail register afterwards.
     ///
     /// # Errors
-    /// The first error. The burst is ended all the same; packets that were complete are handed up.
+    /// Returns the first error. The burst is still ended, and complete packets are delivered.
     pub fn receive<A: DmaApi<Handle = H>>(
         &mut self,
         api: &mut A,
@@ -83,7 +83,7 @@ impl<H> Nic<H> {
         })
     }
 
-    /// One completion: whether there was one.
+    /// Handles one completion; false if there is none.
     #[inline]
     fn receive_one<A: DmaApi<Handle = H>>(
         &mut self,
@@ -102,7 +102,7 @@ impl<H> Nic<H> {
             return Ok(false);
         };
         let bytes = if status == FrameStatus::Done {
-            // Checked: the first part is not longer than the whole.
+            // `check` ensures that the first part is not longer than the whole.
             [claim.first, claim.bytes - claim.first]
         } else {
             self.stats.failed += 1;
@@ -112,8 +112,8 @@ impl<H> Nic<H> {
         let number = self
             .arrivals
             .begin(bytes, [const { None }; MAX_BUFFERS], buffers);
-        // Whatever fails for one of them, every buffer of the packet is unmapped: nobody would
-        // remember the others.
+        // Unmap every buffer of the packet even after an error, because no record of the others
+        // remains.
         let mut result = Ok(());
         for (which, held) in packet.into_iter().enumerate() {
             let Some(held) = held else { continue };
@@ -134,7 +134,7 @@ impl<H> Nic<H> {
                     result = result.and(Err(error.into()));
                 }
             }
-            // A map that stalled before has this place free now.
+            // A map that stalled before can use the freed entry.
             if !replaced {
                 result = result.and(self.before_call(api, calls));
                 if result.is_ok() {
@@ -145,8 +145,8 @@ impl<H> Nic<H> {
         result.map(|()| true)
     }
 
-    /// The interrupt comes at any gap between two calls, also between an unmap and the map that
-    /// follows it (EIOVAR section 5).
+    /// Takes a pending interrupt. It may occur between any two calls, also between an unmap and the
+    /// next map (EIOVAR section 5).
     #[inline]
     fn before_call<A: DmaApi<Handle = H>>(
         &mut self,
@@ -164,8 +164,8 @@ impl<H> Nic<H> {
         Ok(())
     }
 
-    /// Maps the next buffer of the descriptor that is being armed, and posts it when that was the
-    /// last one; whether one was mapped.
+    /// Maps the next buffer of the descriptor being armed, and posts the descriptor after its last
+    /// buffer. Returns true if a buffer was mapped.
     #[inline]
     fn arm<A: DmaApi<Handle = H>>(&mut self, api: &mut A, queue: u16) -> Result<bool, NicError> {
         let index = usize::from(queue);
@@ -223,7 +223,7 @@ impl<H> Nic<H> {
     /// Arms descriptors until the ring is full, or buffers or the layer's entries run out.
     ///
     /// # Errors
-    /// The layer's; what was armed stays armed.
+    /// Returns the layer's error; armed descriptors stay armed.
     pub fn refill<A: DmaApi<Handle = H>>(
         &mut self,
         api: &mut A,
@@ -233,11 +233,11 @@ impl<H> Nic<H> {
         Ok(())
     }
 
-    /// Arms a descriptor of each ring in turns until all are full, or buffers or the layer's
-    /// entries run out.
+    /// Arms a descriptor of each ring in turn until all are full, or buffers or the layer's entries
+    /// run out.
     ///
     /// # Errors
-    /// The layer's; what was armed stays armed.
+    /// Returns the layer's error; armed descriptors stay armed.
     pub(super) fn fill_in_turns<A: DmaApi<Handle = H>>(
         &mut self,
         api: &mut A,
@@ -253,7 +253,7 @@ impl<H> Nic<H> {
         Ok(())
     }
 
-    /// Hands up the packets whose buffers are all back; how many frames.
+    /// Delivers the packets whose buffers are all returned. Returns the number of frames.
     fn deliver<A: DmaApi<Handle = H>>(
         &mut self,
         api: &mut A,
@@ -266,7 +266,7 @@ impl<H> Nic<H> {
             let mut whole = true;
             for (buffer, bytes) in buffers.into_iter().zip(bytes) {
                 let Some(buffer) = buffer else {
-                    // Not used, or lost.
+                    // Unused or lost.
                     whole &= bytes == 0;
                     continue;
                 };

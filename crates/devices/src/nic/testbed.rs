@@ -1,5 +1,5 @@
-//! A machine under a workload: driver and device of one port, and the clients at the other end of
-//! the wire, which verify every frame.
+//! A machine under a workload: the driver and the device of one port, and the clients at the other
+//! end of the wire. Every frame is verified.
 
 use core::fmt;
 
@@ -17,45 +17,46 @@ use crate::seed::Seed;
 use crate::workload::{ClientAction, Packet, Workload};
 use crate::{DmaError, Transfer};
 
-/// What a station runs on: the driver's DMA and the device's way to memory, one at a time, since
-/// both lead through the same IOMMU.
+/// Environment of a testbed: the driver's DMA API and the device's bus. Only one is borrowed at a
+/// time, because both use the same IOMMU.
 pub trait Environment {
     /// The API's handle of a mapping.
     type Handle;
-    /// DMA for the driver.
+    /// Type of the driver's DMA API.
     type Api<'a>: DmaApi<Handle = Self::Handle>
     where
         Self: 'a;
-    /// The device's way to memory.
+    /// Type of the device's bus.
     type Bus<'a>: Transfer
     where
         Self: 'a;
 
-    /// DMA for the driver.
+    /// Returns the driver's DMA API.
     fn api(&mut self) -> Self::Api<'_>;
-    /// The device's way to memory.
+    /// Returns the device's bus.
     fn bus(&mut self) -> Self::Bus<'_>;
 }
 
-/// Why a workload did not go on.
+/// Reason why a workload stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TestbedError {
-    /// The driver's.
+    /// Error of the driver.
     Nic(NicError),
-    /// The device could not reach its rings.
+    /// The device could not access its rings.
     Device(DmaError),
-    /// A frame arrived otherwise than it was sent.
+    /// A received frame differs from the sent one.
     Frame(FrameError),
-    /// A frame of another connection or number arrived, or none where one was sent.
+    /// A frame of an unexpected connection or with an unexpected number arrived, or a sent frame
+    /// was lost.
     Order {
-        /// What arrived.
+        /// The frame that arrived.
         found: Frame,
-        /// The number expected in its flow, if the flow exists.
+        /// Expected number in its flow; `None` if the flow does not exist.
         expected: Option<u64>,
     },
-    /// Nobody can go on: frames wait for descriptors, or the server for entries, that never come;
-    /// or the clients are silent for good.
+    /// The workload cannot continue. Either frames wait for descriptors or the server waits for
+    /// entries that never become free, or the clients are silent forever.
     Stuck,
 }
 
@@ -95,23 +96,24 @@ impl From<FrameError> for TestbedError {
     }
 }
 
-/// How often in a row the clients may let all timers run out before they count as gone.
+/// Maximum number of consecutive rounds in which all timers expire before the clients count as
+/// gone.
 const MAX_TIMER_ROUNDS: u32 = 1 << 16;
 
-/// What a station counts.
+/// Counters of a testbed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TestbedStats {
-    /// Frames received, each verified by the server.
+    /// Frames received and verified by the server.
     pub received: u64,
     /// Frames sent, each verified by its client.
     pub sent: u64,
-    /// Bytes of data in all of them.
+    /// Bytes of data in all frames.
     pub bytes: u64,
-    /// Receive loops inside which a transmit interrupt was taken.
+    /// Receive loops during which a transmit interrupt occurred.
     pub interferences: u64,
 }
 
-/// Numbers of the frames of each flow, one way.
+/// Numbers of the next frames of each flow, in one direction.
 #[derive(Debug, Default)]
 struct Flows {
     sent: Vec<u64>,
@@ -135,10 +137,10 @@ pub struct NicTestbed<H> {
 
 impl<H> NicTestbed<H> {
     /// Opens a port of `profile` for `device`, with buffers in `memory` (see [`Nic::buffer_bytes`])
-    /// and interrupts at `burst` completions.
+    /// and interrupts after `burst` completions.
     ///
     /// # Errors
-    /// The driver's; nothing stays allocated.
+    /// Returns the driver's error; nothing stays allocated.
     pub fn open<W: Environment<Handle = H>>(
         world: &mut W,
         device: RequesterId,
@@ -172,23 +174,23 @@ impl<H> NicTestbed<H> {
     /// Stops the device and closes the port.
     ///
     /// # Errors
-    /// The driver's; what it concerns is lost.
+    /// Returns the driver's error. The resources concerned are lost.
     pub fn close<W: Environment<Handle = H>>(mut self, world: &mut W) -> Result<(), TestbedError> {
         self.device.reset();
         Ok(self.nic.close(&mut world.api())?)
     }
 
-    /// The counters.
+    /// Returns the counters.
     pub fn stats(&self) -> &TestbedStats {
         &self.stats
     }
 
-    /// The driver's counters.
+    /// Returns the driver's counters.
     pub fn driver_stats(&self) -> &DriverStats {
         self.nic.stats()
     }
 
-    /// The device's counters.
+    /// Returns the device's counters.
     pub fn device_stats(&self) -> &DeviceStats {
         self.device.stats()
     }
@@ -198,13 +200,13 @@ impl<H> NicTestbed<H> {
         &self.nic
     }
 
-    /// Runs `workload` until `packets` more frames have been received and sent together, or a few
-    /// more: a receive loop that has begun is finished. What the server still has to send then
-    /// stays with the workload; in a closed loop of many clients that is never nothing, for while
-    /// it sends, others ask.
+    /// Runs `workload` until at least `packets` more frames have been received and sent. Completes
+    /// a receive loop in progress. Frames that the server still has to send stay with the workload.
+    /// In a closed loop of many clients there are always some, because others send requests while
+    /// it answers.
     ///
     /// # Errors
-    /// See [`TestbedError`]; the workload cannot go on.
+    /// See [`TestbedError`]; the workload cannot continue.
     pub fn run<W: Environment<Handle = H>>(
         &mut self,
         world: &mut W,
@@ -245,7 +247,7 @@ impl<H> NicTestbed<H> {
         self.stats.received + self.stats.sent
     }
 
-    /// Frames from the wire, until an interrupt has been handled or there are no more.
+    /// Receives frames from the wire until an interrupt has been handled or no frame is left.
     fn arrivals<W: Environment<Handle = H>>(
         &mut self,
         world: &mut W,
@@ -258,7 +260,7 @@ impl<H> NicTestbed<H> {
         }
     }
 
-    /// One frame from the wire, unless there is none.
+    /// Receives one frame from the wire, if any.
     fn arrival<W: Environment<Handle = H>>(
         &mut self,
         world: &mut W,
@@ -275,7 +277,7 @@ impl<H> NicTestbed<H> {
         while self.device.receive(&mut world.bus(), queue, &self.frame)? == Reception::NoDescriptor
         {
             // The wire holds the frame back until the driver has made room. A layer that withholds
-            // entries until the end of a burst makes room with the loop after that one.
+            // entries until the end of a burst makes room only in the following loop.
             if loops == 2 {
                 return Err(TestbedError::Stuck);
             }
@@ -289,7 +291,8 @@ impl<H> NicTestbed<H> {
         Ok(None)
     }
 
-    /// The timers of all receive rings run out, and those of transmit rings while the loops run.
+    /// Expires the timers of all receive rings. The timers of transmit rings expire during the
+    /// loops.
     fn receive_all<W: Environment<Handle = H>>(
         &mut self,
         world: &mut W,
@@ -306,11 +309,11 @@ impl<H> NicTestbed<H> {
                 self.receive_loop(world, workload, queue)?;
             }
         }
-        // Those that found no loop to interrupt.
+        // Transmit rings that had no loop to interrupt.
         self.reclaim_all(world)
     }
 
-    /// One interrupt of a receive ring.
+    /// Handles one interrupt of a receive ring.
     fn receive_loop<W: Environment<Handle = H>>(
         &mut self,
         world: &mut W,
@@ -358,8 +361,8 @@ impl<H> NicTestbed<H> {
         Ok(())
     }
 
-    /// What the server has to send, up to `target` frames in all; meanwhile a frame arrives for
-    /// each that is sent, if a client has one.
+    /// Sends the server's frames, up to `target` frames in total. For each sent frame, one frame
+    /// arrives if a client has one.
     fn send_until<W: Environment<Handle = H>>(
         &mut self,
         target: u64,
@@ -369,8 +372,8 @@ impl<H> NicTestbed<H> {
         while self.packets() < target
             && let Some(packet) = workload.send()
         {
-            // An interrupt falls between two frames. One that is due after the last frame falls
-            // into the next receive loop.
+            // Take an interrupt between two frames. One that is due after the last frame occurs
+            // during the next receive loop.
             while let Some(queue) = self.due.pop() {
                 self.reclaim(world, queue)?;
             }
@@ -398,7 +401,7 @@ impl<H> NicTestbed<H> {
         Ok(())
     }
 
-    /// The device puts on the wire what it was offered, and the clients verify it.
+    /// Transmits the offered frames, which the clients verify.
     fn transmit<W: Environment<Handle = H>>(
         &mut self,
         world: &mut W,
@@ -420,7 +423,7 @@ impl<H> NicTestbed<H> {
         wrong
     }
 
-    /// The timers of all transmit rings run out.
+    /// Expires the timers of all transmit rings.
     fn reclaim_all<W: Environment<Handle = H>>(
         &mut self,
         world: &mut W,
@@ -431,7 +434,7 @@ impl<H> NicTestbed<H> {
         Ok(())
     }
 
-    /// The interrupt of a transmit ring.
+    /// Handles the interrupt of a transmit ring.
     fn reclaim<W: Environment<Handle = H>>(
         &mut self,
         world: &mut W,
@@ -464,18 +467,18 @@ impl<H> NicTestbed<H> {
     }
 }
 
-/// Why frames stopped arriving.
+/// Reason why no more frames arrive.
 enum StallReason {
-    /// An interrupt was due, and has been handled.
+    /// An interrupt was due and has been handled.
     Due,
-    /// The clients wait.
+    /// All clients wait for the server.
     Waiting,
-    /// Nothing happens.
+    /// All clients are silent.
     Silence,
 }
 
 impl Flows {
-    /// Writes the next frame of a flow.
+    /// Builds the next frame of a flow.
     fn build(&mut self, packet: Packet, into: &mut Vec<u8>) {
         let mut number = 0;
         if let Some(next) = self.sent.get_mut(packet.client as usize) {

@@ -1,4 +1,4 @@
-//! Sending, and the loop that takes back what was sent.
+//! Sending of frames, and the loop that handles transmit completions.
 
 use super::device::QueueDir;
 use super::driver::{MAX_BUFFERS, Nic, Packet, check, ring};
@@ -8,17 +8,18 @@ use super::layout::{DescriptorSegment, FrameStatus};
 use crate::ByteMemory;
 use crate::api::DmaApi;
 
-/// What became of a frame to be sent.
+/// Result of a send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SendOutcome {
-    /// The device has it after the next doorbell.
+    /// The device gets the frame with the next doorbell.
     Queued,
-    /// The ring is full, or buffers or the layer's entries have run out: reclaim, and try again.
+    /// The ring is full, or buffers or the layer's entries have run out. Reclaim and try again.
     Full,
 }
 
 impl<H> Nic<H> {
-    /// Puts `frame` into a transmit ring: copies it into buffers, maps them, writes the descriptor.
+    /// Queues `frame` in a transmit ring: copies it into buffers, maps them, and writes the
+    /// descriptor.
     ///
     /// # Errors
     /// Nothing was queued and nothing stays mapped.
@@ -83,7 +84,7 @@ impl<H> Nic<H> {
         }
     }
 
-    /// One part of a frame into one mapped buffer. `None`: not now.
+    /// Copies one part of a frame into a buffer and maps it. `None` if not possible now.
     #[inline]
     fn map_packet<A: DmaApi<Handle = H>>(
         &mut self,
@@ -104,7 +105,7 @@ impl<H> Nic<H> {
         self.map(api, ring, which, buffer, part.len() as u32)
     }
 
-    /// Undoes the maps of a frame that is not sent.
+    /// Unmaps the buffers of a frame that is not sent.
     #[cold]
     fn undo_maps<A: DmaApi<Handle = H>>(
         &mut self,
@@ -117,10 +118,10 @@ impl<H> Nic<H> {
         released.and(self.end_burst(api, ring))
     }
 
-    /// Handles at most `budget` completions of a transmit queue as one burst; how many.
+    /// Handles at most `budget` completions of a transmit queue as one burst. Returns their number.
     ///
     /// # Errors
-    /// The first error. The burst is ended all the same.
+    /// Returns the first error. The burst is still ended.
     pub fn reclaim<A: DmaApi<Handle = H>>(
         &mut self,
         api: &mut A,

@@ -1,7 +1,7 @@
-//! When a device interrupts (OS07).
+//! Interrupt coalescing (OS07).
 
-/// Completions gather until there are enough of them or a timer runs out; one interrupt then
-/// announces all. The driver's loop over them is the burst.
+/// Collects completions until a threshold or a timer expires. One interrupt then announces all of
+/// them; the driver's loop over them is a burst.
 #[derive(Debug, Clone, Copy)]
 pub struct Coalesce {
     threshold: u32,
@@ -9,7 +9,7 @@ pub struct Coalesce {
 }
 
 impl Coalesce {
-    /// Interrupts at `threshold` completions; 0 counts as 1.
+    /// Creates a coalescer that interrupts after `threshold` completions; 0 counts as 1.
     pub const fn new(threshold: u32) -> Self {
         Self {
             threshold: if threshold == 0 { 1 } else { threshold },
@@ -17,26 +17,26 @@ impl Coalesce {
         }
     }
 
-    /// One more completion was written.
+    /// Counts a completion.
     #[inline]
     pub fn completed(&mut self) {
         self.unannounced = self.unannounced.saturating_add(1);
     }
 
-    /// Completions since the last interrupt.
+    /// Returns the number of completions since the last interrupt.
     #[inline]
     pub const fn unannounced(&self) -> u32 {
         self.unannounced
     }
 
-    /// Whether an interrupt is due.
+    /// Returns true if an interrupt is due.
     #[inline]
     pub const fn due(&self) -> bool {
         self.unannounced >= self.threshold
     }
 
-    /// The interrupt is taken; how many completions it announces. Also the timer: it takes the
-    /// interrupt before it is due.
+    /// Takes the interrupt and returns the number of completions that it announces. The timer also
+    /// calls this, before the interrupt is due.
     #[inline]
     pub fn acknowledge(&mut self) -> u32 {
         core::mem::take(&mut self.unannounced)

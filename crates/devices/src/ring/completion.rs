@@ -1,4 +1,4 @@
-//! Completion rings: the device writes, the driver finds new entries by their phase.
+//! Completion rings: the device writes entries, and the driver detects new ones by their phase.
 
 use ringfence_types::RequesterId;
 
@@ -6,16 +6,16 @@ use super::{Cursor, RingBase, RingMemory};
 use crate::api::{ApiError, DeviceRing, DmaApi};
 use crate::{ByteMemory, DmaError, Transfer, Unreachable};
 
-/// Bytes of a completion: that of NVMe, which all devices here share.
+/// Size of a completion: that of NVMe, which all devices here use.
 pub const COMPLETION_BYTES: u32 = 16;
 
-/// A completion as it stands in memory. Bit 0 of byte 14 is the phase (NVMe base specification,
-/// completion queue entry, dword 3 bit 16); the rest is the device's.
+/// An encoded completion. Bit 0 of byte 14 is the phase (NVMe base specification, completion queue
+/// entry, dword 3 bit 16). The device defines the rest.
 pub type RawCompletion = [u8; COMPLETION_BYTES as usize];
 
 const PHASE_BYTE: usize = 14;
 
-/// A completion ring as its driver keeps it.
+/// The driver's side of a completion ring.
 #[derive(Debug)]
 pub struct CompletionQueue {
     memory: RingMemory,
@@ -23,17 +23,17 @@ pub struct CompletionQueue {
 }
 
 impl CompletionQueue {
-    /// An empty one in `memory`, which is zeroed.
+    /// Creates an empty ring in `memory`, which must be zeroed.
     pub fn new(memory: RingMemory) -> Self {
         let next = Cursor::new(memory.size());
         Self { memory, next }
     }
 
-    /// The next completion, if the device has written it. It stays the next one until
-    /// [`advance`](Self::advance).
+    /// Returns the next completion if the device has written it. Call [`advance`](Self::advance) to
+    /// consume it.
     ///
     /// # Errors
-    /// Memory's.
+    /// The memory is not accessible.
     #[inline]
     pub fn peek<M: ByteMemory>(&self, memory: &M) -> Result<Option<RawCompletion>, Unreachable> {
         let mut raw = RawCompletion::default();
@@ -42,24 +42,24 @@ impl CompletionQueue {
         Ok((phase == self.next.phase()).then_some(raw))
     }
 
-    /// Is done with the next completion.
+    /// Consumes the next completion.
     #[inline]
     pub fn advance(&mut self) {
         self.next.advance();
     }
 
-    /// What the driver writes into the head doorbell: the entry it will look at next.
+    /// Returns the value for the head doorbell: the index of the next entry to read.
     #[inline]
     pub const fn head(&self) -> u32 {
         self.next.index()
     }
 
-    /// Where the device finds it.
+    /// Returns the address of the ring for the device.
     pub fn base(&self) -> RingBase {
         self.memory.base()
     }
 
-    /// Frees its memory.
+    /// Frees the ring's memory.
     ///
     /// # Errors
     /// The memory is lost.
@@ -68,7 +68,7 @@ impl CompletionQueue {
     }
 }
 
-/// A completion ring as its device keeps it.
+/// The device's side of a completion ring.
 #[derive(Debug, Clone, Copy)]
 pub struct CompletionWriter {
     base: RingBase,
@@ -76,7 +76,7 @@ pub struct CompletionWriter {
 }
 
 impl CompletionWriter {
-    /// At the beginning of the ring at `base`.
+    /// Creates a writer at the start of the ring at `base`.
     pub const fn new(base: RingBase) -> Self {
         Self {
             base,
@@ -84,10 +84,10 @@ impl CompletionWriter {
         }
     }
 
-    /// Writes a completion with the right phase. That there is room is the caller's to know.
+    /// Writes a completion with the current phase. The caller ensures that the ring has room.
     ///
     /// # Errors
-    /// The access was stopped: the device has lost its voice.
+    /// The access was blocked, so the device can no longer report completions.
     #[inline]
     pub fn post<T: Transfer>(
         &mut self,
@@ -101,7 +101,7 @@ impl CompletionWriter {
         Ok(())
     }
 
-    /// The entry that is written next.
+    /// Returns the index of the next entry to write.
     #[inline]
     pub const fn tail(&self) -> u32 {
         self.next.index()

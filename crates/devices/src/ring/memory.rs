@@ -1,4 +1,4 @@
-//! The array of a ring, as each side reaches it.
+//! The array of a ring, for the driver and for the device.
 
 use ringfence_dma::Coherent;
 use ringfence_types::{Iova, PageSize, PhysAddr};
@@ -9,7 +9,7 @@ use crate::{ByteMemory, Unreachable};
 
 const PAGE: u64 = PageSize::Size4K.bytes();
 
-/// The array as its driver reaches it: through the frames of coherent memory.
+/// The array as the driver accesses it: through the frames of coherent memory.
 #[derive(Debug)]
 pub struct RingMemory {
     coherent: Coherent,
@@ -18,11 +18,11 @@ pub struct RingMemory {
 }
 
 impl RingMemory {
-    /// Allocates an array of `size` entries of `entry_bytes` bytes, a power of two up to a page, so
-    /// that no entry lies on two pages.
+    /// Allocates an array of `size` entries of `entry_bytes` bytes. `entry_bytes` must be a power
+    /// of two up to a page, so that no entry crosses a page.
     ///
     /// # Errors
-    /// The allocation's.
+    /// Returns the allocation's error.
     pub fn alloc<A: DmaApi>(
         api: &mut A,
         ring: DeviceRing,
@@ -39,18 +39,17 @@ impl RingMemory {
         })
     }
 
-    /// Frees it; where that fails it tries once more, since an invalidation may fail for want of
-    /// room.
+    /// Frees the array. Retries a failure once, because the invalidation queue may have been full.
     ///
     /// # Errors
-    /// It failed twice: the memory is lost, because the device may still reach it.
+    /// Both attempts failed. The memory is lost, because the device may still access it.
     pub fn free<A: DmaApi>(self, api: &mut A, ring: DeviceRing) -> Result<(), ApiError> {
         api.free_coherent(ring, self.coherent)
             .or_else(|refused| api.free_coherent(ring, refused.memory))
             .map_err(|refused| refused.error)
     }
 
-    /// Where the device finds it.
+    /// Returns the address of the array for the device.
     pub fn base(&self) -> RingBase {
         RingBase {
             at: self.coherent.range().start(),
@@ -59,16 +58,16 @@ impl RingMemory {
         }
     }
 
-    /// How many entries.
+    /// Returns the number of entries.
     #[inline]
     pub const fn size(&self) -> RingSize {
         self.size
     }
 
-    /// Where entry `counter` lies for the processor.
+    /// Returns the physical address of entry `counter`.
     ///
     /// # Errors
-    /// Never for memory as [`alloc`](Self::alloc) makes it.
+    /// Never fails for memory from [`alloc`](Self::alloc).
     #[inline]
     fn entry_address(&self, counter: u32) -> Result<PhysAddr, Unreachable> {
         let offset = u64::from(self.size.index(counter)) * u64::from(self.entry_bytes);
@@ -85,7 +84,7 @@ impl RingMemory {
     /// Reads the first bytes of entry `counter`, modulo the size.
     ///
     /// # Errors
-    /// Memory's.
+    /// The memory is not accessible.
     #[inline]
     pub fn read<M: ByteMemory>(
         &self,
@@ -99,7 +98,7 @@ impl RingMemory {
     /// Writes the first bytes of entry `counter`, modulo the size.
     ///
     /// # Errors
-    /// Memory's.
+    /// The memory is not accessible.
     #[inline]
     pub fn write<M: ByteMemory>(
         &self,
@@ -111,19 +110,19 @@ impl RingMemory {
     }
 }
 
-/// The array as its device reaches it: what a driver writes into the base and size registers.
+/// The array as the device accesses it: the values of its base and size registers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RingBase {
-    /// First byte.
+    /// Address of the first byte.
     pub at: Iova,
-    /// How many entries.
+    /// Number of entries.
     pub size: RingSize,
-    /// Bytes of one.
+    /// Bytes per entry.
     pub entry_bytes: u32,
 }
 
 impl RingBase {
-    /// Where entry `counter`, modulo the size, lies for the device.
+    /// Returns the device address of entry `counter`, modulo the size.
     #[inline]
     pub const fn entry(&self, counter: u32) -> Iova {
         let index = self.size.index(counter) as u64;

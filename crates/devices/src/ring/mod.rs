@@ -1,13 +1,13 @@
-//! Rings: arrays of descriptors in memory that a driver and a device share (OS06; rIOMMU section
+//! Rings: arrays of descriptors in memory shared by a driver and a device (OS06; rIOMMU section
 //! 2.3).
 //!
-//! | file | one concept |
+//! | file | concept |
 //! |---|---|
-//! | `size.rs` | how many entries, and where one stands |
-//! | `memory.rs` | the array, as the driver and as the device reach it |
-//! | `completion.rs` | what a device has done, told by a phase bit |
-//! | `coalesce.rs` | when it interrupts |
-//! | `queue.rs` | descriptors and completions together: what a driver of an in-order ring keeps |
+//! | `size.rs` | number of entries, and positions |
+//! | `memory.rs` | the array, for the driver and for the device |
+//! | `completion.rs` | completions, marked by a phase bit |
+//! | `coalesce.rs` | interrupt coalescing |
+//! | `queue.rs` | descriptors and completions of an in-order ring, for its driver |
 
 mod coalesce;
 mod completion;

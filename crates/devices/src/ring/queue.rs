@@ -1,5 +1,4 @@
-//! A ring whose device completes descriptors in order: what its driver keeps beside the shared
-//! memory.
+//! The driver's side of a ring whose device completes descriptors in order.
 
 use core::fmt;
 
@@ -7,48 +6,47 @@ use super::{COMPLETION_BYTES, CompletionQueue, RawCompletion, RingBase, RingMemo
 use crate::api::{ApiError, DeviceRing, DmaApi};
 use crate::{ByteMemory, Unreachable};
 
-/// Where a device finds a ring and its completions.
+/// Addresses of a ring and its completions for the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RingAddresses {
-    /// The descriptors.
+    /// Descriptors.
     pub descriptors: RingBase,
-    /// The completions.
+    /// Completions.
     pub completions: RingBase,
 }
 
-/// Something in shared memory that an honest device does not write. A driver believes nothing it
-/// reads there.
+/// Error: the device wrote an invalid completion. A driver must not trust shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MalformedCompletion {
-    /// The queue.
+    /// Queue.
     pub ring: DeviceRing,
-    /// What is wrong.
+    /// Violation.
     pub kind: CompletionFault,
 }
 
-/// What is wrong with a completion.
+/// Violation in a completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CompletionFault {
-    /// Nothing is outstanding.
+    /// No descriptor is outstanding.
     Nothing,
-    /// It names another descriptor than the oldest one, or a command that is not outstanding.
+    /// The completion's descriptor is not the oldest one, or its command is not outstanding.
     Index {
-        /// What it names.
+        /// Descriptor or command in the completion.
         found: u32,
-        /// The oldest, where there is an order.
+        /// The oldest descriptor; `None` if completions are unordered.
         expected: Option<u32>,
     },
-    /// More bytes than the buffers hold.
+    /// The reported length exceeds the buffers.
     Length {
-        /// Bytes reported.
+        /// Reported length in bytes.
         found: u32,
-        /// Bytes at most.
+        /// Length of the buffers in bytes.
         at_most: u32,
     },
-    /// A status that the specification does not know.
+    /// Unknown status.
     Status(u16),
-    /// It names another queue.
+    /// The completion is for another queue.
     Queue(u16),
 }
 
@@ -78,16 +76,16 @@ impl fmt::Display for MalformedCompletion {
 
 impl core::error::Error for MalformedCompletion {}
 
-/// Descriptors, completions, and the driver's own record `T` of each descriptor that the device
-/// owns. Descriptors in memory are written and never read back: the device may have rewritten them.
+/// Descriptors, completions, and the driver's record `T` of each descriptor that the device owns.
+/// The driver never reads descriptors back from memory, because the device may have changed them.
 #[derive(Debug)]
 pub struct OrderedRing<T> {
     ring: DeviceRing,
     descriptors: RingMemory,
     completions: CompletionQueue,
-    /// Free-running: the oldest descriptor that the device owns.
+    /// Oldest descriptor that the device owns; free-running.
     head: u32,
-    /// Free-running: the one that is filled next. The device owns `[head, tail)`.
+    /// Next descriptor to fill; free-running. The device owns `[head, tail)`.
     tail: u32,
     records: Vec<Option<T>>,
 }
@@ -96,7 +94,7 @@ impl<T> OrderedRing<T> {
     /// Allocates an empty ring of `size` descriptors of `entry_bytes` bytes.
     ///
     /// # Errors
-    /// The allocation's; nothing stays allocated.
+    /// Returns the allocation's error; nothing stays allocated.
     pub fn alloc<A: DmaApi>(
         api: &mut A,
         ring: DeviceRing,
@@ -104,7 +102,7 @@ impl<T> OrderedRing<T> {
         entry_bytes: u32,
     ) -> Result<Self, ApiError> {
         let descriptors = RingMemory::alloc(api, ring, size, entry_bytes)?;
-        // As many completions as descriptors: the device never overtakes the driver.
+        // With as many completions as descriptors, the device never overtakes the driver.
         let completions = match RingMemory::alloc(api, ring, size, COMPLETION_BYTES) {
             Ok(memory) => CompletionQueue::new(memory),
             Err(error) => {
@@ -122,7 +120,7 @@ impl<T> OrderedRing<T> {
         })
     }
 
-    /// For the device's base registers.
+    /// Returns the values for the device's base registers.
     pub fn addresses(&self) -> RingAddresses {
         RingAddresses {
             descriptors: self.descriptors.base(),
@@ -130,25 +128,25 @@ impl<T> OrderedRing<T> {
         }
     }
 
-    /// Which ring it is.
+    /// Returns the ring's id.
     #[inline]
     pub const fn ring(&self) -> DeviceRing {
         self.ring
     }
 
-    /// For the tail doorbell: free-running.
+    /// Returns the value for the tail doorbell, which is free-running.
     #[inline]
     pub const fn tail(&self) -> u32 {
         self.tail
     }
 
-    /// How many descriptors the device owns.
+    /// Returns the number of descriptors that the device owns.
     #[inline]
     pub const fn outstanding(&self) -> u32 {
         self.tail.wrapping_sub(self.head)
     }
 
-    /// Whether the device owns all of them.
+    /// Returns true if the device owns all descriptors.
     #[inline]
     pub const fn is_full(&self) -> bool {
         self.outstanding() >= self.descriptors.size().entries()
@@ -160,10 +158,10 @@ impl<T> OrderedRing<T> {
         self.records.get_mut(index)
     }
 
-    /// Writes `descriptor` at the tail and gives it to the device at the next doorbell.
+    /// Writes `descriptor` at the tail. The device gets it with the next doorbell.
     ///
     /// # Errors
-    /// The ring is full, or memory's error: `record` comes back.
+    /// The ring is full, or the memory is not accessible. Returns `record`.
     #[inline]
     pub fn post<M: ByteMemory>(
         &mut self,
@@ -186,12 +184,12 @@ impl<T> OrderedRing<T> {
         Ok(())
     }
 
-    /// The next completion, if any, with the record of the oldest descriptor; `index` finds in it
-    /// the descriptor that it names. After a lie the ring stands still: every further call tells
-    /// the same lie, until [`drain`](Self::drain).
+    /// Returns the next completion, if any, with the record of the oldest descriptor. `check`
+    /// decodes and validates the completion. An invalid completion stops the ring: every further
+    /// call returns the same error, until [`drain`](Self::drain).
     ///
     /// # Errors
-    /// Memory's, or the lie.
+    /// The memory is not accessible, or the completion is invalid.
     #[inline]
     pub fn completed<M: ByteMemory, C>(
         &mut self,
@@ -220,8 +218,8 @@ impl<T> OrderedRing<T> {
         }
     }
 
-    /// Takes all descriptors away from the device, which the caller has stopped; `each` receives
-    /// the records, oldest first.
+    /// Removes all descriptors, and passes their records to `each`, oldest first. The caller must
+    /// have stopped the device.
     pub fn drain(&mut self, mut each: impl FnMut(T)) {
         while self.head != self.tail {
             let head = self.head;
@@ -232,10 +230,10 @@ impl<T> OrderedRing<T> {
         }
     }
 
-    /// Frees the shared memory. What was not drained is lost.
+    /// Frees the shared memory. Records that were not drained are lost.
     ///
     /// # Errors
-    /// The first of both; the memory is lost.
+    /// Returns the first error; the memory is lost.
     pub fn free<A: DmaApi>(self, api: &mut A) -> Result<(), ApiError> {
         let descriptors = self.descriptors.free(api, self.ring);
         let completions = self.completions.free(api, self.ring);
@@ -243,12 +241,12 @@ impl<T> OrderedRing<T> {
     }
 }
 
-/// Why there is no completion to be had.
+/// Reason why a completion cannot be returned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CompletionError {
-    /// Memory's.
+    /// The memory is not accessible.
     Memory(Unreachable),
-    /// The device's.
+    /// The device wrote an invalid completion.
     Lie(MalformedCompletion),
 }
 

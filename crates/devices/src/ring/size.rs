@@ -1,12 +1,12 @@
-//! The size of a ring, and a position in it.
+//! The size of a ring and positions in it.
 
-/// Entries of a ring: a power of two from 2 to 65536, so that free-running 32-bit counters name
-/// entries and full and empty differ.
+/// Number of entries of a ring: a power of two from 2 to 65536. Free-running 32-bit counters can
+/// then index the entries and distinguish full from empty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RingSize(u32);
 
 impl RingSize {
-    /// `None` if `entries` is no power of two from 2 to 65536.
+    /// Creates a size; `None` if `entries` is no power of two from 2 to 65536.
     pub const fn new(entries: u32) -> Option<Self> {
         if entries < 2 || entries > 1 << 16 || !entries.is_power_of_two() {
             return None;
@@ -14,21 +14,21 @@ impl RingSize {
         Some(Self(entries))
     }
 
-    /// How many entries.
+    /// Returns the number of entries.
     #[inline]
     pub const fn entries(self) -> u32 {
         self.0
     }
 
-    /// The entry that the free-running `counter` names.
+    /// Returns the index of the entry for the free-running `counter`.
     #[inline]
     pub const fn index(self, counter: u32) -> u32 {
         counter & (self.0 - 1)
     }
 }
 
-/// A position in a ring that knows its lap: entries written in one lap carry one phase, those of
-/// the next lap the other (NVMe base specification, "Phase Tag").
+/// A position in a ring that tracks its lap. The phase of entries alternates from lap to lap (NVMe
+/// base specification, "Phase Tag").
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cursor {
     size: RingSize,
@@ -36,24 +36,24 @@ pub struct Cursor {
 }
 
 impl Cursor {
-    /// At entry 0 of the first lap.
+    /// Creates a position at entry 0 of the first lap.
     pub const fn new(size: RingSize) -> Self {
         Self { size, counter: 0 }
     }
 
-    /// The entry.
+    /// Returns the index of the entry.
     #[inline]
     pub const fn index(&self) -> u32 {
         self.size.index(self.counter)
     }
 
-    /// The phase of this lap: set in the first one, because memory begins zeroed.
+    /// Returns the phase of this lap. Set in the first lap, because memory is initially zero.
     #[inline]
     pub const fn phase(&self) -> bool {
         self.counter & self.size.0 == 0
     }
 
-    /// One entry further.
+    /// Advances by one entry.
     #[inline]
     pub fn advance(&mut self) {
         self.counter = self.counter.wrapping_add(1);
@@ -79,7 +79,7 @@ mod tests {
         let size = RingSize::new(4).unwrap();
         let mut cursor = Cursor {
             size,
-            // Across the wrap of the counter itself.
+            // Across the wrap of the counter.
             counter: u32::MAX - 7,
         };
         let mut laps = Vec::new();

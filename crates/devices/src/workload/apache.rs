@@ -1,11 +1,11 @@
-//! Apache: small requests, answers of one size, many clients.
+//! Apache: small requests, responses of one size, many clients.
 
 use std::collections::VecDeque;
 
 use super::clients::Clients;
 use super::{ClientAction, Packet, SEGMENT, Workload};
 
-/// Packets of an answer before it is another client's turn: 64 KiB.
+/// Packets of a response before the server switches to another client: 64 KiB.
 const TURN: u64 = 44;
 
 /// ApacheBench against Apache (rIOMMU section 5.1; EIOVAR section 7).
@@ -14,27 +14,27 @@ pub struct Apache {
     clients: Clients,
     request: u32,
     file: u64,
-    /// Answers that are not sent completely: the client, and bytes to go.
+    /// Incomplete responses: the client and the remaining bytes.
     responses: VecDeque<(u32, u64)>,
     /// Packets of this turn so far.
     turn: u64,
-    /// By client: bytes still to come, and packets not acknowledged.
+    /// By client: remaining bytes, and unacknowledged packets.
     pending: Vec<(u64, u32)>,
     /// Acknowledgements on the wire.
     pending_clients: VecDeque<u32>,
 }
 
 impl Apache {
-    /// The bigger file of the documents.
+    /// The larger file of the rIOMMU and EIOVAR papers, in bytes.
     pub const BIG: u64 = 1 << 20;
-    /// The smaller one.
+    /// The smaller file, in bytes.
     pub const SMALL: u64 = 1 << 10;
-    /// Clients of the rIOMMU document.
+    /// Number of clients in the rIOMMU paper.
     pub const CLIENTS: u32 = 32;
-    /// Clients of the EIOVAR document.
+    /// Number of clients in the EIOVAR paper.
     pub const CLIENTS_EIOVAR: u32 = 100;
 
-    /// Requests of 64 bytes for files of `file` bytes by `clients` clients.
+    /// Creates requests of 64 bytes for files of `file` bytes by `clients` clients.
     pub fn new(file: u64, clients: u32, seed: u64) -> Self {
         Self {
             clients: Clients::new(clients, seed),
@@ -67,7 +67,7 @@ impl Workload for Apache {
     }
 
     fn received(&mut self, packet: Packet) {
-        // Without data it acknowledges.
+        // A packet without data is an acknowledgement.
         if packet.bytes > 0 {
             self.responses.push_back((packet.client, self.file));
             if let Some(pending) = self.pending.get_mut(packet.client as usize) {

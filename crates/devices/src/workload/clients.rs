@@ -1,8 +1,9 @@
-//! Clients in a closed loop: each that has its answer asks again, in an order drawn from a seed.
+//! Clients in a closed loop: a client that has its response sends another request, in a random
+//! order.
 
 use crate::seed::Seed;
 
-/// The clients that may ask.
+/// The clients that may send a request.
 #[derive(Debug, Clone)]
 pub(super) struct Clients {
     ready: Vec<u32>,
@@ -11,7 +12,7 @@ pub(super) struct Clients {
 }
 
 impl Clients {
-    /// All of them may ask.
+    /// Creates `count` clients, all of which may send.
     pub(super) fn new(count: u32, seed: u64) -> Self {
         Self {
             ready: (0..count).collect(),
@@ -24,18 +25,18 @@ impl Clients {
         self.count
     }
 
-    /// One of those that may ask, which may not any more.
+    /// Removes and returns a random client that may send.
     pub(super) fn draw(&mut self) -> Option<u32> {
         let place = self.seed.below(self.ready.len() as u64) as usize;
         (place < self.ready.len()).then(|| self.ready.swap_remove(place))
     }
 
-    /// This one may ask again.
+    /// Allows the client to send again.
     pub(super) fn ready(&mut self, client: u32) {
         self.ready.push(client);
     }
 
-    /// A number below `bound`, for what else is up to chance.
+    /// Returns a random number below `bound`, for other choices.
     pub(super) fn chance(&mut self, bound: u64) -> u64 {
         self.seed.below(bound)
     }

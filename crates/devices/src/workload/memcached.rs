@@ -7,7 +7,7 @@ use super::{ClientAction, Packet, Workload};
 
 const KEY: u32 = 64;
 const VALUE: u32 = 1024;
-/// What a set is answered with: the text protocol's "STORED" and an end of line.
+/// Response to a set: "STORED" of the text protocol and an end of line.
 const STORED: u32 = 8;
 
 /// Memslap against Memcached (rIOMMU section 5.1): 90% get, 10% set.
@@ -19,12 +19,12 @@ pub struct Memcached {
 }
 
 impl Memcached {
-    /// Clients of the rIOMMU document.
+    /// Number of clients in the rIOMMU paper.
     pub const CLIENTS: u32 = 32;
-    /// Clients of the EIOVAR document.
+    /// Number of clients in the EIOVAR paper.
     pub const CLIENTS_EIOVAR: u32 = 16;
 
-    /// The documents' mix, by `clients` clients.
+    /// Creates the mix of the rIOMMU and EIOVAR papers, by `clients` clients.
     pub fn new(clients: u32, seed: u64) -> Self {
         Self {
             clients: Clients::new(clients, seed),

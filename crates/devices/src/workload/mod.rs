@@ -1,8 +1,8 @@
-//! Workloads as data: who puts which packet on the wire when, and how the server answers. What each
-//! does by default, and which document says so, stands in decision 0011.
+//! Workloads: the packets that clients send, and the server's responses. Decision 0011 has the
+//! defaults and their sources.
 //!
-//! Network workloads are run by a [`NicTestbed`](crate::nic::NicTestbed). They are deterministic:
-//! the same parameters and the same seed give the same packets, whatever the protection mode.
+//! A [`NicTestbed`](crate::nic::NicTestbed) runs network workloads. They are deterministic: the
+//! same parameters and the same seed give the same packets in every protection mode.
 
 mod apache;
 mod clients;
@@ -15,45 +15,45 @@ pub use memcached::Memcached;
 pub use request_response::RequestResponse;
 pub use stream::NetperfStream;
 
-/// Packets of one run of a benchmark.
+/// Packets in one run of a benchmark.
 pub const PACKETS_PER_RUN: u64 = 16_384;
 
-/// Completions that one interrupt announces at most.
+/// Maximum number of completions that one interrupt announces.
 pub const BURST: u32 = 200;
 
-/// Data of a packet at most.
+/// Maximum data of a packet in bytes.
 pub(crate) const SEGMENT: u32 = crate::nic::MAX_BODY_BYTES as u32;
 
-/// A packet: whose connection, and how many bytes of data, at most
-/// [`MAX_BODY_BYTES`](crate::nic::MAX_BODY_BYTES). One without data acknowledges.
+/// A packet of a connection, with at most [`MAX_BODY_BYTES`](crate::nic::MAX_BODY_BYTES) bytes of
+/// data. A packet without data is an acknowledgement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Packet {
-    /// The client.
+    /// Client of the connection.
     pub client: u32,
     /// Bytes of data.
     pub bytes: u32,
 }
 
-/// What the clients do next.
+/// Next action of the clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ClientAction {
     /// A packet is on the wire.
     Packet(Packet),
     /// All clients wait for the server.
     Waiting,
-    /// Nothing happens for longer than any interrupt is delayed.
+    /// All clients are idle for longer than the delay of any interrupt.
     Silence,
 }
 
 /// Clients and the application on the server.
 pub trait Workload {
-    /// How many connections.
+    /// Returns the number of connections.
     fn clients(&self) -> u32;
-    /// The clients' next step.
+    /// Returns the clients' next action.
     fn offer(&mut self) -> ClientAction;
     /// The server has received a packet.
     fn received(&mut self, packet: Packet);
-    /// The next packet that the server sends, if it has any to send.
+    /// Returns the next packet that the server sends, if any.
     fn send(&mut self) -> Option<Packet>;
     /// A client has received a packet.
     fn answered(&mut self, packet: Packet);

@@ -11,18 +11,18 @@ pub struct RequestResponse {
 
 #[derive(Debug, Clone, Copy)]
 enum State {
-    /// The client asks.
+    /// The client sends a request.
     Asking,
-    /// The question is on its way.
+    /// The request is in transit.
     Waiting,
-    /// The server answers.
+    /// The server sends the response.
     Answering,
-    /// The answer is there.
+    /// The response has arrived.
     Answered,
 }
 
 impl RequestResponse {
-    /// Messages of `bytes` bytes each way, at most one packet's data.
+    /// Creates messages of `bytes` bytes in each direction, at most one packet's data.
     pub const fn new(bytes: u32) -> Self {
         let bytes = if bytes > super::SEGMENT {
             super::SEGMENT

@@ -1,4 +1,4 @@
-//! Stream: the server receives messages back to back on one connection, or on several.
+//! Stream: the server receives messages back to back, on one or several connections.
 
 use super::{ClientAction, Packet, SEGMENT, Workload};
 
@@ -7,27 +7,27 @@ use super::{ClientAction, Packet, SEGMENT, Workload};
 pub struct NetperfStream {
     message: u32,
     connections: Vec<Connection>,
-    /// Who sends next: the connections take turns, a packet each.
+    /// Connection that sends next: the connections alternate packet by packet.
     turn: usize,
-    /// Connections that owe an acknowledgement.
+    /// Connections with a pending acknowledgement.
     pending_clients: std::collections::VecDeque<u32>,
 }
 
 #[derive(Debug, Clone, Default)]
 struct Connection {
-    /// Packets received and not acknowledged.
+    /// Packets received but not acknowledged.
     unacknowledged: u32,
 }
 
 impl NetperfStream {
-    /// The documents' message size.
+    /// Message size of the rIOMMU and EIOVAR papers.
     pub const MESSAGE: u32 = 16_384;
 
-    /// Messages of `message` bytes on each of `connections` connections.
+    /// Creates messages of `message` bytes on each of `connections` connections.
     ///
-    /// A connection is a stream of bytes, so data fill packets across messages, except that a
-    /// message below one packet's data is a packet of its own. An endless sender therefore only
-    /// sends packets of one size.
+    /// A connection is a stream of bytes, so data fill packets across messages. Only a message
+    /// smaller than one packet's data is a packet of its own. An endless sender therefore sends
+    /// packets of one size.
     pub fn new(message: u32, connections: u32) -> Self {
         Self {
             message,

@@ -1,6 +1,6 @@
-//! What the figures' ring costs, seen by devices and at the far ends of their wires: the buffers
-//! that a racer reaches (erratum 8), the overwritten entry (erratum 7), the access past a buffer's
-//! end (erratum 6). The repaired ring beside it shows none of it.
+//! Effects of the as-published ring on devices and their peers: the buffers that a racer reaches
+//! (erratum 8), the overwritten entry (erratum 7), the access past a buffer's end (erratum 6). The
+//! repaired ring shows none of them.
 
 use std::collections::BTreeSet;
 
@@ -52,7 +52,7 @@ fn repaired<W>(
     RingRig::of_rings(rings, setup, Prefetch::Immediate, burst, witness)
 }
 
-/// One buffer a packet, and a transmit ring for a burst of 200.
+/// One buffer per packet, and a transmit ring for a burst of 200.
 fn profile() -> Profile {
     let rings = |size| Rings {
         count: 1,
@@ -74,8 +74,7 @@ fn api_rings() -> impl Iterator<Item = (DeviceRing, u32)> {
 
 const BURST: u64 = 200;
 
-/// A racer one step behind: it touches each buffer just before its unmap, and tries it again when
-/// the next thing happens.
+/// A late racer: it accesses each buffer just before its unmap, and again at the next event.
 #[derive(Debug, Default)]
 struct Late(Option<Told>);
 
@@ -104,8 +103,8 @@ impl Attacker for Late {
     }
 }
 
-/// An adapter sends 200 frames and its driver takes them back as one burst; how many of the 200
-/// buffers were reached after they were back.
+/// An adapter sends 200 frames and its driver reclaims them as one burst. Returns the number of
+/// buffers that were accessed after their return.
 fn reached_of_200<W: Judged + Environment<Handle = Mapping<Buffer>>>(mut world: W) -> usize {
     let profile = profile();
     let memory = rig::buffers(Nic::<W::Handle>::buffer_bytes(&profile, 300));
@@ -123,7 +122,7 @@ fn reached_of_200<W: Judged + Environment<Handle = Mapping<Buffer>>>(mut world: 
     let sent = device.transmit(&mut world.bus(), 0, |frame| assert_eq!(frame, [7; 600]));
     assert_eq!(sent, Ok(BURST as u32));
     assert_eq!(nic.reclaim(&mut world.api(), 0, u32::MAX), Ok(BURST as u32));
-    // The next thing that happens.
+    // The next event.
     assert_eq!(
         nic.send(&mut world.api(), 0, &[7; 600]),
         Ok(SendOutcome::Queued)
@@ -139,9 +138,8 @@ fn reached_of_200<W: Judged + Environment<Handle = Mapping<Buffer>>>(mut world: 
 }
 
 /// Erratum 8: "a device that re-touches entry i just before unmap(i) reaches 199 of 200 buffers". A
-/// driver that says with its last unmap that the burst ends leaves one out, and so does an attacker
-/// that comes a step late here, where the end is a call after the last unmap; one that is at once
-/// there reaches that one too.
+/// driver that ends the burst with its last unmap leaves one buffer unreachable. Here the burst
+/// ends with a later call: a late attacker also misses one buffer, an immediate one reaches all.
 #[test]
 fn a_racer_reaches_a_burst_of_the_literal_ring_and_none_of_the_repaired_one() {
     let at_once = || AttackHook((Replayer::new(Reuse::Page), Racer::new()));
@@ -158,19 +156,19 @@ fn a_racer_reaches_a_burst_of_the_literal_ring_and_none_of_the_repaired_one() {
             0
         );
     }
-    // Without a racer the ring's cache has moved on: the prefetched entry is the only stale one.
+    // Without a racer, the prefetched entry is the only stale one in the ring's cache.
     let replayer = AttackHook(Replayer::new(Reuse::Page));
     let reached = reached_of_200(literal(api_rings(), Coherency::Coherent, replayer));
     assert!(reached <= 2, "{reached}");
 }
 
-/// What became of reads of a disk that completes them in any order.
+/// Results of reads from a disk that completes them in any order.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Reads {
     right: u64,
-    /// The disk says that all is well, and the bytes are others.
+    /// The disk reported success, but the bytes are wrong.
     wrong: u64,
-    /// The disk was stopped.
+    /// The IOMMU blocked the disk.
     failed: u64,
 }
 
@@ -204,9 +202,9 @@ fn reads<W: Judged>(world: &mut W, seed: u64) -> Reads {
         }
         let tail = queue.sync_map(&mut world.api());
         controller.submission_doorbell(tail);
-        // All that it has completed so far is taken back, so it finds as much room for completions
-        // as it is told: it executes a few of the commands that it has fetched, and the others stay
-        // mapped while new ones come.
+        // All completions so far are handled, so the controller has exactly the room that the
+        // doorbell tells it. It executes a few of the fetched commands; the others stay mapped
+        // while new ones arrive.
         let few = dice.below(3) as u32;
         controller.completion_doorbell(size.index(executed + 1 + few));
         executed += controller.run(&mut world.bus(), &mut disk).unwrap();
@@ -228,7 +226,7 @@ fn reads<W: Judged>(world: &mut W, seed: u64) -> Reads {
                     (true, false) => reads.wrong += 1,
                     (false, _) => reads.failed += 1,
                 }
-                // The next read of this page shows what it brings.
+                // Clear the page, so that the next read of it is checked.
                 world
                     .api()
                     .memory()
@@ -245,11 +243,11 @@ fn reads<W: Judged>(world: &mut W, seed: u64) -> Reads {
     reads
 }
 
-/// Erratum 7: after unmaps out of order the figure's map writes over live entries, and a disk's
-/// bytes go to another request's page. The repaired ring makes the driver wait.
+/// Erratum 7: after unmaps out of order, the published map overwrites live entries, and a disk's
+/// data go to another request's page. The repaired ring makes the driver wait.
 #[test]
 fn the_literal_tail_gives_a_disk_the_pages_of_others() {
-    // As many slots as commands: the count never says overflow.
+    // As many slots as commands: the count never overflows.
     let rings = || super::disks::rings_of(0, 16);
     for coherency in SETUPS {
         for seed in 1..=3 {
@@ -279,8 +277,8 @@ fn the_literal_tail_gives_a_disk_the_pages_of_others() {
     }
 }
 
-/// Erratum 6: only where an access begins is checked. A device that is told of 60 bytes writes on
-/// into what lies behind them.
+/// Erratum 6: the unit checks only the start of an access. A device with a buffer of 60 bytes
+/// writes past its end.
 #[test]
 fn the_literal_unit_lets_a_device_write_on_behind_its_buffer() {
     fn outcome<W: Judged + Environment<Handle = Mapping<Buffer>>>(
@@ -303,7 +301,7 @@ fn the_literal_unit_lets_a_device_write_on_behind_its_buffer() {
         let told = DescriptorSegment::decode(&raw);
         let last = told.iova.wrapping_add(u64::from(told.bytes) - 1);
         let written = world.bus().write(rig::NIC, last, &[0xee; 600]);
-        // Its buffer is the first one: half a page, and behind it the second descriptor's.
+        // Its buffer is the first one, of half a page. The second descriptor's buffer follows.
         let mut next = vec![0; 8];
         let behind = memory.start().wrapping_add(2048);
         world.api().memory().read(behind, &mut next).unwrap();

@@ -1,4 +1,4 @@
-//! Attackers inside the device, reacting to what its own driver does.
+//! Attackers inside the device, which react to the device's own driver.
 
 use std::cell::RefCell;
 
@@ -18,7 +18,7 @@ fn tricks() -> Tricks {
     AttackHook((Passive, (Racer::new(), (replayer, Neighbour))))
 }
 
-/// Violations and stopped accesses of an attacked adapter.
+/// Returns the violations and blocked accesses of an attacked adapter.
 fn attacked<W: Judged + Environment<Handle = Mapping<Buffer>>>(mut world: W) -> (u64, u64) {
     let profile = Profile::MLX;
     let bytes = Nic::<Mapping<Buffer>>::buffer_bytes(&profile, BURST);
@@ -37,7 +37,7 @@ fn only_a_ring_is_byte_granular_and_only_deferred_modes_are_stale() {
         let rings = live.map(|(ring, live)| (ring, live * times));
         RingRig::rings(rings, rig::TAIL, tricks())
     };
-    // The judge counts a neighbour's byte as a violation, so page-granular modes show some.
+    // The judge counts access to a neighbouring byte, so page-granular modes have violations.
     let (violations, faults) = attacked(rings(2));
     assert_eq!(violations, 0);
     assert!(faults > 1_000, "{faults} attempts");

@@ -1,5 +1,5 @@
-//! The hardware of a rig: a memory whose walkers may lag behind, frames and invalidations that fail
-//! on demand.
+//! The hardware of a rig: a memory that walkers may see late, and frames and invalidations that
+//! fail on demand.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -18,16 +18,16 @@ use ringfence_types::{
 use super::rig::TABLES;
 
 const ARENA: u64 = TABLES + (256 << 20);
-/// Where what walkers see of memory that was never written back is rubbish, and not zero.
+/// Bytes of memory in which walkers see garbage until the first write-back.
 const RUBBISH: u64 = 2 << 20;
 
-/// Memory as processors see it. Devices move bytes in the same; walkers that do not snoop see what
+/// Memory as CPUs see it. Devices transfer the same bytes. Walkers that do not snoop see only what
 /// was written back.
 #[derive(Debug)]
 pub(crate) struct Memory(NonCoherent<Rc<Arena>>);
 
 impl Memory {
-    /// Zero for processors; for walkers that do not snoop, rubbish.
+    /// Creates zeroed memory. Walkers that do not snoop see garbage.
     pub(crate) fn new(coherency: Coherency) -> Self {
         let arena = || Rc::new(Arena::new(ARENA).unwrap());
         let (processors, walkers) = (arena(), arena());
@@ -36,8 +36,8 @@ impl Memory {
             Coherency::NonCoherent => TABLES..TABLES + RUBBISH,
         };
         for at in rubbish.step_by(8) {
-            // As an address in memory for buffers and, as an entry's second word, a valid one of
-            // 2^20 bytes for both directions.
+            // As an address, it points to buffer memory. As an entry's second word, it is a valid
+            // entry of 2^20 bytes for both directions.
             let rubbish = 3 << 30 | 1 << 32 | 1 << 20;
             let word = walkers.word(PhysAddr::new(at)).unwrap();
             word.store(rubbish, Ordering::Relaxed);
@@ -80,7 +80,7 @@ impl ByteMemory for Memory {
     }
 }
 
-/// Fails at some turns.
+/// A failure injector that fails at chosen calls.
 #[derive(Debug, Default)]
 pub(crate) struct Trouble {
     turns: Cell<u64>,
@@ -88,7 +88,7 @@ pub(crate) struct Trouble {
 }
 
 impl Trouble {
-    /// Lets `count` more pass, and fails the next `times`.
+    /// Lets the next `count` calls succeed, and the `times` calls after them fail.
     pub(crate) fn after(&self, count: u64, times: u64) {
         let first = self.turns.get() + count;
         self.strikes.set((first, first + times));
@@ -98,7 +98,7 @@ impl Trouble {
         self.strikes.set((0, 0));
     }
 
-    /// How often it was asked.
+    /// Returns the number of calls so far.
     pub(crate) fn turns(&self) -> u64 {
         self.turns.get()
     }
@@ -111,8 +111,8 @@ impl Trouble {
     }
 }
 
-/// Frames for tables and rings. Freed ones are given out again from below, so that coherent memory
-/// in a ring, which must be contiguous, is.
+/// Frames for tables and rings. Reuses freed frames lowest first, so that a ring's coherent memory
+/// is contiguous.
 pub(crate) struct Pool {
     pub(crate) frames: Frames<Rc<Memory>>,
     freed: RefCell<BTreeSet<PhysAddr>>,
@@ -133,7 +133,7 @@ impl Pool {
 }
 
 impl Pool {
-    /// Frames that are out.
+    /// Returns the number of allocated frames.
     pub(crate) fn in_use(&self) -> u64 {
         self.frames.in_use() - self.freed.borrow().len() as u64
     }
@@ -160,7 +160,7 @@ impl FrameSource for Pool {
     }
 }
 
-/// A unit that walks in memory as it sees it, and whose invalidations may fail.
+/// A unit whose walker may not snoop, and whose invalidations may fail.
 pub(crate) struct Walker<U> {
     pub(crate) unit: U,
     memory: Rc<Memory>,

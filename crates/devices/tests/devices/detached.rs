@@ -1,5 +1,5 @@
-//! A device that is taken away under its driver: what is mapped comes back through the driver's own
-//! calls, and is out of reach.
+//! A device is detached while its driver uses it. The driver's own calls return the mapped buffers,
+//! and the device can no longer access them.
 
 use ringfence_devices::api::{DeviceRing, DmaApi, MapFailure};
 use ringfence_devices::nic::Environment;
@@ -33,8 +33,8 @@ fn buffers_of_a_domain_that_is_gone_come_back() {
         let stopped = world.bus().write(rig::NIC, *iova, &[8; 64]);
         assert!(matches!(stopped, Err(DmaError::Fault(_))), "{stopped:?}");
     }
-    // Each once, at once, and each its own: in a mode whose unmap would otherwise have had
-    // something to clear and to flush.
+    // Each unmap returns its own buffer at once, even in a mode whose unmap otherwise clears and
+    // flushes.
     for mapped in handles {
         let back = world.api().unmap(RING, mapped.handle).unwrap();
         pool.free(back.expect("nobody reaches it")).unwrap();

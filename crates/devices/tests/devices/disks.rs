@@ -1,5 +1,4 @@
-//! Disks: what is read is what was written, whatever the order in which a drive works, and every
-//! page comes back.
+//! Disks: reads return the written data in every order of execution, and all pages are returned.
 
 mod lies;
 
@@ -22,10 +21,10 @@ use super::rig::{self, Judged, RingRig};
 const BLOCKS: usize = 4096;
 pub(crate) const QUEUE: u16 = 1;
 
-/// A driver with its device: what a request goes through, so that one test serves both.
+/// A driver with its device, so that one test covers both disks.
 trait Disk<W: Environment> {
     fn submit(&mut self, world: &mut W, io: DiskRequest) -> Result<u16, RejectedIo>;
-    /// The device does some of its work, the driver takes it back.
+    /// The device executes some commands, and the driver handles their completions.
     fn work(&mut self, world: &mut W, disk: &mut RamDisk) -> Vec<CompletedIo>;
     fn outstanding(&self) -> usize;
     fn close(self, world: &mut W, each: impl FnMut(Buffer));
@@ -113,8 +112,7 @@ impl<W: Environment> Disk<W> for Ahci<W::Handle> {
     }
 }
 
-/// A request of a test: reads and writes in flight at a time touch different blocks, as a file
-/// system sees to.
+/// A request of a test. Concurrent requests use different blocks, as a file system ensures.
 #[derive(Debug, Clone)]
 struct Request {
     operation: Operation,
@@ -124,7 +122,7 @@ struct Request {
 }
 
 fn requests() -> impl Strategy<Value = Vec<Request>> {
-    // Mostly a page or two, sometimes so many that a PRP list is needed.
+    // Mostly a page or two, sometimes enough for a PRP list.
     let blocks = prop_oneof![1_u32..20, 1_u32..200];
     let request = (any::<bool>(), 0..(BLOCKS as u64 - 200), blocks, any::<u8>()).prop_map(
         |(read, block, blocks, fill)| Request {
@@ -141,7 +139,7 @@ fn requests() -> impl Strategy<Value = Vec<Request>> {
     prop::collection::vec(request, 1..60)
 }
 
-/// Byte `at` of what a write of `fill` leaves.
+/// Returns byte `at` of a write of `fill`.
 fn pattern(fill: u8, at: usize) -> u8 {
     fill.wrapping_add((at % 251) as u8).wrapping_mul(3)
 }
@@ -149,12 +147,12 @@ fn pattern(fill: u8, at: usize) -> u8 {
 struct Pending {
     tag: u16,
     request: Request,
-    /// What a read must find.
+    /// Expected data of a read.
     expected: Vec<u8>,
 }
 
-/// Runs `requests`, checking every byte against a plain array; pages lost, and how often there was
-/// no room.
+/// Runs `requests` and checks every byte against a plain array. Returns how often there was no
+/// room.
 fn drive<W: Judged, D: Disk<W>>(world: &mut W, mut driver: D, requests: &[Request]) -> usize {
     let mut pool = Pool::new(rig::buffers(64 << 20), PAGE_BYTES).unwrap();
     let mut disk = RamDisk::new(BLOCKS);
@@ -164,7 +162,7 @@ fn drive<W: Judged, D: Disk<W>>(world: &mut W, mut driver: D, requests: &[Reques
     for request in requests {
         let bytes = request.blocks as usize * 512;
         let range = request.block as usize * 512..request.block as usize * 512 + bytes;
-        // What overlaps goes first.
+        // Overlapping requests complete first.
         let overlaps = |pending: &[Pending]| {
             pending.iter().any(|other| {
                 let (a, b) = (&other.request, request);
@@ -233,14 +231,14 @@ fn drive<W: Judged, D: Disk<W>>(world: &mut W, mut driver: D, requests: &[Reques
     full
 }
 
-/// The same for a device that does nothing else.
+/// Like `drive`, for a device without an attacker.
 fn drive_alone<W: Judged, D: Disk<W>>(world: &mut W, driver: D, requests: &[Request]) -> usize {
     let full = drive(world, driver, requests);
     assert_eq!(world.judge().faults, 0);
     full
 }
 
-/// Requests of one to 24 pages, as many as `operation`'s ring takes.
+/// Runs requests of one to 24 pages, all in the direction of `operation`.
 pub(crate) fn nvme_under_attack<W: Judged>(world: &mut W, operation: Operation) {
     let requests: Vec<_> = (0..80_u64)
         .map(|number| Request {
@@ -254,7 +252,7 @@ pub(crate) fn nvme_under_attack<W: Judged>(world: &mut W, operation: Operation) 
     drive(world, nvme, &requests);
 }
 
-/// Some of the outstanding requests finish.
+/// Completes some of the outstanding requests.
 fn settle<W: Judged, D: Disk<W>>(
     world: &mut W,
     driver: &mut D,
@@ -285,14 +283,14 @@ fn settle<W: Judged, D: Disk<W>>(
     }
 }
 
-/// The rings of a disk's queue, of `slots` slots each.
+/// Returns the rings of a disk's queue, with `slots` slots each.
 pub(crate) fn rings_of(queue: u16, slots: u32) -> Vec<(DeviceRing, u32)> {
     [Direction::ToDevice, Direction::FromDevice]
         .map(|direction| (DeviceRing { queue, direction }, slots))
         .into()
 }
 
-/// A ring unit for a disk.
+/// Creates a ring unit for a disk.
 fn rings(queue: u16, slots: u32, choice: SlotChoice) -> RingRig<()> {
     let rings = rings_of(queue, slots);
     let setup = RingSetup {
@@ -343,9 +341,9 @@ proptest! {
 
 #[test]
 fn arbitrary_order_is_what_rings_are_not_for() {
-    // RI18: 64 requests of a page with a table of 40 slots. A drive in arbitrary order leaves the
-    // slot at the tail live while others are free, so the bare tail waits where a choice of slots
-    // does not.
+    // RI18: 64 requests of a page with a table of 40 slots. With a drive in arbitrary order, the
+    // slot at the tail is live while others are free. The tail policy then waits; a choice of any
+    // free slot does not.
     let requests: Vec<_> = (0..640)
         .map(|number| Request {
             operation: Operation::Read,

@@ -1,6 +1,6 @@
-//! Whatever fails under a driver, at whatever step, it says so with a typed error and nothing
-//! leaks: after the port is closed every buffer and every frame is back, no mapping is left, and no
-//! access has led outside what was mapped.
+//! Failures at every step below a driver. The driver returns a typed error and leaks nothing: after
+//! the close, every buffer and frame is returned, no mapping remains, and no access went outside
+//! the mappings.
 
 use std::cell::Cell;
 
@@ -24,16 +24,16 @@ use super::board::Trouble;
 use super::disks::rings_of;
 use super::rig::{self, Judged, RingRig};
 
-/// How a map is refused.
+/// Kind of failure of a map.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Refusal {
-    /// For good.
+    /// Permanent failure.
     Failed,
-    /// The ring has no entry now.
+    /// The ring has no free entry now.
     Busy,
 }
 
-/// A layer that refuses maps, or memory for descriptors, at chosen turns.
+/// A layer that fails maps or allocations of descriptors at chosen calls.
 struct Flaky<'t, A> {
     inner: A,
     maps: &'t Trouble,
@@ -92,7 +92,7 @@ impl<A: DmaApi> DmaApi for Flaky<'_, A> {
     }
 }
 
-/// What goes wrong, and how often it is asked for.
+/// Failure injectors of the layer.
 #[derive(Default)]
 struct Troubles {
     maps: Trouble,
@@ -115,13 +115,14 @@ impl Troubles {
     }
 }
 
-/// A driver with its device, which is opened, used and closed.
+/// A driver with its device, which the test opens, uses and closes.
 trait Driven<W> {
-    /// What went wrong on the way; `Err` if it could not be closed without loss.
+    /// Runs the driver once. Returns the number of errors, or `Err` if it could not be closed
+    /// without loss.
     fn live(world: &mut W, troubles: &Troubles) -> Result<u32, String>;
 }
 
-/// An adapter with two buffers a packet, which maps first or unmaps first.
+/// An adapter with two buffers per packet, which maps first or unmaps first.
 struct Adapter<const MAP_FIRST: bool>;
 
 impl<const MAP_FIRST: bool> Adapter<MAP_FIRST> {
@@ -183,7 +184,7 @@ impl<W: Judged + Environment<Handle = Mapping<B>>, B, const MAP_FIRST: bool> Dri
             for _ in 0..3 {
                 let _ = device.receive(&mut world.bus(), 0, &[!round; 900]).unwrap();
             }
-            // Of this round, or of one whose burst could not be ended then.
+            // A frame of this round, or of an earlier one whose burst could not end then.
             let check = |frame: &[u8]| {
                 assert!(frame.len() == 900 && frame.iter().all(|byte| *byte == frame[0]));
             };
@@ -212,7 +213,7 @@ fn io(pool: &mut Pool, number: u64) -> DiskRequest {
     }
 }
 
-/// What a disk's driver may say when its layer fails.
+/// Checks that an error of a disk's driver is one that a failing layer may cause.
 fn note(result: Result<u32, BlockError>, wrong: &mut u32) -> Result<(), String> {
     match result {
         Ok(_) => Ok(()),
@@ -309,7 +310,7 @@ impl<W: Judged> Driven<W> for AhciDisk {
     }
 }
 
-/// Which of the things that can fail does.
+/// The operation that fails.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum What {
     Frames,
@@ -329,12 +330,12 @@ fn trouble<'a, W: Judged>(what: What, world: &'a W, troubles: &'a Troubles) -> &
     }
 }
 
-/// Lives a driver's life again and again, each time with a failure one step later, until none is
-/// met any more. How many lives had one.
+/// Runs a driver repeatedly, each time with a failure one step later, until no failure occurs any
+/// more. Returns the number of runs with a failure.
 fn at_every_step<D: Driven<W>, W: Judged>(world: &mut W, what: What) -> u64 {
     let troubles = Troubles::default();
     troubles.busy.set(what == What::FullRings);
-    // Tables that the space keeps are there after the first life.
+    // Tables that the space keeps are allocated after the first run.
     assert_eq!(D::live(world, &troubles), Ok(0));
     let frames = world.frames_in_use();
     for step in 0.. {
@@ -358,8 +359,8 @@ fn at_every_step<D: Driven<W>, W: Judged>(world: &mut W, what: What) -> u64 {
     unreachable!("steps end")
 }
 
-/// Invalidations that go on failing: what a device may still reach is lost, the driver says so, and
-/// goes on with everything else. How many lives were tried.
+/// Invalidations keep failing. The driver reports what the device may still access as lost, and
+/// frees everything else. Returns the number of runs.
 fn when_invalidations_stay_away<D: Driven<W>, W: Judged>(make: impl Fn() -> W) -> u64 {
     for step in 0.. {
         let (mut world, troubles) = (make(), Troubles::default());
@@ -369,8 +370,8 @@ fn when_invalidations_stay_away<D: Driven<W>, W: Judged>(make: impl Fn() -> W) -
         let turns = trouble(What::Invalidations, &world, &troubles).turns();
         let judge = world.judge();
         assert_eq!((judge.violations, judge.faults), (0, 0), "at step {step}");
-        // Buffers that are lost are still the layer's, and the driver has said so; or memory of
-        // descriptors is.
+        // Lost buffers or descriptor memory still belong to the layer, and the driver has reported
+        // them.
         assert!(
             judge.live() == 0 || life.is_err(),
             "at step {step}: {life:?}"
@@ -404,7 +405,7 @@ where
             at_every_step::<D, _>(&mut rig::burst(7), what),
         ];
         if what != Invalidations {
-            // A deferred mode hands buffers back before any invalidation.
+            // A deferred mode returns buffers before any invalidation.
             steps.push(at_every_step::<D, _>(&mut rig::deferred(), what));
         }
         for coherency in [Coherency::Coherent, Coherency::NonCoherent] {

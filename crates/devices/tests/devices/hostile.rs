@@ -1,5 +1,5 @@
-//! A hostile device writes whatever it likes where its driver lets it. The driver says so with a
-//! typed error, never panics, and gets all its buffers back when the port is closed.
+//! A hostile device writes arbitrary data wherever its driver allows it. The driver returns a typed
+//! error, never panics, and gets all its buffers back at the close.
 
 use proptest::prelude::*;
 use ringfence_devices::Transfer;
@@ -106,7 +106,7 @@ fn every_lie_has_its_name() {
         let at = addresses(&nic, QueueDir::Rx);
         claim(&mut world, &at, 0, lie);
         for _ in 0..2 {
-            // The ring stands still: the same lie again.
+            // The ring has stopped: it returns the same error again.
             let frames = |_: &[u8]| panic!("a frame that never was");
             match nic.receive(&mut world.api(), 0, 10, None, frames) {
                 Err(NicError::Device(found)) => assert_eq!(found.kind, expected),
@@ -159,22 +159,22 @@ fn queues_that_do_not_exist_are_refused() {
     nic.close(&mut world.api()).unwrap();
 }
 
-/// What a hostile device, or the wire, does between two steps of the driver.
+/// Action of a hostile device, or of the wire, between two steps of the driver.
 #[derive(Debug, Clone)]
 enum Act {
-    /// Writes bytes somewhere into a ring's descriptors or completions.
+    /// Writes bytes at an offset of a ring's descriptors or completions.
     Scribble(bool, bool, u16, Vec<u8>),
-    /// Claims that a descriptor is done.
+    /// Writes a completion for a descriptor.
     Claim(bool, u32, u32, u32, u16),
-    /// Behaves: takes a frame.
+    /// Receives a frame correctly.
     Receive(u16),
-    /// Behaves: sends what it was offered.
+    /// Transmits the offered frames correctly.
     Transmit,
     /// The driver sends a frame.
     Send(u16),
     /// The driver handles completions.
     Service(bool),
-    /// A doorbell with any number: the driver is no better than the device.
+    /// The driver writes any number to a doorbell.
     Doorbell(bool, u32),
 }
 

@@ -1,5 +1,4 @@
-//! Knows what is in the layer's keeping, by the addresses that the device was told, and nothing of
-//! the mode.
+//! The judge tracks which buffers are mapped, by device address. It does not depend on the mode.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -8,15 +7,15 @@ use ringfence_types::{Direction, Fault, Iova, IovaRange, PhysAddr, PhysRange};
 
 use super::rig::TABLES;
 
-/// A buffer in the layer's keeping.
+/// A buffer that the layer owns.
 #[derive(Debug, Clone, Copy)]
 struct Grant {
     range: IovaRange,
     memory: PhysRange,
     direction: Direction,
-    /// Mapped, and not withheld.
+    /// True if the buffer is mapped and not withheld.
     live: bool,
-    /// The device may have been told of it, so it must not be stopped there.
+    /// True if the device may know of the buffer; then its accesses must not be blocked.
     told: bool,
 }
 
@@ -25,7 +24,7 @@ impl Grant {
         self.direction.permissions().allows(request.access)
     }
 
-    /// Whether an access leads to where the grant lies.
+    /// Returns true if the access goes to the grant's memory.
     fn covers(&self, request: &DmaRequest, ranges: &[PhysRange]) -> bool {
         let Some(asked) = IovaRange::new(request.iova, request.bytes) else {
             return false;
@@ -42,43 +41,44 @@ impl Grant {
     }
 }
 
-/// An address of the device and the byte it leads to. A literal ring gives an address twice.
+/// A device address and the physical address behind it. An as-published ring may map an address
+/// twice.
 type Key = (Iova, PhysAddr);
 
 /// The judge of one device.
 #[derive(Debug, Default)]
 pub(crate) struct Judge {
     grants: BTreeMap<Key, Grant>,
-    /// First byte of what was mapped at an address, oldest first.
+    /// Physical start of each mapping at an address, oldest first.
     starts: BTreeMap<Iova, VecDeque<PhysAddr>>,
     withheld: BTreeMap<PhysAddr, Iova>,
-    /// Grants that the device was not told of yet; used where walks do not snoop.
+    /// Grants that the device does not know of yet. Used if walks do not snoop.
     untold: Vec<Key>,
     tells_later: bool,
-    /// Keeps no grants: for a ring that overwrites entries, of which nobody can say whose an
-    /// address is.
+    /// True if the judge tracks no grants: for a ring that overwrites entries, which makes the
+    /// owner of an address ambiguous.
     pub(crate) blind: bool,
-    /// Accesses that lead outside what is kept.
+    /// Accesses outside all grants.
     pub(crate) violations: u64,
-    /// Those of them on a page where addresses of a live buffer are.
+    /// Violations on a page that a live buffer shares.
     pub(crate) colocated: u64,
-    /// Where accesses led that lay outside what is kept.
+    /// Physical addresses of the violations.
     pub(crate) reached: BTreeSet<PhysAddr>,
-    /// Accesses inside memory for buffers.
+    /// Accesses to buffer memory.
     pub(crate) accesses: u64,
-    /// Accesses that were stopped.
+    /// Blocked accesses.
     pub(crate) faults: u64,
-    /// Those of them to a byte of a live buffer that the device was told of.
+    /// Blocked accesses to live buffers that the device knows of.
     pub(crate) false_faults: u64,
-    /// Addresses that were given for a second buffer while the first one was live.
+    /// Addresses mapped to a second buffer while the first one was live.
     pub(crate) overwritten: u64,
-    /// Grants so far.
+    /// Number of grants so far.
     pub(crate) maps: u64,
 }
 
 impl Judge {
-    /// One who knows that a device is told of what is mapped at once, or, if it `tells_later`, when
-    /// that was published.
+    /// Creates a judge. If `tells_later`, the device learns of a mapping only after its sync;
+    /// otherwise at once.
     pub(crate) fn new(tells_later: bool) -> Self {
         Self {
             tells_later,
@@ -86,7 +86,7 @@ impl Judge {
         }
     }
 
-    /// Buffers in the layer's keeping.
+    /// Returns the number of buffers that the layer owns.
     pub(crate) fn live(&self) -> usize {
         self.grants.len()
     }
@@ -116,7 +116,7 @@ impl Judge {
         }
     }
 
-    /// The device is told of all that is mapped.
+    /// Records that the device knows of all mappings.
     pub(crate) fn tell(&mut self) {
         for key in self.untold.drain(..) {
             if let Some(grant) = self.grants.get_mut(&key) {
@@ -125,7 +125,7 @@ impl Judge {
         }
     }
 
-    /// What is unmapped from `iova` is back, or withheld until it is released.
+    /// Records an unmap at `iova`. The buffer is returned if `is_back`, and otherwise withheld.
     pub(crate) fn unmap(&mut self, iova: Iova, is_back: bool) {
         let starts = self.starts.get_mut(&iova).expect("mapped there");
         let start = starts.pop_front().expect("mapped there");
@@ -142,13 +142,13 @@ impl Judge {
         }
     }
 
-    /// A buffer that was withheld is back.
+    /// Records the release of a withheld buffer.
     pub(crate) fn release(&mut self, start: PhysAddr) {
         let iova = self.withheld.remove(&start).expect("withheld");
         self.grants.remove(&(iova, start));
     }
 
-    /// Grants whose addresses begin where the last ones at or below `iova` do.
+    /// Returns the grants at the last start address at or below `iova`.
     fn around(&self, iova: Iova) -> impl Iterator<Item = &Grant> {
         let below = self.grants.range(..=(iova, PhysAddr::new(u64::MAX)));
         let start = below.clone().next_back().map(|((start, _), _)| *start);
@@ -168,7 +168,7 @@ impl Judge {
 
 impl Observer for Judge {
     fn allowed(&mut self, request: &DmaRequest, ranges: &[PhysRange]) {
-        // Tables and descriptors lie above.
+        // Tables and descriptors are above the buffers.
         if self.blind || ranges.iter().all(|range| range.start().get() >= TABLES) {
             return;
         }

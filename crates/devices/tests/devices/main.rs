@@ -1,5 +1,5 @@
-//! Drivers and devices over a real mapping layer and a real unit, every access judged against what
-//! the driver has mapped.
+//! Drivers and devices on a real mapping layer and a real unit. A judge compares every access with
+//! the driver's mappings.
 
 mod as_published;
 mod attacks;

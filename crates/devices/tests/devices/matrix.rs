@@ -1,6 +1,6 @@
-//! The promise of the repaired ring modes, whole: every mode under every attacker on every
-//! workload. No access reaches a byte outside a live buffer, none inside one is stopped, all bytes
-//! arrive, and something was tried in each direction.
+//! The guarantee of the repaired ring modes: every mode under every attacker on every workload. No
+//! access reaches a byte outside a live buffer, and no access inside one is blocked. All data
+//! arrive, and the attackers tried both directions.
 
 use ringfence_devices::api::AttackHook;
 use ringfence_devices::block::{Operation, PseudoScsi};
@@ -26,8 +26,8 @@ const MODES: [(&str, SlotChoice, Coherency); 3] = [
     ("riommu-ooo", SlotChoice::NextFree, Coherency::Coherent),
 ];
 
-/// Who attacks. The replayer finds in a ring's cache only what was touched last, so the order in
-/// which it and a racer act matters; both are tried.
+/// Attackers. A ring's cache holds only the last access, so the order of a replayer and a racer
+/// matters; the tests try both.
 #[derive(Debug, Clone)]
 enum Who {
     Passive(Passive),
@@ -57,7 +57,7 @@ impl Who {
     }
 }
 
-/// One of them, and how often it tried to read and to write.
+/// An attacker, with the number of its reads and writes.
 #[derive(Debug, Clone)]
 pub(crate) struct Counted {
     who: Who,
@@ -82,12 +82,12 @@ impl Attacker for Counted {
 
 type World = RingRig<AttackHook<Counted>>;
 
-/// What a cell of the matrix is: what runs, and what it needs for rings.
+/// A cell of the matrix: a workload and its rings.
 struct Cell {
     name: String,
     rings: Vec<(ringfence_devices::api::DeviceRing, u32)>,
     run: Box<dyn Fn(&mut World)>,
-    /// Whether data flow both ways, as reads and writes of the device.
+    /// True for each direction of data, as reads and writes of the device.
     ways: [bool; 2],
 }
 
@@ -159,7 +159,7 @@ fn cells() -> Vec<Cell> {
     cells
 }
 
-/// All attackers on all workloads in one mode; how many runs and attempts.
+/// Runs all attackers on all workloads in one mode. Returns the numbers of runs and attempts.
 fn every_workload_under_every_attacker((mode, choice, coherency): (&str, SlotChoice, Coherency)) {
     let (mut runs, mut all) = (0, 0);
     for cell in cells() {

@@ -1,5 +1,5 @@
-//! Network adapters: what one end sends the other receives, byte for byte, and everything that was
-//! mapped comes back.
+//! Network adapters: each end receives exactly what the other sent, and all mapped buffers are
+//! returned.
 
 use std::collections::VecDeque;
 
@@ -29,7 +29,7 @@ fn open<W: Environment<Handle = Mapping<B>>, B>(
     NicTestbed::open(world, rig::NIC, profile, rig::buffers(bytes), burst, seed).unwrap()
 }
 
-/// Runs a workload and closes; the frames that were checked at the far ends.
+/// Runs a workload and closes the port. Returns the number of verified frames.
 fn run<W: Judged + Environment<Handle = Mapping<B>>, B>(
     mut world: W,
     profile: Profile,
@@ -51,11 +51,11 @@ fn run<W: Judged + Environment<Handle = Mapping<B>>, B>(
     stats.received + stats.sent
 }
 
-/// Every workload in every kind of mode: the mode must not change what is sent.
+/// Every workload in every kind of mode: the mode must not change the traffic.
 fn every_workload(profile: Profile) {
     type Make = fn() -> Box<dyn Workload>;
-    // Stream goes around its receive ring; the others have rings enough to never do so in a short
-    // time.
+    // Stream wraps its receive rings. The rings of the others are large enough not to wrap in a
+    // short run.
     let workloads: [(u64, Make); 5] = [
         (2_100, || Box::new(NetperfStream::default())),
         (200, || Box::new(RequestResponse::default())),
@@ -64,7 +64,7 @@ fn every_workload(profile: Profile) {
         (300, || Box::new(Memcached::new(32, 1))),
     ];
     for (packets, workload) in workloads {
-        // A table that also holds the longest burst: no map ever waits.
+        // The table also holds the longest burst, so no map waits.
         let rings = rig::rings(&profile, 2, rig::TAIL);
         let counts = [
             run(rings, profile, BURST, workload(), packets),
@@ -89,7 +89,7 @@ fn every_workload_on_brcm() {
 
 #[test]
 fn full_rings_hold_the_documents_number_of_addresses() {
-    // OS16: about 12K and 3K; what receives is mapped at rest, the rest when transmit rings are
+    // OS16: about 12K and 3K addresses. Idle, only receive buffers are mapped.
     // full.
     for (profile, at_rest) in [(Profile::MLX, 8192), (Profile::BRCM, 2048)] {
         let mut world = rig::strict();
@@ -113,7 +113,7 @@ fn a_closed_port_leaves_nothing_behind() {
         station.close(&mut world).unwrap();
         in_use.push(world.frames_in_use());
     }
-    // Table pages stay after the first time; descriptors do not.
+    // Table pages stay allocated after the first run; descriptors do not.
     assert_eq!(in_use[1..], [in_use[0]; 2]);
 }
 
@@ -124,7 +124,7 @@ fn a_transmit_interrupt_falls_into_receive_loops() {
     let mut stream = NetperfStream::default();
     station.run(&mut world, &mut stream, 6_000).unwrap();
     let stats = station.stats();
-    // 4000 frames in are 20 loops; 2000 out are 10 interrupts, each due while a loop runs.
+    // 4000 received frames are 20 loops. 2000 sent frames are 10 interrupts, each during a loop.
     assert!((8..=10).contains(&stats.interferences), "{stats:?}");
     station.close(&mut world).unwrap();
 }
@@ -136,7 +136,7 @@ fn one_invalidation_per_burst_and_direction() {
     let mut stream = NetperfStream::default();
     station.run(&mut world, &mut stream, 3_000).unwrap();
     let driver = station.driver_stats();
-    // 2000 frames in by hundreds, 1000 out by hundreds.
+    // 2000 received frames and 1000 sent frames, in bursts of 100.
     assert!((28..=32).contains(&driver.bursts), "{driver:?}");
     assert!((2_800..=3_100).contains(&driver.unmaps), "{driver:?}");
     station.close(&mut world).unwrap();
@@ -147,7 +147,7 @@ fn a_ring_with_room_for_a_burst_never_waits() {
     for (times, coherency, waits) in [
         (2, Coherency::Coherent, false),
         (2, Coherency::NonCoherent, false),
-        // N = L: what a burst has unmapped cannot be mapped again before its end.
+        // N = L: the entries of a burst cannot be reused before its end.
         (1, Coherency::Coherent, true),
     ] {
         let setup = RingSetup {
@@ -180,12 +180,12 @@ fn request_response_never_gathers() {
     station.close(&mut world).unwrap();
 }
 
-/// Packets both ways as a list says.
+/// Packets in both directions from a list.
 #[derive(Debug, Clone)]
 struct Script {
     inbound: VecDeque<Packet>,
     outbound: VecDeque<Packet>,
-    /// Packets in before each pause.
+    /// Number of received packets before each pause.
     pause: usize,
     since: usize,
     got: Vec<Packet>,
@@ -296,7 +296,7 @@ proptest! {
         conserves(rig::burst(longest), profile, burst, script.clone());
         conserves(rig::deferred(), profile, burst, script.clone());
         conserves(rig::unprotected(), profile, burst, script.clone());
-        // N = L: maps wait for bursts to end, and nothing else changes.
+        // N = L: maps wait for the end of a burst, with no other effect.
         conserves(rig::rings(&profile, 1, rig::TAIL), profile, burst, script);
     }
 }
@@ -326,8 +326,8 @@ fn a_workload_that_never_goes_on_is_an_error() {
     station.close(&mut world).unwrap();
 }
 
-/// Many clients in a closed loop: while the server sends one answer, others ask for the next, so
-/// that it is never done.
+/// Many clients in a closed loop: while the server sends one response, others request the next, so
+/// it always has more to send.
 #[test]
 fn a_run_ends_though_the_server_always_has_more_to_send() {
     for file in [Apache::BIG, Apache::SMALL] {
@@ -347,7 +347,7 @@ fn a_run_ends_though_the_server_always_has_more_to_send() {
     }
 }
 
-/// Clients who never do anything.
+/// Clients that never send.
 #[test]
 fn silence_for_good_is_an_error() {
     struct Gone;
@@ -376,8 +376,8 @@ fn silence_for_good_is_an_error() {
 #[test]
 fn a_descriptor_that_is_half_armed_is_given_back_too() {
     let profile = small(2, 1, 8);
-    // One slot fewer than the ring has buffers: the last descriptor has its headers mapped and
-    // waits for its data.
+    // One slot fewer than the ring has buffers: the last descriptor has mapped headers and waits
+    // for its data buffer.
     let slots = profile.api_rings().map(|(ring, live)| (ring, live - 1));
     let mut world = rig::RingRig::rings(slots, rig::TAIL, ());
     let station = open(&mut world, profile, 4, 1);
@@ -401,7 +401,7 @@ fn a_frame_that_finds_half_its_room_is_taken_back() {
     let mut nic = Nic::open(profile, memory, &mut world.api()).unwrap();
     let (live, out) = (world.judge().live(), nic.buffers_out());
     for _ in 0..3 {
-        // The headers find the only slot, the data none.
+        // The headers take the only slot; the data find none.
         assert_eq!(
             nic.send(&mut world.api(), 0, &[1; 600]),
             Ok(SendOutcome::Full)

@@ -1,4 +1,4 @@
-//! A machine: memory, an IOMMU, the mapping layer in some mode, and a judge over all of it.
+//! A machine: memory, an IOMMU, the mapping layer in some mode, and a judge.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -29,10 +29,10 @@ use super::board::{Memory, Pool, Trouble, Walker};
 use super::judge::Judge;
 
 pub(crate) const NIC: RequesterId = RequesterId::new(0x0300);
-/// Buffers lie below, tables and rings above.
+/// Buffers are below this address, tables and rings above.
 pub(crate) const TABLES: u64 = 1 << 30;
 
-/// Keeps the judge's grants as the driver maps and unmaps.
+/// Updates the judge's grants when the driver maps and unmaps.
 #[derive(Debug, Default)]
 pub(crate) struct Grants<W>(pub W);
 
@@ -127,7 +127,7 @@ pub(crate) struct Rig<S: Space, F: Flush<S, B>, B, W, U = VtdUnit, A = Attachmen
     pub(crate) witness: Grants<W>,
 }
 
-// Freelists in front, so that no test spends its time in linear searches.
+// Use free lists, because linear searches would dominate the tests.
 type Lists = Eiovar<CachedTree>;
 type Tree = Locked<Lists, RefCell<Lists>>;
 pub(crate) type Pages = Paged<Tree, PlainTable<SecondStage>>;
@@ -147,7 +147,7 @@ fn radix() -> VtdUnit {
 const MASK: Iova = Iova::new((1 << 48) - 1);
 
 impl<F: Flush<Pages, B>, B, W> Rig<Pages, F, B, W> {
-    /// Behind a radix table.
+    /// Creates a rig with a radix table.
     pub(crate) fn paged(flush: F, witness: W) -> Self {
         let mut machine = Machine::new(radix(), Coherency::Coherent);
         let mut contexts =
@@ -193,7 +193,7 @@ impl<F: Flush<Pages, B>, B, W> Rig<Pages, F, B, W> {
 }
 
 impl<F: Flush<Pages, Buffer>, W> Rig<Pages, F, Buffer, W> {
-    /// Takes the device out of its domain, with whatever is mapped there: the domain is gone.
+    /// Detaches the device with all its mappings. Its domain no longer exists.
     pub(crate) fn detach(&mut self) {
         let disconnect = |machine: &mut Machine| {
             let nothing = machine.pool.alloc_zeroed().unwrap();
@@ -213,7 +213,8 @@ impl<F: Flush<Pages, Buffer>, W> Rig<Pages, F, Buffer, W> {
 }
 
 impl<W> Rig<Identity, Never, u64, W> {
-    /// Without protection. Buffers are numbers, as in a layer that does not know this crate's.
+    /// Creates a rig without protection. Buffers are numbers, as in a layer that does not know this
+    /// crate.
     pub(crate) fn unprotected(witness: W) -> Self {
         let mut dma = Dma::new(Never);
         let at = dma
@@ -230,15 +231,15 @@ impl<W> Rig<Identity, Never, u64, W> {
 }
 
 type Slots<R> = Rings<R, RefCell<R>>;
-/// Behind rings that `R` drives under the policy `F`, and a unit with the logic `L`.
+/// A rig with rings that `R` drives under the policy `F`, and a unit with the logic `L`.
 pub(crate) type AnyRingRig<R, F, L, W> = Rig<Slots<R>, F, Buffer, W, RingUnit<L>, RingAttachments>;
 pub(crate) type RingRig<W> = AnyRingRig<Ring, Burst, FixedLogic, W>;
-/// As the figures have it.
+/// The ring as published.
 pub(crate) type LiteralRig<W> = AnyRingRig<RingAsPublished, BurstAsPublished, LogicAsPublished, W>;
 
 impl<W> RingRig<W> {
-    /// Behind the rings of a ring unit: for each ring of the API a table for descriptors and one of
-    /// so many slots.
+    /// Creates a rig with a ring unit. Each API ring has a table for descriptors and one with the
+    /// given number of slots.
     pub(crate) fn rings(
         rings: impl IntoIterator<Item = (ApiRing, u32)>,
         setup: RingSetup,
@@ -254,7 +255,7 @@ where
     F: Flush<Slots<R>, Buffer>,
     L: RingLogic,
 {
-    /// The same with any driver, unit and policy.
+    /// Like `rings`, with any driver, unit and policy.
     pub(crate) fn of_rings(
         rings: impl IntoIterator<Item = (ApiRing, u32)>,
         setup: RingSetup,
@@ -308,7 +309,8 @@ where
     }
 }
 
-/// A ring rig for a profile, whose tables hold `times` as many slots as its rings hold buffers.
+/// Creates a ring rig for a profile. Its tables hold `times` as many slots as its rings have
+/// buffers.
 pub(crate) fn rings(profile: &Profile, times: u32, setup: RingSetup) -> RingRig<()> {
     let rings = profile.api_rings();
     RingRig::rings(rings.map(|(ring, live)| (ring, live * times)), setup, ())
@@ -353,12 +355,12 @@ where
     }
 }
 
-/// What tests need of a rig, whatever its mode.
+/// Interface of a rig for tests, in every mode.
 pub(crate) trait Judged: Environment {
     fn judge(&mut self) -> &mut Judge;
-    /// Frames of tables and rings in use.
+    /// Returns the number of frames used by tables and rings.
     fn frames_in_use(&self) -> u64;
-    /// What makes allocations of frames fail, and what makes invalidations fail.
+    /// Returns the injectors for frame allocations and for invalidations.
     fn troubles(&self) -> [&Trouble; 2];
 }
 
@@ -402,7 +404,7 @@ pub(crate) fn unprotected() -> Rig<Identity, Never, u64, ()> {
     Rig::unprotected(())
 }
 
-/// Buffers of `bytes` bytes at the bottom of memory.
+/// Returns buffer memory of `bytes` bytes at the bottom of memory.
 pub(crate) fn buffers(bytes: u64) -> PhysRange {
     assert!(bytes <= TABLES - 0x1000);
     PhysRange::new(PhysAddr::new(0x1000), bytes).unwrap()

@@ -1,5 +1,5 @@
-//! Workloads against what decision 0011 says of them, without any machine: frames arrive in the
-//! moment in which they are sent.
+//! Compares workloads with decision 0011, without a machine: frames arrive at the moment when they
+//! are sent.
 
 use ringfence_devices::nic::{BufferChoice, Environment, Premapped};
 use ringfence_devices::workload::{
@@ -9,7 +9,7 @@ use ringfence_devices::{Pool, Seed};
 
 use super::rig;
 
-/// What went over the wire: `(from the clients, packet)`.
+/// Returns the traffic: `(from the clients, packet)`.
 fn exchange(workload: &mut impl Workload, packets: usize) -> Vec<(bool, Packet)> {
     let mut wire = Vec::new();
     while wire.len() < packets {
@@ -92,7 +92,7 @@ fn request_response_is_one_byte_each_way_and_silence() {
 #[test]
 fn apache_answers_whole_files_in_turns() {
     let mut big = Apache::new(Apache::BIG, 2, 1);
-    // 719 packets of 1460 bytes hold 1 MiB; two clients, each acknowledging every second one.
+    // 719 packets of 1460 bytes hold 1 MiB. Two clients each acknowledge every second packet.
     let wire = exchange(&mut big, 2 + 2 * 719 + 700);
     assert_eq!(bytes(&wire[..2], true), [64, 64]);
     let first = wire.iter().position(|(from, _)| !from).unwrap();
@@ -148,7 +148,7 @@ fn a_client_asks_again_only_after_its_answer() {
         }
     }
     at_most_one(&mut Memcached::new(16, 7), 16);
-    // Answers of one packet are never acknowledged before the second.
+    // A response of one packet is acknowledged only after the second one.
     let wire = exchange(&mut Apache::new(Apache::SMALL, 100, 7), 3_000);
     let order: Vec<_> = wire
         .iter()
@@ -183,7 +183,7 @@ fn random_buffers_miss_the_iotlb_and_one_buffer_does_not() {
         let judge = &world.machine.judge;
         assert_eq!((judge.violations, judge.faults, judge.live()), (0, 0, 0));
     }
-    // 64 entries for 1024 pages.
+    // The IOTLB has 64 entries for 1024 pages.
     assert!(misses[0] > 900, "{misses:?}");
     assert_eq!(misses[1], 1);
     assert!(Pool::new(rig::buffers(4096), 0).is_err());

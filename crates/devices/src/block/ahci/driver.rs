@@ -13,7 +13,7 @@ use crate::block::{BLOCK_BYTES, BlockError, CompletedIo, DiskRequest, Operation,
 use crate::ring::{CompletionFault, MalformedCompletion, RingMemory, RingSize};
 use crate::{Buffer, ByteMemory};
 
-/// Where a port finds its structures.
+/// Addresses of a port's structures for the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AhciAddresses {
     /// The command list (PxCLB).
@@ -28,7 +28,7 @@ struct Slot<H> {
     pages: Vec<MappedPage<H>>,
 }
 
-/// A port as its driver keeps it. `H` is the API's handle of a mapping.
+/// The driver's side of a port. `H` is the API's handle of a mapping.
 #[derive(Debug)]
 pub struct AhciDriver<H> {
     commands: RingMemory,
@@ -38,7 +38,7 @@ pub struct AhciDriver<H> {
     finishing: CompletedRequests,
 }
 
-/// A port has one queue, both ways; its structures are read by the device.
+/// Returns the API's ring for a direction. A port has one queue; the device reads its structures.
 const fn ring(direction: Direction) -> DeviceRing {
     DeviceRing {
         queue: 0,
@@ -59,7 +59,7 @@ impl<H> AhciDriver<H> {
     /// Allocates a port's structures.
     ///
     /// # Errors
-    /// The allocation's; nothing stays allocated.
+    /// Returns the allocation's error; nothing stays allocated.
     pub fn open<A: DmaApi<Handle = H>>(api: &mut A) -> Result<Self, BlockError> {
         let shapes = [
             (const { size(SLOTS) }, HEADER_BYTES as u32),
@@ -93,7 +93,7 @@ impl<H> AhciDriver<H> {
         })
     }
 
-    /// For the port's base registers.
+    /// Returns the values for the port's base registers.
     pub fn addresses(&self) -> AhciAddresses {
         AhciAddresses {
             commands: self.commands.base().at,
@@ -101,17 +101,18 @@ impl<H> AhciDriver<H> {
         }
     }
 
-    /// Slots that the drive owns, as bits.
+    /// Returns a bit mask of the slots that the drive owns.
     pub fn outstanding(&self) -> u32 {
         let used = self.slots.iter().zip(0_u32..);
         used.filter(|(slot, _)| slot.is_some())
             .fold(0, |bits, (_, number)| bits | 1 << number)
     }
 
-    /// Maps the buffers of a request and fills a slot; its number. Issue it afterwards.
+    /// Maps the buffers of a request and fills a slot. Returns the slot's number, which the caller
+    /// must issue afterwards.
     ///
     /// # Errors
-    /// Nothing was submitted; the buffers come back with the reason.
+    /// Nothing was submitted. Returns the buffers with the reason.
     pub fn submit<A: DmaApi<Handle = H>>(
         &mut self,
         api: &mut A,
@@ -159,7 +160,7 @@ impl<H> AhciDriver<H> {
         Ok(tag)
     }
 
-    /// The command table, and then the header that leads to it.
+    /// Writes the command table, then the header that points to it.
     fn write<A: DmaApi<Handle = H>>(
         &mut self,
         api: &mut A,
@@ -195,8 +196,8 @@ impl<H> AhciDriver<H> {
         Ok(())
     }
 
-    /// Makes what was submitted visible to the hardware; what to write into PxSACT and PxCI, of
-    /// which the port takes the new bits.
+    /// Makes all submitted mappings visible to the hardware. Returns the value for PxSACT and PxCI;
+    /// the port ignores bits that are already set.
     pub fn sync_map<A: DmaApi<Handle = H>>(&self, api: &mut A) -> u32 {
         for operation in [Operation::Read, Operation::Write] {
             api.sync_map(ring(operation.direction()));
@@ -204,12 +205,12 @@ impl<H> AhciDriver<H> {
         self.outstanding()
     }
 
-    /// Handles the slots that the port's registers say are done as one burst, lowest first; `each`
-    /// receives them. How many.
+    /// Handles the completed slots of the port's registers as one burst, lowest first, and passes
+    /// their requests to `each`. Returns the number of slots.
     ///
     /// # Errors
-    /// The first error. Slots that the registers name without being outstanding are a lie, told
-    /// after those that are true.
+    /// Returns the first error. Slots in the registers that are not outstanding are reported after
+    /// valid ones are handled.
     pub fn complete<A: DmaApi<Handle = H>>(
         &mut self,
         api: &mut A,
@@ -224,7 +225,7 @@ impl<H> AhciDriver<H> {
         result.map(|()| done)
     }
 
-    /// Unmaps the buffers of the slots that are done, within a burst; how many slots.
+    /// Unmaps the buffers of completed slots within a burst. Returns the number of slots.
     fn reap<A: DmaApi<Handle = H>>(
         &mut self,
         api: &mut A,
@@ -258,10 +259,10 @@ impl<H> AhciDriver<H> {
         (done, result)
     }
 
-    /// The last Set Device Bits FIS, as the device left it.
+    /// Returns the last Set Device Bits FIS that the device wrote.
     ///
     /// # Errors
-    /// Memory's.
+    /// The memory is not accessible.
     pub fn set_device_bits<M: ByteMemory>(&self, memory: &M) -> Result<[u8; 8], BlockError> {
         let mut area = [0; super::layout::SET_DEVICE_BITS_AT as usize + 8];
         self.received.read(memory, 0, &mut area)?;
@@ -270,11 +271,11 @@ impl<H> AhciDriver<H> {
         Ok(fis)
     }
 
-    /// Frees a port that has been stopped; `each` receives the buffers of slots that were never
-    /// done. Goes on after errors.
+    /// Frees a stopped port, and passes the buffers of incomplete slots to `each`. Continues after
+    /// errors.
     ///
     /// # Errors
-    /// The first one.
+    /// Returns the first error.
     pub fn close<A: DmaApi<Handle = H>>(
         mut self,
         api: &mut A,

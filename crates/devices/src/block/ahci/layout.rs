@@ -1,4 +1,4 @@
-//! Command headers, command tables and frame information structures in bits.
+//! Bit layout of command headers, command tables and frame information structures.
 
 use ringfence_types::Iova;
 
@@ -10,14 +10,14 @@ pub const SLOTS: u32 = 32;
 pub const HEADER_BYTES: usize = 32;
 /// Bytes of an entry of the physical region descriptor table (section 4.2.3.3).
 pub const REGION_BYTES: usize = 16;
-/// Where that table begins in a command table.
+/// Offset of the region table in a command table.
 pub(super) const REGIONS_AT: usize = 0x80;
-/// Regions of a command: as many as fill a command table of 1 KiB.
+/// Maximum number of regions of a command, which fill a command table of 1 KiB.
 pub const MAX_PAGES: usize = (TABLE_BYTES - REGIONS_AT) / REGION_BYTES;
 /// Bytes of a command table with its regions.
 pub const TABLE_BYTES: usize = 1024;
 
-/// Where the Set Device Bits FIS lies in the received FIS area (section 4.2.1).
+/// Offset of the Set Device Bits FIS in the received FIS area (section 4.2.1).
 pub(super) const SET_DEVICE_BITS_AT: u64 = 0x58;
 /// Bytes of the received FIS area.
 pub(super) const RECEIVED_BYTES: u32 = 256;
@@ -44,7 +44,7 @@ pub struct CommandHeader {
 }
 
 impl CommandHeader {
-    /// Into bits.
+    /// Encodes the header.
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         const FIS_DWORDS: u32 = Fis::BYTES as u32 / 4;
         let write = match self.operation {
@@ -58,7 +58,7 @@ impl CommandHeader {
         raw
     }
 
-    /// From bits, whatever they are.
+    /// Decodes a header. Accepts any bits.
     pub fn decode(raw: &[u8; HEADER_BYTES]) -> Self {
         let word = |at: usize| {
             let mut word = [0; 8];
@@ -81,14 +81,14 @@ impl CommandHeader {
 /// An entry of the region table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PhysicalRegion {
-    /// First byte, even.
+    /// Address of the first byte; even.
     pub base: Iova,
-    /// Bytes, even, 2 to 4 MiB.
+    /// Length in bytes; even, from 2 to 4 MiB.
     pub bytes: u32,
 }
 
 impl PhysicalRegion {
-    /// Into bits: the count is stored less one.
+    /// Encodes the region. The count is stored less one.
     pub fn encode(&self) -> [u8; REGION_BYTES] {
         let mut raw = [0; REGION_BYTES];
         raw[..8].copy_from_slice(&self.base.get().to_le_bytes());
@@ -96,7 +96,7 @@ impl PhysicalRegion {
         raw
     }
 
-    /// From bits, whatever they are.
+    /// Decodes a region. Accepts any bits.
     pub fn decode(raw: &[u8; REGION_BYTES]) -> Self {
         let word = u128::from_le_bytes(*raw);
         Self {
@@ -109,26 +109,26 @@ impl PhysicalRegion {
 /// The command FIS of a queued read or write (register, host to device).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fis {
-    /// What is done.
+    /// Read or write.
     pub operation: Operation,
     /// First block, 48 bits.
     pub block: u64,
-    /// Blocks, 1 to 65536.
+    /// Number of blocks, 1 to 65536.
     pub blocks: u32,
-    /// The slot, again.
+    /// Number of the slot.
     pub tag: u8,
 }
 
 impl Fis {
-    /// Bytes.
+    /// Length of the FIS in bytes.
     pub const BYTES: usize = 20;
     /// Register FIS, host to device.
     const TYPE: u8 = 0x27;
 
-    /// Into bits.
+    /// Encodes the FIS.
     pub fn encode(&self) -> [u8; Self::BYTES] {
         let block = self.block.to_le_bytes();
-        // 65536 blocks are written as 0.
+        // 65536 blocks are encoded as 0.
         let blocks = (self.blocks as u16).to_le_bytes();
         let mut raw = [0; Self::BYTES];
         raw[0] = Self::TYPE;
@@ -146,7 +146,7 @@ impl Fis {
         raw
     }
 
-    /// From bits; `None` if it is no queued read or write.
+    /// Decodes a FIS; `None` if it is no queued read or write.
     pub fn decode(raw: &[u8; Self::BYTES]) -> Option<Self> {
         if raw[0] != Self::TYPE || raw[1] & 0x80 == 0 {
             return None;
@@ -169,7 +169,7 @@ impl Fis {
     }
 }
 
-/// The Set Device Bits FIS that reports queued commands done.
+/// Encodes the Set Device Bits FIS that reports completed commands.
 pub(super) fn set_device_bits(done: u32, failed: bool) -> [u8; 8] {
     const TYPE: u8 = 0xa1;
     const INTERRUPT: u8 = 1 << 6;

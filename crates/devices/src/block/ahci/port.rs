@@ -11,16 +11,16 @@ use crate::block::{BLOCK_BYTES, Operation, RamDisk};
 use crate::seed::Seed;
 use crate::{DmaError, Transfer};
 
-/// What a driver reads after an interrupt.
+/// Registers that the driver reads after an interrupt.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Registers {
-    /// Slots that are not done (PxSACT).
+    /// Incomplete slots (PxSACT).
     pub active: u32,
-    /// Slots that failed. A real port tells through its error log, one slot at a time.
+    /// Failed slots. A real port reports them in its error log, one slot at a time.
     pub failed: u32,
 }
 
-/// A port with a drive that executes the slots it was issued in an order drawn from a seed.
+/// A port with a drive that executes issued slots in a random order.
 #[derive(Debug)]
 pub struct AhciPort {
     id: RequesterId,
@@ -29,11 +29,11 @@ pub struct AhciPort {
     seed: Seed,
 }
 
-/// Why a slot failed; the drive tells only that it did.
+/// Error: a slot failed. The drive reports no reason.
 struct SlotFailure;
 
 impl AhciPort {
-    /// A port whose base registers hold `at`.
+    /// Creates a port whose base registers hold `at`.
     pub fn new(id: RequesterId, at: AhciAddresses, seed: u64) -> Self {
         Self {
             id,
@@ -43,21 +43,21 @@ impl AhciPort {
         }
     }
 
-    /// Sets the bits of slots in PxSACT and PxCI. Those already set stay as they are.
+    /// Sets the bits of slots in PxSACT and PxCI. Bits that are already set stay set.
     pub fn issue(&mut self, slots: u32) {
         self.registers.active |= slots;
         self.registers.failed &= !slots;
     }
 
-    /// The registers.
+    /// Returns the registers.
     pub fn registers(&self) -> Registers {
         self.registers
     }
 
-    /// Executes at most `count` slots; how many.
+    /// Executes at most `count` slots. Returns the number executed.
     ///
     /// # Errors
-    /// The received FIS area could not be written: the port is dead.
+    /// The port could not write the received FIS area. The port stops.
     pub fn run<T: Transfer>(
         &mut self,
         bus: &mut T,
@@ -77,7 +77,7 @@ impl AhciPort {
         Ok(done)
     }
 
-    /// One of the slots that are active.
+    /// Returns a random active slot.
     fn draw(&mut self) -> u32 {
         let mut left = self
             .seed
@@ -136,7 +136,7 @@ impl AhciPort {
             }
             .map_err(|_| SlotFailure)?;
         }
-        // Regions that do not hold all of the data are an overflow (section 5.4.1).
+        // Regions that are smaller than the data are an overflow (section 5.4.1).
         if rest.is_empty() {
             Ok(())
         } else {

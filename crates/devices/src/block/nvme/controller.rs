@@ -10,7 +10,7 @@ use crate::seed::Seed;
 use crate::{DmaError, Transfer};
 
 /// A controller with one queue pair in front of a disk. It fetches commands in order and executes
-/// those it holds in an order drawn from a seed, as flash behind several channels does.
+/// them in a random order, like flash behind several channels.
 #[derive(Debug)]
 pub struct NvmeController {
     id: RequesterId,
@@ -24,7 +24,7 @@ pub struct NvmeController {
 }
 
 impl NvmeController {
-    /// A controller told of the queue pair at `at`.
+    /// Creates a controller with the queue pair at `at`.
     pub fn new(id: RequesterId, at: NvmeAddresses, seed: u64) -> Self {
         Self {
             id,
@@ -38,7 +38,7 @@ impl NvmeController {
         }
     }
 
-    /// The submission queue's tail doorbell. A value beyond the queue is ignored (base
+    /// Writes the submission queue's tail doorbell. Ignores a value beyond the queue (base
     /// specification: Invalid Doorbell Write Value).
     pub fn submission_doorbell(&mut self, tail: u32) {
         if tail < self.at.submissions.size.entries() {
@@ -46,18 +46,18 @@ impl NvmeController {
         }
     }
 
-    /// The completion queue's head doorbell.
+    /// Writes the completion queue's head doorbell.
     pub fn completion_doorbell(&mut self, head: u32) {
         if head < self.at.completions.size.entries() {
             self.completion_head = head;
         }
     }
 
-    /// Fetches every command offered and executes all it holds; how many. It stops early when the
-    /// completion queue is full.
+    /// Fetches all offered commands and executes them. Stops early when the completion queue is
+    /// full. Returns the number of executed commands.
     ///
     /// # Errors
-    /// A command could not be fetched or a completion not be written: the controller is dead.
+    /// The controller could not fetch a command or write a completion. The controller stops.
     pub fn run<T: Transfer>(&mut self, bus: &mut T, disk: &mut RamDisk) -> Result<u32, DmaError> {
         let size = self.at.submissions.size;
         while self.head != self.tail {
@@ -93,7 +93,7 @@ impl NvmeController {
     }
 }
 
-/// Moves the data of one command, page by page as its PRPs name them.
+/// Transfers the data of one command, page by page along its PRPs.
 fn execute<T: Transfer>(
     id: RequesterId,
     bus: &mut T,
@@ -129,9 +129,9 @@ fn execute<T: Transfer>(
     }
 }
 
-/// The pages behind the first one.
+/// The pages after the first one.
 struct Pages {
-    /// The second page, where there are only two.
+    /// The second page, if there are only two.
     only: Option<Iova>,
     list: Iova,
     index: u64,
@@ -151,7 +151,7 @@ impl Pages {
         let page = match self.only {
             Some(page) => page,
             None => {
-                // Chained lists are not taken: drivers keep below that.
+                // Chained lists are not supported; drivers stay below that length.
                 let at = self.list.checked_add(8 * self.index);
                 let at = at.filter(|_| self.index < LIST_ENTRIES as u64);
                 let mut raw = [0; 8];

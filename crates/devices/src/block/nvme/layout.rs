@@ -1,4 +1,4 @@
-//! Commands and completions in bits.
+//! Bit layout of commands and completions.
 
 use ringfence_types::{Iova, PageSize};
 
@@ -7,25 +7,25 @@ use crate::ring::RawCompletion;
 /// Bytes of a submission queue entry.
 pub const COMMAND_BYTES: usize = 64;
 
-/// Pages that a command can name: one in PRP1, and a list of one page in PRP2. Lists could be
-/// chained; drivers keep below that.
+/// Maximum number of pages of a command: one in PRP1, and a list of one page in PRP2. Lists could
+/// be chained, but drivers stay below that length.
 pub const MAX_PAGES: usize = 1 + LIST_ENTRIES;
 
 /// Entries of a PRP list of one page.
 pub(super) const LIST_ENTRIES: usize = PageSize::Size4K.bytes() as usize / 8;
 
-/// The commands of the NVM command set that are used here.
+/// Supported commands of the NVM command set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Opcode {
-    /// From memory onto the disk.
+    /// Transfers from memory to the disk.
     Write = 0x01,
-    /// From the disk into memory.
+    /// Transfers from the disk to memory.
     Read = 0x02,
 }
 
 impl Opcode {
-    /// `None` if it is another one.
+    /// Decodes an opcode; `None` if it is not supported.
     pub const fn from_raw(raw: u8) -> Option<Self> {
         Some(match raw {
             0x01 => Self::Write,
@@ -35,7 +35,8 @@ impl Opcode {
     }
 }
 
-/// Generic command status (base specification, "Status Code"): what these controllers report.
+/// Generic command status (base specification, "Status Code"), as far as this controller reports
+/// it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u16)]
 pub enum NvmeStatus {
@@ -43,7 +44,7 @@ pub enum NvmeStatus {
     Success = 0x00,
     /// Invalid command opcode.
     InvalidOpcode = 0x01,
-    /// Data transfer error: an access was stopped.
+    /// Data transfer error: the IOMMU blocked an access.
     DataTransferError = 0x04,
     /// PRP offset invalid.
     PrpOffsetInvalid = 0x13,
@@ -51,7 +52,7 @@ pub enum NvmeStatus {
     LbaOutOfRange = 0x80,
 }
 
-/// A read or write command. Opcodes are numbers, because memory may hold any.
+/// A read or write command. The opcode is a number, because memory may hold any.
 ///
 /// | dword | field |
 /// |---|---|
@@ -65,23 +66,23 @@ pub enum NvmeStatus {
 pub struct NvmeCommand {
     /// An [`Opcode`].
     pub opcode: u8,
-    /// Names the command in its completion.
+    /// Identifier of the command in its completion.
     pub id: u16,
-    /// The first page, at any offset in multiples of 4 bytes.
+    /// The first page, at any offset that is a multiple of 4 bytes.
     pub prp1: Iova,
-    /// The second page, or the list of all but the first one.
+    /// The second page, or the list of all pages except the first.
     pub prp2: Iova,
     /// First block.
     pub block: u64,
-    /// Blocks less one.
+    /// Number of blocks less one.
     pub blocks_less_one: u16,
 }
 
-/// There is one namespace.
+/// The only namespace.
 const NAMESPACE: u32 = 1;
 
 impl NvmeCommand {
-    /// Into bits.
+    /// Encodes the command.
     pub fn encode(&self) -> [u8; COMMAND_BYTES] {
         let mut raw = [0; COMMAND_BYTES];
         raw[0] = self.opcode;
@@ -94,7 +95,7 @@ impl NvmeCommand {
         raw
     }
 
-    /// From bits, whatever they are.
+    /// Decodes a command. Accepts any bits.
     pub fn decode(raw: &[u8; COMMAND_BYTES]) -> Self {
         let quad = |at: usize| {
             let mut word = [0; 8];
@@ -120,18 +121,18 @@ impl NvmeCommand {
 /// | 3 | bits 15-0 command identifier, 16 phase, 24-17 status code, 27-25 status code type |
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NvmeCompletion {
-    /// Entries up to here have been fetched.
+    /// Submission queue head: entries before it have been fetched.
     pub head: u16,
-    /// Which submission queue.
+    /// Submission queue.
     pub queue: u16,
-    /// Which command.
+    /// Command identifier.
     pub id: u16,
-    /// Status code and type, 15 bits with what follows them; 0 is success.
+    /// Status code, type and the bits after them, 15 bits; 0 is success.
     pub status: u16,
 }
 
 impl NvmeCompletion {
-    /// Into bits, without the phase.
+    /// Encodes the completion without the phase.
     pub fn encode(&self) -> RawCompletion {
         let word = u128::from(self.head) << 64
             | u128::from(self.queue) << 80
@@ -140,7 +141,7 @@ impl NvmeCompletion {
         word.to_le_bytes()
     }
 
-    /// From bits, whatever they are.
+    /// Decodes a completion. Accepts any bits.
     pub fn decode(raw: &RawCompletion) -> Self {
         let word = u128::from_le_bytes(*raw);
         Self {

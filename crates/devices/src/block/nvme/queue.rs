@@ -14,10 +14,10 @@ use crate::ring::{
     RingSize,
 };
 
-/// Where a controller finds a queue pair.
+/// Addresses of a queue pair for the controller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NvmeAddresses {
-    /// The queue's identifier.
+    /// Identifier of the queue.
     pub queue: u16,
     /// Submission queue.
     pub submissions: RingBase,
@@ -32,16 +32,16 @@ struct Outstanding<H> {
     pages: Vec<MappedPage<H>>,
 }
 
-/// A queue pair as its driver keeps it. `H` is the API's handle of a mapping.
+/// The driver's side of a queue pair. `H` is the API's handle of a mapping.
 ///
-/// Submissions go round the ring; the controller fetches them in order and completes them in any. A
-/// ring IOMMU sees two rings a queue: what is read and what is written.
+/// The controller fetches submissions in ring order and completes them in any order. A ring IOMMU
+/// has two rings per queue: one for reads and one for writes.
 #[derive(Debug)]
 pub struct NvmeQueue<H> {
     queue: u16,
     submissions: RingMemory,
     completions: CompletionQueue,
-    /// A page for each command: its PRP list.
+    /// One page per command for its PRP list.
     lists: RingMemory,
     tail: u32,
     /// By command identifier.
@@ -51,11 +51,11 @@ pub struct NvmeQueue<H> {
 }
 
 impl<H> NvmeQueue<H> {
-    /// Creates queue pair `queue` of `size` entries. One entry stays empty, so there are `size - 1`
-    /// commands at a time.
+    /// Creates queue pair `queue` of `size` entries. One entry stays empty, so at most `size - 1`
+    /// commands are outstanding.
     ///
     /// # Errors
-    /// The allocation's; nothing stays allocated.
+    /// Returns the allocation's error; nothing stays allocated.
     pub fn open<A: DmaApi<Handle = H>>(
         api: &mut A,
         queue: u16,
@@ -88,13 +88,13 @@ impl<H> NvmeQueue<H> {
             lists,
             tail: 0,
             commands: (0..commands).map(|_| None).collect(),
-            // Entries are at most 65536, so identifiers fit. The lowest one is taken first.
+            // A ring has at most 65536 entries, so identifiers fit. The lowest is allocated first.
             free: (0..commands).rev().map(|id| id as u16).collect(),
             finishing: CompletedRequests::default(),
         })
     }
 
-    /// For the Create I/O Queue commands.
+    /// Returns the values for the Create I/O Queue commands.
     pub fn addresses(&self) -> NvmeAddresses {
         NvmeAddresses {
             queue: self.queue,
@@ -103,16 +103,16 @@ impl<H> NvmeQueue<H> {
         }
     }
 
-    /// Commands that the controller owns.
+    /// Returns the number of commands that the controller owns.
     pub fn outstanding(&self) -> usize {
         self.commands.len() - self.free.len()
     }
 
-    /// Maps the buffers of a request and writes its command; the command's identifier. Ring the
-    /// doorbell afterwards.
+    /// Maps the buffers of a request and writes its command. Returns the command's identifier. The
+    /// caller must ring the doorbell afterwards.
     ///
     /// # Errors
-    /// Nothing was submitted; the buffers come back with the reason.
+    /// Nothing was submitted. Returns the buffers with the reason.
     pub fn submit<A: DmaApi<Handle = H>>(
         &mut self,
         api: &mut A,
@@ -180,7 +180,7 @@ impl<H> NvmeQueue<H> {
         Ok(id)
     }
 
-    /// The PRP list, if there is one, and then the command.
+    /// Writes the PRP list, if any, then the command.
     fn write<A: DmaApi<Handle = H>>(
         &mut self,
         api: &mut A,
@@ -203,8 +203,8 @@ impl<H> NvmeQueue<H> {
         Ok(())
     }
 
-    /// Makes what was submitted visible to the hardware; what to write into the submission queue's
-    /// tail doorbell.
+    /// Makes all submitted mappings visible to the hardware. Returns the value for the submission
+    /// queue's tail doorbell.
     pub fn sync_map<A: DmaApi<Handle = H>>(&self, api: &mut A) -> u32 {
         for operation in [Operation::Read, Operation::Write] {
             api.sync_map(DeviceRing {
@@ -215,15 +215,16 @@ impl<H> NvmeQueue<H> {
         self.submissions.size().index(self.tail)
     }
 
-    /// What to write into the completion queue's head doorbell.
+    /// Returns the value for the completion queue's head doorbell.
     pub fn completion_head(&self) -> u32 {
         self.completions.head()
     }
 
-    /// Handles at most `budget` completions as one burst; `each` receives what is done. How many.
+    /// Handles at most `budget` completions as one burst, and passes completed requests to `each`.
+    /// Returns their number.
     ///
     /// # Errors
-    /// The first error. After a lie the queue stands still until it is closed.
+    /// Returns the first error. An invalid completion stops the queue until it is closed.
     pub fn complete<A: DmaApi<Handle = H>>(
         &mut self,
         api: &mut A,
@@ -260,8 +261,8 @@ impl<H> NvmeQueue<H> {
         if claim.queue != self.queue {
             return lie(CompletionFault::Queue(claim.queue));
         }
-        // Whether the head is true does not matter: no entry is written before the command that was
-        // in it has completed.
+        // The reported head needs no check: an entry is not rewritten before its command has
+        // completed.
         let command = self.commands.get_mut(usize::from(claim.id));
         let Some(Outstanding { operation, pages }) = command.and_then(Option::take) else {
             return lie(CompletionFault::Index {
@@ -280,11 +281,11 @@ impl<H> NvmeQueue<H> {
         Ok(true)
     }
 
-    /// Deletes the queue, whose controller has been told: unmaps everything and frees the memory.
-    /// `each` receives the buffers of commands that were never completed. Goes on after errors.
+    /// Deletes the queue: unmaps everything and frees the memory. The controller must have deleted
+    /// it before. Passes the buffers of incomplete commands to `each`. Continues after errors.
     ///
     /// # Errors
-    /// The first one.
+    /// Returns the first error.
     pub fn close<A: DmaApi<Handle = H>>(
         mut self,
         api: &mut A,
@@ -318,8 +319,8 @@ impl<H> NvmeQueue<H> {
     }
 }
 
-/// The ring whose table of descriptors holds the queue pair: that of its commands, which the
-/// controller reads.
+/// Returns the ring whose table of descriptors holds the queue pair: that of its commands, which
+/// the controller reads.
 const fn static_ring(queue: u16) -> DeviceRing {
     DeviceRing {
         queue,

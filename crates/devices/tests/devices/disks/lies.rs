@@ -1,4 +1,5 @@
-//! What a driver is told that is not so, and what a controller finds that its driver did not write.
+//! Invalid completions that a driver reads, and commands that a controller reads but no driver
+//! wrote.
 
 use ringfence_devices::api::DmaApi;
 use ringfence_devices::block::ahci::Registers;
@@ -133,7 +134,7 @@ fn an_active_bit_of_an_empty_slot_is_a_lie() {
     Disk::close(ahci, &mut world, |_| {});
 }
 
-/// A controller executes what stands in memory, which need not be what its driver wrote.
+/// A controller executes whatever is in memory, even if its driver did not write it.
 #[test]
 fn hostile_commands_end_with_a_status() {
     let read = NvmeCommand {
@@ -166,7 +167,7 @@ fn hostile_commands_end_with_a_status() {
                 prp2: Iova::new(0x6004),
                 ..read
             },
-            // The first page is not mapped at all.
+            // The first page is not mapped.
             NvmeStatus::DataTransferError,
         ),
         (read, NvmeStatus::DataTransferError),
@@ -194,7 +195,7 @@ fn hostile_commands_end_with_a_status() {
     }
 }
 
-/// Closes the queue: `count` buffers come back, which were all, and nothing stays mapped.
+/// Closes the queue. `count` buffers, which are all, are returned, and nothing stays mapped.
 fn all_back<W: Judged + Environment<Handle = H>, H>(
     nvme: Nvme<H>,
     world: &mut W,
@@ -221,7 +222,7 @@ fn read(pool: &mut Pool) -> DiskRequest {
     }
 }
 
-/// Writes a completion of command `id` with a phase of its own into an entry.
+/// Writes a completion of command `id` with a chosen phase into an entry.
 fn forge<W: Environment<Handle = H>, H>(
     world: &mut W,
     nvme: &Nvme<H>,
@@ -240,7 +241,7 @@ fn forge<W: Environment<Handle = H>, H>(
     world.bus().write(rig::NIC, at, &raw).unwrap();
 }
 
-/// As a real one has to: entries that the driver has not given back are not written again.
+/// A controller, like a real one, does not overwrite entries that the driver has not released.
 #[test]
 fn a_controller_does_not_overrun_its_completions() {
     let mut world = rig::strict();
@@ -254,7 +255,7 @@ fn a_controller_does_not_overrun_its_completions() {
         }
         let tail = nvme.queue.sync_map(&mut world.api());
         nvme.controller.submission_doorbell(tail);
-        // The driver has handled what came, and has not said so.
+        // The driver has handled the completions, but has not written the doorbell.
         let wanted = if round == 0 { 3 } else { 0 };
         assert_eq!(nvme.controller.run(&mut world.bus(), &mut disk), Ok(wanted));
         if round > 0 {
@@ -281,8 +282,8 @@ fn a_controller_does_not_overrun_its_completions() {
     assert_eq!((pool.in_use(), world.judge().live()), (0, 0));
 }
 
-/// One that does overwrites what its driver has not read: completions are lost, and nothing else.
-/// No command is taken for another, and closing gives every buffer back.
+/// A controller overwrites completions that the driver has not read. Only these completions are
+/// lost: no command is mistaken for another, and closing returns every buffer.
 #[test]
 fn a_controller_that_overruns_loses_its_own_completions() {
     let mut world = rig::strict();
@@ -291,7 +292,7 @@ fn a_controller_that_overruns_loses_its_own_completions() {
     for _ in 0..3 {
         Disk::submit(&mut nvme, &mut world, read(&mut pool)).unwrap();
     }
-    // A lap of four, and one more over the first.
+    // A lap of four, then the first entry again.
     for (turn, id) in [0, 1, 2, 0, 1].into_iter().enumerate() {
         let (entry, lap) = (turn as u32 % 4, turn / 4);
         forge(&mut world, &nvme, (entry, [1, 0][lap]), id);
@@ -303,7 +304,7 @@ fn a_controller_that_overruns_loses_its_own_completions() {
     all_back(nvme, &mut world, &mut pool, 3);
 }
 
-/// What the last lap left in the queue has the other phase, and is nothing new, whatever it names.
+/// A completion of the last lap has the other phase. The driver ignores it, whatever its command.
 #[test]
 fn a_completion_of_the_last_lap_is_not_taken_again() {
     let mut world = rig::strict();
@@ -315,7 +316,7 @@ fn a_completion_of_the_last_lap_is_not_taken_again() {
         for _ in 0..4 {
             Disk::submit(&mut nvme, &mut world, read(&mut pool)).unwrap();
             let entry = nvme.queue.completion_head();
-            // The command is outstanding, and the entry names it in the old phase.
+            // The command is outstanding, and the entry refers to it in the old phase.
             forge(&mut world, &nvme, (entry, stale), 0);
             let told = nvme
                 .queue
@@ -331,7 +332,7 @@ fn a_completion_of_the_last_lap_is_not_taken_again() {
             assert_eq!(nvme.queue.outstanding(), 0);
         }
     }
-    // In the phase of the lap it is looked at, and nothing is outstanding.
+    // With the current phase the driver reads the entry, but no command is outstanding.
     let entry = nvme.queue.completion_head();
     forge(&mut world, &nvme, (entry, 0), 0);
     let told = nvme

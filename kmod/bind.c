@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Which PCI devices are endpoints. Their dma_map_ops have to be there before a driver binds and
- * are cleared when it is unbound, so they are set each time that a driver is about to bind. What
- * is bound when the module comes has been without: it is bound anew.
+ * Selection of the PCI devices that are endpoints. dma_map_ops must be set before a driver binds,
+ * and the kernel clears them on unbind. They are therefore set each time that a driver is about to
+ * bind. Devices that are bound when the module loads are rebound.
  */
 #include <linux/bsearch.h>
 #include <linux/device.h>
@@ -33,13 +33,13 @@ static int pvi_compare_devids(const void *one, const void *other)
 	return (a > b) - (a < b);
 }
 
-/* The host translates for it, and the user wants that. */
+/* Returns true if the host translates for the device and the user has selected it. */
 static bool pvi_is_ours(struct pvi *pvi, struct pci_dev *pdev)
 {
 	u32 devid = pvi_devid(pdev);
 	int i;
 
-	/* The host does not translate for the device that it is asked by. */
+	/* The host does not translate for the PVIOMMU device itself. */
 	if (&pdev->dev == pvi->vdev->dev.parent ||
 	    !bsearch(&devid, pvi->devices, pvi->device_count, sizeof(devid), pvi_compare_devids))
 		return false;
@@ -50,7 +50,7 @@ static bool pvi_is_ours(struct pvi *pvi, struct pci_dev *pdev)
 	return !pvi_device_count;
 }
 
-/* With the mutex. */
+/* Caller holds pvi->mutex. */
 static struct pvi_endpoint *pvi_find_endpoint(struct pvi *pvi, struct pci_dev *pdev)
 {
 	struct pvi_endpoint *endpoint;
@@ -62,7 +62,7 @@ static struct pvi_endpoint *pvi_find_endpoint(struct pvi *pvi, struct pci_dev *p
 	return NULL;
 }
 
-/* With the mutex: the place of a device that was unplugged, for the one that has come there. */
+/* Caller holds pvi->mutex. Reuses the endpoint of an unplugged device at the same PCI address. */
 static struct pvi_endpoint *pvi_reuse_endpoint(struct pvi *pvi, struct pci_dev *pdev)
 {
 	u32 devid = pvi_devid(pdev);
@@ -78,15 +78,15 @@ static struct pvi_endpoint *pvi_reuse_endpoint(struct pvi *pvi, struct pci_dev *
 }
 
 /*
- * A device is unplugged. If mappings of it are left, it has our operations until the module goes:
- * whoever holds them unmaps them by its name.
+ * An unplugged device with remaining mappings. It keeps our dma_map_ops until the module is
+ * unloaded, because the owners of the mappings unmap them with its struct device.
  */
 struct pvi_unplugged {
 	struct list_head list;
 	struct pci_dev *pdev;
 };
 
-/* With the mutex. The endpoint's reference to the device goes, too. */
+/* Caller holds pvi->mutex. Transfers or drops the endpoint's reference to the device. */
 static void pvi_unplug(struct pvi_endpoint *endpoint)
 {
 	struct pci_dev *pdev = endpoint->pdev;
@@ -105,7 +105,7 @@ static void pvi_unplug(struct pvi_endpoint *endpoint)
 	pci_dev_put(pdev);
 }
 
-/* With the mutex. */
+/* Caller holds pvi->mutex. */
 static struct pvi_endpoint *pvi_add_endpoint(struct pvi *pvi, struct pci_dev *pdev)
 {
 	struct pvi_endpoint fresh = {
@@ -135,7 +135,10 @@ free:
 	return NULL;
 }
 
-/* A driver is about to bind. Without us the device would be given addresses that reach nothing. */
+/*
+ * Called when a driver is about to bind. Without our dma_map_ops, the device would use addresses
+ * that the host does not map.
+ */
 static void pvi_install(struct pvi *pvi, struct pci_dev *pdev)
 {
 	struct pvi_endpoint *endpoint;
@@ -176,17 +179,14 @@ static int pvi_bus_event(struct notifier_block *block, unsigned long event, void
 	mutex_unlock(&pvi->mutex);
 	if (!endpoint)
 		return NOTIFY_OK;
-	/*
-	 * After a probe that failed, what is allocated for the device's life is freed later than
-	 * now.
-	 */
+	/* After a failed probe, devres frees the device's allocations only after this event. */
 	if (event == BUS_NOTIFY_DRIVER_NOT_BOUND) {
 		pvi_cache_drop_unused(endpoint);
 		return NOTIFY_OK;
 	}
 	pvi_cache_abandon(endpoint);
 	if (event == BUS_NOTIFY_UNBOUND_DRIVER) {
-		/* What was left is unmapped by them, whenever that is. */
+		/* The owners of the remaining mappings unmap them with these operations later. */
 		if (READ_ONCE(endpoint->orphans))
 			set_dma_ops(&pdev->dev, &endpoint->ops);
 		return NOTIFY_OK;
@@ -197,7 +197,7 @@ static int pvi_bus_event(struct notifier_block *block, unsigned long event, void
 	return NOTIFY_OK;
 }
 
-/* Binds what was bound before us anew. */
+/* Registers the notifier and rebinds the devices that were bound before. */
 int pvi_bind_start(struct pvi *pvi)
 {
 	struct pci_dev *pdev = NULL;
@@ -225,10 +225,10 @@ static int pvi_break_virtio(struct device *dev, void *data)
 }
 
 /*
- * Takes the driver and our operations away. The driver may be waiting for mappings that a host
- * which is not asked any more will never make. Drivers of virtio devices (virtio-blk) do so for
- * ever: their queues are broken, by virtio's own means, which ends what they have begun. Others
- * have time-outs. One that binds meanwhile has our operations, too.
+ * Unbinds the driver and removes our dma_map_ops. The driver may be waiting for maps that a broken
+ * queue never completes. Drivers of virtio devices (virtio-blk) would wait forever, so their queues
+ * are broken first, which ends their requests. Other drivers have time-outs. A driver that binds in
+ * the meantime is unbound as well.
  */
 static void pvi_release_driver(struct pvi *pvi, struct pci_dev *pdev)
 {
@@ -244,7 +244,7 @@ static void pvi_release_driver(struct pvi *pvi, struct pci_dev *pdev)
 	device_unlock(&pdev->dev);
 }
 
-/* Nobody finds the endpoint by a device that is not there any more. */
+/* Removes our dma_map_ops from unplugged devices, so that they no longer refer to the endpoint. */
 static void pvi_forget_unplugged(struct pvi_endpoint *endpoint)
 {
 	struct pvi_unplugged *unplugged, *next;
@@ -256,12 +256,12 @@ static void pvi_forget_unplugged(struct pvi_endpoint *endpoint)
 	}
 }
 
-/* Afterwards no endpoint has a driver, and none of its mappings is left. */
+/* On return, no endpoint has a driver or a mapping in use. */
 void pvi_bind_stop(struct pvi *pvi)
 {
 	struct pvi_endpoint *endpoint, *next;
 
-	/* Our own reference to the device outlives its driver. */
+	/* The endpoint's reference to the device outlives its driver. */
 	bus_unregister_notifier(&pci_bus_type, &pvi->binding);
 	list_for_each_entry_safe(endpoint, next, &pvi->endpoints, list) {
 		if (endpoint->pdev && get_dma_ops(&endpoint->pdev->dev) == &endpoint->ops)
@@ -272,7 +272,7 @@ void pvi_bind_stop(struct pvi *pvi)
 	}
 }
 
-/* After the device was reset: its addresses mean nothing any more. */
+/* Call this after a reset of the device: its addresses are no longer in use. */
 void pvi_bind_free(struct pvi *pvi)
 {
 	struct pvi_endpoint *endpoint, *next;
@@ -286,7 +286,7 @@ void pvi_bind_free(struct pvi *pvi)
 	}
 }
 
-/* A cycle is over. Each endpoint's work asks the host, and waits for it. */
+/* Ends a cycle. Each endpoint's work sends the requests and waits for the answers. */
 void pvi_trim_all(struct pvi *pvi)
 {
 	struct pvi_endpoint *endpoint;

@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * The mappings of one endpoint, and the reverse translation cache: what has lost its last user
- * stays mapped for C to C + 1 cycles of T, and whoever maps the same pages in the same direction
- * meanwhile gets it back without asking the host (Tang et al., section 4.5).
+ * The mappings of one endpoint and the reverse translation cache. A mapping without users stays
+ * mapped for C to C + 1 cycles of T. A map of the same pages in the same direction reuses it
+ * without a request to the host (PVIOMMU paper: Tang et al., section 4.5).
  *
- * Other than there, the key is pages and direction, and users are counted: two buffers in a page
- * share its mapping, and it stays until both are gone. A mapping serves its own direction alone:
- * one for both would let a device write to what it may only read. Those without users stand in
- * the order in which they lost them; all of a cycle are removed by one request. The parameter
- * literal is for what the document has there.
+ * Unlike in the paper, the key includes length and direction, and users are counted. Two buffers in
+ * a page share its mapping, which stays until both are unmapped. A mapping serves only its own
+ * direction: a bidirectional one would let a device write to read-only buffers. Unused mappings are
+ * listed in the order in which they lost their last user; one request removes those of a whole
+ * cycle. The parameter literal selects the paper's behaviour.
  *
- * Mappings that can be found by their page, in use or kept, have at most pvi_cache_pages pages.
- * What finds no room is unmapped with its last user, and a worker (leave.c) removes the oldest
- * sixteenth.
+ * Cached mappings, in use or unused, have at most pvi_cache_pages pages. A mapping that does not
+ * fit is unmapped with its last user, and a worker (leave.c) evicts the oldest sixteenth.
  */
 #include <linux/dma-mapping.h>
 #include <linux/log2.h>
@@ -36,7 +35,7 @@ void pvi_mapping_slab_exit(void)
 	kmem_cache_destroy(pvi_mapping_slab);
 }
 
-/* Two pages of the limit to a bucket. */
+/* One bucket for two pages of the limit. */
 static unsigned int pvi_table_bits(void)
 {
 	return max(ilog2(pvi_cache_pages), PVI_TABLE_BITS_MIN + 1) - 1;
@@ -59,14 +58,14 @@ int pvi_cache_init(struct pvi_endpoint *endpoint)
 	return -ENOMEM;
 }
 
-/* The worker is done with the endpoint, and the host with its addresses. */
+/* The worker has finished with the endpoint, and the host no longer uses its addresses. */
 void pvi_cache_free(struct pvi_endpoint *endpoint)
 {
 	struct pvi_mapping *mapping;
 	struct hlist_node *next;
 	size_t i;
 
-	/* What drivers that are gone never unmapped. */
+	/* Mappings that unbound drivers never unmapped. */
 	for (i = 0; endpoint->orphans && i < (size_t)1 << endpoint->table_bits; i++) {
 		hlist_for_each_entry_safe(mapping, next, &endpoint->by_giova[i], by_giova)
 			kmem_cache_free(pvi_mapping_slab, mapping);
@@ -75,7 +74,7 @@ void pvi_cache_free(struct pvi_endpoint *endpoint)
 	kvfree(endpoint->by_giova);
 }
 
-/* With the lock. */
+/* Caller holds endpoint->lock. Removes the mapping from the tables. */
 void pvi_forget(struct pvi_endpoint *endpoint, struct pvi_mapping *mapping)
 {
 	if (mapping->shared) {
@@ -85,7 +84,7 @@ void pvi_forget(struct pvi_endpoint *endpoint, struct pvi_mapping *mapping)
 	hlist_del(&mapping->by_giova);
 }
 
-/* Peers' memory is not the guest's, and the host does not map it. */
+/* Peer-to-peer memory does not belong to the guest, so the host does not map it. */
 static bool pvi_is_memory(u64 gpa)
 {
 	unsigned long pfn = gpa >> PVI_PAGE_SHIFT;
@@ -94,9 +93,8 @@ static bool pvi_is_memory(u64 gpa)
 }
 
 /*
- * A mapping that nobody knows of yet: its addresses are taken, nothing is mapped. An error without
- * pages, memory or addresses, for memory of another device, or when the host is not asked any
- * more.
+ * Allocates a mapping and its addresses, without mapping pages or adding it to the tables. Fails
+ * without pages, memory or addresses, for another device's memory, or if the queue is broken.
  */
 struct pvi_mapping *pvi_mapping_new(struct pvi_endpoint *endpoint, u64 gpa, u32 pages,
 				    enum dma_data_direction direction, u64 limit, bool shared,
@@ -132,7 +130,10 @@ struct pvi_mapping *pvi_mapping_new(struct pvi_endpoint *endpoint, u64 gpa, u32 
 	return mapping;
 }
 
-/* Their addresses are free, unless they are lost: the host may still reach what they led to. */
+/*
+ * Frees the mappings and their addresses. If lost, keeps the addresses reserved, because the device
+ * may still access the pages.
+ */
 void pvi_mappings_free(struct pvi_endpoint *endpoint, struct list_head *mappings, bool lost)
 {
 	struct pvi_mapping *mapping, *next;
@@ -155,8 +156,8 @@ void pvi_mappings_free(struct pvi_endpoint *endpoint, struct list_head *mappings
 }
 
 /*
- * Counts a failure and tells of it, unless the driver does not want to hear of it or it is one of
- * those that follow when the host is not asked any more.
+ * Counts a failure and logs it, unless the driver passed DMA_ATTR_NO_WARN or the failure is a
+ * consequence of a broken queue.
  */
 void pvi_failed(struct pvi_endpoint *endpoint, const char *what, int err, unsigned long attrs)
 {
@@ -167,12 +168,12 @@ void pvi_failed(struct pvi_endpoint *endpoint, const char *what, int err, unsign
 	spin_unlock_irqrestore(&endpoint->lock, flags);
 	if (attrs & DMA_ATTR_NO_WARN || (err == -EIO && READ_ONCE(endpoint->pvi->queue.broken)))
 		return;
-	/* The device itself may be gone. */
+	/* The PCI device may be gone, so log with the virtio device. */
 	dev_err_ratelimited(&endpoint->pvi->vdev->dev, "%s: %s failed (%d)\n", endpoint->name,
 			    what, err);
 }
 
-/* With the lock. What finds no room in the cache stays its user's. */
+/* Caller holds endpoint->lock. A mapping that does not fit into the cache belongs to its user. */
 static void pvi_know(struct pvi_endpoint *endpoint, struct pvi_mapping *mapping)
 {
 	if (mapping->shared && mapping->pages > pvi_cache_pages - endpoint->cached_pages) {
@@ -190,8 +191,8 @@ static void pvi_know(struct pvi_endpoint *endpoint, struct pvi_mapping *mapping)
 }
 
 /*
- * Maps all these, which have one direction, and makes them known. If it fails there are none of
- * them any more, and undone says whether the host has confirmed that.
+ * Maps all these mappings, which have one direction, and adds them to the tables. On failure frees
+ * them; *undone is true if the host has confirmed that none is mapped.
  */
 int pvi_cache_add(struct pvi_endpoint *endpoint, struct list_head *fresh, struct pvi_call *call,
 		  bool *undone)
@@ -221,7 +222,7 @@ int pvi_cache_add(struct pvi_endpoint *endpoint, struct list_head *fresh, struct
 	return 0;
 }
 
-/* With the lock: an orphan is forgotten; its addresses are free unless they are lost. */
+/* Caller holds endpoint->lock. Frees an orphan, and its addresses unless they are lost. */
 void pvi_orphan_free(struct pvi_endpoint *endpoint, struct pvi_mapping *mapping, bool lost)
 {
 	pvi_forget(endpoint, mapping);
@@ -234,8 +235,9 @@ void pvi_orphan_free(struct pvi_endpoint *endpoint, struct pvi_mapping *mapping,
 }
 
 /*
- * With the lock: one user less of a mapping whose driver is gone. With the last one its addresses
- * are free, for the host has unmapped it; while that is being asked for, nothing is certain.
+ * Caller holds endpoint->lock. Removes a user of a mapping whose driver has unbound. The last one
+ * frees its addresses if the host has unmapped it. While the host is unmapping it, returns
+ * -EINPROGRESS.
  */
 int pvi_put_orphan(struct pvi_endpoint *endpoint, struct pvi_mapping *mapping)
 {

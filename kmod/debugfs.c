@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/*
- * Counters below pviommu/ in debugfs: those of the queue, and a directory for each endpoint.
- */
+/* Counters in debugfs, in pviommu/: those of the queue, and a directory for each endpoint. */
 #include <linux/debugfs.h>
 
 #include "pviommu.h"

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * What a map and its unmap cost, for a device behind whichever IOMMU: loaded for that, and removed.
- * In a machine whose time is its number of instructions (QEMU's -icount shift=0), a tick of the
- * time stamp counter is an instruction.
+ * Measures the cost of a map and its unmap for a device, with any IOMMU. Loaded for one measurement
+ * and then removed. With QEMU's -icount shift=0, a tick of the time stamp counter is one
+ * instruction.
  */
 #include <linux/dma-mapping.h>
 #include <linux/gfp.h>

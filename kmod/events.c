@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Accesses that the host stopped: each is told in a buffer that was left for it, and goes into the
- * kernel's log.
+ * Events: the host reports each blocked access in a buffer, and the driver logs it.
  *
- * A device can be stopped as often as it likes. The interrupt only queues a work item and disables
- * the next interrupt. The work handles at most as many events as there are buffers, and runs again
- * after PVI_EVENTS_PAUSE_MS; it enables interrupts once it finds no event. The host may interrupt
- * all the same, also while the work runs: that does not shorten the pause. The host drops and counts
- * the events for which there is no buffer.
+ * A device can cause any number of events. The interrupt only queues a work item and disables the
+ * next interrupt. The work handles at most as many events as there are buffers, and runs again
+ * after PVI_EVENTS_PAUSE_MS; it enables interrupts once it finds no event. The host may still send
+ * interrupts, even while the work runs, but they do not shorten the pause. The host drops and
+ * counts events for which it has no buffer.
  */
 #include <linux/scatterlist.h>
 #include <linux/slab.h>
@@ -50,11 +49,11 @@ static void pvi_queue_events_work(struct pvi *pvi)
 {
 	long left = READ_ONCE(pvi->events_due) - jiffies;
 
-	/* At most the pause: where a long has 32 bits, it overflows in weeks without an event. */
+	/* At most the pause: a 32-bit long overflows after weeks without an event. */
 	queue_delayed_work(pvi_workqueue, &pvi->events, clamp(left, 0L, pvi_events_pause()));
 }
 
-/* The interrupt. */
+/* Interrupt handler of the event queue. */
 void pvi_events_come(struct virtqueue *vq)
 {
 	virtqueue_disable_cb(vq);
@@ -75,7 +74,7 @@ void pvi_events_work(struct work_struct *work)
 		event = virtqueue_get_buf(vq, &bytes);
 		if (!event)
 			break;
-		/* The host can write there until it is looked at no more. */
+		/* Copy the event, because the host can still write to the buffer. */
 		memcpy(&copy, event, sizeof(copy));
 		pvi_leave(vq, event);
 		if (!pvi_event_is_known(&copy, bytes))
@@ -85,12 +84,12 @@ void pvi_events_work(struct work_struct *work)
 	}
 	if (count)
 		virtqueue_kick(vq);
-	/* What comes between the last look and this has no interrupt. */
+	/* An event after the last poll and before this has no interrupt. */
 	if (count || !virtqueue_enable_cb(vq))
 		pvi_queue_events_work(pvi);
 }
 
-/* Before the device is ready, and may interrupt. */
+/* Called before the device is ready and may interrupt. */
 int pvi_events_init(struct pvi *pvi, struct virtqueue *vq)
 {
 	unsigned int count, i;

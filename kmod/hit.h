@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * The path of a hit: a map that the cache serves, and its unmap. All of it is inline in what
- * drivers call, for it runs at each map and each unmap.
+ * Fast path of a cache hit: a map that the cache serves, and its unmap. Inlined into the
+ * dma_map_ops, because it runs at each map and unmap.
  */
 #ifndef PVI_HIT_H
 #define PVI_HIT_H
@@ -12,11 +12,14 @@
 #include "pviommu.h"
 
 /*
- * What literal=1 decides otherwise, and nothing else does: the document's cache, to show what its
- * defects do. Its key is the page alone, so whoever maps a page gets what is there, however many
- * pages that leads to and in whichever direction. Whether a mapping is in use is one bit, so the
- * first of two users puts it away; what the other one unmaps later is not looked for. It is asked
- * only where the repaired cache would say no, so that a hit and its unmap cost what they did.
+ * With literal=1, these functions behave like the PVIOMMU paper's cache, to demonstrate its
+ * defects. Nothing else depends on the parameter.
+ *
+ * The paper's key is the page alone: a map gets the existing mapping of its page, with any length
+ * and direction. One bit marks a mapping as in use, so the first of two users releases it, and the
+ * unmap of the other one is ignored.
+ *
+ * pvi_literal is tested only where the repaired cache would fail, so it costs nothing on a hit.
  */
 static __always_inline bool pvi_serves(const struct pvi_mapping *mapping, u32 pages,
 				       enum dma_data_direction direction)
@@ -45,8 +48,8 @@ static __always_inline struct hlist_head *pvi_giova_bucket(struct pvi_endpoint *
 }
 
 /*
- * All of the key, so that many lengths of one page do not share a bucket. The document's cache
- * looks for the page alone.
+ * Hashes the whole key, so that mappings of one page with different lengths do not share a bucket.
+ * The paper's cache hashes the page alone.
  */
 static __always_inline struct hlist_head *pvi_page_bucket(struct pvi_endpoint *endpoint, u64 gpa,
 							  u32 pages,
@@ -75,8 +78,8 @@ static __always_inline struct pvi_mapping *pvi_find(struct pvi_endpoint *endpoin
 }
 
 /*
- * With the lock: one more user of what is there for these pages, all of it at addresses up to
- * limit.
+ * Caller holds endpoint->lock. Adds a user to the mapping of these pages, if all its addresses are
+ * at most limit.
  */
 static __always_inline struct pvi_mapping *pvi_cache_hit(struct pvi_endpoint *endpoint, u64 gpa,
 							 u32 pages,
@@ -97,9 +100,9 @@ static __always_inline struct pvi_mapping *pvi_cache_hit(struct pvi_endpoint *en
 }
 
 /*
- * With the lock: one user less of the mapping at this address. If it was the last one, and the
- * mapping is not kept, nobody knows of it any more: it is the caller's to release. NULL if there
- * is nothing to release, or an error.
+ * Caller holds endpoint->lock. Removes a user of the mapping at this address. Returns the mapping
+ * if it was the last user and the mapping is not cached; it is then out of the tables, and the
+ * caller must release it. Otherwise returns NULL, or an error pointer.
  */
 static __always_inline struct pvi_mapping *pvi_cache_put(struct pvi_endpoint *endpoint, u64 giova)
 {

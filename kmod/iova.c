@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * An endpoint's I/O virtual addresses: the kernel's own allocator, with its caches of each
- * processor.
+ * Allocation of an endpoint's I/O virtual addresses, with the kernel's IOVA allocator and its
+ * per-CPU caches.
  */
 #include "pviommu.h"
 
-/* Writes to these addresses are interrupts on a PC, whatever is mapped there. */
+/* On x86, writes to these addresses are interrupts, regardless of mappings. */
 #define PVI_DOORBELLS_FIRST	0xfee00000ULL
 #define PVI_DOORBELLS_LAST	0xfeefffffULL
 
 int pvi_iova_init(struct pvi_endpoint *endpoint)
 {
 	struct iova_domain *iovad = &endpoint->iovad;
-	/* Never 0, which drivers take for none. */
+	/* Never 0, which drivers use as an invalid address. */
 	u64 first = max(endpoint->pvi->giova_first, PVI_PAGE_BYTES);
 	int err;
 
@@ -30,13 +30,13 @@ int pvi_iova_init(struct pvi_endpoint *endpoint)
 	return 0;
 }
 
-/* The first of so many free pages in a row, none of them above limit; 0 if there are none. */
+/* Returns the first of this many free pages, all below limit; 0 on failure. */
 u64 pvi_iova_alloc(struct pvi_endpoint *endpoint, u32 pages, u64 limit)
 {
 	u64 last = min(endpoint->pvi->giova_last, limit);
 	unsigned long last_pfn;
 
-	/* The page that limit lies in is whole only if limit is its end. */
+	/* The page that contains limit is usable only if limit is its last byte. */
 	if (last < PVI_PAGE_BYTES - 1)
 		return 0;
 	last_pfn = ((last - (PVI_PAGE_BYTES - 1)) >> PVI_PAGE_SHIFT);

@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Mappings leave: at their last unmap, at the end of their cycles, to make room, or with their
- * driver. The lock is held for at most PVI_LOCKED_STEPS of them, and never while the host is asked.
- * Whoever maps makes one request for room at most; the worker does the rest.
+ * Removal of mappings: at their last unmap, at expiry, to make room, or on driver unbind. The lock
+ * is held for at most PVI_LOCKED_STEPS mappings, and never during a request to the host. A map
+ * makes at most one request for room; the worker does the rest.
  */
 #include <linux/sched.h>
 #include <linux/slab.h>
 
 #include "pviommu.h"
 
-/* Mappings that are looked at without letting go of the lock. */
+/* Maximum number of mappings processed while holding the lock. */
 #define PVI_LOCKED_STEPS	256
-/* Pages that a map removes from the cache to make room: one request of an ordinary slot. */
+/* Pages that a map evicts to make room: one request of an ordinary slot. */
 #define PVI_ROOM_PAGES		128
-/* What the worker removes when the cache is full: this part of the limit. */
+/* Share of the limit that the worker evicts when the cache is full. */
 #define PVI_SHED_SHARE		16
 
 /*
- * With the lock: moves the oldest of those without users to gone, if they lost their last user in
- * cycle last or before. They have at most so many pages; one_at_least says that the first one goes
- * even so. There are at most PVI_LOCKED_STEPS. How many pages.
+ * Caller holds endpoint->lock. Moves the oldest unused mappings to gone, if they lost their last
+ * user in cycle last or before: up to this many pages, and at most PVI_LOCKED_STEPS mappings. If
+ * one_at_least, moves the first one whatever its size. Returns the number of pages moved.
  */
 static u64 pvi_take_unused(struct pvi_endpoint *endpoint, u64 last, u64 pages, bool one_at_least,
 			   u64 *left_by, struct list_head *gone)
@@ -44,7 +44,7 @@ static u64 pvi_take_unused(struct pvi_endpoint *endpoint, u64 last, u64 pages, b
 	return taken;
 }
 
-/* Has the host unmap all these; their addresses are free if it says that it did. */
+/* Unmaps these mappings. Frees their addresses if the host confirms. */
 int pvi_mappings_release(struct pvi_endpoint *endpoint, struct list_head *gone,
 			 struct pvi_patience *patience)
 {
@@ -59,7 +59,7 @@ int pvi_mappings_release(struct pvi_endpoint *endpoint, struct list_head *gone,
 	return err;
 }
 
-/* With the lock: the worker makes room, if anything is kept. */
+/* Caller holds endpoint->lock. Queues the worker to make room, if any mapping is unused. */
 void pvi_want_room(struct pvi_endpoint *endpoint)
 {
 	if (!endpoint->kept)
@@ -69,9 +69,9 @@ void pvi_want_room(struct pvi_endpoint *endpoint)
 }
 
 /*
- * A map finds no addresses, or the host has no room: the oldest of what is kept goes with one
- * request, which is what a caller that may not sleep can wait for. The worker removes more.
- * Whether it is worth to try again.
+ * Called if a map finds no addresses or the host has no room. Evicts the oldest unused mappings
+ * with one request, which a caller that cannot sleep can wait for. The worker evicts more. Returns
+ * true if a retry is worthwhile.
  */
 bool pvi_make_room(struct pvi_endpoint *endpoint, struct pvi_patience *patience)
 {
@@ -88,8 +88,8 @@ bool pvi_make_room(struct pvi_endpoint *endpoint, struct pvi_patience *patience)
 }
 
 /*
- * Where one may sleep: removes what lost its last user in cycle last or before, the oldest first,
- * up to so many pages, or the first one. The host is asked for as much at once as a request holds.
+ * Sleepable context only. Evicts mappings that lost their last user in cycle last or before, oldest
+ * first, up to this many pages but at least one mapping. Each request is as large as possible.
  */
 static void pvi_drop(struct pvi_endpoint *endpoint, u64 last, u64 pages, u64 *left_by)
 {
@@ -116,14 +116,17 @@ static void pvi_drop(struct pvi_endpoint *endpoint, u64 last, u64 pages, u64 *le
 	} while (batch && pages);
 }
 
-/* Cycle number cycle has begun: what was put away in C whole cycles before it goes. */
+/*
+ * Called when cycle number cycle has begun. Removes mappings that have been unused for C whole
+ * cycles.
+ */
 void pvi_cache_expire(struct pvi_endpoint *endpoint, u64 cycle)
 {
 	if (cycle > pvi_cycles)
 		pvi_drop(endpoint, cycle - pvi_cycles - 1, U64_MAX, &endpoint->expired);
 }
 
-/* A sixteenth of the limit goes before its time. */
+/* Evicts a sixteenth of the limit before expiry. */
 void pvi_cache_shed(struct pvi_endpoint *endpoint)
 {
 	u64 pages = DIV_ROUND_UP(pvi_cache_pages, PVI_SHED_SHARE);
@@ -136,7 +139,7 @@ void pvi_cache_drop_unused(struct pvi_endpoint *endpoint)
 	pvi_drop(endpoint, U64_MAX, U64_MAX, &endpoint->forced);
 }
 
-/* What whoever maps in an interrupt cannot wait for. */
+/* Work that a map in interrupt context cannot wait for. */
 void pvi_trim_work(struct work_struct *work)
 {
 	struct pvi_endpoint *endpoint = container_of(work, struct pvi_endpoint, trim);
@@ -153,8 +156,8 @@ void pvi_trim_work(struct work_struct *work)
 }
 
 /*
- * With the lock: those in a bucket that a driver left go to left, to be unmapped. How many pages.
- * Those without users are kept, and not the driver's.
+ * Caller holds endpoint->lock. Moves the driver's mappings in a bucket to left, to be unmapped.
+ * Skips unused ones, which the cache owns. Returns the number of pages.
  */
 static u64 pvi_orphan_bucket(struct pvi_endpoint *endpoint, struct hlist_head *bucket,
 			     struct list_head *left)
@@ -180,8 +183,8 @@ static u64 pvi_orphan_bucket(struct pvi_endpoint *endpoint, struct hlist_head *b
 }
 
 /*
- * Has the host unmap these. Their addresses stay taken until the driver that is gone unmaps them;
- * where the host has not confirmed, for good.
+ * Unmaps these mappings. Their addresses stay reserved until the unbound driver unmaps them, or
+ * forever if the host has not confirmed.
  */
 static void pvi_orphans_unmap(struct pvi_endpoint *endpoint, struct list_head *left)
 {
@@ -206,9 +209,10 @@ static void pvi_orphans_unmap(struct pvi_endpoint *endpoint, struct list_head *l
 }
 
 /*
- * The endpoint has no driver any more. What is kept goes. What the driver has left mapped is
- * unmapped, too, for nobody owns the device's accesses now; but its addresses stay taken, for it
- * may be unmapped later (page_pool does so), and must not be a later driver's then.
+ * Called when the endpoint's driver has unbound. Evicts all unused mappings. Unmaps the driver's
+ * remaining mappings too, because no driver controls the device's accesses any more. Their
+ * addresses stay reserved: a later unmap (page_pool does this) must not affect another driver's
+ * mapping.
  */
 void pvi_cache_abandon(struct pvi_endpoint *endpoint)
 {
@@ -237,6 +241,6 @@ void pvi_cache_abandon(struct pvi_endpoint *endpoint)
 		pages = 0;
 	}
 	pvi_orphans_unmap(endpoint, &left);
-	/* What was put away meanwhile. */
+	/* Mappings that became unused in the meantime. */
 	pvi_cache_drop_unused(endpoint);
 }

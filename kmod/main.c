@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * The virtio driver: a PVIOMMU device comes, the PCI devices that it translates for get our
- * dma_map_ops; it goes, and they are without driver and mappings.
+ * The virtio driver. A probe of a PVIOMMU device installs our dma_map_ops on the PCI devices that
+ * it translates for. Its removal unbinds their drivers and removes their mappings.
  */
 #include <linux/debugfs.h>
 #include <linux/module.h>
@@ -33,10 +33,10 @@ module_param_named(c, pvi_cycles, uint, 0444);
 MODULE_PARM_DESC(c, "C: whole cycles for which an unused mapping is kept (default: 3)");
 
 struct dentry *pvi_debugfs;
-/* Not bound to a processor: its work waits for the host. */
+/* Unbound, because its work waits for the host. */
 struct workqueue_struct *pvi_workqueue;
 
-/* Each endpoint's own work removes what has expired. */
+/* Starts a new cycle. Each endpoint's work removes its expired mappings. */
 static void pvi_tick(struct work_struct *work)
 {
 	struct pvi *pvi = container_of(to_delayed_work(work), struct pvi, tick);
@@ -46,7 +46,7 @@ static void pvi_tick(struct work_struct *work)
 	queue_delayed_work(pvi_workqueue, &pvi->tick, msecs_to_jiffies(pvi_cycle_ms));
 }
 
-/* The list of devices, whose count is sound. A host may change it while it is read. */
+/* Reads the list of devices, whose count is valid. The host may change it during the read. */
 static int pvi_read_devices(struct pvi *pvi)
 {
 	u32 i;
@@ -62,7 +62,7 @@ static int pvi_read_devices(struct pvi *pvi)
 	return -EINVAL;
 }
 
-/* Addresses of one page and the next, or a host that cannot be served. */
+/* Reads and validates the configuration space. */
 static int pvi_read_config(struct pvi *pvi)
 {
 	struct virtio_device *vdev = pvi->vdev;
@@ -114,7 +114,7 @@ static int pvi_find_queues(struct pvi *pvi)
 static void pvi_release(struct pvi *pvi)
 {
 	virtio_reset_device(pvi->vdev);
-	/* No interrupt starts it any more. */
+	/* The reset device cannot queue it again. */
 	cancel_delayed_work_sync(&pvi->events);
 	pvi->vdev->config->del_vqs(pvi->vdev);
 	pvi_bind_free(pvi);
@@ -125,8 +125,8 @@ static void pvi_release(struct pvi *pvi)
 }
 
 /*
- * Waking up resets the device, which forgets every mapping, and under the drivers nobody would map
- * anew. So the machine stays awake, and no device is asked to sleep first.
+ * A resume resets the device, which drops every mapping, and the drivers would not map again.
+ * Suspend therefore fails, before any device is suspended.
  */
 static int pvi_pm_event(struct notifier_block *block, unsigned long event, void *data)
 {
@@ -194,8 +194,8 @@ static void pvi_remove(struct virtio_device *vdev)
 }
 
 /*
- * A request is two descriptors and a kick is a flag: no memory is needed to ask, and nothing of
- * the queue is shared more than has to be.
+ * Without indirect descriptors and event indices, a request takes two descriptors and a kick is a
+ * flag. Sending a request then needs no memory allocation, and the rings share a minimum of state.
  */
 static int pvi_validate(struct virtio_device *vdev)
 {
@@ -236,7 +236,7 @@ static int __init pvi_init(void)
 	}
 	if (pvi_literal)
 		pr_warn("pviommu: literal=1, the document's key and one bit: devices reach what they should not, and not what they should\n");
-	/* Memory may be freed by a disk behind us. */
+	/* Freeing memory may depend on a disk behind this device. */
 	pvi_workqueue = alloc_workqueue("pviommu", WQ_UNBOUND | WQ_MEM_RECLAIM, 0);
 	if (!pvi_workqueue)
 		return -ENOMEM;

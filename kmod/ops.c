@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * What drivers call. Memory is coherent here, so there is nothing to synchronise, and addresses
- * are pages of the endpoint's own space with the offset in the page kept.
+ * The dma_map_ops. Memory is coherent, so the sync operations are not needed. A device address is a
+ * page of the endpoint's address space plus the offset in the page.
  */
 #include <linux/dma-mapping.h>
 #include <linux/gfp.h>
@@ -11,7 +11,7 @@
 #include "hit.h"
 #include "pviommu.h"
 
-/* One request's worth of a large queue; longer mappings are made, too. */
+/* One request in the large slot. Longer mappings are possible. */
 #define PVI_MAPPING_BYTES (4UL << 20)
 
 static struct pvi_endpoint *pvi_endpoint_of(struct device *dev)
@@ -24,7 +24,7 @@ static u64 pvi_offset(u64 address)
 	return address & (PVI_PAGE_BYTES - 1);
 }
 
-/* None for nothing, or for more than a count of pages holds. */
+/* Returns 0 if size is 0 or exceeds 32 bits. */
 static u32 pvi_pages_for(u64 address, size_t size)
 {
 	if (!size || size > U32_MAX)
@@ -43,9 +43,9 @@ static u64 pvi_streaming_limit(struct device *dev)
 }
 
 /*
- * Asks the host: the address of the first page, or DMA_MAPPING_ERROR. Whose memory is ours gets it
- * back at the unmap, so it is not shared, and asks with reached whether the host may map it even
- * so.
+ * Maps through the host. Returns the address of the first page, or DMA_MAPPING_ERROR. With reached,
+ * the memory is allocated by this module and the mapping is not shared. On failure, *reached is
+ * true if the host may still map it.
  */
 static noinline dma_addr_t pvi_map_anew(struct pvi_endpoint *endpoint, u64 gpa, u32 pages,
 					enum dma_data_direction direction, u64 limit,
@@ -73,7 +73,7 @@ static noinline dma_addr_t pvi_map_anew(struct pvi_endpoint *endpoint, u64 gpa, 
 	return DMA_MAPPING_ERROR;
 }
 
-/* The address of the first byte, or DMA_MAPPING_ERROR. */
+/* Returns the address of the first byte, or DMA_MAPPING_ERROR. */
 static dma_addr_t pvi_map(struct pvi_endpoint *endpoint, u64 gpa, size_t size,
 			  enum dma_data_direction direction, u64 limit, unsigned long attrs)
 {
@@ -90,7 +90,7 @@ static dma_addr_t pvi_map(struct pvi_endpoint *endpoint, u64 gpa, size_t size,
 		mapping = pvi_cache_hit(endpoint, gpa, pages, direction, limit);
 		if (mapping) {
 			endpoint->hits++;
-			/* Stays as long as it has a user. */
+			/* Stays valid as long as the mapping has a user. */
 			giova = mapping->giova;
 		} else {
 			endpoint->misses++;
@@ -105,7 +105,7 @@ static dma_addr_t pvi_map(struct pvi_endpoint *endpoint, u64 gpa, size_t size,
 	return giova + offset;
 }
 
-/* The same for what we have allocated: whole pages, which nobody else maps. */
+/* Maps whole pages that this module has allocated and that no other driver maps. */
 static dma_addr_t pvi_map_own(struct pvi_endpoint *endpoint, u64 gpa, size_t size,
 			      enum dma_data_direction direction, u64 limit, unsigned long attrs,
 			      bool *reached)
@@ -119,7 +119,7 @@ static dma_addr_t pvi_map_own(struct pvi_endpoint *endpoint, u64 gpa, size_t siz
 			    reached);
 }
 
-/* What is not kept is unmapped by the host; what nobody mapped is an error. */
+/* Slow path of an unmap: unmaps an uncached mapping through the host, or reports an error. */
 static noinline int pvi_unmap_beside_cache(struct pvi_endpoint *endpoint, struct pvi_mapping *put)
 {
 	struct pvi_patience patience = {};
@@ -133,7 +133,7 @@ static noinline int pvi_unmap_beside_cache(struct pvi_endpoint *endpoint, struct
 	return pvi_mappings_release(endpoint, &gone, &patience);
 }
 
-/* Whether the pages are out of the device's reach, or will be when the cache lets them go. */
+/* Returns 0 if the device can no longer access the pages, or after their expiry from the cache. */
 static int pvi_unmap(struct pvi_endpoint *endpoint, dma_addr_t giova)
 {
 	struct pvi_mapping *put;
@@ -143,7 +143,7 @@ static int pvi_unmap(struct pvi_endpoint *endpoint, dma_addr_t giova)
 	endpoint->unmaps++;
 	put = pvi_cache_put(endpoint, giova);
 	spin_unlock_irqrestore(&endpoint->lock, flags);
-	/* What the cache keeps costs no more than this. */
+	/* An unmap of a cached mapping needs no more than this. */
 	return put ? pvi_unmap_beside_cache(endpoint, put) : 0;
 }
 
@@ -151,7 +151,7 @@ static int pvi_unmap(struct pvi_endpoint *endpoint, dma_addr_t giova)
 static dma_addr_t pvi_map_phys(struct device *dev, phys_addr_t phys, size_t size,
 			       enum dma_data_direction direction, unsigned long attrs)
 {
-	/* The host maps memory only. */
+	/* The host maps only memory. */
 	if (attrs & DMA_ATTR_MMIO)
 		return DMA_MAPPING_ERROR;
 	return pvi_map(pvi_endpoint_of(dev), phys, size, direction, pvi_streaming_limit(dev),
@@ -206,9 +206,8 @@ static void pvi_unmap_sg(struct device *dev, struct scatterlist *list, int nents
 }
 
 /*
- * Each entry is mapped for itself, so that the cache finds it again in another list; what has to
- * be mapped anew is so in one request. With the address of each entry goes whether it is known
- * already: the length is 0 until it is.
+ * Maps each entry separately, so that the cache can find it for another list. One request maps all
+ * new entries. The length of an entry is 0 until its mapping exists.
  */
 static int pvi_map_sg(struct device *dev, struct scatterlist *list, int nents,
 		      enum dma_data_direction direction, unsigned long attrs)
@@ -266,7 +265,7 @@ static int pvi_map_sg(struct device *dev, struct scatterlist *list, int nents,
 	if (!err)
 		err = pvi_cache_add(endpoint, &fresh, &call, &undone);
 	else
-		/* Nothing of it was mapped. */
+		/* None of them was mapped. */
 		pvi_mappings_free(endpoint, &fresh, false);
 	if (!err) {
 		for_each_sg(list, entry, nents, i)
@@ -287,7 +286,7 @@ static int pvi_map_sg(struct device *dev, struct scatterlist *list, int nents,
 	pvi_failed(endpoint, "a map of a list", err, attrs);
 	switch (err) {
 	case -ENOSPC:
-		/* The worker makes room: it is worth to try again. */
+		/* The worker makes room, so a retry may succeed. */
 		return -ENOMEM;
 	case -ENOMEM:
 	case -EREMOTEIO:
@@ -298,8 +297,8 @@ static int pvi_map_sg(struct device *dev, struct scatterlist *list, int nents,
 }
 
 /*
- * Memory that driver and device share for long. It is not kept in the cache: when the driver frees
- * it, the device loses it. Pages that the host may still reach are not given back to the kernel.
+ * Coherent memory. It is not cached: freeing it unmaps it. Pages that the host may still access are
+ * not returned to the kernel.
  */
 static void *pvi_alloc(struct device *dev, size_t size, dma_addr_t *address, gfp_t gfp,
 		       unsigned long attrs)
@@ -375,7 +374,7 @@ static int pvi_get_sgtable(struct device *dev, struct sg_table *table, void *mem
 	return err;
 }
 
-/* There has to be room for a page. */
+/* The mask must allow at least one page. */
 static int pvi_dma_supported(struct device *dev, u64 mask)
 {
 	u64 first = max(pvi_endpoint_of(dev)->pvi->giova_first, PVI_PAGE_BYTES);
@@ -383,7 +382,7 @@ static int pvi_dma_supported(struct device *dev, u64 mask)
 	return mask >= first + PVI_PAGE_BYTES - 1;
 }
 
-/* Addresses have nothing to do with where memory lies. */
+/* Device addresses are independent of memory addresses. */
 static u64 pvi_get_required_mask(struct device *dev)
 {
 	return DMA_BIT_MASK(32);

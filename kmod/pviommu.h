@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * A frontend of the para-virtual IOMMU: what its parts know of each other.
+ * The frontend of the para-virtual IOMMU: interfaces between its parts.
  *
- *   ops     what drivers call: dma_map_ops
- *   hit     the path of a map that finds its pages mapped, and of its unmap
- *   cache   the mappings of one endpoint: known, shared, forgotten
- *   leave   how mappings leave: expired, for room, with their driver
- *   iova    where an endpoint's addresses come from
- *   queue   requests to the host, and waiting for their answers
- *   bind    which PCI devices are endpoints, and when
- *   events  accesses that the host stopped
+ *   ops     the dma_map_ops that drivers call
+ *   hit     fast path of a map with a cache hit, and of its unmap
+ *   cache   mappings of one endpoint: lookup, sharing, removal
+ *   leave   removal of mappings: at expiry, for room, on driver unbind
+ *   iova    allocation of an endpoint's addresses
+ *   queue   requests to the host and waiting for their answers
+ *   bind    selection of the PCI devices that are endpoints
+ *   events  accesses that the host blocked
  */
 #ifndef PVIOMMU_H
 #define PVIOMMU_H
@@ -29,53 +29,53 @@
 #include "wire.h"
 
 #if !defined(CONFIG_X86_64) || !defined(CONFIG_ARCH_HAS_DMA_OPS)
-/* Nothing is synchronised here, and without its operations set_dma_ops() does nothing. */
+/* The module does no cache maintenance, and set_dma_ops() needs CONFIG_ARCH_HAS_DMA_OPS. */
 #error "for x86_64, whose memory is coherent, with CONFIG_ARCH_HAS_DMA_OPS (as for Xen guests)"
 #endif
 
-/* Fewest buckets of the two tables of an endpoint's mappings, as a power of two. */
+/* Minimum size of an endpoint's two hash tables, as a power of two. */
 #define PVI_TABLE_BITS_MIN 11
-/* Most pages that a cache can be allowed: 4 GiB of memory. */
+/* Maximum value of pvi_cache_pages: 4 GiB of memory. */
 #define PVI_LIMIT_MAX 1048576
 
-/* What is asked of the host, in memory of its own until the host has answered. */
+/* A request to the host. The host owns its memory until it has answered. */
 struct pvi_slot {
 	struct list_head free;
 	struct pvi_request *request;
-	/* Bytes of memory at request. */
+	/* Size of the memory at request, in bytes. */
 	size_t room;
-	/* Where the answer goes. None if nobody waits for it any more. */
+	/* Destination of the answer. NULL if no caller waits for it any more. */
 	struct pvi_sent *sent;
-	/* The host's to write. */
+	/* Written by the host. */
 	u8 status;
 };
 
 /* The request queue. */
 struct pvi_queue {
-	/* Held for a few steps at a time, never while waiting. */
+	/* Held for short sections, never while waiting. */
 	spinlock_t lock;
 	struct virtqueue *vq;
 	struct list_head free;
 	struct pvi_slot *slots;
 	unsigned int slot_count;
-	/* The one slot with room for a large batch; slots' last one. */
+	/* The last slot, which has room for a large batch. */
 	struct pvi_slot *large;
 	bool large_taken;
-	/* Nothing is asked any more. */
+	/* True after a failure; no more requests are sent. */
 	bool broken;
 	u64 requests;
 	u64 kicks;
 };
 
-/* One PVIOMMU device. */
+/* A PVIOMMU device. */
 struct pvi {
 	struct virtio_device *vdev;
 	struct pvi_queue queue;
-	/* The event queue, which its work alone looks at. None if there are no events. */
+	/* The event queue, used only by the work item. NULL without events. */
 	struct virtqueue *events_vq;
 	struct pvi_event *event_buffers;
 	struct delayed_work events;
-	/* In jiffies: the work does not run before. */
+	/* In jiffies. The work item does not run earlier. */
 	unsigned long events_due;
 	u64 events_seen;
 
@@ -87,85 +87,85 @@ struct pvi {
 	u32 device_count;
 
 	/*
-	 * Guards the list of endpoints and their devices; taken where one may sleep, and never held
-	 * while the host is asked. Endpoints stay in the list until the device is removed.
+	 * Protects the list of endpoints and their devices. Taken in sleepable context, never held
+	 * during a request to the host. Endpoints stay in the list until the device is removed.
 	 */
 	struct mutex mutex;
 	struct list_head endpoints;
 	struct notifier_block binding;
 	struct notifier_block sleep;
 
-	/* The number of the present cycle of the cache. */
+	/* Number of the current cycle of the cache. */
 	u64 cycle;
 	struct delayed_work tick;
 	struct dentry *debugfs;
 };
 
-/* Whether the driver that made a mapping is there to unmap it. */
+/* State of a mapping whose driver may have unbound. */
 enum pvi_orphan {
 	PVI_OWNED = 0,
-	/* It is gone, and the host is being asked to unmap. */
+	/* The driver has unbound, and the host is unmapping the pages. */
 	PVI_BEING_UNMAPPED,
-	/* The host has; the addresses wait for the driver's unmap. */
+	/* The host has unmapped the pages. The addresses are reserved until the driver's unmap. */
 	PVI_UNMAPPED,
 };
 
-/* Pages that an endpoint reaches, consecutive on both sides. */
+/* A mapping of consecutive pages to consecutive addresses. */
 struct pvi_mapping {
 	struct hlist_node by_page;
 	struct hlist_node by_giova;
-	/* Among those without users, oldest first; or in a batch. */
+	/* In the list of unused mappings, oldest first, or in a batch. */
 	struct list_head list;
-	/* First byte of the first page on either side. */
+	/* Addresses of the first page. */
 	u64 giova;
 	u64 gpa;
 	u32 pages;
-	/* Buffers that use it. */
+	/* Number of buffers that use it. */
 	u32 users;
 	enum dma_data_direction direction;
-	/* Can be found by its page, and is kept when it has no user. */
+	/* True if the cache finds it by its page and keeps it when unused. */
 	bool shared;
 	enum pvi_orphan orphan;
-	/* When it lost its last user. */
+	/* Cycle in which it lost its last user. */
 	u64 cycle;
 };
 
 /*
- * A place on the bus whose DMA goes through us. It outlives a device that is unplugged: what the
- * host did not unmap must not be given to the next one there.
+ * A PCI address whose DMA this module maps. It outlives an unplugged device: addresses that the
+ * host did not unmap must not be reused for the next device there.
  */
 struct pvi_endpoint {
 	struct list_head list;
 	struct pvi *pvi;
-	/* The device, if there is one; without, there are no mappings in use. */
+	/* The device, or NULL. Without a device, no mapping is in use. */
 	struct pci_dev *pdev;
-	/* Devices that are unplugged and left mappings; they have our operations. */
+	/* Unplugged devices that left mappings. They keep our dma_map_ops. */
 	struct list_head unplugged;
 	u32 devid;
-	/* The PCI address. */
+	/* PCI address. */
 	char name[16];
-	/* A copy of pvi_ops: by its place the endpoint is found. */
+	/* A copy of pvi_ops. container_of() on it finds the endpoint. */
 	const struct dma_map_ops ops;
 	struct iova_domain iovad;
-	/* Removes what has expired, and makes room. */
+	/* Removes expired mappings and makes room. */
 	struct work_struct trim;
 
-	/* Guards all below. */
+	/* Protects all fields below. */
 	spinlock_t lock;
 	struct hlist_head *by_page;
 	struct hlist_head *by_giova;
 	unsigned int table_bits;
-	/* Mappings without users, in the order in which they lost them. */
+	/* Unused mappings, in the order in which they lost their last user. */
 	struct list_head unused;
 	u64 live;
 	u64 kept;
-	/* Pages of the kept ones: what the device reaches beside what is in use. */
+	/* Pages of unused mappings, which the device can still access. */
 	u64 kept_pages;
-	/* Pages of what is found by its page, in use or kept: at most pvi_cache_pages. */
+	/* Pages of cached mappings, in use or unused: at most pvi_cache_pages. */
 	u64 cached_pages;
-	/* Left by drivers that are gone: unmapped, and their addresses not free. */
+	/* Mappings of unbound drivers: unmapped, but their addresses are still reserved. */
 	u64 orphans;
-	/* The worker removes a part of what is kept. */
+	/* True if the worker must remove some of the unused mappings. */
 	bool room_wanted;
 
 	u64 maps;
@@ -173,37 +173,37 @@ struct pvi_endpoint {
 	u64 hits;
 	u64 misses;
 	u64 expired;
-	/* Left the cache before their time, for want of room or with their driver. */
+	/* Mappings evicted before they expired, for room or on driver unbind. */
 	u64 forced;
-	/* Found no room in the cache. */
+	/* Mappings that did not fit into the cache. */
 	u64 full;
 	u64 failures;
-	/* Pages whose unmap was not confirmed: their addresses are out of use. */
+	/* Pages whose unmap the host did not confirm. Their addresses are never reused. */
 	u64 lost;
 };
 
 /*
- * How long a caller has been waiting for the host, in all of its requests: a host that answers each
- * in the last moment gets no more time than one that answers none.
+ * Time that a caller has waited for the host, over all its requests. A host that answers each
+ * request at the last moment gets no more time than one that never answers.
  */
 struct pvi_patience {
 	bool may_sleep;
 	unsigned int looks;
-	/* Delays, each of a microsecond. */
+	/* Number of delays of one microsecond. */
 	u32 microseconds;
-	/* In waits that are over. */
+	/* Total time of completed waits. */
 	s64 waited_ns;
-	/* When this one began to take long; 0 before. */
+	/* Start of the current long wait; 0 if none. */
 	ktime_t since;
 };
 
-/* A driver's call to map, which cannot sleep. */
+/* A driver's map call, which cannot sleep. */
 struct pvi_call {
-	/* For what it maps, and for the room that it makes. */
+	/* For its maps, and for making room. */
 	struct pvi_patience patience;
-	/* For taking back what it has mapped. */
+	/* For undoing its maps. */
 	struct pvi_patience undoing;
-	/* Room is made once. */
+	/* True after the first attempt to make room; there is only one. */
 	bool made_room;
 };
 

@@ -2,10 +2,12 @@
 /*
  * Requests to the host over one virtqueue (docs/PVIOMMU.md, "Requests").
  *
- * A driver that maps waits for the answer without sleeping, so that it may do so anywhere; where
- * the kernel says that nothing forbids it, it lets others run. Whoever may sleep does. What does
- * not fit in one request becomes several, and the host is told once (kick merging). A host that
- * does not answer, or that answers what nobody asked, is not asked again.
+ * A map waits for the answer without sleeping, so that drivers may call it in any context. It
+ * reschedules where the kernel allows preemption. Callers in sleepable context sleep.
+ *
+ * Work that does not fit into one request is split into several, with one kick for all (kick
+ * merging). If the host does not answer, or answers a request that was not made, the queue is
+ * broken and no more requests are sent.
  */
 #include <linux/delay.h>
 #include <linux/ktime.h>
@@ -19,34 +21,34 @@
 #include "pviommu.h"
 
 #define PVI_TIMEOUT_MS		10000
-/* Looks at the queue before time is looked at, too. */
+/* Polls before the first check of the time. */
 #define PVI_QUICK_LOOKS		4096
-/* A caller that may sleep does so between two looks, in microseconds. */
+/* Sleep between two polls in sleepable context, in microseconds. */
 #define PVI_NAP_LEAST		50
 #define PVI_NAP_MOST		200
-/* Pages that the ordinary slots have room for. */
+/* Pages of a map in an ordinary slot. */
 #define PVI_SLOT_PAGES		64
-/* Pages of an unmap that the large one has: it is filled with interrupts off. */
+/* Pages of an unmap in the large slot. It is filled with interrupts disabled. */
 #define PVI_LARGE_PAGES		4096
 #define PVI_SLOTS_MAX		64
-/* Requests that one caller has under way at once. */
+/* Maximum number of requests in flight per caller. */
 #define PVI_GROUP		8
 
 #define PVI_LATE	"the host has not answered in 10 s"
 #define PVI_UNASKED	"the host answered what was not asked, or is gone"
 
-/* A place among the pages of a list of mappings. */
+/* A position in the pages of a list of mappings. */
 struct pvi_cursor {
 	struct list_head *head;
 	struct pvi_mapping *mapping;
 	u32 page;
 };
 
-/* A request that was sent, and of which pages it speaks. */
+/* A request in flight and its pages. */
 struct pvi_sent {
-	/* With the queue's lock: where it is, until it is answered. */
+	/* Slot of the request, until it is answered. Protected by queue->lock. */
 	struct pvi_slot *slot;
-	/* What the answer was. */
+	/* Result of the request. */
 	int err;
 	struct pvi_cursor from;
 	u32 pages;
@@ -62,7 +64,7 @@ static struct pvi_cursor pvi_cursor_at_first(struct list_head *mappings)
 	return cursor;
 }
 
-/* The page at the cursor, which moves on. Asked for no more pages than there are. */
+/* Returns the page at the cursor and advances. The caller must not pass the end. */
 static void pvi_cursor_next(struct pvi_cursor *cursor, u64 *giova, u64 *gpa)
 {
 	u64 offset;
@@ -94,7 +96,7 @@ static void pvi_break(struct pvi *pvi, const char *why)
 		why);
 }
 
-/* With the lock: a slot for a request about so many pages at most, or none now. */
+/* Caller holds queue->lock. Returns a slot for a request of up to this many pages, or NULL. */
 static struct pvi_slot *pvi_take_slot(struct pvi_queue *queue, u64 pages)
 {
 	struct pvi_slot *slot;
@@ -109,7 +111,7 @@ static struct pvi_slot *pvi_take_slot(struct pvi_queue *queue, u64 pages)
 	return slot;
 }
 
-/* With the lock. */
+/* Caller holds queue->lock. */
 static void pvi_put_slot(struct pvi_queue *queue, struct pvi_slot *slot)
 {
 	if (slot == queue->large)
@@ -131,15 +133,15 @@ static int pvi_error(u8 status)
 }
 
 /*
- * With the lock: tells those who wait what the host has answered. Their slots are free at once.
- * Whoever waits may have been interrupted by one who wants a slot, and would never give it back.
+ * Caller holds queue->lock. Delivers the host's answers to the waiting callers. Frees the slots at
+ * once: a waiter may have been interrupted by a caller that needs a slot, and would never free it.
  */
 static void pvi_collect(struct pvi_queue *queue)
 {
 	struct pvi_slot *slot;
 	unsigned int bytes;
 
-	/* The ring itself refuses an answer to what was not asked. */
+	/* The virtqueue rejects an answer to a request that was not made. */
 	while ((slot = virtqueue_get_buf(queue->vq, &bytes))) {
 		if (slot->sent) {
 			slot->sent->err = pvi_error(READ_ONCE(slot->status));
@@ -151,8 +153,8 @@ static void pvi_collect(struct pvi_queue *queue)
 }
 
 /*
- * With the lock: writes one request and makes it available. None if there is no room in the queue
- * now.
+ * Caller holds queue->lock. Writes one request and makes it available. Returns -EBUSY if the queue
+ * is full.
  */
 static int pvi_send(struct pvi_endpoint *endpoint, enum pvi_type type,
 		    enum dma_data_direction direction, struct pvi_cursor *cursor, u64 left,
@@ -197,7 +199,7 @@ static int pvi_send(struct pvi_endpoint *endpoint, enum pvi_type type,
 	return 0;
 }
 
-/* With the lock: whether the host has to be told. */
+/* Caller holds queue->lock. Returns true if the host needs a notification. */
 static bool pvi_kick_due(struct pvi_queue *queue)
 {
 	if (!virtqueue_kick_prepare(queue->vq))
@@ -206,7 +208,7 @@ static bool pvi_kick_due(struct pvi_queue *queue)
 	return true;
 }
 
-/* The processor is somebody else's for a while, if the caller is in a process and holds no lock. */
+/* Reschedules if the caller is preemptible: in process context, without locks. */
 static void pvi_let_others_run(void)
 {
 	if (IS_ENABLED(CONFIG_PREEMPT_COUNT) && preemptible() && !rcu_preempt_depth())
@@ -214,8 +216,8 @@ static void pvi_let_others_run(void)
 }
 
 /*
- * Once a look at the queue was in vain. With interrupts off no clock need go on, so delays are
- * counted, too; the first to say that the time is over ends it.
+ * Called after a poll without an answer. Returns false after the time-out. With interrupts disabled
+ * the clock may stop, so delays are counted as well; the earlier of both ends the wait.
  */
 static bool pvi_patient(struct pvi_patience *patience)
 {
@@ -240,7 +242,7 @@ static bool pvi_patient(struct pvi_patience *patience)
 		       PVI_TIMEOUT_MS * (s64)NSEC_PER_MSEC;
 }
 
-/* The host has answered. */
+/* Pauses the count after an answer. */
 static void pvi_patience_pause(struct pvi_patience *patience)
 {
 	patience->looks = 0;
@@ -250,7 +252,7 @@ static void pvi_patience_pause(struct pvi_patience *patience)
 	patience->since = 0;
 }
 
-/* Waits until the host has answered; the answer as an error. */
+/* Waits for the host's answer and returns its status as an error code. */
 static int pvi_wait(struct pvi *pvi, struct pvi_sent *sent, struct pvi_patience *patience)
 {
 	struct pvi_queue *queue = &pvi->queue;
@@ -270,7 +272,7 @@ static int pvi_wait(struct pvi *pvi, struct pvi_sent *sent, struct pvi_patience 
 	} while (!broken && pvi_patient(patience));
 
 	/*
-	 * The slot stays the host's, which may still write there. But sent is gone when this
+	 * The host still owns the slot and may write to it, but sent becomes invalid when this
 	 * returns.
 	 */
 	spin_lock_irqsave(&queue->lock, flags);
@@ -284,7 +286,7 @@ static int pvi_wait(struct pvi *pvi, struct pvi_sent *sent, struct pvi_patience 
 	return broken ? -EIO : -ETIMEDOUT;
 }
 
-/* Makes a group of requests available, at least one, and tells the host once. How many. */
+/* Makes a group of at least one request available, with one kick. Returns their number. */
 static int pvi_send_group(struct pvi_endpoint *endpoint, enum pvi_type type,
 			  enum dma_data_direction direction, struct pvi_cursor *cursor, u64 *left,
 			  struct pvi_sent *sent, struct pvi_patience *patience)
@@ -311,7 +313,7 @@ static int pvi_send_group(struct pvi_endpoint *endpoint, enum pvi_type type,
 		spin_unlock_irqrestore(&queue->lock, flags);
 		if (count || err != -EBUSY)
 			break;
-		/* All slots are somebody else's: to wait for one is to wait for the host. */
+		/* Other callers own all slots. Wait for the host to answer one of them. */
 		if (!pvi_patient(patience)) {
 			pvi_break(endpoint->pvi, PVI_LATE);
 			return -ETIMEDOUT;
@@ -336,10 +338,7 @@ static u64 pvi_pages_of(struct list_head *mappings)
 	return pages;
 }
 
-/*
- * Asks for the unmap of so many pages from the cursor on. All are tried; the first error, if there
- * is any.
- */
+/* Unmaps this many pages from the cursor on. Tries all and returns the first error, if any. */
 static int pvi_unmap_from(struct pvi_endpoint *endpoint, struct pvi_cursor cursor, u64 left,
 			  struct pvi_patience *patience)
 {
@@ -363,8 +362,8 @@ static int pvi_unmap_from(struct pvi_endpoint *endpoint, struct pvi_cursor curso
 }
 
 /*
- * Maps the pages of all these, or none. If it fails, undone says whether the host has confirmed
- * that none is mapped; otherwise their addresses must not be used again.
+ * Maps the pages of all mappings, or none. On failure, *undone is true if the host has confirmed
+ * that none of them is mapped. Otherwise their addresses must not be reused.
  */
 int pvi_queue_map(struct pvi_endpoint *endpoint, struct list_head *mappings,
 		  enum dma_data_direction direction, struct pvi_call *call, bool *undone)
@@ -396,7 +395,7 @@ int pvi_queue_map(struct pvi_endpoint *endpoint, struct list_head *mappings,
 			mapped += in_group;
 			continue;
 		}
-		/* A request is done as a whole or not at all. */
+		/* The host executes a request as a whole or not at all. */
 		for (i = 0; i < count; i++) {
 			if (!sent[i].err &&
 			    pvi_unmap_from(endpoint, sent[i].from, sent[i].pages, &call->undoing))
@@ -405,13 +404,13 @@ int pvi_queue_map(struct pvi_endpoint *endpoint, struct list_head *mappings,
 	}
 	if (failed && mapped && pvi_unmap_from(endpoint, first, mapped, &call->undoing))
 		*undone = false;
-	/* What the host has not answered, it may yet do. */
+	/* The host may still execute an unanswered request. */
 	if (READ_ONCE(endpoint->pvi->queue.broken))
 		*undone = false;
 	return failed;
 }
 
-/* Unmaps the pages of all these. If it fails, their addresses must not be used again. */
+/* Unmaps the pages of all mappings. On failure, their addresses must not be reused. */
 int pvi_queue_unmap(struct pvi_endpoint *endpoint, struct list_head *mappings,
 		    struct pvi_patience *patience)
 {
@@ -447,7 +446,7 @@ int pvi_queue_init(struct pvi *pvi, struct virtqueue *vq)
 	queue->slots = kcalloc(count, sizeof(*queue->slots), GFP_KERNEL);
 	if (!queue->slots)
 		return -ENOMEM;
-	/* What is freed, from now on. */
+	/* pvi_queue_free() frees this many slots. */
 	queue->slot_count = count;
 	for (i = 0; i < count - 1; i++) {
 		err = pvi_slot_init(&queue->slots[i], room);
@@ -456,7 +455,7 @@ int pvi_queue_init(struct pvi *pvi, struct virtqueue *vq)
 		list_add(&queue->slots[i].free, &queue->free);
 	}
 	queue->large = &queue->slots[i];
-	/* As large as memory allows: batches are split at what it holds. */
+	/* Allocate as much as memory allows. Batches are split at its size. */
 	for (most = max(most, room); (err = pvi_slot_init(queue->large, most)); most /= 2) {
 		if (most < room)
 			goto free;
@@ -468,7 +467,7 @@ free:
 	return err;
 }
 
-/* After the device has been reset: the host writes to no slot any more. */
+/* Call this after a reset of the device: the host no longer writes to slots. */
 void pvi_queue_free(struct pvi *pvi)
 {
 	struct pvi_queue *queue = &pvi->queue;

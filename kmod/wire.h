@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * The wire format of docs/PVIOMMU.md, for the kernel and for programs: where each field of a
- * request lies.
+ * The wire format of docs/PVIOMMU.md, for the kernel and for user-space programs: layout of
+ * requests, events and the configuration space.
  */
 #ifndef PVIOMMU_WIRE_H
 #define PVIOMMU_WIRE_H
@@ -20,18 +20,18 @@
 #define le64_to_cpu(x) le64toh(x)
 #endif
 
-/* Virtio's number of the device type. */
+/* Virtio device id. */
 #define PVI_DEVICE_TYPE		63
-/* The version of the format. */
+/* Version of the format. */
 #define PVI_VERSION		2
-/* Feature bit: there is an event queue. */
+/* Feature bit: the device has an event queue. */
 #define PVI_F_EVENTS		0
 
 #define PVI_PAGE_SHIFT		12
 #define PVI_PAGE_BYTES		4096ULL
-/* Most pages in a request that any device can allow. */
+/* Highest valid pages_max of any device. */
 #define PVI_PAGES_LIMIT		65536
-/* Most devices that a configuration space lists: what fits in a page with it. */
+/* Maximum number of devices in a configuration space, which must fit into one page. */
 #define PVI_DEVICES_LIMIT	1016
 
 /* Configuration space. */
@@ -42,11 +42,11 @@ struct pvi_config {
 	__le32 device_count;
 	__le32 reserved;
 	__le32 version;
-	/* The devids, in ascending order. */
+	/* Devids in ascending order. */
 	__le32 devices[];
 };
 
-/* What is wrong with a configuration space; of several faults the first. */
+/* Errors in a configuration space. The first one found is reported. */
 enum pvi_config_fault {
 	PVI_CONFIG_SOUND = 0,
 	PVI_CONFIG_VERSION,
@@ -60,7 +60,7 @@ enum pvi_type {
 	PVI_UNMAP = 1,
 };
 
-/* As in enum dma_data_direction. */
+/* The values of enum dma_data_direction. */
 enum pvi_direction {
 	PVI_BOTH = 0,
 	PVI_TO_DEVICE = 1,
@@ -80,7 +80,7 @@ enum pvi_status {
 };
 
 /*
- * A request. The words of a map are the direction, all GIOVAs, all GPAs; those of an unmap the
+ * A request. The words of a map are the direction, all GIOVAs, all GPAs. Those of an unmap are the
  * GIOVAs.
  */
 struct pvi_request {
@@ -90,7 +90,7 @@ struct pvi_request {
 	__le64 words[];
 };
 
-/* What the device tells of an access that it stopped. */
+/* An access that the device blocked. */
 struct pvi_event {
 	__le64 devid;
 	__le32 access;
@@ -103,14 +103,14 @@ struct pvi_event {
 #define PVI_EVENT_NOT_MAPPED	1
 #define PVI_EVENT_DIRECTION	2
 
-/* Looks at the fields of a configuration space, which are the processor's by now. */
+/* Validates the fields of a configuration space, in CPU byte order. */
 static inline enum pvi_config_fault pvi_config_fault(__u64 giova_first, __u64 giova_last,
 						     __u32 pages_max, __u32 device_count,
 						     __u32 version)
 {
 	if (version != PVI_VERSION)
 		return PVI_CONFIG_VERSION;
-	/* A page at least, and nothing of the last one: no end wraps. */
+	/* The window holds a page and excludes the last page, so no end address wraps. */
 	if (giova_first & (PVI_PAGE_BYTES - 1) || giova_last < giova_first ||
 	    giova_last - giova_first < PVI_PAGE_BYTES - 1 || giova_last >= -PVI_PAGE_BYTES)
 		return PVI_CONFIG_WINDOW;
@@ -121,7 +121,7 @@ static inline enum pvi_config_fault pvi_config_fault(__u64 giova_first, __u64 gi
 	return PVI_CONFIG_SOUND;
 }
 
-/* Looks at the list behind them, once its count is sound. */
+/* Validates the list of devices, whose count is valid. */
 static inline enum pvi_config_fault pvi_devices_fault(const __u32 *devices, __u32 count)
 {
 	__u32 i;
@@ -133,7 +133,7 @@ static inline enum pvi_config_fault pvi_devices_fault(const __u32 *devices, __u3
 	return PVI_CONFIG_SOUND;
 }
 
-/* Whether the device wrote an event, and all of its words are known. */
+/* Returns true if the device wrote a whole event with known values. */
 static inline int pvi_event_is_known(const struct pvi_event *event, size_t bytes)
 {
 	__u32 access, reason;
@@ -153,7 +153,7 @@ static inline size_t pvi_request_bytes(enum pvi_type type, __u32 pages)
 	return sizeof(struct pvi_request) + words * sizeof(__le64);
 }
 
-/* Most pages of such a request in so many bytes. */
+/* Returns the maximum number of pages of such a request in this many bytes. */
 static inline __u32 pvi_pages_in(enum pvi_type type, size_t bytes)
 {
 	if (bytes < pvi_request_bytes(type, 0))
@@ -162,7 +162,7 @@ static inline __u32 pvi_pages_in(enum pvi_type type, size_t bytes)
 	return bytes / (type == PVI_MAP ? 2 * sizeof(__le64) : sizeof(__le64));
 }
 
-/* Begins a request about so many pages. The direction is a map's. */
+/* Starts a request with this number of pages. Only a map uses the direction. */
 static inline void pvi_begin(struct pvi_request *request, __u64 devid, enum pvi_type type,
 			     enum pvi_direction direction, __u32 pages)
 {
@@ -173,7 +173,7 @@ static inline void pvi_begin(struct pvi_request *request, __u64 devid, enum pvi_
 		request->words[0] = cpu_to_le64(direction);
 }
 
-/* Sets page number `index` of a map that was begun about `pages` pages. */
+/* Sets page number `index` of a map with `pages` pages. */
 static inline void pvi_set_map(struct pvi_request *request, __u32 pages, __u32 index, __u64 giova,
 			       __u64 gpa)
 {

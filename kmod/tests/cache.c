@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Runs cache.c and leave.c in a program, with what host.c puts around them: what the cache keeps
- * and for how long, its limit, which crates/pviommu/vectors/cache.txt describes, room for maps, and
- * mappings that a driver leaves. What literal=1 lets a device do happens beside that, and not with
- * literal=0.
+ * Runs cache.c and leave.c in user space, with the environment of host.c: residency and limit of
+ * the cache (crates/pviommu/vectors/cache.txt), room for maps, and mappings left by a driver. With
+ * literal=1 the device gets the accesses that the PVIOMMU paper's cache allows; with literal=0 it
+ * does not.
  */
 #include "host.c"
 
@@ -30,7 +30,7 @@ static void cycles(void)
 			unmap(later);
 		CHECK(endpoint->kept == 3 && !pvi.queue.requests);
 	}
-	/* The other direction does not take it. */
+	/* A map in the other direction does not reuse it. */
 	CHECK(map(0, PAGE_SIZE, DMA_FROM_DEVICE) != one);
 	CHECK(map(0, PAGE_SIZE, DMA_TO_DEVICE) == one);
 	CHECK(endpoint->kept == 2);
@@ -40,13 +40,13 @@ static void cycles(void)
 	CHECK(endpoint->kept == 1 && endpoint->expired == 1 && pvi.queue.requests == 1);
 	pvi_cache_expire(endpoint, cycle + 1);
 	CHECK(endpoint->kept == 0 && endpoint->expired == 2 && pvi.queue.requests == 2);
-	/* What is in use stays, and is left by a driver that forgets it. */
+	/* Mappings in use stay. A driver that never unmaps them leaves them behind. */
 	CHECK(endpoint->live == 3 && host.mapped_count == 3);
 	end();
 	CHECK(test_complaints == 1 && !host.mapped_count);
 }
 
-/* Maps and unmaps so many pages, which the cache keeps, with so many pages in between. */
+/* Maps and unmaps `count` pages, `apart` pages from each other, so that the cache keeps them. */
 static void keep(unsigned int count, unsigned int apart)
 {
 	unsigned int i;
@@ -60,8 +60,8 @@ static void keep(unsigned int count, unsigned int apart)
 }
 
 /*
- * The cache is full: what comes then is unmapped with its last user, and no map waits for more than
- * its own request. The worker makes room.
+ * The cache is full. A further mapping is unmapped with its last user, and no map waits for more
+ * than its own request. The worker makes room.
  */
 static void as_many_as_the_limit(void)
 {
@@ -76,14 +76,14 @@ static void as_many_as_the_limit(void)
 	CHECK(pvi.queue.requests == 1 && endpoint->full == 1 && endpoint->kept == 64);
 	unmap(one);
 	CHECK(pvi.queue.requests == 2 && !device_writes(one, 'a') && endpoint->kept == 64);
-	/* A sixteenth goes, the oldest, with one request. */
+	/* The worker evicts the oldest sixteenth with one request. */
 	work();
 	CHECK(pvi.queue.requests == 3 && endpoint->kept == 60 && endpoint->forced == 4);
 	CHECK(map(0, PAGE_SIZE, DMA_FROM_DEVICE) && endpoint->hits == 0);
 	CHECK(map(4 * PAGE_SIZE, PAGE_SIZE, DMA_FROM_DEVICE) && endpoint->hits == 1);
 	end();
 
-	/* The limit counts pages, whether they are in use or kept. */
+	/* The limit counts pages, in use or unused. */
 	begin_with_queue("pages of the limit", true, 64);
 	pvi_cache_pages = 64;
 	one = map(0, 40 * PAGE_SIZE, DMA_FROM_DEVICE);
@@ -95,7 +95,7 @@ static void as_many_as_the_limit(void)
 	unmap(one);
 	unmap(two);
 	CHECK(endpoint->kept_pages == 64 && host.mapped_count == 64);
-	/* The oldest goes whole, if it alone is more than a sixteenth. */
+	/* The oldest mapping is evicted even if it exceeds a sixteenth alone. */
 	one = map(80 * PAGE_SIZE, PAGE_SIZE, DMA_FROM_DEVICE);
 	work();
 	CHECK(endpoint->kept_pages == 24 && host.mapped_count == 25);
@@ -103,7 +103,7 @@ static void as_many_as_the_limit(void)
 	end();
 }
 
-/* The review's proof (K2): thousands are kept, and one map finds no room in the host. */
+/* The review's proof (K2): thousands are unused, and one map finds no room in the host. */
 static void no_room_in_the_host(void)
 {
 	struct scatterlist list[8];
@@ -129,7 +129,7 @@ static void no_room_in_the_host(void)
 	CHECK(endpoint->kept == 4001 - PVI_ROOM_PAGES - 1024 && test_naps == 0);
 	end();
 
-	/* What one request does not make room for fails, and the worker goes on. */
+	/* A map that needs more room than one request makes fails, and the worker continues. */
 	begin_with_queue("no room for so much", true, 64);
 	keep(2000, 1);
 	host.room = 2000;
@@ -152,7 +152,7 @@ static void no_room_in_the_host(void)
 	end();
 }
 
-/* No addresses are left: a map removes as much as one request takes, and the worker more. */
+/* No addresses are left. A map evicts as much as one request allows, and the worker more. */
 static void no_addresses_left(void)
 {
 	struct scatterlist list[3];
@@ -179,7 +179,7 @@ static void no_addresses_left(void)
 	end();
 }
 
-/* Many lengths of one page do not share a bucket. */
+/* Mappings of one page with many lengths do not share a bucket. */
 static void lengths_of_one_page(void)
 {
 	unsigned int i, longest = 0;
@@ -201,8 +201,8 @@ static void lengths_of_one_page(void)
 }
 
 /*
- * A driver goes and leaves mappings (K3): they are unmapped, their addresses are nobody else's, and
- * its late unmaps do not find those of the next driver.
+ * A driver unbinds and leaves mappings (K3). They are unmapped, their addresses are not reused, and
+ * its late unmaps do not affect the next driver's mappings.
  */
 static void left_by_a_driver(void)
 {
@@ -234,7 +234,7 @@ static void left_by_a_driver(void)
 		pvi_ops.free(&pdev.dev, PAGE_SIZE, memory, address, 0);
 		CHECK(!endpoint->orphans && !pages_lent && test_complaints == 1);
 		CHECK(device_writes(next, 'a') && endpoint->live == 1);
-		/* Their addresses are free now, and one that is unmapped twice is not there. */
+		/* Their addresses are free now, and a second unmap finds no mapping. */
 		CHECK(map(16 * PAGE_SIZE, 3 * PAGE_SIZE, DMA_TO_DEVICE) == left);
 		unmap(next);
 		unmap(left);
@@ -243,7 +243,7 @@ static void left_by_a_driver(void)
 		end();
 	}
 
-	/* The host does not unmap them: the addresses never come again. */
+	/* The host refuses to unmap them: the addresses are never reused. */
 	for (refused = 0; refused < 2; refused++) {
 		begin_with_queue("left by a driver, and refused", true, 64);
 		left = map(0, 3 * PAGE_SIZE, DMA_FROM_DEVICE);
@@ -268,7 +268,7 @@ static void host_answers_after_a_late_unmap(void)
 	host_answers_all();
 }
 
-/* The driver's unmap comes while the host is being asked: once, by one of them. */
+/* The driver unmaps during the request to the host. Only one of them frees the addresses. */
 static void left_and_unmapped_meanwhile(void)
 {
 	dma_addr_t left;
@@ -284,7 +284,7 @@ static void left_and_unmapped_meanwhile(void)
 	end();
 }
 
-/* A buffer that the device is to read only, in a page that it has written before (A28). */
+/* A buffer for device reads, in a page that the device has written before (A28). */
 static void kept_for_the_other_direction(bool literal)
 {
 	dma_addr_t one, two;
@@ -304,7 +304,7 @@ static void kept_for_the_other_direction(bool literal)
 	end();
 }
 
-/* A buffer of two pages, of which one is there, and behind that what is another's (A28). */
+/* A buffer of two pages, one of which is mapped, followed by another buffer's page (A28). */
 static void kept_for_another_length(bool literal)
 {
 	dma_addr_t one, other, two;
@@ -322,7 +322,9 @@ static void kept_for_another_length(bool literal)
 	CHECK(buffers[PAGE_SIZE] == (literal ? 'a' : 'b'));
 	CHECK(buffers[4 * PAGE_SIZE] == (literal ? 'b' : 'a'));
 	unmap(two);
-	/* Nor does the longer one serve who maps less: that would reach more. */
+	/*
+	 * The longer mapping does not serve a shorter buffer either, because it would expose more.
+	 */
 	CHECK((map(0, PAGE_SIZE, DMA_FROM_DEVICE) == two) == literal);
 	unmap(one);
 	unmap(other);
@@ -330,7 +332,7 @@ static void kept_for_another_length(bool literal)
 	end();
 }
 
-/* Two buffers in a page, of which one goes (A29). */
+/* Two buffers in a page, one of which is unmapped (A29). */
 static void two_users(bool literal)
 {
 	dma_addr_t one, two, other;
@@ -343,9 +345,12 @@ static void two_users(bool literal)
 	unmap(one);
 	CHECK(endpoint->live == !literal && endpoint->kept == literal);
 	pvi_cache_expire(endpoint, pvi_cycles + 1);
-	/* The device misses a buffer that it still has. */
+	/* The device loses access to a buffer in use. */
 	CHECK(device_writes(two, 'a') == !literal);
-	/* And then reaches another one by its address, until the driver takes that away, too. */
+	/*
+	 * The device then reaches another buffer by its address, until the driver unmaps that as
+	 * well.
+	 */
 	buffers[4 * PAGE_SIZE + 64] = 'a';
 	other = map(4 * PAGE_SIZE, PAGE_SIZE, DMA_FROM_DEVICE);
 	CHECK((other == one) == literal && device_writes(two, 'b'));
@@ -353,7 +358,7 @@ static void two_users(bool literal)
 	unmap(two);
 	pvi_cache_drop_unused(endpoint);
 	CHECK(device_writes(other, 'c') == !literal);
-	/* What is not there any more is not looked for. */
+	/* An unmap without a mapping is ignored. */
 	unmap(other);
 	CHECK(!endpoint->live && !endpoint->failures && !test_complaints);
 	end();
@@ -395,7 +400,7 @@ static void vector_unmap(u64 page, u32 pages, unsigned int direction)
 {
 	unsigned int i;
 
-	/* The one that was mapped last: those beside the cache came later. */
+	/* Take the last match, because uncached mappings were made later. */
 	for (i = held_count; i--;) {
 		if (held[i].page == page && held[i].pages == pages &&
 		    held[i].direction == direction)
@@ -406,7 +411,10 @@ static void vector_unmap(u64 page, u32 pages, unsigned int direction)
 	held[i] = held[--held_count];
 }
 
-/* All of the list were there and are not, and nothing else left: left_by has counted. */
+/*
+ * Checks that all mappings in the list were cached and have left, and that no other has. left is
+ * the increase of the counter.
+ */
 static void vector_gone(const char *line, char *list, u64 left)
 {
 	char *one;
@@ -489,8 +497,8 @@ static void vectors(const char *directory)
 }
 
 /*
- * The host answers each request late, and has no room: a map takes ten seconds, with what it does
- * for room.
+ * The host answers each request late and has no room: a map takes ten seconds in total, including
+ * the request for room.
  */
 static void room_from_a_slow_host(void)
 {

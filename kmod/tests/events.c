@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Runs events.c in a program (kernel.h) against a host that fills every buffer as soon as it is told
- * of it, and interrupts each time, whether interrupts are enabled or not.
+ * Runs events.c in user space (kernel.h), with a host that fills every buffer as soon as it is
+ * notified and sends an interrupt each time, even if interrupts are disabled.
  */
 #include "../events.c"
 
@@ -19,7 +19,7 @@ unsigned int test_complaints, test_steps, test_most_steps;
 static struct virtio_device device;
 static struct virtqueue queue = { .vdev = &device };
 static struct pvi pvi = { .vdev = &device };
-/* Buffers that the host has, and that hold an event. */
+/* Empty buffers, and buffers with an event. */
 static struct pvi_event *left[PVI_EVENT_BUFFERS], *filled[PVI_EVENT_BUFFERS];
 static unsigned int left_count, filled_count;
 static bool enabled, storm;
@@ -80,7 +80,10 @@ bool virtqueue_enable_cb(struct virtqueue *vq)
 	return !filled_count;
 }
 
-/* A millisecond, in which the work runs if it is due; not twice, or the pause is none. */
+/*
+ * Advances the time by milliseconds. Runs the work once in each if it is due; without the pause it
+ * would be due again.
+ */
 static void passes(unsigned int ms)
 {
 	for (; ms; ms--) {
@@ -117,7 +120,7 @@ int main(void)
 	passes(2 * PVI_EVENTS_PAUSE_MS);
 	CHECK(enabled && !pvi.events.work.queued);
 
-	/* A long that overflowed makes nobody wait for longer than the pause. */
+	/* An overflow of the due time delays events by at most the pause. */
 	pvi.events_due = jiffies + (1UL << 40);
 	pvi.events_seen = 0;
 	host_fills(1);

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Runs queue.c, cache.c, leave.c and ops.c in a program (kernel.h, host.c) against a host that
- * answers at once, late, never, or with a refusal, and against interrupts that come while somebody
- * waits.
+ * Runs queue.c, cache.c, leave.c and ops.c in user space (kernel.h, host.c), with a host that
+ * answers at once, late, never, or with a refusal, and with interrupts during a wait.
  */
 #include "host.c"
 
@@ -28,7 +27,7 @@ static void maps_and_unmaps(void)
 		CHECK(endpoint->hits == (cached ? 1 : 0));
 		unmap(one);
 
-		/* A list is one request, told once; and its unmap. */
+		/* A list takes one request and one kick, and so does its unmap. */
 		fill(list, 60, PAGE_SIZE);
 		pvi.queue.requests = 0;
 		pvi.queue.kicks = 0;
@@ -44,7 +43,7 @@ static void maps_and_unmaps(void)
 			pvi_ops.unmap_sg(&pdev.dev, list, 60, DMA_FROM_DEVICE, 0);
 			CHECK(pvi.queue.requests == 1 && endpoint->hits == 61);
 		}
-		/* What does not fit in a request is several, told once. */
+		/* Pages that exceed a request take several requests with one kick. */
 		pvi_cache_drop_unused(endpoint);
 		pvi.queue.requests = 0;
 		pvi.queue.kicks = 0;
@@ -55,7 +54,7 @@ static void maps_and_unmaps(void)
 		asked = pvi.queue.requests;
 		pvi_ops.unmap_sg(&pdev.dev, list, 200, DMA_TO_DEVICE, 0);
 		CHECK(endpoint->live == 0 && test_complaints == 0 && nobody_waits());
-		/* The large slot is there again. */
+		/* The large slot is free again. */
 		pvi_cache_drop_unused(endpoint);
 		pvi.queue.requests = 0;
 		CHECK(pvi_ops.map_sg(&pdev.dev, list, 200, DMA_TO_DEVICE, 0) == 200);
@@ -75,13 +74,13 @@ static void memory_that_is_shared(void)
 	CHECK(memory && leads(address, virt_to_phys(memory), 5000, DMA_BIDIRECTIONAL));
 	pvi_ops.free(&pdev.dev, 5000, memory, address, 0);
 	CHECK(!host.mapped_count && !pages_lent && !endpoint->kept);
-	/* The host has not unmapped it: it stays where it is. */
+	/* The host has not unmapped it, so the memory is not freed. */
 	memory = pvi_ops.alloc(&pdev.dev, 5000, &address, 0, 0);
 	host.refuse_after = 1;
 	host.refuse_with = PVI_FAILED;
 	pvi_ops.free(&pdev.dev, 5000, memory, address, 0);
 	CHECK(pages_lent == 1 && endpoint->lost == 2);
-	/* Nor is it given back if nobody knows whether it was mapped. */
+	/* The memory is not freed either if the map was not answered. */
 	host.prompt = false;
 	CHECK(!pvi_ops.alloc(&pdev.dev, 5000, &address, 0, 0) && pages_lent == 2);
 	CHECK(test_complaints == 3);
@@ -132,11 +131,11 @@ static void late_answers(void)
 	CHECK(test_now_us - begun >= 10000000 && test_now_us - begun < 10100000);
 	CHECK(test_complaints == 2 && endpoint->lost == 1 && host.asked_count == 1);
 	CHECK(nobody_waits());
-	/* It is not asked again, and that costs no time and no words. */
+	/* No further request is sent, and maps fail at once without a log message. */
 	begun = test_now_us;
 	CHECK(map(0, PAGE_SIZE, DMA_TO_DEVICE) == DMA_MAPPING_ERROR);
 	CHECK(host.asked_count == 1 && test_now_us == begun && test_complaints == 2);
-	/* It answers after all: nobody waits, and its place is nobody else's. */
+	/* The host answers later: no caller waits, and the slot's memory was not reused. */
 	host.broken = false;
 	host_answers();
 	pvi_collect(&pvi.queue);
@@ -164,7 +163,7 @@ static void host_answers_and_interrupt_maps(void)
 	of_interrupt = map(1 << 20, 40 * PAGE_SIZE, DMA_FROM_DEVICE);
 }
 
-/* Both slots are those of somebody who is interrupted, by one who wants a slot. */
+/* An interrupted caller owns both slots, and the interrupt handler needs a slot. */
 static void interrupted_while_all_slots_are_taken(void)
 {
 	struct scatterlist list[20];
@@ -211,25 +210,25 @@ static void refusals(void)
 
 	begin_with_queue("refusals", false, 64);
 	fill(list, 200, 8 * PAGE_SIZE);
-	/* The third of several: the others are undone. */
+	/* The host refuses the third of several requests: the others are undone. */
 	host.refuse_after = 3;
 	host.refuse_with = PVI_BAD_GPA;
 	CHECK(pvi_ops.map_sg(&pdev.dev, list, 200, DMA_TO_DEVICE, 0) == -EIO);
 	CHECK(!host.mapped_count && !endpoint->lost && endpoint->failures == 1);
 	CHECK(test_complaints == 1);
-	/* One of the second group that is told of. */
+	/* The host refuses a request of the second group. */
 	pvi.pages_max = 64;
 	host.refuse_after = 12;
 	CHECK(pvi_ops.map_sg(&pdev.dev, list, 200, DMA_TO_DEVICE, 0) == -EIO);
 	CHECK(!host.mapped_count && !endpoint->lost);
-	/* The first of several unmaps: none of the addresses is given out again. */
+	/* The host refuses the first of several unmaps: none of the addresses is reused. */
 	CHECK(pvi_ops.map_sg(&pdev.dev, list, 200, DMA_TO_DEVICE, 0) == 200);
 	host.refuse_after = 1;
 	pvi_ops.unmap_sg(&pdev.dev, list, 200, DMA_TO_DEVICE, 0);
 	CHECK(endpoint->lost == 1600 && host.mapped_count == 64);
 	endpoint->failures = 1;
 	test_complaints = 1;
-	/* Who does not want to hear of it does not. */
+	/* DMA_ATTR_NO_WARN suppresses the log message. */
 	host.refuse_after = 1;
 	CHECK(pvi_ops.map_sg(&pdev.dev, list, 1, DMA_TO_DEVICE, DMA_ATTR_NO_WARN) == -EIO);
 	CHECK(endpoint->failures == 2 && test_complaints == 1);
@@ -251,12 +250,12 @@ static void refusals(void)
 	kept = map(0, 2 * PAGE_SIZE, DMA_TO_DEVICE);
 	CHECK(kept == PAGE_SIZE);
 	unmap(kept);
-	/* What is kept makes room. */
+	/* Evicting unused mappings makes room. */
 	other = map(2 * PAGE_SIZE, 3 * PAGE_SIZE, DMA_TO_DEVICE);
 	CHECK(other == PAGE_SIZE && !endpoint->kept);
 	CHECK(map(8 * PAGE_SIZE, PAGE_SIZE, DMA_TO_DEVICE) == DMA_MAPPING_ERROR);
 	unmap(other);
-	/* A mapping serves whoever reaches all of it. */
+	/* A mapping serves a device only if its limit covers the whole mapping. */
 	pdev.dev.bus_dma_limit = 0x2fff;
 	CHECK(map(2 * PAGE_SIZE, 3 * PAGE_SIZE, DMA_TO_DEVICE) == DMA_MAPPING_ERROR);
 	pdev.dev.mask = ~0ULL;
@@ -284,7 +283,7 @@ static void refusals(void)
 	CHECK(pvi_ops.map_sg(&pdev.dev, list, 2, DMA_TO_DEVICE, 0) < 0);
 	unmap(kept);
 	CHECK(!endpoint->live && endpoint->kept == 1);
-	/* An unmap of what is not mapped, or not any more, harms nobody. */
+	/* An unmap without a mapping, or a second unmap, has no effect. */
 	unmap(0x123000);
 	unmap(kept);
 	CHECK(map(PAGE_SIZE + 8, 8, DMA_TO_DEVICE) == kept && endpoint->live == 1);
@@ -293,7 +292,7 @@ static void refusals(void)
 	end();
 }
 
-/* A driver unmaps an entry of a list on its own, and then the list: every other one is unmapped. */
+/* A driver unmaps an entry of a list alone, and then the list: all other entries are unmapped. */
 static void lists_with_an_entry_that_is_not_mapped(void)
 {
 	struct scatterlist list[4];
@@ -328,8 +327,8 @@ static void interrupt_maps(void)
 }
 
 /*
- * Somebody else has all the slots, and the host answers each request in the last moment: to wait
- * for a slot and for an answer takes ten seconds, together.
+ * Another caller owns all slots, and the host answers each request at the last moment. Waiting for
+ * a slot and for an answer takes ten seconds in total.
  */
 static void waits_for_slots(void)
 {
@@ -348,7 +347,10 @@ static void waits_for_slots(void)
 	end();
 }
 
-/* Who may sleep does, others let somebody run where they can; the host gets ten seconds a call. */
+/*
+ * Callers in sleepable context sleep, others reschedule if they can. A call waits at most ten
+ * seconds for the host.
+ */
 static void waits(void)
 {
 	struct scatterlist list[200];
@@ -373,7 +375,7 @@ static void waits(void)
 	unmap(one);
 	end();
 
-	/* Each answer comes in the last moment. */
+	/* Each answer arrives at the last moment. */
 	begin_with_queue("a host that is always nearly late", false, 64);
 	host.prompt = false;
 	host.delay_us = 9000000;
@@ -386,7 +388,7 @@ static void waits(void)
 	end();
 }
 
-/* Memory of another device is refused, in each way that there is to map it. */
+/* Memory of another device is refused by every map operation. */
 static void peers(void)
 {
 	struct scatterlist list[2];

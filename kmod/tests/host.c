@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * The host, and what else stands around queue.c, cache.c, leave.c and ops.c in a program: the
- * virtqueue's other end, allocators that watch, a clock, a driver and its device. The host keeps
- * the mappings and watches: no page goes back to the kernel, no address is given out and no
- * request's memory is freed while it may still reach or use it.
+ * The host and the environment of queue.c, cache.c, leave.c and ops.c in user space: the device
+ * side of the virtqueue, checking allocators, a clock, a driver and its device. The host records
+ * the mappings. It checks that no page is freed, no address is reused and no request's memory is
+ * freed while the host may still use it.
  */
 #define PVI_HAVE_MAP_PHYS
 #include "../queue.c"
@@ -36,7 +36,7 @@ unsigned int test_complaints, test_steps, test_most_steps, test_naps, test_yield
 bool test_atomic;
 phys_addr_t test_peer;
 
-/* A request that the host has, or has answered. */
+/* A pending or answered request of the host. */
 struct asked {
 	void *data;
 	struct pvi_request *request;
@@ -46,24 +46,24 @@ struct asked {
 
 /* The host. */
 static struct {
-	/* Chains that the ring has room for. */
+	/* Number of chains in the ring. */
 	unsigned int chains;
 	bool broken;
-	/* Not yet answered, oldest first; of these, the guest has told of so many. */
+	/* Unanswered requests, oldest first, and the number of them that the guest has kicked. */
 	struct asked asked[ASKED_MAX];
 	unsigned int asked_count, told;
-	/* Answered and not yet collected. */
+	/* Answered requests that the guest has not collected. */
 	struct asked used[ASKED_MAX];
 	unsigned int used_count;
-	/* It answers when it is told. */
+	/* True if it answers at the kick. */
 	bool prompt;
-	/* It does nothing, and its answers say nothing. */
+	/* True if it executes nothing and writes no status. */
 	bool silent;
-	/* It answers each request after so many microseconds, once it is told. */
+	/* Delay of each answer after the kick, in microseconds. */
 	u64 delay_us, told_at;
-	/* It has room for so many pages; no limit if 0. */
+	/* Maximum number of mapped pages; 0 for no limit. */
 	unsigned int room;
-	/* Requests until one is refused with this status; none if 0. */
+	/* Number of requests until one is refused with this status; 0 for none. */
 	unsigned int refuse_after;
 	u8 refuse_with;
 	struct {
@@ -73,10 +73,10 @@ static struct {
 	unsigned int mapped_count;
 } host;
 
-/* What comes while somebody waits. */
+/* Called during a wait. */
 static void (*on_wait)(void);
 static unsigned int allocations, allocations_left = ~0u;
-/* Pages that were taken of the kernel; what never comes back is given back at the end. */
+/* Allocated pages. Leaked ones are freed at the end. */
 static void *lent[64];
 static unsigned int lent_count, pages_lent;
 
@@ -103,7 +103,7 @@ static int mapped_at(u64 giova)
 	return -1;
 }
 
-/* Whether the host reaches a page by such an address or at such a place, or may yet. */
+/* Returns true if the host maps such an address or page, or may do so for a pending request. */
 static bool host_may_reach(u64 first, u64 bytes, bool gpas)
 {
 	unsigned int i;
@@ -120,7 +120,7 @@ static bool host_may_reach(u64 first, u64 bytes, bool gpas)
 	return false;
 }
 
-/* Answers the oldest request, as a whole. */
+/* Answers the oldest request as a whole. */
 static void host_answers(void)
 {
 	struct asked asked = host.asked[0];
@@ -245,7 +245,7 @@ void test_time_passes(void)
 		host_answers();
 		host.told_at = test_now_us;
 	}
-	/* Once: an interrupt is not interrupted by itself. */
+	/* Call it once, because an interrupt does not interrupt itself. */
 	on_wait = NULL;
 	if (come)
 		come();
@@ -260,7 +260,7 @@ void test_sleeps(unsigned int us)
 	CHECK(!pvi.queue.lock.held && !endpoint->lock.held);
 }
 
-/* The worker does what it was asked for. */
+/* Runs the queued worker. */
 static void work(void)
 {
 	CHECK(endpoint->trim.queued);
@@ -313,7 +313,7 @@ void free_pages_exact(void *memory, size_t bytes)
 	pages_lent--;
 }
 
-/* Addresses: the lowest of those that are free, so that one given back too early comes again. */
+/* Allocates the lowest free addresses, so that one freed too early is reused at once. */
 static u8 taken[MAPPED_MAX];
 
 u64 pvi_iova_alloc(struct pvi_endpoint *of, u32 pages, u64 limit)
@@ -378,7 +378,7 @@ static void begin_with_queue(const char *name, bool cached, unsigned int chains)
 	CHECK(!pvi_queue_init(&pvi, NULL));
 }
 
-/* The driver goes, and the device is reset. Nothing of ours is left. */
+/* Unbinds the driver and resets the device. Checks that nothing is leaked. */
 static void end(void)
 {
 	test_atomic = false;
@@ -405,7 +405,7 @@ static void unmap(dma_addr_t address)
 	pvi_ops.unmap_phys(&pdev.dev, address, 0, DMA_NONE, 0);
 }
 
-/* Whether all of a buffer is where its address says. */
+/* Returns true if the whole buffer is mapped at its address. */
 static bool leads(dma_addr_t address, phys_addr_t gpa, size_t size,
 		  enum dma_data_direction direction)
 {
@@ -421,7 +421,7 @@ static bool leads(dma_addr_t address, phys_addr_t gpa, size_t size,
 	return (address & (PAGE_SIZE - 1)) == (gpa & (PAGE_SIZE - 1));
 }
 
-/* The device writes a byte, if it may. */
+/* Writes a byte as the device, if its mapping allows it. */
 static bool device_writes(dma_addr_t address, char byte)
 {
 	int at = mapped_at(address & ~(PAGE_SIZE - 1));
@@ -432,7 +432,7 @@ static bool device_writes(dma_addr_t address, char byte)
 	return true;
 }
 
-/* Nobody waits for an answer. */
+/* Returns true if no caller waits for an answer. */
 static bool nobody_waits(void)
 {
 	unsigned int i;

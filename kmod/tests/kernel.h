@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * As much of a kernel as queue.c, cache.c, leave.c, ops.c and events.c ask for, in a program: the
- * headers that they include are empty, and this stands before them. One processor; time passes when
- * someone waits; memory is what malloc() gives, and a physical address is an address.
+ * Kernel interfaces of queue.c, cache.c, leave.c, ops.c and events.c for user space. The headers
+ * that they include are empty, and this file is included before them. There is one CPU. Time
+ * advances when code waits. Memory comes from malloc(), and physical addresses are virtual ones.
  */
 #ifndef TEST_KERNEL_H
 #define TEST_KERNEL_H
@@ -80,10 +80,10 @@ enum dma_data_direction {
 	DMA_NONE = 3,
 };
 
-/* Steps of lists, which take time, since the last lock was taken. */
+/* List steps, which take time, since the last lock was taken. */
 extern unsigned int test_steps, test_most_steps;
 
-/* Lists: a ring, and a row whose elements know what leads to them. */
+/* Doubly linked circular lists, and hash lists. */
 struct list_head {
 	struct list_head *next, *prev;
 };
@@ -114,7 +114,7 @@ static inline void list_del(struct list_head *one)
 	test_steps++;
 	one->prev->next = one->next;
 	one->next->prev = one->prev;
-	/* Whoever goes on from here is noticed. */
+	/* Make an iteration that continues from here fail. */
 	one->next = NULL;
 	one->prev = NULL;
 }
@@ -175,7 +175,7 @@ static inline u32 hash_64(u64 value, unsigned int bits)
 	return (value * 0x9e3779b97f4a7c15ULL) >> (64 - bits);
 }
 
-/* A lock that notices whoever takes it twice. */
+/* A lock that detects recursive locking. */
 typedef struct {
 	bool held;
 } spinlock_t;
@@ -199,7 +199,7 @@ static inline void test_unlock(spinlock_t *lock)
 #define spin_lock_irqsave(lock, flags) ((void)((flags) = 0), test_lock(lock))
 #define spin_unlock_irqrestore(lock, flags) ((void)(flags), test_unlock(lock))
 
-/* Memory; the test says how much there is, and sees what comes back. */
+/* Memory. The test limits it and checks what is freed. */
 void *test_alloc(size_t bytes);
 void test_free(void *memory);
 #define kmalloc(bytes, gfp) test_alloc(bytes)
@@ -222,7 +222,7 @@ void *alloc_pages_exact(size_t bytes, gfp_t gfp);
 void free_pages_exact(void *memory, size_t bytes);
 #define virt_to_phys(memory) ((phys_addr_t)(uintptr_t)(memory))
 
-/* Pages as the drivers' interface knows them; none is looked into. */
+/* Opaque pages of the driver API. */
 struct page;
 #define page_to_phys(page) ((phys_addr_t)(uintptr_t)(page))
 #define page_to_pfn(page) (page_to_phys(page) >> PAGE_SHIFT)
@@ -231,7 +231,7 @@ struct page;
 #define dev_to_node(dev) 0
 #define alloc_pages_node(node, gfp, order) ((struct page *)alloc_pages_exact(order, gfp))
 #define __free_pages(page, order) free_pages_exact(page, order)
-/* A page of another device, if there is one. */
+/* A page of another device; 0 for none. */
 extern phys_addr_t test_peer;
 #define pfn_valid(pfn) ((pfn) != 0)
 #define pfn_to_page(pfn) ((struct page *)((uintptr_t)(pfn) << PAGE_SHIFT))
@@ -244,12 +244,12 @@ struct vm_area_struct {
 #define vma_pages(vma) 1UL
 #define remap_pfn_range(vma, start, pfn, bytes, prot) 0
 
-/* Time: a microsecond for each look that waits. */
+/* Time: each waiting poll takes a microsecond. */
 extern u64 test_now_us;
 void test_time_passes(void);
 #define cpu_relax() test_time_passes()
 #define udelay(us) test_time_passes()
-/* Whether somebody may sleep where the test is, and how often they did. */
+/* True in atomic context, and the numbers of sleeps and reschedules. */
 extern bool test_atomic;
 extern unsigned int test_naps, test_yields;
 void test_sleeps(unsigned int us);
@@ -306,7 +306,7 @@ struct notifier_block {
 	int none;
 };
 
-/* Work: the test says when it is done. */
+/* Work items. The test decides when they run. */
 struct work_struct {
 	void (*does)(struct work_struct *work);
 	bool queued;
@@ -314,7 +314,7 @@ struct work_struct {
 
 struct delayed_work {
 	struct work_struct work;
-	/* In jiffies, once it is queued. */
+	/* In jiffies, valid while queued. */
 	unsigned long due;
 };
 
@@ -323,7 +323,7 @@ struct delayed_work {
 struct workqueue_struct;
 #define INIT_WORK(one, with) ((one)->does = (with))
 #define queue_work(on, one) ((void)(on), (one)->queued = true)
-/* What is queued stays as it is. */
+/* Work that is already queued keeps its due time. */
 #define queue_delayed_work(on, one, delay)                                                         \
 	((void)(on),                                                                               \
 	 (one)->work.queued ? 0 : ((one)->due = jiffies + (delay), (one)->work.queued = true))
@@ -333,7 +333,7 @@ struct iova_domain {
 	u64 next;
 };
 
-/* Lists of buffers. */
+/* Scatterlists. */
 struct scatterlist {
 	void *memory;
 	unsigned int length;
@@ -359,7 +359,7 @@ static inline void sg_init_one(struct scatterlist *entry, void *memory, unsigned
 	entry->length = bytes;
 }
 
-/* The queue: its other end is the test. */
+/* The virtqueue. The test is its device side. */
 struct virtqueue {
 	struct virtio_device *vdev;
 };
@@ -378,7 +378,7 @@ bool virtqueue_notify(struct virtqueue *vq);
 bool virtqueue_is_broken(struct virtqueue *vq);
 void __virtqueue_break(struct virtqueue *vq);
 
-/* The operations that there are, by both kernels' names. */
+/* The operations, with the names of both kernel versions. */
 struct dma_map_ops {
 	void *(*alloc)(struct device *dev, size_t size, dma_addr_t *address, gfp_t gfp,
 		       unsigned long attrs);

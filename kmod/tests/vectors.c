@@ -2,9 +2,9 @@
 /*
  * Runs the vectors of the wire format (crates/pviommu/vectors) against wire.h, in user space.
  *
- * Requests: what is well formed is built anew from its fields and has to come out the same, byte
- * for byte; what is malformed must be nothing that wire.h builds. Configuration spaces and events:
- * they have to say what the vectors say, or are refused as there.
+ * Requests: a well-formed request is rebuilt from its fields and must be identical. wire.h must not
+ * be able to build a malformed one. Configuration spaces and events must decode to the fields in
+ * the vectors, or be rejected with the same fault.
  */
 #include <ctype.h>
 #include <stdio.h>
@@ -16,7 +16,7 @@
 #define LINE_BYTES (4 << 20)
 #define SPACE "\n "
 
-/* The document's offsets, on their own: wire.h must agree. */
+/* Offsets from docs/PVIOMMU.md, independent of wire.h, which must agree. */
 #define AT_TYPE 8
 #define AT_LEN 12
 #define AT_WORDS 16
@@ -57,7 +57,7 @@ static size_t bytes_of(const char *name, const char *hex, unsigned char *bytes)
 	return count;
 }
 
-/* Whether wire.h builds a request of such a header in so many bytes. */
+/* Returns true if wire.h can build a request with this header and this length. */
 static int is_built(const unsigned char *bytes, size_t count, unsigned long pages_max)
 {
 	unsigned long long type, pages;
@@ -114,7 +114,7 @@ static FILE *vectors_in(const char *directory, const char *name)
 	return file;
 }
 
-/* Reads the next line that says something into line. */
+/* Reads the next line that is neither empty nor a comment. */
 static int next_line(FILE *file, char *line)
 {
 	while (fgets(line, LINE_BYTES, file)) {
@@ -126,7 +126,7 @@ static int next_line(FILE *file, char *line)
 	return 0;
 }
 
-/* The next word of the line. */
+/* Returns the next word of the line. */
 static char *word(const char *name)
 {
 	char *found = strtok(NULL, SPACE);
@@ -136,14 +136,14 @@ static char *word(const char *name)
 	return found;
 }
 
-/* The next word of the line has to be this value. */
+/* Checks that the next word has this value. */
 static void expect(const char *name, unsigned long long value)
 {
 	if (strtoull(word(name), NULL, 0) != value)
 		fail(name, "says something else");
 }
 
-/* The next word has to be these values, with commas in between, or a dash for none. */
+/* Checks that the next word is a list of these values, separated by commas; a dash is empty. */
 static void expect_list(const char *name, const __u32 *values, __u32 count)
 {
 	char *at = word(name);
@@ -230,7 +230,7 @@ static void run_configurations(const char *directory, char *line, unsigned char 
 			fault = pvi_devices_fault(devices, device_count);
 		}
 		says = word(name);
-		/* What a device does not write so is read all the same. */
+		/* A valid space that no device writes must still be accepted. */
 		if (strcmp(strcmp(says, "read") ? says : "ok", faults[fault]))
 			fail(name, faults[fault]);
 		if (fault != PVI_CONFIG_SOUND) {
@@ -259,7 +259,7 @@ static void run_events(const char *directory, char *line, unsigned char *bytes)
 
 		if (count > sizeof(event))
 			fail(name, "another size");
-		/* What is not told was there before. */
+		/* Fields beyond the event's length keep these valid values. */
 		event.access = cpu_to_le32(PVI_EVENT_READ);
 		event.reason = cpu_to_le32(PVI_EVENT_NOT_MAPPED);
 		memcpy(&event, bytes, count);

@@ -90,7 +90,6 @@ fn every_workload_on_brcm() {
 #[test]
 fn full_rings_hold_the_documents_number_of_addresses() {
     // OS16: about 12K and 3K addresses. Idle, only receive buffers are mapped.
-    // full.
     for (profile, at_rest) in [(Profile::MLX, 8192), (Profile::BRCM, 2048)] {
         let mut world = rig::strict();
         let station = open(&mut world, profile, BURST, 1);

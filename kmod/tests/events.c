@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Runs events.c in user space (kernel.h), with a host that fills every buffer as soon as it is
- * notified and sends an interrupt each time, even if interrupts are disabled.
+ * Runs events.c in user space (kernel.h). The host fills every buffer as soon as it is notified and
+ * sends an interrupt each time, even if interrupts are disabled.
  */
 #include "../events.c"
 

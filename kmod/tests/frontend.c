@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Runs queue.c, cache.c, leave.c and ops.c in user space (kernel.h, host.c), with a host that
- * answers at once, late, never, or with a refusal, and with interrupts during a wait.
+ * Runs queue.c, cache.c, leave.c and ops.c in user space (kernel.h, host.c). The host answers at
+ * once, late, never, or with a refusal. Interrupts arrive during waits.
  */
 #include "host.c"
 

@@ -10,7 +10,7 @@ use crate::{DomainId, EndpointId, Mapping};
 ///
 /// The device calls `begin`, any number of changes, then `commit`. The replies of a batch reach the
 /// driver after `commit` has returned. A sink may therefore let a change take effect at any time
-/// until the end of `commit`, and needs to wait for its readers only once per batch.
+/// until the end of `commit`. It needs to wait for its readers only once per batch.
 ///
 /// **Errors.** If `create`, `attach`, `bypass` or `map` fails, the sink must be unchanged. If
 /// `unmap` fails, its state is unknown, and the device blocks every endpoint of the domain. `block`

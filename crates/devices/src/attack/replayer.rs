@@ -296,8 +296,7 @@ mod tests {
                 0..=4 => {
                     graveyard.push(dead, dead.range);
                     forget(&mut list, &dead.range);
-                    // Removed ranges at the front leave the queue only when somebody asks for the
-                    // oldest.
+                    // Removed ranges at the front leave the queue only in `oldest`.
                     if list.len() >= DEAD_RANGES {
                         list.remove(0);
                     }

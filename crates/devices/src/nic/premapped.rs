@@ -32,7 +32,7 @@ const RING: DeviceRing = DeviceRing {
 };
 
 impl<H> Premapped<H> {
-    /// Number of buffers in the rIOMMU paper's experiment (decision 0011).
+    /// Number of buffers for the rIOMMU paper's experiment; the size is our choice (decision 0011).
     pub const BUFFERS: u64 = 16_384;
 
     /// Maps a packet of `bytes` bytes in each buffer of `slot_bytes` bytes in `memory`.

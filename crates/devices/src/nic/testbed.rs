@@ -96,8 +96,8 @@ impl From<FrameError> for TestbedError {
     }
 }
 
-/// Maximum number of consecutive rounds in which all timers expire before the clients count as
-/// gone.
+/// Maximum number of consecutive rounds in which all timers expire. After them the testbed gives
+/// up.
 const MAX_TIMER_ROUNDS: u32 = 1 << 16;
 
 /// Counters of a testbed.

@@ -24,7 +24,7 @@ impl Memcached {
     /// Number of clients in the EIOVAR paper.
     pub const CLIENTS_EIOVAR: u32 = 16;
 
-    /// Creates the mix of the rIOMMU and EIOVAR papers, by `clients` clients.
+    /// Creates the rIOMMU paper's mix, by `clients` clients.
     pub fn new(clients: u32, seed: u64) -> Self {
         Self {
             clients: Clients::new(clients, seed),

@@ -68,9 +68,9 @@ pub struct RemoteCpu(Vec<QueuedMap>);
 /// Translations of one device, in the host. Physical addresses are guest-physical.
 ///
 /// # Errors
-/// Host statuses become the errors of a local table. `NO_ROOM` is out of frames. An address outside
-/// the window exceeds the table's width, and a bad GPA exceeds an entry's width. Other failures and
-/// a [broken channel](Channel::failure) are a corrupt table.
+/// Host statuses become the errors of a local table. `NO_ROOM` is out of frames, and `MAPPED` is
+/// already mapped. An address outside the window exceeds the table's width, and a bad GPA exceeds
+/// an entry's width. Other failures and a [broken channel](Channel::failure) are a corrupt table.
 #[derive(Debug)]
 pub struct RemoteTable<R, Q, L> {
     link: R,

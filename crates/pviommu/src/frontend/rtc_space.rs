@@ -163,9 +163,9 @@ fn cycle_end(now: Nanos, cycle_ns: u64) -> Nanos {
 
 /// An allocator and a table behind a reverse translation cache.
 ///
-/// An unmapped buffer stays accessible to the device until its mapping leaves the cache, at the
-/// latest with the (C + 1)th end of a cycle. Protection is therefore bounded by T x (C + 1), and
-/// the [flush policy](ringfence_dma::flush::PerCycle) returns stale buffers.
+/// The device can access an unmapped buffer until its mapping leaves the cache, at the latest with
+/// the (C + 1)th end of a cycle. Protection is therefore bounded by T x (C + 1), and the [flush
+/// policy](ringfence_dma::flush::PerCycle) returns stale buffers.
 #[derive(Debug)]
 pub struct RtcSpace<A, T, C, L> {
     paged: Paged<A, T>,

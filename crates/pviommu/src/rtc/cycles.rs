@@ -6,8 +6,8 @@
 /// The cycle of the release comes on top. With cycles of T, a mapping stays for at least T x C and
 /// less than T x (C + 1). With the PVIOMMU paper's 10 s and 3, that is from 30 s to less than 40 s.
 ///
-/// This follows the paper's last sentence on the matter. The sentence before it ("a new cycle
-/// numbered N+C starts, and mappings added in cycle N are removed") gives 20 s to less than 30 s.
+/// This follows the paper's last sentence on the matter. The sentence before it gives 20 s to less
+/// than 30 s: "a new cycle numbered N+C starts, and mappings added in cycle N are removed".
 ///
 /// The caller chooses T: the interval at which it calls [`tick`](super::ReverseCache::tick).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -10,13 +10,12 @@ const PAGE: u64 = PageSize::Size4K.bytes();
 /// only if their keys are equal. The pages are consecutive in guest memory. A scatterlist of other
 /// pages has no key, because two lists may begin with the same page and then differ.
 ///
-/// The PVIOMMU paper's key is the guest page alone (errata 16). It would serve a buffer that the
-/// device may only read with a writable mapping, and a buffer of several pages with a mapping of
-/// one page.
+/// The PVIOMMU paper's key is the guest page alone (errata 16). A writable mapping then serves a
+/// buffer that the device may only read. A mapping of one page serves a buffer of several pages.
 ///
-/// A bidirectional mapping serves only bidirectional buffers. It could serve both directions, but
-/// then a device could write a read-only buffer for as long as the buffer is in use, which no cycle
-/// bounds.
+/// A bidirectional mapping serves only bidirectional buffers. If it served both directions, a
+/// device could write a read-only buffer for as long as the buffer is in use. No cycle bounds that
+/// time.
 ///
 /// Encoded in one word: the page address in the high 52 bits, the number of pages less one (10
 /// bits), and the permissions (2 bits, never 0).

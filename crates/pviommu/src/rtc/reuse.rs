@@ -11,8 +11,8 @@ pub enum ResidencyPolicy {
     ///
     /// The cache counts the cycles between release and reuse. After an early eviction it remembers
     /// the key until C cycles are over, so that it counts late reuses as well. A released mapping
-    /// stays for 0 or 2^n - 1 whole cycles: the least bound that all but `late` in a thousand
-    /// reuses met.
+    /// stays for 2^n - 1 whole cycles. The cache chooses the lowest n for which at most `late` in a
+    /// thousand of the counted reuses took longer.
     ///
     /// The cache counts the three directions separately, because receive rings and transmit buffers
     /// have different intervals. A mapping stays for 7 cycles until the cache knows 32 reuses of

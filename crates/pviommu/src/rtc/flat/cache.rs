@@ -12,9 +12,9 @@ use crate::rtc::{
 
 /// The flat reverse translation cache, with the PVIOMMU paper's residency or an adaptive one.
 ///
-/// It holds mappings of at most `limit` pages, in use or released. Ghosts (keys of mappings that
-/// left) count towards the limit too, and are dropped first. A mapping has at most 1023 users; a
-/// further buffer of the same key is not served.
+/// It holds mappings of at most `limit` pages, in use or released. It has at most `limit` entries,
+/// including ghosts (keys of mappings that left), and drops ghosts first. A mapping has at most
+/// 1023 users; a further buffer of the same key is not served.
 #[derive(Debug)]
 pub struct FlatRtc {
     table: Table,

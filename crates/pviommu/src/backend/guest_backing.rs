@@ -24,7 +24,7 @@ pub trait GuestBacking {
     /// Removes a pin of a pinned page.
     fn unpin(&mut self, page: Gpa);
 
-    /// Does work that must not delay an answer. Called after an answer.
+    /// Does work that can wait until after an answer. Called after an answer.
     fn maintain(&mut self) {}
 }
 

@@ -184,7 +184,7 @@ impl<B: GuestBacking, T: IoTables> Backend<B, T> {
         }
     }
 
-    /// Does work that must not delay an answer. Call this after an answer, or when the queue is
+    /// Does work that can wait until after an answer. Call this after an answer, or when the queue is
     /// empty.
     #[inline]
     pub fn maintain(&mut self) {

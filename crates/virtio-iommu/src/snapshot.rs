@@ -6,10 +6,13 @@
 //! |---|---|
 //! | 8, 4 | the letters `RFVIOMMU`, the version |
 //! | 8, 1, 8 | accepted features, field `bypass`, number of dropped events |
-//! | 4, then 9 each | endpoints by id: id, state (0 no access, 1 bypass, 2 attached), domain (0 unless attached) |
-//! | 4, then 9 each | domains by id: id, kind (0 bypass, 1 mapped, 2 blocked), number of mappings; each followed by its mappings by address |
-//! | 28 each | mapping: first and last address, physical address, flags |
-//! | 4, then 14 each | waiting events, oldest first: endpoint, reason, access (0 read, 1 write), address |
+//! | 4, then 9 each | endpoints by id: id, state, domain (0 unless attached) |
+//! | 4, then 9 each | domains by id: id, kind, number of mappings; each followed by its mappings |
+//! | 28 each | mapping, by address: first and last address, physical address, flags |
+//! | 4, then 14 each | waiting events, oldest first: endpoint, reason, access, address |
+//!
+//! States: 0 no access, 1 bypass, 2 attached. Kinds: 0 bypass, 1 mapped, 2 blocked. Accesses: 0
+//! read, 1 write.
 
 use alloc::vec::Vec;
 use core::fmt;

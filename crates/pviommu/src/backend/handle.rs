@@ -184,8 +184,8 @@ impl<B: GuestBacking, T: IoTables> Backend<B, T> {
         }
     }
 
-    /// Does work that can wait until after an answer. Call this after an answer, or when the queue is
-    /// empty.
+    /// Does work that can wait until after an answer. Call this after an answer, or when the queue
+    /// is empty.
     #[inline]
     pub fn maintain(&mut self) {
         self.backing.maintain();

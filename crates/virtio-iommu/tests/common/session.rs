@@ -3,10 +3,13 @@
 //!
 //! | bytes | meaning |
 //! |---|---|
-//! | 0 | options: bits 0..=1 granule, 2..=3 size of properties, 4..=5 bypass, 6 MMIO, 7 narrow ranges and low limits |
+//! | 0 | options, as below |
 //! | 1 | number of the sink's fallible call that fails, from 1; 0 for none |
 //! | 2 | bits 0..=2: the error |
 //! | then | steps, see [`Session::step`] |
+//!
+//! Options: bits 0..=1 granule, 2..=3 size of properties, 4..=5 bypass, 6 MMIO, 7 narrow ranges and
+//! low limits.
 
 use ringfence_types::{Access, Iova, IovaRange};
 use ringfence_virtio_iommu::{

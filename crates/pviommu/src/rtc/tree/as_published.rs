@@ -12,15 +12,21 @@
 //! An access that would be out of bounds or through NULL in C has no effect here. It is counted as
 //! [`wild`](TreeAsPublished::wild).
 //!
-//! | defect | effect |
-//! |---|---|
-//! | Insert ends at `bit <= 4`, Search at `bit < 12` | Insert builds an eighth level that Search does not enter: Search returns a leaf, never an address |
-//! | Insert gives a Node64's new key the index `length + 1` | one slot stays empty, the 64th key is out of bounds |
-//! | Insert after Grow to Node64 uses `keys[key]`, which is not set | the 33rd key of a node is stored out of bounds, and lost |
-//! | Insert tests `< length`, Search `<= length` | Insert does not find the newest key of a Node64, and inserts it again |
-//! | Delete does not move a Node64's pointer, and marks the key with `length` | Search takes the mark for an index and finds another key's pointer |
-//! | Delete shrinks to Node32 or Node64 before it removes the key | the deleted key stays |
-//! | REUSING bits of sorted nodes do not move with their keys; a Node64's is set by key and cleared by index | a bit belongs to another mapping |
+//! The figures have these defects:
+//!
+//! - Insert ends at `bit <= 4`, Search at `bit < 12`. Insert builds an eighth level that Search
+//!   does not enter, so Search returns a leaf, never an address.
+//! - Insert gives a Node64's new key the index `length + 1`. One slot stays empty, and the 64th key
+//!   is out of bounds.
+//! - Insert after Grow to Node64 uses `keys[key]`, which is not set. The 33rd key of a node is
+//!   stored out of bounds, and lost.
+//! - Insert tests `< length`, Search `<= length`. Insert does not find the newest key of a Node64,
+//!   and inserts it again.
+//! - Delete does not move a Node64's pointer, and marks the key with `length`. Search takes the
+//!   mark for an index and finds another key's pointer.
+//! - Delete shrinks to Node32 or Node64 before it removes the key, so the deleted key stays.
+//! - REUSING bits of sorted nodes do not move with their keys. A Node64's bit is set by key and
+//!   cleared by index. A bit then belongs to another mapping.
 
 use super::arena::{Arena, Census, NodeId};
 use super::kind::NodeKind;

@@ -83,7 +83,7 @@ pub(crate) trait Bench {
     /// Switches the attackers on (the default) or off.
     fn attackers(&mut self, on: bool);
     /// Purges all caches of the hardware without the layer's knowledge.
-    fn purge(&mut self);
+    fn invalidate_all(&mut self);
     /// Stores a word.
     fn poke(&mut self, at: PhysAddr, word: u64);
     /// Returns the physical ranges of the pieces of a live mapping.

@@ -30,7 +30,7 @@ enum Held {
     Single(Mapping<u64>),
     List(SgMapping<u64>),
     Coherent(Coherent),
-    Gone,
+    Unmapped,
 }
 
 struct Slot {
@@ -309,7 +309,7 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>> Bench for World<H, S, F> {
     fn unmap(&mut self, handle: Handle, cpu: usize) {
         self.before_unmap(handle);
         let slot = &mut self.slots[handle];
-        let held = std::mem::replace(&mut slot.held, Held::Gone);
+        let held = std::mem::replace(&mut slot.held, Held::Unmapped);
         let (own, at) = (
             &mut self.cpus[cpu],
             self.at[slot.device].for_direction(slot.direction),
@@ -323,7 +323,7 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>> Bench for World<H, S, F> {
                 self.back(handle as u64);
                 return self.after_unmap(handle);
             }
-            Held::Gone => panic!("{handle} is gone"),
+            Held::Unmapped => panic!("{handle} is gone"),
         };
         match outcome.expect("mapped").into_buffer() {
             Some(name) => {
@@ -343,7 +343,7 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>> Bench for World<H, S, F> {
         let mut mappings = Vec::new();
         for handle in handles {
             self.before_unmap(*handle);
-            let held = std::mem::replace(&mut self.slots[*handle].held, Held::Gone);
+            let held = std::mem::replace(&mut self.slots[*handle].held, Held::Unmapped);
             let Held::Single(mapping) = held else {
                 panic!("{handle} is no single mapping");
             };
@@ -440,7 +440,7 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>> Bench for World<H, S, F> {
         self.attackers = on.then(|| attackers(self.translates));
     }
 
-    fn purge(&mut self) {
+    fn invalidate_all(&mut self) {
         let purged = self.machine.iommu.hardware.invalidate_all();
         purged.expect("purged");
     }

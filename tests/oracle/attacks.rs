@@ -224,7 +224,7 @@ fn stale_cold(bench: &mut dyn Bench) -> usize {
     let range = bench.range(handle);
     bench.unmap(handle, 0);
     bench.end_burst(0, 0, TO);
-    bench.purge();
+    bench.invalidate_all();
     usize::from(violates(bench, 0, range.start(), 1, READ))
 }
 

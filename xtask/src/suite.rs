@@ -86,6 +86,7 @@ pub(crate) fn check() -> Vec<Step> {
         Step::new("unsafe rule", rules::unsafe_code),
         Step::new("token rule", rules::tokens),
         Step::new("temporary files rule", rules::temporary),
+        Step::new("language rule", rules::language),
         Step::new("file-size rule", rules::sizes),
         Step::new("ids", ids::check),
         Step::new("links", links::check),

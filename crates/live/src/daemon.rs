@@ -495,7 +495,7 @@ impl Daemon {
         self.threads.push(thread::spawn(move || {
             confine::serving_thread(prepared, CapabilitySet::empty())?;
             let say = |why: &str| log("hand-over", &ServeEvent::Kept(why));
-            if serve_destination(offered, &stop, say)? == SourceOutcome::Gone {
+            if serve_destination(offered, &stop, say)? == SourceOutcome::HandedOver {
                 gone.store(true, Ordering::Release);
             }
             Ok(())

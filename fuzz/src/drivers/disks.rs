@@ -16,7 +16,7 @@ use ringfence_devices::{Pool, Transfer};
 use ringfence_types::{Direction, Iova};
 
 use super::Driver;
-use super::rig::{self, Judged};
+use super::rig::{self, OracleChecked};
 use super::session::{Area, Hostile, Step, block_error};
 use crate::Reached;
 
@@ -121,7 +121,7 @@ pub(super) struct NvmeOf<H> {
 }
 
 impl<H> Hostile<H> for NvmeOf<H> {
-    fn open<W: Judged + Environment<Handle = H>>(world: &mut W, seed: u8) -> Self {
+    fn open<W: OracleChecked + Environment<Handle = H>>(world: &mut W, seed: u8) -> Self {
         let mut common = Common::new();
         let size = RingSize::new(ENTRIES).expect("a power of two");
         let mut queue = NvmeQueue::open(&mut world.api(), QUEUE, size).expect("nothing fails");
@@ -161,7 +161,7 @@ impl<H> Hostile<H> for NvmeOf<H> {
         ]
     }
 
-    fn request<W: Judged + Environment<Handle = H>>(
+    fn request<W: OracleChecked + Environment<Handle = H>>(
         &mut self,
         world: &mut W,
         step: Step,
@@ -178,7 +178,7 @@ impl<H> Hostile<H> for NvmeOf<H> {
         self.controller.submission_doorbell(tail);
     }
 
-    fn service<W: Judged + Environment<Handle = H>>(
+    fn service<W: OracleChecked + Environment<Handle = H>>(
         &mut self,
         world: &mut W,
         step: Step,
@@ -207,7 +207,7 @@ impl<H> Hostile<H> for NvmeOf<H> {
         Some((at.entry(u32::from(step.a)), raw))
     }
 
-    fn work<W: Judged + Environment<Handle = H>>(&mut self, world: &mut W) {
+    fn work<W: OracleChecked + Environment<Handle = H>>(&mut self, world: &mut W) {
         let disk = &mut self.common.disk;
         let run = self.controller.run(&mut world.bus(), disk);
         run.expect("its queues are mapped");
@@ -224,7 +224,7 @@ impl<H> Hostile<H> for NvmeOf<H> {
         self.common.pool.in_use()
     }
 
-    fn close<W: Judged + Environment<Handle = H>>(
+    fn close<W: OracleChecked + Environment<Handle = H>>(
         self,
         world: &mut W,
         reached: Reached<'_>,
@@ -267,7 +267,7 @@ const SLOTS: u64 = 32;
 const RECEIVED: u64 = 512;
 
 impl<H> Hostile<H> for AhciOf<H> {
-    fn open<W: Judged + Environment<Handle = H>>(world: &mut W, seed: u8) -> Self {
+    fn open<W: OracleChecked + Environment<Handle = H>>(world: &mut W, seed: u8) -> Self {
         let mut common = Common::new();
         let mut driver = AhciDriver::open(&mut world.api()).expect("nothing fails");
         let first = Step { a: 0, b: 0, c: 0 };
@@ -299,7 +299,7 @@ impl<H> Hostile<H> for AhciOf<H> {
         ]
     }
 
-    fn request<W: Judged + Environment<Handle = H>>(
+    fn request<W: OracleChecked + Environment<Handle = H>>(
         &mut self,
         world: &mut W,
         step: Step,
@@ -320,7 +320,7 @@ impl<H> Hostile<H> for AhciOf<H> {
 
     /// The device also controls the registers: they have the port's values or, in every other step,
     /// the values of the step.
-    fn service<W: Judged + Environment<Handle = H>>(
+    fn service<W: OracleChecked + Environment<Handle = H>>(
         &mut self,
         world: &mut W,
         step: Step,
@@ -351,7 +351,7 @@ impl<H> Hostile<H> for AhciOf<H> {
         None
     }
 
-    fn work<W: Judged + Environment<Handle = H>>(&mut self, world: &mut W) {
+    fn work<W: OracleChecked + Environment<Handle = H>>(&mut self, world: &mut W) {
         let disk = &mut self.common.disk;
         let run = self.port.run(&mut world.bus(), disk, 4);
         run.expect("the received area is mapped");
@@ -365,7 +365,7 @@ impl<H> Hostile<H> for AhciOf<H> {
         self.common.pool.in_use()
     }
 
-    fn close<W: Judged + Environment<Handle = H>>(
+    fn close<W: OracleChecked + Environment<Handle = H>>(
         self,
         world: &mut W,
         reached: Reached<'_>,

@@ -9,7 +9,7 @@ use ringfence_devices::ring::{RingAddresses, RingSize};
 use ringfence_types::Iova;
 
 use super::Driver;
-use super::rig::{self, Judged};
+use super::rig::{self, OracleChecked};
 use super::session::{Area, Hostile, Step, lie};
 use crate::Reached;
 
@@ -59,7 +59,7 @@ impl<H, const BUFFERS: usize> AdapterOf<H, BUFFERS> {
         ring.map(|(_, _, at)| at).expect("it has both")
     }
 
-    fn publish<W: Judged + Environment<Handle = H>>(&mut self, world: &mut W, lane: QueueDir) {
+    fn publish<W: OracleChecked + Environment<Handle = H>>(&mut self, world: &mut W, lane: QueueDir) {
         if let Some(tail) = self.nic.sync_map(&mut world.api(), lane, 0) {
             self.device.doorbell(lane, 0, tail);
         }
@@ -74,7 +74,7 @@ const fn lane(of: u8) -> QueueDir {
 }
 
 impl<H, const BUFFERS: usize> Hostile<H> for AdapterOf<H, BUFFERS> {
-    fn open<W: Judged + Environment<Handle = H>>(world: &mut W, _: u8) -> Self {
+    fn open<W: OracleChecked + Environment<Handle = H>>(world: &mut W, _: u8) -> Self {
         let profile = profile(BUFFERS);
         let bytes = Nic::<H>::buffer_bytes(&profile, SIZE);
         let nic = Nic::open(profile, rig::buffers(bytes), &mut world.api());
@@ -100,7 +100,7 @@ impl<H, const BUFFERS: usize> Hostile<H> for AdapterOf<H, BUFFERS> {
     }
 
     /// The driver sends a frame, or a frame arrives from the network and the device stores it.
-    fn request<W: Judged + Environment<Handle = H>>(
+    fn request<W: OracleChecked + Environment<Handle = H>>(
         &mut self,
         world: &mut W,
         step: Step,
@@ -121,7 +121,7 @@ impl<H, const BUFFERS: usize> Hostile<H> for AdapterOf<H, BUFFERS> {
         self.publish(world, QueueDir::Tx);
     }
 
-    fn service<W: Judged + Environment<Handle = H>>(
+    fn service<W: OracleChecked + Environment<Handle = H>>(
         &mut self,
         world: &mut W,
         step: Step,
@@ -161,7 +161,7 @@ impl<H, const BUFFERS: usize> Hostile<H> for AdapterOf<H, BUFFERS> {
         Some((at.entry(u32::from(step.a >> 1)), raw))
     }
 
-    fn work<W: Judged + Environment<Handle = H>>(&mut self, world: &mut W) {
+    fn work<W: OracleChecked + Environment<Handle = H>>(&mut self, world: &mut W) {
         let sent = self.device.transmit(&mut world.bus(), 0, |_| {});
         sent.expect("its rings are mapped");
     }
@@ -174,7 +174,7 @@ impl<H, const BUFFERS: usize> Hostile<H> for AdapterOf<H, BUFFERS> {
         self.nic.buffers_out()
     }
 
-    fn close<W: Judged + Environment<Handle = H>>(
+    fn close<W: OracleChecked + Environment<Handle = H>>(
         self,
         world: &mut W,
         reached: Reached<'_>,

@@ -11,7 +11,7 @@ use ringfence_devices::ring::{CompletionFault, MalformedCompletion};
 use ringfence_devices::{Buffer, DeviceMapping, Transfer};
 use ringfence_types::{Iova, PhysRange};
 
-use super::rig::{self, Judged};
+use super::rig::{self, OracleChecked};
 use crate::Reached;
 
 /// Maximum number of remembered mappings.
@@ -61,18 +61,18 @@ pub(super) type Area = (Iova, u64);
 /// A driver with a hostile device.
 pub(super) trait Hostile<H>: Sized {
     /// Opens the driver without any request.
-    fn open<W: Judged + Environment<Handle = H>>(world: &mut W, seed: u8) -> Self;
+    fn open<W: OracleChecked + Environment<Handle = H>>(world: &mut W, seed: u8) -> Self;
     /// Returns all memory of its rings, lists and tables.
     fn areas(&self) -> Vec<Area>;
     /// The driver makes a request.
-    fn request<W: Judged + Environment<Handle = H>>(
+    fn request<W: OracleChecked + Environment<Handle = H>>(
         &mut self,
         world: &mut W,
         step: Step,
         reached: Reached<'_>,
     );
     /// The driver handles completions.
-    fn service<W: Judged + Environment<Handle = H>>(
+    fn service<W: OracleChecked + Environment<Handle = H>>(
         &mut self,
         world: &mut W,
         step: Step,
@@ -83,13 +83,13 @@ pub(super) trait Hostile<H>: Sized {
     fn claim(&self, step: Step) -> Option<(Iova, [u8; 16])>;
     /// The device works. Its own rings are mapped while it is open, so its accesses to them are
     /// never stopped.
-    fn work<W: Judged + Environment<Handle = H>>(&mut self, world: &mut W);
+    fn work<W: OracleChecked + Environment<Handle = H>>(&mut self, world: &mut W);
     /// The driver rings a doorbell.
     fn doorbell(&mut self, value: u32);
     /// Returns the number of buffers taken from the driver's pool.
     fn out(&self) -> usize;
     /// Closes the driver and returns the number of buffers that were not returned.
-    fn close<W: Judged + Environment<Handle = H>>(
+    fn close<W: OracleChecked + Environment<Handle = H>>(
         self,
         world: &mut W,
         reached: Reached<'_>,
@@ -107,7 +107,7 @@ pub(super) struct Session<W, D> {
     of: PhantomData<D>,
 }
 
-impl<W: Judged + Environment, D: Hostile<W::Handle>> Session<W, D> {
+impl<W: OracleChecked + Environment, D: Hostile<W::Handle>> Session<W, D> {
     pub(super) fn run(
         mut world: W,
         told: Told,

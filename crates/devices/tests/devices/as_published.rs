@@ -23,7 +23,7 @@ use ringfence_hw::Prefetch;
 use ringfence_pgtable::Coherency;
 use ringfence_types::{Access, FaultReason};
 
-use super::rig::{self, Judged, LiteralRig, RingRig};
+use super::rig::{self, LiteralRig, OracleChecked, RingRig};
 
 const SETUPS: [Coherency; 2] = [Coherency::Coherent, Coherency::NonCoherent];
 
@@ -105,7 +105,7 @@ impl Attacker for Late {
 
 /// An adapter sends 200 frames and its driver reclaims them as one burst. Returns the number of
 /// buffers that were accessed after their return.
-fn reached_of_200<W: Judged + Environment<Handle = Mapping<Buffer>>>(mut world: W) -> usize {
+fn reached_of_200<W: OracleChecked + Environment<Handle = Mapping<Buffer>>>(mut world: W) -> usize {
     let profile = profile();
     let memory = rig::buffers(Nic::<W::Handle>::buffer_bytes(&profile, 300));
     let mut nic = Nic::open(profile, memory, &mut world.api()).unwrap();
@@ -172,7 +172,7 @@ struct Reads {
     failed: u64,
 }
 
-fn reads<W: Judged>(world: &mut W, seed: u64) -> Reads {
+fn reads<W: OracleChecked>(world: &mut W, seed: u64) -> Reads {
     let mut pool = Pool::new(rig::buffers(1 << 20), PAGE_BYTES).unwrap();
     let mut disk = RamDisk::new(4096);
     for page in 0..512 {
@@ -281,7 +281,7 @@ fn the_literal_tail_gives_a_disk_the_pages_of_others() {
 /// writes past its end.
 #[test]
 fn the_literal_unit_lets_a_device_write_on_behind_its_buffer() {
-    fn outcome<W: Judged + Environment<Handle = Mapping<Buffer>>>(
+    fn outcome<W: OracleChecked + Environment<Handle = Mapping<Buffer>>>(
         mut world: W,
     ) -> (Result<(), DmaError>, Vec<u8>, u64) {
         let profile = profile();

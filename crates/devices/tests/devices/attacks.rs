@@ -9,7 +9,7 @@ use ringfence_devices::{Buffer, Neighbour, Passive, Racer, Replayer, Reuse};
 use ringfence_dma::Mapping;
 use ringfence_dma::flush::{Burst, Deferred, Strict};
 
-use super::rig::{self, Judged, Rig, RingRig};
+use super::rig::{self, OracleChecked, Rig, RingRig};
 
 type Tricks = AttackHook<(Passive, (Racer, (Replayer, Neighbour)))>;
 
@@ -19,7 +19,7 @@ fn tricks() -> Tricks {
 }
 
 /// Returns the violations and blocked accesses of an attacked adapter.
-fn attacked<W: Judged + Environment<Handle = Mapping<Buffer>>>(mut world: W) -> (u64, u64) {
+fn attacked<W: OracleChecked + Environment<Handle = Mapping<Buffer>>>(mut world: W) -> (u64, u64) {
     let profile = Profile::MLX;
     let bytes = Nic::<Mapping<Buffer>>::buffer_bytes(&profile, BURST);
     let memory = rig::buffers(bytes);

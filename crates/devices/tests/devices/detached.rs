@@ -7,7 +7,7 @@ use ringfence_devices::{DmaError, Pool};
 use ringfence_dma::MapReason;
 use ringfence_types::{Direction, PhysRange};
 
-use super::rig::{self, Judged};
+use super::rig::{self, OracleChecked};
 
 const RING: DeviceRing = DeviceRing {
     queue: 0,

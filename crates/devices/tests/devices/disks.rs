@@ -16,7 +16,7 @@ use ringfence_dma::Mapping;
 use ringfence_dma::ring::{RingSetup, SlotChoice};
 use ringfence_types::Direction;
 
-use super::rig::{self, Judged, RingRig};
+use super::rig::{self, OracleChecked, RingRig};
 
 const BLOCKS: usize = 4096;
 pub(crate) const QUEUE: u16 = 1;
@@ -153,7 +153,11 @@ struct Pending {
 
 /// Runs `requests` and checks every byte against a plain array. Returns how often there was no
 /// room.
-fn drive<W: Judged, D: Disk<W>>(world: &mut W, mut driver: D, requests: &[Request]) -> usize {
+fn drive<W: OracleChecked, D: Disk<W>>(
+    world: &mut W,
+    mut driver: D,
+    requests: &[Request],
+) -> usize {
     let mut pool = Pool::new(rig::buffers(64 << 20), PAGE_BYTES).unwrap();
     let mut disk = RamDisk::new(BLOCKS);
     let mut model = vec![0_u8; BLOCKS * 512];
@@ -232,14 +236,18 @@ fn drive<W: Judged, D: Disk<W>>(world: &mut W, mut driver: D, requests: &[Reques
 }
 
 /// Like `drive`, for a device without an attacker.
-fn drive_alone<W: Judged, D: Disk<W>>(world: &mut W, driver: D, requests: &[Request]) -> usize {
+fn drive_alone<W: OracleChecked, D: Disk<W>>(
+    world: &mut W,
+    driver: D,
+    requests: &[Request],
+) -> usize {
     let full = drive(world, driver, requests);
     assert_eq!(world.judge().faults, 0);
     full
 }
 
 /// Runs requests of one to 24 pages, all in the direction of `operation`.
-pub(crate) fn nvme_under_attack<W: Judged>(world: &mut W, operation: Operation) {
+pub(crate) fn nvme_under_attack<W: OracleChecked>(world: &mut W, operation: Operation) {
     let requests: Vec<_> = (0..80_u64)
         .map(|number| Request {
             operation,
@@ -253,7 +261,7 @@ pub(crate) fn nvme_under_attack<W: Judged>(world: &mut W, operation: Operation) 
 }
 
 /// Completes some of the outstanding requests.
-fn settle<W: Judged, D: Disk<W>>(
+fn settle<W: OracleChecked, D: Disk<W>>(
     world: &mut W,
     driver: &mut D,
     disk: &mut RamDisk,
@@ -310,7 +318,7 @@ proptest! {
         seed in any::<u64>(),
         slots in 26_u32..200,
     ) {
-        fn run<W: Judged>(mut world: W, entries: u32, seed: u64, requests: &[Request]) -> usize {
+        fn run<W: OracleChecked>(mut world: W, entries: u32, seed: u64, requests: &[Request]) -> usize {
             let driver = Nvme::open(&mut world, 1 << entries, seed);
             drive_alone(&mut world, driver, requests)
         }
@@ -328,7 +336,7 @@ proptest! {
         seed in any::<u64>(),
         slots in 26_u32..200,
     ) {
-        fn run<W: Judged>(mut world: W, seed: u64, requests: &[Request]) -> usize {
+        fn run<W: OracleChecked>(mut world: W, seed: u64, requests: &[Request]) -> usize {
             let driver = Ahci::open(&mut world, seed);
             drive_alone(&mut world, driver, requests)
         }
@@ -363,7 +371,7 @@ fn arbitrary_order_is_what_rings_are_not_for() {
 
 #[test]
 fn the_pseudo_adapter_maps_and_transfers_nothing() {
-    fn run<W: Judged + Environment<Handle = Mapping<B>>, B>(mut world: W) {
+    fn run<W: OracleChecked + Environment<Handle = Mapping<B>>, B>(mut world: W) {
         let memory = rig::buffers(16 * PAGE_BYTES);
         let mut scsi = PseudoScsi::new(memory, PseudoScsi::REQUEST, Operation::Read).unwrap();
         for _ in 0..100 {

@@ -22,7 +22,7 @@ use ringfence_types::PhysRange;
 
 use super::board::Trouble;
 use super::disks::rings_of;
-use super::rig::{self, Judged, RingRig};
+use super::rig::{self, OracleChecked, RingRig};
 
 /// Kind of failure of a map.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -145,7 +145,7 @@ impl<const MAP_FIRST: bool> Adapter<MAP_FIRST> {
     }
 }
 
-impl<W: Judged + Environment<Handle = Mapping<B>>, B, const MAP_FIRST: bool> Driven<W>
+impl<W: OracleChecked + Environment<Handle = Mapping<B>>, B, const MAP_FIRST: bool> Driven<W>
     for Adapter<MAP_FIRST>
 {
     fn live(world: &mut W, troubles: &Troubles) -> Result<u32, String> {
@@ -227,7 +227,7 @@ fn note(result: Result<u32, BlockError>, wrong: &mut u32) -> Result<(), String> 
 
 struct NvmeDisk;
 
-impl<W: Judged> Driven<W> for NvmeDisk {
+impl<W: OracleChecked> Driven<W> for NvmeDisk {
     fn live(world: &mut W, troubles: &Troubles) -> Result<u32, String> {
         let mut pool = Pool::new(rig::buffers(1 << 20), PAGE_BYTES).unwrap();
         let mut disk = RamDisk::new(1 << 10);
@@ -270,7 +270,7 @@ impl<W: Judged> Driven<W> for NvmeDisk {
 
 struct AhciDisk;
 
-impl<W: Judged> Driven<W> for AhciDisk {
+impl<W: OracleChecked> Driven<W> for AhciDisk {
     fn live(world: &mut W, troubles: &Troubles) -> Result<u32, String> {
         let mut pool = Pool::new(rig::buffers(1 << 20), PAGE_BYTES).unwrap();
         let mut disk = RamDisk::new(1 << 10);
@@ -320,7 +320,7 @@ enum What {
     Descriptors,
 }
 
-fn trouble<'a, W: Judged>(what: What, world: &'a W, troubles: &'a Troubles) -> &'a Trouble {
+fn trouble<'a, W: OracleChecked>(what: What, world: &'a W, troubles: &'a Troubles) -> &'a Trouble {
     let [frames, invalidations] = world.troubles();
     match what {
         What::Frames => frames,
@@ -332,7 +332,7 @@ fn trouble<'a, W: Judged>(what: What, world: &'a W, troubles: &'a Troubles) -> &
 
 /// Runs a driver repeatedly, each time with a failure one step later, until no failure occurs any
 /// more. Returns the number of runs with a failure.
-fn at_every_step<D: Driven<W>, W: Judged>(world: &mut W, what: What) -> u64 {
+fn at_every_step<D: Driven<W>, W: OracleChecked>(world: &mut W, what: What) -> u64 {
     let troubles = Troubles::default();
     troubles.busy.set(what == What::FullRings);
     // Tables that the space keeps are allocated after the first run.
@@ -361,7 +361,7 @@ fn at_every_step<D: Driven<W>, W: Judged>(world: &mut W, what: What) -> u64 {
 
 /// Invalidations keep failing. The driver reports what the device may still access as lost, and
 /// frees everything else. Returns the number of runs.
-fn when_invalidations_stay_away<D: Driven<W>, W: Judged>(make: impl Fn() -> W) -> u64 {
+fn when_invalidations_stay_away<D: Driven<W>, W: OracleChecked>(make: impl Fn() -> W) -> u64 {
     for step in 0.. {
         let (mut world, troubles) = (make(), Troubles::default());
         let asked = trouble(What::Invalidations, &world, &troubles);

@@ -10,7 +10,7 @@ use ringfence_devices::nic::{
 use ringfence_devices::ring::{CompletionFault, RingAddresses, RingSize};
 use ringfence_dma::Mapping;
 
-use super::rig::{self, Judged};
+use super::rig::{self, OracleChecked};
 
 const SIZE: u32 = 8;
 
@@ -194,7 +194,7 @@ fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
-fn survives<W: Judged + Environment<Handle = Mapping<B>>, B>(
+fn survives<W: OracleChecked + Environment<Handle = Mapping<B>>, B>(
     mut world: W,
     per_packet: usize,
     acts: &[Act],

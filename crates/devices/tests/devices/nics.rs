@@ -17,7 +17,7 @@ use ringfence_dma::ring::RingSetup;
 use ringfence_pgtable::Coherency;
 use ringfence_types::Direction;
 
-use super::rig::{self, Judged};
+use super::rig::{self, OracleChecked};
 
 fn open<W: Environment<Handle = Mapping<B>>, B>(
     world: &mut W,
@@ -30,7 +30,7 @@ fn open<W: Environment<Handle = Mapping<B>>, B>(
 }
 
 /// Runs a workload and closes the port. Returns the number of verified frames.
-fn run<W: Judged + Environment<Handle = Mapping<B>>, B>(
+fn run<W: OracleChecked + Environment<Handle = Mapping<B>>, B>(
     mut world: W,
     profile: Profile,
     burst: u32,
@@ -246,7 +246,7 @@ fn small(buffers_per_packet: usize, rings: u16, size: u32) -> Profile {
     }
 }
 
-fn conserves<W: Judged + Environment<Handle = Mapping<B>>, B>(
+fn conserves<W: OracleChecked + Environment<Handle = Mapping<B>>, B>(
     mut world: W,
     profile: Profile,
     burst: u32,
@@ -349,8 +349,8 @@ fn a_run_ends_though_the_server_always_has_more_to_send() {
 /// Clients that never send.
 #[test]
 fn silence_for_good_is_an_error() {
-    struct Gone;
-    impl Workload for Gone {
+    struct Removed;
+    impl Workload for Removed {
         fn clients(&self) -> u32 {
             1
         }
@@ -366,7 +366,7 @@ fn silence_for_good_is_an_error() {
     let mut world = rig::unprotected();
     let mut station = open(&mut world, Profile::BRCM, BURST, 1);
     assert_eq!(
-        station.run(&mut world, &mut Gone, 1),
+        station.run(&mut world, &mut Removed, 1),
         Err(TestbedError::Stuck)
     );
     station.close(&mut world).unwrap();

@@ -356,7 +356,7 @@ where
 }
 
 /// Interface of a rig for tests, in every mode.
-pub(crate) trait Judged: Environment {
+pub(crate) trait OracleChecked: Environment {
     fn judge(&mut self) -> &mut Judge;
     /// Returns the number of frames used by tables and rings.
     fn frames_in_use(&self) -> u64;
@@ -364,7 +364,7 @@ pub(crate) trait Judged: Environment {
     fn troubles(&self) -> [&Trouble; 2];
 }
 
-impl<S, F, B, W, U, A> Judged for Rig<S, F, B, W, U, A>
+impl<S, F, B, W, U, A> OracleChecked for Rig<S, F, B, W, U, A>
 where
     S: Space,
     F: Flush<S, B>,

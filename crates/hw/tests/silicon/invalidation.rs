@@ -142,9 +142,9 @@ fn scopes_are_exact() {
         ),
     ];
     let mem = arena();
-    for (request, purge, survivors, walk_caches) in cases {
+    for (request, granularity, survivors, walk_caches) in cases {
         let mut config = roomy();
-        config.granularity = purge;
+        config.granularity = granularity;
         let mut rig = Rig::new(&mem, &config);
         let a = rig.domain(A, &[NIC]);
         let b = rig.domain(B, &[DISK]);
@@ -161,12 +161,12 @@ fn scopes_are_exact() {
         assert_eq!(rig.unit.walk_caches_live()[0], walk_caches, "{request:?}");
         assert_eq!(
             rig.unit.stats().widened,
-            u64::from(purge == InvalidationGranularity::GlobalOnly),
+            u64::from(granularity == InvalidationGranularity::GlobalOnly),
             "{request:?}"
         );
         assert_eq!(rig.unit.stats().invalidations.total(), 1);
         let left = warm.map(|(device, iova)| rig.dma(device, iova, 1, READ).is_ok());
-        assert_eq!(left, survivors, "{request:?} {purge:?}");
+        assert_eq!(left, survivors, "{request:?} {granularity:?}");
     }
 }
 

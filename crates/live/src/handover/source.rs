@@ -51,7 +51,7 @@ pub(crate) enum SourceOutcome {
     /// The daemon was stopped before a hand-over.
     Stopped,
     /// Another process owns the devices.
-    Gone,
+    HandedOver,
 }
 
 /// Reason for which the devices stay, for the log and the destination.
@@ -113,7 +113,9 @@ pub(crate) fn serve_destination(
         };
         let text = why.as_deref().unwrap_or_default();
         let _ = channel.send(said, text.as_bytes(), &[], limit);
-        return why.map_or(Ok(SourceOutcome::Gone), |why| Err(io::Error::other(why)));
+        return why.map_or(Ok(SourceOutcome::HandedOver), |why| {
+            Err(io::Error::other(why))
+        });
     }
 }
 
@@ -347,7 +349,7 @@ mod tests {
     fn devices_are_handed_over_when_nothing_works_for_them_any_more() {
         let (said, offered) = confirmed(PauseReply::Released);
         assert_eq!(said, MessageKind::Released as u32);
-        assert_eq!(offered.unwrap(), SourceOutcome::Gone);
+        assert_eq!(offered.unwrap(), SourceOutcome::HandedOver);
         // A process that is still alive may have the guest's memory: the destination must not
         // begin.
         let (said, offered) = confirmed(PauseReply::Stuck);

@@ -10,7 +10,7 @@ use ringfence_devices::ring::{CompletionFault, MalformedCompletion};
 use ringfence_devices::{Pool, Transfer};
 use ringfence_types::Iova;
 
-use super::super::rig::{self, Judged};
+use super::super::rig::{self, OracleChecked};
 use super::{Ahci, Disk, Nvme, QUEUE};
 
 #[test]
@@ -196,7 +196,7 @@ fn hostile_commands_end_with_a_status() {
 }
 
 /// Closes the queue. `count` buffers, which are all, are returned, and nothing stays mapped.
-fn all_back<W: Judged + Environment<Handle = H>, H>(
+fn all_back<W: OracleChecked + Environment<Handle = H>, H>(
     nvme: Nvme<H>,
     world: &mut W,
     pool: &mut Pool,

@@ -58,13 +58,18 @@ pub const OUTCOMES: &[&str] = &[
 const BASES: [&[u8]; 2] = [ODD, b""];
 
 const ODD: &[u8] = b"t-1 [0] ..... 1.0: tracing_mark_write: begin\n\
-    t-1 [0] ..... 1.0: dma_map_phys: 0000:00:03.0 dir=TO_DEVICE dma_addr=0 size=4096 phys_addr=0 attrs=\n\
+    t-1 [0] ..... 1.0: dma_map_phys: 0000:00:03.0 dir=TO_DEVICE dma_addr=0 size=4096 phys_addr=0 \
+    attrs=\n\
     t-1 [0] ..... 6.5: dma_unmap_phys: 0000:00:03.0 dir=TO_DEVICE dma_addr=0 size=4096 attrs=\n\
-    t-1 [1] ..... 6.6: dma_map_sg: usb dir=FROM_DEVICE nents=2/2 ents=2/2 dma_addrs={0x1000,0x5000} sizes={0x1000,0x10} phys_addrs={0x1000,0x5000} attrs=\n\
+    t-1 [1] ..... 6.6: dma_map_sg: usb dir=FROM_DEVICE nents=2/2 ents=2/2 \
+    dma_addrs={0x1000,0x5000} sizes={0x1000,0x10} phys_addrs={0x1000,0x5000} attrs=\n\
     t-1 [1] ..... 6.6: tracing_mark_write: between\n\
-    t-1 [1] ..... 6.7: dma_alloc: usb dir=BIDIRECTIONAL dma_addr=9000 size=64 virt_addr=1 flags=x attrs=\n\
-    t-1 [0] ..... 6.8: dma_map_phys: usb dir=TO_DEVICE dma_addr=2000000000 size=64 phys_addr=2000000000 attrs=\n\
-    t-1 [0] ..... 6.9: map: IOMMU: iova=0x0000000000700000 - 0x0000000000701000 paddr=0x0000000000042000 size=4096\n";
+    t-1 [1] ..... 6.7: dma_alloc: usb dir=BIDIRECTIONAL dma_addr=9000 size=64 virt_addr=1 flags=x \
+    attrs=\n\
+    t-1 [0] ..... 6.8: dma_map_phys: usb dir=TO_DEVICE dma_addr=2000000000 size=64 \
+    phys_addr=2000000000 attrs=\n\
+    t-1 [0] ..... 6.9: map: IOMMU: iova=0x0000000000700000 - 0x0000000000701000 \
+    paddr=0x0000000000042000 size=4096\n";
 
 /// Returns the bases as files.
 fn bases() -> &'static [Vec<u8>] {

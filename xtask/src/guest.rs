@@ -92,7 +92,8 @@ pub(crate) fn run(repo: &Repo, options: &Options) -> anyhow::Result<bool> {
         return Ok(true);
     }
     println!(
-        "the kernel of {} in a guest for at most {} s; on Debian, as root or with sudo; QEMU and kernel are fetched once",
+        "the kernel of {} in a guest for at most {} s; on Debian, as root or with sudo; QEMU and \
+        kernel are fetched once",
         options.suite, options.limit
     );
     process::show(

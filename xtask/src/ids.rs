@@ -248,7 +248,8 @@ mod tests {
 
     #[test]
     fn only_tests_count_as_tests() {
-        let text = "fn live() {} #[cfg(test)] mod tests { #[test] fn works() {} proptest! { fn holds() {} } }";
+        let text = "fn live() {} #[cfg(test)] mod tests { #[test] fn works() {} proptest! { fn \
+            holds() {} } }";
         let source = Source::parse(Path::new("a.rs"), text.into()).unwrap();
         assert!(declares(&source, "works") && declares(&source, "holds"));
         assert!(!declares(&source, "live") && !declares(&source, "absent"));

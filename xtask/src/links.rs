@@ -55,7 +55,8 @@ mod tests {
 
     #[test]
     fn relative_links_are_collected() {
-        let text = "[a](docs/A.md) [`b`](B.md#part) [c](https://c.org) [d](#part)\n```\n[e](E.md)\n```\n`[f](F.md)` [g](G.md \"title\")\n";
+        let text = "[a](docs/A.md) [`b`](B.md#part) [c](https://c.org) \
+            [d](#part)\n```\n[e](E.md)\n```\n`[f](F.md)` [g](G.md \"title\")\n";
         let expected = [(1, "docs/A.md"), (1, "B.md"), (5, "G.md")];
         let found = links(text);
         let found: Vec<(usize, &str)> = found.iter().map(|(line, t)| (*line, t.as_str())).collect();

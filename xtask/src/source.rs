@@ -310,7 +310,8 @@ mod tests {
 
     #[test]
     fn lines_of_code_leave_out_blanks_comments_and_tests() {
-        let text = "//! Title\n\n/// Doc\nfn a() {\n    // why\n    b(\"x\n y\");\n}\n\n#[cfg(test)]\nmod tests {\n    fn t() {}\n}\n";
+        let text = "//! Title\n\n/// Doc\nfn a() {\n    // why\n    b(\"x\n \
+            y\");\n}\n\n#[cfg(test)]\nmod tests {\n    fn t() {}\n}\n";
         assert_eq!(source(text).lines_of_code(), 4);
     }
 }

@@ -64,7 +64,8 @@ mod tests {
         let mut summary = Summary::default();
         for line in [
             "running 3 tests",
-            "test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s",
+            "test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished \
+            in 0.00s",
             "test result: FAILED. 4 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out",
             "a test result: ok. 100 passed",
         ] {

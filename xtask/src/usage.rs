@@ -99,7 +99,8 @@ mod tests {
         // Computes until the kernel reports 0.2 s, once itself and once in a child process.
         let burn = "import os, sys\n\
             while os.times().user < 0.2: pass\n\
-            if len(sys.argv) == 1: sys.exit(os.spawnv(os.P_WAIT, sys.executable, [sys.executable, '-c', sys.orig_argv[2], 'x']))";
+            if len(sys.argv) == 1: sys.exit(os.spawnv(os.P_WAIT, sys.executable, [sys.executable, \
+            '-c', sys.orig_argv[2], 'x']))";
         let mut child = Command::new("python3").args(["-c", burn]).spawn().unwrap();
         assert!(wait(&mut child).unwrap().success());
         let used = so_far() - before;

@@ -29,7 +29,8 @@ use ringfence_lab::modes::Mode;
 use ringfence_report::{Condition, ConditionError};
 
 const EXIT_CODES: &str = "\
-Exit codes: 0 done, 1 error, 2 wrong usage or a condition on what was not measured, 3 a condition of --fail-if or --fail-over holds, \
+Exit codes: 0 done, 1 error, 2 wrong usage or a condition on what was not measured, 3 a condition \
+of --fail-if or --fail-over holds, \
 130 ended by a signal, with unfinished files removed.";
 
 /// Measure the cost of DMA protection on your workload and its exposure, and find better modes.
@@ -85,17 +86,24 @@ pub(crate) enum Command {
 const COMPARE_LONG: &str = "\
 Replay traces through protection modes; print what each costs and what it exposes.
 
-Each trace is replayed twice in every mode under an oracle that knows which byte is granted to which device: once with a device that \
-does what the trace implies (metered), once with an attacker that touches every buffer it has lost. A third, timed run measures the \
-mapping layer alone. Cycles are executed by this processor, but for the invalidation of the IOTLB, which no user program can execute: \
+Each trace is replayed twice in every mode under an oracle that knows which byte is granted to \
+which device: once with a device that \
+does what the trace implies (metered), once with an attacker that touches every buffer it has \
+lost. A third, timed run measures the \
+mapping layer alone. Cycles are executed by this processor, but for the invalidation of the IOTLB, \
+which no user program can execute: \
 it is charged by the cost profile, and every report says how much of a row that is.
 
-relative_throughput = c / (c + map + unmap): a packet that costs c cycles without protection costs c + map + unmap with it. c comes \
+relative_throughput = c / (c + map + unmap): a packet that costs c cycles without protection costs \
+c + map + unmap with it. c comes \
 from the profile (908 for r210-2015: half of a packet of two mappings) or from --c-none.
 
-Why fence and fence-burst stand side by side: an invalidation that is charged at every unmap caps a mode at c / (c + invalidation), \
-0.30 under r210-2015, whatever its software does; fence is the best that can be done there. What helps on today's hardware is to \
-invalidate once for a burst of unmaps and to withhold the buffers until then: fence-burst, as strict, for a short delay of release.";
+Why fence and fence-burst stand side by side: an invalidation that is charged at every unmap caps \
+a mode at c / (c + invalidation), \
+0.30 under r210-2015, whatever its software does; fence is the best that can be done there. What \
+helps on today's hardware is to \
+invalidate once for a burst of unmaps and to withhold the buffers until then: fence-burst, as \
+strict, for a short delay of release.";
 
 const COMPARE_EXAMPLES: &str = "\
 Examples:
@@ -109,7 +117,8 @@ Examples:
   ringfence compare --iotlb 64x8 --coherent --c-none 2500
   ringfence compare --fail-if 'fence:violations>0,false_faults>0'
 
-A condition on what was not measured (cycles with --repeat 0, violations with --no-hostile) and one on a trace without a map are wrong usage.
+A condition on what was not measured (cycles with --repeat 0, violations with --no-hostile) and \
+one on a trace without a map are wrong usage.
 
 Exit codes: 0 done, 1 error, 2 wrong usage, 3 a condition of --fail-if holds.";
 
@@ -230,10 +239,14 @@ pub(crate) struct Format {
 const SIZE_LONG: &str = "\
 Say how large a trace wants its rings and its IOTLB.
 
-A ring is a device and a direction. A first pass counts: L, most slots mapped at once; B, most slots withheld at once until the end of a \
-burst; in which order unmaps come. From that follow N >= L + B, and the fewest slots with which this trace stalls no map. A second pass \
-replays the trace with rings of several sizes, once with a ring that takes only the slot at its tail (riommu) and once with one that takes \
-any free slot (riommu-ooo), and says how many maps waited, beside what a model of slots predicts. The same pass tries IOTLBs of several \
+A ring is a device and a direction. A first pass counts: L, most slots mapped at once; B, most \
+slots withheld at once until the end of a \
+burst; in which order unmaps come. From that follow N >= L + B, and the fewest slots with which \
+this trace stalls no map. A second pass \
+replays the trace with rings of several sizes, once with a ring that takes only the slot at its \
+tail (riommu) and once with one that takes \
+any free slot (riommu-ooo), and says how many maps waited, beside what a model of slots predicts. \
+The same pass tries IOTLBs of several \
 shapes under modes that map pages.
 
 Nothing is timed: the numbers are the same on every machine.";
@@ -321,7 +334,8 @@ Example:
   ringfence compare --json > after.json
   ringfence diff before.json after.json --fail-over 20
 
-Exit codes: 0 done, 1 error, 2 wrong usage or, with --fail-over, reports that did not measure the same, 3 a row got worse than --fail-over allows.";
+Exit codes: 0 done, 1 error, 2 wrong usage or, with --fail-over, reports that did not measure the \
+same, 3 a row got worse than --fail-over allows.";
 
 /// Arguments of `diff`.
 #[derive(Debug, Args)]
@@ -343,11 +357,15 @@ pub(crate) struct DiffArgs {
 }
 
 const REPRODUCE_LONG: &str = "\
-Run the experiments of the rIOMMU, EIOVAR, Fujita and PVIOMMU documents; print them beside what was measured here.
+Run the experiments of the rIOMMU, EIOVAR, Fujita and PVIOMMU documents; print them beside what \
+was measured here.
 
-For each number: what the document prints, what was measured, their ratio, and which part of a cost this processor executed and which \
-the profile r210-2015 charged: invalidations, IOTLB misses, and what a packet costs without protection. The verdict follows from the \
-rows alone. reproduced: every order is the document's and every number within 15%. ordering only: numbers are further off. differs: an \
+For each number: what the document prints, what was measured, their ratio, and which part of a \
+cost this processor executed and which \
+the profile r210-2015 charged: invalidations, IOTLB misses, and what a packet costs without \
+protection. The verdict follows from the \
+rows alone. reproduced: every order is the document's and every number within 15%. ordering only: \
+numbers are further off. differs: an \
 order or an exact number is another one. docs/REPRODUCE.md says how to read the rest.";
 
 const REPRODUCE_EXAMPLES: &str = "\
@@ -357,7 +375,8 @@ Examples:
   ringfence reproduce --all --out findings            a page, JSON and text in one directory
   ringfence reproduce --all --json > findings.json
   ringfence reproduce X07 --trace traces/*.zst        recorded devices beside synthetic rings
-  ringfence reproduce X21                             boots guests; fetches what they need (see guest run)
+  ringfence reproduce X21                             boots guests; fetches what they need (see \
+  guest run)
   ringfence reproduce X21 --guest-kind emulated --guest-configuration pviommu+rtc,virtio-strict";
 
 /// Arguments of `reproduce`.
@@ -449,10 +468,13 @@ Examples:
   sudo ringfence trace record -o download.trace.zst -- curl -so /dev/null https://example.org/file
   ringfence compare download.trace.zst
 
-The recording uses a tracing instance of its own and removes it at its end, on errors and on Ctrl-C too; other tracing on the host is \
-not touched. Without an IOMMU in use the kernel prints no iommu:* events: then scatterlists and coherent buffers lack addresses.
+The recording uses a tracing instance of its own and removes it at its end, on errors and on \
+Ctrl-C too; other tracing on the host is \
+not touched. Without an IOMMU in use the kernel prints no iommu:* events: then scatterlists and \
+coherent buffers lack addresses.
 
-The command runs as the user that runs ringfence, under sudo as root: `-- setpriv --reuid USER --regid GROUP --init-groups COMMAND` runs \
+The command runs as the user that runs ringfence, under sudo as root: `-- setpriv --reuid USER \
+--regid GROUP --init-groups COMMAND` runs \
 it as another. A trace holds the kernel's addresses: the file can be read by its user alone.";
 
 /// Arguments of `trace record`.
@@ -503,9 +525,12 @@ pub(crate) struct AnonymiseArgs {
 const CONVERT_LONG: &str = "\
 Write a trace's operations as Parquet, for tools that read tables.
 
-One row an operation (map, unmap) or mark, in the order of the trace: time, device, processor, the mapping that pairs an unmap with its \
-map, direction, class, and the buffer's segments. Devices and the summary stand in the file's metadata. `compare` reads the file like \
-any trace, with the same rows. The lines themselves are not kept: `trace info` and `trace anonymise` want the text.
+One row an operation (map, unmap) or mark, in the order of the trace: time, device, processor, the \
+mapping that pairs an unmap with its \
+map, direction, class, and the buffer's segments. Devices and the summary stand in the file's \
+metadata. `compare` reads the file like \
+any trace, with the same rows. The lines themselves are not kept: `trace info` and `trace \
+anonymise` want the text.
 
 Needs a build with `--features parquet`.";
 
@@ -530,8 +555,10 @@ pub(crate) struct ConvertArgs {
 const CALIBRATE_LONG: &str = "\
 Measure this machine and write a cost profile for `compare --profile`.
 
-What a user program can execute is measured: the cycle counter's rate and cost, storing a table entry, writing a line back and waiting \
-for it. What it cannot execute, the invalidation of the IOTLB, a miss, a packet without protection, is taken from r210-2015; the file \
+What a user program can execute is measured: the cycle counter's rate and cost, storing a table \
+entry, writing a line back and waiting \
+for it. What it cannot execute, the invalidation of the IOTLB, a miss, a packet without \
+protection, is taken from r210-2015; the file \
 says of every number which it is. Edit it where you know better.";
 
 /// Arguments of `calibrate`.

@@ -175,9 +175,7 @@ impl fmt::Display for Failure {
             Self::Workload(status) => {
                 write!(f, "the command ended with {status}; its trace was written")
             }
-            Self::Interrupted => {
-                f.write_str("interrupted; what had been counted stands above")
-            }
+            Self::Interrupted => f.write_str("interrupted; what had been counted stands above"),
             Self::Guests(1) => f.write_str("a guest failed; what is known of it stands above"),
             Self::Guests(n) => write!(f, "{n} guests failed; what is known of them stands above"),
             #[cfg(feature = "live")]
@@ -186,7 +184,8 @@ impl fmt::Display for Failure {
             Self::Devices(why) => f.write_str(why),
             #[cfg(not(feature = "live"))]
             Self::NotBuilt => f.write_str(
-                "this build serves no guests; build with `--features live`, or install with `--all-features`",
+                "this build serves no guests; build with `--features live`, or install with \
+                `--all-features`",
             ),
             Self::ReadTwice => {
                 f.write_str("anonymising reads the trace twice: it has to be a file")

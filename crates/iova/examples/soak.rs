@@ -148,7 +148,8 @@ fn main() -> ExitCode {
             }
         }
         println!(
-            "{done:>12} operations: {:>8} bytes, {:>7} pages leased, {:>6.1} fragments, search {:.4} mean, {} longest, {} refused",
+            "{done:>12} operations: {:>8} bytes, {:>7} pages leased, {:>6.1} fragments, search \
+            {:.4} mean, {} longest, {} refused",
             peak.footprint,
             peak.leased,
             peak.fragments(),

@@ -105,7 +105,8 @@ impl fmt::Display for LabError {
             Self::Arena(e) => write!(f, "no memory for the replay: {e}"),
             Self::Table(e) => e.fmt(f),
             Self::NoExperiments => f.write_str(
-                "this build runs no experiments; build with `--features reproduce`, or install with `--all-features`",
+                "this build runs no experiments; build with `--features reproduce`, or install \
+                with `--all-features`",
             ),
             Self::Rings(e) => e.fmt(f),
             Self::Static(e) => write!(f, "cannot map all memory: {e}"),

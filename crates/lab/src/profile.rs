@@ -61,7 +61,8 @@ impl Profile {
     pub fn r210_2015() -> Self {
         Self {
             name: "r210-2015".into(),
-            source: "rIOMMU (ASPLOS'15) Table 1, sections 5.1 and 5.3, Fig. 7; geometry and kicks assumed"
+            source: "rIOMMU (ASPLOS'15) Table 1, sections 5.1 and 5.3, Fig. 7; geometry and kicks \
+                assumed"
                 .into(),
             invalidation_cycles: 2150,
             kick_cycles: ASSUMED_KICK,

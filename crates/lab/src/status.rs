@@ -114,7 +114,8 @@ impl fmt::Display for ReplayStatus {
             }
             Self::NotTimed { bytes } => write!(
                 f,
-                "no cycles: {} GiB are mapped at once, too much for the tables of all timed replays",
+                "no cycles: {} GiB are mapped at once, too much for the tables of all timed \
+                replays",
                 bytes.div_ceil(1 << 30)
             ),
             Self::Broken {

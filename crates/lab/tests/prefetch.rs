@@ -177,7 +177,12 @@ fn a_trace_gives_the_addresses_that_it_prints() {
         line(0, 0, &map(NIC, "FROM_DEVICE", 0xff00_0840, 100)),
         line(0, 1, &map(NIC, "FROM_DEVICE", 0xff00_2ff0, 0x1011)),
         line(0, 2, &map(NIC, "TO_DEVICE", 0xff00_5000, 1)),
-        line(0, 3, "dma_alloc: 0000:00:03.0 dir=BIDIRECTIONAL dma_addr=ff009000 size=4096 virt_addr=0000000000000001 flags=GFP_KERNEL"),
+        line(
+            0,
+            3,
+            "dma_alloc: 0000:00:03.0 dir=BIDIRECTIONAL dma_addr=ff009000 size=4096 \
+            virt_addr=0000000000000001 flags=GFP_KERNEL",
+        ),
         line(0, 4, &unmap(NIC, "FROM_DEVICE", 0xff00_0840, 100)),
         line(0, 5, &unmap(NIC, "FROM_DEVICE", 0xff00_2ff0, 0x1011)),
         // This map is on another ring, so the burst stays open. The next map ends it.
@@ -242,7 +247,8 @@ fn lists_are_found_by_their_starts_and_devices_are_apart() {
     use BufferEvent::{EndBurst, Map, Unmap, Use};
     let list = |addrs: &str, starts: &str| {
         format!(
-            "dma_map_sg: {DISK} dir=TO_DEVICE nents=2/2 ents=2/2 dma_addrs={{{addrs}}} sizes={{0x1000,0x2000}} phys_addrs={{{starts}}}"
+            "dma_map_sg: {DISK} dir=TO_DEVICE nents=2/2 ents=2/2 dma_addrs={{{addrs}}} \
+            sizes={{0x1000,0x2000}} phys_addrs={{{starts}}}"
         )
     };
     let end = |starts: &str| format!("dma_unmap_sg: {DISK} dir=TO_DEVICE phys_addrs={{{starts}}}");

@@ -166,7 +166,8 @@ fn say(name: &str, samples: &[Sample]) {
         let (other, from, to) = of(&|sample| sample[at + 1]);
         let (ratio, ratio_from, ratio_to) = of(&|sample| sample[at + 1] / sample[at]);
         print!(
-            "{name:<22} {iommu}  thread {one:6.1} ({one_from:.1} to {one_to:.1})  process {other:6.1} ({from:.1} to {to:.1})  ratio {ratio:.2} ({ratio_from:.2} to {ratio_to:.2})"
+            "{name:<22} {iommu}  thread {one:6.1} ({one_from:.1} to {one_to:.1})  process \
+            {other:6.1} ({from:.1} to {to:.1})  ratio {ratio:.2} ({ratio_from:.2} to {ratio_to:.2})"
         );
         if at > 0 {
             let (ratio, from, to) = of(&|sample| sample[3] / sample[1]);
@@ -225,7 +226,8 @@ fn trips<I: Boundary>(iommu: &str, process: &mut Bench<DiskProxy, I>) {
     for pages in [1, 64] {
         let (rounds, calls) = process.trips(|bench| _ = bench.map(pages));
         println!(
-            "{iommu}: a map and an unmap, a doorbell each, pages: {pages}: {rounds} rounds, {calls} calls"
+            "{iommu}: a map and an unmap, a doorbell each, pages: {pages}: {rounds} rounds, \
+            {calls} calls"
         );
     }
     let (rounds, calls) = process.trips(|bench| _ = bench.read());

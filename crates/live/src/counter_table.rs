@@ -235,7 +235,8 @@ mod tests {
         ] {
             assert_eq!(Sample::parse(text), None, "{text}");
         }
-        let odd = "ringfence_x_total{device=\"blk\"} -3\nringfence_service_seconds_bucket{device=\"blk\",le=\"many\"} 3\n";
+        let odd = "ringfence_x_total{device=\"blk\"} \
+            -3\nringfence_service_seconds_bucket{device=\"blk\",le=\"many\"} 3\n";
         let text = table(&Sample::parse(odd).unwrap(), None);
         assert_eq!(cells(&text, 1)[6], "0");
     }

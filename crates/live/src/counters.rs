@@ -239,7 +239,8 @@ pub fn prometheus(devices: &[(&str, &DeviceCounters)]) -> String {
     }
     let _ = writeln!(
         text,
-        "# HELP {SERVICE} How long requests took, from being taken off the ring to being given back."
+        "# HELP {SERVICE} How long requests took, from being taken off the ring to being given \
+        back."
     );
     let _ = writeln!(text, "# TYPE {SERVICE} histogram");
     for (device, counters) in devices {

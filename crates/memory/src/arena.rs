@@ -173,7 +173,8 @@ impl fmt::Display for ArenaError {
             Self::BadSize { bytes } => write!(f, "an arena cannot have {bytes} bytes"),
             Self::Refused { bytes, errno } => write!(
                 f,
-                "the host does not map {bytes} bytes (error {errno}); if it never overcommits memory, allow it to"
+                "the host does not map {bytes} bytes (error {errno}); if it never overcommits \
+                memory, allow it to"
             ),
             Self::NoSuchInstruction(kind) => write!(f, "this processor has no {kind:?}"),
         }

@@ -79,7 +79,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         println!();
     }
     println!(
-        "\nX24: from the last release to expiry, T = 10 s, C = 3, one release each 10 ms for 60 s, one in seven used again\n"
+        "\nX24: from the last release to expiry, T = 10 s, C = 3, one release each 10 ms for 60 s, \
+        one in seven used again\n"
     );
     let c = Cycles::PAPER;
     let uses = |releases| Uses::in_cycles(1000, releases, 5);

@@ -83,7 +83,8 @@ impl fmt::Display for IncomparableRow {
             None => f.write_str("the reports have no row in common"),
             Some((row, fields)) => write!(
                 f,
-                "{row}: {} not measured in both reports; compare with --repeat above 0 and with the attacker",
+                "{row}: {} not measured in both reports; compare with --repeat above 0 and with \
+                the attacker",
                 fields.join(", ")
             ),
         }

@@ -15,7 +15,8 @@ pub fn trace_info(name: &str, info: &Info, look: TableStyle) -> String {
         count(info.lines)
     );
     let facts = format!(
-        "{} maps, {} unmaps, {} coherent allocations, {} frees, {} syncs, {} iommu:map, {} iommu:unmap; \
+        "{} maps, {} unmaps, {} coherent allocations, {} frees, {} syncs, {} iommu:map, {} \
+        iommu:unmap; \
          {} mappings alive at most, {} at the end; {} pages mapped {} times each.",
         count(info.map_events),
         count(info.unmap_events),

@@ -11,7 +11,11 @@ pub fn oddities(notes: &TraceNotes) -> Vec<String> {
         // This comes first, because it invalidates everything else.
         out.push(match notes.lines {
             0 => "the trace is empty: nothing was replayed".into(),
-            _ => "no event of the trace maps anything (a recording needs dma:* or iommu:* events): nothing was replayed".into(),
+            _ => {
+                "no event of the trace maps anything (a recording needs dma:* or iommu:* events): \
+                nothing was replayed"
+                    .into()
+            }
         });
     }
     let mut say = |number: u64, one: &str, many: &str| {
@@ -22,8 +26,10 @@ pub fn oddities(notes: &TraceNotes) -> Vec<String> {
     };
     say(
         notes.lost,
-        "event was lost by the kernel: pairs are broken, no safety is claimed; record with larger buffers",
-        "events were lost by the kernel: pairs are broken, no safety is claimed; record with larger buffers",
+        "event was lost by the kernel: pairs are broken, no safety is claimed; record with larger \
+        buffers",
+        "events were lost by the kernel: pairs are broken, no safety is claimed; record with \
+        larger buffers",
     );
     say(
         notes.malformed,
@@ -99,7 +105,10 @@ pub fn oddities(notes: &TraceNotes) -> Vec<String> {
         let devices = notes.skips_unmaps.join(", ");
         out.insert(
             0,
-            format!("the driver of {devices} skips unmaps: the trace does not say when its mappings end, no safety is claimed"),
+            format!(
+                "the driver of {devices} skips unmaps: the trace does not say when its \
+                mappings end, no safety is claimed"
+            ),
         );
     }
     out

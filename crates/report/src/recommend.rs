@@ -52,14 +52,16 @@ fn ring_sentence(rows: &[&Row]) -> Option<String> {
         ));
     };
     let mut text = format!(
-        "With a ring IOMMU, which no machine has yet, {} would protect to the byte at {} cycles a mapping, relative throughput {:.2}",
+        "With a ring IOMMU, which no machine has yet, {} would protect to the byte at {} cycles a \
+        mapping, relative throughput {:.2}",
         row.mode,
         cycles(row.cycles().unwrap_or_default()),
         throughput(row)
     );
     if row.stalled_out > 0 {
         text.push_str(&format!(
-            ", but {} of {} maps never got a slot: the driver unmaps in another order than it maps, which riommu-ooo is for",
+            ", but {} of {} maps never got a slot: the driver unmaps in another order than it \
+            maps, which riommu-ooo is for",
             count(row.stalled_out),
             count(row.maps + row.stalled_out)
         ));
@@ -82,11 +84,13 @@ fn existing(rows: &[&Row], profile: &Profile) -> String {
         );
     }
     if rows.iter().any(|row| row.violations.is_none()) {
-        return "No mode is recommended: without the attacker (--no-hostile) nothing is known of safety."
+        return "No mode is recommended: without the attacker (--no-hostile) nothing is known of \
+            safety."
             .to_owned();
     }
     if rows.iter().all(|row| row.relative_throughput.is_none()) {
-        return "No mode is recommended: the trace has no map and unmap whose cycles could be measured."
+        return "No mode is recommended: the trace has no map and unmap whose cycles could be \
+            measured."
             .to_owned();
     }
     let Some(strict) = best(rows, is_safe) else {
@@ -131,7 +135,8 @@ fn no_strict(rows: &[&Row]) -> String {
         .find(|row| matches!(row.safety.as_str(), "strict" | "byte-granular"));
     match leaking {
         Some(row) => format!(
-            "{} promises to be {} and did not keep to it ({} violations, {} false faults): that is a defect. \
+            "{} promises to be {} and did not keep to it ({} violations, {} false faults): that is \
+            a defect. \
              Report it with the trace.",
             row.mode,
             row.safety,
@@ -149,7 +154,8 @@ fn no_strict(rows: &[&Row]) -> String {
 fn strict_sentence(strict: &Row, rows: &[&Row], profile: &Profile) -> String {
     let pair = strict.cycles().unwrap_or_default();
     let mut text = format!(
-        "Use {}: of the modes that let nothing through it costs least, {} cycles a mapping ({} of them charged), relative throughput {:.2}",
+        "Use {}: of the modes that let nothing through it costs least, {} cycles a mapping ({} of \
+        them charged), relative throughput {:.2}",
         strict.mode,
         cycles(pair),
         percent(strict.charged_share.unwrap_or_default()),
@@ -162,7 +168,8 @@ fn strict_sentence(strict: &Row, rows: &[&Row], profile: &Profile) -> String {
     let other = fence.or(best(rows, at_each));
     if let Some(other) = other.filter(|other| other.mode != strict.mode && per_unmap < 0.99) {
         text.push_str(&format!(
-            ", because it invalidates {:.0} times per 100 unmaps and withholds buffers for up to {} instead; {} invalidates at each \
+            ", because it invalidates {:.0} times per 100 unmaps and withholds buffers for up to \
+            {} instead; {} invalidates at each \
              unmap, which caps it at {cap:.2} whatever the software does (it reaches {:.2})",
             per_unmap * 100.0,
             span(strict.release_delay_max_ns),
@@ -188,7 +195,8 @@ fn other_sentence(strict: &Row, rows: &[&Row]) -> String {
     };
     let exposure = if through(bounded) > 0 {
         format!(
-            "left buffers within the device's reach for up to {} after their unmap ({} byte-seconds; {} of {} hostile accesses got through)",
+            "left buffers within the device's reach for up to {} after their unmap ({} \
+            byte-seconds; {} of {} hostile accesses got through)",
             span(bounded.stale_window_max_ns),
             byte_seconds(bounded.stale_byte_seconds),
             count(through(bounded)),

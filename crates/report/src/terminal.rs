@@ -304,7 +304,8 @@ fn executed(report: &Report, rows: &[&Row]) -> String {
         String::new()
     };
     format!(
-        "Executed: {} code on {} ({} cycles, median of {}). Charged by profile {}: {} cycles for each invalidation{kicks} ({}). \
+        "Executed: {} code on {} ({} cycles, median of {}). Charged by profile {}: {} cycles for \
+        each invalidation{kicks} ({}). \
          Relative throughput = c / (c + map + unmap), c = {}.",
         on.build,
         on.cpu,
@@ -320,7 +321,8 @@ fn executed(report: &Report, rows: &[&Row]) -> String {
 fn modelled(profile: &Profile) -> String {
     let [leaf, middle, upper] = profile.walk_cache;
     format!(
-        "Modelled: IOTLB {} sets x {} ways, walk caches of {leaf}, {middle}, {upper} entries for levels 1, 2, 3, {} walker; a miss \
+        "Modelled: IOTLB {} sets x {} ways, walk caches of {leaf}, {middle}, {upper} entries for \
+        levels 1, 2, 3, {} walker; a miss \
          costs the device {} cycles, which no column contains.",
         profile.iotlb_sets,
         profile.iotlb_ways,
@@ -353,7 +355,8 @@ fn component_warning(report: &Report, rows: &[&Row]) -> Option<String> {
         return None;
     }
     Some(format!(
-        "Warning: how the cycles of {} split into components depends by more than a quarter on the order of measurement; a longer \
+        "Warning: how the cycles of {} split into components depends by more than a quarter on the \
+        order of measurement; a longer \
          trace, a quiet machine or --repeat {} helps.",
         noisy.join(", "),
         report.repetitions * 4

@@ -233,7 +233,8 @@ fn main() -> Result<(), Box<dyn Error>> {
             let rate = hits as f64 / takes as f64;
             let relative = exposed / *of_document.get_or_insert(exposed);
             println!(
-                "  {:<26} hits {:>7.3}%  map requests {:>7}  batches {batches:>5}  exposed {exposed:>12.1} page s ({relative:>7.4})  at most {most:>6} pages",
+                "  {:<26} hits {:>7.3}%  map requests {:>7}  batches {batches:>5}  exposed \
+                {exposed:>12.1} page s ({relative:>7.4})  at most {most:>6} pages",
                 policy.name,
                 100.0 * rate,
                 takes - hits
@@ -245,7 +246,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         traces += 1.0;
     }
     println!(
-        "all {traces} traces: mean hit rate, mean and geometric mean of exposure relative to the document's"
+        "all {traces} traces: mean hit rate, mean and geometric mean of exposure relative to the \
+        document's"
     );
     for (policy, [rate, relative, log]) in POLICIES.iter().zip(sums) {
         println!(

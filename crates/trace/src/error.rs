@@ -257,7 +257,8 @@ impl fmt::Display for TraceError {
             }
             Self::TraceCmdMissing { file, .. } => write!(
                 f,
-                "{}: a trace-cmd recording, and trace-cmd cannot be started; install trace-cmd, or run \
+                "{}: a trace-cmd recording, and trace-cmd cannot be started; install trace-cmd, or \
+                run \
                  `trace-cmd report {0} > trace.txt` where it is installed and read that",
                 file.display()
             ),
@@ -273,21 +274,25 @@ impl fmt::Display for TraceError {
             }
             Self::PhysicalSpaceExhausted { file, line } => write!(
                 f,
-                "{file}:{line}: the trace touches more different GiB of memory than a replay has room for (64 below 64 GiB, 448 above)"
+                "{file}:{line}: the trace touches more different GiB of memory than a replay has \
+                room for (64 below 64 GiB, 448 above)"
             ),
             Self::FreshFramesTooLarge { file, line, bytes } => write!(
                 f,
-                "{file}:{line}: a coherent buffer of {bytes} bytes whose physical address the trace does not show; \
+                "{file}:{line}: a coherent buffer of {bytes} bytes whose physical address the \
+                trace does not show; \
                  frames are made up for 1 GiB at most"
             ),
             Self::SegmentWraps { file, line, start } => write!(
                 f,
-                "{file}:{line}: the segment at {start} would, with its share of the list's length, lie past 2^64"
+                "{file}:{line}: the segment at {start} would, with its share of the list's length, \
+                lie past 2^64"
             ),
             Self::Limit { file, line, excess } => write!(f, "{file}:{line}: {excess}"),
             Self::Archive { file, reader } => write!(
                 f,
-                "{file}: compressed in a format that is not read; use `{reader} {file} | ringfence ... -`"
+                "{file}: compressed in a format that is not read; use `{reader} {file} | ringfence \
+                ... -`"
             ),
             Self::Parquet { file, problem } => write!(f, "{file}: {problem}"),
         }

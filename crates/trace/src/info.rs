@@ -207,7 +207,8 @@ impl fmt::Display for Info {
         )?;
         writeln!(
             f,
-            "{} maps, {} unmaps ({} without a map), {} allocs, {} frees, {} iommu:map, {} iommu:unmap, \
+            "{} maps, {} unmaps ({} without a map), {} allocs, {} frees, {} iommu:map, {} \
+            iommu:unmap, \
              {} mappings of iommu:* lines alone",
             self.map_events,
             self.unmap_events,
@@ -243,7 +244,8 @@ impl fmt::Display for Info {
             for flow in &device.flows {
                 writeln!(
                     f,
-                    "  {}{}: {} maps, {} unmaps, {:.2}% oldest first, bursts mean {:.1} p99 {} max {}, sizes {:?}",
+                    "  {}{}: {} maps, {} unmaps, {:.2}% oldest first, bursts mean {:.1} p99 {} max \
+                    {}, sizes {:?}",
                     flow.direction,
                     if flow.iommu_only { " (iommu only)" } else { "" },
                     flow.maps,

@@ -150,7 +150,8 @@ impl fmt::Display for LimitExceeded {
         match self {
             Self::Text { limit } => write!(
                 f,
-                "the file expands to more than {limit} bytes of text; `--max-text` raises this limit"
+                "the file expands to more than {limit} bytes of text; `--max-text` raises this \
+                limit"
             ),
             Self::Mapping { bytes, limit } => write!(
                 f,
@@ -162,19 +163,23 @@ impl fmt::Display for LimitExceeded {
             ),
             Self::Mapped { limit } => write!(
                 f,
-                "the trace so far maps more than {limit} bytes in all; `--max-mapped` raises this limit"
+                "the trace so far maps more than {limit} bytes in all; `--max-mapped` raises this \
+                limit"
             ),
             Self::Segments { limit } => write!(
                 f,
-                "mappings of more than {limit} segments are alive; `--max-segments` raises this limit"
+                "mappings of more than {limit} segments are alive; `--max-segments` raises this \
+                limit"
             ),
             Self::List { segments, limit } => write!(
                 f,
-                "a mapping of {segments} segments, where the limit is {limit}; `--max-list` raises it"
+                "a mapping of {segments} segments, where the limit is {limit}; `--max-list` raises \
+                it"
             ),
             Self::Rows { limit } => write!(
                 f,
-                "a file of this size holds at most {limit} rows and segments; `--max-rows` raises this limit"
+                "a file of this size holds at most {limit} rows and segments; `--max-rows` raises \
+                this limit"
             ),
             Self::Marks { limit } => write!(
                 f,

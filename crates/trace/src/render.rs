@@ -117,7 +117,8 @@ pub fn render(
             if phys_addrs.count == 0 {
                 return write!(
                     out,
-                    "dma_alloc: {name} dir={dir} dma_addr={iova:x} size={size} virt_addr=0000000000000001 \
+                    "dma_alloc: {name} dir={dir} dma_addr={iova:x} size={size} \
+                    virt_addr=0000000000000001 \
                      flags=GFP_KERNEL attrs="
                 );
             }

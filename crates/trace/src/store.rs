@@ -288,8 +288,10 @@ mod tests {
             Operations::new("s", source, options)
         };
         // The sample, and a trace with a 5 s gap, a 5 GiB mapping and a mark at the end.
-        let odd = b"t-1 [0] ..... 1.0: dma_map_phys: d dir=TO_DEVICE dma_addr=0 size=5368709120 phys_addr=0 attrs=\n\
-                    t-1 [0] ..... 6.5: dma_unmap_phys: d dir=TO_DEVICE dma_addr=0 size=5368709120 attrs=\n\
+        let odd = b"t-1 [0] ..... 1.0: dma_map_phys: d dir=TO_DEVICE dma_addr=0 size=5368709120 \
+            phys_addr=0 attrs=\n\
+                    t-1 [0] ..... 6.5: dma_unmap_phys: d dir=TO_DEVICE dma_addr=0 size=5368709120 \
+                    attrs=\n\
                     t-1 [0] ..... 7.0: tracing_mark_write: end\n";
         for text in [SAMPLE, odd] {
             let store = OpStore::read(&mut open(text)).unwrap();

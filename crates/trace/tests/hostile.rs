@@ -41,7 +41,8 @@ fn one_mapping_is_a_gibibyte_at_most() {
     let text = map(0, GIB) + &map(GIB, bytes);
     assert_eq!(refusal(&text), (2, LimitExceeded::Mapping { bytes, limit }));
     let sg = "t-1 [0] ..... 1.0: dma_map_sg: d dir=TO_DEVICE nents=2/2 ents=2/2 \
-              dma_addrs={0x0,0x40000000} sizes={0x40000000,0x1} phys_addrs={0x0,0x40000000} attrs=\n";
+              dma_addrs={0x0,0x40000000} sizes={0x40000000,0x1} phys_addrs={0x0,0x40000000} \
+              attrs=\n";
     assert_eq!(refusal(sg), (1, LimitExceeded::Mapping { bytes, limit }));
     let mut options = TraceOptions::default();
     options.limits.mapping = 2 * GIB;
@@ -253,12 +254,14 @@ fn processors_without_waiting_lines_cost_nothing() {
     let mut text = String::new();
     for cpu in 0..=u16::MAX {
         text += &format!(
-            "t-1 [{cpu}] ..... 1.0: dma_sync_single_for_cpu: d dir=TO_DEVICE dma_addr=1 size=1 attrs=\n"
+            "t-1 [{cpu}] ..... 1.0: dma_sync_single_for_cpu: d dir=TO_DEVICE dma_addr=1 size=1 \
+            attrs=\n"
         );
     }
     for n in 0..100_000_u64 {
         text += &format!(
-            "t-1 [9] ..... 2.0: unmap: IOMMU: iova=0x{0:016x} - 0x{1:016x} size=4096 unmapped_size=4096\n",
+            "t-1 [9] ..... 2.0: unmap: IOMMU: iova=0x{0:016x} - 0x{1:016x} size=4096 \
+            unmapped_size=4096\n",
             n << 12,
             (n + 1) << 12
         );

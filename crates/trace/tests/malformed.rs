@@ -109,7 +109,8 @@ const PAYLOADS: &[(&str, Option<Malformed>)] = &[
         Some(MissingField(Field::Attrs)),
     ),
     (
-        "dma_map_sg: d dir=TO_DEVICE nents=2/2 ents=1/1 dma_addrs={0x1000} sizes={0x2000} phys_addrs={0x1000,0x5000} attrs=",
+        "dma_map_sg: d dir=TO_DEVICE nents=2/2 ents=1/1 dma_addrs={0x1000} sizes={0x2000} \
+        phys_addrs={0x1000,0x5000} attrs=",
         None,
     ),
     (
@@ -117,39 +118,48 @@ const PAYLOADS: &[(&str, Option<Malformed>)] = &[
         Some(MissingField(Field::Nents)),
     ),
     (
-        "dma_map_sg: d dir=TO_DEVICE nents=1 ents=1/1 dma_addrs={0x1} sizes={0x2} phys_addrs={0x1} attrs=",
+        "dma_map_sg: d dir=TO_DEVICE nents=1 ents=1/1 dma_addrs={0x1} sizes={0x2} phys_addrs={0x1} \
+        attrs=",
         Some(BadNumber(Field::Nents)),
     ),
     (
-        "dma_map_sg: d dir=TO_DEVICE nents=2/1 ents=1/1 dma_addrs={0x1} sizes={0x2} phys_addrs={0x1,0x2} attrs=",
+        "dma_map_sg: d dir=TO_DEVICE nents=2/1 ents=1/1 dma_addrs={0x1} sizes={0x2} \
+        phys_addrs={0x1,0x2} attrs=",
         Some(BadNumber(Field::Nents)),
     ),
     (
-        "dma_map_sg: d dir=TO_DEVICE nents=1/1 ents=x/1 dma_addrs={0x1} sizes={0x2} phys_addrs={0x1} attrs=",
+        "dma_map_sg: d dir=TO_DEVICE nents=1/1 ents=x/1 dma_addrs={0x1} sizes={0x2} \
+        phys_addrs={0x1} attrs=",
         Some(BadNumber(Field::Ents)),
     ),
     (
-        "dma_map_sg: d dir=TO_DEVICE nents=1/1 ents=2/2 dma_addrs={0x1} sizes={0x2,0x2} phys_addrs={0x1} attrs=",
+        "dma_map_sg: d dir=TO_DEVICE nents=1/1 ents=2/2 dma_addrs={0x1} sizes={0x2,0x2} \
+        phys_addrs={0x1} attrs=",
         Some(BadList(Field::DmaAddrs)),
     ),
     (
-        "dma_map_sg: d dir=TO_DEVICE nents=1/1 ents=1/1 dma_addrs={0x1} sizes={} phys_addrs={0x1} attrs=",
+        "dma_map_sg: d dir=TO_DEVICE nents=1/1 ents=1/1 dma_addrs={0x1} sizes={} phys_addrs={0x1} \
+        attrs=",
         Some(BadList(Field::Sizes)),
     ),
     (
-        "dma_map_sg: d dir=TO_DEVICE nents=1/1 ents=1/1 dma_addrs={0x1} sizes={0x0} phys_addrs={0x1} attrs=",
+        "dma_map_sg: d dir=TO_DEVICE nents=1/1 ents=1/1 dma_addrs={0x1} sizes={0x0} \
+        phys_addrs={0x1} attrs=",
         Some(EmptySize),
     ),
     (
-        "dma_map_sg: d dir=TO_DEVICE nents=1/1 ents=1/1 dma_addrs={0x1} sizes={0xffffffffff} phys_addrs={0x1} attrs=",
+        "dma_map_sg: d dir=TO_DEVICE nents=1/1 ents=1/1 dma_addrs={0x1} sizes={0xffffffffff} \
+        phys_addrs={0x1} attrs=",
         Some(SizeTooLarge),
     ),
     (
-        "dma_map_sg: d dir=TO_DEVICE nents=1/1 ents=1/1 dma_addrs={0xffffffffffffffff} sizes={0x2} phys_addrs={0x1} attrs=",
+        "dma_map_sg: d dir=TO_DEVICE nents=1/1 ents=1/1 dma_addrs={0xffffffffffffffff} sizes={0x2} \
+        phys_addrs={0x1} attrs=",
         Some(RangeWraps(Field::DmaAddrs)),
     ),
     (
-        "dma_map_sg: d dir=TO_DEVICE nents=2/2 ents=1/1 dma_addrs={0x1} sizes={0x2} phys_addrs={0x1 attrs=",
+        "dma_map_sg: d dir=TO_DEVICE nents=2/2 ents=1/1 dma_addrs={0x1} sizes={0x2} \
+        phys_addrs={0x1 attrs=",
         Some(BadList(Field::PhysAddrs)),
     ),
     (
@@ -173,7 +183,8 @@ const PAYLOADS: &[(&str, Option<Malformed>)] = &[
         Some(MissingField(Field::PhysAddrs)),
     ),
     (
-        "dma_alloc: d dir=BIDIRECTIONAL dma_addr=1000 size=4 virt_addr=(____ptrval____) flags=X attrs=",
+        "dma_alloc: d dir=BIDIRECTIONAL dma_addr=1000 size=4 virt_addr=(____ptrval____) flags=X \
+        attrs=",
         None,
     ),
     (
@@ -181,11 +192,13 @@ const PAYLOADS: &[(&str, Option<Malformed>)] = &[
         None,
     ),
     (
-        "dma_alloc: d dir=BIDIRECTIONAL dma_addr=0 size=0 virt_addr=0000000000000000 flags=X attrs=",
+        "dma_alloc: d dir=BIDIRECTIONAL dma_addr=0 size=0 virt_addr=0000000000000000 flags=X \
+        attrs=",
         None,
     ),
     (
-        "dma_alloc: d dir=BIDIRECTIONAL dma_addr=1000 size=0 virt_addr=00000000330fd266 flags=X attrs=",
+        "dma_alloc: d dir=BIDIRECTIONAL dma_addr=1000 size=0 virt_addr=00000000330fd266 flags=X \
+        attrs=",
         Some(EmptySize),
     ),
     (
@@ -193,7 +206,8 @@ const PAYLOADS: &[(&str, Option<Malformed>)] = &[
         Some(MissingField(Field::VirtAddr)),
     ),
     (
-        "dma_alloc_sgt: d dir=TO_DEVICE dma_addr=1000 size=8192 phys_addrs={0x1000,0x5000} flags=X attrs=",
+        "dma_alloc_sgt: d dir=TO_DEVICE dma_addr=1000 size=8192 phys_addrs={0x1000,0x5000} flags=X \
+        attrs=",
         None,
     ),
     (
@@ -209,7 +223,8 @@ const PAYLOADS: &[(&str, Option<Malformed>)] = &[
         None,
     ),
     (
-        "map: IOMMU: iova=0x00000000bff7c000 - 0x00000000bff80000 paddr=0x0000000127834000 size=16384",
+        "map: IOMMU: iova=0x00000000bff7c000 - 0x00000000bff80000 paddr=0x0000000127834000 \
+        size=16384",
         None,
     ),
     (
@@ -370,7 +385,8 @@ fn a_missing_file_says_so() {
 
 #[test]
 fn operations_before_an_error_are_delivered() {
-    let text = "t-1 [0] ..... 1.0: dma_map_phys: d dir=TO_DEVICE dma_addr=1000 size=9 phys_addr=1000 attrs=\nrubbish\n";
+    let text = "t-1 [0] ..... 1.0: dma_map_phys: d dir=TO_DEVICE dma_addr=1000 size=9 \
+        phys_addr=1000 attrs=\nrubbish\n";
     let mut operations = Operations::new("bad", text.as_bytes(), TraceOptions::default());
     let mut chunk = Chunk::default();
     assert!(matches!(
@@ -408,11 +424,13 @@ fn what_stands_before_an_error_is_delivered_however_full_the_chunk_is() {
     // Lines without operations come first, so that chunks of operations and of lines end at
     // different lines.
     for _ in 0..10 {
-        text += "t-1 [0] ..... 1.0: dma_sync_single_for_cpu: d dir=TO_DEVICE dma_addr=1 size=1 attrs=\n";
+        text += "t-1 [0] ..... 1.0: dma_sync_single_for_cpu: d dir=TO_DEVICE dma_addr=1 size=1 \
+            attrs=\n";
     }
     for n in 0..count {
         text += &format!(
-            "t-1 [0] ..... 1.0: dma_map_phys: d dir=TO_DEVICE dma_addr={n:x}000 size=1 phys_addr=1 attrs=\n"
+            "t-1 [0] ..... 1.0: dma_map_phys: d dir=TO_DEVICE dma_addr={n:x}000 size=1 phys_addr=1 \
+            attrs=\n"
         );
     }
     text += "nonsense\n";
@@ -426,7 +444,10 @@ fn the_first_error_is_the_only_one() {
     // Eight consecutive maps of 64 GiB touch one GiB more than the arena holds.
     let maps = (0..8).map(|n| {
         let at = ((n * 64_u64) << 30) + 0x1000;
-        format!("t-1 [0] ..... 1.0: dma_map_phys: d dir=TO_DEVICE dma_addr={at:x} size=68719476736 phys_addr={at:x} attrs=\n")
+        format!(
+            "t-1 [0] ..... 1.0: dma_map_phys: d dir=TO_DEVICE dma_addr={at:x} size=68719476736 \
+            phys_addr={at:x} attrs=\n"
+        )
     });
     let text: String = maps.chain(["nonsense\n".to_owned()]).collect();
     let (_, errors) = calls(text.as_bytes());
@@ -460,7 +481,8 @@ fn what_cannot_be_placed_is_told_apart() {
         "{errors:?}"
     );
     let wraps = line(
-        "dma_map_sg: d dir=TO_DEVICE nents=1/1 ents=1/1 dma_addrs={0x1000} sizes={0x1000} phys_addrs={0xffffffffffffffff} attrs=",
+        "dma_map_sg: d dir=TO_DEVICE nents=1/1 ents=1/1 dma_addrs={0x1000} sizes={0x1000} \
+        phys_addrs={0xffffffffffffffff} attrs=",
     );
     let (_, errors) = calls(wraps.as_bytes());
     assert!(

@@ -113,7 +113,8 @@ fn ids_are_used_again_and_a_live_key_is_replaced() {
 fn a_scatterlist_is_known_by_device_direction_and_list() {
     let map = |device, dir, dma| {
         format!(
-            "0 . 1 dma_map_sg: {device} dir={dir} nents=1/1 ents=1/1 dma_addrs={{{dma}}} sizes={{0x10}} phys_addrs={{0x5000}} attrs="
+            "0 . 1 dma_map_sg: {device} dir={dir} nents=1/1 ents=1/1 dma_addrs={{{dma}}} \
+            sizes={{0x10}} phys_addrs={{0x5000}} attrs="
         )
     };
     let unmap = |device, dir| {

@@ -101,14 +101,21 @@ fn write(text: &'static [u8], scratch: &Scratch) {
 /// above 64 GiB, a 5 s gap, two devices, iommu lines of neither, a replaced mapping, and one live
 /// at the end.
 const ODD: &[u8] = b"t-1 [0] ..... 1.0: tracing_mark_write: begin \"quoted\"\n\
-    t-1 [0] ..... 1.0: dma_map_phys: 0000:00:03.0 dir=TO_DEVICE dma_addr=0 size=5368709120 phys_addr=0 attrs=\n\
-    t-1 [0] ..... 6.5: dma_unmap_phys: 0000:00:03.0 dir=TO_DEVICE dma_addr=0 size=5368709120 attrs=\n\
-    t-1 [1] ..... 6.6: dma_map_sg: usb dir=FROM_DEVICE nents=2/2 ents=2/2 dma_addrs={0x1000,0x5000} sizes={0x1000,0x10} phys_addrs={0x1000,0x5000} attrs=\n\
+    t-1 [0] ..... 1.0: dma_map_phys: 0000:00:03.0 dir=TO_DEVICE dma_addr=0 size=5368709120 \
+    phys_addr=0 attrs=\n\
+    t-1 [0] ..... 6.5: dma_unmap_phys: 0000:00:03.0 dir=TO_DEVICE dma_addr=0 size=5368709120 \
+    attrs=\n\
+    t-1 [1] ..... 6.6: dma_map_sg: usb dir=FROM_DEVICE nents=2/2 ents=2/2 \
+    dma_addrs={0x1000,0x5000} sizes={0x1000,0x10} phys_addrs={0x1000,0x5000} attrs=\n\
     t-1 [1] ..... 6.6: tracing_mark_write: between\n\
-    t-1 [1] ..... 6.7: dma_alloc: usb dir=BIDIRECTIONAL dma_addr=9000 size=64 virt_addr=1 flags=x attrs=\n\
-    t-1 [0] ..... 6.8: dma_map_phys: usb dir=TO_DEVICE dma_addr=2000000000 size=64 phys_addr=2000000000 attrs=\n\
-    t-1 [0] ..... 6.8: dma_map_phys: usb dir=TO_DEVICE dma_addr=2000000000 size=64 phys_addr=2000000000 attrs=\n\
-    t-1 [0] ..... 6.9: map: IOMMU: iova=0x0000000000700000 - 0x0000000000701000 paddr=0x0000000000042000 size=4096\n\
+    t-1 [1] ..... 6.7: dma_alloc: usb dir=BIDIRECTIONAL dma_addr=9000 size=64 virt_addr=1 flags=x \
+    attrs=\n\
+    t-1 [0] ..... 6.8: dma_map_phys: usb dir=TO_DEVICE dma_addr=2000000000 size=64 \
+    phys_addr=2000000000 attrs=\n\
+    t-1 [0] ..... 6.8: dma_map_phys: usb dir=TO_DEVICE dma_addr=2000000000 size=64 \
+    phys_addr=2000000000 attrs=\n\
+    t-1 [0] ..... 6.9: map: IOMMU: iova=0x0000000000700000 - 0x0000000000701000 \
+    paddr=0x0000000000042000 size=4096\n\
     t-1 [0] ..... 7.0: tracing_mark_write: end\n\
     t-1 [0] ..... 7.0: tracing_mark_write: end\n";
 
@@ -146,7 +153,8 @@ fn many_row_groups_are_one_trace() {
     for n in 0..140_000u64 {
         let line = |event: &str, rest: &str| {
             format!(
-                "t-1 [0] ..... {}.{:06}: {event}: d dir=TO_DEVICE dma_addr={:x} size=64 {rest}attrs=\n",
+                "t-1 [0] ..... {}.{:06}: {event}: d dir=TO_DEVICE dma_addr={:x} size=64 \
+                {rest}attrs=\n",
                 n / 1000,
                 n % 1000,
                 0x1000 * (n + 1)

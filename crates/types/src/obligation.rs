@@ -14,7 +14,8 @@ use crate::{
 ///
 /// The token owns the range: its I/O virtual addresses are neither mapped nor free. Dropping the
 /// token leaks them, which is safe but wasteful; hence `must_use`.
-#[must_use = "the range is neither mapped nor free until it is invalidated and given back to its allocator"]
+#[must_use = "the range is neither mapped nor free until it is invalidated and given back to its \
+    allocator"]
 #[derive(Debug, PartialEq, Eq)]
 pub struct Unmapped {
     domain: DomainId,

@@ -59,7 +59,11 @@ impl<H, const BUFFERS: usize> AdapterOf<H, BUFFERS> {
         ring.map(|(_, _, at)| at).expect("it has both")
     }
 
-    fn publish<W: OracleChecked + Environment<Handle = H>>(&mut self, world: &mut W, lane: QueueDir) {
+    fn publish<W: OracleChecked + Environment<Handle = H>>(
+        &mut self,
+        world: &mut W,
+        lane: QueueDir,
+    ) {
         if let Some(tail) = self.nic.sync_map(&mut world.api(), lane, 0) {
             self.device.doorbell(lane, 0, tail);
         }

@@ -107,7 +107,8 @@ mod tests {
 
     use super::*;
 
-    const FAILED: &str = "running 2 tests\n.F\nfailures:\n\n---- a::b stdout ----\n\nthread panicked\n    at x\n\n\
+    const FAILED: &str = "running 2 tests\n.F\nfailures:\n\n---- a::b stdout ----\n\nthread \
+        panicked\n    at x\n\n\
         failures:\n    a::b\n\ntest result: FAILED. 1 passed; 1 failed\n";
 
     fn fate(code: i32, stdout: &str, stderr: &str) -> MutantOutcome {

@@ -156,7 +156,8 @@ mod tests {
             ("fn f() {\n    unsafe { g() }\n}", 1),
             ("// SAFETY: of another.\nfn f() {\n    unsafe { g() }\n}", 1),
             (
-                "fn f() {\n    // SAFETY: a\n    // second line\n    let x =\n        unsafe { g() };\n}",
+                "fn f() {\n    // SAFETY: a\n    // second line\n    let x =\n        unsafe { g() \
+                };\n}",
                 0,
             ),
             (

@@ -16,11 +16,14 @@ type InjectedReply = String;
 pub(crate) const SERVE_LONG: &str = "\
 Serve virtio devices to a QEMU, every DMA of theirs behind a virtio-iommu.
 
-Each device listens on a socket of its own in the directory, for QEMU's vfio-user-pci (10.1 or later). The arguments that QEMU needs \
-are printed; the kernel, its user space and a console are yours to add. The guest's kernel needs virtio-iommu and VIOT (Debian's since \
+Each device listens on a socket of its own in the directory, for QEMU's vfio-user-pci (10.1 or \
+later). The arguments that QEMU needs \
+are printed; the kernel, its user space and a console are yours to add. The guest's kernel needs \
+virtio-iommu and VIOT (Debian's since \
 6.12). Counters in Prometheus's text format can be read from metrics.sock.
 
-Another process can take the devices over while the guest runs (--take-over): the guest sees a pause, and nothing else.
+Another process can take the devices over while the guest runs (--take-over): the guest sees a \
+pause, and nothing else.
 
 Ends with Ctrl-C. Exit codes: 0 done, 1 error, 2 wrong usage, 4 another process has the devices.";
 
@@ -57,10 +60,12 @@ pub(crate) struct ServeArgs {
 }
 
 pub(crate) const TOP_LONG: &str = "\
-Show what the devices of a `serve` or `guest run` are doing, until Ctrl-C: requests and bytes per second, within what time half and 99 % of \
+Show what the devices of a `serve` or `guest run` are doing, until Ctrl-C: requests and bytes per \
+second, within what time half and 99 % of \
 the requests were served, and what was stopped.
 
-Rates and times are of the last interval. `stale` counts accesses to what had been unmapped shortly before, among the faults.";
+Rates and times are of the last interval. `stale` counts accesses to what had been unmapped \
+shortly before, among the faults.";
 
 /// Arguments of `top`.
 #[derive(Debug, Args)]
@@ -254,8 +259,10 @@ pub(crate) enum GuestCommand {
 const GUEST_READS_LONG: &str = "\
 Inside a guest: time direct reads of 4 KiB.
 
-In a guest that was booted with --icount a nanosecond is an instruction. What a processor of the guest's works for a read is told without what \
-the read waits for its disk: meanwhile another thread counts its own turns. Reads whose data was there before they had begun to wait work less, \
+In a guest that was booted with --icount a nanosecond is an instruction. What a processor of the \
+guest's works for a read is told without what \
+the read waits for its disk: meanwhile another thread counts its own turns. Reads whose data was \
+there before they had begun to wait work less, \
 and are told apart:
 
   ringfence guest run --icount --with-ringfence -- ringfence guest reads /dev/vda";
@@ -273,11 +280,15 @@ pub(crate) struct GuestReadsArgs {
 const GUEST_JUDGE_LONG: &str = "\
 Have the software IOMMU judged by QEMU's own, over what a stock Linux maps.
 
-Boots a guest behind QEMU's intel-iommu whose disk lives here. What QEMU tells of the guest's mappings goes into the software IOMMU, and \
-random accesses, legal and errant, are tried through both while the guest is stopped: both have to let an access through, to the same \
-bytes, or both to reject it. QEMU tells of a mapping for writing only as one for both; reads that it then rejects are counted apart.
+Boots a guest behind QEMU's intel-iommu whose disk lives here. What QEMU tells of the guest's \
+mappings goes into the software IOMMU, and \
+random accesses, legal and errant, are tried through both while the guest is stopped: both have to \
+let an access through, to the same \
+bytes, or both to reject it. QEMU tells of a mapping for writing only as one for both; reads that \
+it then rejects are counted apart.
 
-The exit code is 0 if as many cases were tried as asked for, and none differs. A command, if one is given, is what the guest does instead of \
+The exit code is 0 if as many cases were tried as asked for, and none differs. A command, if one \
+is given, is what the guest does instead of \
 reading and writing its disk.";
 
 /// Arguments of `guest judge`.
@@ -305,15 +316,18 @@ pub(crate) struct GuestJudgeArgs {
 const GUEST_PREPARE_LONG: &str = "\
 Fetch and build what a guest needs, and print where it is.
 
-For a QEMU that you start yourself, with the devices of `ringfence serve`: prints assignments for a shell, QEMU (the program and its first \
-arguments), KERNEL (the image), APPEND (the kernel's command line) and INITRAMFS. The user space runs a command as that of `guest run` \
+For a QEMU that you start yourself, with the devices of `ringfence serve`: prints assignments for \
+a shell, QEMU (the program and its first \
+arguments), KERNEL (the image), APPEND (the kernel's command line) and INITRAMFS. The user space \
+runs a command as that of `guest run` \
 does: its input and output are the second serial line, its exit code goes to the third.";
 
 const GUEST_PREPARE_EXAMPLES: &str = "\
 Examples:
   ringfence serve --dir RUN --blk disk.img >arguments &
   eval \"$(ringfence guest prepare -- md5sum /dev/vda)\"
-  eval \"$QEMU $(cat arguments)\" -display none -kernel '$KERNEL' -initrd '$INITRAMFS' -append '\"$APPEND\"' \\
+  eval \"$QEMU $(cat arguments)\" -display none -kernel '$KERNEL' -initrd '$INITRAMFS' -append \
+  '\"$APPEND\"' \\
     -serial file:console -serial stdio -serial file:status";
 
 /// Options of the guest.
@@ -387,16 +401,20 @@ pub(crate) struct GuestPrepareArgs {
 const GUEST_RUN_LONG: &str = "\
 Boot a guest, run a command in it, end with the command's exit code.
 
-The guest is Debian's kernel as it is, with busybox as its user space. Its disk lives in this process, behind a virtio-iommu that lives \
-here too: no byte of the guest's memory is reached that the guest has not mapped for the disk. Standard input and output are the \
-command's. What is missing (QEMU 10.1 or later, the kernel) is fetched from Debian's archive into the cache, without root; busybox-static \
+The guest is Debian's kernel as it is, with busybox as its user space. Its disk lives in this \
+process, behind a virtio-iommu that lives \
+here too: no byte of the guest's memory is reached that the guest has not mapped for the disk. \
+Standard input and output are the \
+command's. What is missing (QEMU 10.1 or later, the kernel) is fetched from Debian's archive into \
+the cache, without root; busybox-static \
 and xz-utils have to be installed.";
 
 const GUEST_RUN_EXAMPLES: &str = "\
 Examples:
   ringfence guest run -- sh -c 'dd if=/dev/vda of=/dev/null bs=4k count=1000 iflag=direct'
   ringfence guest run --kernel latest --lazy --metrics -- md5sum /dev/vda
-  ringfence guest run --module pviommu -- sh -c 'md5sum /dev/vda; grep -r . /sys/kernel/debug/pviommu'
+  ringfence guest run --module pviommu -- sh -c 'md5sum /dev/vda; grep -r . \
+  /sys/kernel/debug/pviommu'
   ringfence guest run                                 a shell
 
 Exit codes: the command's; 1 also if the guest could not be booted or ended without one.";

@@ -155,9 +155,13 @@ fn profile(measured: &Measured) -> Result<String, Failure> {
         ..source.clone()
     };
     let mut out = String::from(
-        "# A cost profile of `ringfence calibrate`. Cycles are those of the processor's counter.\n#\n",
+        "# A cost profile of `ringfence calibrate`. Cycles are those of the processor's \
+        counter.\n#\n",
     );
-    out.push_str("# Measured on this machine; `compare` executes these costs, nothing below is charged for them:\n");
+    out.push_str(
+        "# Measured on this machine; `compare` executes these costs, nothing below is \
+        charged for them:\n",
+    );
     let mut say = |what: &str, value: String| {
         // Writing to a string does not fail.
         let _ = writeln!(out, "#   {what:<52} {value}");

@@ -215,7 +215,8 @@ fn reads(args: &GuestReadsArgs) -> Result<(), Failure> {
             continue;
         };
         text.push_str(&format!(
-            "{name}: {all} of them, {median} ns of work the median, {cheapest} the cheapest, {dearest} the dearest\n"
+            "{name}: {all} of them, {median} ns of work the median, {cheapest} the cheapest, \
+            {dearest} the dearest\n"
         ));
     }
     print(&text)
@@ -267,7 +268,8 @@ fn judge(args: &GuestJudgeArgs) -> Result<ExitCode, Failure> {
         most_mapped,
     } = &report;
     let mut text = format!(
-        "seed {}: {} cases over at most {most_mapped} mappings: {allowed} let through by both to the same bytes, {rejected} rejected by both, \
+        "seed {}: {} cases over at most {most_mapped} mappings: {allowed} let through by both to \
+        the same bytes, {rejected} rejected by both, \
          {told_more} reads of what QEMU told more of than it grants, {} differ\n",
         args.seed,
         report.cases(),

@@ -18,7 +18,8 @@ pub(crate) fn modes(args: &ModesArgs) -> Result<(), Failure> {
         let named = modes_table(&modes, look);
         let answers = axes_table(look);
         print(&format!(
-            "{named}\nAnswers for compare --mode alloc=A,table=T,flush=F (eiovar-K: freelists of at most K):\n{answers}"
+            "{named}\nAnswers for compare --mode alloc=A,table=T,flush=F (eiovar-K: freelists of \
+            at most K):\n{answers}"
         ))
     }
 }

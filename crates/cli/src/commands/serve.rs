@@ -90,7 +90,8 @@ fn take_over(args: &ServeArgs) -> Result<Daemon, Failure> {
     })?;
     confine(&daemon, args)?;
     print(&format!(
-        "taken over: {} copies in {} us while {} requests were completed; then {} us without devices: {} to stop and copy {} bytes, {} to \
+        "taken over: {} copies in {} us while {} requests were completed; then {} us without \
+        devices: {} to stop and copy {} bytes, {} to \
          rebuild, {} to let go\n",
         taken.copies,
         taken.copying.as_micros(),

@@ -62,7 +62,8 @@ impl Rig {
         let mut command = Command::new("sh");
         command.args([
             "-c",
-            "umask 0; for name in ringfence ringfence-x21; do ln -s ../papers tmp/$name-$$; done; exec \"$@\"",
+            "umask 0; for name in ringfence ringfence-x21; do ln -s ../papers tmp/$name-$$; done; \
+            exec \"$@\"",
             "sh",
             env!("CARGO_BIN_EXE_ringfence"),
         ]);

@@ -7,7 +7,8 @@ const NAME: &str = "\x1b]0;owned\x07\x1b[31mdev\u{9b}1m";
 
 fn line(name: &str) -> String {
     format!(
-        "t-1 [000] ..... 1.0: dma_map_phys: {name} dir=TO_DEVICE dma_addr=1000 size=4096 phys_addr=1000 attrs=\n"
+        "t-1 [000] ..... 1.0: dma_map_phys: {name} dir=TO_DEVICE dma_addr=1000 size=4096 \
+        phys_addr=1000 attrs=\n"
     )
 }
 

@@ -361,7 +361,8 @@ fn errors_say_what_and_where() {
         .unwrap_err();
     assert_eq!(
         error.to_string(),
-        "cannot map 0x1000..=0x10000000fff for 00:03.0: no free range of 268435456 pages at or below page 0xfffffffffffff"
+        "cannot map 0x1000..=0x10000000fff for 00:03.0: no free range of 268435456 pages at or \
+        below page 0xfffffffffffff"
     );
     let range = IovaRange::new(Iova::new(0x5000), 0x10).unwrap();
     let claim = Mapping::claim(at, range, DIRECTION, 1);

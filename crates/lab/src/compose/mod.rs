@@ -139,11 +139,13 @@ fn senseless(alloc: Alloc, table: TableKind, flush: FlushKind) -> Option<&'stati
         ];
         return match (ring_alloc && ring_table, literals, flush) {
             (false, ..) => Some(
-                "an address of a ring is its slot, and its table holds nothing but slots; a ring's alloc goes with a ring's table",
+                "an address of a ring is its slot, and its table holds nothing but slots; a ring's \
+                alloc goes with a ring's table",
             ),
             (_, [true, true, true], _) | (_, [false, false, false], F::PerUnmap | F::Burst) => None,
             (_, [false, false, false], _) => Some(
-                "slots would stay away for longer than a ring lasts; rings go with flush=burst or per-unmap",
+                "slots would stay away for longer than a ring lasts; rings go with flush=burst or \
+                per-unmap",
             ),
             _ => Some(
                 "the figures of rIOMMU are literal in alloc, table and flush alike, or in none",
@@ -157,10 +159,12 @@ fn senseless(alloc: Alloc, table: TableKind, flush: FlushKind) -> Option<&'stati
         ),
         (A::Identity, F::Never) => None,
         (A::Identity, _) => Some(
-            "nothing is unmapped, so there is nothing to invalidate; identity goes with flush=never",
+            "nothing is unmapped, so there is nothing to invalidate; identity goes with \
+            flush=never",
         ),
         _ if fixed => Some(
-            "the table never changes, so an allocated address would lead nowhere; use alloc=identity",
+            "the table never changes, so an allocated address would lead nowhere; use \
+            alloc=identity",
         ),
         (_, F::Never) => {
             Some("addresses could never be used again: their old translations live on")
@@ -169,7 +173,8 @@ fn senseless(alloc: Alloc, table: TableKind, flush: FlushKind) -> Option<&'stati
             if flush != F::PerUnmap && matches!(table, T::RadixReclaim | T::RadixReclaimPage) =>
         {
             Some(
-                "a table page would be given back while the walk caches still lead to it; reclaiming goes with flush=per-unmap",
+                "a table page would be given back while the walk caches still lead to it; \
+                reclaiming goes with flush=per-unmap",
             )
         }
         (A::TableBitmap, _) if table != T::Flat => {
@@ -180,7 +185,8 @@ fn senseless(alloc: Alloc, table: TableKind, flush: FlushKind) -> Option<&'stati
             Some("only the bitmaps hand out every address once before they hand one out again")
         }
         (A::BitmapAsPublished, _) => Some(
-            "the literal bitmap differs from the bitmap only in what it reuses before a wrap's flush; \
+            "the literal bitmap differs from the bitmap only in what it reuses before a wrap's \
+            flush; \
              use alloc=bitmap",
         ),
         _ => None,
@@ -196,21 +202,26 @@ fn misplaced(alloc: Alloc, table: TableKind, flush: FlushKind, who: Owner) -> Op
     );
     match (who, alloc, table, flush) {
         _ if cached && !who.is_pviommu() => Some(
-            "only the para-virtual IOMMU's frontend has a cache that keeps what is unmapped; use who=pviommu or pviommu-hopt",
+            "only the para-virtual IOMMU's frontend has a cache that keeps what is unmapped; use \
+            who=pviommu or pviommu-hopt",
         ),
         (Owner::Kernel, ..) | (Owner::Host, A::Identity, T::StaticRadix, _) => None,
         (Owner::Host, ..) => Some(
-            "nobody asks the host, so all that it can do is map all memory, once; who=host goes with alloc=identity,table=static-radix",
+            "nobody asks the host, so all that it can do is map all memory, once; who=host goes \
+            with alloc=identity,table=static-radix",
         ),
         (Owner::Pviommu | Owner::PviommuHopt, _, _, F::Deferred | F::PerCpuQueue) => Some(
-            "the guest waits for its unmaps at every map and unmap, so deferring their flush would defer nothing; use flush=per-unmap or burst",
+            "the guest waits for its unmaps at every map and unmap, so deferring their flush would \
+            defer nothing; use flush=per-unmap or burst",
         ),
         (_, _, T::Radix, F::PerWrap) => Some(
-            "the host invalidates what it unmaps, so a wrap leaves nothing to flush; use flush=per-unmap or per-cpu-queue",
+            "the host invalidates what it unmaps, so a wrap leaves nothing to flush; use \
+            flush=per-unmap or per-cpu-queue",
         ),
         (_, _, T::Radix, _) => None,
         (_, A::Identity, ..) => Some(
-            "nothing is mapped, so there is nothing to ask the host for; a host is asked with an allocator and table=radix",
+            "nothing is mapped, so there is nothing to ask the host for; a host is asked with an \
+            allocator and table=radix",
         ),
         _ => Some("the table is the host's, which keeps a radix table; use table=radix"),
     }

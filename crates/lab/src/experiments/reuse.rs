@@ -177,10 +177,12 @@ mod tests {
         let size = 1500;
         match what {
             "map" => format!(
-                "    t-1 [000] ..1.. {at}: dma_map_phys: 0000:03:00.0 dir=TO_DEVICE dma_addr={page:x}000 size={size} phys_addr={page:x}000 attrs=\n"
+                "    t-1 [000] ..1.. {at}: dma_map_phys: 0000:03:00.0 dir=TO_DEVICE \
+                dma_addr={page:x}000 size={size} phys_addr={page:x}000 attrs=\n"
             ),
             _ => format!(
-                "    t-1 [000] ..1.. {at}: dma_unmap_phys: 0000:03:00.0 dir=TO_DEVICE dma_addr={page:x}000 size={size} attrs=\n"
+                "    t-1 [000] ..1.. {at}: dma_unmap_phys: 0000:03:00.0 dir=TO_DEVICE \
+                dma_addr={page:x}000 size={size} attrs=\n"
             ),
         }
     }

@@ -62,8 +62,10 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let mut runs = runs(setting)?;
     runs.truncate(5);
     let mut found = Findings::with_method(format!(
-        "{} runs of mlx stream; the meter of `compare` takes one component after the other away (decision 0007) and averages over all \
-         runs, the modes in turns. Page walks do not snoop. Invalidations are charged where a policy asks for them.",
+        "{} runs of mlx stream; the meter of `compare` takes one component after the other away \
+        (decision 0007) and averages over all \
+         runs, the modes in turns. Page walks do not snoop. Invalidations are charged where a \
+         policy asks for them.",
         runs.len()
     ));
     let sheet = Sheet::named("riommu_table1")?;
@@ -151,8 +153,14 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     }
     by_stages(setting, &runs, metered.first(), &mut found)?;
     reasons(&runs, &mut found)?;
-    found.note("Erratum 2: Table 1 does not add up to the cycles that Table 2 implies; 310 to 780 a packet are in neither.");
-    found.note("Erratum 4: the allocation in strict depends on history; the two documents print 3986 and 7656 cycles for one machine.");
+    found.note(
+        "Erratum 2: Table 1 does not add up to the cycles that Table 2 implies; 310 to 780 \
+        a packet are in neither.",
+    );
+    found.note(
+        "Erratum 4: the allocation in strict depends on history; the two documents print \
+        3986 and 7656 cycles for one machine.",
+    );
     Ok(found)
 }
 
@@ -197,7 +205,8 @@ fn by_stages(
         found.push(FindingRow::new(what, "", Measured::timed(ratio, 0.0)).beside(printed));
     }
     found.explain(format!(
-        "riommu / strict, from what was executed here to what the document prints, one component after the other: {}. The rows \"the \
+        "riommu / strict, from what was executed here to what the document prints, one component \
+        after the other: {}. The rows \"the \
          document's: ...\" have the ratio after each; the document's stay once they are in.",
         moved.join(", "),
     ));
@@ -216,16 +225,20 @@ fn reasons(runs: &[Run], found: &mut Findings) -> Result<(), LabError> {
     };
     let (strict, defer) = (steps(1)?, steps(super::allocators::W)?);
     let search = format!(
-        "in strict and defer as far as the allocator searches. Here that is {strict:.0} and {defer:.0} steps an allocation; EIOVAR Table 2 \
-         prints 153 and 32 for this workload on this machine, after 150 runs, with 7656 and 2202 cycles: 50 and 69 a step. In strict+ and \
+        "in strict and defer as far as the allocator searches. Here that is {strict:.0} and \
+        {defer:.0} steps an allocation; EIOVAR Table 2 \
+         prints 153 and 32 for this workload on this machine, after 150 runs, with 7656 and 2202 \
+         cycles: 50 and 69 a step. In strict+ and \
          defer+ it is one look at a list."
     );
     let because = [
         ("map, iova alloc", search.as_str()),
         (
             "map, page table",
-            "a walk of four levels and one entry, written back by one instruction and one store fence; the document's kernel put a full \
-             barrier before and behind a CLFLUSH, which drops the line that the next map needs (X02 has CLFLUSH beside).",
+            "a walk of four levels and one entry, written back by one instruction and one store \
+            fence; the document's kernel put a full \
+             barrier before and behind a CLFLUSH, which drops the line that the next map needs \
+             (X02 has CLFLUSH beside).",
         ),
         (
             "unmap, page table",
@@ -233,16 +246,19 @@ fn reasons(runs: &[Run], found: &mut Findings) -> Result<(), LabError> {
         ),
         (
             "unmap, iova find",
-            "a search of the tree of live ranges by address: as deep as there, in nodes of an array instead of allocations of their own.",
+            "a search of the tree of live ranges by address: as deep as there, in nodes of an \
+            array instead of allocations of their own.",
         ),
         (
             "unmap, iova free",
-            "in strict and defer taking a node out of the tree, and balancing it; in strict+ and defer+ a push onto a list, whose cost is \
+            "in strict and defer taking a node out of the tree, and balancing it; in strict+ and \
+            defer+ a push onto a list, whose cost is \
              within the meter's error here.",
         ),
         (
             "unmap, iotlb inv",
-            "in strict and strict+ 2150 of them are charged; executed are two descriptors of the invalidation queue and a look at its \
+            "in strict and strict+ 2150 of them are charged; executed are two descriptors of the \
+            invalidation queue and a look at its \
              answer. In defer and defer+ it is a 250th of that.",
         ),
         (
@@ -251,7 +267,8 @@ fn reasons(runs: &[Run], found: &mut Findings) -> Result<(), LabError> {
         ),
         (
             "unmap, other",
-            "in defer and defer+ the document's 205 and 216 cycles are its queue of freed addresses under a lock; here the queue is the \
+            "in defer and defer+ the document's 205 and 216 cycles are its queue of freed \
+            addresses under a lock; here the queue is the \
              processor's own.",
         ),
     ];

@@ -51,7 +51,8 @@ fn modes() -> Vec<(&'static str, Derived)> {
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let runs = runs(setting)?;
     let mut found = Findings::with_method(format!(
-        "{} runs of mlx stream, all modes in turns, {} times each; C is 1816 cycles and twice the cost of a map and an unmap in the last \
+        "{} runs of mlx stream, all modes in turns, {} times each; C is 1816 cycles and twice the \
+        cost of a map and an unmap in the last \
          run. Page walks do not snoop, but for riommu. The busy-wait line is executed.",
         runs.len(),
         setting.repetitions,
@@ -169,7 +170,8 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     });
     for residual in residuals() {
         found.note(format!(
-            "Erratum 2, {}: Table 1 gives C = {:.0}, Table 2 implies {:.0}: {:.0} cycles that no component explains.",
+            "Erratum 2, {}: Table 1 gives C = {:.0}, Table 2 implies {:.0}: {:.0} cycles that no \
+            component explains.",
             residual.mode.name(),
             residual.by_table_1,
             residual.by_table_2.value,
@@ -184,21 +186,30 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         )
     };
     found.explain(format!(
-        "What differs is what was executed: of C, {:.0}% is charged in strict, {:.0}% in strict+ and {:.0}% in riommu, and equals the document's. \
-         X01 has the rest component by component, and what riommu / strict becomes as one component after the other is the document's.",
+        "What differs is what was executed: of C, {:.0}% is charged in strict, {:.0}% in strict+ \
+        and {:.0}% in riommu, and equals the document's. \
+         X01 has the rest component by component, and what riommu / strict becomes as one \
+         component after the other is the document's.",
         100.0 * share("strict")?,
         100.0 * share("strict+")?,
         100.0 * share("riommu")?,
     ));
     found.explain(
-        "The structure is right: the document's component costs with the mappings and invalidations counted here give its ratios (rows \
-         \"the document's components, our counts\"). What Table 2 implies for an IOVA of riommu goes into these rows and is not predicted.",
+        "The structure is right: the document's component costs with the mappings and \
+        invalidations counted here give its ratios (rows \
+         \"the document's components, our counts\"). What Table 2 implies for an IOVA of riommu \
+         goes into these rows and is not predicted.",
     );
     found.explain(
-        "riommu-: the document waits for a barrier and a write-back at each of two maps and two unmaps a packet. The repaired ring writes \
-         lines back, of four entries each, before a doorbell and before a release; riommu--literal does what Fig. 11 prints.",
+        "riommu-: the document waits for a barrier and a write-back at each of two maps and two \
+        unmaps a packet. The repaired ring writes \
+         lines back, of four entries each, before a doorbell and before a release; riommu--literal \
+         does what Fig. 11 prints.",
     );
-    found.note("Throughput is proportional to 1 / C, so the crosses lie on the line by construction; the line itself is what is tested.");
+    found.note(
+        "Throughput is proportional to 1 / C, so the crosses lie on the line by \
+        construction; the line itself is what is tested.",
+    );
     Ok(found)
 }
 
@@ -216,7 +227,8 @@ fn whole_order(setting: &Setting, names: &[&str], all: &HashMap<&str, Cost>) -> 
             .collect::<Vec<_>>()
             .is_sorted_by(|one, other| one > other)
     });
-    let what = "repetitions in which each mode by itself has its place: strict < strict+ < defer < defer+ < riommu- < riommu < none";
+    let what = "repetitions in which each mode by itself has its place: strict < strict+ < defer < \
+        defer+ < riommu- < riommu < none";
     let row = FindingRow::new(what, "", Measured::counted(ordered.count() as f64));
     // Not required: one disturbed repetition says nothing about a mode. The groups judge the
     // medians.
@@ -285,8 +297,10 @@ fn with_clflush(setting: &Setting, runs: &[Run], found: &mut Findings) -> Result
         found.push(row.beside(printed));
     }
     found.explain(format!(
-        "With the document's own instruction for a write-back, CLFLUSH between fences, riommu comes to {}. Its processor dropped a line and \
-         fetched it again in about 275 cycles; this one takes several times that, and so the modes that flush once for each map and each \
+        "With the document's own instruction for a write-back, CLFLUSH between fences, riommu \
+        comes to {}. Its processor dropped a line and \
+         fetched it again in about 275 cycles; this one takes several times that, and so the modes \
+         that flush once for each map and each \
          unmap, of which none is a ring, fall behind further than they did there.",
         ratios.join(", "),
     ));

@@ -129,8 +129,10 @@ fn frame(row: &Table2Row, cost: impl Fn(&str) -> f64) -> Frame {
 
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let mut found = Findings::with_method(
-        "Two or three runs of each benchmark; the last one counts. A frame costs what it costs without protection, and the executed and \
-         charged cycles of its maps and unmaps; throughput is the inverse of that, up to 10 Gbit/s on brcm.",
+        "Two or three runs of each benchmark; the last one counts. A frame costs what it costs \
+        without protection, and the executed and \
+         charged cycles of its maps and unmaps; throughput is the inverse of that, up to 10 Gbit/s \
+         on brcm.",
     );
     let sheet = Sheet::named("riommu_table2")?;
     for (table, group) in TABLE_2.iter().zip(GROUPS) {
@@ -195,19 +197,27 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         }
     }
     found.explain(
-        "The charged invalidation is the document's, the executed rest is this processor's (X01). Where C_none is fitted it takes up what \
+        "The charged invalidation is the document's, the executed rest is this processor's (X01). \
+        Where C_none is fitted it takes up what \
          of strict+ is executed in fewer cycles than there, and comes out smaller than it was.",
     );
     found.explain(
-        "In the document's strict, Apache and Memcached search hundreds of ranges for each address (EIOVAR Table 2: 381 to 1078 steps), \
+        "In the document's strict, Apache and Memcached search hundreds of ranges for each address \
+        (EIOVAR Table 2: 381 to 1078 steps), \
          after a hundred long runs; after a few runs here they do not yet (X11, X15).",
     );
     found.note(
-        "Fitted, one printed cell a row of the table, marked there: throughput of riommu over strict+, and where brcm fills its wire \
-         processor use of riommu over defer; what it gives is the cost of a frame without protection. All other cells are predictions. \
-         For mlx stream that cost is printed, for request-response it follows from Table 3. Fixed before the results were seen.",
+        "Fitted, one printed cell a row of the table, marked there: throughput of riommu over \
+        strict+, and where brcm fills its wire \
+         processor use of riommu over defer; what it gives is the cost of a frame without \
+         protection. All other cells are predictions. \
+         For mlx stream that cost is printed, for request-response it follows from Table 3. Fixed \
+         before the results were seen.",
     );
-    found.note("Processor use of request-response is left out: nothing that is printed says what a transaction costs the processor.");
+    found.note(
+        "Processor use of request-response is left out: nothing that is printed says what a \
+        transaction costs the processor.",
+    );
     Ok(found)
 }
 

@@ -15,7 +15,8 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
 
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let mut found = Findings::with_method(
-        "Request-response on both adapters: the round trip without protection is the document's; to it come the cycles that the server's \
+        "Request-response on both adapters: the round trip without protection is the document's; \
+        to it come the cycles that the server's \
          maps and unmaps of one frame in and one out take, at 3.1 GHz.",
     );
     let sheet = Sheet::named("riommu_table3")?;
@@ -46,10 +47,18 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         }
     }
     found.explain(
-        "Orders among modes whose executed work differs by a few hundred cycles show in tenths of a microsecond; the document's differences \
-         are larger because its processor took longer for the same work, and because of what erratum 2 leaves unexplained.",
+        "Orders among modes whose executed work differs by a few hundred cycles show in tenths of \
+        a microsecond; the document's differences \
+         are larger because its processor took longer for the same work, and because of what \
+         erratum 2 leaves unexplained.",
     );
-    found.note("Taken from the document, not measured: the round trip of none. All others are predictions.");
-    found.note("Erratum 5: the document's text says 0.80 to 0.99 of the latency; its Table 3 yields 0.98 at most.");
+    found.note(
+        "Taken from the document, not measured: the round trip of none. All others are \
+        predictions.",
+    );
+    found.note(
+        "Erratum 5: the document's text says 0.80 to 0.99 of the latency; its Table 3 \
+        yields 0.98 at most.",
+    );
     Ok(found)
 }

@@ -19,7 +19,8 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let mut runs = runs(setting)?;
     runs.truncate(2);
     let mut found = Findings::with_method(
-        "mlx stream through the identity modes: what their map and unmap execute beyond that of `none`, for two buffers a packet.",
+        "mlx stream through the identity modes: what their map and unmap execute beyond that of \
+        `none`, for two buffers a packet.",
     );
     let claims = Sheet::named("claims")?;
     let names = ["none", "hwpt", "swpt"];
@@ -56,9 +57,14 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         );
     }
     found.explain(
-        "The document's 200 cycles are those of the kernel's generic DMA code on the way to a pass-through domain. Here all identity modes \
-         are the same code, and only what the hardware looks up differs: nothing is left to differ in the processor's cycles.",
+        "The document's 200 cycles are those of the kernel's generic DMA code on the way to a \
+        pass-through domain. Here all identity modes \
+         are the same code, and only what the hardware looks up differs: nothing is left to differ \
+         in the processor's cycles.",
     );
-    found.note("Request-response, where the document finds no difference at all, follows: what is not executed cannot delay.");
+    found.note(
+        "Request-response, where the document finds no difference at all, follows: what is \
+        not executed cannot delay.",
+    );
     Ok(found)
 }

@@ -165,8 +165,10 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
 
 fn found(setting: &Setting, amount: SendCount) -> Result<Findings, LabError> {
     let mut found = Findings::with_method(format!(
-        "A program sends frames of {FRAME} bytes out of {} buffers of a page, mapped once: a random one each time, or always the first. The \
-         unit's model counts misses and the words its walks read; {} cycles are charged for a miss. What a walk takes on this processor is \
+        "A program sends frames of {FRAME} bytes out of {} buffers of a page, mapped once: a \
+        random one each time, or always the first. The \
+         unit's model counts misses and the words its walks read; {} cycles are charged for a \
+         miss. What a walk takes on this processor is \
          the difference of the two, less the same difference with the IOMMU off.",
         amount.buffers, setting.profile.miss_cycles
     ));
@@ -220,16 +222,20 @@ fn found(setting: &Setting, amount: SendCount) -> Result<Findings, LabError> {
         ));
     }
     found.explain(
-        "The 1532 cycles are the document's own number, charged once for each miss that the model counts. What is tested here is the number \
+        "The 1532 cycles are the document's own number, charged once for each miss that the model \
+        counts. What is tested here is the number \
          of misses: nearly one a frame with a random buffer, none with one buffer.",
     );
     found.note(
-        "A program cannot make its own processor's IOMMU miss. The executed row says what a walk of the model's tables takes here, with \
-         walk caches warm and the tables in this processor's caches; it is no measurement of an IOMMU.",
+        "A program cannot make its own processor's IOMMU miss. The executed row says what a walk \
+        of the model's tables takes here, with \
+         walk caches warm and the tables in this processor's caches; it is no measurement of an \
+         IOMMU.",
     );
     let [one, two, three] = setting.profile.walk_cache;
     found.note(format!(
-        "The document counts four memory references for a walk. The modelled unit has walk caches of {one}, {two} and {three} entries, which \
+        "The document counts four memory references for a walk. The modelled unit has walk caches \
+        of {one}, {two} and {three} entries, which \
          cover the tables of this pool: a walk then reads one word."
     ));
     Ok(found)

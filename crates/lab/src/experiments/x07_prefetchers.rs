@@ -131,7 +131,8 @@ fn recorded(setting: &Setting, found: &mut Findings) {
     let used: Vec<&PrefetchSummary> = all.iter().filter(|one| one.first_misses >= USES).collect();
     if all.is_empty() {
         found.note(
-            "Synthetic rings only: name recorded traces with --trace FILE... and their devices are fed to the same prefetchers.",
+            "Synthetic rings only: name recorded traces with --trace FILE... and their devices are \
+            fed to the same prefetchers.",
         );
         return;
     }
@@ -201,24 +202,33 @@ fn recorded(setting: &Setting, found: &mut Findings) {
     }
     let rings = used.iter().filter(|one| one.shape.kind() == Kind::Ring);
     found.explain(match rings.count() {
-        0 => "Recorded devices: none has a ring whose addresses come again in the same order a ring's length apart, which is what the document's \
-             claim about Markov and Recency speaks of; so it is not judged on them. What each device is instead, and what that does to a \
-             history, stands below.".into(),
+        0 => "Recorded devices: none has a ring whose addresses come again in the same order a \
+            ring's length apart, which is what the document's \
+             claim about Markov and Recency speaks of; so it is not judged on them. What each \
+             device is instead, and what that does to a \
+             history, stands below."
+            .into(),
         rings => format!(
-            "Recorded devices: {rings} of {} have a ring whose addresses come again in the same order a ring's length apart, which is what the \
-             document's claim about Markov and Recency speaks of; these are held to it. What the others are, and what that does to a history, \
+            "Recorded devices: {rings} of {} have a ring whose addresses come again in the same \
+            order a ring's length apart, which is what the \
+             document's claim about Markov and Recency speaks of; these are held to it. What the \
+             others are, and what that does to a history, \
              stands below.",
             used.len()
         ),
     });
     found.explain(
-        "Two entries know no addresses, so what these do is nothing to them. They predict where buffers are unmapped in the ring's order and \
-         the next one is mapped while this one is used, and not where one request is in flight, where queues share a direction or where a driver \
+        "Two entries know no addresses, so what these do is nothing to them. They predict where \
+        buffers are unmapped in the ring's order and \
+         the next one is mapped while this one is used, and not where one request is in flight, \
+         where queues share a direction or where a driver \
          unmaps as requests complete: the document keeps such devices on the baseline unit.",
     );
     found.note(format!(
-        "Recorded: {} devices of the traces named, of {} with any streaming mapping; the others use fewer than {USES} buffers. A trace \
-         shows maps and unmaps and no access, so a buffer is taken to be used just before its unmap; a ring is a device's mappings of one \
+        "Recorded: {} devices of the traces named, of {} with any streaming mapping; the others \
+        use fewer than {USES} buffers. A trace \
+         shows maps and unmaps and no access, so a buffer is taken to be used just before its \
+         unmap; a ring is a device's mappings of one \
          direction, and several queues share one.",
         used.len(),
         all.len(),
@@ -228,8 +238,10 @@ fn recorded(setting: &Setting, found: &mut Findings) {
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let rows = synthetic()?;
     let mut found = Findings::with_method(
-        "Rings of five shapes with five kinds of addresses; each stream is fed to Markov, Recency and Distance, as published and modified, \
-         with histories from a quarter to eight times the ring, and to two entries a ring. Shares of buffers whose first page was predicted.",
+        "Rings of five shapes with five kinds of addresses; each stream is fed to Markov, Recency \
+        and Distance, as published and modified, \
+         with histories from a quarter to eight times the ring, and to two entries a ring. Shares \
+         of buffers whose first page was predicted.",
     );
     for summary in summarise(&rows) {
         let judged = CLAIMS
@@ -270,9 +282,12 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         ],
     });
     found.explain(
-        "Distance predicts wherever neighbours of a ring lie side by side (tidy, fresh and tree addresses), even as published when a burst \
-         is used before it is unmapped. Addresses that do not come again leave Markov and Recency nothing. Two entries are right \
-         whenever there is a next buffer, but the invalidation that ends a burst takes them: with bursts of one, every access walks.",
+        "Distance predicts wherever neighbours of a ring lie side by side (tidy, fresh and tree \
+        addresses), even as published when a burst \
+         is used before it is unmapped. Addresses that do not come again leave Markov and Recency \
+         nothing. Two entries are right \
+         whenever there is a next buffer, but the invalidation that ends a burst takes them: with \
+         bursts of one, every access walks.",
     );
     found.note("The document prints no rate; \"most\" is read as half, fixed before the runs.");
     Ok(found)

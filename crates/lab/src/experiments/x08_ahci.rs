@@ -135,8 +135,10 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
 
 fn found(setting: &Setting, requests: u64) -> Result<Findings, LabError> {
     let mut found = Findings::with_method(format!(
-        "{requests} sequential requests of 128 KiB through the AHCI driver, 32 outstanding, page by page; the driver's calls are performed \
-         again in each mode. A disk delivers in its own time, while the processor works on the next request: throughput is that of the \
+        "{requests} sequential requests of 128 KiB through the AHCI driver, 32 outstanding, page \
+        by page; the driver's calls are performed \
+         again in each mode. A disk delivers in its own time, while the processor works on the \
+         next request: throughput is that of the \
          slower of the two."
     ));
     let run = calls(requests)?;
@@ -209,11 +211,13 @@ fn found(setting: &Setting, requests: u64) -> Result<Findings, LabError> {
         series: vec![Series::line("strict", points.collect())],
     });
     found.note(
-        "What the file system and the block layer cost is left out of both modes; it would bring strict nearer to none. The disks' speeds are \
+        "What the file system and the block layer cost is left out of both modes; it would bring \
+        strict nearer to none. The disks' speeds are \
          no measurements: they are what such devices and the link reach at most.",
     );
     found.note(
-        "The document says why rings are not for AHCI: 32 slots in arbitrary order. The share of unmaps out of order is this driver's under a \
+        "The document says why rings are not for AHCI: 32 slots in arbitrary order. The share of \
+        unmaps out of order is this driver's under a \
          drive that chooses at random.",
     );
     recorded(setting, &mut found);
@@ -240,10 +244,15 @@ fn recorded(setting: &Setting, found: &mut Findings) {
         ));
     }
     found.note(match count {
-        0 => "No recorded port: name traces whose files are named for ahci with --trace FILE..., and their order stands beside this driver's.",
+        0 => {
+            "No recorded port: name traces whose files are named for ahci with --trace FILE..., \
+            and their order stands beside this driver's."
+        }
         _ => {
-            "Recorded ports: mappings of a direction, in the order in which the kernel's driver made them. How far out of order they come back \
-             is the emulated drive's and the block layer's doing; a scatterlist counts as one mapping."
+            "Recorded ports: mappings of a direction, in the order in which the kernel's driver \
+            made them. How far out of order they come back \
+             is the emulated drive's and the block layer's doing; a scatterlist counts as one \
+             mapping."
         }
     });
 }

@@ -50,7 +50,8 @@ const STEPS: [(&str, &str, Option<u64>); 5] = [
 
 fn measure(_: &Setting) -> Result<Findings, LabError> {
     let mut found = Findings::with_method(
-        "All pages around the ones that the table names are allocated, the cached node is page 152; then the table's calls, on the \
+        "All pages around the ones that the table names are allocated, the cached node is page \
+        152; then the table's calls, on the \
          allocator of Linux 3.4.",
     );
     let sheet = Sheet::named("eiovar_table1_sequence")?;

@@ -26,7 +26,8 @@ const CALLS: usize = 40_000;
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let runs = runs(setting)?;
     let mut found = Findings::with_method(format!(
-        "{} runs of mlx stream (decision 0011), one after the other on the same interface; the last {CALLS} searches of each \
+        "{} runs of mlx stream (decision 0011), one after the other on the same interface; the \
+        last {CALLS} searches of each \
          allocator are plotted.",
         runs.len()
     ));
@@ -114,29 +115,45 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     }
     history(setting, &mut found)?;
     found.explain(
-        "History, why it grows: the documents' drivers map a packet's replacement before they unmap it (decision 0011), so one receive address is \
-         always free when a frame is sent, and the frame takes it. The ring's next map goes elsewhere: that is the exchange of section 5, one \
-         at each turn from receiving to sending, and it stays. By and by the ring's addresses are in no order, and a search is as long as \
-         the mean way down between two places: a sixth of the addresses in between. These are the 2048 of one ring where rings are filled one \
-         after the other (341), all 8192 where they are filled in turns (1365); both are still on the way there at the end.",
+        "History, why it grows: the documents' drivers map a packet's replacement before they \
+        unmap it (decision 0011), so one receive address is \
+         always free when a frame is sent, and the frame takes it. The ring's next map goes \
+         elsewhere: that is the exchange of section 5, one \
+         at each turn from receiving to sending, and it stays. By and by the ring's addresses are \
+         in no order, and a search is as long as \
+         the mean way down between two places: a sixth of the addresses in between. These are the \
+         2048 of one ring where rings are filled one \
+         after the other (341), all 8192 where they are filled in turns (1365); both are still on \
+         the way there at the end.",
     );
     found.explain(
-        "History, why it does not under section 4's own words, unmap and then map: receive addresses lie above those of transmissions, since \
-         rings are filled first. One is free only inside a pair of calls, where nothing is sent, and a transmit address that is freed there lies \
-         below C and does not move it. Nothing is ever exchanged, and each turn costs one search through the ring, whatever came before. \
+        "History, why it does not under section 4's own words, unmap and then map: receive \
+        addresses lie above those of transmissions, since \
+         rings are filled first. One is free only inside a pair of calls, where nothing is sent, \
+         and a transmit address that is freed there lies \
+         below C and does not move it. Nothing is ever exchanged, and each turn costs one search \
+         through the ring, whatever came before. \
          Table 1 has its H above L and does not say how it came there.",
     );
     found.explain(
-        "How long: the document's 153 is a mean over 150 runs of a machine of which neither the burst, nor how often its server turned from \
-         receiving to sending, nor how its rings were filled is printed. The three loops that mix rings lie between some two hundred \
-         and nine hundred steps where ours is held to 153: by bursts, filling and history. What is reproduced is that it grows, and from what; not the number.",
+        "How long: the document's 153 is a mean over 150 runs of a machine of which neither the \
+        burst, nor how often its server turned from \
+         receiving to sending, nor how its rings were filled is printed. The three loops that mix \
+         rings lie between some two hundred \
+         and nine hundred steps where ours is held to 153: by bursts, filling and history. What is \
+         reproduced is that it grows, and from what; not the number.",
     );
     found.explain(
-        "With k = W nothing is searched as long as maps and unmaps alternate, as in the receive rings alone. A transmit interrupt gives a \
-         burst of addresses back that no map follows at once: more than W are then free, the lists take no more than k, and the rest goes to \
+        "With k = W nothing is searched as long as maps and unmaps alternate, as in the receive \
+        rings alone. A transmit interrupt gives a \
+         burst of addresses back that no map follows at once: more than W are then free, the lists \
+         take no more than k, and the rest goes to \
          the tree and is searched for later (X13 has the threshold by burst).",
     );
-    found.note("Erratum 4: the two documents, on one machine, differ by a factor of 2 in the cost of this search.");
+    found.note(
+        "Erratum 4: the two documents, on one machine, differ by a factor of 2 in the cost \
+        of this search.",
+    );
     found.note("Every number is counted; nothing is timed or charged.");
     Ok(found)
 }
@@ -229,7 +246,8 @@ fn history(setting: &Setting, found: &mut Findings) -> Result<(), LabError> {
             let printed = Published {
                 text: "grows".into(),
                 value: GROWN,
-                source: "EIOVAR section 5: the pathology develops as the system runs (erratum 4); twice is what we ask for"
+                source: "EIOVAR section 5: the pathology develops as the system runs (erratum 4); \
+                    twice is what we ask for"
                     .into(),
             };
             found.push(if protection == "strict" {

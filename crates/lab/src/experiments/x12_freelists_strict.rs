@@ -23,8 +23,10 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let runs = runs(setting)?;
     let mut found = Findings::with_method(format!(
-        "{} runs of mlx stream on one interface, for each size of the freelists: searches and lists are counted, the layer is timed, \
-         throughput follows by the model from 1816 cycles and twice the cost of a map and an unmap.",
+        "{} runs of mlx stream on one interface, for each size of the freelists: searches and \
+        lists are counted, the layer is timed, \
+         throughput follows by the model from 1816 cycles and twice the cost of a map and an \
+         unmap.",
         runs.len()
     ));
     let facts = Sheet::named("eiovar_k_threshold_facts")?;
@@ -121,18 +123,27 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     figure("Fig. 4c: freed ranges in the lists", "nodes", held);
     figure("Fig. 5: mean search", "rb_prev", search);
     found.explain(
-        "Lists: what waits in them are the addresses of acknowledgements, of which a transmit interrupt gives a burst back at once: 200 \
-         here (decision 0011), on average half of that. The document finds 2 beside the one that goes to and fro: its \
-         transmissions came back by the packet, with its two buffers. The rows by burst show the mean fall with the burst. With k below the \
+        "Lists: what waits in them are the addresses of acknowledgements, of which a transmit \
+        interrupt gives a burst back at once: 200 \
+         here (decision 0011), on average half of that. The document finds 2 beside the one that \
+         goes to and fro: its \
+         transmissions came back by the packet, with its two buffers. The rows by burst show the \
+         mean fall with the burst. With k below the \
          burst the rest goes to the tree, so that not all allocations come from the list.",
     );
     found.explain(
-        "Throughput: the gain is what the search took, and the baseline's search is longer here than the document's 153 steps: the drivers' loop \
-         mixes the rings from the first run on, and rings that are filled in turns lie far apart (X11 has the loops side by side). How long \
-         it gets is a matter of history that the document does not print (erratum 4); its own two experiments with it, 20% to 60% here and 137% in \
+        "Throughput: the gain is what the search took, and the baseline's search is longer here \
+        than the document's 153 steps: the drivers' loop \
+         mixes the rings from the first run on, and rings that are filled in turns lie far apart \
+         (X11 has the loops side by side). How long \
+         it gets is a matter of history that the document does not print (erratum 4); its own two \
+         experiments with it, 20% to 60% here and 137% in \
          Table 2, differ by more than that.",
     );
-    found.note("The document prints 20% to 60%; a row is held to the lower end. A larger gain is a longer search of the baseline.");
+    found.note(
+        "The document prints 20% to 60%; a row is held to the lower end. A larger gain is a \
+        longer search of the baseline.",
+    );
     Ok(found)
 }
 

@@ -31,7 +31,8 @@ const SWEEP: [usize; 15] = [
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let runs = runs(setting)?;
     let mut found = Findings::with_method(format!(
-        "{} runs of mlx stream on one interface, frees deferred until {W} wait, for each size of the freelists.",
+        "{} runs of mlx stream on one interface, frees deferred until {W} wait, for each size of \
+        the freelists.",
         runs.len()
     ));
     let facts = Sheet::named("eiovar_k_threshold_facts")?;
@@ -266,21 +267,31 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     ];
     figure("Occupancy of the lists", "k", "nodes", series);
     found.explain(
-        "Throughput: the document's ratio at k = 250 is that of what a processor of 2012 spent in searches to all that a packet cost it. \
-         Here a step of the search and the rest of the layer cost what they cost on this processor, and 1816 cycles are charged for \
+        "Throughput: the document's ratio at k = 250 is that of what a processor of 2012 spent in \
+        searches to all that a packet cost it. \
+         Here a step of the search and the rest of the layer cost what they cost on this \
+         processor, and 1816 cycles are charged for \
          the packet, so a jump in the search shows less in throughput.",
     );
     found.explain(
-        "The threshold, from the model: lists leave nothing to the tree if they hold every address that was allocated before and is free now. \
-         Where maps and unmaps alternate, as in the receive rings alone, what is allocated or waits for its invalidation goes from L to L + W and \
-         back, so W are free at most: 250 exactly. A transmit ring is full of b acknowledgements before its interrupt and empty after it, so what \
-         is allocated swings by b more, and W + b are free at most: 450 with the bursts of 200 that rIOMMU section 4 has, 251 with bursts of one. \
-         The rows by burst have both numbers. The document sees W, so that its transmissions came back one by one (X12).",
+        "The threshold, from the model: lists leave nothing to the tree if they hold every address \
+        that was allocated before and is free now. \
+         Where maps and unmaps alternate, as in the receive rings alone, what is allocated or \
+         waits for its invalidation goes from L to L + W and \
+         back, so W are free at most: 250 exactly. A transmit ring is full of b acknowledgements \
+         before its interrupt and empty after it, so what \
+         is allocated swings by b more, and W + b are free at most: 450 with the bursts of 200 \
+         that rIOMMU section 4 has, 251 with bursts of one. \
+         The rows by burst have both numbers. The document sees W, so that its transmissions came \
+         back one by one (X12).",
     );
     found.explain(
-        "Occupancy, from the same model: where W are freed and then used up, the lists hold 1 to k and then k for W - k frees, and k - 1 to 0 and \
-         then 0 for W - k allocations: kW over 2W calls, k/2 exactly, in the receive rings alone. With acknowledgements the addresses that a \
-         transmit interrupt has freed lie in the lists a little longer than they are missed, which adds up to 7% where k is near W. The \
+        "Occupancy, from the same model: where W are freed and then used up, the lists hold 1 to k \
+        and then k for W - k frees, and k - 1 to 0 and \
+         then 0 for W - k allocations: kW over 2W calls, k/2 exactly, in the receive rings alone. \
+         With acknowledgements the addresses that a \
+         transmit interrupt has freed lie in the lists a little longer than they are missed, which \
+         adds up to 7% where k is near W. The \
          document derives k/2 from the k allocations that the lists satisfy.",
     );
     Ok(found)

@@ -88,18 +88,24 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
 
 fn found(setting: &Setting, packets: u64) -> Result<Findings, LabError> {
     let mut found = Findings::with_method(
-        "Fig. 11: brcm stream with messages of 64 bytes to 16 KB, a packet each below 1460 bytes (decision 0011). A packet costs what it \
-         costs without protection and its maps and unmaps; throughput is bounded by the core, the port's packets a second and the wire. \
-         Fig. 12: Memcached on mlx with 1 to 32 clients, each on a fresh interface for 24 runs, of which the last is shown.",
+        "Fig. 11: brcm stream with messages of 64 bytes to 16 KB, a packet each below 1460 bytes \
+        (decision 0011). A packet costs what it \
+         costs without protection and its maps and unmaps; throughput is bounded by the core, the \
+         port's packets a second and the wire. \
+         Fig. 12: Memcached on mlx with 1 to 32 clients, each on a fresh interface for 24 runs, of \
+         which the last is shown.",
     );
     messages(setting, packets, &mut found)?;
     clients(setting, packets, &mut found)?;
     found.note(
-        "Fitted, one number a figure: what a packet costs without protection. Fig. 11: to the 4 Gbit/s of strict with large messages (E14). \
-         Fig. 12: to what strict+ reaches of none on Memcached (rIOMMU Table 2, 0.83 / 1.19), at 32 clients. All else is predicted.",
+        "Fitted, one number a figure: what a packet costs without protection. Fig. 11: to the 4 \
+        Gbit/s of strict with large messages (E14). \
+         Fig. 12: to what strict+ reaches of none on Memcached (rIOMMU Table 2, 0.83 / 1.19), at \
+         32 clients. All else is predicted.",
     );
     found.note(
-        "Only anchors of these figures are printed: 256 bytes, 4 Gbit/s, \"up to 5.5x\". The curves have no numbers to stand beside.",
+        "Only anchors of these figures are printed: 256 bytes, 4 Gbit/s, \"up to 5.5x\". The \
+        curves have no numbers to stand beside.",
     );
     Ok(found)
 }
@@ -183,8 +189,10 @@ fn messages(setting: &Setting, packets: u64, found: &mut Findings) -> Result<(),
         series,
     });
     found.explain(
-        "In the document strict reaches 4 Gbit/s with 256 bytes already, so its packets were larger than its messages: TCP gathers them. \
-         Here a message below 1460 bytes is a packet (decision 0011), and throughput grows with it; where the core saturates in packets a \
+        "In the document strict reaches 4 Gbit/s with 256 bytes already, so its packets were \
+        larger than its messages: TCP gathers them. \
+         Here a message below 1460 bytes is a packet (decision 0011), and throughput grows with \
+         it; where the core saturates in packets a \
          second, it does in both.",
     );
     Ok(())
@@ -303,24 +311,32 @@ fn long_histories(setting: &Setting, packets: u64, found: &mut Findings) -> Resu
         }
         if let [one, four, sixteen, most] = last[..] {
             let steps = format!(
-                "{one:.0} steps with one client, {four:.0} with 4, {sixteen:.0} with 16 and {most:.0} with 32"
+                "{one:.0} steps with one client, {four:.0} with 4, {sixteen:.0} with 16 and \
+                {most:.0} with 32"
             );
             found.explain(match burst {
                 BURST => format!(
-                    "Clients and the search: each turn from receiving to sending costs one exchange of addresses between rings (X11) and one \
-                     search for it, and a turn here is as long as there are clients, because the server is interrupted when all of them wait. So \
-                     exchanges fall with the number of clients: {steps}. The document's allocation gets costlier \"proportionally to the number of \
+                    "Clients and the search: each turn from receiving to sending costs one \
+                    exchange of addresses between rings (X11) and one \
+                     search for it, and a turn here is as long as there are clients, because the \
+                     server is interrupted when all of them wait. So \
+                     exchanges fall with the number of clients: {steps}. The document's allocation \
+                     gets costlier \"proportionally to the number of \
                      clients\"; it has 893 steps with 16 after 150 runs of 20 seconds (Table 2)."
                 ),
                 _ => format!(
-                    "What the direction hangs on is the length of a turn: with an interrupt at every completion a turn is a frame, whatever the \
-                     number of clients: {steps}. One client keeps one ring busy, and 4 clients four rings in step. The document does not print how \
-                     its adapter coalesced interrupts; the timed rows stay at the default (decision 0011)."
+                    "What the direction hangs on is the length of a turn: with an interrupt at \
+                    every completion a turn is a frame, whatever the \
+                     number of clients: {steps}. One client keeps one ring busy, and 4 clients \
+                     four rings in step. The document does not print how \
+                     its adapter coalesced interrupts; the timed rows stay at the default \
+                     (decision 0011)."
                 ),
             });
             let row = FindingRow::new(
                 format!(
-                    "bursts of {burst} at most, 32 clients over 1, after that history: strict, steps of a search"
+                    "bursts of {burst} at most, 32 clients over 1, after that history: strict, \
+                    steps of a search"
                 ),
                 "",
                 Measured::counted(most / one.max(1.0)),

@@ -23,7 +23,8 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let mut runs = runs(setting)?;
     runs.truncate(2);
     let mut found = Findings::with_method(
-        "Two runs of mlx stream on a platform whose walker does not snoop, so that write-backs are executed: FreeBSD as found, FreeBSD with \
+        "Two runs of mlx stream on a platform whose walker does not snoop, so that write-backs are \
+        executed: FreeBSD as found, FreeBSD with \
          the flush repaired, Linux 3.4 with EIOVAR.",
     );
     let sheet = Sheet::named("eiovar_table3_freebsd")?;
@@ -84,14 +85,21 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     found.push(row.beside(claim("E22")?).require(Requirement::AtLeast));
     by_clflush(setting, &runs, &mut found)?;
     found.explain(
-        "The flush: FreeBSD writes 64 lines back where one changed. CLWB leaves a line that is not modified where it is, and that is 63 of them; \
-         CLFLUSH, which the document's processor had, drops each, and the next walk fetches it again. The rows by CLFLUSH execute that.",
+        "The flush: FreeBSD writes 64 lines back where one changed. CLWB leaves a line that is not \
+        modified where it is, and that is 63 of them; \
+         CLFLUSH, which the document's processor had, drops each, and the next walk fetches it \
+         again. The rows by CLFLUSH execute that.",
     );
     found.explain(
-        "FreeBSD's other costs, locks and a busdma layer above the table among them, are not built here: only the allocator, the table that \
-         gives empty pages back, and the flush of the whole page. The document's 9660 and 16003 cycles include everything.",
+        "FreeBSD's other costs, locks and a busdma layer above the table among them, are not built \
+        here: only the allocator, the table that \
+         gives empty pages back, and the flush of the whole page. The document's 9660 and 16003 \
+         cycles include everything.",
     );
-    found.note("Executed write-backs are CLWB or CLFLUSHOPT of this processor, but for the rows by CLFLUSH.");
+    found.note(
+        "Executed write-backs are CLWB or CLFLUSHOPT of this processor, but for the rows by \
+        CLFLUSH.",
+    );
     Ok(found)
 }
 
@@ -153,9 +161,12 @@ fn by_clflush(setting: &Setting, runs: &[Run], found: &mut Findings) -> Result<(
     );
     found.push(row.beside(claim("E22")?).require(Requirement::AtLeast));
     found.explain(format!(
-        "By CLFLUSH: the repair saves 63 lines of 64 at each unmap. Here that is {:.0} cycles a line, the fetching again included, where the \
-         document's ~10K are 159: a line that is dropped lies further away on this processor. The gain in throughput is larger than the document's \
-         1.76 because the same flush is set against less: {:.0} cycles of a map and an unmap are left after the repair, and the document's \
+        "By CLFLUSH: the repair saves 63 lines of 64 at each unmap. Here that is {:.0} cycles a \
+        line, the fetching again included, where the \
+         document's ~10K are 159: a line that is dropped lies further away on this processor. The \
+         gain in throughput is larger than the document's \
+         1.76 because the same flush is set against less: {:.0} cycles of a map and an unmap are \
+         left after the repair, and the document's \
          25,663 are some 15,700 then.",
         saved / 63.0,
         fixed.per_pair(profile),

@@ -68,8 +68,10 @@ pub(super) fn requests(count: u64, first: u64) -> Result<Run, LabError> {
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let count = 3 * setting.packets;
     let mut found = Findings::with_method(format!(
-        "{} requests of 1024 bytes, one at a time, on the mapping layer of each configuration, all in turns; the last {count} count. A \
-         request without protection costs what the document's numbers say: 3.0 GHz / 124,337 IOPS, less the 20% that the default \
+        "{} requests of 1024 bytes, one at a time, on the mapping layer of each configuration, all \
+        in turns; the last {count} count. A \
+         request without protection costs what the document's numbers say: 3.0 GHz / 124,337 IOPS, \
+         less the 20% that the default \
          configuration costs there. Page walks do not snoop.",
         FRAMES + count,
     ));
@@ -155,8 +157,14 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         Measured::timed(better, 0.0),
     );
     found.push(row.beside(two).require(Requirement::Near));
-    found.note("Erratum 13: the document's table of 256 entries has 512; the walk here is of four levels of 512.");
-    found.note("C of a request is derived from printed numbers (124,337 IOPS and 20%); nothing is fitted to a measurement.");
+    found.note(
+        "Erratum 13: the document's table of 256 entries has 512; the walk here is of four \
+        levels of 512.",
+    );
+    found.note(
+        "C of a request is derived from printed numbers (124,337 IOPS and 20%); nothing is \
+        fitted to a measurement.",
+    );
     Ok(found)
 }
 
@@ -204,20 +212,27 @@ fn by_part(
     let (executed, _) = of("default");
     let (_, charged) = of("strict");
     found.explain(format!(
-        "The document's default costs {:.0} cycles a request beyond disabled, of allocator, table and locks on a processor of 2007. Executed \
-         here for the same work are {executed:.0}. Of that its default and strict pay the same, so all configurations with a tree lie \
+        "The document's default costs {:.0} cycles a request beyond disabled, of allocator, table \
+        and locks on a processor of 2007. Executed \
+         here for the same work are {executed:.0}. Of that its default and strict pay the same, so \
+         all configurations with a tree lie \
          nearer to disabled here.",
         beyond(kept),
     ));
     found.explain(format!(
-        "The document finds no difference between default and strict: what 250 unmaps share instead of paying each cost next to nothing on \
-         its chipset. Its price is not printed, and the profile's {charged:.0} cycles are another machine's (rIOMMU): they alone put strict \
-         behind default here, and both strict configurations behind both others. The rows without them show the executed work alone.",
+        "The document finds no difference between default and strict: what 250 unmaps share \
+        instead of paying each cost next to nothing on \
+         its chipset. Its price is not printed, and the profile's {charged:.0} cycles are another \
+         machine's (rIOMMU): they alone put strict \
+         behind default here, and both strict configurations behind both others. The rows without \
+         them show the executed work alone.",
     ));
     let (tree, bitmap) = (of("strict").0, of("strict bitmap").0);
     found.explain(format!(
-        "The gain of strict bitmap over strict is what an allocation from a bitmap saves against one from the tree: {:.0} cycles here, of a request of \
-         {:.0}, and {:.0} in the document's {gain}%. With one request outstanding the tree is nearly empty and its allocation cheap; on a processor of \
+        "The gain of strict bitmap over strict is what an allocation from a bitmap saves against \
+        one from the tree: {:.0} cycles here, of a request of \
+         {:.0}, and {:.0} in the document's {gain}%. With one request outstanding the tree is \
+         nearly empty and its allocation cheap; on a processor of \
          2007 its lock and its cache misses were not.",
         tree - bitmap,
         c_none + tree + charged,

@@ -38,7 +38,8 @@ fn flushes(setting: &Setting, mode: &str) -> Result<f64, LabError> {
 
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let mut found = Findings::with_method(format!(
-        "{} times 2^20 requests of one page, one at a time: invalidations are counted; their period follows from the document's 124,337 \
+        "{} times 2^20 requests of one page, one at a time: invalidations are counted; their \
+        period follows from the document's 124,337 \
          requests a second. Memory is what the allocators hold, with every page of 4 GB allocated.",
         setting.wraps,
     ));
@@ -111,10 +112,15 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
             .ordered_in("memory"),
     );
     found.explain(
-        "The bitmap here keeps a second and a third one of what was freed since the flush and during it: the document's single bitmap hands \
-         addresses out again that were freed ahead of its pointer, before any flush (decision 0003).",
+        "The bitmap here keeps a second and a third one of what was freed since the flush and \
+        during it: the document's single bitmap hands \
+         addresses out again that were freed ahead of its pointer, before any flush (decision \
+         0003).",
     );
-    found.explain("A range of Linux 2.6.26 took 40 bytes on a list and in a tree; a node here has indices instead of pointers.");
+    found.explain(
+        "A range of Linux 2.6.26 took 40 bytes on a list and in a tree; a node here has \
+        indices instead of pointers.",
+    );
     Ok(found)
 }
 

@@ -264,7 +264,8 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let (kernel, cells) = match &setting.guests {
         Guests::None(why) | Guests::Failed(why) => {
             let mut found = Findings::with_method(
-                "Stock guests, each configuration with each kind of device, counted under QEMU's icount.",
+                "Stock guests, each configuration with each kind of device, counted under QEMU's \
+                icount.",
             );
             found.explain(format!("Not run: {why}."));
             table_1(&mut found)?;
@@ -273,9 +274,12 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         Guests::Counted { kernel, cells } => (kernel, cells),
     };
     let mut found = Findings::with_method(format!(
-        "Stock guests (Linux {kernel}) under QEMU's icount, where time is the number of the guest's instructions and a doorbell is answered before the guest \
-         goes on. Requests and exits are the difference between two moments of a guest, with operations between them and nothing else; instructions of a \
-         4 KiB read are the median of those that waited for the disk, of a map and its unmap the mean of 256 in a row."
+        "Stock guests (Linux {kernel}) under QEMU's icount, where time is the number of the \
+        guest's instructions and a doorbell is answered before the guest \
+         goes on. Requests and exits are the difference between two moments of a guest, with \
+         operations between them and nothing else; instructions of a \
+         4 KiB read are the median of those that waited for the disk, of a map and its unmap the \
+         mean of 256 in a row."
     ));
     for one in cells {
         cell(one, &mut found);
@@ -287,22 +291,32 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     table_1(&mut found)?;
     uncounted(cells, &mut found);
     found.explain(
-        "The document measured time, throughput and utilisation on real cards and hosts. Here the guest is emulated and its devices are programs, so time says \
-         nothing; counted is what causes the time: requests, the exits for them, and the guest's own instructions. Table 1 therefore stands beside nothing.",
+        "The document measured time, throughput and utilisation on real cards and hosts. Here the \
+        guest is emulated and its devices are programs, so time says \
+         nothing; counted is what causes the time: requests, the exits for them, and the guest's \
+         own instructions. Table 1 therefore stands beside nothing.",
     );
     found.note(
-        "The pool and the pointer to the last table (HOPT) are the host's: no request, exit or instruction of the guest depends on them. What they change \
-         there stands in the rows of walks and frames, and in X25. A page's frame is the model's: where the guest's memory is all shared, as QEMU shares it, \
+        "The pool and the pointer to the last table (HOPT) are the host's: no request, exit or \
+        instruction of the guest depends on them. What they change \
+         there stands in the rows of walks and frames, and in X25. A page's frame is the model's: \
+         where the guest's memory is all shared, as QEMU shares it, \
          no byte moves when a page gets one.",
     );
     found.note(
-        "In the baseline a simulated device is an emulated one: the document's, too, has its simulator where all of the guest's memory is.",
+        "In the baseline a simulated device is an emulated one: the document's, too, has its \
+        simulator where all of the guest's memory is.",
     );
     found.note(
-        "A frame's instructions are not told: four processors send at once, each to a neighbour of its own, and nothing in the guest counts what one of them \
-         works for a frame, as `guest reads` does for a read. Its share of the IOMMU's work is told: the mappings a frame, each with the instructions a DMA.",
+        "A frame's instructions are not told: four processors send at once, each to a neighbour of \
+        its own, and nothing in the guest counts what one of them \
+         works for a frame, as `guest reads` does for a read. Its share of the IOMMU's work is \
+         told: the mappings a frame, each with the instructions a DMA.",
     );
-    found.note("The cache makes a mapping outlive its unmap by up to 40 s: what is saved here is paid with that (X24).");
+    found.note(
+        "The cache makes a mapping outlive its unmap by up to 40 s: what is saved here is \
+        paid with that (X24).",
+    );
     Ok(found)
 }
 

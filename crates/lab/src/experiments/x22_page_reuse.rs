@@ -96,7 +96,8 @@ fn recorded(rows: &[ReuseRow], stream: &Stream, found: &mut Findings) {
         ));
     }
     found.note(format!(
-        "Recorded: {} devices of the traces named, of {} with any streaming mapping; the others make fewer than {CREATES} mappings.",
+        "Recorded: {} devices of the traces named, of {} with any streaming mapping; the others \
+        make fewer than {CREATES} mappings.",
         used.len(),
         rows.len()
     ));
@@ -104,8 +105,10 @@ fn recorded(rows: &[ReuseRow], stream: &Stream, found: &mut Findings) {
 
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let mut found = Findings::with_method(
-        "Table 5's reuse from its own counts; and, of each device of the traces that --trace names, the mappings made, the different pages of 4 KiB \
-         under them, and what a reverse translation cache with T = 10 s and C = 3 answers of them on the trace's clock.",
+        "Table 5's reuse from its own counts; and, of each device of the traces that --trace \
+        names, the mappings made, the different pages of 4 KiB \
+         under them, and what a reverse translation cache with T = 10 s and C = 3 answers of them \
+         on the trace's clock.",
     );
     let demand = if setting.reuse.is_empty() {
         Requirement::Shown
@@ -115,20 +118,29 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let stream = document(&mut found, demand)?;
     if setting.reuse.is_empty() {
         found.note(
-            "No recorded trace was named (--trace FILE...): nothing was measured, and the table's counts divided by each other are no result.",
+            "No recorded trace was named (--trace FILE...): nothing was measured, and the table's \
+            counts divided by each other are no result.",
         );
     } else {
         recorded(&setting.reuse, &stream, &mut found);
         found.explain(
-            "Pages are used again, and not as often as the document's 872 times. A device's reuse is what it transfers by the pages that are in flight or \
-             free to be: a stream with a large window, or large frames, takes thousands of pages, where one request at a time, or a disk's buffers, take \
-             a few tens. The document's card took 95 pages for its stream, and does not say why so few; nothing recorded here does a stream with as few. \
-             What the cache needs holds all the same, since of a page's mappings only the first asks: a page that is mapped 30 times is as good as one \
-             that is mapped 900 times, but for 3 % of the maps. Reuse grows with the time that is looked at, while pages stay the same; the document's \
+            "Pages are used again, and not as often as the document's 872 times. A device's reuse \
+            is what it transfers by the pages that are in flight or \
+             free to be: a stream with a large window, or large frames, takes thousands of pages, \
+             where one request at a time, or a disk's buffers, take \
+             a few tens. The document's card took 95 pages for its stream, and does not say why so \
+             few; nothing recorded here does a stream with as few. \
+             What the cache needs holds all the same, since of a page's mappings only the first \
+             asks: a page that is mapped 30 times is as good as one \
+             that is mapped 900 times, but for 3 % of the maps. Reuse grows with the time that is \
+             looked at, while pages stay the same; the document's \
              tests last 10 s, the traces have the seconds that stand beside them.",
         );
     }
-    found.note("The document counts a driver's map calls; here each piece of a scatterlist that is consecutive in memory counts, as it takes a key of its own.");
+    found.note(
+        "The document counts a driver's map calls; here each piece of a scatterlist that is \
+        consecutive in memory counts, as it takes a key of its own.",
+    );
     Ok(found)
 }
 

@@ -142,9 +142,12 @@ fn distribution(name: &str, seen: &Stays) -> Series {
 
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let mut found = Findings::with_method(format!(
-        "A virtual clock of {PER_SECOND} units a second; T = 10 s, C = 3, and for the table that follows reuse cycles of 160 ms with the same bound. A mapping \
-         is released in each unit for {} s, every seventh one is used again after 15 s and released 20 s later; {HELD} are released once and stay in use from then \
-         on. Time from a mapping's last release to its expiry. Then the modes of compare, under the oracle: TCP_STREAM's pages, mapped as often as in Table 5 for 10 s from \
+        "A virtual clock of {PER_SECOND} units a second; T = 10 s, C = 3, and for the table that \
+        follows reuse cycles of 160 ms with the same bound. A mapping \
+         is released in each unit for {} s, every seventh one is used again after 15 s and \
+         released 20 s later; {HELD} are released once and stay in use from then \
+         on. Time from a mapping's last release to its expiry. Then the modes of compare, under \
+         the oracle: TCP_STREAM's pages, mapped as often as in Table 5 for 10 s from \
          second 5 on, and then an idle machine, until the last mapping has expired.",
         RELEASES / PER_SECOND
     ));
@@ -212,18 +215,24 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         ],
     });
     found.explain(
-        "A mapping that is released just after a cycle has begun stays for what is left of it and three more: almost 40 s, never 40. One released in a \
+        "A mapping that is released just after a cycle has begun stays for what is left of it and \
+        three more: almost 40 s, never 40. One released in a \
          cycle's last instant stays for 30.",
     );
     found.note(
-        "The literal tree finds and deletes along different paths (a key of 60 bits is inserted, one of 52 searched), so it is shown with 20 mappings only and \
+        "The literal tree finds and deletes along different paths (a key of 60 bits is inserted, \
+        one of 52 searched), so it is shown with 20 mappings only and \
          held to nothing.",
     );
     found.note(
-        "The oracle counts a buffer as exposed until the invalidation that covers its pages. What the literal frontend forgets without unmapping can lie in the range of such a \
+        "The oracle counts a buffer as exposed until the invalidation that covers its pages. What \
+        the literal frontend forgets without unmapping can lie in the range of such a \
          batch, so that its exposure is a lower bound.",
     );
-    found.note("A cached mapping is reached by the device after its unmap: the stay is exposure, and the mode is bounded, never strict.");
+    found.note(
+        "A cached mapping is reached by the device after its unmap: the stay is exposure, \
+        and the mode is bounded, never strict.",
+    );
     Ok(found)
 }
 

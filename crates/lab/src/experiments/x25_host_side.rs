@@ -316,8 +316,10 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let (creates, pages) = (cell("map_create_ops")?.value, cell("pages_4KB")?.value);
     let mapped = pages as u64;
     let mut found = Findings::with_method(format!(
-        "A guest of {} MiB whose memory gets its frames on demand, a second stage of four levels in memory, and one assigned device. Walks and \
-         frames are counted; time is that of map requests to pages that have their frames, blocks of {BLOCK} in turns with hits in the cache. \
+        "A guest of {} MiB whose memory gets its frames on demand, a second stage of four levels \
+        in memory, and one assigned device. Walks and \
+         frames are counted; time is that of map requests to pages that have their frames, blocks \
+         of {BLOCK} in turns with hits in the cache. \
          A kick is charged with {} cycles.",
         (GUEST_PAGES * PAGE) >> 20,
         setting.profile.kick_cycles
@@ -330,19 +332,26 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     overcommit(&mut found, mapped)?;
     migration(&mut found, mapped)?;
     found.explain(
-        "The document has no numbers for the pool and the pointer alone, only that RTC improves latency dramatically and HOPT little: the pointer saves \
-         a walk of a request, and the cache saves nearly all requests and their kicks. \"Little\" is read as less than half, fixed before the runs.",
+        "The document has no numbers for the pool and the pointer alone, only that RTC improves \
+        latency dramatically and HOPT little: the pointer saves \
+         a walk of a request, and the cache saves nearly all requests and their kicks. \"Little\" \
+         is read as less than half, fixed before the runs.",
     );
     found.note(
-        "As printed, the pointer takes bits 12 to 19 of an address as the index into a table of 512 entries: of the pages in the upper half of a table it \
-         finds the frame of the page 1 MiB below (errata 13). Its 8 bytes are the pointer's, without the prefix it is compared with.",
+        "As printed, the pointer takes bits 12 to 19 of an address as the index into a table of \
+        512 entries: of the pages in the upper half of a table it \
+         finds the frame of the page 1 MiB below (errata 13). Its 8 bytes are the pointer's, \
+         without the prefix it is compared with.",
     );
     found.note(
-        "rtc-literal is unsafe, and this device does not show it: it maps whole pages in one direction for one user (X24, and the modes in compare, have what others do). \
-         It asks for two mappings more than there are pages, since the printed tree stores two keys of a node outside of its array and maps their pages again.",
+        "rtc-literal is unsafe, and this device does not show it: it maps whole pages in one \
+        direction for one user (X24, and the modes in compare, have what others do). \
+         It asks for two mappings more than there are pages, since the printed tree stores two \
+         keys of a node outside of its array and maps their pages again.",
     );
     found.note(
-        "A walk here reads tables that are in this processor's caches; the document's \"hundreds to thousands\" of cycles are of a kernel that takes locks.",
+        "A walk here reads tables that are in this processor's caches; the document's \"hundreds \
+        to thousands\" of cycles are of a kernel that takes locks.",
     );
     Ok(found)
 }

@@ -30,7 +30,8 @@ const MODES: [&str; 7] = [
 
 /// A trace with one device, because the oracle identifies devices by requester.
 fn device() -> Result<Operations<TraceSource>, LabError> {
-    let line = "    task-1 [000] ..1.. 1.000000: dma_map_phys: 0000:03:00.0 dir=FROM_DEVICE dma_addr=1000 size=64 phys_addr=1000 attrs=\n";
+    let line = "    task-1 [000] ..1.. 1.000000: dma_map_phys: 0000:03:00.0 dir=FROM_DEVICE \
+        dma_addr=1000 size=64 phys_addr=1000 attrs=\n";
     let source =
         TraceSource::from_reader("device", std::io::Cursor::new(line.as_bytes().to_vec()))?;
     let mut operations = Operations::new("device", source, TraceOptions::default());
@@ -40,7 +41,8 @@ fn device() -> Result<Operations<TraceSource>, LabError> {
 
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let mut found = Findings::with_method(
-        "A run of brcm stream under the oracle, with a device that touches every buffer it has lost. Time is that of the calls: 146 ns \
+        "A run of brcm stream under the oracle, with a device that touches every buffer it has \
+        lost. Time is that of the calls: 146 ns \
          each, as a packet without protection takes.",
     );
     let mut capture = Capture::with(
@@ -107,7 +109,13 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
             outcome.release_delay_max_ns as f64 / 1e3,
         ));
     }
-    found.explain("A window of defer ends with the 250th unmap: at 146 ns a call after about 70 us, far below its 10 ms.");
-    found.note("The documents print no number; what is held is that strict leaves no window and deferring leaves one.");
+    found.explain(
+        "A window of defer ends with the 250th unmap: at 146 ns a call after about 70 \
+        us, far below its 10 ms.",
+    );
+    found.note(
+        "The documents print no number; what is held is that strict leaves no window and \
+        deferring leaves one.",
+    );
     Ok(found)
 }

@@ -194,7 +194,8 @@ fn why(fit: Fit, ring: &RingDemand, in_order: Option<u32>) -> String {
             "unmaps come in the order of the maps: the tail always finds its slot free".into()
         }
         Fit::InOrder => format!(
-            "{}; in this trace the tail's slot is free in time all the same, but only a ring that takes any free slot promises that",
+            "{}; in this trace the tail's slot is free in time all the same, but only a ring that \
+            takes any free slot promises that",
             disorder()
         ),
         Fit::AnyOrder => match in_order {
@@ -203,7 +204,8 @@ fn why(fit: Fit, ring: &RingDemand, in_order: Option<u32>) -> String {
                 disorder()
             ),
             None => format!(
-                "{}; a ring that takes only its tail's slot would have to hold the {} slots from the oldest mapping on, more than \
+                "{}; a ring that takes only its tail's slot would have to hold the {} slots from \
+                the oldest mapping on, more than \
                  a ring can have",
                 disorder(),
                 ring.in_order_need
@@ -307,7 +309,9 @@ impl TraceSizing {
     pub(super) fn recommend(rings: &[RingAdvice], iotlb: &[IotlbAdvice]) -> String {
         let of = |fit: Fit| rings.iter().filter(move |ring| ring.fit == fit);
         let Some(busiest) = rings.iter().max_by_key(|ring| ring.maps) else {
-            return "The trace maps nothing: there is nothing to size. Record one under load with ringfence trace record.".into();
+            return "The trace maps nothing: there is nothing to size. Record one under load with \
+                ringfence trace record."
+                .into();
         };
         let bytes: u64 = rings.iter().map(|ring| ring.bytes).sum();
         let kib = bytes.div_ceil(1024);
@@ -325,7 +329,8 @@ impl TraceSizing {
         );
         if any > 0 {
             first.push_str(&format!(
-                "; {any} of them {} a ring that takes any free slot (riommu-ooo), for their drivers unmap out of order",
+                "; {any} of them {} a ring that takes any free slot (riommu-ooo), for their \
+                drivers unmap out of order",
                 if any == 1 { "needs" } else { "need" }
             ));
         }
@@ -339,11 +344,14 @@ impl TraceSizing {
         let second = match hits {
             Some(best) => match best.entries_90 {
                 Some(entries) if best.best() >= 0.01 => format!(
-                    "With pages instead of rings, an IOTLB of {entries} entries keeps nine of ten translations that any of those tried keeps \
+                    "With pages instead of rings, an IOTLB of {entries} entries keeps nine of ten \
+                    translations that any of those tried keeps \
                      from map to unmap ({}); more buys little.",
                     best.mode
                 ),
-                _ => "With pages instead of rings, no IOTLB of those tried keeps a translation from map to unmap.".into(),
+                _ => "With pages instead of rings, no IOTLB of those tried keeps a translation \
+                    from map to unmap."
+                    .into(),
             },
             None => "The IOTLB was not looked at.".into(),
         };

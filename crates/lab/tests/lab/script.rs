@@ -144,7 +144,8 @@ pub(crate) fn trace(lines: &[String]) -> Operations<TraceSource> {
 /// A line that maps `bytes` bytes of `device` at `at`.
 pub(crate) fn map_line(device: &str, at: u64, bytes: u64) -> String {
     format!(
-        "dma_map_phys: {device} dir=FROM_DEVICE dma_addr={at:x} size={bytes} phys_addr={at:x} attrs="
+        "dma_map_phys: {device} dir=FROM_DEVICE dma_addr={at:x} size={bytes} phys_addr={at:x} \
+        attrs="
     )
 }
 

@@ -48,11 +48,13 @@ impl std::fmt::Display for NotPrivate {
         match self {
             Self::Owner { user } => write!(
                 f,
-                "the directory belongs to user {user}, who could replace what is in it: name one of your own"
+                "the directory belongs to user {user}, who could replace what is in it: name one \
+                of your own"
             ),
             Self::Writable { mode } => write!(
                 f,
-                "others can write to the directory (mode {mode:o}) and replace what is in it: chmod go-w"
+                "others can write to the directory (mode {mode:o}) and replace what is in it: \
+                chmod go-w"
             ),
             Self::Above { directory, why } => {
                 write!(f, "it lies in {}: {why}", directory.display())

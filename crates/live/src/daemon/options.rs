@@ -16,7 +16,8 @@ use crate::virtio::pviommu::InjectedReply;
 
 pub(super) const LOCK_NEEDS_PVIOMMU: &str =
     "what is locked is what the para-virtual IOMMU's driver maps, and there is none";
-pub(super) const POOL_NEEDS_PVIOMMU: &str = "the pool of frames and the pointer to the last table are the para-virtual IOMMU's, and there is none";
+pub(super) const POOL_NEEDS_PVIOMMU: &str = "the pool of frames and the pointer to the last table \
+    are the para-virtual IOMMU's, and there is none";
 
 /// Selection of a guest's devices.
 #[derive(Clone, Debug, Default)]
@@ -96,11 +97,13 @@ impl DeviceOptions {
             ),
             (
                 foreign && self.limits.iotlb_pages < MIN_IOTLB_PAGES,
-                "a vhost-user back-end with fewer than 1024 pages cannot keep those of its longest access",
+                "a vhost-user back-end with fewer than 1024 pages cannot keep those of its longest \
+                access",
             ),
             (
                 self.requests.is_some() && !virtio,
-                "what is written down is what the virtio-iommu's driver asks for, and there is no virtio-iommu",
+                "what is written down is what the virtio-iommu's driver asks for, and there is no \
+                virtio-iommu",
             ),
             (self.read_only && !disk, "there is no disk to be read-only"),
             (
@@ -121,11 +124,13 @@ impl DeviceOptions {
             ),
             (
                 self.assigned && foreign,
-                "a vhost-user back-end's accesses are translated by QEMU's IOMMU, not by the model of the hardware",
+                "a vhost-user back-end's accesses are translated by QEMU's IOMMU, not by the model \
+                of the hardware",
             ),
             (
                 self.assigned && apart,
-                "a disk in a process of its own is granted its pages, and nothing translates its accesses",
+                "a disk in a process of its own is granted its pages, and nothing translates its \
+                accesses",
             ),
             (
                 self.delay.is_some() && !disk,

@@ -88,14 +88,17 @@ impl std::fmt::Display for GuestError {
             }
             Self::Fetch { what, log } => write!(
                 f,
-                "{what} cannot be fetched; see {} (DEBIAN_MIRROR names another archive, --cache a directory that has it)",
+                "{what} cannot be fetched; see {} (DEBIAN_MIRROR names another archive, --cache a \
+                directory that has it)",
                 log.display()
             ),
             Self::NoKernel { version, known } => {
                 write!(
                     f,
-                    "Debian's archive has no kernel {version}; it has {}. It keeps a few of each suite: take one of these, or \
-                     `latest`, or unpack the kernel's packages yourself and name the directory (`--kernel ./DIR`); DEBIAN_MIRROR names \
+                    "Debian's archive has no kernel {version}; it has {}. It keeps a few of each \
+                    suite: take one of these, or \
+                     `latest`, or unpack the kernel's packages yourself and name the directory \
+                     (`--kernel ./DIR`); DEBIAN_MIRROR names \
                      another archive",
                     versions(known)
                 )
@@ -103,18 +106,21 @@ impl std::fmt::Display for GuestError {
             Self::NoModule { module } => write!(f, "the kernel's package lacks {module}"),
             Self::NoSources { path } => write!(
                 f,
-                "{} is no directory with a module's sources (its Kbuild); --module-source names another",
+                "{} is no directory with a module's sources (its Kbuild); --module-source names \
+                another",
                 path.display()
             ),
             Self::NoHeaders { package, root } => write!(
                 f,
-                "Debian's archive has no {package}; unpack it, its linux-headers-*-common and its linux-kbuild-* into {} \
+                "Debian's archive has no {package}; unpack it, its linux-headers-*-common and its \
+                linux-kbuild-* into {} \
                  (`dpkg-deb -x`), or take a kernel that the archive has",
                 root.display()
             ),
             Self::Build { log } => write!(
                 f,
-                "the module was not built; see {} (it takes `unshare --map-root-user --mount`: a user namespace)",
+                "the module was not built; see {} (it takes `unshare --map-root-user --mount`: a \
+                user namespace)",
                 log.display()
             ),
             Self::DynamicBusybox { path } => write!(

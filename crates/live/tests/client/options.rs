@@ -95,7 +95,8 @@ const NO_DISK: [&str; 4] = [
 ];
 const APART: &str = "only a disk in a process of its own can use what was revoked";
 const WRONG: &str = "it is the para-virtual IOMMU that answers wrongly, and there is none";
-const HOST: &str = "the pool of frames and the pointer to the last table are the para-virtual IOMMU's, and there is none";
+const HOST: &str = "the pool of frames and the pointer to the last table are the para-virtual \
+    IOMMU's, and there is none";
 const ANOTHER: &str =
     "the entropy device misbehaves as another device than the disk, and there is none";
 
@@ -129,7 +130,8 @@ const PAIRS: [(&str, &str, &str); 22] = [
     (
         "assigned",
         "vhost-user*",
-        "a vhost-user back-end's accesses are translated by QEMU's IOMMU, not by the model of the hardware",
+        "a vhost-user back-end's accesses are translated by QEMU's IOMMU, not by the model of the \
+        hardware",
     ),
     ("late", "isolate", LATE),
     ("late", "vhost-user*", LATE),
@@ -156,7 +158,8 @@ const PAIRS: [(&str, &str, &str); 22] = [
     (
         "vhost-user*",
         "requests",
-        "what is written down is what the virtio-iommu's driver asks for, and there is no virtio-iommu",
+        "what is written down is what the virtio-iommu's driver asks for, and there is no \
+        virtio-iommu",
     ),
     (
         "vhost-user*",
@@ -172,7 +175,8 @@ const PAIRS: [(&str, &str, &str); 22] = [
     (
         "pviommu",
         "requests",
-        "what is written down is what the virtio-iommu's driver asks for, and there is no virtio-iommu",
+        "what is written down is what the virtio-iommu's driver asks for, and there is no \
+        virtio-iommu",
     ),
     (
         "pviommu",
@@ -192,7 +196,8 @@ const PAIRS: [(&str, &str, &str); 22] = [
     (
         "no-iommu",
         "requests",
-        "what is written down is what the virtio-iommu's driver asks for, and there is no virtio-iommu",
+        "what is written down is what the virtio-iommu's driver asks for, and there is no \
+        virtio-iommu",
     ),
     (
         "no-iommu",

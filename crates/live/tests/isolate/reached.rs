@@ -122,7 +122,8 @@ fn looks_around<I: Boundary>(behind: &str, everything: u64) {
         .map(|n| word(512 + 8 * n) & !(1 << 63))
         .collect();
     println!(
-        "A31: of {RAM_BYTES} bytes of guest memory a thread reads {everything}; a process behind {behind} reads {} and writes {}; granted are {} and {}",
+        "A31: of {RAM_BYTES} bytes of guest memory a thread reads {everything}; a process behind \
+        {behind} reads {} and writes {}; granted are {} and {}",
         pages * 4096,
         written * 4096,
         granted.len() * 4096,

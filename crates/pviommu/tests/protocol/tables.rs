@@ -54,7 +54,8 @@ fn tables_that_lead_nowhere_go_back() {
         held(Some(16), regions),
     );
     println!(
-        "a page in each of {regions} regions, one after the other: {as_linux} table pages if they stay, {ours} with {KEPT_TABLES} kept, {few} \
+        "a page in each of {regions} regions, one after the other: {as_linux} table pages if they \
+        stay, {ours} with {KEPT_TABLES} kept, {few} \
          with 16"
     );
     assert!(as_linux as u64 >= regions);

@@ -45,7 +45,8 @@ pub fn page(reproduction: &Reproduction) -> String {
         out,
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
-         <title>Ringfence: three documents, run again</title>\n<style>{STYLE}</style>\n</head>\n<body>\n\
+         <title>Ringfence: three documents, run \
+         again</title>\n<style>{STYLE}</style>\n</head>\n<body>\n\
          <h1>Ringfence: three documents, run again</h1>\n"
     );
     introduction(reproduction, &mut out);
@@ -66,9 +67,12 @@ fn introduction(reproduction: &Reproduction, out: &mut String) {
     };
     let _ = write!(
         out,
-        "<p>What the rIOMMU, EIOVAR and Fujita documents print, beside what was measured here.</p>\n\
-         <p class=\"faint\">Executed on {} ({}, {} build, cycles by {}). Profile {} charges {} cycles an invalidation, {} a miss, and what a \
-         packet costs without protection; all else was executed. Its page walker {walker}. {}.</p>\n",
+        "<p>What the rIOMMU, EIOVAR and Fujita documents print, beside what was measured \
+        here.</p>\n\
+         <p class=\"faint\">Executed on {} ({}, {} build, cycles by {}). Profile {} charges {} \
+         cycles an invalidation, {} a miss, and what a \
+         packet costs without protection; all else was executed. Its page walker {walker}. \
+         {}.</p>\n",
         escape(&executed.cpu),
         escape(executed.arch),
         executed.build,
@@ -83,24 +87,35 @@ fn introduction(reproduction: &Reproduction, out: &mut String) {
     for (verdict, meaning) in [
         (
             Verdict::Reproduced,
-            format!("every order is the document's, and every number that is held to one is within {percent:.0}% of it, or is it exactly."),
+            format!(
+                "every order is the document's, and every number that is held to one is within \
+                {percent:.0}% of it, or is it exactly."
+            ),
         ),
         (
             Verdict::OrderingOnly,
-            "the orders are the document's; numbers are further off, and the finding says why.".to_owned(),
+            "the orders are the document's; numbers are further off, and the finding says why."
+                .to_owned(),
         ),
         (
             Verdict::Differs,
-            "an order or an exact number is another one, or nothing is ordered and a number is off; the finding says why.".to_owned(),
+            "an order or an exact number is another one, or nothing is ordered and a number is \
+            off; the finding says why."
+                .to_owned(),
         ),
         (Verdict::NotRun, "no row says anything.".to_owned()),
     ] {
         let count = reproduction.count(verdict);
         if count > 0 {
-            let _ = writeln!(out, "<dt>{} ({count})</dt><dd>{meaning}</dd>", chip(verdict));
+            let _ = writeln!(
+                out,
+                "<dt>{} ({count})</dt><dd>{meaning}</dd>",
+                chip(verdict)
+            );
         }
     }
-    out.push_str("</dl>\n<table class=\"words\"><thead><tr><th>experiment</th><th>verdict</th><th>document</th></tr></thead>\n<tbody>\n");
+    out.push_str("</dl>\n<table \
+        class=\"words\"><thead><tr><th>experiment</th><th>verdict</th><th>document</th></tr></thead>\n<tbody>\n");
     for finding in &reproduction.findings {
         let _ = writeln!(
             out,
@@ -121,17 +136,22 @@ fn introduction(reproduction: &Reproduction, out: &mut String) {
     }
     out.push_str(
         "<h2 id=\"reading\">How to read the tables</h2>\n\
-         <p><b>printed</b> is the document's number, <b>measured</b> the median here, <b>spread</b> half of the difference between the \
-         largest and the smallest repetition, <b>ratio</b> measured over printed. <b>holds</b> says what a number is held to, and whether it holds: \
-         the number itself (exact), 15% of it (±15%), or one side of it (≥, ≤); a row without is shown and not judged, and one \
-         that was fitted says so. Of a cost, <b>executed</b> is what this processor did and <b>charged</b> what the profile says.</p>\n",
+         <p><b>printed</b> is the document's number, <b>measured</b> the median here, \
+         <b>spread</b> half of the difference between the \
+         largest and the smallest repetition, <b>ratio</b> measured over printed. <b>holds</b> \
+         says what a number is held to, and whether it holds: \
+         the number itself (exact), 15% of it (±15%), or one side of it (≥, ≤); a row without is \
+         shown and not judged, and one \
+         that was fitted says so. Of a cost, <b>executed</b> is what this processor did and \
+         <b>charged</b> what the profile says.</p>\n",
     );
 }
 
 fn section(finding: &Finding, out: &mut String) {
     let _ = write!(
         out,
-        "<h2 id=\"{id}\">{id} {}</h2>\n<p>{} <span class=\"faint\">{}. {:.1} s.</span></p>\n<p>{}</p>\n",
+        "<h2 id=\"{id}\">{id} {}</h2>\n<p>{} <span class=\"faint\">{}. {:.1} \
+        s.</span></p>\n<p>{}</p>\n",
         escape(finding.title),
         chip(finding.verdict),
         escape(finding.source),
@@ -217,7 +237,8 @@ fn sources(finding: &Finding, out: &mut String) {
         return;
     }
     out.push_str(
-        "<details><summary>Where the printed numbers stand</summary><table class=\"words\"><thead><tr><th>what</th><th>printed</th>\
+        "<details><summary>Where the printed numbers stand</summary><table \
+        class=\"words\"><thead><tr><th>what</th><th>printed</th>\
          <th>source</th></tr></thead>\n<tbody>\n",
     );
     for (row, printed) in printed {

@@ -164,7 +164,8 @@ pub fn summary(reproduction: &Reproduction, look: TableStyle) -> String {
     let mut out = grid.render(look);
     let ExecutedOn { cpu, build, .. } = &reproduction.executed_on;
     let line = format!(
-        "Executed on {cpu} ({build} build); invalidations, misses and packets charged by profile {}.",
+        "Executed on {cpu} ({build} build); invalidations, misses and packets charged by profile \
+        {}.",
         reproduction.profile.name
     );
     out.push_str(&wrap(&line, look, 2));
@@ -235,7 +236,8 @@ mod tests {
         };
         for (what, value) in [
             (
-                "Scattered addresses, rings of [512, 256], bursts up to 16: two entries a ring, invalidated by bursts",
+                "Scattered addresses, rings of [512, 256], bursts up to 16: two entries a ring, \
+                invalidated by bursts",
                 1234.5,
             ),
             (

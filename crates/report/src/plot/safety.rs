@@ -57,7 +57,8 @@ pub(super) fn plot(trace: &str, rows: &[&Row]) -> String {
     let mut svg = Svg::new(WIDTH, bottom + 62.0);
     let title = format!("{trace}: what a mode costs and what it exposes");
     svg.text(14.0, 26.0, Anchor::Start, "title", &title);
-    let note = "Right is cheaper, down is safer. Exposure: bytes times seconds between an unmap's return and its invalidation.";
+    let note = "Right is cheaper, down is safer. Exposure: bytes times seconds between an unmap's \
+        return and its invalidation.";
     svg.text(14.0, 46.0, Anchor::Start, "faint", note);
     legend(&mut svg);
 

@@ -23,12 +23,18 @@ pub fn sizing_terminal(sizing: &Sizing, look: TableStyle) -> String {
                 out.push_str(&wrap(&line, look, 2));
                 out.push('\n');
             }
-            out.push_str("\nMaps that wait, by N: as predicted from slots alone, and as replayed on the driver\n");
+            out.push_str(
+                "\nMaps that wait, by N: as predicted from slots alone, and as replayed \
+                on the driver\n",
+            );
             out.push_str(&sweep(trace).render(look));
             out.push('\n');
         }
         if !trace.iotlb.is_empty() {
-            out.push_str("IOTLB of page-granular modes: hits when a buffer's pages are touched at its map and before its unmap\n");
+            out.push_str(
+                "IOTLB of page-granular modes: hits when a buffer's pages are touched at \
+                its map and before its unmap\n",
+            );
             out.push_str(&iotlb(&trace.iotlb).render(look));
             out.push('\n');
         }
@@ -245,13 +251,16 @@ fn enough(entries: Option<u32>) -> String {
 /// Returns remarks on the tables.
 fn remarks(trace: &TraceSizing) -> Vec<String> {
     let mut out = vec![
-        "L, D: slots and mappings alive at once; K: slots of a mapping; B: slots withheld at once in open bursts, which are not given \
-         out before their invalidation. N >= L + B serves a ring that takes any free slot, whatever the trace; the needs are this trace's own."
+        "L, D: slots and mappings alive at once; K: slots of a mapping; B: slots withheld at once \
+        in open bursts, which are not given \
+         out before their invalidation. N >= L + B serves a ring that takes any free slot, \
+         whatever the trace; the needs are this trace's own."
             .to_owned(),
     ];
     if !trace.iotlb.is_empty() {
         out.push(
-            "A trace records mappings and no accesses. For the IOTLB the device touches each page twice, when its buffer is mapped and before \
+            "A trace records mappings and no accesses. For the IOTLB the device touches each page \
+            twice, when its buffer is mapped and before \
              it is unmapped, so that half of the lookups can hit at most."
                 .into(),
         );

@@ -76,7 +76,8 @@ impl std::fmt::Display for RecordError {
             Self::Output { .. } => f.write_str("the output cannot be written; nothing is kept"),
             Self::NoMemory { buffer_kib } => write!(
                 f,
-                "no memory for buffers of {buffer_kib} KiB for each processor; record with smaller ones"
+                "no memory for buffers of {buffer_kib} KiB for each processor; record with smaller \
+                ones"
             ),
             Self::Io { path, .. } => write!(f, "cannot use {}", path.display()),
         }

@@ -145,20 +145,26 @@ statements! {
     5 config::other_fields: "writes to every other field of the configuration are ignored";
     6 config::reset_detaches: "a device reset leaves no endpoint attached";
     7 config::unattached: "an unattached endpoint that does not bypass reaches nothing";
-    8 config::bypass_without_acceptance: "bypass = 1 means identity even if the driver never accepts the feature";
+    8 config::bypass_without_acceptance: "bypass = 1 means identity even if the driver never \
+        accepts the feature";
     9 requests::unknown_type: "an unknown request type: nothing written, used length 0";
     10 requests::unparsable: "a request that cannot be parsed: nothing written";
-    11 requests::failures_are_written: "every other failure: the status is written and the used length is not zero";
-    12 requests::reserved_bytes: "reserved bytes of the head are ignored, those of the tail are zero";
+    11 requests::failures_are_written: "every other failure: the status is written and the used \
+        length is not zero";
+    12 requests::reserved_bytes: "reserved bytes of the head are ignored, those of the tail are \
+        zero";
     13 attach::reserved_field: "ATTACH with a reserved field that is not zero: INVAL";
     14 attach::unknown_flag: "ATTACH with an unknown flag: INVAL";
     15 attach::unknown_endpoint: "ATTACH of an unknown endpoint: NOENT";
-    16 attach::contradiction: "ATTACH whose bypass flag contradicts the domain: INVAL, nothing changed";
+    16 attach::contradiction: "ATTACH whose bypass flag contradicts the domain: INVAL, nothing \
+        changed";
     17 attach::again: "ATTACH of an attached endpoint: as DETACH then ATTACH, or UNSUPP";
     18 attach::joining: "joining a populated domain exposes its mappings";
-    19 attach::detach_errors: "DETACH of an unknown endpoint: NOENT; of a wrong domain: INVAL; reserved bytes ignored";
+    19 attach::detach_errors: "DETACH of an unknown endpoint: NOENT; of a wrong domain: INVAL; \
+        reserved bytes ignored";
     20 attach::detached: "after DETACH there is no access through the domain";
-    21 attach::last_detach: "the last DETACH destroys the domain: its number can be used again and is empty";
+    21 attach::last_detach: "the last DETACH destroys the domain: its number can be used again and \
+        is empty";
     22 map::misaligned: "MAP misaligned: RANGE";
     23 map::overlapping: "MAP overlapping: INVAL, nothing changed";
     24 map::unknown_flag: "MAP with an unknown flag, or MMIO when not negotiated: INVAL";
@@ -167,15 +173,22 @@ statements! {
     27 map::reserved_region: "MAP over a reserved region is rejected";
     28 map::permissions: "no write without WRITE, no read without READ";
     29 unmap::splitting: "UNMAP that would split a mapping: RANGE, nothing removed";
-    30 unmap::gaps: "UNMAP over gaps: OK, every covered mapping removed; the specification's seven examples";
+    30 unmap::gaps: "UNMAP over gaps: OK, every covered mapping removed; the specification's seven \
+        examples";
     31 unmap::wrong_domain: "UNMAP in an absent domain: NOENT; in a bypass domain: INVAL";
-    32 probe::unknown_endpoint: "PROBE of an unknown endpoint: NOENT; PROBE not offered: used length 0";
-    33 probe::lengths: "PROBE with a short buffer: INVAL and no property; the rest is zero; lengths are exact";
+    32 probe::unknown_endpoint: "PROBE of an unknown endpoint: NOENT; PROBE not offered: used \
+        length 0";
+    33 probe::lengths: "PROBE with a short buffer: INVAL and no property; the rest is zero; \
+        lengths are exact";
     34 probe::regions: "at most one MSI region; reserved regions do not overlap";
-    35 events::report: "a fault report has a valid endpoint and zero reserved fields, and is never split";
-    36 events::no_buffer: "without event buffers faults are dropped or held, counted, and stall no request";
-    37 requests::complete_when_published: "a request is complete before its used index is published";
+    35 events::report: "a fault report has a valid endpoint and zero reserved fields, and is never \
+        split";
+    36 events::no_buffer: "without event buffers faults are dropped or held, counted, and stall no \
+        request";
+    37 requests::complete_when_published: "a request is complete before its used index is \
+        published";
     38 requests::extremes: "virt_end = 2^64 - 1 and an end before the start neither panic nor wrap";
-    39 unmap::outstanding: "after the reply to UNMAP no translation and no outstanding access reaches the page";
+    39 unmap::outstanding: "after the reply to UNMAP no translation and no outstanding access \
+        reaches the page";
     40 requests::caps: "caps on mappings and domains are enforced with NOMEM";
 }

@@ -181,8 +181,11 @@ at once: 4 of them, 9000 ns of work the median, 9000 the cheapest, 9001 the dear
 
     fn metrics(device: &str, requests: u32) -> String {
         format!(
-            "# TYPE ringfence_doorbells_total counter\nringfence_doorbells_total{{device=\"{device}\"}} 25\nringfence_doorbells_total{{device=\"blk\"}} 167\n\
-             ringfence_requests_total{{device=\"{device}\"}} {requests}\nringfence_requests_total{{device=\"blk\"}} 167\n"
+            "# TYPE ringfence_doorbells_total \
+            counter\nringfence_doorbells_total{{device=\"{device}\"}} \
+            25\nringfence_doorbells_total{{device=\"blk\"}} 167\n\
+             ringfence_requests_total{{device=\"{device}\"}} \
+             {requests}\nringfence_requests_total{{device=\"blk\"}} 167\n"
         )
     }
 
@@ -329,8 +332,11 @@ at once: 4 of them, 9000 ns of work the median, 9000 the cheapest, 9001 the dear
     #[test]
     fn what_was_stopped_is_read() {
         let text = metrics("pviommu", 24)
-            + "ringfence_malformed_total{device=\"blk\"} 20\nringfence_failed_total{device=\"blk\"} 2\n\
-               ringfence_failed_total{device=\"pviommu\"} 7\nringfence_faults_total{device=\"pviommu\"} 21\nringfence_faults_total{device=\"blk\"} 0\n";
+            + "ringfence_malformed_total{device=\"blk\"} \
+                20\nringfence_failed_total{device=\"blk\"} 2\n\
+               ringfence_failed_total{device=\"pviommu\"} \
+               7\nringfence_faults_total{device=\"pviommu\"} \
+               21\nringfence_faults_total{device=\"blk\"} 0\n";
         let said = parse(OUT, &text, "blk", "0000:00:04.0").unwrap();
         assert_eq!(
             (said.unanswered, said.failed, said.stopped),

@@ -22,7 +22,8 @@ use crate::output::print_line;
 pub(super) fn count(args: &ReproduceGuestArgs, fetch: bool) -> Result<(Guests, bool), Failure> {
     if !fetch && !args.guest_cache.join("kernels").is_dir() {
         let none = format!(
-            "there is no guest in {} yet; `ringfence reproduce X21` fetches what one needs, --guest-cache names another place",
+            "there is no guest in {} yet; `ringfence reproduce X21` fetches what one needs, \
+            --guest-cache names another place",
             args.guest_cache.display()
         );
         return Ok((Guests::None(none), false));
@@ -144,7 +145,8 @@ fn line(kind: Kind, counts: &GuestCounts) -> String {
     }
     if let Some(host) = &counts.host {
         text.push_str(&format!(
-            "; its host: {:.3} walks of the second stage, {:.3} pages through the pointer; {:.0} frames in all, {:.0} of them waited for",
+            "; its host: {:.3} walks of the second stage, {:.3} pages through the pointer; {:.0} \
+            frames in all, {:.0} of them waited for",
             host.lookups, host.through_pointer, host.frames, host.frames_awaited
         ));
     }
@@ -154,7 +156,8 @@ fn line(kind: Kind, counts: &GuestCounts) -> String {
 /// Returns the line for a guest without operations to count.
 fn no_line(kind: Kind, seen: &FalseFaults) -> String {
     format!(
-        "no {} to count: of {:.0} requests {:.0} ended with an error and {:.0} unheard, {:.0} accesses stopped; a DMA: {:.0} instructions",
+        "no {} to count: of {:.0} requests {:.0} ended with an error and {:.0} unheard, {:.0} \
+        accesses stopped; a DMA: {:.0} instructions",
         kind.operation(),
         seen.requests,
         seen.failed,

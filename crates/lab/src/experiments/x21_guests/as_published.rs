@@ -50,8 +50,10 @@ pub(super) fn compare_with_fixed(cells: &[GuestCell], found: &mut Findings) {
     let literal: Vec<&GuestCell> = cells.iter().filter(of).collect();
     if literal.iter().any(|cell| cell.map_unmap().is_some()) {
         found.note(
-            "rtc-literal is unsafe: whoever maps a page gets the mapping that is there, with the direction and the length of whoever came first, and the first \
-             unmap of several users puts it away. So a device has rights and ranges of others', bounded by nothing, and lacks its own. It is here for what it \
+            "rtc-literal is unsafe: whoever maps a page gets the mapping that is there, with the \
+            direction and the length of whoever came first, and the first \
+             unmap of several users puts it away. So a device has rights and ranges of others', \
+             bounded by nothing, and lacks its own. It is here for what it \
              costs beside the repaired cache.",
         );
     }
@@ -60,18 +62,21 @@ pub(super) fn compare_with_fixed(cells: &[GuestCell], found: &mut Findings) {
         let names: Vec<&str> = cells.map(|cell| cell.kind.name()).collect();
         (!names.is_empty()).then(|| names.join("; "))
     };
-    let why = "A disk's driver has the headers and the statuses of its requests in the same pages: where a header came first no status can be written, and the driver takes the 0 \
+    let why = "A disk's driver has the headers and the statuses of its requests in the same pages: \
+        where a header came first no status can be written, and the driver takes the 0 \
                that stands there for success; where a status came first no header can be read.";
     if let Some(names) = names(|cell| matches!(&cell.counts, Err(Uncounted::FalseFaults(_)))) {
         found.note(format!(
-            "No operation of rtc-literal could be counted with: {names}. The device does not do what it is asked to, and its rows say how far it came; instructions a \
+            "No operation of rtc-literal could be counted with: {names}. The device does not do \
+            what it is asked to, and its rows say how far it came; instructions a \
              DMA are counted without it. {why}"
         ));
     }
     if let Some(names) = names(|cell| matches!(&cell.counts, Ok(counts) if counts.unanswered > 0.0))
     {
         found.note(format!(
-            "With rtc-literal requests were done and nobody heard how they ended: {names}. An error would have been taken for success. {why}"
+            "With rtc-literal requests were done and nobody heard how they ended: {names}. An \
+            error would have been taken for success. {why}"
         ));
     }
 }

@@ -132,11 +132,22 @@ pub(crate) struct CompareArgs {
     pub traces: Vec<PathBuf>,
 
     /// Names of modes, in the order of the rows [default: all of `ringfence modes`]
-    #[arg(long, value_name = "MODE,...", value_delimiter = ',', value_parser = named_mode, help_heading = "Modes")]
+    #[arg(
+        long,
+        value_name = "MODE,...",
+        value_delimiter = ',',
+        value_parser = named_mode,
+        help_heading = "Modes",
+    )]
     pub modes: Vec<Mode>,
 
     /// An additional composed mode; `ringfence modes` lists the choices. May be repeated
-    #[arg(long = "mode", value_name = "alloc=A,table=T,flush=F", value_parser = |row: &str| compose(row), help_heading = "Modes")]
+    #[arg(
+        long = "mode",
+        value_name = "alloc=A,table=T,flush=F",
+        value_parser = |row: &str| compose(row),
+        help_heading = "Modes",
+    )]
     pub composed: Vec<Mode>,
 
     /// Replay only devices of this name. May be repeated
@@ -152,7 +163,13 @@ pub(crate) struct CompareArgs {
     pub no_hostile: bool,
 
     /// Timed repetitions; 0 measures no cycles [default: 3, more for short traces]
-    #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = repetitions, help_heading = "Replay")]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        value_name = "N",
+        value_parser = repetitions,
+        help_heading = "Replay",
+    )]
     pub repeat: Option<usize>,
 
     /// Cost profile: a name, or a file that `ringfence calibrate` wrote
@@ -165,11 +182,23 @@ pub(crate) struct CompareArgs {
     pub profile: String,
 
     /// Cycles per mapping that a packet costs without protection [default: from the profile]
-    #[arg(long, allow_negative_numbers = true, value_name = "CYCLES", value_parser = positive, help_heading = "Platform")]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        value_name = "CYCLES",
+        value_parser = positive,
+        help_heading = "Platform",
+    )]
     pub c_none: Option<f64>,
 
     /// Geometry of the IOTLB [default: from the profile]
-    #[arg(long, allow_negative_numbers = true, value_name = "SETSxWAYS", value_parser = iotlb, help_heading = "Platform")]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        value_name = "SETSxWAYS",
+        value_parser = iotlb,
+        help_heading = "Platform",
+    )]
     pub iotlb: Option<(u32, u32)>,
 
     /// Entries of the page-walk caches of levels 1, 2 and 3 [default: from the profile]
@@ -186,15 +215,35 @@ pub(crate) struct CompareArgs {
 
     /// Slots of every ring in the modes with rings [default: twice the slots mapped at once,
     /// counted before the replay]
-    #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = ring_entries, help_heading = "Platform")]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        value_name = "N",
+        value_parser = ring_entries,
+        help_heading = "Platform",
+    )]
     pub ring_entries: Option<u32>,
 
     /// Length of a cycle, T, in modes with a reverse translation cache
-    #[arg(long, allow_negative_numbers = true, value_name = "SECONDS", default_value = "10", value_parser = cycle_ns, help_heading = "Replay")]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        value_name = "SECONDS",
+        default_value = "10",
+        value_parser = cycle_ns,
+        help_heading = "Replay",
+    )]
     pub cache_cycle: u64,
 
     /// Number of whole cycles, C, for which a reverse translation cache keeps unused mappings
-    #[arg(long, allow_negative_numbers = true, value_name = "C", default_value = "3", value_parser = cycles, help_heading = "Replay")]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        value_name = "C",
+        default_value = "3",
+        value_parser = cycles,
+        help_heading = "Replay",
+    )]
     pub cache_cycles: Cycles,
 
     /// Form of the output.
@@ -279,7 +328,14 @@ pub(crate) struct SizeArgs {
     pub lenient: bool,
 
     /// Sizes to try in every ring [default: around the size that each needs]
-    #[arg(long, allow_negative_numbers = true, value_name = "N,...", value_delimiter = ',', value_parser = ring_entries, help_heading = "Trial")]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        value_name = "N,...",
+        value_delimiter = ',',
+        value_parser = ring_entries,
+        help_heading = "Trial",
+    )]
     pub ring_entries: Vec<u32>,
 
     /// Modes for which IOTLBs are tried; they must map pages
@@ -381,7 +437,10 @@ Examples:
 
 /// Arguments of `reproduce`.
 #[derive(Debug, Args)]
-#[command(after_help = REPRODUCE_EXAMPLES, group = ArgGroup::new("which").required(true).multiple(false).args(["ids", "all", "list"]))]
+#[command(
+    after_help = REPRODUCE_EXAMPLES,
+    group = ArgGroup::new("which").required(true).multiple(false).args(["ids", "all", "list"]),
+)]
 pub(crate) struct ReproduceArgs {
     /// Ids of experiments
     #[arg(value_name = "ID", value_parser = experiment)]
@@ -394,7 +453,13 @@ pub(crate) struct ReproduceArgs {
     pub list: bool,
     /// Recorded traces for X07, which also feeds their devices to the prefetchers, and for X22,
     /// which counts how often they map their pages again
-    #[arg(long = "trace", value_name = "FILE", num_args = 1.., conflicts_with = "list", value_hint = ValueHint::FilePath)]
+    #[arg(
+        long = "trace",
+        value_name = "FILE",
+        num_args = 1..,
+        conflicts_with = "list",
+        value_hint = ValueHint::FilePath,
+    )]
     pub traces: Vec<PathBuf>,
     /// Also write an HTML page, JSON and text into this directory
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
@@ -412,13 +477,24 @@ pub(crate) struct ReproduceArgs {
 #[command(next_help_heading = "Guests of X21")]
 pub(crate) struct ReproduceGuestArgs {
     /// Directory for components fetched for guests
-    #[arg(long, value_name = "DIR", default_value = "target/guest", value_hint = ValueHint::DirPath)]
+    #[arg(
+        long,
+        value_name = "DIR",
+        default_value = "target/guest",
+        value_hint = ValueHint::DirPath,
+    )]
     pub guest_cache: PathBuf,
     /// Kernel of the guests, in the form of `guest run --kernel`
     #[arg(long, value_name = "VERSION", default_value = "6.12")]
     pub guest_kernel: String,
     /// Maximum run time of each guest in seconds
-    #[arg(long, allow_negative_numbers = true, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86400))]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        value_name = "SECONDS",
+        default_value_t = 300,
+        value_parser = clap::value_parser!(u64).range(1..=86400),
+    )]
     pub guest_limit: u64,
     /// Only these kinds of device: assigned, emulated, simulated, many-queues
     #[arg(long, value_name = "KIND", value_delimiter = ',', value_parser = kind)]
@@ -479,7 +555,10 @@ it as another. A trace holds the kernel's addresses: the file can be read by its
 
 /// Arguments of `trace record`.
 #[derive(Debug, Args)]
-#[command(after_help = RECORD_EXAMPLES, group = ArgGroup::new("workload").required(true).args(["seconds", "command"]))]
+#[command(
+    after_help = RECORD_EXAMPLES,
+    group = ArgGroup::new("workload").required(true).args(["seconds", "command"]),
+)]
 pub(crate) struct RecordArgs {
     /// Output file, readable by the user alone; compressed if the name ends in .zst; - is standard
     /// output
@@ -492,10 +571,21 @@ pub(crate) struct RecordArgs {
     #[arg(value_name = "COMMAND", last = true, value_hint = ValueHint::CommandWithArguments)]
     pub command: Vec<OsString>,
     /// Buffer size per CPU; events that do not fit are lost
-    #[arg(long, allow_negative_numbers = true, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        value_name = "MIB",
+        default_value_t = 64,
+        value_parser = clap::value_parser!(u32).range(1..=65_536),
+    )]
     pub buffer: u32,
     /// Mount point of tracefs
-    #[arg(long, value_name = "DIR", default_value = "/sys/kernel/tracing", value_hint = ValueHint::DirPath)]
+    #[arg(
+        long,
+        value_name = "DIR",
+        default_value = "/sys/kernel/tracing",
+        value_hint = ValueHint::DirPath,
+    )]
     pub tracefs: PathBuf,
 }
 

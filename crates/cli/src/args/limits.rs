@@ -83,7 +83,13 @@ pub(crate) struct ReplayLimitArgs {
     #[arg(long, value_name = "N", value_parser = size, help_heading = "Limits")]
     pub max_cycle_ends: Option<u64>,
     /// Maximum bytes of standard input stored in a temporary file if a trace is read twice
-    #[arg(long, value_name = "SIZE", value_parser = size, default_value = "4G", help_heading = "Limits")]
+    #[arg(
+        long,
+        value_name = "SIZE",
+        value_parser = size,
+        default_value = "4G",
+        help_heading = "Limits",
+    )]
     pub max_spool: u64,
 }
 

@@ -74,7 +74,13 @@ pub(crate) struct TopArgs {
     #[arg(value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub dir: PathBuf,
     /// Seconds between two samples
-    #[arg(long, allow_negative_numbers = true, value_name = "SECONDS", default_value_t = 1.0, value_parser = interval)]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        value_name = "SECONDS",
+        default_value_t = 1.0,
+        value_parser = interval,
+    )]
     pub interval: f64,
     /// Print one sample, without rates, and exit
     #[arg(long)]
@@ -119,7 +125,12 @@ pub(crate) struct DeviceArgs {
     /// Add a network device. SIDE is tap=NAME, an interface of the host; socket=PATH, a stream
     /// socket on which the first process to start listens (QEMU's -netdev stream, or another of
     /// these); or datagram=PATH:PATH, this side's socket and the other's (-netdev dgram)
-    #[arg(long, value_name = "SIDE[,queues=N][,mac=ADDRESS]", value_parser = net, help_heading = "Devices")]
+    #[arg(
+        long,
+        value_name = "SIDE[,queues=N][,mac=ADDRESS]",
+        value_parser = net,
+        help_heading = "Devices",
+    )]
     pub net: Option<NetArg>,
     /// Make the disk misbehave, to test what stops it: stray:ADDRESS (a write there), after-unmap,
     /// write-read-only, read-write-only, foreign (the entropy device writes to the disk's buffers;
@@ -157,20 +168,46 @@ pub(crate) struct DeviceArgs {
     #[command(flatten)]
     pub caps: GuestLimitArgs,
     /// Memory of the guest in MiB
-    #[arg(long, allow_negative_numbers = true, value_name = "MIB", default_value_t = 512, value_parser = clap::value_parser!(u32).range(64..=16384), help_heading = "Devices")]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        value_name = "MIB",
+        default_value_t = 512,
+        value_parser = clap::value_parser!(u32).range(64..=16384),
+        help_heading = "Devices",
+    )]
     pub memory: u32,
     /// Back the guest's memory by this file, which is created anew and removed at the end. The host
     /// can then reclaim its pages without swap. A user who can write the file can end this process
     /// by truncating it
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, conflicts_with = "vhost_user", help_heading = "Devices")]
+    #[arg(
+        long,
+        value_name = "FILE",
+        value_hint = ValueHint::FilePath,
+        conflicts_with = "vhost_user",
+        help_heading = "Devices",
+    )]
     pub memory_file: Option<PathBuf>,
     /// Lock guest memory of an assigned device into host memory. mapped: the pages that the
     /// para-virtual IOMMU's driver has mapped; all: all guest memory, as without an IOMMU for the
     /// guest
-    #[arg(long, value_name = "WHAT", value_parser = lock, conflicts_with = "vhost_user", help_heading = "Devices")]
+    #[arg(
+        long,
+        value_name = "WHAT",
+        value_parser = lock,
+        conflicts_with = "vhost_user",
+        help_heading = "Devices",
+    )]
     pub lock: Option<LockArg>,
     /// Number of CPUs of the guest
-    #[arg(long, allow_negative_numbers = true, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16), help_heading = "Devices")]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        value_name = "N",
+        default_value_t = 1,
+        value_parser = clap::value_parser!(u32).range(1..=16),
+        help_heading = "Devices",
+    )]
     pub cpus: u32,
 }
 
@@ -180,29 +217,76 @@ pub(crate) struct DeviceArgs {
 #[command(next_help_heading = "Limits of a guest")]
 pub(crate) struct GuestLimitArgs {
     /// Mappings of its IOMMU driver, in all domains together
-    #[arg(long, allow_negative_numbers = true, value_name = "N", default_value_t = 1 << 16, value_parser = positive)]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        value_name = "N",
+        default_value_t = 1 << 16,
+        value_parser = positive,
+    )]
     pub max_mappings: usize,
     /// Domains of its IOMMU driver
-    #[arg(long, allow_negative_numbers = true, value_name = "N", default_value_t = 64, value_parser = positive)]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        value_name = "N",
+        default_value_t = 64,
+        value_parser = positive,
+    )]
     pub max_domains: usize,
     /// Tables of a domain, 4 KiB each; one maps 2 MiB
-    #[arg(long, allow_negative_numbers = true, value_name = "N", default_value_t = 4096, value_parser = tables)]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        value_name = "N",
+        default_value_t = 4096,
+        value_parser = tables,
+    )]
     pub max_tables: usize,
     /// Descriptors of the disk's queue, a power of two
-    #[arg(long, allow_negative_numbers = true, value_name = "N", default_value_t = 256, value_parser = queue)]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        value_name = "N",
+        default_value_t = 256,
+        value_parser = queue,
+    )]
     pub max_queue: u16,
     /// KiB of one request to the disk
-    #[arg(long, allow_negative_numbers = true, value_name = "KIB", default_value_t = 16 << 10, value_parser = clap::value_parser!(u64).range(4..=1 << 22))]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        value_name = "KIB",
+        default_value_t = 16 << 10,
+        value_parser = clap::value_parser!(u64).range(4..=1 << 22),
+    )]
     pub max_request: u64,
     /// Pages of 4 KiB whose translations a vhost-user back-end keeps
-    #[arg(long, allow_negative_numbers = true, value_name = "N", default_value_t = 8192, value_parser = iotlb)]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        value_name = "N",
+        default_value_t = 8192,
+        value_parser = iotlb,
+    )]
     pub max_iotlb: usize,
     /// MiB of the file of --requests. Further requests are only counted: its last line is then
     /// `lost N`, not `end`
-    #[arg(long, value_name = "MIB", default_value_t = 1024, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    #[arg(
+        long,
+        value_name = "MIB",
+        default_value_t = 1024,
+        value_parser = clap::value_parser!(u64).range(1..=1 << 20),
+    )]
     pub max_requests: u64,
     /// Translations that a vhost-user back-end requests at a time
-    #[arg(long, allow_negative_numbers = true, value_name = "N", default_value_t = 64, value_parser = positive)]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        value_name = "N",
+        default_value_t = 64,
+        value_parser = positive,
+    )]
     pub max_misses: usize,
 }
 
@@ -273,7 +357,13 @@ pub(crate) struct GuestReadsArgs {
     /// File to read
     pub file: PathBuf,
     /// Number of reads
-    #[arg(long, allow_negative_numbers = true, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        value_name = "N",
+        default_value_t = 1000,
+        value_parser = clap::value_parser!(u32).range(1..=10_000),
+    )]
     pub count: u32,
 }
 
@@ -298,7 +388,13 @@ pub(crate) struct GuestJudgeArgs {
     #[command(flatten)]
     pub guest: GuestArgs,
     /// Number of accesses to try
-    #[arg(long, allow_negative_numbers = true, value_name = "N", default_value_t = 2000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        value_name = "N",
+        default_value_t = 2000,
+        value_parser = clap::value_parser!(u32).range(1..=1_000_000),
+    )]
     pub cases: u32,
     /// Seed of the random accesses
     #[arg(
@@ -309,7 +405,13 @@ pub(crate) struct GuestJudgeArgs {
     )]
     pub seed: u64,
     /// Maximum run time of the guest in seconds
-    #[arg(long, allow_negative_numbers = true, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86400))]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        value_name = "SECONDS",
+        default_value_t = 300,
+        value_parser = clap::value_parser!(u64).range(1..=86400),
+    )]
     pub limit: u64,
 }
 
@@ -353,7 +455,12 @@ pub(crate) struct GuestArgs {
     )]
     pub append: String,
     /// Directory for fetched components
-    #[arg(long, value_name = "DIR", default_value = "target/guest", value_hint = ValueHint::DirPath)]
+    #[arg(
+        long,
+        value_name = "DIR",
+        default_value = "target/guest",
+        value_hint = ValueHint::DirPath,
+    )]
     pub cache: PathBuf,
     /// Command to run [default: a shell]
     #[arg(last = true, value_name = "COMMAND")]
@@ -394,7 +501,12 @@ pub(crate) struct GuestPrepareArgs {
     #[command(flatten)]
     pub module: ModuleArgs,
     /// Output file for the user space
-    #[arg(long, value_name = "FILE", default_value = "initramfs.cpio", value_hint = ValueHint::FilePath)]
+    #[arg(
+        long,
+        value_name = "FILE",
+        default_value = "initramfs.cpio",
+        value_hint = ValueHint::FilePath,
+    )]
     pub initramfs: PathBuf,
 }
 
@@ -429,7 +541,13 @@ pub(crate) struct GuestRunArgs {
     #[command(flatten)]
     pub module: ModuleArgs,
     /// Maximum run time of the guest in seconds
-    #[arg(long, allow_negative_numbers = true, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86400))]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        value_name = "SECONDS",
+        default_value_t = 300,
+        value_parser = clap::value_parser!(u64).range(1..=86400),
+    )]
     pub limit: u64,
     /// Directory for sockets, tables and the console [default: a temporary directory, kept only if
     /// the guest fails]

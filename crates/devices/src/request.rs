@@ -10,7 +10,7 @@ use ringfence_types::{Access, Iova, RequesterId};
 pub struct DmaRequest {
     /// Requester ID of the device (HW01).
     pub device: RequesterId,
-    /// First byte.
+    /// Address of the first byte.
     pub iova: Iova,
     /// Length in bytes.
     pub bytes: u64,

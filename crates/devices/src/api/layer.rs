@@ -24,7 +24,7 @@ pub struct LayerApi<'a, S: Space, F: Flush<S, B>, B, P, A, W> {
     pub platform: &'a mut P,
     /// The device's attachments, by ring if necessary.
     pub at: &'a A,
-    /// Hooks.
+    /// Hooks that the layer calls at each map, unmap, release and sync.
     pub hooks: W,
 }
 

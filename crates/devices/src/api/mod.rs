@@ -45,9 +45,9 @@ pub struct Mapped<H> {
 /// Error: a buffer was not mapped.
 #[derive(Debug)]
 pub struct FailedMap {
-    /// The buffer.
+    /// The buffer, which the caller owns again.
     pub buffer: Buffer,
-    /// Reason.
+    /// Reason why it was not mapped.
     pub failure: MapFailure,
 }
 
@@ -121,9 +121,9 @@ pub trait DmaApi {
 #[must_use = "memory that is dropped stays reachable by the device for ever"]
 #[derive(Debug)]
 pub struct NotFreed {
-    /// The memory.
+    /// The memory, which the device may still access.
     pub memory: Coherent,
-    /// Reason.
+    /// Reason why it was not freed.
     pub error: ApiError,
 }
 
@@ -135,25 +135,25 @@ pub enum ApiError {
     Map(MapError),
     /// An unmap failed.
     Unmap {
-        /// Device.
+        /// Device of the mapping.
         device: RequesterId,
         /// Range of addresses.
         range: IovaRange,
-        /// Cause.
+        /// Reason why the unmap failed.
         cause: UnmapCause,
     },
     /// The invalidation at the end of a burst failed.
     EndBurst {
-        /// Device.
+        /// Device of the burst.
         device: RequesterId,
-        /// Cause.
+        /// Error of the invalidation.
         cause: InvalidationError,
     },
     /// The mode translates by ring, and the device has no such ring.
     NoSuchRing(DeviceRing),
     /// Coherent memory was not freed.
     FreeCoherent {
-        /// Device.
+        /// Device of the memory's ring.
         device: RequesterId,
         /// Range of addresses.
         range: IovaRange,

@@ -51,7 +51,7 @@ impl Operation {
 pub struct DiskRequest {
     /// Read or write.
     pub operation: Operation,
-    /// First block.
+    /// Number of the first block.
     pub block: u64,
     /// Total length in bytes, a multiple of the block size.
     pub bytes: u32,
@@ -77,7 +77,7 @@ pub struct CompletedIo {
 pub struct RejectedIo {
     /// The buffers that the layer has returned.
     pub buffers: Vec<Buffer>,
-    /// Reason.
+    /// Reason why the request was not submitted.
     pub error: BlockError,
 }
 

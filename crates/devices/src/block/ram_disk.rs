@@ -14,7 +14,7 @@ pub struct RamDisk {
 /// Error: a request extends beyond the last block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OutOfRange {
-    /// First block.
+    /// Number of the first block.
     pub block: u64,
     /// Length in bytes.
     pub bytes: u64,

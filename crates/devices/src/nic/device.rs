@@ -41,7 +41,7 @@ pub struct DeviceStats {
     pub misfits: u64,
     /// Doorbells that offered more descriptors than the ring holds; ignored.
     pub bad_doorbells: u64,
-    /// Interrupts.
+    /// Interrupts taken that announced at least one completion.
     pub interrupts: u64,
 }
 

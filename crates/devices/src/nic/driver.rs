@@ -47,11 +47,11 @@ pub(super) struct ReceiveRing<H> {
 /// Counters of a driver.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DriverStats {
-    /// Buffers mapped.
+    /// Successful maps of a buffer.
     pub maps: u64,
-    /// Buffers unmapped.
+    /// Unmaps of a buffer, including failed ones.
     pub unmaps: u64,
-    /// Bursts ended.
+    /// Bursts ended, including those whose invalidation failed.
     pub bursts: u64,
     /// Maps deferred because the layer had no free entry.
     pub stalls: u64,

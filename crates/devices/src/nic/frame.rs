@@ -18,7 +18,7 @@ const SUM_AT: usize = 30;
 /// Header fields of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Frame {
-    /// Connection.
+    /// Number of the connection.
     pub flow: u32,
     /// Number of the frame in its connection.
     pub number: u64,

@@ -42,9 +42,9 @@ pub struct Profile {
     pub name: &'static str,
     /// Buffers per packet: 1, or 2 for headers and data.
     pub buffers_per_packet: usize,
-    /// Receive rings.
+    /// Receive rings of the port.
     pub receive: Rings,
-    /// Transmit rings.
+    /// Transmit rings of the port.
     pub transmit: Rings,
     /// Time at which a receive loop maps a replacement.
     pub replace: Replace,

@@ -15,7 +15,7 @@ pub struct Preemption {
     /// Number of the loop's DMA API call before which it occurs, counted from 0. It does not occur
     /// if the loop makes fewer calls.
     pub before_call: u32,
-    /// Transmit queue.
+    /// Index of the transmit queue that interrupts.
     pub queue: u16,
     /// Maximum number of completions that its loop handles.
     pub budget: u32,
@@ -24,9 +24,9 @@ pub struct Preemption {
 /// Result of a receive loop.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Received {
-    /// Completions handled.
+    /// Number of completions handled, at most the budget.
     pub completions: u32,
-    /// Frames delivered.
+    /// Number of frames delivered to the caller.
     pub frames: u32,
     /// True if the preemption took place.
     pub preempted: bool,

@@ -195,7 +195,7 @@ impl<H> NicTestbed<H> {
         self.device.stats()
     }
 
-    /// The driver.
+    /// Returns the driver of the adapter.
     pub fn nic(&self) -> &Nic<H> {
         &self.nic
     }

@@ -9,18 +9,18 @@ use crate::{ByteMemory, Unreachable};
 /// Addresses of a ring and its completions for the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RingAddresses {
-    /// Descriptors.
+    /// Descriptors, which the device reads.
     pub descriptors: RingBase,
-    /// Completions.
+    /// Completions, which the device writes.
     pub completions: RingBase,
 }
 
 /// Error: the device wrote an invalid completion. A driver must not trust shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MalformedCompletion {
-    /// Queue.
+    /// Ring whose completions the driver was reading.
     pub ring: DeviceRing,
-    /// Violation.
+    /// Violation that the driver found.
     pub kind: CompletionFault,
 }
 
@@ -44,7 +44,7 @@ pub enum CompletionFault {
         /// Length of the buffers in bytes.
         at_most: u32,
     },
-    /// Unknown status.
+    /// The device reported this unknown status.
     Status(u16),
     /// The completion is for another queue.
     Queue(u16),

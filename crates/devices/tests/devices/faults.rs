@@ -27,7 +27,7 @@ use super::rig::{self, OracleChecked, RingRig};
 /// Kind of failure of a map.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Refusal {
-    /// Permanent failure.
+    /// The layer is out of memory.
     Failed,
     /// The ring has no free entry now.
     Busy,

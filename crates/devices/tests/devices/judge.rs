@@ -66,7 +66,7 @@ pub(crate) struct Judge {
     pub(crate) reached: BTreeSet<PhysAddr>,
     /// Accesses to buffer memory.
     pub(crate) accesses: u64,
-    /// Blocked accesses.
+    /// Accesses that the unit blocked.
     pub(crate) faults: u64,
     /// Blocked accesses to live buffers that the device knows of.
     pub(crate) false_faults: u64,

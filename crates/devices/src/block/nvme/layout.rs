@@ -40,7 +40,7 @@ impl Opcode {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u16)]
 pub enum NvmeStatus {
-    /// Successful completion.
+    /// The command completed without error.
     Success = 0x00,
     /// Invalid command opcode.
     InvalidOpcode = 0x01,
@@ -64,7 +64,7 @@ pub enum NvmeStatus {
 /// | 12 | bits 15-0 number of blocks less one |
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NvmeCommand {
-    /// An [`Opcode`].
+    /// Opcode, unchecked; [`Opcode::from_raw`] decodes it.
     pub opcode: u8,
     /// Identifier of the command in its completion.
     pub id: u16,
@@ -72,7 +72,7 @@ pub struct NvmeCommand {
     pub prp1: Iova,
     /// The second page, or the list of all pages except the first.
     pub prp2: Iova,
-    /// First block.
+    /// Number of the first block (starting LBA).
     pub block: u64,
     /// Number of blocks less one.
     pub blocks_less_one: u16,
@@ -123,9 +123,9 @@ impl NvmeCommand {
 pub struct NvmeCompletion {
     /// Submission queue head: entries before it have been fetched.
     pub head: u16,
-    /// Submission queue.
+    /// Identifier of the command's submission queue.
     pub queue: u16,
-    /// Command identifier.
+    /// Identifier of the completed command.
     pub id: u16,
     /// Status code, type and the bits after them, 15 bits; 0 is success.
     pub status: u16,

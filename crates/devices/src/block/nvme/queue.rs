@@ -19,9 +19,9 @@ use crate::ring::{
 pub struct NvmeAddresses {
     /// Identifier of the queue.
     pub queue: u16,
-    /// Submission queue.
+    /// Submission queue, which the controller reads.
     pub submissions: RingBase,
-    /// Completion queue.
+    /// Completion queue, which the controller writes.
     pub completions: RingBase,
 }
 

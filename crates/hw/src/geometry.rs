@@ -15,16 +15,16 @@ pub struct Geometry {
 pub enum GeometryError {
     /// Sets and ways must be powers of two, because they select address bits.
     NotPowerOfTwo {
-        /// Requested sets.
+        /// Requested number of sets.
         sets: u32,
-        /// Requested ways.
+        /// Requested number of ways.
         ways: u32,
     },
     /// The cache would have more than [`Geometry::MAX_ENTRIES`] entries.
     TooLarge {
-        /// Requested sets.
+        /// Requested number of sets.
         sets: u32,
-        /// Requested ways.
+        /// Requested number of ways.
         ways: u32,
     },
 }

@@ -30,7 +30,7 @@ pub struct IommuStats {
     /// Invalidations that purged more than requested. Either the unit supports only global
     /// invalidation, or it no longer knew the domain of a context.
     pub widened: u64,
-    /// Blocked accesses.
+    /// Accesses that the unit blocked.
     pub faults: u64,
 }
 
@@ -41,7 +41,7 @@ pub struct InvalidationCounts {
     pub pages: u64,
     /// Invalidations of a domain.
     pub domain: u64,
-    /// Global invalidations.
+    /// Invalidations of the translations of all domains.
     pub global: u64,
     /// Invalidations of a device's context.
     pub context: u64,

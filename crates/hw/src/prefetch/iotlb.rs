@@ -10,7 +10,7 @@ use super::{PrefetchConfig, Prefetcher, Variant};
 /// Source of a translation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum LookupOutcome {
-    /// The IOTLB.
+    /// The IOTLB, on a hit.
     Cached,
     /// The prefetch buffer, after an IOTLB miss.
     Predicted,

@@ -55,7 +55,7 @@ pub enum Variant {
 }
 
 impl Variant {
-    /// Both variants.
+    /// Both variants, the published baseline first.
     pub const ALL: [Self; 2] = [Self::Baseline, Self::Modified];
 }
 

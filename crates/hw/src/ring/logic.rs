@@ -31,7 +31,7 @@ pub enum ParameterPassing {
 /// Effect of an unsuccessful prefetch on an earlier `next`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NoSuccessorPolicy {
-    /// Clears `next`.
+    /// Clears `next`, so that it is absent.
     Clears,
     /// Keeps `next`, which may later be used as the successor of a different slot.
     Keeps,

@@ -18,7 +18,7 @@ pub enum Prefetch {
     Immediate,
     /// When the embedder calls [`RingUnit::complete_prefetch`]: "prefetching can be asynchronous".
     Deferred,
-    /// Never.
+    /// Never: the unit reads a slot only when an access moves to it.
     Absent,
 }
 

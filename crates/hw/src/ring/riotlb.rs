@@ -139,7 +139,7 @@ impl Riotlb {
         self.entries.live()
     }
 
-    /// `riotlb_find`.
+    /// `riotlb_find` (Fig. 10). Returns `None` if the ring has no entry.
     #[inline]
     pub(super) fn find(&mut self, key: RingKey) -> Option<&mut Entry> {
         self.entries.lookup(key.selector(), key.0)
@@ -163,7 +163,7 @@ impl Riotlb {
         self.entries.insert(key.selector(), key.0, entry).is_some()
     }
 
-    /// `riotlb_invalidate`.
+    /// `riotlb_invalidate` (Fig. 11). Returns true if the ring had an entry.
     #[inline]
     pub(super) fn remove(&mut self, key: RingKey) -> bool {
         self.entries.remove(key.selector(), key.0)

@@ -26,11 +26,11 @@ pub struct RingStats {
     pub passed_through: u64,
     /// Invalidations by requested scope.
     pub invalidations: InvalidationCounts,
-    /// Blocked accesses.
+    /// Accesses that the unit blocked.
     pub faults: u64,
 }
 
-/// Increments `counter`.
+/// Increments `counter`, which wraps on overflow.
 #[inline]
 pub(super) const fn count(counter: &mut u64) {
     *counter = counter.wrapping_add(1);

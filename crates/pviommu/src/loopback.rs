@@ -33,7 +33,7 @@ impl<B: GuestBacking, T: IoTables> Loopback<B, T> {
         }
     }
 
-    /// The backend.
+    /// Returns the backend that executes the requests.
     pub const fn backend(&mut self) -> &mut Backend<B, T> {
         &mut self.backend
     }

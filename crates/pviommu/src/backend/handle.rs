@@ -37,9 +37,9 @@ impl Default for BackendLimits {
 pub struct Counts {
     /// Requests by status.
     pub statuses: [u64; Status::ALL.len()],
-    /// Pages mapped.
+    /// Pages in successful map requests.
     pub mapped: u64,
-    /// Pages unmapped.
+    /// Pages in successful unmap requests.
     pub unmapped: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Synchronous invalidation.
+//! Synchronous invalidation of the translations of unmapped pages.
 
 use ringfence_types::{Batch, Flushed, Invalidation, Invalidator, Pending};
 

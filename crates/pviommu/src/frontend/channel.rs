@@ -77,7 +77,7 @@ impl From<ChannelFailure> for RemoteMapError {
 /// Counters of a channel.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ChannelStats {
-    /// Requests sent.
+    /// Map and unmap requests added to the queue.
     pub requests: u64,
     /// Notifications: at most one for all requests between two waits (kick merging).
     pub kicks: u64,

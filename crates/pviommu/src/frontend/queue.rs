@@ -11,7 +11,7 @@ pub struct RequestId(pub u32);
 pub struct Used {
     /// Id of the request; not validated.
     pub id: RequestId,
-    /// Status byte.
+    /// Status byte of the answer; 0xff if the device has written none.
     pub status: u8,
 }
 

@@ -76,7 +76,7 @@ pub struct RemoteTable<R, Q, L> {
     link: R,
     device: Devid,
     domain: DomainId,
-    /// Mapped pages.
+    /// Number of pages mapped now.
     live: AtomicU64,
     shared: PhantomData<fn() -> (Q, L)>,
 }

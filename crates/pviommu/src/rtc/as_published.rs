@@ -53,7 +53,7 @@ impl RtcAsPublished {
         }
     }
 
-    /// The tree.
+    /// Returns the tree of the cached mappings, in use or released.
     pub fn tree(&self) -> &TreeAsPublished {
         &self.tree
     }

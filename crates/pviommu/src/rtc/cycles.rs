@@ -31,7 +31,7 @@ impl Cycles {
         }
     }
 
-    /// Returns C.
+    /// Returns C as a number from 1 to [`MAX`](Self::MAX).
     #[inline]
     pub const fn get(self) -> u8 {
         self.0

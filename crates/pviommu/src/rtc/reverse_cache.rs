@@ -135,7 +135,7 @@ pub struct RtcStats {
     pub hits: u64,
     /// Lookups that found none.
     pub misses: u64,
-    /// Mappings inserted.
+    /// Mappings that the embedder inserted.
     pub inserted: u64,
     /// Mappings that left at the end of a cycle.
     pub expired: u64,

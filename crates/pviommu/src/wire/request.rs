@@ -19,9 +19,9 @@ const TYPE_UNMAP: u32 = 1;
 /// A request of the right length. Decoding has not checked its addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Request<'a> {
-    /// Type 0.
+    /// A request of type 0.
     Map(Map<'a>),
-    /// Type 1.
+    /// A request of type 1.
     Unmap(Unmap<'a>),
 }
 
@@ -71,7 +71,7 @@ pub enum Malformed {
     Length {
         /// Length of the request.
         bytes: usize,
-        /// `len`.
+        /// Number of pages according to `len`.
         pages: u32,
     },
     /// `direction` is reserved.

@@ -48,7 +48,7 @@ pub struct StreamError {
     /// Number of the record, from 0. For trailing bytes, the stated number of records; 0 for an
     /// error of the header or the checksum.
     pub record: u64,
-    /// Reason.
+    /// Reason why the stream is invalid.
     pub kind: StreamErrorKind,
 }
 

@@ -12,11 +12,11 @@ pub(crate) type GpaRange = AddressRange<ringfence_pviommu::wire::GuestPhysical>;
 /// A `config` line.
 #[derive(Debug, Clone)]
 pub(crate) struct Setting {
-    /// Name.
+    /// Name by which the vectors refer to this line.
     pub(crate) name: String,
-    /// Configuration space.
+    /// Configuration space of the device.
     pub(crate) config: Config,
-    /// Guest memory.
+    /// Ranges of guest memory.
     pub(crate) memory: Vec<GpaRange>,
     /// Maximum number of mappings of each device.
     pub(crate) mappings_max: u64,
@@ -24,14 +24,14 @@ pub(crate) struct Setting {
     pub(crate) failing: bool,
 }
 
-/// A request.
+/// A request and the status that the device must return.
 #[derive(Debug, Clone)]
 pub(crate) struct Vector {
-    /// Name.
+    /// Name of the request, for failure messages.
     pub(crate) name: String,
     /// Bytes of the request.
     pub(crate) bytes: Vec<u8>,
-    /// Expected status.
+    /// Status that the device must return.
     pub(crate) status: Status,
 }
 
@@ -219,11 +219,11 @@ pub(crate) type Said = (Devid, Direction, Iova, Vec<Gpa>);
 /// A migration stream.
 #[derive(Debug, Clone)]
 pub(crate) struct StreamVector {
-    /// Name.
+    /// Name of the stream, for failure messages.
     pub(crate) name: &'static str,
     /// Bytes of the stream.
     pub(crate) bytes: Vec<u8>,
-    /// Expected result.
+    /// Result that restoring it must have.
     pub(crate) end: StreamEnd,
 }
 

@@ -35,7 +35,7 @@ use super::node::{ABSENT, NULL};
 /// Result of Insert.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Inserted {
-    /// SUCCESS.
+    /// SUCCESS: the tree has a new mapping.
     Success,
     /// ALREAD_EXIST (spelled as in the figure): the REUSING bit is set.
     AlreadyExist,

@@ -33,14 +33,14 @@ pub enum TraceError {
     },
     /// The file is a trace-cmd recording, and `trace-cmd`, which converts it, cannot be started.
     TraceCmdMissing {
-        /// The recording.
+        /// Path of the recording.
         file: PathBuf,
         /// Error of the attempt to start `trace-cmd`.
         source: io::Error,
     },
     /// `trace-cmd report` failed.
     TraceCmdFailed {
-        /// The recording.
+        /// Path of the recording.
         file: PathBuf,
         /// The end of its standard error output.
         message: String,

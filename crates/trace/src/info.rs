@@ -21,7 +21,7 @@ use lines::LineCounts;
 /// Statistics of a trace.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Info {
-    /// Lines read.
+    /// Lines read, including comments and blank lines.
     pub lines: u64,
     /// Events, unknown ones included.
     pub events: u64,
@@ -33,19 +33,19 @@ pub struct Info {
     pub lost: u64,
     /// Time from the first to the last event, in ns.
     pub duration_ns: u64,
-    /// `dma_map_*` events.
+    /// Successful `dma_map_*` events.
     pub map_events: u64,
-    /// `dma_unmap_*` events.
+    /// Number of `dma_unmap_*` events.
     pub unmap_events: u64,
-    /// `dma_alloc*` events.
+    /// Successful `dma_alloc*` events.
     pub allocs: u64,
     /// `dma_free*` events, without frees of a null pointer.
     pub frees: u64,
-    /// `dma_sync_*` events.
+    /// Number of `dma_sync_*` events.
     pub syncs: u64,
-    /// `iommu:map` events.
+    /// Number of `iommu:map` events.
     pub iommu_map: u64,
-    /// `iommu:unmap` events.
+    /// Number of `iommu:unmap` events.
     pub iommu_unmap: u64,
     /// Mappings that only `iommu:*` lines show.
     pub iommu_only_maps: u64,
@@ -154,9 +154,9 @@ pub struct Bursts {
     pub unmaps: u64,
     /// Median length; `None` without bursts, like the next two.
     pub p50: Option<u64>,
-    /// 99th percentile.
+    /// 99th percentile of the lengths.
     pub p99: Option<u64>,
-    /// Maximum length.
+    /// Length of the longest burst.
     pub max: Option<u64>,
 }
 

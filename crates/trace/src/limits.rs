@@ -123,19 +123,19 @@ pub enum LimitExceeded {
     },
     /// The live segments exceed [`TraceLimits::segments`].
     Segments {
-        /// The limit.
+        /// The limit in segments.
         limit: u64,
     },
     /// A mapping exceeds [`TraceLimits::list`].
     List {
         /// Segments of the mapping.
         segments: u64,
-        /// The limit.
+        /// The limit in segments.
         limit: u64,
     },
     /// The rows and segments exceed [`TraceLimits::rows`].
     Rows {
-        /// The limit.
+        /// The limit, in rows plus segments.
         limit: u64,
     },
     /// The marks exceed [`TraceLimits::marks`].

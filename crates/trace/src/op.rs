@@ -40,7 +40,7 @@ impl MappingId {
 pub enum MapClass {
     /// `dma_map_single`, `dma_map_page`, `dma_map_resource`, `dma_map_phys`.
     Single,
-    /// `dma_map_sg`.
+    /// `dma_map_sg`: a mapping of a scatterlist.
     Sg,
     /// `dma_alloc_coherent` and its relatives.
     Coherent,
@@ -50,7 +50,7 @@ pub enum MapClass {
 }
 
 impl MapClass {
-    /// All classes.
+    /// All classes, in order of declaration.
     pub const ALL: [Self; 4] = [Self::Single, Self::Sg, Self::Coherent, Self::IommuOnly];
 }
 
@@ -174,7 +174,7 @@ pub struct Op {
     /// Number of trace lines that this operation represents, `iommu:*` lines included. 0 if the
     /// replay rules generated it (the unmap of a replaced mapping).
     pub lines: u16,
-    /// The operation.
+    /// Effect of the operation: a map or an unmap.
     pub kind: OpKind,
 }
 

@@ -13,7 +13,7 @@ pub(super) type Segment = (u64, u64);
 pub(super) enum Lengths {
     /// From `iommu:map` lines, or printed in the trace.
     Exact,
-    /// Guessed.
+    /// Guessed, because merging has hidden them.
     Guessed,
 }
 

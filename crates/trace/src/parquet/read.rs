@@ -178,7 +178,7 @@ impl Rows {
         })
     }
 
-    /// As [`Operations::next_chunk`](crate::Operations::next_chunk).
+    /// Fills `chunk` as [`Operations::next_chunk`](crate::Operations::next_chunk) does.
     pub(crate) fn next_chunk(&mut self, chunk: &mut Chunk) -> Result<bool, TraceError> {
         chunk.clear();
         if self.ended {

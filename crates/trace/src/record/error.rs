@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 pub enum RecordError {
     /// tracefs is not mounted at this path.
     NoTracefs {
-        /// The path.
+        /// Directory in which tracefs was expected.
         path: PathBuf,
     },
     /// The process lacks permission; recording needs root.
@@ -44,7 +44,7 @@ pub enum RecordError {
     },
     /// A file of tracefs cannot be read or written.
     Io {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// Error of the operating system.
         source: io::Error,

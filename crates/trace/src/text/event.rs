@@ -44,31 +44,31 @@ pub struct RawEvent {
 pub enum RawKind {
     /// `dma_map_phys`, `dma_map_page`, `dma_map_resource`.
     Map {
-        /// The device.
+        /// Device that may access the memory.
         device: DeviceIndex,
         /// Direction as printed.
         direction: Direction,
-        /// `dma_addr`.
+        /// Field `dma_addr`: the first address of the mapping.
         iova: Iova,
         /// Size in bytes; at most 64 GiB.
         size: u64,
-        /// `phys_addr`.
+        /// Field `phys_addr`: the physical address of the first byte.
         phys: PhysAddr,
     },
     /// `dma_unmap_phys`, `dma_unmap_page`, `dma_unmap_resource`.
     Unmap {
-        /// The device.
+        /// Device of the mapping.
         device: DeviceIndex,
         /// Direction as printed.
         direction: Direction,
-        /// `dma_addr`.
+        /// Field `dma_addr`: the first address of the mapping.
         iova: Iova,
         /// Size in bytes.
         size: u64,
     },
-    /// `dma_map_sg`.
+    /// `dma_map_sg`: a map of a scatterlist.
     MapSg {
-        /// The device.
+        /// Device that may access the memory.
         device: DeviceIndex,
         /// Direction as printed.
         direction: Direction,
@@ -85,9 +85,9 @@ pub enum RawKind {
         /// Start of each segment that the caller passed.
         phys_addrs: ListSpan,
     },
-    /// `dma_unmap_sg`.
+    /// `dma_unmap_sg`: an unmap of a scatterlist.
     UnmapSg {
-        /// The device.
+        /// Device of the mapping.
         device: DeviceIndex,
         /// Direction as printed.
         direction: Direction,
@@ -96,11 +96,11 @@ pub enum RawKind {
     },
     /// `dma_alloc`, `dma_alloc_pages`, `dma_alloc_sgt`.
     Alloc {
-        /// The device.
+        /// Device that may access the memory.
         device: DeviceIndex,
         /// Direction as printed; bidirectional if the kernel prints none.
         direction: Direction,
-        /// `dma_addr`.
+        /// Field `dma_addr`: the first address of the buffer.
         iova: Iova,
         /// Size in bytes; at most 64 GiB.
         size: u64,
@@ -109,26 +109,26 @@ pub enum RawKind {
     },
     /// `dma_free`, `dma_free_pages`, `dma_free_sgt`.
     Free {
-        /// The device.
+        /// Device of the buffer.
         device: DeviceIndex,
         /// Direction as printed; bidirectional if the kernel prints none.
         direction: Direction,
-        /// `dma_addr`.
+        /// Field `dma_addr`: the first address of the buffer.
         iova: Iova,
         /// Size in bytes.
         size: u64,
     },
-    /// `dma_sync_*`.
+    /// `dma_sync_*`, which changes no mapping.
     Sync {
-        /// The device.
+        /// Device of the mapping.
         device: DeviceIndex,
     },
     /// A map or allocation that failed, or a free of a null pointer.
     Void {
-        /// The device.
+        /// Device that the event names.
         device: DeviceIndex,
     },
-    /// `iommu:map`.
+    /// `iommu:map`: the IOMMU driver mapped a range.
     IommuMap {
         /// First address of the range.
         iova: Iova,
@@ -137,7 +137,7 @@ pub enum RawKind {
         /// Size in bytes.
         size: u64,
     },
-    /// `iommu:unmap`.
+    /// `iommu:unmap`: the IOMMU driver unmapped a range.
     IommuUnmap {
         /// First address of the range.
         iova: Iova,

@@ -41,7 +41,7 @@ pub(super) fn is_null(text: &mut Cursor<'_>) -> Result<bool, Malformed> {
         || (!digits.is_empty() && digits.iter().all(|&byte| byte == b'0')))
 }
 
-/// Parses `shown/total`.
+/// Parses `key` and its value `shown/total`; `shown` must not exceed `total`.
 pub(super) fn shown_of_total(
     text: &mut Cursor<'_>,
     key: &[u8],
@@ -60,7 +60,7 @@ pub(super) fn shown_of_total(
     }
 }
 
-/// Parses `{0x1,0x2}`.
+/// Parses `key` and its value, a list such as `{0x1,0x2}`, and appends the numbers to `chunk`.
 pub(super) fn list(
     text: &mut Cursor<'_>,
     key: &[u8],

@@ -262,7 +262,7 @@ impl<S: Sink> RequestBatch<'_, S> {
         self.device.respond(request, reply)
     }
 
-    /// See [`Device::max_reply_bytes`].
+    /// Returns the length of the longest reply in bytes, like [`Device::max_reply_bytes`].
     pub const fn max_reply_bytes(&self) -> usize {
         self.device.max_reply_bytes()
     }

@@ -13,11 +13,11 @@ use crate::{DomainId, EndpointId, SinkError, spec};
 pub enum Status {
     /// The request succeeded.
     Ok = spec::VIRTIO_IOMMU_S_OK,
-    /// Not supported.
+    /// The device does not support the request.
     Unsupp = spec::VIRTIO_IOMMU_S_UNSUPP,
     /// The device failed.
     DevErr = spec::VIRTIO_IOMMU_S_DEVERR,
-    /// Invalid parameters.
+    /// The request has invalid parameters.
     Inval = spec::VIRTIO_IOMMU_S_INVAL,
     /// Parameters out of range.
     Range = spec::VIRTIO_IOMMU_S_RANGE,
@@ -40,13 +40,13 @@ impl Status {
 /// A limit that was reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum LimitReached {
-    /// [`VirtioIommuLimits::mappings`](crate::VirtioIommuLimits::mappings).
+    /// Number of mappings: [`VirtioIommuLimits::mappings`](crate::VirtioIommuLimits::mappings).
     Mappings,
-    /// [`VirtioIommuLimits::domains`](crate::VirtioIommuLimits::domains).
+    /// Number of domains: [`VirtioIommuLimits::domains`](crate::VirtioIommuLimits::domains).
     Domains,
-    /// [`VirtioIommuLimits::endpoints`](crate::VirtioIommuLimits::endpoints).
+    /// Number of endpoints: [`VirtioIommuLimits::endpoints`](crate::VirtioIommuLimits::endpoints).
     Endpoints,
-    /// Host memory.
+    /// Memory of the host: an allocation failed.
     Memory,
 }
 
@@ -96,23 +96,23 @@ pub enum RequestError {
     BypassDomain(DomainId),
     /// The endpoint is not attached to this domain.
     NotAttached {
-        /// The endpoint.
+        /// The endpoint of the request.
         endpoint: EndpointId,
         /// The domain of the request.
         domain: DomainId,
     },
     /// The domain maps a reserved region of the endpoint.
     Incompatible {
-        /// The endpoint.
+        /// The endpoint of the request.
         endpoint: EndpointId,
-        /// The domain.
+        /// The domain of the request.
         domain: DomainId,
     },
     /// `virt_end` is below `virt_start`.
     EndBeforeStart {
-        /// `virt_start`.
+        /// Field `virt_start` of the request.
         start: u64,
-        /// `virt_end`.
+        /// Field `virt_end` of the request.
         end: u64,
     },
     /// The range is not aligned to the granule.

@@ -38,7 +38,7 @@ pub struct TranslationFault {
     pub iova: Iova,
     /// Read or write.
     pub access: Access,
-    /// Reason.
+    /// Reason why the access was blocked.
     pub reason: TranslationFaultReason,
 }
 

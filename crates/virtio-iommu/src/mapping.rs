@@ -5,7 +5,7 @@ use ringfence_types::{Access, IovaRange, Permissions, PhysAddr, PhysRange};
 /// Type of memory behind a mapping, as the driver declares it (virtio 1.3, section 5.13.6.5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum MemoryKind {
-    /// Memory.
+    /// Memory without restrictions on the kind of access.
     Normal,
     /// A memory-mapped device: accesses must not be speculated, cached, split or combined.
     Mmio,
@@ -43,7 +43,7 @@ pub enum AccessTarget {
     /// Guest-physical memory: the range of the first bytes of the access. It has at least one byte
     /// and ends with the mapping.
     Memory {
-        /// Guest-physical addresses.
+        /// Guest-physical range of these bytes.
         physical: PhysRange,
         /// Type of memory.
         memory: MemoryKind,

@@ -24,9 +24,9 @@ pub enum BypassPolicy {
 /// Domain ids that the driver may use, both ends included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DomainRange {
-    /// Lowest id.
+    /// Lowest valid domain id.
     pub first: DomainId,
-    /// Highest id.
+    /// Highest valid domain id.
     pub last: DomainId,
 }
 
@@ -80,7 +80,7 @@ pub struct Options {
     /// Bytes of properties in a PROBE. If 0, the device does not offer `VIRTIO_IOMMU_F_PROBE`, and
     /// endpoints cannot have reserved regions.
     pub probe_bytes: u32,
-    /// Limits.
+    /// Limits of the guest's use of host memory.
     pub limits: VirtioIommuLimits,
 }
 

@@ -35,7 +35,7 @@ pub enum SnapshotError {
     NotReset,
     /// The header is not that of a snapshot.
     NoSnapshot,
-    /// Unknown version.
+    /// The snapshot has this unknown version.
     Version(u32),
     /// The snapshot is too short.
     Truncated,

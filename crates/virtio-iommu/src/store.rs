@@ -27,7 +27,7 @@ use self::position_hints::PositionHints;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(align(32))]
 pub(crate) struct Entry {
-    /// First address.
+    /// First IOVA of the mapping.
     pub(crate) start: u64,
     /// Last address, at least `start`.
     pub(crate) last: u64,

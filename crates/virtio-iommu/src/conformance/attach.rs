@@ -4,7 +4,7 @@ use super::driver::{BOTH, Driver, NOBODY, ONE, PAGE, TWO, attach, detach, ensure
 use super::{Failure, Make};
 use crate::spec::*;
 
-/// Section 5.13.6.3.2.
+/// Checks statement 13 (section 5.13.6.3.2).
 pub(super) fn reserved_field(make: Make<'_>) -> Result<(), Failure> {
     let mut driver = Driver::new(make, &usual())?;
     for reserved in [1, 1 << 8, 1 << 31, u32::MAX] {
@@ -19,7 +19,7 @@ pub(super) fn reserved_field(make: Make<'_>) -> Result<(), Failure> {
     )
 }
 
-/// Section 5.13.6.3.2.
+/// Checks statement 14 (section 5.13.6.3.2).
 pub(super) fn unknown_flag(make: Make<'_>) -> Result<(), Failure> {
     let mut driver = Driver::new(make, &usual())?;
     for bit in 1..32 {
@@ -43,7 +43,7 @@ pub(super) fn unknown_flag(make: Make<'_>) -> Result<(), Failure> {
     )
 }
 
-/// Section 5.13.6.3.2.
+/// Checks statement 15 (section 5.13.6.3.2).
 pub(super) fn unknown_endpoint(make: Make<'_>) -> Result<(), Failure> {
     let mut driver = Driver::new(make, &usual())?;
     for endpoint in [NOBODY, ONE | 1 << 16, u32::MAX] {
@@ -55,7 +55,7 @@ pub(super) fn unknown_endpoint(make: Make<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Section 5.13.6.3.2.
+/// Checks statement 16 (section 5.13.6.3.2).
 pub(super) fn contradiction(make: Make<'_>) -> Result<(), Failure> {
     let mut driver = Driver::attached(make, &usual())?;
     driver.map_page(PAGE, 7 * PAGE)?;
@@ -81,7 +81,7 @@ pub(super) fn contradiction(make: Make<'_>) -> Result<(), Failure> {
     )
 }
 
-/// Section 5.13.6.3.2.
+/// Checks statement 17 (section 5.13.6.3.2).
 pub(super) fn again(make: Make<'_>) -> Result<(), Failure> {
     let mut driver = Driver::attached(make, &usual())?;
     driver.map_page(PAGE, 7 * PAGE)?;
@@ -137,7 +137,7 @@ pub(super) fn joining(make: Make<'_>) -> Result<(), Failure> {
     )
 }
 
-/// Section 5.13.6.4.2.
+/// Checks statement 19 (section 5.13.6.4.2).
 pub(super) fn detach_errors(make: Make<'_>) -> Result<(), Failure> {
     let mut driver = Driver::attached(make, &usual())?;
     driver.map_page(PAGE, 7 * PAGE)?;
@@ -161,7 +161,7 @@ pub(super) fn detach_errors(make: Make<'_>) -> Result<(), Failure> {
     )
 }
 
-/// Section 5.13.6.4.2.
+/// Checks statement 20 (section 5.13.6.4.2).
 pub(super) fn detached(make: Make<'_>) -> Result<(), Failure> {
     let mut driver = Driver::attached(make, &usual())?;
     driver.map_page(PAGE, 7 * PAGE)?;

@@ -50,7 +50,7 @@ fn each(
     }
 }
 
-/// Section 5.13.3.2.
+/// Checks statement 1 (section 5.13.3.2).
 pub(super) fn features(make: Make<'_>) -> Result<(), Failure> {
     each(make, &FIELD_BYPASS, |driver, _| {
         let offered = driver.subject.offered();
@@ -63,7 +63,7 @@ pub(super) fn features(make: Make<'_>) -> Result<(), Failure> {
     })
 }
 
-/// Section 5.13.4.2.
+/// Checks statement 2 (section 5.13.4.2).
 pub(super) fn page_size_mask(make: Make<'_>) -> Result<(), Failure> {
     each(make, &FIELD_BYPASS, |driver, _| {
         let config = driver.config();
@@ -72,7 +72,7 @@ pub(super) fn page_size_mask(make: Make<'_>) -> Result<(), Failure> {
     })
 }
 
-/// Section 5.13.4.2.
+/// Checks statement 3 (section 5.13.4.2).
 pub(super) fn bypass_is_a_flag(make: Make<'_>) -> Result<(), Failure> {
     each(make, &FIELD_BYPASS, |mut driver, _| {
         driver.accept_all();
@@ -84,7 +84,7 @@ pub(super) fn bypass_is_a_flag(make: Make<'_>) -> Result<(), Failure> {
     })
 }
 
-/// Section 5.13.4.2.
+/// Checks statement 4 (section 5.13.4.2).
 pub(super) fn bypass_over_resets(make: Make<'_>) -> Result<(), Failure> {
     each(make, &FIELD_BYPASS[1..], |mut driver, _| {
         let first = driver.bypass();
@@ -128,7 +128,7 @@ pub(super) fn other_fields(make: Make<'_>) -> Result<(), Failure> {
     })
 }
 
-/// Section 5.13.5.
+/// Checks statement 6 (section 5.13.5).
 pub(super) fn reset_detaches(make: Make<'_>) -> Result<(), Failure> {
     let mut driver = Driver::attached(make, &usual())?;
     driver.map_page(PAGE, 7 * PAGE)?;
@@ -156,7 +156,7 @@ pub(super) fn reset_detaches(make: Make<'_>) -> Result<(), Failure> {
     )
 }
 
-/// Section 5.13.6.2.
+/// Checks statement 7 (section 5.13.6.2).
 pub(super) fn unattached(make: Make<'_>) -> Result<(), Failure> {
     each(make, &FIELD_BYPASS[..2], |mut driver, _| {
         ensure(

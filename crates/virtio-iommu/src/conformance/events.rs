@@ -15,7 +15,7 @@ fn le64(event: &[u8], at: usize) -> u64 {
     bytes.copied().map_or(0, u64::from_le_bytes)
 }
 
-/// Section 5.13.6.9.2.
+/// Checks statement 35 (section 5.13.6.9.2).
 pub(super) fn report(make: Make<'_>) -> Result<(), Failure> {
     let mut driver = Driver::attached(make, &usual())?;
     let status = driver.map(1, PAGE, 2 * PAGE - 1, 0, READ);

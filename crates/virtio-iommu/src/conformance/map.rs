@@ -9,7 +9,7 @@ use super::{Failure, Make, Setup};
 use crate::Options;
 use crate::spec::*;
 
-/// Section 5.13.6.5.2.
+/// Checks statement 22 (section 5.13.6.5.2).
 pub(super) fn misaligned(make: Make<'_>) -> Result<(), Failure> {
     let mut driver = Driver::attached(make, &usual())?;
     let whole = (PAGE, 3 * PAGE - 1, 7 * PAGE);
@@ -29,7 +29,7 @@ pub(super) fn misaligned(make: Make<'_>) -> Result<(), Failure> {
     ensure(driver.read(ONE, 2 * PAGE).is_none(), "nothing was mapped")
 }
 
-/// Section 5.13.6.5.2.
+/// Checks statement 23 (section 5.13.6.5.2).
 pub(super) fn overlapping(make: Make<'_>) -> Result<(), Failure> {
     let mut driver = Driver::attached(make, &usual())?;
     let mapped = driver.map(1, 2 * PAGE, 4 * PAGE - 1, 7 * PAGE, BOTH);
@@ -54,7 +54,7 @@ pub(super) fn overlapping(make: Make<'_>) -> Result<(), Failure> {
     )
 }
 
-/// Section 5.13.6.5.2.
+/// Checks statement 24 (section 5.13.6.5.2).
 pub(super) fn unknown_flag(make: Make<'_>) -> Result<(), Failure> {
     let mut driver = Driver::attached(make, &usual())?;
     for bit in 2..32 {
@@ -91,7 +91,7 @@ pub(super) fn unknown_flag(make: Make<'_>) -> Result<(), Failure> {
     )
 }
 
-/// Section 5.13.6.5.2.
+/// Checks statement 25 (section 5.13.6.5.2).
 pub(super) fn wrong_domain(make: Make<'_>) -> Result<(), Failure> {
     let mut driver = Driver::attached(make, &usual())?;
     for domain in [0, 9, u32::MAX] {
@@ -142,7 +142,7 @@ pub(super) fn outside_input(make: Make<'_>) -> Result<(), Failure> {
     )
 }
 
-/// Section 5.13.6.8.1.2.
+/// Checks statement 27 (section 5.13.6.8.1.2).
 pub(super) fn reserved_region(make: Make<'_>) -> Result<(), Failure> {
     let mut driver = Driver::new(make, &usual())?;
     driver.attach(1, TWO);

@@ -20,7 +20,7 @@ fn status_of(reply: &[u8]) -> u8 {
     tail.map_or(UNTOUCHED, |tail| tail[0])
 }
 
-/// Section 5.13.6.7.2.
+/// Checks statement 32 (section 5.13.6.7.2).
 pub(super) fn unknown_endpoint(make: Make<'_>) -> Result<(), Failure> {
     let usual = usual();
     let mut driver = Driver::new(make, &usual)?;
@@ -71,7 +71,7 @@ fn parse(list: &[u8]) -> Option<(Vec<Property<'_>>, usize)> {
     Some((found, at))
 }
 
-/// Section 5.13.6.7.2.
+/// Checks statement 33 (section 5.13.6.7.2).
 pub(super) fn lengths(make: Make<'_>) -> Result<(), Failure> {
     let mut driver = Driver::new(make, &usual())?;
     let wanted = wanted(&driver);
@@ -120,7 +120,7 @@ pub(super) fn lengths(make: Make<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Section 5.13.6.8.1.2.
+/// Checks statement 34 (section 5.13.6.8.1.2).
 pub(super) fn regions(make: Make<'_>) -> Result<(), Failure> {
     let mut driver = Driver::new(make, &usual())?;
     let wanted = wanted(&driver);

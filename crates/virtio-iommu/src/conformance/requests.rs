@@ -10,7 +10,7 @@ use super::{Failure, Make, Setup};
 use crate::spec::*;
 use crate::{Options, VirtioIommuLimits};
 
-/// Section 5.13.6.2.
+/// Checks statement 9 (section 5.13.6.2).
 pub(super) fn unknown_type(make: Make<'_>) -> Result<(), Failure> {
     let mut driver = Driver::attached(make, &usual())?;
     for kind in [0, 6, 7, 0x7f, 0x80, 0xff] {
@@ -95,7 +95,7 @@ pub(super) fn failures_are_written(make: Make<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Section 5.13.6.2.
+/// Checks statement 12 (section 5.13.6.2).
 pub(super) fn reserved_bytes(make: Make<'_>) -> Result<(), Failure> {
     let mut driver = Driver::new(make, &usual())?;
     let requests = [

@@ -6,7 +6,7 @@ use super::driver::{BOTH, Driver, ONE, PAGE, TWO, ensure, usual};
 use super::{Failure, Make};
 use crate::spec::*;
 
-/// Section 5.13.6.6.2.
+/// Checks statement 29 (section 5.13.6.6.2).
 pub(super) fn splitting(make: Make<'_>) -> Result<(), Failure> {
     let mut driver = Driver::attached(make, &usual())?;
     // One page, a gap, four pages, one page.
@@ -89,7 +89,7 @@ pub(super) fn gaps(make: Make<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Section 5.13.6.6.2.
+/// Checks statement 31 (section 5.13.6.6.2).
 pub(super) fn wrong_domain(make: Make<'_>) -> Result<(), Failure> {
     let mut driver = Driver::attached(make, &usual())?;
     for domain in [0, 9, u32::MAX] {

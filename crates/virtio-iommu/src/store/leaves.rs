@@ -18,7 +18,7 @@ pub(super) struct Leaves {
     /// Mappings of each leaf, by number; empty for unused numbers. Every leaf has at least one
     /// mapping and capacity for `LEAF`.
     runs: Vec<Vec<Entry>>,
-    /// Unused numbers.
+    /// Numbers that no leaf uses.
     free: Vec<u32>,
     /// An empty leaf, kept so that repeated insertion and removal of one mapping does not allocate.
     spare: Vec<Entry>,

@@ -32,7 +32,7 @@ pub(crate) struct Endpoint {
     pub(crate) bypasses: bool,
 }
 
-/// Expected reply.
+/// Reply that the device must write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Reply {
     Unwritten,
@@ -41,7 +41,7 @@ pub(crate) enum Reply {
     Probe(Vec<u8>),
 }
 
-/// The reference.
+/// Reference model of a device.
 #[derive(Debug, Clone)]
 pub(crate) struct Model {
     pub(crate) options: Options,

@@ -32,7 +32,7 @@ enum Reach {
     Domain(u32),
 }
 
-/// The sink.
+/// A sink that records its calls and fails on request.
 #[derive(Debug, Default)]
 pub(crate) struct Recorder {
     domains: BTreeMap<u32, BTreeMap<u64, Mapping>>,

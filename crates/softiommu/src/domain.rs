@@ -48,7 +48,7 @@ impl<M> Domain<M> {
         self.tables.in_use()
     }
 
-    /// Implements [`DomainMut::map`](crate::DomainMut::map).
+    /// Maps a range as [`DomainMut::map`](crate::DomainMut::map) specifies.
     #[inline]
     pub(crate) fn map(
         &mut self,
@@ -185,7 +185,7 @@ impl<M> Domain<M> {
         page
     }
 
-    /// Implements [`DomainMut::unmap`](crate::DomainMut::unmap).
+    /// Unmaps a range as [`DomainMut::unmap`](crate::DomainMut::unmap) specifies.
     #[inline]
     pub(crate) fn unmap(&mut self, range: IovaRange) -> Result<u64, UnmapError> {
         if guard_count::any_open() {
@@ -201,7 +201,7 @@ impl<M> Domain<M> {
         Ok(self.synchronize_if_any(pages))
     }
 
-    /// Implements [`DomainMut::unmap_all`](crate::DomainMut::unmap_all).
+    /// Unmaps ranges as [`DomainMut::unmap_all`](crate::DomainMut::unmap_all) specifies.
     #[inline]
     pub(crate) fn unmap_all<R>(&mut self, ranges: R) -> Result<u64, UnmapError>
     where

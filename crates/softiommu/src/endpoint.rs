@@ -27,7 +27,7 @@ pub(crate) enum AttachedDomain {
     Domain(Arc<Table>),
 }
 
-/// One endpoint.
+/// An endpoint, shared by the unit and its readers.
 pub(crate) struct Endpoint<M> {
     device: RequesterId,
     qsbr: Qsbr,

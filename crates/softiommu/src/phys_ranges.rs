@@ -21,7 +21,7 @@ impl PhysRanges {
         Self { first, rest: None }
     }
 
-    /// Appends `next`.
+    /// Appends `next`. Merges it with the last range if it starts directly after that range.
     pub(crate) fn push(&mut self, next: PhysRange) {
         let last = match &mut self.rest {
             Some(rest) => rest.last_mut(),

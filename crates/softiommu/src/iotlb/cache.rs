@@ -32,7 +32,7 @@ pub struct IotlbLimits {
     pub tables: usize,
     /// Maximum number of pending misses.
     pub misses: usize,
-    /// Address width.
+    /// Address width of the cached IOVAs.
     pub width: Width,
     /// Maximum number of readers: one per thread that accesses memory for the device.
     pub readers: usize,
@@ -134,8 +134,8 @@ impl<M> Iotlb<M> {
     }
 
     /// Replaces the shared memory (`VHOST_USER_SET_MEM_TABLE`, `ADD_MEM_REG`, `REM_MEM_REG`). On
-    /// return, no reader can access the old memory and the IOTLB is empty. Answers to pending misses
-    /// are ignored.
+    /// return, no reader can access the old memory and the IOTLB is empty. Answers to pending
+    /// misses are ignored.
     pub fn set_memory(&mut self, memory: M, regions: Regions) -> Result<(), IotlbError> {
         may_wait()?;
         self.invalidate(None)?;

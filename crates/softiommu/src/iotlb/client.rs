@@ -54,7 +54,7 @@ pub struct IotlbClient<M> {
 pub enum IotlbClientError {
     /// Socket error, or timeout of the front-end.
     Socket(io::Error),
-    /// Malformed frame.
+    /// The front-end sent a malformed or unexpected frame.
     Frame(FrameError),
     /// A request other than an IOTLB message.
     Request(u32),

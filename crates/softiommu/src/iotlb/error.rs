@@ -12,7 +12,7 @@ use crate::error::{IommuError, MapError, ReadSectionOpen};
 pub enum MessageError {
     /// Unknown message type.
     Kind(u8),
-    /// Invalid permissions.
+    /// The permissions are not 1 to 3 (read, write or both).
     Permissions(u8),
     /// An update of zero bytes, or one that exceeds 2^64 - 1.
     Range {

@@ -1,5 +1,5 @@
-//! Where a guest's files are: in a directory that nobody else can have prepared. A script stands
-//! for QEMU.
+//! `guest run` keeps the guest's files in a new directory that no other user can prepare or write
+//! to. A script replaces QEMU.
 
 use std::ffi::OsString;
 use std::fs;
@@ -90,7 +90,7 @@ impl Rig {
         fs::read_to_string(self.0.path(name)).unwrap()
     }
 
-    /// What is in the directory for temporary files that was not planted there.
+    /// Returns the names in the directory for temporary files, except the planted links.
     fn left(&self) -> Vec<String> {
         let entries = fs::read_dir(self.0.path("tmp"))
             .unwrap()

@@ -1,4 +1,4 @@
-//! What serves guests, as far as it goes without a guest.
+//! `serve` and `top` without a guest: counters, wrong usage, and privileges of the threads.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};

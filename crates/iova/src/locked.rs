@@ -39,7 +39,7 @@ impl From<Flushed> for ReusableRange {
 /// [`IovaAllocator`]. Caches ([`Eiovar`](crate::Eiovar), [`LinuxRcache`](crate::LinuxRcache)) work
 /// in front of any store.
 pub trait RangeStore {
-    /// Like [`IovaAllocator::HAS_LOOKUP`].
+    /// True if [`find`](Self::find) can look up ranges. If false, it returns `None` for every page.
     const HAS_LOOKUP: bool = true;
 
     /// Allocates `request.pages` consecutive free pages.

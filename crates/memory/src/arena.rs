@@ -153,12 +153,12 @@ impl PhysMemory for Arena {
 pub enum ArenaError {
     /// The size is zero, not a multiple of 4 KiB, or more than the host can address.
     BadSize {
-        /// Requested size.
+        /// Requested size in bytes.
         bytes: u64,
     },
     /// The host refused to map that much.
     Refused {
-        /// Requested size.
+        /// Requested size in bytes.
         bytes: u64,
         /// The host's error number.
         errno: i32,

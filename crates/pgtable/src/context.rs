@@ -34,7 +34,7 @@ const TT_PASS_THROUGH: u64 = 0b10;
 const TT_RINGS: u64 = 0b11;
 /// AW of a ring context, whose addresses have 64 bits.
 const AW_RINGS: u64 = 0b000;
-/// DID: domain-id.
+/// Position of DID, the domain-id, in the high 64 bits.
 const DID_SHIFT: u32 = 8;
 
 /// Translation of a device's accesses (TT).

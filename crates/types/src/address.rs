@@ -24,7 +24,7 @@ pub type Iova = Address<DeviceVisible>;
 pub type PhysAddr = Address<Physical>;
 
 impl<Space> Address<Space> {
-    /// Address zero.
+    /// The lowest address, 0.
     pub const ZERO: Self = Self::new(0);
 
     /// Wraps a raw byte address.

@@ -15,7 +15,7 @@ pub enum Direction {
 }
 
 impl Direction {
-    /// All directions.
+    /// All directions, in order of declaration.
     pub const ALL: [Self; 3] = [Self::ToDevice, Self::FromDevice, Self::Bidirectional];
 
     /// Returns the accesses that a mapping of this direction allows the device.
@@ -65,9 +65,9 @@ impl fmt::Display for Access {
 pub struct Permissions(u8);
 
 impl Permissions {
-    /// Reads only.
+    /// The device may only read.
     pub const READ: Self = Self(1);
-    /// Writes only.
+    /// The device may only write.
     pub const WRITE: Self = Self(2);
     /// Reads and writes.
     pub const READ_WRITE: Self = Self(3);

@@ -1,15 +1,15 @@
-//! Page sizes.
+//! Page sizes of leaf entries.
 
 use core::fmt;
 
 /// The page sizes of a leaf entry. The granule of every table is [`PageSize::Size4K`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PageSize {
-    /// 4 KiB.
+    /// 4 KiB, the granule of every table.
     Size4K,
-    /// 2 MiB.
+    /// 2 MiB, or 512 granules.
     Size2M,
-    /// 1 GiB.
+    /// 1 GiB, or 262144 granules.
     Size1G,
 }
 

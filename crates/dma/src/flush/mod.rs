@@ -63,7 +63,7 @@ pub struct Withheld;
 pub struct BurstKey {
     /// The device's ring; 0 if the device has no rings.
     pub ring: RingId,
-    /// The direction.
+    /// Direction of the unmapped buffers.
     pub direction: Direction,
 }
 

@@ -35,7 +35,7 @@ impl<S: FrameSource> FaultyFrames<S> {
         state.fail_from = Some(state.asked + count);
     }
 
-    /// Stops failing.
+    /// Ends the failures that [`fail_after`](Self::fail_after) requested.
     pub fn recover(&self) {
         self.lock().fail_from = None;
     }

@@ -20,7 +20,7 @@ use crate::{Entry, Format, Level};
 const RW: u64 = 0b11;
 /// SP: the entry maps a page instead of pointing to a table.
 const SP: u64 = 1 << 7;
-/// SNP: snoop.
+/// SNP: device accesses snoop CPU caches.
 const SNP: u64 = 1 << 11;
 /// ADDR: physical address.
 const ADDR: u64 = 0x000f_ffff_ffff_f000;
@@ -35,16 +35,16 @@ const WRITTEN_BACK: u64 = 1 << 63;
 /// Depth of the table. It determines the address width (adjusted guest address width).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Levels {
-    /// 39 bits.
+    /// Three levels translate 39 bits.
     Three,
-    /// 48 bits.
+    /// Four levels translate 48 bits.
     Four,
-    /// 57 bits.
+    /// Five levels translate 57 bits.
     Five,
 }
 
 impl Levels {
-    /// All depths.
+    /// All depths, smallest first.
     pub const ALL: [Self; 3] = [Self::Three, Self::Four, Self::Five];
 
     /// Returns the number of translated address bits.

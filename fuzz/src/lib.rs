@@ -39,7 +39,7 @@ pub struct Target {
     pub outcomes: &'static [&'static str],
 }
 
-/// All targets.
+/// All targets, in alphabetical order.
 pub const TARGETS: &[Target] = &[
     Target {
         name: "drivers",

@@ -20,7 +20,7 @@ const PAGES: usize = 16;
 pub(crate) const PAGE_BYTES: u64 = 4096;
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 
-/// Sparse memory.
+/// Sparse memory: its pages by number, `None` for those outside memory.
 pub(crate) struct Memory([Option<Box<[AtomicU64; TABLE_WORDS]>>; PAGES]);
 
 impl Memory {

@@ -31,7 +31,7 @@ use clap::{Parser, Subcommand};
 
 use crate::repo::Repo;
 
-/// Development tasks.
+/// Runs the development tasks of this repository.
 #[derive(Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
 struct Arguments {

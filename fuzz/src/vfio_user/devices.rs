@@ -202,7 +202,7 @@ type Card = One<VirtioPci<Net<Peer>, Counted<Direct>>>;
 type Unit = One<VirtioPci<IommuDevice, Counted<GuestDma>>>;
 type Para = One<VirtioPci<PvIommuDevice, Counted<PvDma>>>;
 
-/// The devices.
+/// The devices of one input: a disk, and others created on demand.
 pub(super) struct Devices<'f> {
     file: &'f File,
     talking_to: u8,

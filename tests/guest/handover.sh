@@ -133,7 +133,7 @@ hand() {
         serve+=("${1//CASE/$case}")
         # Each process needs the host-side options.
         case $1 in
-            --hopt) again+=("$1") ;;
+            --host-page-pool) again+=("$1") ;;
             --lock | --memory-file) again+=("$1" "${2//CASE/$case}") ;;
         esac
         shift
@@ -153,7 +153,7 @@ hand() {
     . "$case/prepared"
     if [[ ! $disk ]]; then
         until [[ -s $case/arguments ]]; do kill -0 $daemon || return 1; sleep 0.05; done
-        "$ringfence" guest run --cache "$cache" --kernel "$kernel" --limit "$LIMIT" --net "socket=$case/wire" -- sh -c "$ANSWERS" >"$case/other" 2>&1 </dev/null &
+        "$ringfence" guest run --cache "$cache" --kernel "$kernel" --timeout "$LIMIT" --net "socket=$case/wire" -- sh -c "$ANSWERS" >"$case/other" 2>&1 </dev/null &
         other=$!
     fi
     eval "timeout --kill-after=10 $LIMIT $QEMU $(<"$case/arguments")" -display none -kernel '"$KERNEL"' -initrd '"$INITRAMFS"' \
@@ -205,7 +205,7 @@ for kernel in $KERNELS; do
     # With few hand-overs, the following cases run on one kernel only.
     ((HANDOVERS >= 20)) || [[ $kernel == "${KERNELS%% *}" ]] || continue
     try "assigned: $kernel" handed "$kernel" --assigned -- --strict
-    try "assigned, para-virtual, memory in a file: $kernel" reclaimed "$kernel" --pviommu --assigned --hopt --memory-file CASE/memory --lock mapped \
+    try "assigned, para-virtual, memory in a file: $kernel" reclaimed "$kernel" --pviommu --assigned --host-page-pool --memory-file CASE/memory --lock mapped \
         -- --module pviommu --module-args cache=1
     try "disk in a process: $kernel" handed "$kernel" --isolate -- --strict
     try "disk in a process, para-virtual: $kernel" handed "$kernel" --pviommu --isolate -- --module pviommu --module-args cache=1

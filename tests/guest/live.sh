@@ -11,7 +11,7 @@ set -uo pipefail
 readonly KILLS=${GUEST_KILLS:-20}
 . "$(dirname "$0")/guests.sh"
 
-run() { limited "$ringfence" guest run --cache "$cache" --limit "$LIMIT" "$@"; }
+run() { limited "$ringfence" guest run --cache "$cache" --timeout "$LIMIT" "$@"; }
 
 # Makes a file system, writes, and compares checksums after a remount.
 readonly FILES='set -e
@@ -32,12 +32,12 @@ done; usleep 500000; dmesg'
 # logs its address.
 named() {
     local at
-    at=$(sed -n "s/^ringfence: blk: errant $2 ($1) at \(0x[0-9a-f]*\): stopped\$/\1/p" "$log")
+    at=$(sed -n "s/^ringfence: blk: injected $2 ($1) at \(0x[0-9a-f]*\): stopped\$/\1/p" "$log")
     [[ $at ]] || { echo "not tried or not stopped: $1"; return 1; }
     said "page fault from EP $4 at $at \[$3\]"
 }
 errant() {
-    run "$@" --rng --errant stray:dead0000,after-unmap,write-read-only,read-write-only,foreign --metrics -- sh -c "$READS" 2>&1 |
+    run "$@" --rng --inject-dma stray:dead0000,after-unmap,write-read-only,read-write-only,foreign --metrics -- sh -c "$READS" 2>&1 |
         grep -v 'service_seconds\|^#'
     [[ ${PIPESTATUS[0]} == 0 ]] || return 1
     named stray write W 32 && named after-unmap write W 32 && named write-read-only write W 32 && named read-write-only read R 32 &&
@@ -48,7 +48,7 @@ errant() {
 # The same with a sandboxed disk. It has no accomplice device; it bypasses its own translation, and
 # is stopped by the pages' permissions.
 errant_apart() {
-    run "$@" --isolate --errant stray:dead0000,after-revoke,write-read-only,read-write-only --metrics -- sh -c "$READS" 2>&1 |
+    run "$@" --isolate --inject-dma stray:dead0000,after-revoke,write-read-only,read-write-only --metrics -- sh -c "$READS" 2>&1 |
         grep -v 'service_seconds\|^#'
     [[ ${PIPESTATUS[0]} == 0 ]] || return 1
     named stray write W 32 && named after-revoke write W 32 && named write-read-only write W 32 && named read-write-only read R 32 &&
@@ -73,10 +73,10 @@ back_end() {
 back_end_errant() {
     local iommu=$1 class at named
     shift
-    run --vhost-user "$iommu" "$@" --errant stray:dead0000,write-read-only --metrics -- sh -c "$READS" 2>&1 | grep -v 'service_seconds\|^#'
+    run --vhost-user "$iommu" "$@" --inject-dma stray:dead0000,write-read-only --metrics -- sh -c "$READS" 2>&1 | grep -v 'service_seconds\|^#'
     [[ ${PIPESTATUS[0]} == 0 ]] || return 1
     for class in stray write-read-only; do
-        at=$(sed -n "s/^ringfence: blk: errant write ($class) at \(0x[0-9a-f]*\): stopped\$/\1/p" "$log")
+        at=$(sed -n "s/^ringfence: blk: injected write ($class) at \(0x[0-9a-f]*\): stopped\$/\1/p" "$log")
         [[ $at ]] || { echo "not tried or not stopped: $class"; return 1; }
         # QEMU's intel-iommu keeps one fault until the driver has fetched it, so only the first
         # fault is certain to be logged, with its page. Its virtio-iommu does not log the kind of
@@ -94,7 +94,7 @@ back_end_errant() {
 
 # Without the IOMMU the same accesses pass, so the case above detects them.
 errant_through() {
-    run --kernel 6.12 --no-iommu --errant stray:1f000000,read-write-only --metrics -- sh -c "$READS" &&
+    run --kernel 6.12 --no-iommu --inject-dma stray:1f000000,read-write-only --metrics -- sh -c "$READS" &&
         said 'ringfence_strays_through_total{device="blk"} 2'
 }
 # All output of the command arrives, to its last line.
@@ -114,7 +114,7 @@ tap() {
         until busybox nc 10.9.0.1 7 <"$log.mine"; do kill -0 $! || exit 1; sleep 0.2; done 2>/dev/null
         busybox nc -l -p 7 -e sh -c "cat >$log.theirs"
         wait $!' bash "$case/net" "$TALK" \
-        timeout --kill-after=10 $((LIMIT + 30)) "$ringfence" guest run --cache "$cache" --limit "$LIMIT" --net tap=tap0 "$@" &&
+        timeout --kill-after=10 $((LIMIT + 30)) "$ringfence" guest run --cache "$cache" --timeout "$LIMIT" --net tap=tap0 "$@" &&
         [[ $(sum mine "$case/net") == "$(md5sum <"$case/net.theirs" | cut -d" " -f1)" ]] &&
         [[ $(sum theirs "$case/net") == "$(md5sum <"$case/net.mine" | cut -d" " -f1)" ]]
 }
@@ -138,7 +138,7 @@ traced() {
 # Random accesses, legal and errant, through our IOMMU and through QEMU's own, over the guest's
 # mappings.
 judged() {
-    limited "$ringfence" guest judge --cache "$cache" --limit "$LIMIT" --cases 2000 "$@" &&
+    limited "$ringfence" guest verify-qemu --cache "$cache" --timeout "$LIMIT" --cases 2000 "$@" &&
         grep '^seed' "$log" >"$case/note"
 }
 
@@ -164,7 +164,7 @@ counted_run() {
     local one=$1 reads=500
     shift
     [[ $one != more ]] || reads=1000
-    run "$@" --icount --with-ringfence --metrics -- ringfence guest reads /dev/vda --count $reads >"$case/$one" 2>&1 ||
+    run "$@" --icount --with-ringfence --metrics -- ringfence guest bench-read /dev/vda --count $reads >"$case/$one" 2>&1 ||
         { cat "$case/$one"; return 1; }
     grep '^[0-9]* reads\|^waited\|^at once' "$case/$one"
     grep '^ringfence_\(requests\|doorbells\|maps\|unmaps\)_total{device="\(iommu\|blk\)"}' "$case/$one" >"$case/$one.counters"
@@ -191,7 +191,7 @@ killed() {
     local image=$case/image run=$case/run after=$1 kernel=$2 beside=$3
     truncate -s 64M "$image"
     mkfifo "$case/reports"
-    "$ringfence" guest run --cache "$cache" --kernel "$kernel" --limit "$LIMIT" --dir "$run" --blk "$image" -- sh -c "$WRITES" "$beside" \
+    "$ringfence" guest run --cache "$cache" --kernel "$kernel" --timeout "$LIMIT" --dir "$run" --blk "$image" -- sh -c "$WRITES" "$beside" \
         >"$case/reports" </dev/null &
     local daemon=$! reports line
     exec {reports}<"$case/reports"

@@ -9,7 +9,7 @@ set -uo pipefail
 
 . "$(dirname "$0")/guests.sh"
 
-run() { limited "$ringfence" guest run --cache "$cache" --limit "$LIMIT" --module-source "$repo/kmod" "$@"; }
+run() { limited "$ringfence" guest run --cache "$cache" --timeout "$LIMIT" --module-source "$repo/kmod" "$@"; }
 behind() { run --module pviommu "$@"; }
 
 # counter NAME [DEVICE]: a counter of the module, as the guest printed it.
@@ -52,7 +52,7 @@ readonly READS='for n in 1 2; do
     dd if=/dev/vda of=/dev/null bs=4k count=10 iflag=direct 2>/dev/null
 done; usleep 500000; dmesg'
 errant() {
-    behind --module-args "cache=0" "$@" --rng --errant stray:dead0000,after-unmap,write-read-only,read-write-only,foreign --metrics -- \
+    behind --module-args "cache=0" "$@" --rng --inject-dma stray:dead0000,after-unmap,write-read-only,read-write-only,foreign --metrics -- \
         sh -c "$READS" 2>&1 | grep -v 'service_seconds\|^#'
     [[ ${PIPESTATUS[0]} == 0 ]] || return 1
     local class device access at
@@ -60,7 +60,7 @@ errant() {
         access=write device=04
         [[ $class != read-write-only ]] || access=read
         [[ $class != foreign ]] || device=06
-        at=$(sed -n "s/^ringfence: blk: errant $access ($class) at \(0x[0-9a-f]*\): stopped\$/\1/p" "$log")
+        at=$(sed -n "s/^ringfence: blk: injected $access ($class) at \(0x[0-9a-f]*\): stopped\$/\1/p" "$log")
         [[ $at ]] || { echo "not tried or not stopped: $class"; return 1; }
         said "0000:00:$device.0 was stopped: a $access at $at" || return 1
     done
@@ -69,14 +69,14 @@ errant() {
 # The disk is a sandboxed process that can access only the module's mappings. Its errant accesses
 # around them are stopped and named.
 apart() {
-    behind --module-args "cache=0" "$@" --isolate --errant stray:dead0000,after-revoke,write-read-only,read-write-only --metrics -- \
+    behind --module-args "cache=0" "$@" --isolate --inject-dma stray:dead0000,after-revoke,write-read-only,read-write-only --metrics -- \
         sh -c "$READS" 2>&1 | grep -v 'service_seconds\|^#'
     [[ ${PIPESTATUS[0]} == 0 ]] || return 1
     local class access at
     for class in stray after-revoke write-read-only read-write-only; do
         access=write
         [[ $class != read-write-only ]] || access=read
-        at=$(sed -n "s/^ringfence: blk: errant $access ($class) at \(0x[0-9a-f]*\): stopped\$/\1/p" "$log")
+        at=$(sed -n "s/^ringfence: blk: injected $access ($class) at \(0x[0-9a-f]*\): stopped\$/\1/p" "$log")
         [[ $at ]] || { echo "not tried or not stopped: $class"; return 1; }
         said "0000:00:04.0 was stopped: a $access at $at" || return 1
     done
@@ -90,7 +90,7 @@ total() { sed -n "s/^ringfence_$1_total{device=\"$2\"} \([0-9]*\)\$/\1/p" "$log"
 assigned() {
     local hopt=$1 cache_on=$2
     shift 2
-    ((hopt)) && set -- "$@" --hopt
+    ((hopt)) && set -- "$@" --host-page-pool
     files "$cache_on" "$@" --assigned || return 1
     local walks reads hits frames awaited refills pointer
     walks=$(total unit_walks blk) reads=$(total unit_reads blk) hits=$(total unit_hits blk)
@@ -101,8 +101,8 @@ assigned() {
 }
 
 kept() {
-    behind --module-args "cache=1" "$@" --errant after-unmap --metrics -- sh -c "$READS" 2>&1 | grep -v 'service_seconds\|^#'
-    said 'errant write (after-unmap) at .*: not stopped' && said 'strays_through_total{device="blk"} 1'
+    behind --module-args "cache=1" "$@" --inject-dma after-unmap --metrics -- sh -c "$READS" 2>&1 | grep -v 'service_seconds\|^#'
+    said 'injected write (after-unmap) at .*: not stopped' && said 'strays_through_total{device="blk"} 1'
 }
 
 # The as-published cache of the PVIOMMU paper serves a page in the direction of its first mapping.
@@ -134,7 +134,7 @@ while kill -0 $! 2>/dev/null; do usleep 10000; naps=$((naps + 1)); done
 echo "storm: $(($(events) - before)) events, $naps naps, $(($(now) - from)) hundredths, $(dmesg | grep -c "was stopped") lines"'
 stormed() {
     local events naps hundredths lines faults
-    behind "$@" --errant storm:dead0000 --metrics -- sh -c "$STORMED" 2>&1 | grep -v 'service_seconds\|^#'
+    behind "$@" --inject-dma storm:dead0000 --metrics -- sh -c "$STORMED" 2>&1 | grep -v 'service_seconds\|^#'
     [[ ${PIPESTATUS[0]} == 0 ]] || return 1
     faults=$(total faults pviommu)
     read -r events naps hundredths lines <<<"$(sed -n 's/^storm: \([0-9]*\) events, \([0-9]*\) naps, \([0-9]*\) hundredths, \([0-9]*\) lines.*/\1 \2 \3 \4/p' "$log")"
@@ -167,7 +167,7 @@ sleep $1; echo alive; dmesg | grep "pviommu virtio"; rmmod pviommu && echo unloa
 wrong() {
     local how=$1 seconds=$2 text=$3
     shift 3
-    behind --module-args "cache=0" "$@" --misanswer "$how" -- sh -c "$WRONG" wrong "$seconds" &&
+    behind --module-args "cache=0" "$@" --inject-reply "$how" -- sh -c "$WRONG" wrong "$seconds" &&
         said '^alive' && said "$text" && said '^unloaded'
 }
 
@@ -217,7 +217,7 @@ reclaimed() {
     # The host can reclaim only memory backed by a file system on a disk.
     local memory group=ringfence-$$-$what
     memory=$(mktemp -d -p "$target" memory.XXXXXX)
-    python3 "$here/reclaim.py" enter "$group" "$ringfence" guest run --cache "$cache" --limit "$LIMIT" --module-source "$repo/kmod" \
+    python3 "$here/reclaim.py" enter "$group" "$ringfence" guest run --cache "$cache" --timeout "$LIMIT" --module-source "$repo/kmod" \
         "$@" --memory-file "$memory/guest" --lock "$what" --metrics -- sh -c "$RECLAIMED" </dev/null >"$case/guest" 2>&1 &
     python3 "$here/reclaim.py" take "$group" "$memory/guest" "$case/guest" 3
     status=$?
@@ -239,7 +239,7 @@ network() {
 # Counts, under -icount and by X21, the instructions of a map and its unmap, and the doorbells of a
 # direct read of 4 KiB, and compares them with the stock virtio-iommu, strict.
 counted() {
-    limited "$ringfence" reproduce X21 --guest-cache "$packed" --guest-limit "$LIMIT" --module-source "$repo/kmod" --guest-kernel "$1" \
+    limited "$ringfence" reproduce X21 --guest-cache "$packed" --guest-timeout "$LIMIT" --module-source "$repo/kmod" --guest-kernel "$1" \
         --guest-kind emulated --guest-configuration pviommu+rtc,virtio-strict --json >"$case/x21.json" || return 1
     python3 - "$case/x21.json" >"$case/note" <<'END'
 import json, sys

@@ -30,7 +30,7 @@ use ringfence_report::{Condition, ConditionError};
 
 const EXIT_CODES: &str = "\
 Exit codes: 0 done, 1 error, 2 wrong usage or a condition on what was not measured, 3 a condition \
-of --fail-if or --fail-over holds, \
+of --fail-if or --max-regression holds, \
 130 ended by a signal, with unfinished files removed.";
 
 /// Measure the cost of DMA protection on your workload and its exposure, and find better modes.
@@ -96,7 +96,7 @@ it is charged by the cost profile, and every report says how much of a row that 
 
 relative_throughput = c / (c + map + unmap): a packet that costs c cycles without protection costs \
 c + map + unmap with it. c comes \
-from the profile (908 for r210-2015: half of a packet of two mappings) or from --c-none.
+from the profile (908 for r210-2015: half of a packet of two mappings) or from --baseline-cycles.
 
 Why fence and fence-burst stand side by side: an invalidation that is charged at every unmap caps \
 a mode at c / (c + invalidation), \
@@ -114,10 +114,10 @@ Examples:
   ringfence compare --modes linux-strict,linux-lazy,fence,fence-burst --plot plots
   ringfence compare --mode alloc=eiovar-64,table=cached-radix,flush=burst
   ringfence compare --mode alloc=table-bitmap,table=flat,flush=per-wrap
-  ringfence compare --iotlb 64x8 --coherent --c-none 2500
+  ringfence compare --iotlb 64x8 --coherent --baseline-cycles 2500
   ringfence compare --fail-if 'fence:violations>0,false_faults>0'
 
-A condition on what was not measured (cycles with --repeat 0, violations with --no-hostile) and \
+A condition on what was not measured (cycles with --repeat 0, violations with --no-attack) and \
 one on a trace without a map are wrong usage.
 
 Exit codes: 0 done, 1 error, 2 wrong usage, 3 a condition of --fail-if holds.";
@@ -160,7 +160,7 @@ pub(crate) struct CompareArgs {
 
     /// Replay without the attacker; makes no claim about safety
     #[arg(long, help_heading = "Replay")]
-    pub no_hostile: bool,
+    pub no_attack: bool,
 
     /// Timed repetitions; 0 measures no cycles [default: 3, more for short traces]
     #[arg(
@@ -189,7 +189,7 @@ pub(crate) struct CompareArgs {
         value_parser = positive,
         help_heading = "Platform",
     )]
-    pub c_none: Option<f64>,
+    pub baseline_cycles: Option<f64>,
 
     /// Geometry of the IOTLB [default: from the profile]
     #[arg(
@@ -233,7 +233,7 @@ pub(crate) struct CompareArgs {
         value_parser = cycle_ns,
         help_heading = "Replay",
     )]
-    pub cache_cycle: u64,
+    pub rtc_period: u64,
 
     /// Number of whole cycles, C, for which a reverse translation cache keeps unused mappings
     #[arg(
@@ -244,7 +244,7 @@ pub(crate) struct CompareArgs {
         value_parser = cycles,
         help_heading = "Replay",
     )]
-    pub cache_cycles: Cycles,
+    pub rtc_periods_kept: Cycles,
 
     /// Form of the output.
     #[command(flatten)]
@@ -388,10 +388,10 @@ const DIFF_EXAMPLES: &str = "\
 Example:
   ringfence compare --json > before.json
   ringfence compare --json > after.json
-  ringfence diff before.json after.json --fail-over 20
+  ringfence diff before.json after.json --max-regression 20
 
-Exit codes: 0 done, 1 error, 2 wrong usage or, with --fail-over, reports that did not measure the \
-same, 3 a row got worse than --fail-over allows.";
+Exit codes: 0 done, 1 error, 2 wrong usage or, with --max-regression, reports that did not measure the \
+same, 3 a row got worse than --max-regression allows.";
 
 /// Arguments of `diff`.
 #[derive(Debug, Args)]
@@ -406,7 +406,7 @@ pub(crate) struct DiffArgs {
     /// Exit with code 3 if a row of B costs more than PERCENT more cycles than in A, exposes more,
     /// or is missing
     #[arg(long, allow_negative_numbers = true, value_name = "PERCENT", value_parser = percent)]
-    pub fail_over: Option<f64>,
+    pub max_regression: Option<f64>,
     /// Print a JSON object
     #[arg(long)]
     pub json: bool,

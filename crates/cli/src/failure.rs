@@ -49,9 +49,9 @@ pub(crate) enum Failure {
     },
     /// `--fail-if`: rows for which a condition holds.
     Held(Vec<FailedCondition>),
-    /// `diff --fail-over`: rows that got worse.
+    /// `diff --max-regression`: rows that got worse.
     Worse(Vec<String>),
-    /// `diff --fail-over`: the reports do not allow a comparison.
+    /// `diff --max-regression`: the reports do not allow a comparison.
     NotComparable(IncomparableRow),
     /// The output file is also the input file.
     SameFile(PathBuf),
@@ -164,7 +164,7 @@ impl fmt::Display for Failure {
             Self::Diff { path, source } => write!(f, "{}: {source}", path.display()),
             Self::Held(_) => f.write_str("a condition holds"),
             Self::Worse(_) => f.write_str("rows got worse"),
-            Self::NotComparable(e) => write!(f, "--fail-over: {e}"),
+            Self::NotComparable(e) => write!(f, "--max-regression: {e}"),
             Self::SameFile(path) => write!(
                 f,
                 "{}: the output is the trace that is read; name another file",

@@ -320,8 +320,8 @@ impl Daemon {
             iommu.lock_mapped();
         }
         let mut device = PvIommuDevice::new(iommu.clone(), Arc::clone(&counters));
-        if let Some(misanswer) = devices.inject_reply {
-            device.inject_reply(misanswer);
+        if let Some(inject_reply) = devices.inject_reply {
+            device.inject_reply(inject_reply);
         }
         let function = VirtioPci::new(device, iommu.memory(), false, Arc::clone(&counters));
         self.machine.devices.push((IOMMU_SLOT, PVIOMMU));
@@ -578,7 +578,7 @@ fn random_mac() -> [u8; 6] {
 
 /// Returns the disk's injector; the entropy device performs the foreign accesses.
 fn misbehaviour(
-    errant: &[InjectedDma],
+    injected: &[InjectedDma],
     iommu: Option<&GuestIommu>,
     counters: &Arc<DeviceCounters>,
     log: &Log,
@@ -587,7 +587,7 @@ fn misbehaviour(
     let other = iommu.and_then(|iommu| iommu.add_reader(other).ok());
     let log = Arc::clone(log);
     let tell = move |tried: &InjectionResult| log(BLK.1, &ServeEvent::InjectedDma(tried));
-    DmaInjector::new(errant, other, tell, Arc::clone(counters))
+    DmaInjector::new(injected, other, tell, Arc::clone(counters))
 }
 
 fn text(counters: &[NamedCounters]) -> String {

@@ -122,13 +122,13 @@ pub struct InjectionResult {
 impl std::fmt::Display for InjectionResult {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self {
-            injected: errant,
+            injected,
             access,
             iova,
             stopped,
         } = self;
         let end = if *stopped { "stopped" } else { "not stopped" };
-        write!(f, "errant {access} ({errant}) at {iova}: {end}")
+        write!(f, "injected {access} ({injected}) at {iova}: {end}")
     }
 }
 
@@ -168,21 +168,21 @@ impl DmaInjector {
 
     /// Injects a class on a new request, which is not served yet: its buffers are mapped.
     pub fn on_request<A: Dma>(&mut self, chain: &Chain, dma: &mut A) {
-        let found = self.pending.iter().enumerate().find_map(|(at, errant)| {
-            let (access, iova) = self.opportunity(*errant, chain)?;
-            Some((at, *errant, access, iova))
+        let found = self.pending.iter().enumerate().find_map(|(at, injected)| {
+            let (access, iova) = self.opportunity(*injected, chain)?;
+            Some((at, *injected, access, iova))
         });
         self.remember(chain);
-        let Some((at, errant, access, iova)) = found else {
+        let Some((at, injected, access, iova)) = found else {
             return;
         };
         self.pending.remove(at);
-        if errant == InjectedDma::WriteReadOnly {
+        if injected == InjectedDma::WriteReadOnly {
             // Read first: the IOTLB then holds the translation, which makes the write harder to
             // stop.
             reach(dma, Access::Read, iova);
         }
-        let through = match (errant, &mut self.other_endpoint) {
+        let through = match (injected, &mut self.other_endpoint) {
             (InjectedDma::Foreign, Some(other)) => reach(other, access, iova),
             (InjectedDma::AfterRevoke, _) => {
                 dma.use_stale(true);
@@ -199,17 +199,17 @@ impl DmaInjector {
             self.counters.strays_through.add(1);
         }
         (self.report)(&InjectionResult {
-            injected: errant,
+            injected,
             access,
             iova,
             stopped: !through,
         });
     }
 
-    fn opportunity(&self, errant: InjectedDma, chain: &Chain) -> Option<(Access, Iova)> {
+    fn opportunity(&self, injected: InjectedDma, chain: &Chain) -> Option<(Access, Iova)> {
         let start = |segment: &ChainSegment| Iova::new(segment.start.0);
         let long = |segment: &&ChainSegment| u64::from(segment.bytes) >= BYTES;
-        match errant {
+        match injected {
             InjectedDma::Stray(iova) => Some((Access::Write, iova)),
             InjectedDma::Storm(iova) => {
                 (chain.writable.bytes() >= LARGE_BYTES).then_some((Access::Write, iova))
@@ -281,15 +281,15 @@ mod tests {
         assert_eq!("storm:dead0000".parse(), Ok(storm));
         assert_eq!("stray:dead0000".parse(), Ok(stray));
         assert_eq!("stray:0xdead0000".parse(), Ok(stray));
-        for (class, errant) in CLASSES.iter().skip(1).zip([
+        for (class, injected) in CLASSES.iter().skip(1).zip([
             InjectedDma::AfterUnmap,
             InjectedDma::WriteReadOnly,
             InjectedDma::ReadWriteOnly,
             InjectedDma::Foreign,
             InjectedDma::AfterRevoke,
         ]) {
-            assert_eq!(class.parse(), Ok(errant));
-            assert_eq!(&errant.to_string(), class);
+            assert_eq!(class.parse(), Ok(injected));
+            assert_eq!(&injected.to_string(), class);
         }
         for wrong in [
             "", "stray", "stray:", "stray:x", "storm", "storm:x", "other:1", "other",

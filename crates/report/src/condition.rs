@@ -295,7 +295,7 @@ impl Condition {
             advice: if !self.has_number(false, true) {
                 "--repeat N measures cycles, for a trace with maps and unmaps"
             } else if !self.has_number(true, false) {
-                "it wants the attacker: leave --no-hostile out"
+                "it wants the attacker: leave --no-attack out"
             } else {
                 "name rows that have it with MODE:"
             },
@@ -473,7 +473,7 @@ mod tests {
             ("attempts==0", true, false),
         ] {
             let error = one(text).check(&modes, timed, hostile).unwrap_err();
-            let advice = if timed { "--no-hostile" } else { "--repeat" };
+            let advice = if timed { "--no-attack" } else { "--repeat" };
             assert!(error.to_string().contains(advice), "{text}: {error}");
             assert!(one(text).check(&modes, true, true).is_ok(), "{text}");
         }

@@ -84,7 +84,7 @@ fn existing(rows: &[&Row], profile: &Profile) -> String {
         );
     }
     if rows.iter().any(|row| row.violations.is_none()) {
-        return "No mode is recommended: without the attacker (--no-hostile) nothing is known of \
+        return "No mode is recommended: without the attacker (--no-attack) nothing is known of \
             safety."
             .to_owned();
     }
@@ -322,7 +322,7 @@ mod tests {
         };
         let profile = Profile::r210_2015();
         for (row, why) in [
-            (unmeasured(true, false), "--no-hostile"),
+            (unmeasured(true, false), "--no-attack"),
             (unmeasured(false, true), "no map and unmap"),
         ] {
             let text = recommend(&[&row], &profile);

@@ -38,10 +38,11 @@ pub(crate) struct ServeArgs {
     #[arg(long, conflicts_with_all = ["no_iommu", "vhost_user"])]
     pub pviommu: bool,
     /// Take over the devices of a running `serve` in the directory without stopping the guest. The
-    /// old process exits with code 4. Repeat host-side options: limits, --hopt, --memory-file,
-    /// --lock
+    /// old process exits with code 4. Repeat host-side options: limits, --host-page-pool,
+    /// --memory-file, --lock
     #[arg(long, conflicts_with_all = [
-        "pviommu", "blk", "read_only", "rng", "net", "errant", "requests", "no_iommu", "vhost_user", "misanswer", "isolate", "assigned", "memory", "cpus",
+        "pviommu", "blk", "read_only", "rng", "net", "inject_dma", "requests", "no_iommu",
+        "vhost_user", "inject_reply", "isolate", "assigned", "memory", "cpus",
     ])]
     pub take_over: bool,
     /// Before the old process stops, copy and rebuild the devices while they work, until they have
@@ -118,7 +119,7 @@ pub(crate) struct DeviceArgs {
     /// Let the para-virtual IOMMU's host allocate frames for the guest's pages in advance, and keep
     /// a pointer to the last table used in a lookup
     #[arg(long, help_heading = "Devices")]
-    pub hopt: bool,
+    pub host_page_pool: bool,
     /// Add an entropy device
     #[arg(long, help_heading = "Devices")]
     pub rng: bool,
@@ -142,7 +143,7 @@ pub(crate) struct DeviceArgs {
         value_delimiter = ',',
         help_heading = "Devices"
     )]
-    pub errant: Vec<InjectedDma>,
+    pub inject_dma: Vec<InjectedDma>,
     /// Record the requests of the guest's IOMMU driver in this file, one per line, up to
     /// --max-requests
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = "Devices")]
@@ -163,7 +164,7 @@ pub(crate) struct DeviceArgs {
     /// Make the para-virtual IOMMU answer incorrectly, to test its driver: never, late, twice or
     /// foreign (to a request that nobody made), each with :N, the number of requests before
     #[arg(long, value_name = "HOW:N", help_heading = "Devices")]
-    pub misanswer: Option<InjectedReply>,
+    pub inject_reply: Option<InjectedReply>,
     /// Limits of the guest.
     #[command(flatten)]
     pub caps: GuestLimitArgs,
@@ -334,10 +335,10 @@ pub(crate) enum GuestCommand {
     Prepare(GuestPrepareArgs),
     /// Inside a guest: time direct reads of 4 KiB
     #[command(long_about = GUEST_READS_LONG)]
-    Reads(GuestReadsArgs),
+    BenchRead(GuestBenchReadArgs),
     /// Compare the software IOMMU with QEMU's own, over the mappings of a stock Linux guest
     #[command(long_about = GUEST_JUDGE_LONG)]
-    Judge(GuestJudgeArgs),
+    VerifyQemu(GuestVerifyQemuArgs),
 }
 
 const GUEST_READS_LONG: &str = "\
@@ -349,11 +350,11 @@ the read waits for its disk: meanwhile another thread counts its own turns. Read
 there before they had begun to wait work less, \
 and are told apart:
 
-  ringfence guest run --icount --with-ringfence -- ringfence guest reads /dev/vda";
+  ringfence guest run --icount --with-ringfence -- ringfence guest bench-read /dev/vda";
 
-/// Arguments of `guest reads`.
+/// Arguments of `guest bench-read`.
 #[derive(Debug, Args)]
-pub(crate) struct GuestReadsArgs {
+pub(crate) struct GuestBenchReadArgs {
     /// File to read
     pub file: PathBuf,
     /// Number of reads
@@ -372,7 +373,7 @@ Have the software IOMMU judged by QEMU's own, over what a stock Linux maps.
 
 Boots a guest behind QEMU's intel-iommu whose disk lives here. What QEMU tells of the guest's \
 mappings goes into the software IOMMU, and \
-random accesses, legal and errant, are tried through both while the guest is stopped: both have to \
+random accesses, legal and illegal, are tried through both while the guest is stopped: both have to \
 let an access through, to the same \
 bytes, or both to reject it. QEMU tells of a mapping for writing only as one for both; reads that \
 it then rejects are counted apart.
@@ -381,9 +382,9 @@ The exit code is 0 if as many cases were tried as asked for, and none differs. A
 is given, is what the guest does instead of \
 reading and writing its disk.";
 
-/// Arguments of `guest judge`.
+/// Arguments of `guest verify-qemu`.
 #[derive(Debug, Args)]
-pub(crate) struct GuestJudgeArgs {
+pub(crate) struct GuestVerifyQemuArgs {
     /// Options of the guest.
     #[command(flatten)]
     pub guest: GuestArgs,
@@ -412,7 +413,7 @@ pub(crate) struct GuestJudgeArgs {
         default_value_t = 300,
         value_parser = clap::value_parser!(u64).range(1..=86400),
     )]
-    pub limit: u64,
+    pub timeout: u64,
 }
 
 const GUEST_PREPARE_LONG: &str = "\
@@ -548,7 +549,7 @@ pub(crate) struct GuestRunArgs {
         default_value_t = 300,
         value_parser = clap::value_parser!(u64).range(1..=86400),
     )]
-    pub limit: u64,
+    pub timeout: u64,
     /// Directory for sockets, tables and the console [default: a temporary directory, kept only if
     /// the guest fails]
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]

@@ -27,7 +27,7 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<(), Failure> {
     let names: Vec<String> = modes.iter().map(|mode| mode.name.clone()).collect();
     let conditions: Vec<_> = args.fail_if.iter().flatten().collect();
     for condition in &conditions {
-        condition.check(&names, args.repeat != Some(0), !args.no_hostile)?;
+        condition.check(&names, args.repeat != Some(0), !args.no_attack)?;
     }
 
     let mut inputs = Input::all(&args.traces);
@@ -44,7 +44,7 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<(), Failure> {
         profile.clone(),
         executed_on(),
         repetitions,
-        !args.no_hostile,
+        !args.no_attack,
     );
     for (input, name) in inputs.iter().zip(Input::names(&inputs)) {
         let devices = (!args.devices.is_empty()).then(|| args.devices.clone());
@@ -62,11 +62,11 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<(), Failure> {
             devices,
             rings,
             repetitions,
-            attack: !args.no_hostile,
+            attack: !args.no_attack,
             early_touches: false,
             rtc: RtcParams {
-                cycle_ns: args.cache_cycle,
-                cycles: args.cache_cycles,
+                cycle_ns: args.rtc_period,
+                cycles: args.rtc_periods_kept,
             },
             limits: args.replay_limits.limits(),
         };
@@ -159,8 +159,8 @@ fn default_repetitions(inputs: &[Input]) -> usize {
 /// Returns the profile with the changes of the command line.
 fn profile(args: &CompareArgs) -> Result<Profile, Failure> {
     let mut profile = profile_file::load(&args.profile)?;
-    if let Some(c_none) = args.c_none {
-        profile.c_none = c_none;
+    if let Some(cycles) = args.baseline_cycles {
+        profile.c_none = cycles;
     }
     if let Some((sets, ways)) = args.iotlb {
         (profile.iotlb_sets, profile.iotlb_ways) = (sets, ways);

@@ -32,7 +32,7 @@ pub(crate) fn diff(args: &DiffArgs) -> Result<(), Failure> {
         diff.table(table_style())
     };
     print(&text)?;
-    let Some(percent) = args.fail_over else {
+    let Some(percent) = args.max_regression else {
         return Ok(());
     };
     let worse = diff.worse_by(percent).map_err(Failure::NotComparable)?;

@@ -15,7 +15,7 @@ use ringfence_live::guest::{
 
 use super::serve::{check, devices, quote, start};
 use crate::args::{
-    GuestArgs, GuestCommand, GuestJudgeArgs, GuestPrepareArgs, GuestReadsArgs, GuestRunArgs,
+    GuestArgs, GuestBenchReadArgs, GuestCommand, GuestPrepareArgs, GuestRunArgs, GuestVerifyQemuArgs,
     ModuleArgs,
 };
 use crate::directory::PrivateDir;
@@ -44,8 +44,8 @@ const LATE: Duration = Duration::from_millis(1);
 pub(crate) fn guest(command: &GuestCommand) -> Result<ExitCode, Failure> {
     match command {
         GuestCommand::Run(args) => run(args),
-        GuestCommand::Judge(args) => judge(args),
-        GuestCommand::Reads(args) => reads(args).map(|()| ExitCode::SUCCESS),
+        GuestCommand::VerifyQemu(args) => verify_qemu(args),
+        GuestCommand::BenchRead(args) => bench_read(args).map(|()| ExitCode::SUCCESS),
         GuestCommand::Prepare(args) => prepare(args).map(|()| ExitCode::SUCCESS),
     }
 }
@@ -171,7 +171,7 @@ fn run(args: &GuestRunArgs) -> Result<ExitCode, Failure> {
         kernel: &prepared.kernel.image,
         initramfs: &prepared.initramfs,
         kernel_line: &line,
-        limit: Duration::from_secs(args.limit),
+        limit: Duration::from_secs(args.timeout),
     });
     if args.metrics {
         eprint!("{}", daemon.metrics());
@@ -202,7 +202,7 @@ fn itself() -> Result<Vec<(String, Vec<u8>)>, Failure> {
 }
 
 /// Times reads; runs inside the guest.
-fn reads(args: &GuestReadsArgs) -> Result<(), Failure> {
+fn bench_read(args: &GuestBenchReadArgs) -> Result<(), Failure> {
     let count = usize::try_from(args.count).unwrap_or(usize::MAX);
     let times = bench_reads(&args.file, count).map_err(Failure::io(&args.file))?;
     let mut text = format!("{count} reads of {READ_BYTES} bytes\n");
@@ -229,7 +229,7 @@ const JUDGED: &str = "for n in $(seq 12); do
     dd if=/dev/zero of=/dev/vda bs=16k count=2 oflag=direct
 done 2>/dev/null";
 
-fn judge(args: &GuestJudgeArgs) -> Result<ExitCode, Failure> {
+fn verify_qemu(args: &GuestVerifyQemuArgs) -> Result<ExitCode, Failure> {
     let mut command = args.guest.command.clone();
     if command.is_empty() {
         command = ["sh", "-c", JUDGED].map(str::to_owned).to_vec();
@@ -257,7 +257,7 @@ fn judge(args: &GuestJudgeArgs) -> Result<ExitCode, Failure> {
         kernel: &prepared.kernel.image,
         initramfs: &prepared.initramfs,
         kernel_line: &line,
-        limit: Duration::from_secs(args.limit),
+        limit: Duration::from_secs(args.timeout),
     });
     let report = judge.finish().map_err(Failure::io(dir.path()))?;
     let DifferentialReport {

@@ -136,13 +136,13 @@ pub(super) fn devices(args: &DeviceArgs, disk: Option<&Path>) -> Result<DeviceOp
         assigned: args.assigned,
         host_page_pool: optimisations(args),
         delay: None,
-        inject_dma: args.errant.clone(),
+        inject_dma: args.inject_dma.clone(),
         requests: args.requests.clone(),
         untranslated: args.no_iommu,
         vhost_user: args.vhost_user,
         limits: caps(&args.caps),
         paravirtual: false,
-        inject_reply: args.misanswer,
+        inject_reply: args.inject_reply,
         net: args.net.clone(),
         memory: memory(args),
     })
@@ -156,7 +156,7 @@ fn own_program() -> Result<SandboxProgram, Failure> {
 }
 
 fn optimisations(args: &DeviceArgs) -> HostPagePool {
-    if args.hopt {
+    if args.host_page_pool {
         HostPagePool::On
     } else {
         HostPagePool::Off

@@ -109,7 +109,7 @@ fn the_platform_can_be_set() {
         "--walk-cache",
         "8,4,2",
         "--coherent",
-        "--c-none",
+        "--baseline-cycles",
         "1000",
     ];
     let text = succeeded(&ringfence(&quick(&args)));

@@ -82,7 +82,7 @@ fn wrong_usage_ends_with_2_and_says_what_would_be_right() {
         ),
         (&["compare", "-", "-"], "name - once"),
         (&["compare", "--mode", "fence"], "--modes fence"),
-        (&["compare", "--c-none", "-1"], "above 0"),
+        (&["compare", "--baseline-cycles", "-1"], "above 0"),
         (&["compare", "--iotlb", "16"], "SETSxWAYS"),
         (&["compare", "--iotlb", "15x4"], "powers of two"),
         (&["compare", "--walk-cache", "1,2"], "three numbers"),

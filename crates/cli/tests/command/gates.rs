@@ -1,4 +1,4 @@
-//! `--fail-if` and `--fail-over`: what was not measured does not pass.
+//! `--fail-if` and `--max-regression`: what was not measured does not pass.
 
 use serde_json::Value;
 
@@ -8,19 +8,19 @@ use crate::{Scratch, failed, ringfence, ringfence_with, stderr, succeeded};
 fn a_condition_on_what_was_not_measured_is_wrong_usage() {
     let cases: [(&[&str], &str, &str); 6] = [
         (
-            &["--no-hostile", "--repeat", "0"],
+            &["--no-attack", "--repeat", "0"],
             "violations>0",
-            "--no-hostile",
+            "--no-attack",
         ),
         (
-            &["--no-hostile", "--repeat", "0"],
+            &["--no-attack", "--repeat", "0"],
             "violations>=0",
-            "--no-hostile",
+            "--no-attack",
         ),
         (
-            &["--no-hostile", "--repeat", "0"],
+            &["--no-attack", "--repeat", "0"],
             "none:colocated>0",
-            "--no-hostile",
+            "--no-attack",
         ),
         (&["--repeat", "0"], "map_cycles>0", "--repeat"),
         (&["--repeat", "0"], "components.executed<0", "--repeat"),
@@ -99,7 +99,7 @@ fn what_was_not_measured_is_null_in_every_form() {
         "none",
         "--repeat",
         "0",
-        "--no-hostile",
+        "--no-attack",
     ];
     let with = |form: &str| {
         let args: Vec<&str> = args.into_iter().chain([form]).collect();
@@ -157,10 +157,10 @@ fn a_diff_that_cannot_tell_does_not_pass() {
     let untimed = report("untimed.json", &["--repeat", "0", "--modes", "defer,fence"]);
     let kind = report(
         "kind.json",
-        &["--repeat", "1", "--modes", "defer,fence", "--no-hostile"],
+        &["--repeat", "1", "--modes", "defer,fence", "--no-attack"],
     );
     let other = report("other.json", &["--repeat", "1", "--modes", "none"]);
-    let judge = |a: &str, b: &str| ringfence(&["diff", a, b, "--fail-over", "1000000"]);
+    let judge = |a: &str, b: &str| ringfence(&["diff", a, b, "--max-regression", "1000000"]);
     succeeded(&judge(&both, &both));
     succeeded(&judge(&one, &both));
     let lost = judge(&both, &one);
@@ -193,13 +193,13 @@ fn a_diff_that_cannot_tell_does_not_pass() {
 fn a_number_out_of_range_is_told_its_range() {
     for (args, range) in [
         (
-            &["compare", "--cache-cycle", "-1"][..],
+            &["compare", "--rtc-period", "-1"][..],
             "0.000001 to 1000000",
         ),
-        (&["compare", "--cache-cycles", "-1"], "1 to 254"),
+        (&["compare", "--rtc-periods-kept", "-1"], "1 to 254"),
         (&["compare", "--repeat", "-1"], "0 to 10000"),
         (&["compare", "--ring-entries", "-1"], "1 to 262143"),
-        (&["diff", "a", "b", "--fail-over", "-1"], "per cent"),
+        (&["diff", "a", "b", "--max-regression", "-1"], "per cent"),
         (
             &["trace", "record", "-o", "x", "--seconds", "-1"],
             "above 0",

@@ -67,7 +67,7 @@ impl Rig {
             "sh",
             env!("CARGO_BIN_EXE_ringfence"),
         ]);
-        command.args(["guest", "run", "--limit", "30", "--kernel", "./kernel"]);
+        command.args(["guest", "run", "--timeout", "30", "--kernel", "./kernel"]);
         command.args(options).args(["--", "true"]);
         command.current_dir(self.0.path("."));
         command

@@ -55,7 +55,7 @@ fn diff_finds_what_changed_and_only_that() {
         "defer,fence",
     ]));
     let before = scratch.file("a.json", report.as_bytes());
-    let same = json(&["diff", &before, &before, "--json", "--fail-over", "0"]);
+    let same = json(&["diff", &before, &before, "--json", "--max-regression", "0"]);
     assert!(
         same["rows"]
             .as_array()
@@ -68,7 +68,7 @@ fn diff_finds_what_changed_and_only_that() {
     report["results"][1]["violations"]["stale"] = 7.into();
     report["results"][1]["violations"]["total"] = 7.into();
     let after = scratch.file("b.json", report.to_string().as_bytes());
-    let output = ringfence(&["diff", &before, &after, "--fail-over", "20"]);
+    let output = ringfence(&["diff", &before, &after, "--max-regression", "20"]);
     assert_eq!(output.status.code(), Some(3));
     assert!(
         stderr(&output).contains("sample, fence"),

@@ -121,7 +121,7 @@ fn compared(args: &[&str], input: &[u8]) -> Vec<Value> {
         "--json",
         "--repeat",
         "0",
-        "--no-hostile",
+        "--no-attack",
         "--modes",
         "riommu,riommu-ooo",
     ];

@@ -79,7 +79,7 @@ fn reports_and_profiles_are_escaped() {
     let c = scratch.file("c.json", more.as_bytes());
     for (first, second) in [(&a, &b), (&a, &c), (&a, &a)] {
         is_tame(&["diff", first, second]);
-        is_tame(&["diff", first, second, "--fail-over", "1"]);
+        is_tame(&["diff", first, second, "--max-regression", "1"]);
         is_tame(&["diff", first, second, "--json"]);
     }
     let profile = String::from_utf8(ringfence(&["calibrate"]).stdout).unwrap();

@@ -310,7 +310,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     found.note(
         "A frame's instructions are not told: four processors send at once, each to a neighbour of \
         its own, and nothing in the guest counts what one of them \
-         works for a frame, as `guest reads` does for a read. Its share of the IOMMU's work is \
+         works for a frame, as `guest bench-read` does for a read. Its share of the IOMMU's work is \
          told: the mappings a frame, each with the instructions a DMA.",
     );
     found.note(

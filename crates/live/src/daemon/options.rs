@@ -72,7 +72,7 @@ impl DeviceOptions {
         // `own`: an IOMMU of this process; `virtio`: the virtio-iommu.
         let own = !self.untranslated && !foreign;
         let virtio = own && !self.paravirtual;
-        let errant = |class| self.inject_dma.contains(&class);
+        let injected = |class| self.inject_dma.contains(&class);
         let usual = GuestLimits::default();
         let rules = [
             (
@@ -141,19 +141,19 @@ impl DeviceOptions {
                 "only a disk that is served here, and by its registers, can be late",
             ),
             (
-                apart && errant(InjectedDma::Foreign),
+                apart && injected(InjectedDma::Foreign),
                 "a disk in a process of its own has no other device to misbehave for it",
             ),
             (
-                errant(InjectedDma::Foreign) && !self.entropy,
+                injected(InjectedDma::Foreign) && !self.entropy,
                 "the entropy device misbehaves as another device than the disk, and there is none",
             ),
             (
-                errant(InjectedDma::Foreign) && !own,
+                injected(InjectedDma::Foreign) && !own,
                 "another device's misbehaviour is tried behind an IOMMU of ours, and there is none",
             ),
             (
-                errant(InjectedDma::AfterRevoke) && !apart,
+                injected(InjectedDma::AfterRevoke) && !apart,
                 "only a disk in a process of its own can use what was revoked",
             ),
             (

@@ -135,7 +135,7 @@ impl std::fmt::Display for GuestError {
                 out_of_time,
             } => {
                 let how = if *out_of_time {
-                    "did not end in time (--limit)"
+                    "did not end in time (--timeout)"
                 } else {
                     "ended without a word about the command"
                 };

@@ -252,7 +252,7 @@ impl DiskProxy {
                 self.iommu.report(self.device, iova, access, reason);
             }
             DeviceResponse::Injected {
-                errant,
+                injected,
                 access,
                 iova,
                 stopped,
@@ -260,7 +260,7 @@ impl DiskProxy {
                 // Each class is tried once, so the process cannot flood the log.
                 self.link.injected = self.link.injected.checked_sub(1)?;
                 (self.on_event)(&ProxyEvent::InjectedDma(&InjectionResult {
-                    injected: errant,
+                    injected,
                     access,
                     iova,
                     stopped,

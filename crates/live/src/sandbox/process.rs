@@ -93,7 +93,7 @@ pub fn start(
         read_only: image.read_only,
         queue_size: image.limits.queue_size,
         request_bytes: image.limits.request_bytes,
-        errant: image.injected.to_vec(),
+        injected: image.injected.to_vec(),
     };
     let file = board.file().ok_or(ProtocolViolation::Exited)?;
     send_with(&ours, &setup.encode(), &[file.as_fd(), image.file])?;

@@ -70,13 +70,13 @@ pub fn enter(map: fn(&ControlRegion) -> !) -> io::Result<SandboxedDevice> {
         read_only,
         queue_size,
         request_bytes,
-        errant,
+        injected,
     }) = DeviceCommand::decode(&bytes)
     else {
         return Err(not_ours());
     };
     let board: &'static ControlRegion = Box::leak(Box::new(ControlRegion::open(board)?));
-    let keep = errant.contains(&InjectedDma::AfterRevoke);
+    let keep = injected.contains(&InjectedDma::AfterRevoke);
     let reach = SandboxMemory::new(board, keep, send)?;
     let counters = Arc::new(DeviceCounters::default());
     // Both uses share one descriptor: the filter admits a single number.
@@ -93,16 +93,16 @@ pub fn enter(map: fn(&ControlRegion) -> !) -> io::Result<SandboxedDevice> {
         }
     });
     disk.set_limits(&caps, complaints);
-    if !errant.is_empty() {
+    if !injected.is_empty() {
         let told = |tried: &InjectionResult| {
             send(&DeviceResponse::Injected {
-                errant: tried.injected,
+                injected: tried.injected,
                 access: tried.access,
                 iova: tried.iova,
                 stopped: tried.stopped,
             });
         };
-        disk.misbehave(DmaInjector::new(&errant, None, told, Arc::clone(&counters)));
+        disk.misbehave(DmaInjector::new(&injected, None, told, Arc::clone(&counters)));
     }
     let queues = disk.queue_sizes().iter();
     let queues = queues

@@ -32,7 +32,7 @@ pub(super) enum DeviceCommand {
         queue_size: u16,
         /// Most bytes of a request.
         request_bytes: u64,
-        errant: Vec<InjectedDma>,
+        injected: Vec<InjectedDma>,
     },
     /// Activates the device with the features that the driver accepted.
     Begin { features: u64 },
@@ -81,7 +81,7 @@ pub(super) enum DeviceResponse {
     },
     /// Result of an injected DMA access.
     Injected {
-        errant: InjectedDma,
+        injected: InjectedDma,
         access: Access,
         iova: Iova,
         stopped: bool,
@@ -97,12 +97,12 @@ impl DeviceCommand {
                 read_only,
                 queue_size,
                 request_bytes,
-                errant,
+                injected,
             } => {
                 let flags = u64::from(*read_only);
                 let mut words = vec![1, flags, u64::from(*queue_size), *request_bytes];
-                for errant in errant.iter().take(MAX_INJECTED) {
-                    let (class, address) = class(*errant);
+                for injected in injected.iter().take(MAX_INJECTED) {
+                    let (class, address) = class(*injected);
                     words.extend([class, address]);
                 }
                 words
@@ -140,12 +140,12 @@ impl DeviceCommand {
                 let (pairs, []) = classes.as_chunks::<2>() else {
                     return None;
                 };
-                let errant = pairs.iter().map(|[class, at]| errant(*class, *at));
+                let injected = pairs.iter().map(|[class, at]| injected_dma(*class, *at));
                 Self::Setup {
                     read_only: flag(*read_only)?,
                     queue_size: short(*queue_size)?,
                     request_bytes: *request_bytes,
-                    errant: errant.collect::<Option<_>>()?,
+                    injected: injected.collect::<Option<_>>()?,
                 }
             }
             [2, features] => Self::Begin {
@@ -222,12 +222,12 @@ impl DeviceResponse {
                 permission,
             } => vec![6, iova.get(), access_word(*access), u64::from(*permission)],
             Self::Injected {
-                errant,
+                injected,
                 access,
                 iova,
                 stopped,
             } => {
-                let (class, address) = class(*errant);
+                let (class, address) = class(*injected);
                 let stopped = u64::from(*stopped);
                 vec![7, class, address, access_word(*access), iova.get(), stopped]
             }
@@ -271,7 +271,7 @@ impl DeviceResponse {
                 permission: flag(*permission)?,
             },
             [7, class, address, way, iova, stopped] => Self::Injected {
-                errant: errant(*class, *address)?,
+                injected: injected_dma(*class, *address)?,
                 access: access(*way)?,
                 iova: Iova::new(*iova),
                 stopped: flag(*stopped)?,
@@ -331,8 +331,8 @@ fn access(word: u64) -> Option<Access> {
     }
 }
 
-fn class(errant: InjectedDma) -> (u64, u64) {
-    match errant {
+fn class(injected: InjectedDma) -> (u64, u64) {
+    match injected {
         InjectedDma::Stray(iova) => (1, iova.get()),
         InjectedDma::AfterUnmap => (2, 0),
         InjectedDma::WriteReadOnly => (3, 0),
@@ -343,7 +343,7 @@ fn class(errant: InjectedDma) -> (u64, u64) {
     }
 }
 
-fn errant(class: u64, address: u64) -> Option<InjectedDma> {
+fn injected_dma(class: u64, address: u64) -> Option<InjectedDma> {
     Some(match class {
         1 => InjectedDma::Stray(Iova::new(address)),
         2 => InjectedDma::AfterUnmap,
@@ -372,13 +372,13 @@ mod tests {
             next_available: 7,
             next_used: 6,
         };
-        let errant = InjectedDma::Stray(Iova::new(0xdead_0000));
+        let injected = InjectedDma::Stray(Iova::new(0xdead_0000));
         for order in [
             DeviceCommand::Setup {
                 read_only: true,
                 queue_size: 128,
                 request_bytes: 1 << 20,
-                errant: vec![errant, InjectedDma::AfterRevoke],
+                injected: vec![injected, InjectedDma::AfterRevoke],
             },
             DeviceCommand::Begin { features: 1 << 33 },
             DeviceCommand::Queue {
@@ -413,7 +413,7 @@ mod tests {
                 permission: true,
             },
             DeviceResponse::Injected {
-                errant,
+                injected,
                 access: Access::Read,
                 iova: Iova::new(6),
                 stopped: true,

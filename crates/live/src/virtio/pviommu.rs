@@ -74,7 +74,7 @@ pub struct PvIommuDevice {
     iommu: PvIommu,
     events_due: bool,
     counters: Arc<DeviceCounters>,
-    misanswer: Option<InjectedReply>,
+    inject_reply: Option<InjectedReply>,
 }
 
 impl PvIommuDevice {
@@ -84,13 +84,13 @@ impl PvIommuDevice {
             iommu,
             events_due: false,
             counters,
-            misanswer: None,
+            inject_reply: None,
         }
     }
 
     /// Makes the device reply incorrectly, to test the driver.
-    pub fn inject_reply(&mut self, misanswer: InjectedReply) {
-        self.misanswer = Some(misanswer);
+    pub fn inject_reply(&mut self, inject_reply: InjectedReply) {
+        self.inject_reply = Some(inject_reply);
     }
 
     /// Handles the request in `chain` and writes its status. `None` if the chain is malformed, has
@@ -164,7 +164,7 @@ impl PvIommuDevice {
         }
         if how == ReplyFault::Late {
             thread::sleep(TOO_LONG);
-            self.misanswer = None;
+            self.inject_reply = None;
         }
         let Some(mut chain) = dma.with(|memory| Chain::next(queue, memory))? else {
             return Ok(QuantumResult::default());
@@ -205,7 +205,7 @@ impl Device for PvIommuDevice {
     }
 
     fn save(&self) -> Result<DeviceState, HandOverBlocker> {
-        if self.misanswer.is_some() {
+        if self.inject_reply.is_some() {
             return Err(HandOverBlocker::Keeps("an IOMMU that answers wrongly"));
         }
         self.iommu.unit().save().map(DeviceState::PvIommu)
@@ -247,7 +247,7 @@ impl Device for PvIommuDevice {
         if index != REQUESTS {
             return self.serve_events(queue, dma);
         }
-        match self.misanswer {
+        match self.inject_reply {
             Some(wrong) if self.counters.requests.get() >= wrong.after => {
                 self.inject_next_reply(wrong.how, queue, dma)
             }

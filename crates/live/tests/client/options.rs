@@ -36,18 +36,18 @@ const SETTINGS: [Setting; 28] = [
             mac: None,
         });
     }),
-    ("errant", |devices| {
+    ("inject-dma", |devices| {
         devices
             .inject_dma
             .push(InjectedDma::Stray(Iova::new(0xdead_0000)));
     }),
-    ("errant=after-unmap", |devices| {
+    ("inject-dma=after-unmap", |devices| {
         devices.inject_dma.push(InjectedDma::AfterUnmap);
     }),
-    ("errant=foreign", |devices| {
+    ("inject-dma=foreign", |devices| {
         devices.inject_dma.push(InjectedDma::Foreign);
     }),
-    ("errant=after-revoke", |devices| {
+    ("inject-dma=after-revoke", |devices| {
         devices.inject_dma.push(InjectedDma::AfterRevoke);
     }),
     ("late", |devices| {
@@ -64,7 +64,7 @@ const SETTINGS: [Setting; 28] = [
         devices.vhost_user = Some(QemuIommu::Virtio);
     }),
     ("pviommu", |devices| devices.paravirtual = true),
-    ("misanswer", |devices| {
+    ("inject-reply", |devices| {
         devices.inject_reply = Some("never:1".parse().unwrap());
     }),
     ("memory-file", |devices| {
@@ -103,9 +103,9 @@ const ANOTHER: &str =
 /// Returns the message that refuses an option on its own, with a disk.
 fn alone(name: &str) -> Option<&'static str> {
     match name {
-        "errant=after-revoke" => Some(APART),
-        "errant=foreign" => Some(ANOTHER),
-        "misanswer" => Some(WRONG),
+        "inject-dma=after-revoke" => Some(APART),
+        "inject-dma=foreign" => Some(ANOTHER),
+        "inject-reply" => Some(WRONG),
         "lock=mapped" => Some(LOCKED),
         "hopt" => Some(HOST),
         _ => None,
@@ -166,7 +166,7 @@ const PAIRS: [(&str, &str, &str); 22] = [
         "isolate",
         "a process of its own is granted what an IOMMU of ours maps, and there is none",
     ),
-    ("vhost-user*", "misanswer", WRONG),
+    ("vhost-user*", "inject-reply", WRONG),
     (
         "pviommu",
         "no-iommu",
@@ -204,10 +204,10 @@ const PAIRS: [(&str, &str, &str); 22] = [
         "isolate",
         "a process of its own is granted what an IOMMU of ours maps, and there is none",
     ),
-    ("no-iommu", "misanswer", WRONG),
+    ("no-iommu", "inject-reply", WRONG),
     (
         "isolate",
-        "errant=foreign",
+        "inject-dma=foreign",
         "a disk in a process of its own has no other device to misbehave for it",
     ),
 ];
@@ -217,10 +217,10 @@ const MENDED: [(&str, &str); 6] = [
     // The later option takes effect.
     ("lock=mapped", "lock=all"),
     ("pviommu", "lock=mapped"),
-    ("pviommu", "misanswer"),
+    ("pviommu", "inject-reply"),
     ("pviommu", "hopt"),
-    ("isolate", "errant=after-revoke"),
-    ("rng", "errant=foreign"),
+    ("isolate", "inject-dma=after-revoke"),
+    ("rng", "inject-dma=foreign"),
 ];
 
 fn is(name: &str, pattern: &str) -> bool {
@@ -308,7 +308,7 @@ fn every_pair_is_served_or_refused_with_its_reason() {
             "isolate" => Some(NO_DISK[1]),
             "late" => Some("it is the disk that is late, and there is none"),
             "assigned" => Some("it is the disk that the hardware translates, and there is none"),
-            name if name.starts_with("errant") => Some(NO_DISK[2]),
+            name if name.starts_with("inject-dma") => Some(NO_DISK[2]),
             name if name.starts_with("vhost-user") => Some(NO_DISK[3]),
             name => alone(name),
         };

@@ -152,14 +152,14 @@ struct Apart<I> {
     told: Told,
 }
 
-fn apart<I: Boundary>(behaviour: &str, errant: &[InjectedDma], image: &File) -> Apart<I> {
-    apart_within(&GuestLimits::default(), behaviour, errant, image)
+fn apart<I: Boundary>(behaviour: &str, injected: &[InjectedDma], image: &File) -> Apart<I> {
+    apart_within(&GuestLimits::default(), behaviour, injected, image)
 }
 
 fn apart_within<I: Boundary>(
     caps: &GuestLimits,
     behaviour: &str,
-    errant: &[InjectedDma],
+    injected: &[InjectedDma],
     image: &File,
 ) -> Apart<I> {
     let told = Told::default();
@@ -175,7 +175,7 @@ fn apart_within<I: Boundary>(
             file: image.as_fd(),
             read_only: false,
             limits: *caps,
-            injected: errant,
+            injected,
         };
         let (grants, link) = start(&program(behaviour), &of, &counters).unwrap();
         behind.set_sandboxed(DEVICE, grants).unwrap();

@@ -39,7 +39,7 @@ done";
 
 /// Reads of the disk.
 const READS: &str = "PLACE=0000:00:04.0
-operate() { ringfence guest reads /dev/vda --count $1; }";
+operate() { ringfence guest bench-read /dev/vda --count $1; }";
 
 /// Sends a frame per 10 ms to a neighbour that does not answer, on each CPU and thus on each queue.
 const FRAMES: &str = "PLACE=0000:00:05.0
@@ -71,7 +71,7 @@ fn words(kind: Kind, configuration: Configuration, dir: &Path) -> Vec<String> {
     .map(str::to_owned)
     .collect();
     if configuration == Configuration::PviommuRtcHopt {
-        words.push("--hopt".into());
+        words.push("--host-page-pool".into());
     }
     match kind {
         Kind::Emulated => {}
@@ -174,7 +174,7 @@ impl GuestRunner<'_> {
         command.args(words(kind, configuration, &dir));
         command.arg("--dir").arg(&dir);
         let limit = self.args.guest_limit.to_string();
-        command.args(["--icount", "--limit", &limit]);
+        command.args(["--icount", "--timeout", &limit]);
         if kind != Kind::ManyQueue {
             command.arg("--with-ringfence");
         }
@@ -296,7 +296,7 @@ mod tests {
                 assert_eq!(has("--assigned"), kind == Kind::Assigned);
                 assert_eq!(has("--no-iommu"), baseline);
                 let hopt = configuration == Configuration::PviommuRtcHopt;
-                assert_eq!(has("--hopt"), hopt);
+                assert_eq!(has("--host-page-pool"), hopt);
                 let literal = configuration == Configuration::RtcLiteral;
                 assert_eq!(has("cache=1 literal=1"), literal);
                 // The cell uses no option that `guest run` refuses.

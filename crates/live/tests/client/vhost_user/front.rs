@@ -106,7 +106,7 @@ pub(super) struct Front {
 }
 
 impl Front {
-    pub(super) fn new(name: &str, errant: &[InjectedDma]) -> Self {
+    pub(super) fn new(name: &str, injected: &[InjectedDma]) -> Self {
         let made = tempfile::Builder::new().prefix(name).tempdir().unwrap();
         let path = made.keep().join("socket");
         let listener = UnixListener::bind(&path).unwrap();
@@ -127,7 +127,7 @@ impl Front {
         let mut disk = Blk::new(disk_file(), false, Arc::clone(&counters)).unwrap();
         let told = Arc::clone(&report);
         let tell = move |tried: &_| told(&ServeEvent::InjectedDma(tried));
-        disk.misbehave(DmaInjector::new(errant, None, tell, Arc::clone(&counters)));
+        disk.misbehave(DmaInjector::new(injected, None, tell, Arc::clone(&counters)));
         let (theirs, counted) = (stop.clone(), Arc::clone(&counters));
         let thread = thread::spawn(move || {
             let clients = Clients {

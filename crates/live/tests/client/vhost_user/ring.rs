@@ -67,7 +67,7 @@ fn every_address_is_asked_for_once_and_again_after_an_invalidation() {
 #[test]
 fn what_the_device_does_on_its_own_is_refused_and_it_goes_on() {
     let stray = InjectedDma::Stray(Iova::new(0xdead_0000));
-    let mut front = Front::new("errant", &[stray, InjectedDma::WriteReadOnly]);
+    let mut front = Front::new("injected", &[stray, InjectedDma::WriteReadOnly]);
     front.start(0);
     for n in 1..=3 {
         front.offer(n, 4096);
@@ -77,12 +77,12 @@ fn what_the_device_does_on_its_own_is_refused_and_it_goes_on() {
     }
     let log = front.log();
     assert!(
-        log.contains(&"errant write (stray) at 0xdead0000: stopped".to_owned()),
+        log.contains(&"injected write (stray) at 0xdead0000: stopped".to_owned()),
         "{log:?}"
     );
     // The header was read before, and the front-end's update granted write access, too.
     assert!(
-        log.contains(&"errant write (write-read-only) at 0x20000: stopped".to_owned()),
+        log.contains(&"injected write (write-read-only) at 0x20000: stopped".to_owned()),
         "{log:?}"
     );
     assert_eq!(front.counters.strays_through.get(), 0);

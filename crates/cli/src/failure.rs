@@ -29,7 +29,6 @@ pub(crate) enum Failure {
     Trace(TraceError),
     /// An error of a file.
     Io {
-        /// The file.
         path: PathBuf,
         /// Error of the operating system.
         source: io::Error,
@@ -42,7 +41,7 @@ pub(crate) enum Failure {
     Condition(ConditionError),
     /// An error of a file for `diff`.
     Diff {
-        /// The file.
+        /// Path of the invalid report.
         path: PathBuf,
         /// The error in the file.
         source: DiffError,
@@ -57,9 +56,9 @@ pub(crate) enum Failure {
     SameFile(PathBuf),
     /// The extension of the output file does not match the format that the command writes.
     Form {
-        /// The file.
+        /// Path of the output file.
         path: PathBuf,
-        /// Correct use.
+        /// Advice to the user, printed after the path.
         advice: &'static str,
     },
     /// An error of a recording.

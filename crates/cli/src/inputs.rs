@@ -18,11 +18,11 @@ pub(crate) const KEPT: u64 = 4 << 30;
 pub(crate) enum Input {
     /// The sample bundled with the program.
     Sample,
-    /// Standard input.
+    /// Standard input, which can be read only once.
     Stdin,
     /// Standard input, stored for repeated reading.
     Spooled(Spool),
-    /// A file.
+    /// A trace file at this path.
     File(PathBuf),
 }
 

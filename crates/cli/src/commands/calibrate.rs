@@ -1,4 +1,4 @@
-//! `ringfence calibrate`.
+//! `ringfence calibrate`: measures this machine and writes a cost profile.
 
 use std::fmt::Write as _;
 use std::fs;

@@ -1,4 +1,4 @@
-//! `ringfence compare`.
+//! `ringfence compare`: replays traces through protection modes and reports cost and exposure.
 
 use std::fs;
 use std::path::Path;

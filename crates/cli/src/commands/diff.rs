@@ -1,4 +1,4 @@
-//! `ringfence diff`.
+//! `ringfence diff`: compares two JSON reports of `compare`.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! `ringfence guest`.
+//! `ringfence guest`: boots a Debian guest whose devices run in this process.
 
 use std::fs;
 use std::io::Write;

@@ -1,4 +1,4 @@
-//! `ringfence modes`.
+//! `ringfence modes`: prints the protection modes and the axes that compose them.
 
 use ringfence_lab::modes::Mode;
 use ringfence_report::{axes_table, mode_rows, modes_table};

@@ -1,4 +1,4 @@
-//! `ringfence reproduce`.
+//! `ringfence reproduce`: runs the papers' experiments and compares their published numbers.
 
 #[cfg(feature = "live")]
 mod guest_counters;

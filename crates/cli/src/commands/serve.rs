@@ -1,4 +1,4 @@
-//! `ringfence serve`.
+//! `ringfence serve`: serves virtio devices behind a virtual IOMMU to a QEMU.
 
 use std::io::{self, Write};
 use std::path::Path;

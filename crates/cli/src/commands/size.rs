@@ -1,4 +1,4 @@
-//! `ringfence size`.
+//! `ringfence size`: computes the sizes of rings and of the IOTLB that a trace needs.
 
 use std::fs;
 use std::path::Path;

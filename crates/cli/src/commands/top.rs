@@ -1,4 +1,4 @@
-//! `ringfence top`.
+//! `ringfence top`: shows the counters of a running daemon, and refreshes them.
 
 use std::io::{self, Read};
 use std::os::unix::net::UnixStream;

@@ -1,4 +1,4 @@
-//! `ringfence trace`.
+//! `ringfence trace`: analyses, records, anonymises and converts traces.
 
 use std::ffi::OsStr;
 use std::fs::{self, Metadata};

@@ -239,7 +239,7 @@ impl<A, T: ReplayTable, F> ModeParts<A, T, F> {
 
 /// A computation over the types of a mode.
 pub trait ModeVisitor {
-    /// The result.
+    /// Result of the computation, the same type for every mode.
     type Output;
     /// Visits a mode without an allocator.
     fn identity(self, table: TableKind) -> Self::Output;

@@ -33,7 +33,7 @@ pub struct Profile {
     pub coherent: bool,
     /// IOTLB sets, a power of two.
     pub iotlb_sets: u32,
-    /// IOTLB ways.
+    /// IOTLB ways (entries per set), a power of two.
     pub iotlb_ways: u32,
     /// Entries of the page-walk caches of level 1 (upper end of a leaf table), 2 and 3.
     pub walk_cache: [u32; 3],

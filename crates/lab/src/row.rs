@@ -54,7 +54,7 @@ pub struct Row {
     pub bound: Option<String>,
     /// `ok`, or the reason why the row is not valid.
     pub status: ReplayStatus,
-    /// Completed maps.
+    /// Maps that succeeded; refused maps are not included.
     pub maps: u64,
     /// Unmaps that the replay performed, including refused ones.
     pub unmaps: u64,

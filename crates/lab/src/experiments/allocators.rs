@@ -94,7 +94,6 @@ impl TreeWithFreelists {
 /// Counts over a run's allocations and frees.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct Counts {
-    /// Allocations.
     pub(super) allocs: u64,
     /// Search steps of all allocations.
     pub(super) steps: u64,
@@ -104,7 +103,6 @@ pub(super) struct Counts {
     pub(super) from_list: u64,
     /// Sum of the freelists' lengths, sampled after each allocation and each free.
     pub(super) held: u64,
-    /// Frees.
     pub(super) frees: u64,
 }
 

@@ -35,9 +35,9 @@ pub(super) const NIC: RequesterId = RequesterId::new(0x0300);
 pub(super) struct CallTotals {
     /// Frames received and sent.
     pub(super) packets: u64,
-    /// Frames received.
+    /// Frames that the server received and verified.
     pub(super) received: u64,
-    /// Payload bytes.
+    /// Bytes of data in all frames, in both directions.
     pub(super) bytes: u64,
 }
 
@@ -50,7 +50,6 @@ pub(super) struct Run {
     pub(super) lanes: Vec<u16>,
     /// Rings in the order of first use.
     pub(super) rings: Vec<u16>,
-    /// Frame counts.
     pub(super) traffic: CallTotals,
 }
 

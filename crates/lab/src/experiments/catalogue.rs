@@ -71,7 +71,7 @@ impl Setting {
 pub struct Experiment {
     /// Id: `X01`, `X02`, ...
     pub id: &'static str,
-    /// Subject.
+    /// Subject of the experiment, as a heading.
     pub title: &'static str,
     /// Paper and section.
     pub source: &'static str,

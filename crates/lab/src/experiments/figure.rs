@@ -33,7 +33,7 @@ impl Series {
     }
 }
 
-/// A plot.
+/// A plot that accompanies the finding of an experiment.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Figure {
     /// Subject, and the paper's figure that it corresponds to.

@@ -260,7 +260,7 @@ fn orders(rows: &[FindingRow]) -> Vec<bool> {
 pub struct Finding {
     /// Id: `X01`, `X02`, ...
     pub id: &'static str,
-    /// Subject.
+    /// Subject of the experiment, as a heading.
     pub title: &'static str,
     /// Paper and section.
     pub source: &'static str,

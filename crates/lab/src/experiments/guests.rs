@@ -198,7 +198,7 @@ pub enum Uncounted {
 /// A device kind in a configuration.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct GuestCell {
-    /// The device.
+    /// Kind of the guest's device.
     pub kind: Kind,
     /// The IOMMU configuration.
     pub configuration: Configuration,

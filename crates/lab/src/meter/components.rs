@@ -91,7 +91,7 @@ pub struct AblationOrders {
 /// The component that replay `it` lacks in addition to the invalidation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SecondAblation {
-    /// The table.
+    /// The page table.
     Table,
     /// The allocator. The two are one object, of which only the allocator can be removed first.
     Allocator,

@@ -145,7 +145,7 @@ pub trait ReplayAlloc: IovaAllocator + Sized + 'static {
     /// The allocator that replays recorded results.
     type Replayed: IovaAllocator<FreeProof = Self::FreeProof> + 'static;
 
-    /// Disables lookups.
+    /// Converts the allocator into one whose lookups find nothing, at no cost.
     fn without_find(self) -> Self::NoFind;
 
     /// Creates an allocator that replays `tape`.

@@ -81,7 +81,7 @@ pub struct Grant {
     ranges: GrantRanges,
     /// Direction that the device may use.
     pub direction: Direction,
-    /// Current state.
+    /// Current state, from which the oracle judges accesses to these bytes.
     pub state: GrantState,
     /// Number of pages that the grant owns, plus one until it is dead.
     pins: u32,

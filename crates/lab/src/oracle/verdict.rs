@@ -19,7 +19,7 @@ pub enum Verdict {
     /// Let through on a page of a live mapping of this device, outside the buffer: the leak of page
     /// granularity.
     Colocated,
-    /// Stopped correctly.
+    /// Stopped by the hardware, and no live grant permits the access.
     Stopped,
     /// Stopped inside a live grant.
     FalseFault,

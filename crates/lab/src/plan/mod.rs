@@ -108,7 +108,7 @@ pub enum Step {
 pub struct TimedStep {
     /// Time on the trace's clock.
     pub time: Nanos,
-    /// The step.
+    /// Step that the replay performs at that time.
     pub step: Step,
 }
 

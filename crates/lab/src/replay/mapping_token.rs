@@ -6,12 +6,12 @@ use ringfence_types::IovaRange;
 /// The token of a mapping of either kind.
 #[derive(Debug, Default)]
 pub enum MappingToken {
-    /// No mapping.
+    /// No mapping: the map was refused, or the unmap took the token.
     #[default]
     None,
     /// A single buffer.
     Single(Mapping<u64>),
-    /// A scatterlist.
+    /// A scatterlist, mapped to one or several IOVA ranges.
     List(SgMapping<u64>),
 }
 

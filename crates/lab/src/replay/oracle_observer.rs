@@ -30,7 +30,6 @@ impl DeviceIndexTable {
 /// Reports accesses to the oracle.
 #[derive(Debug)]
 pub(super) struct OracleObserver<'a> {
-    /// The oracle.
     pub(super) oracle: &'a mut Oracle,
     /// Device indices by requester ID.
     pub(super) rows: &'a DeviceIndexTable,

@@ -1,4 +1,4 @@
-//! User-composed modes.
+//! Modes that a user composes from an allocator, a table and a flush policy.
 
 use ringfence_lab::compare::{CompareOptions, Comparison, compare, runner};
 use ringfence_lab::compose::{Axis, ComposeError, compose};

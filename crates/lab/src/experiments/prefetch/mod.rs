@@ -61,7 +61,7 @@ pub const IOTLB_ENTRIES: u32 = 64;
 /// Entries of the prefetch buffer.
 pub const BUFFER_ENTRIES: u32 = 16;
 
-/// A predictor.
+/// A prefetcher, or the rIOTLB, whose predictions a row measures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Predictor {
@@ -71,11 +71,11 @@ pub enum Predictor {
     Recency,
     /// [`Distance`] as published.
     Distance,
-    /// [`Markov`], modified.
+    /// [`Markov`] as modified in the rIOMMU paper ([`Variant::Modified`]).
     MarkovModified,
-    /// [`Recency`], modified.
+    /// [`Recency`] as modified in the rIOMMU paper ([`Variant::Modified`]).
     RecencyModified,
-    /// [`Distance`], modified.
+    /// [`Distance`] as modified in the rIOMMU paper ([`Variant::Modified`]).
     DistanceModified,
     /// [`RingPair`]s, each invalidated at the end of a burst of its ring, as in rIOMMU.
     Riotlb,
@@ -176,7 +176,7 @@ impl First {
     }
 }
 
-/// Type-erased prefetcher.
+/// Object-safe interface to a [`PrefetchingIotlb`] with any prefetcher.
 trait DynPrefetcher {
     fn access(&mut self, page: Pfn, mapped: &Mapped) -> LookupOutcome;
     fn unmap(&mut self, page: Pfn);

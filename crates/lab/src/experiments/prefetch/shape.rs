@@ -174,7 +174,7 @@ impl PageOrder {
     }
 }
 
-/// Running counts.
+/// Counts over the events of a stream, from which [`Shape`] derives its shares.
 #[derive(Debug, Default)]
 struct ShapeCounts {
     /// Mapped entries of each ring.

@@ -38,7 +38,7 @@ pub enum Addresses {
 }
 
 impl Addresses {
-    /// All sources.
+    /// All sources of addresses.
     pub const ALL: [Self; 5] = [
         Self::Tidy,
         Self::Scattered,

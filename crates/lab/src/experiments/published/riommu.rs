@@ -23,19 +23,19 @@ pub const EIOVAR_STRICT_ALLOC: (f64, f64) = (7656.0, 88.0);
 /// A mode that Table 2 compares the rIOMMU variants with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 pub enum Baseline {
-    /// `strict`.
+    /// Linux's allocator; each unmap invalidates its IOTLB entries (`strict`).
     #[serde(rename = "strict")]
     Strict,
-    /// `strict+`.
+    /// `strict` with the EIOVAR allocator (`strict+`).
     #[serde(rename = "strict+")]
     StrictPlus,
-    /// `defer`.
+    /// Linux's allocator; the IOTLB is flushed after a batch of unmaps (`defer`).
     #[serde(rename = "defer")]
     Defer,
-    /// `defer+`.
+    /// `defer` with the EIOVAR allocator (`defer+`).
     #[serde(rename = "defer+")]
     DeferPlus,
-    /// `none`.
+    /// No IOMMU, thus no protection (`none`).
     #[serde(rename = "none")]
     None,
 }
@@ -121,7 +121,7 @@ pub enum Benchmark {
     /// Apache, 1 KB files.
     #[serde(rename = "apache 1K")]
     Apache1K,
-    /// Memcached.
+    /// Memcached, a key-value server.
     #[serde(rename = "memcached")]
     Memcached,
 }
@@ -158,7 +158,7 @@ pub struct Table1Column {
     pub alloc: f64,
     /// Map: page table.
     pub map_table: f64,
-    /// Map: other.
+    /// Map: all other work.
     pub map_other: f64,
     /// Unmap: search for the IOVA.
     pub find: f64,
@@ -168,7 +168,7 @@ pub struct Table1Column {
     pub unmap_table: f64,
     /// Unmap: IOTLB invalidation.
     pub invalidation: f64,
-    /// Unmap: other.
+    /// Unmap: all other work.
     pub unmap_other: f64,
 }
 
@@ -235,9 +235,9 @@ pub static TABLE_1: [Table1Column; 4] = [
 /// A row of Table 2: ratios of each variant to each of [`BASELINES`], printed with two decimals.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Table2Row {
-    /// Network adapter.
+    /// Network adapter of the measured machine.
     pub nic: Nic,
-    /// Benchmark.
+    /// Benchmark that the ratios describe.
     pub benchmark: Benchmark,
     /// Ratios of throughput, indexed by [`Variant::ALL`], then by [`BASELINES`].
     pub throughput: [[f64; 5]; 2],
@@ -387,7 +387,7 @@ pub static MLX_STREAM: &Table2Row = &TABLE_2[0];
 /// A row of Table 3: round-trip times of request-response in microseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Table3Row {
-    /// Network adapter.
+    /// Network adapter of the measured machine.
     pub nic: Nic,
     /// Round-trip times, indexed by [`BASELINES`].
     pub baselines: [f64; 5],

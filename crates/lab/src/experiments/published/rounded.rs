@@ -7,11 +7,11 @@ use serde::Serialize;
 /// A number known up to a closed interval, and the value of its printed digits.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Rounded {
-    /// Lower end.
+    /// Lower end of the interval, inclusive.
     pub lo: f64,
     /// Value of the printed digits.
     pub value: f64,
-    /// Upper end.
+    /// Upper end of the interval, inclusive.
     pub hi: f64,
 }
 

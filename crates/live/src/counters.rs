@@ -9,7 +9,7 @@ use std::time::Duration;
 pub struct Counter(AtomicU64);
 
 impl Counter {
-    /// Adds `amount`.
+    /// Adds `amount`; the sum saturates at `u64::MAX`.
     pub fn add(&self, amount: u64) {
         let before = self.0.fetch_add(amount, Ordering::Relaxed);
         if before.checked_add(amount).is_none() {
@@ -165,7 +165,7 @@ counters! {
         stale,
         /// Injected test accesses that the IOMMU permitted.
         strays_through,
-        /// Flush requests.
+        /// Flush requests from the guest.
         flushes,
         /// Bytes of data transferred to the guest.
         bytes_read,

@@ -45,7 +45,7 @@ struct Iocb {
     resfd: u32,
 }
 
-/// `struct io_event`.
+/// `struct io_event` of `linux/aio_abi.h`: one completion.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct IoEvent {

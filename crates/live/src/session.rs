@@ -43,7 +43,7 @@ pub enum FunctionError {
     NoSuchVector {
         /// Index of the interrupt type.
         index: u32,
-        /// First vector.
+        /// First vector of the request.
         start: u32,
         /// Number of vectors.
         count: u32,

@@ -9,9 +9,9 @@ use std::thread;
 
 use super::*;
 
-/// From asm-generic/fcntl.h.
+/// Linux's value from `asm-generic/fcntl.h`.
 const F_SETSIG: libc::c_int = 10;
-/// From asm-generic/sockios.h.
+/// Linux's value from `asm-generic/sockios.h`.
 const FIOSETOWN: libc::c_ulong = 0x8901;
 
 fn confined<T: Send + 'static>(does: impl FnOnce() -> T + Send + 'static) -> T {

@@ -16,7 +16,7 @@ pub struct Boot<'a> {
     pub qemu: &'a Qemu,
     /// Path of the kernel image.
     pub kernel: &'a Path,
-    /// The initramfs.
+    /// The initramfs archive, as the kernel unpacks it.
     pub initramfs: &'a [u8],
     /// The kernel command line: [`QemuArgs::kernel_line`] and any additions.
     pub kernel_line: &'a str,

@@ -22,9 +22,9 @@ pub enum GuestError {
     },
     /// The archive has no kernel of this version.
     NoKernel {
-        /// Requested version.
+        /// Version that the user requested.
         version: String,
-        /// Available versions.
+        /// Names of the kernel packages in the archive.
         known: Vec<String>,
     },
     /// The kernel's package lacks a module that the guest needs.
@@ -58,7 +58,7 @@ pub enum GuestError {
     Io {
         /// Path of the file.
         path: PathBuf,
-        /// Underlying error.
+        /// Error of the file operation.
         source: io::Error,
     },
     /// The guest ended without reporting the command's exit code.

@@ -48,7 +48,7 @@ pub struct QemuArgs {
 pub enum QemuIommu {
     /// `intel-iommu`, with device IOTLBs.
     Intel,
-    /// `virtio-iommu-pci`.
+    /// `virtio-iommu-pci`, which needs no kernel parameters.
     Virtio,
 }
 

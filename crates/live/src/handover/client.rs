@@ -62,7 +62,7 @@ impl SessionState {
 /// A range of guest memory.
 #[derive(Debug)]
 pub struct RangeState {
-    /// Guest-physical range.
+    /// Range in the device's view: guest-physical if QEMU emulates no IOMMU.
     pub range: IovaRange,
     /// Offset in the file.
     pub offset: u64,

@@ -59,7 +59,7 @@ pub struct CommonState {
     pub accepted_select: u32,
     /// MSI-X vector of configuration changes.
     pub config_vector: u16,
-    /// Device status.
+    /// `device_status`: the bits of virtio 1.2, section 2.1.
     pub status: u8,
     /// `queue_select`: the queue whose registers are visible.
     pub selected: u16,
@@ -118,7 +118,7 @@ impl CommonState {
 pub struct QueueSlot {
     /// Registers and ring positions.
     pub queue: QueueState,
-    /// MSI-X vector.
+    /// MSI-X vector of the queue's interrupts, or `VIRTIO_MSI_NO_VECTOR`.
     pub vector: u16,
     /// True if the queue has work left for which the driver will not ring the doorbell.
     pub unfinished: bool,

@@ -16,7 +16,7 @@ const MAX_PREFIXED: usize = FRAME_PREFIX_BYTES + MAX_FRAME_BYTES;
 /// State of a network device, without its registers.
 #[derive(Debug)]
 pub struct NetState {
-    /// MAC address.
+    /// MAC address, in the order of transmission.
     pub mac: [u8; 6],
     /// Offered queue pairs.
     pub offered: u16,

@@ -59,9 +59,9 @@ type Reason = String;
 
 /// Owner of the devices after a conversation.
 enum DeviceOwner {
-    /// This process.
+    /// This process, which continues to serve them.
     Source,
-    /// The destination.
+    /// The destination process, which has taken them over.
     Destination,
     /// No process: part of a device in this process may still work and cannot be stopped.
     Unknown(Reason),

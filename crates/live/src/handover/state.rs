@@ -55,9 +55,9 @@ pub struct SavedDevices {
 /// State of a device, its function and its client.
 #[derive(Debug)]
 pub struct SavedDevice {
-    /// Device-specific state.
+    /// State of the device itself, without its registers.
     pub state: DeviceState,
-    /// Listening socket.
+    /// Socket at which clients connect to the device.
     pub listener: OwnedFd,
     /// PCI and virtio registers.
     pub function: FunctionState,
@@ -67,10 +67,10 @@ pub struct SavedDevice {
     pub requests: u64,
 }
 
-/// Device-specific state.
+/// State of a device without its registers, by kind.
 #[derive(Debug)]
 pub enum DeviceState {
-    /// The virtio-iommu.
+    /// The virtio-iommu with its domains and mappings.
     Iommu {
         /// Snapshot by `ringfence_virtio_iommu::Device::snapshot`.
         snapshot: Vec<u8>,
@@ -83,7 +83,7 @@ pub enum DeviceState {
     Rng,
     /// The network device.
     Net(Box<NetState>),
-    /// The disk.
+    /// A virtio-blk disk that a file backs.
     Blk {
         /// File with the data.
         file: OwnedFd,

@@ -15,7 +15,7 @@ use crate::sandbox::Grants;
 /// An IOMMU of the guest. Clones share it.
 #[derive(Clone, Debug)]
 pub enum GuestIommu {
-    /// The virtio-iommu.
+    /// A virtio-iommu, as in the virtio specification.
     Virtio(VirtioIommu),
     /// The para-virtual IOMMU.
     Para(PvIommu),

@@ -8,9 +8,9 @@ pub(crate) const BAR_BYTES: u32 = 0x8000;
 pub(crate) const COMMON: u32 = 0x0000;
 /// Bytes of the common configuration.
 pub(crate) const COMMON_BYTES: u32 = 0x3c;
-/// Interrupt status.
+/// Interrupt status (virtio 1.2, section 4.1.4.5). A read clears it.
 pub(crate) const ISR: u32 = 0x1000;
-/// Device-specific configuration.
+/// Device-specific configuration (virtio 1.2, section 4.1.4.6).
 pub(crate) const DEVICE: u32 = 0x2000;
 /// Bytes reserved for the device-specific configuration.
 pub(crate) const DEVICE_BYTES: u32 = 0x1000;

@@ -35,7 +35,7 @@ const READY_WITHIN: Duration = Duration::from_secs(20);
 pub struct SandboxProgram {
     /// Path of the executable.
     pub path: PathBuf,
-    /// Its arguments.
+    /// Arguments of the program, without its name.
     pub arguments: Vec<OsString>,
 }
 

@@ -12,7 +12,7 @@ const GAP_BYTES: u64 = 4096;
 /// A range of addresses in the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Window {
-    /// First address.
+    /// First address of the window in the process.
     pub start: u64,
     /// Length in bytes, a multiple of the page size.
     pub bytes: u64,

@@ -52,7 +52,7 @@ pub enum Refusal {
     },
     /// The ring index exceeds 16 bits.
     Base {
-        /// Requested index.
+        /// Index that the front-end requested.
         base: u32,
     },
     /// A part of the ring is misaligned.

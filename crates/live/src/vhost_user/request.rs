@@ -99,24 +99,24 @@ impl Framed for Header {
 pub enum RequestError {
     /// The request was not offered.
     Unknown {
-        /// Request number.
+        /// Request number in the message's header.
         request: u32,
     },
     /// The message is a reply, but this socket carries no requests of the back-end.
     NotARequest {
-        /// Request number.
+        /// Request number in the message's header.
         request: u32,
     },
     /// The payload has the wrong length for the request.
     Length {
-        /// Request number.
+        /// Request number in the message's header.
         request: u32,
         /// Payload length in bytes.
         bytes: usize,
     },
     /// The message has too few or too many descriptors.
     Descriptors {
-        /// Request number.
+        /// Request number in the message's header.
         request: u32,
         /// Number of descriptors received.
         given: usize,

@@ -19,7 +19,7 @@ use crate::wire::MessageAssembler;
 /// Listener of the front-ends, and the users who may connect.
 #[derive(Clone, Copy, Debug)]
 pub struct Clients<'a> {
-    /// Listening socket.
+    /// Socket at which front-ends connect.
     pub listener: &'a UnixListener,
     /// Users who may connect.
     pub access: SocketAccess,

@@ -23,11 +23,11 @@ use crate::wire::Message;
 
 /// `VHOST_USER_F_PROTOCOL_FEATURES`, one of the device's features.
 const F_PROTOCOL_FEATURES: u64 = 1 << 30;
-/// `VHOST_USER_PROTOCOL_F_REPLY_ACK`.
+/// `VHOST_USER_PROTOCOL_F_REPLY_ACK`: the front-end can ask for a reply to any request.
 const PROTOCOL_REPLY_ACK: u64 = 1 << 3;
-/// `VHOST_USER_PROTOCOL_F_BACKEND_REQ`.
+/// `VHOST_USER_PROTOCOL_F_BACKEND_REQ`: the back-end can send requests on its own socket.
 const PROTOCOL_BACKEND_REQ: u64 = 1 << 5;
-/// `VHOST_USER_PROTOCOL_F_CONFIG`.
+/// `VHOST_USER_PROTOCOL_F_CONFIG`: the front-end can read the configuration space.
 const PROTOCOL_CONFIG: u64 = 1 << 9;
 const PROTOCOL: u64 = PROTOCOL_REPLY_ACK | PROTOCOL_BACKEND_REQ | PROTOCOL_CONFIG;
 

@@ -34,7 +34,7 @@ pub(crate) struct Slot {
 /// Action that a register write requires of the transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Effect {
-    /// No action.
+    /// The transport does nothing further.
     None,
     /// Activate the device.
     Begin,

@@ -22,11 +22,11 @@ use crate::handover::{DeviceState, HandOverBlocker};
 pub use quantum::{ChainOutcome, QUANTUM_BYTES, QuantumResult, serve_chains};
 pub use transport::VirtioPci;
 
-/// `VIRTIO_F_INDIRECT_DESC`.
+/// `VIRTIO_F_INDIRECT_DESC`: a descriptor may refer to a table of descriptors.
 pub const F_INDIRECT_DESC: u64 = 1 << 28;
-/// `VIRTIO_F_EVENT_IDX`.
+/// `VIRTIO_F_EVENT_IDX`: `used_event` and `avail_event` suppress notifications.
 pub const F_EVENT_IDX: u64 = 1 << 29;
-/// `VIRTIO_F_VERSION_1`.
+/// `VIRTIO_F_VERSION_1`: the device complies with virtio 1.0 or later.
 pub const F_VERSION_1: u64 = 1 << 32;
 /// `VIRTIO_F_ACCESS_PLATFORM`: all addresses go through the IOMMU.
 pub const F_ACCESS_PLATFORM: u64 = 1 << 33;

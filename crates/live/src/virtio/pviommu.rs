@@ -20,7 +20,7 @@ use crate::wire::fields::{copy_part, u32_at};
 const REQUESTS: usize = 0;
 /// Event queue, in which the driver posts buffers for events.
 const EVENTS: usize = 1;
-/// `PVIOMMU_F_EVENTS`.
+/// `PVIOMMU_F_EVENTS`: the device has an event queue.
 const F_EVENTS: u64 = 1;
 /// Bytes of the largest valid request.
 const REQUEST_BYTES: u64 = 24 + 16 * PAGES_LIMIT as u64;

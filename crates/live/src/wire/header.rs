@@ -19,31 +19,31 @@ pub const MAX_FDS: usize = 16;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub enum VfioUserCommand {
-    /// `VFIO_USER_VERSION`.
+    /// `VFIO_USER_VERSION`: negotiates version and capabilities, as the first message.
     Version = 1,
-    /// `VFIO_USER_DMA_MAP`.
+    /// `VFIO_USER_DMA_MAP`: maps a range for the device's DMA.
     DmaMap = 2,
-    /// `VFIO_USER_DMA_UNMAP`.
+    /// `VFIO_USER_DMA_UNMAP`: unmaps one range or all ranges.
     DmaUnmap = 3,
-    /// `VFIO_USER_DEVICE_GET_INFO`.
+    /// `VFIO_USER_DEVICE_GET_INFO`: asks for the numbers of regions and interrupt types.
     DeviceGetInfo = 4,
-    /// `VFIO_USER_DEVICE_GET_REGION_INFO`.
+    /// `VFIO_USER_DEVICE_GET_REGION_INFO`: asks for the size and the flags of a region.
     DeviceGetRegionInfo = 5,
-    /// `VFIO_USER_DEVICE_GET_REGION_IO_FDS`.
+    /// `VFIO_USER_DEVICE_GET_REGION_IO_FDS`: not offered by this server.
     DeviceGetRegionIoFds = 6,
-    /// `VFIO_USER_DEVICE_GET_IRQ_INFO`.
+    /// `VFIO_USER_DEVICE_GET_IRQ_INFO`: asks for the vectors of an interrupt type.
     DeviceGetIrqInfo = 7,
-    /// `VFIO_USER_DEVICE_SET_IRQS`.
+    /// `VFIO_USER_DEVICE_SET_IRQS`: changes a range of interrupt vectors.
     DeviceSetIrqs = 8,
-    /// `VFIO_USER_REGION_READ`.
+    /// `VFIO_USER_REGION_READ`: reads bytes of a region.
     RegionRead = 9,
-    /// `VFIO_USER_REGION_WRITE`.
+    /// `VFIO_USER_REGION_WRITE`: writes bytes of a region.
     RegionWrite = 10,
     /// `VFIO_USER_DMA_READ`: only from server to client.
     DmaRead = 11,
     /// `VFIO_USER_DMA_WRITE`: only from server to client.
     DmaWrite = 12,
-    /// `VFIO_USER_DEVICE_RESET`.
+    /// `VFIO_USER_DEVICE_RESET`: resets the device.
     DeviceReset = 13,
 }
 

@@ -11,14 +11,14 @@ use super::inbox::Message;
 /// A well-formed request. The session decides if it is valid for the device.
 #[derive(Debug)]
 pub enum VfioUserRequest {
-    /// `VERSION`.
+    /// `VERSION`: proposes a version; only the first message may do so.
     Version {
         /// The client's major version.
         major: u16,
         /// The client's minor version.
         minor: u16,
     },
-    /// `DMA_MAP`.
+    /// `DMA_MAP`: maps a range for the device's DMA.
     DmaMap {
         /// Addresses of the range in the device's view. They are guest-physical if QEMU emulates no
         /// IOMMU for the guest.
@@ -32,28 +32,28 @@ pub enum VfioUserRequest {
         /// File of the memory. `None` if only the client can access the memory.
         file: Option<OwnedFd>,
     },
-    /// `DMA_UNMAP`.
+    /// `DMA_UNMAP`: unmaps one range or all ranges.
     DmaUnmap {
         /// Range to unmap. `None` to unmap everything.
         range: Option<IovaRange>,
         /// Flags, which the reply repeats.
         flags: u32,
     },
-    /// `DEVICE_GET_INFO`.
+    /// `DEVICE_GET_INFO`: asks for the numbers of regions and interrupt kinds.
     DeviceInfo,
-    /// `DEVICE_GET_REGION_INFO`.
+    /// `DEVICE_GET_REGION_INFO`: asks for the size and the flags of a region.
     RegionInfo {
         /// Index of the region.
         index: u32,
     },
-    /// `DEVICE_GET_IRQ_INFO`.
+    /// `DEVICE_GET_IRQ_INFO`: asks for the vectors of an interrupt kind.
     IrqInfo {
         /// Index of the interrupt kind.
         index: u32,
     },
-    /// `DEVICE_SET_IRQS`.
+    /// `DEVICE_SET_IRQS`: changes a range of interrupt vectors.
     SetIrqs(SetIrqs),
-    /// `REGION_READ`.
+    /// `REGION_READ`: reads bytes of a region.
     RegionRead {
         /// Index of the region.
         region: u32,
@@ -62,7 +62,7 @@ pub enum VfioUserRequest {
         /// Bytes to read, at most [`MAX_DATA_BYTES`].
         count: u32,
     },
-    /// `REGION_WRITE`.
+    /// `REGION_WRITE`: writes bytes of a region.
     RegionWrite {
         /// Index of the region.
         region: u32,
@@ -71,7 +71,7 @@ pub enum VfioUserRequest {
         /// Bytes to write, at most [`MAX_DATA_BYTES`].
         data: Vec<u8>,
     },
-    /// `DEVICE_RESET`.
+    /// `DEVICE_RESET`: resets the device.
     Reset,
 }
 
@@ -80,7 +80,7 @@ pub enum VfioUserRequest {
 pub struct SetIrqs {
     /// Index of the interrupt kind.
     pub index: u32,
-    /// First vector.
+    /// First vector of the range.
     pub start: u32,
     /// Number of vectors. 0 with [`IrqAction::Trigger`] and [`IrqData::None`] disables all vectors.
     pub count: u32,
@@ -104,7 +104,7 @@ pub enum IrqAction {
 /// Data of `DEVICE_SET_IRQS`.
 #[derive(Debug)]
 pub enum IrqData {
-    /// No data.
+    /// No data: the action applies to every vector of the range.
     None,
     /// One byte per vector.
     Bools(Vec<u8>),
@@ -117,31 +117,31 @@ pub enum IrqData {
 pub enum RequestError {
     /// The command number is unknown.
     UnknownCommand {
-        /// Command number.
+        /// Command number in the message's header.
         command: u16,
     },
     /// The command is sent only by a server, or is not offered.
     Unsupported {
-        /// The command.
+        /// Command of the refused message.
         command: VfioUserCommand,
     },
     /// The body has the wrong length for the command and its fields.
     Length {
-        /// The command.
+        /// Command of the message.
         command: VfioUserCommand,
         /// Length of the body in bytes.
         bytes: usize,
     },
     /// The message has the wrong number of descriptors for its command.
     Descriptors {
-        /// The command.
+        /// Command of the message.
         command: VfioUserCommand,
     },
     /// The flags are unknown or contradict each other.
     Flags {
-        /// The command.
+        /// Command of the message.
         command: VfioUserCommand,
-        /// The flags.
+        /// Flags of the message, as received.
         flags: u32,
     },
     /// The range is empty or exceeds the address space.
@@ -175,17 +175,17 @@ pub mod errno {
     pub const ENOENT: u32 = 2;
     /// The list is too long.
     pub const E2BIG: u32 = 7;
-    /// No memory.
+    /// Not enough memory; here, the range cannot be locked.
     pub const ENOMEM: u32 = 12;
-    /// Access denied.
+    /// Access denied; here, the file is unsealed or on hugetlbfs.
     pub const EACCES: u32 = 13;
     /// The object exists.
     pub const EEXIST: u32 = 17;
-    /// Invalid argument.
+    /// Invalid argument or malformed request.
     pub const EINVAL: u32 = 22;
     /// No space left.
     pub const ENOSPC: u32 = 28;
-    /// Not supported.
+    /// Not supported; here, a command or an interrupt action that the server does not offer.
     pub const ENOTSUP: u32 = 95;
 }
 

@@ -50,7 +50,7 @@ pub enum ConditionError {
     Syntax(String),
     /// The right side is not a number.
     NotANumber {
-        /// The condition.
+        /// Text of the condition.
         condition: String,
         /// Its right side.
         given: String,
@@ -64,7 +64,7 @@ pub enum ConditionError {
     },
     /// The field has no number in a row, because the run did not measure it.
     NotMeasured {
-        /// The condition.
+        /// Text of the condition.
         condition: String,
         /// Trace and mode of the row; `None` before the run.
         row: Option<(String, String)>,
@@ -73,7 +73,7 @@ pub enum ConditionError {
     },
     /// A row covers no map, so the condition would check nothing.
     NoMaps {
-        /// The condition.
+        /// Text of the condition.
         condition: String,
         /// Name of the trace.
         trace: String,

@@ -11,7 +11,7 @@ use ringfence_lab::row::{Row, SCHEMA};
 pub struct ExecutedOn {
     /// Model name, as the CPU reports it.
     pub cpu: String,
-    /// Instruction set.
+    /// Instruction set, as in `std::env::consts::ARCH`.
     pub arch: &'static str,
     /// Unit of executed `*_cycles`: `tsc`, or `ns` on a CPU without such a counter.
     pub unit: &'static str,
@@ -26,7 +26,7 @@ pub struct TraceNotes {
     pub trace: String,
     /// Names of its devices.
     pub devices: Vec<String>,
-    /// Lines read.
+    /// Lines read, including comments and blank lines.
     pub lines: u64,
     /// Events of all kinds.
     pub events: u64,

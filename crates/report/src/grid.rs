@@ -25,7 +25,7 @@ impl TableStyle {
 /// The meaning of a cell, shown as a colour.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum CellStyle {
-    /// No meaning.
+    /// No particular meaning; printed without colour.
     #[default]
     Plain,
     /// An expected value.
@@ -50,7 +50,6 @@ impl CellStyle {
     }
 }
 
-/// One cell.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Cell {
     pub(super) text: String,

@@ -10,7 +10,7 @@ pub(super) enum Anchor {
     End,
 }
 
-/// A drawing.
+/// An SVG image under construction.
 pub(super) struct Svg {
     width: f64,
     height: f64,

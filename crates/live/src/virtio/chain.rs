@@ -15,7 +15,7 @@ pub const MAX_SEGMENTS: usize = 256;
 /// A contiguous range of guest memory, as the device addresses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChainSegment {
-    /// First address of the segment; the IOMMU translates it.
+    /// First address of the segment, an IOVA if the device is behind an IOMMU.
     pub start: GuestAddress,
     /// Length in bytes.
     pub bytes: u32,

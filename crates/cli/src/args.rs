@@ -495,7 +495,7 @@ pub(crate) struct ReproduceGuestArgs {
         default_value_t = 300,
         value_parser = clap::value_parser!(u64).range(1..=86400),
     )]
-    pub guest_limit: u64,
+    pub guest_timeout: u64,
     /// Only these kinds of device: assigned, emulated, simulated, many-queues
     #[arg(long, value_name = "KIND", value_delimiter = ',', value_parser = kind)]
     pub guest_kind: Vec<Kind>,

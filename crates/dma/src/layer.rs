@@ -114,10 +114,10 @@ impl<E: fmt::Display> fmt::Display for AttachError<E> {
         match self {
             Self::TooManyDomains => f.write_str("all domain identifiers are in use"),
             Self::Space(e) => e.fmt(f),
-            Self::WrongDomain => f.write_str("the space answers for another domain"),
+            Self::WrongDomain => f.write_str("the address space belongs to another domain"),
             Self::NoSuchDomain => f.write_str("no such domain"),
             Self::BadMask => f.write_str("the DMA mask does not cover one page"),
-            Self::OtherDevice => f.write_str("the space serves another device"),
+            Self::OtherDevice => f.write_str("the address space belongs to another device"),
             Self::Attached(domain) => write!(f, "the device is attached to domain {domain}"),
         }
     }

@@ -51,7 +51,7 @@ impl<B> fmt::Display for UnmapMultiError<B> {
         if let Some(error) = &self.invalidation {
             write!(
                 f,
-                "{} mappings are owed: {error}",
+                "{} mappings are not invalidated: {error}",
                 self.not_invalidated.len()
             )?;
         }

@@ -116,7 +116,7 @@ pub enum PremappedError<B> {
 impl<B> fmt::Display for PremappedError<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::InUse(count, _) => write!(f, "{count} buffers of the pool are out"),
+            Self::InUse(count, _) => write!(f, "{count} buffers of the pool are in use"),
             Self::Unmap(error) => error.fmt(f),
         }
     }

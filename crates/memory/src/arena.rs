@@ -170,7 +170,7 @@ pub enum ArenaError {
 impl fmt::Display for ArenaError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::BadSize { bytes } => write!(f, "an arena cannot have {bytes} bytes"),
+            Self::BadSize { bytes } => write!(f, "invalid arena size: {bytes} bytes"),
             Self::Refused { bytes, errno } => write!(
                 f,
                 "the host does not map {bytes} bytes (error {errno}); if it never overcommits \

@@ -13,7 +13,7 @@ pub struct ReadSectionOpen;
 
 impl fmt::Display for ReadSectionOpen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("this thread is online as a reader, and would wait for itself")
+        f.write_str("this thread holds a read section open and would wait for itself")
     }
 }
 

@@ -184,7 +184,7 @@ impl fmt::Display for RequestError {
             Self::NoEndpoint(endpoint) => write!(f, "there is no endpoint {endpoint}"),
             Self::NoDomain(domain) => write!(f, "there is no domain {domain}"),
             Self::DomainOutOfRange(domain) => write!(f, "domain {domain} is out of range"),
-            Self::BypassMismatch(domain) => write!(f, "domain {domain} is of the other kind"),
+            Self::BypassMismatch(domain) => write!(f, "domain {domain}: bypass flag does not match"),
             Self::BypassDomain(domain) => write!(f, "domain {domain} bypasses the IOMMU"),
             Self::NotAttached { endpoint, domain } => {
                 write!(f, "endpoint {endpoint} is not attached to domain {domain}")
@@ -195,10 +195,10 @@ impl fmt::Display for RequestError {
                     "domain {domain} maps what is reserved for endpoint {endpoint}"
                 )
             }
-            Self::EndBeforeStart { start, end } => write!(f, "{start:#x}..={end:#x} is no range"),
+            Self::EndBeforeStart { start, end } => write!(f, "range {start:#x}..={end:#x} ends before it starts"),
             Self::Misaligned(range) => write!(f, "{range} is not made of whole granules"),
             Self::OutsideInput(range) => write!(f, "{range} lies outside the input range"),
-            Self::OutsidePhysical(range) => write!(f, "{range} maps to what is no memory"),
+            Self::OutsidePhysical(range) => write!(f, "{range} does not map to guest memory"),
             Self::Reserved(range) => write!(f, "{range} is reserved"),
             Self::Overlap(range) => write!(f, "{range} is mapped in part"),
             Self::Splits(range) => write!(f, "{range} would split a mapping"),

@@ -58,7 +58,7 @@ impl fmt::Display for ServeError {
         match self {
             Self::Queue(error) => write!(f, "the queue: {error}"),
             Self::Sink(error) => write!(f, "the sink: {error}"),
-            Self::CommitFailed(error) => write!(f, "the sink, at the end: {error}"),
+            Self::CommitFailed(error) => write!(f, "commit of the batch failed: {error}"),
         }
     }
 }

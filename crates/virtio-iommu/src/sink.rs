@@ -102,10 +102,10 @@ impl fmt::Display for SinkError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::OutOfMemory => f.write_str("out of memory"),
-            Self::BadAddress(range) => write!(f, "what {range} maps to cannot be mapped"),
+            Self::BadAddress(range) => write!(f, "{range} maps to memory that cannot be mapped"),
             Self::Unsupported => f.write_str("not supported"),
             Self::WouldBlock => f.write_str("would wait for the calling thread itself"),
-            Self::CommitFailed => f.write_str("what was taken away may still be in reach"),
+            Self::CommitFailed => f.write_str("commit failed: endpoints may still reach unmapped memory"),
             Self::Failed => f.write_str("failed"),
         }
     }

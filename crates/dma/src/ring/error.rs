@@ -27,7 +27,7 @@ impl fmt::Display for RingError {
         match self {
             Self::Format(error) => error.fmt(f),
             Self::Memory => f.write_str("ring tables outside memory or misaligned"),
-            Self::NotEmpty => f.write_str("ring tables that are not empty"),
+            Self::NotEmpty => f.write_str("ring tables are not empty"),
             Self::Count { rings } => {
                 write!(f, "a device with {rings} rings; it takes 1 to {}", u16::MAX)
             }

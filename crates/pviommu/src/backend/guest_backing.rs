@@ -42,7 +42,7 @@ pub enum PinError {
 impl fmt::Display for PinError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::NotMemory => "no memory of this machine",
+            Self::NotMemory => "not guest memory",
             Self::NoRoom => "no frame left",
             Self::Corrupt => "the second stage is corrupt",
         })

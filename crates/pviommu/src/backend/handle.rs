@@ -50,7 +50,7 @@ pub struct CommitFailed(pub Devid);
 
 impl fmt::Display for CommitFailed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "device {} may reach what was unmapped", self.0)
+        write!(f, "commit failed: device {} may still reach unmapped pages", self.0)
     }
 }
 

@@ -84,7 +84,7 @@ impl fmt::Display for SetupError {
 impl fmt::Display for ReclaimError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NotMemory => f.write_str("no memory of this machine"),
+            Self::NotMemory => f.write_str("not guest memory"),
             Self::Mapped { mappings } => write!(f, "devices reach it by {mappings} mappings"),
             Self::NotPresent => f.write_str("the page has no frame"),
             Self::NotInvalidated => f.write_str("the invalidation failed"),

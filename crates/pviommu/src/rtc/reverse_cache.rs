@@ -85,7 +85,7 @@ pub struct NotInUse(
 
 impl fmt::Display for NotInUse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "nobody holds {}", self.0)
+        write!(f, "{} is not in use", self.0)
     }
 }
 

@@ -55,7 +55,7 @@ pub struct StreamError {
 impl fmt::Display for StreamErrorKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Magic => f.write_str("no stream of this version"),
+            Self::Magic => f.write_str("not a migration stream of this version"),
             Self::Checksum { stated, computed } => {
                 write!(f, "checksum {computed:#010x}, not {stated:#010x}")
             }

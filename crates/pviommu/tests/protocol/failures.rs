@@ -262,6 +262,6 @@ fn invalidations_are_merged() {
 fn errors_are_said_in_words() {
     assert_eq!(
         CommitFailed(NIC).to_string(),
-        "device 0x10 may reach what was unmapped"
+        "commit failed: device 0x10 may still reach unmapped pages"
     );
 }

@@ -131,11 +131,11 @@ impl fmt::Display for IotlbError {
         match self {
             Self::NotForUs => f.write_str("a message that only back-ends send"),
             Self::NotShared { range, user } => {
-                write!(f, "{range} is to be {user:#x}, which is not shared")
+                write!(f, "update of {range} names {user:#x}, which the front-end has not shared")
             }
-            Self::NoPage { range, memory } => write!(f, "no whole page of {range} is at {memory}"),
+            Self::NoPage { range, memory } => write!(f, "update of {range} to {memory} contains no whole page"),
             Self::Map(error) => error.fmt(f),
-            Self::NotAMiss(fault) => write!(f, "no miss: {fault}"),
+            Self::NotAMiss(fault) => write!(f, "not an IOTLB miss: {fault}"),
             Self::TooManyMisses => f.write_str("too many misses under way"),
             Self::NoMiss => f.write_str("no such miss is under way"),
             Self::Unit(error) => error.fmt(f),

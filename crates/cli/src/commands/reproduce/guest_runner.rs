@@ -173,7 +173,7 @@ impl GuestRunner<'_> {
         let mut command = self.command("run");
         command.args(words(kind, configuration, &dir));
         command.arg("--dir").arg(&dir);
-        let limit = self.args.guest_limit.to_string();
+        let limit = self.args.guest_timeout.to_string();
         command.args(["--icount", "--timeout", &limit]);
         if kind != Kind::ManyQueue {
             command.arg("--with-ringfence");
@@ -336,7 +336,7 @@ mod tests {
         ReproduceGuestArgs {
             guest_cache: "there/is/none".into(),
             guest_kernel: "6.12".into(),
-            guest_limit: 1,
+            guest_timeout: 1,
             guest_kind: Vec::new(),
             guest_configuration: Vec::new(),
             module_source: "kmod".into(),

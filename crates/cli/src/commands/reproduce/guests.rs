@@ -175,7 +175,7 @@ mod tests {
         ReproduceGuestArgs {
             guest_cache: "there/is/none".into(),
             guest_kernel: "6.12".into(),
-            guest_limit: 1,
+            guest_timeout: 1,
             guest_kind: Vec::new(),
             guest_configuration: Vec::new(),
             module_source: "kmod".into(),

@@ -33,7 +33,7 @@ impl fmt::Display for TreeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Present => "the page has a value already",
-            Self::Zero => "0 is no value",
+            Self::Zero => "0 is not a valid value",
             Self::OutOfMemory => "no memory",
         })
     }

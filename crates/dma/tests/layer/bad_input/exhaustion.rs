@@ -93,7 +93,7 @@ fn addresses_run_out() {
     let flushes = board.port.log.len() as u32 - 2;
     assert_eq!(error.reason, MapReason::FlushRetriesExhausted { flushes });
     assert!((2..100).contains(&flushes), "{flushes}");
-    assert!(error.to_string().contains("flushes of the domain"));
+    assert!(error.to_string().contains("flushes: other CPUs"));
 
     // The end of the burst, which the driver decides, releases withheld addresses.
     let mut rig = Rig::<Tree, Plain, _, u64>::with(Burst::default(), SPACE, mask, all);

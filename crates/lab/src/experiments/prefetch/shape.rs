@@ -310,4 +310,18 @@ mod tests {
         assert_eq!(shape.kind(), Kind::RingsInterleave, "{shape:?}");
         assert_eq!(shape.in_order, 1.0);
     }
+
+    /// A buffer without pages is no use, also for the count of next entries.
+    #[test]
+    fn buffers_without_pages_count_for_no_share() {
+        let mut stream = ring(64, 1000, false, |n| u64::from(n % 64));
+        let ring = stream.add_ring();
+        let none = std::iter::empty::<PfnRange>;
+        let empty: Vec<u32> = (0..5000).map(|_| stream.map(ring, none())).collect();
+        for buffer in empty {
+            stream.use_buffer(buffer);
+        }
+        let shape = Shape::of(&stream);
+        assert!(shape.ahead <= 1.0, "{shape:?}");
+    }
 }

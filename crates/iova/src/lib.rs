@@ -1,16 +1,18 @@
 //! IOVA allocators, one per file. All implement [`IovaAllocator`].
 //!
-//! | allocator (question 1) | constructor | ids |
-//! |---|---|---|
-//! | Linux 3.4: cached node | `Locked::new(CachedTree::new(space), RefCell::new)` | AL01-AL03, AL15 |
-//! | vmalloc's first fit, its ancestor | `Locked::new(VmallocTree::new(space), ..)` | AL14 |
-//! | EIOVAR: freelists in front of any [`RangeStore`] | `Locked::new(Eiovar::new(CachedTree::new(space), Capacity::Unbounded), ..)` | AL04-AL06 |
-//! | FreeBSD's tree with the largest gap | `Locked::new(FreeBsdTree::new(space), ..)` | AL07 |
-//! | bitmap, one flush per wrap | `Bitmap::new(space, ..)`, `Bitmap::as_published(space, ..)` | AL09-AL11 |
-//! | the flat table as the bitmap | `TableBitmap::new(memory, table, space, ..)` | AL13 |
-//! | current Linux | `LinuxRcache::new(CachedTree::new(space), ..)` | |
-//! | magazines, the default | `Magazines::new(space, MagazineLimits::DEFAULT, ..)` | |
-//! | the buffer's own address | [`identity`], not an allocator | |
+//! The allocators of question 1, their constructors and their ids:
+//!
+//! - Linux 3.4's cached node: `Locked::new(CachedTree::new(space), RefCell::new)` (AL01-AL03, AL15)
+//! - its ancestor, vmalloc's first fit: `Locked::new(VmallocTree::new(space), ..)` (AL14)
+//! - EIOVAR, freelists in front of any [`RangeStore`]:
+//!   `Locked::new(Eiovar::new(CachedTree::new(space), Capacity::Unbounded), ..)` (AL04-AL06)
+//! - FreeBSD's tree with the largest gap: `Locked::new(FreeBsdTree::new(space), ..)` (AL07)
+//! - the bitmap, one flush per wrap: `Bitmap::new(space, ..)`, `Bitmap::as_published(space, ..)`
+//!   (AL09-AL11)
+//! - the flat table as the bitmap: `TableBitmap::new(memory, table, space, ..)` (AL13)
+//! - current Linux: `LinuxRcache::new(CachedTree::new(space), ..)`
+//! - magazines, the default: `Magazines::new(space, MagazineLimits::DEFAULT, ..)`
+//! - the buffer's own address: [`identity`], not an allocator
 //!
 //! `space` is the range of pages to allocate from. The last argument creates the lock around the
 //! shared state: `RefCell::new` on one thread, `Mutex::new` or a kernel's own lock elsewhere. Each

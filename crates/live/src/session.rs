@@ -351,7 +351,8 @@ impl<F: Function> Session<F> {
         reply.extend(0u16.to_le_bytes());
         reply.extend(
             format!(
-                "{{\"capabilities\":{{\"max_msg_fds\":{MAX_FDS},\"max_data_xfer_size\":{MAX_DATA_BYTES},\"max_dma_maps\":{MAX_RANGES}}}}}\0"
+                "{{\"capabilities\":{{\"max_msg_fds\":{MAX_FDS},\
+                \"max_data_xfer_size\":{MAX_DATA_BYTES},\"max_dma_maps\":{MAX_RANGES}}}}}\0"
             )
             .into_bytes(),
         );

@@ -128,7 +128,11 @@ mod host {
         // SAFETY: the instruction is a hint that changes no value and faults on no address. CPUs
         // without it execute it as a no-op (SDM volume 2, "PREFETCHW").
         unsafe {
-            asm!("prefetchw byte ptr [{}]", in(reg) byte, options(nostack, preserves_flags, readonly));
+            asm!(
+                "prefetchw byte ptr [{}]",
+                in(reg) byte,
+                options(nostack, preserves_flags, readonly)
+            );
         }
     }
 

@@ -116,11 +116,18 @@ fn bytes_of_one_word_are_written_by_several_threads() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, rng_seed: RngSeed::Fixed(0x0a7e_0a01), ..ProptestConfig::with_cases(256) })]
+    #![proptest_config(ProptestConfig {
+        failure_persistence: None,
+        rng_seed: RngSeed::Fixed(0x0a7e_0a01),
+        ..ProptestConfig::with_cases(256)
+    })]
 
     #[test]
     fn bytes_agree_with_a_vector(
-        writes in prop::collection::vec((0_u64..300, prop::collection::vec(any::<u8>(), 0..40)), 1..20),
+        writes in prop::collection::vec(
+            (0_u64..300, prop::collection::vec(any::<u8>(), 0..40)),
+            1..20,
+        ),
         reads in prop::collection::vec((0_u64..300, 0_usize..40), 1..10),
     ) {
         let arena = Arena::new(SIZE).expect("arena");

@@ -294,7 +294,11 @@ fn what_the_root_may_hold() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, rng_seed: RngSeed::Fixed(0xc0), ..ProptestConfig::with_cases(2000) })]
+    #![proptest_config(ProptestConfig {
+        failure_persistence: None,
+        rng_seed: RngSeed::Fixed(0xc0),
+        ..ProptestConfig::with_cases(2000)
+    })]
 
     #[test]
     fn any_words_decode_or_are_refused(low: u64, high: u64, root: u64, at: u16) {

@@ -273,7 +273,11 @@ fn walk_all<F: Format>(format: &F, mem: &SparseMemory, root: u64, iova: u64) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, rng_seed: RngSeed::Fixed(0xbad), ..ProptestConfig::with_cases(4000) })]
+    #![proptest_config(ProptestConfig {
+        failure_persistence: None,
+        rng_seed: RngSeed::Fixed(0xbad),
+        ..ProptestConfig::with_cases(4000)
+    })]
 
     #[test]
     fn any_memory_any_address(

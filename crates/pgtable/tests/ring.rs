@@ -262,7 +262,11 @@ fn every_way_to_find_nothing() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, rng_seed: RngSeed::Fixed(0x9c), ..ProptestConfig::with_cases(2000) })]
+    #![proptest_config(ProptestConfig {
+        failure_persistence: None,
+        rng_seed: RngSeed::Fixed(0x9c),
+        ..ProptestConfig::with_cases(2000)
+    })]
 
     #[test]
     fn what_goes_in_comes_out(start: u64, bytes in 1..=MAX_RING_BUFFER, dir in 1_u64..4) {
@@ -272,12 +276,21 @@ proptest! {
             let at = words([0, 0]);
             made.store(&at);
             let read = RingPte::load(&at);
-            prop_assert_eq!((read.start(), read.bytes(), read.permissions()), (pa(start), bytes, Some(permissions)));
+            prop_assert_eq!(
+                (read.start(), read.bytes(), read.permissions()),
+                (pa(start), bytes, Some(permissions))
+            );
         }
     }
 
     #[test]
-    fn any_words_are_read(device: [u64; 2], table: [u64; 2], entry: [u64; 2], ring: u16, index in 0_u32..1 << 18) {
+    fn any_words_are_read(
+        device: [u64; 2],
+        table: [u64; 2],
+        entry: [u64; 2],
+        ring: u16,
+        index in 0_u32..1 << 18,
+    ) {
         let _ = RingDevice::decode(device).map(|d| d.ring(RingId::new(ring)));
         let _ = RingTable::decode(table).map(|t| t.entry(slot(index)));
         let read = RingPte::from_words(entry);

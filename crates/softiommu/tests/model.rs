@@ -74,7 +74,13 @@ fn step() -> impl Strategy<Value = Step> {
     let range = (page(), pages.clone());
     prop_oneof![
         6 => (0..2_usize, page(), pages, 0..1000_u64, permissions).prop_map(
-            |(domain, page, pages, memory, permissions)| Step::Map { domain, page, pages, memory, permissions }
+            |(domain, page, pages, memory, permissions)| Step::Map {
+                domain,
+                page,
+                pages,
+                memory,
+                permissions,
+            }
         ),
         3 => (0..2_usize, prop::collection::vec(range, 1..4))
             .prop_map(|(domain, ranges)| Step::Unmap { domain, ranges }),

@@ -52,7 +52,13 @@ fn request() -> impl Strategy<Value = Request> {
         2 => (domain(), 0..2_usize)
             .prop_map(|(domain, endpoint)| Request::Detach { domain, endpoint }),
         8 => (domain(), 0..8_u64, 1..4_u64, 0..100_u64, 1..4_u32).prop_map(
-            |(domain, page, pages, memory, flags)| Request::Map { domain, page, pages, memory, flags }
+            |(domain, page, pages, memory, flags)| Request::Map {
+                domain,
+                page,
+                pages,
+                memory,
+                flags,
+            }
         ),
         4 => (domain(), 0..8_u64, 1..9_u64)
             .prop_map(|(domain, page, pages)| Request::Unmap { domain, page, pages }),
@@ -204,7 +210,9 @@ proptest! {
     }
 
     #[test]
-    fn readers_follow_batches(batches in prop::collection::vec(prop::collection::vec(request(), 1..8), 1..12)) {
+    fn readers_follow_batches(
+        batches in prop::collection::vec(prop::collection::vec(request(), 1..8), 1..12),
+    ) {
         let mut guest = Guest::new();
         for requests in &batches {
             let mut batch = guest.device.batch().unwrap();

@@ -205,7 +205,8 @@ fn nothing_is_done_of_what_is_not_whole() {
     assert_eq!(pin.take_fault().unwrap().iova, Iova::new(end));
     assert!(matches!(
         pin.write(Iova::new(end - 4), u64::MAX),
-        Err(AccessError::Fault(Fault { reason: FaultReason::NotPresent, iova, .. })) if iova == Iova::new(end)
+        Err(AccessError::Fault(Fault { reason: FaultReason::NotPresent, iova, .. }))
+            if iova == Iova::new(end)
     ));
     assert_eq!(pin.read::<u64>(Iova::new(end - 8)), Ok(before));
     // Ranges that wrap, are empty, or request no access.

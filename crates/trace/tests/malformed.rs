@@ -486,7 +486,10 @@ fn what_cannot_be_placed_is_told_apart() {
     );
     let (_, errors) = calls(wraps.as_bytes());
     assert!(
-        matches!(errors[..], [TraceError::SegmentWraps { start, line: 1, .. }] if start.get() == u64::MAX),
+        matches!(
+            errors[..],
+            [TraceError::SegmentWraps { start, line: 1, .. }] if start.get() == u64::MAX
+        ),
         "{errors:?}"
     );
 }

@@ -268,7 +268,12 @@ fn sample() -> Vec<u8> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, rng_seed: proptest::test_runner::RngSeed::Fixed(7), ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 300,
+        failure_persistence: None,
+        rng_seed: proptest::test_runner::RngSeed::Fixed(7),
+        ..ProptestConfig::default()
+    })]
 
     #[test]
     fn what_is_rendered_parses_back(chunk in chunk()) {
@@ -315,7 +320,10 @@ proptest! {
     }
 
     #[test]
-    fn how_the_bytes_arrive_does_not_matter(chunk in chunk(), sizes in prop::collection::vec(1usize..200, 1..9)) {
+    fn how_the_bytes_arrive_does_not_matter(
+        chunk in chunk(),
+        sizes in prop::collection::vec(1usize..200, 1..9),
+    ) {
         let text = text_of(&chunk);
         let read = |reader: &mut dyn Read| {
             let mut reader = TraceReader::new("p", reader, &TraceOptions::default());
@@ -329,7 +337,10 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_make_the_reader_panic(mut bytes in prop::collection::vec(any::<u8>(), 0..3000), at in 0usize..400_000) {
+    fn no_bytes_make_the_reader_panic(
+        mut bytes in prop::collection::vec(any::<u8>(), 0..3000),
+        at in 0usize..400_000,
+    ) {
         // Random bytes alone, and random bytes inside a valid trace.
         let sample = sample();
         let at = at.min(sample.len() - 1);

@@ -68,7 +68,12 @@ fn as_counted(info: &Info) -> Value {
             )
         })
         .collect();
-    let pages = |pages: &ringfence_trace::Pages| serde_json::json!({ "distinct": pages.distinct, "touches": pages.touches });
+    let pages = |pages: &ringfence_trace::Pages| {
+        serde_json::json!({
+            "distinct": pages.distinct,
+            "touches": pages.touches
+        })
+    };
     serde_json::json!({
         "lines": info.lines,
         "events": info.events,

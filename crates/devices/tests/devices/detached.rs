@@ -46,7 +46,10 @@ fn buffers_of_a_domain_that_is_gone_come_back() {
     let memory = PhysRange::new(buffer.start(), 1500).unwrap();
     let refused = world.api().map(RING, buffer, memory).unwrap_err();
     assert!(
-        matches!(refused.failure, MapFailure::Failed(error) if error.reason == MapReason::NotAttached),
+        matches!(
+            refused.failure,
+            MapFailure::Failed(error) if error.reason == MapReason::NotAttached
+        ),
         "{:?}",
         refused.failure
     );

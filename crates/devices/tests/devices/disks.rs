@@ -318,7 +318,12 @@ proptest! {
         seed in any::<u64>(),
         slots in 26_u32..200,
     ) {
-        fn run<W: OracleChecked>(mut world: W, entries: u32, seed: u64, requests: &[Request]) -> usize {
+        fn run<W: OracleChecked>(
+            mut world: W,
+            entries: u32,
+            seed: u64,
+            requests: &[Request],
+        ) -> usize {
             let driver = Nvme::open(&mut world, 1 << entries, seed);
             drive_alone(&mut world, driver, requests)
         }

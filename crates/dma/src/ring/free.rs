@@ -164,7 +164,10 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(64) })]
+        #![proptest_config(ProptestConfig {
+            failure_persistence: None,
+            ..ProptestConfig::with_cases(64)
+        })]
 
         #[test]
         fn behaves_as_a_set(
@@ -196,7 +199,9 @@ mod tests {
                         for slot in next..next + run {
                             prop_assert!(model.remove(&slot));
                         }
-                        prop_assert!((next + run).is_multiple_of(64) || !model.contains(&(next + run)));
+                        prop_assert!(
+                            (next + run).is_multiple_of(64) || !model.contains(&(next + run))
+                        );
                     }
                     prop_assert!(model.contains(&slot) || free.take_run(slot) == 0);
                 }

@@ -79,15 +79,34 @@ fn limits() -> impl Strategy<Value = SgLimits> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 96,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
 
     #[test]
-    fn segments_cover_the_list(pieces in prop::collection::vec(piece(), 1..8), limits in limits(), short in 0_usize..12) {
+    fn segments_cover_the_list(
+        pieces in prop::collection::vec(piece(), 1..8),
+        limits in limits(),
+        short in 0_usize..12,
+    ) {
         let mut rig = Rig::<Tree, Plain, _, u64>::new(Strict);
         let Rig { board, dma, cpu, at } = &mut rig;
         let mut out = room(64);
         let (mapping, count) = dma
-            .map_sg(cpu, board, at, SgRequest { buffer: 1, pieces: &pieces, direction: Direction::ToDevice, limits, out: &mut out })
+            .map_sg(
+                cpu,
+                board,
+                at,
+                SgRequest {
+                    buffer: 1,
+                    pieces: &pieces,
+                    direction: Direction::ToDevice,
+                    limits,
+                    out: &mut out,
+                },
+            )
             .unwrap();
         prop_assert_eq!(bytes_behind(&rig, &out[..count]), bytes_of(&pieces));
         assert_within(&out[..count], &pieces, limits);
@@ -101,7 +120,18 @@ proptest! {
         let log = rig.board.port.log.len();
         let Rig { board, dma, cpu, at } = &mut rig;
         let mut out = room(short);
-        match dma.map_sg(cpu, board, at, SgRequest { buffer: 2, pieces: &pieces, direction: Direction::ToDevice, limits, out: &mut out }) {
+        match dma.map_sg(
+            cpu,
+            board,
+            at,
+            SgRequest {
+                buffer: 2,
+                pieces: &pieces,
+                direction: Direction::ToDevice,
+                limits,
+                out: &mut out,
+            },
+        ) {
             Ok((mapping, fewer)) => {
                 prop_assert_eq!(fewer, count);
                 drop(mapping);
@@ -119,7 +149,11 @@ proptest! {
 
     /// If device addresses are physical ones, adjacent pieces need not meet at a page boundary.
     #[test]
-    fn identity_lists_lead_to_themselves(pieces in prop::collection::vec(piece(), 1..6), cuts in prop::collection::vec(1_u64..3 * PAGE, 0..4), limits in limits()) {
+    fn identity_lists_lead_to_themselves(
+        pieces in prop::collection::vec(piece(), 1..6),
+        cuts in prop::collection::vec(1_u64..3 * PAGE, 0..4),
+        limits in limits(),
+    ) {
         // A run of adjacent pieces, cut at any byte, after arbitrary ones.
         let mut pieces = pieces;
         let mut at = 200 * PAGE + 5;
@@ -136,11 +170,24 @@ proptest! {
         for pieces in [&pieces[..], &pieces[pieces.len() / 2..]] {
             let mut out = room(64);
             let (mapping, count) = dma
-                .map_sg(&mut cpu, &mut board, &attached, SgRequest { buffer: 1, pieces, direction: Direction::ToDevice, limits, out: &mut out })
+                .map_sg(
+                    &mut cpu,
+                    &mut board,
+                    &attached,
+                    SgRequest {
+                        buffer: 1,
+                        pieces,
+                        direction: Direction::ToDevice,
+                        limits,
+                        out: &mut out,
+                    },
+                )
                 .unwrap();
             let told: Vec<_> = out[..count]
                 .iter()
-                .map(|s| PhysRange::new(PhysAddr::new(s.range.start().get()), s.range.bytes()).unwrap())
+                .map(|s| {
+                    PhysRange::new(PhysAddr::new(s.range.start().get()), s.range.bytes()).unwrap()
+                })
                 .collect();
             prop_assert_eq!(bytes_of(&told), bytes_of(pieces));
             assert_within(&out[..count], pieces, limits);

@@ -340,7 +340,10 @@ const ALL: [(Coherency, SlotChoice); 4] = [
 ];
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(192) })]
+    #![proptest_config(ProptestConfig {
+        failure_persistence: None,
+        ..ProptestConfig::with_cases(192)
+    })]
 
     #[test]
     fn a_shared_ring_gives_no_buffer_back_that_a_device_may_reach(ops in ops()) {

@@ -12,7 +12,10 @@ use ringfence_types::Direction;
 use crate::rig::*;
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(128) })]
+    #![proptest_config(ProptestConfig {
+        failure_persistence: None,
+        ..ProptestConfig::with_cases(128)
+    })]
 
     #[test]
     fn a_ring_with_room_for_live_and_burst_never_stalls(

@@ -203,7 +203,8 @@ mod tests {
                     let place = at(&list, key);
                     prop_assert_eq!(lru.contains(key), place.is_some());
                     prop_assert_eq!(lru.get_mut(key).copied(), place.map(|at| list[at].1));
-                    let beside = |by: usize| place.and_then(|at| Some(list.get(at.wrapping_add(by))?.0));
+                    let beside =
+                        |by: usize| place.and_then(|at| Some(list.get(at.wrapping_add(by))?.0));
                     prop_assert_eq!(lru.neighbours(key), [beside(1), beside(usize::MAX)]);
                 }
             }

@@ -70,7 +70,9 @@ proptest! {
     }
 
     #[test]
-    fn a_pair_takes_any_entry(steps in prop::collection::vec((0..4_u8, page(), any::<bool>()), 0..200)) {
+    fn a_pair_takes_any_entry(
+        steps in prop::collection::vec((0..4_u8, page(), any::<bool>()), 0..200),
+    ) {
         let mut pair = RingPair::new();
         for (kind, entry, valid) in steps {
             match kind {

@@ -60,11 +60,22 @@ proptest! {
     #[test]
     fn anything_in_memory_gives_what_an_uncached_unit_gives(
         words in prop::collection::vec((0..COUNT, 0..32_u64, word()), 0..100),
-        accesses in prop::collection::vec((0..6_u64, 0..10_u64, 0..0x200_u64, 0..0x100_u64, any::<bool>(), any::<Option<u64>>()), 1..60),
+        accesses in prop::collection::vec(
+            (
+                0..6_u64,
+                0..10_u64,
+                0..0x200_u64,
+                0..0x100_u64,
+                any::<bool>(),
+                any::<Option<u64>>(),
+            ),
+            1..60,
+        ),
     ) {
         let mem = memory(&words);
         let mut reference = unit::<FixedLogic>(&RingUnitConfig::UNCACHED);
-        let mut cached = [Prefetch::Immediate, Prefetch::Deferred, Prefetch::Absent].map(|when| unit::<FixedLogic>(&roomy(when)));
+        let mut cached = [Prefetch::Immediate, Prefetch::Deferred, Prefetch::Absent]
+            .map(|when| unit::<FixedLogic>(&roomy(when)));
         let mut literal = unit::<LogicAsPublished>(&roomy(Prefetch::Immediate));
         let mut by_value = unit::<ByValue>(&roomy(Prefetch::Deferred));
         for (ring, slot, offset, bytes, write, anywhere) in accesses {
@@ -73,9 +84,13 @@ proptest! {
                 Some(raw) if raw % 8 == 0 => raw >> 3,
                 _ => ring << 48 | slot << 30 | offset,
             });
-            let expected = reference.translate(&mem, NIC, iova, bytes, access).map(|found| found.to_vec());
+            let expected = reference
+                .translate(&mem, NIC, iova, bytes, access)
+                .map(|found| found.to_vec());
             for unit in &mut cached {
-                let seen = unit.translate(&mem, NIC, iova, bytes, access).map(|found| found.to_vec());
+                let seen = unit
+                    .translate(&mem, NIC, iova, bytes, access)
+                    .map(|found| found.to_vec());
                 prop_assert_eq!(&seen, &expected);
             }
             if slot % 3 == 0 {

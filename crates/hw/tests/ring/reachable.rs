@@ -166,7 +166,14 @@ proptest! {
         for prefetch in [Prefetch::Immediate, Prefetch::Deferred, Prefetch::Absent] {
             run(&roomy(prefetch), &steps)?;
             for (rings, replacement) in [(1, Replacement::Lru), (2, Replacement::Fifo)] {
-                run(&RingUnitConfig { riotlb: geometry(1, rings), replacement, ..roomy(prefetch) }, &steps)?;
+                run(
+                    &RingUnitConfig {
+                        riotlb: geometry(1, rings),
+                        replacement,
+                        ..roomy(prefetch)
+                    },
+                    &steps,
+                )?;
             }
         }
         run(&RingUnitConfig::UNCACHED, &steps)?;

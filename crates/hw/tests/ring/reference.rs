@@ -175,7 +175,8 @@ fn step() -> impl Strategy<Value = Step> {
                 write,
             }
         ),
-        3 => (ring(), slot(), 1..12_u32).prop_map(|(ring, slot, count)| Step::Sweep { ring, slot, count }),
+        3 => (ring(), slot(), 1..12_u32)
+            .prop_map(|(ring, slot, count)| Step::Sweep { ring, slot, count }),
     ]
 }
 
@@ -238,9 +239,19 @@ proptest! {
     #![proptest_config(cases(300, 0x7269_6f6d_6d75))]
 
     #[test]
-    fn all_versions_do_what_the_figure_says(steps in prop::collection::vec((any::<bool>(), step()), 1..120)) {
-        let [repaired, literal, by_value] = [(false, false, false), (true, true, false), (true, true, true)]
-            .map(|(start_only, keeps_next, by_value)| Defects { start_only, keeps_next, by_value });
+    fn all_versions_do_what_the_figure_says(
+        steps in prop::collection::vec((any::<bool>(), step()), 1..120),
+    ) {
+        let [repaired, literal, by_value] = [
+            (false, false, false),
+            (true, true, false),
+            (true, true, true),
+        ]
+        .map(|(start_only, keeps_next, by_value)| Defects {
+            start_only,
+            keeps_next,
+            by_value,
+        });
         agree::<FixedLogic>(repaired, &steps)?;
         agree::<LogicAsPublished>(literal, &steps)?;
         agree::<ByValue>(by_value, &steps)?;

@@ -77,7 +77,9 @@ fn entry() -> impl Strategy<Value = u64> {
     let page = (0..COUNT + 1).prop_map(|page| FIRST + page * 0x1000);
     prop_oneof![
         4 => (page, 0..4_u64).prop_map(|(page, rights)| page | rights),
-        1 => (0..COUNT, any::<u64>()).prop_map(|(page, noise)| (FIRST + page * 0x1000) | 3 | (noise & 0xfff0_0000_0000_0ffc)),
+        1 => (0..COUNT, any::<u64>()).prop_map(|(page, noise)| {
+            (FIRST + page * 0x1000) | 3 | (noise & 0xfff0_0000_0000_0ffc)
+        }),
         1 => (0..8_u64).prop_map(|gib| gib << 30 | 0x83),
         1 => any::<u64>(),
     ]
@@ -91,7 +93,15 @@ proptest! {
     #[test]
     fn anything_in_memory_gives_what_a_walk_gives(
         entries in prop::collection::vec((0..COUNT, 0..8_u64, entry()), 0..40),
-        accesses in prop::collection::vec((any::<[u8; 5]>(), 0..0x1000_u64, 1..0x3000_u64, any::<bool>()), 1..40),
+        accesses in prop::collection::vec(
+            (
+                any::<[u8; 5]>(),
+                0..0x1000_u64,
+                1..0x3000_u64,
+                any::<bool>(),
+            ),
+            1..40,
+        ),
         levels in prop::sample::select(&Levels::ALL[..]),
     ) {
         let mut mem = SparseMemory::new();
@@ -128,7 +138,9 @@ proptest! {
                         let pa = leaf.translate(Iova::new(at)).get();
                         if let Ok(ranges) = &mut expected {
                             match ranges.last_mut() {
-                                Some((start, bytes)) if *start + *bytes == pa => *bytes += end - at + 1,
+                                Some((start, bytes)) if *start + *bytes == pa => {
+                                    *bytes += end - at + 1
+                                }
                                 _ => ranges.push((pa, end - at + 1)),
                             }
                         }

@@ -111,7 +111,15 @@ mod tests {
 
         #[test]
         fn agrees_with_a_count_of_every_page(
-            steps in prop::collection::vec((0..40_u64, 0..9_u64, any::<prop::sample::Index>(), any::<bool>()), 1..60),
+            steps in prop::collection::vec(
+                (
+                    0..40_u64,
+                    0..9_u64,
+                    any::<prop::sample::Index>(),
+                    any::<bool>(),
+                ),
+                1..60,
+            ),
         ) {
             let mut withheld = Withheld::default();
             let mut counts = [0_u32; 64];
@@ -133,7 +141,10 @@ mod tests {
                 for page in 0..60 {
                     prop_assert_eq!(withheld.any(&run(page, page)), counts[page as usize] > 0);
                     let three = &counts[page as usize..page as usize + 3];
-                    prop_assert_eq!(withheld.any(&run(page, page + 2)), three.iter().any(|n| *n > 0));
+                    prop_assert_eq!(
+                        withheld.any(&run(page, page + 2)),
+                        three.iter().any(|n| *n > 0)
+                    );
                 }
                 prop_assert!(withheld.edges.len() <= 2 * inside.len());
             }

@@ -441,7 +441,10 @@ proptest! {
             .collect();
         for op in &chunk.ops {
             let due = op.time.0 + 10 * MS;
-            prop_assert!(ticks.iter().any(|tick| (due..due + MS).contains(tick)), "{due} {ticks:?}");
+            prop_assert!(
+                ticks.iter().any(|tick| (due..due + MS).contains(tick)),
+                "{due} {ticks:?}"
+            );
         }
     }
 }

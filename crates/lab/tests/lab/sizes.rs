@@ -135,7 +135,14 @@ proptest! {
     #[test]
     fn the_driver_stalls_as_predicted_and_where_the_counts_say(
         operations in prop::collection::vec(
-            (0..40_u64, 0..3_u16, any::<bool>(), prop_oneof![3 => Just(1_u64), 1 => 1..5_u64], any::<bool>(), any::<prop::sample::Index>()),
+            (
+                0..40_u64,
+                0..3_u16,
+                any::<bool>(),
+                prop_oneof![3 => Just(1_u64), 1 => 1..5_u64],
+                any::<bool>(),
+                any::<prop::sample::Index>(),
+            ),
             1..160,
         ),
         slots in 1..40_u32,

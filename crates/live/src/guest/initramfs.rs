@@ -33,7 +33,8 @@ pub struct OwnModule {
 
 /// The init script. Kernel messages go to the first serial port, the command's input and output to
 /// the second, and its exit code to the third.
-const INIT: &str = r#"#!/bin/busybox sh
+const INIT: &str = concat!(
+    r#"#!/bin/busybox sh
 /bin/busybox --install -s /bin
 export PATH=/bin HOME=/ TERM=linux
 mount -t proc proc /proc
@@ -43,17 +44,21 @@ mkdir -p /dev/pts /tmp /mnt
 mount -t devpts pts /dev/pts
 mount -t tracefs tracefs /sys/kernel/tracing
 mount -t debugfs debugfs /sys/kernel/debug
-while read -r module parameters; do insmod "/modules/$module.ko" $parameters || echo "init: $module does not load"; done </modules/order
+while read -r module parameters; do insmod "/modules/$module.ko" $parameters "#,
+    r#"|| echo "init: $module does not load"; done </modules/order
 # Disks come a little after their driver.
-for _ in $(seq 100); do [ -b /dev/vda ] && break; [ -e /sys/bus/virtio/drivers/virtio_blk/virtio* ] || break; usleep 50000; done
+for _ in $(seq 100); do [ -b /dev/vda ] && break; "#,
+    r#"[ -e /sys/bus/virtio/drivers/virtio_blk/virtio* ] || break; usleep 50000; done
 ip link set lo up
 [ -e /interactive ] || stty -F /dev/ttyS1 raw -echo
-# When the leader of a session ends, its terminal is hung up, and what it has not sent is dropped: so the leader waits for that first.
+# When the leader of a session ends, its terminal is hung up, and what it has not "#,
+    r#"sent is dropped: so the leader waits for that first.
 setsid -c sh -c 'sh /command; code=$?; stty raw; exit $code' </dev/ttyS1 >/dev/ttyS1 2>&1
 echo "status $?" >/dev/ttyS2
 sync
 poweroff -f
-"#;
+"#
+);
 
 /// Builds the initramfs.
 ///

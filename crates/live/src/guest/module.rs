@@ -34,10 +34,14 @@ const TOOLS: &[&str] = &[
 
 /// Script that runs make in the root: $0 is the root, $1 the kernel's release, $2 the source
 /// directory. It removes debug information.
-const MAKE: &str = r#"mkdir -p "$0/dev" "$0/proc" && mount --rbind /dev "$0/dev" && mount --rbind /proc "$0/proc" &&
+const MAKE: &str = concat!(
+    r#"mkdir -p "$0/dev" "$0/proc" && mount --rbind /dev "$0/dev" && "#,
+    r#"mount --rbind /proc "$0/proc" &&
 exec chroot "$0" /usr/bin/env -i PATH=/usr/bin LC_ALL=C sh -c '
-    make -C "/usr/src/linux-headers-$0" M="$1" AWK=mawk CONFIG_DEBUG_INFO_BTF_MODULES= modules && strip --strip-debug "$1"/*.ko
-' "$1" "$2""#;
+    make -C "/usr/src/linux-headers-$0" M="$1" AWK=mawk CONFIG_DEBUG_INFO_BTF_MODULES= modules "#,
+    r#"&& strip --strip-debug "$1"/*.ko
+' "$1" "$2""#
+);
 
 /// Builds the module `name` from the sources in `from` for `kernel`, unless `cache` has a build of
 /// the same sources. Returns the module's bytes.

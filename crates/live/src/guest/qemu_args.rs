@@ -151,7 +151,8 @@ impl QemuArgs {
         [
             "-device".into(),
             format!(
-                r#"{{"driver":"vfio-user-pci",{answered}"socket":{{"type":"unix","path":"{}"}},"addr":"{:x}.0"}}"#,
+                "{{\"driver\":\"vfio-user-pci\",{answered}\
+                \"socket\":{{\"type\":\"unix\",\"path\":\"{}\"}},\"addr\":\"{:x}.0\"}}",
                 socket.display(),
                 slot.0
             ),
@@ -165,7 +166,8 @@ impl QemuArgs {
             format!("socket,id={name},path={}", self.socket(name).display()),
             "-device".into(),
             format!(
-                "vhost-user-blk-pci,chardev={name},num-queues=1,disable-legacy=on,iommu_platform=on,ats=on,addr={:x}.0",
+                "vhost-user-blk-pci,chardev={name},num-queues=1,disable-legacy=on,\
+                iommu_platform=on,ats=on,addr={:x}.0",
                 slot.0
             ),
         ]

@@ -243,7 +243,13 @@ mod tests {
         /// The frames do not depend on the pieces into which the stream is cut.
         #[test]
         fn frames_come_out_as_they_went_in(
-            sent in prop::collection::vec((prop_oneof![0usize..40, 1500usize..1540, 60_000usize..69_000], any::<u8>()), 0..12),
+            sent in prop::collection::vec(
+                (
+                    prop_oneof![0usize..40, 1500usize..1540, 60_000usize..69_000],
+                    any::<u8>(),
+                ),
+                0..12,
+            ),
             cuts in prop::collection::vec(any::<usize>(), 1..20),
         ) {
             let mut stream = Vec::new();
@@ -252,7 +258,11 @@ mod tests {
                 stream.extend(vec![*fill; *bytes]);
             }
             let fits = |bytes: usize| (MIN_FRAME_BYTES..=MAX_FRAME_BYTES).contains(&bytes);
-            let expected: Vec<Vec<u8>> = sent.iter().filter(|(bytes, _)| fits(*bytes)).map(|(bytes, fill)| vec![*fill; *bytes]).collect();
+            let expected: Vec<Vec<u8>> = sent
+                .iter()
+                .filter(|(bytes, _)| fits(*bytes))
+                .map(|(bytes, fill)| vec![*fill; *bytes])
+                .collect();
             let (whole, dropped) = frames(&stream, &cuts).unwrap();
             prop_assert_eq!(dropped, sent.len() - expected.len());
             prop_assert!(whole == expected);
@@ -293,7 +303,10 @@ mod tests {
         }
 
         #[test]
-        fn any_stream_is_followed_or_refused(stream in prop::collection::vec(any::<u8>(), 0..300), cuts in prop::collection::vec(any::<usize>(), 1..5)) {
+        fn any_stream_is_followed_or_refused(
+            stream in prop::collection::vec(any::<u8>(), 0..300),
+            cuts in prop::collection::vec(any::<usize>(), 1..5),
+        ) {
             let _ = frames(&stream, &cuts);
         }
     }

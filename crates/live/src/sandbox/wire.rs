@@ -427,7 +427,10 @@ mod tests {
     proptest! {
         /// Any input decodes to one message or to `None`, without a panic.
         #[test]
-        fn nothing_else_is(words in prop::collection::vec(prop_oneof![0u64..9, any::<u64>()], 0..12), cut in 0usize..3) {
+        fn nothing_else_is(
+            words in prop::collection::vec(prop_oneof![0u64..9, any::<u64>()], 0..12),
+            cut in 0usize..3,
+        ) {
             let mut bytes = bytes(&words);
             bytes.truncate(bytes.len().saturating_sub(cut));
             if let Some(report) = DeviceResponse::decode(&bytes) {

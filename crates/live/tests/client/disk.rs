@@ -221,7 +221,15 @@ proptest! {
     /// Compares reads and writes in scattered pieces with an array of bytes.
     #[test]
     fn it_keeps_what_is_written(
-        operations in prop::collection::vec((any::<bool>(), 0u64..DISK_SECTORS, prop::collection::vec(1u32..4, 1..5), any::<u8>()), 1..40),
+        operations in prop::collection::vec(
+            (
+                any::<bool>(),
+                0u64..DISK_SECTORS,
+                prop::collection::vec(1u32..4, 1..5),
+                any::<u8>(),
+            ),
+            1..40,
+        ),
         flush in any::<bool>(),
     ) {
         let mut client = ready();
@@ -235,7 +243,13 @@ proptest! {
             let mut places = Vec::new();
             for sectors in &pieces {
                 let bytes = sectors * 512;
-                client.descriptor(index, at, bytes, NEXT | if write { 0 } else { WRITE }, index + 1);
+                client.descriptor(
+                    index,
+                    at,
+                    bytes,
+                    NEXT | if write { 0 } else { WRITE },
+                    index + 1,
+                );
                 client.poke(at, &vec![fill ^ index as u8; bytes as usize]);
                 places.push((at, bytes as usize));
                 // Leave gaps between the pieces.
@@ -246,14 +260,20 @@ proptest! {
             let total: usize = places.iter().map(|(_, bytes)| bytes).sum();
             let start = sector as usize * 512;
             let fits = start + total <= model.len();
-            let contents: Vec<u8> = places.iter().flat_map(|(at, bytes)| client.peek(*at, *bytes)).collect();
+            let contents: Vec<u8> = places
+                .iter()
+                .flat_map(|(at, bytes)| client.peek(*at, *bytes))
+                .collect();
             client.offer(0, count);
             prop_assert_eq!(client.used().0, count);
             prop_assert_eq!(client.peek(STATUS, 1)[0], u8::from(!fits));
             if fits && write {
                 model[start..start + total].copy_from_slice(&contents);
             } else if fits {
-                let read: Vec<u8> = places.iter().flat_map(|(at, bytes)| client.peek(*at, *bytes)).collect();
+                let read: Vec<u8> = places
+                    .iter()
+                    .flat_map(|(at, bytes)| client.peek(*at, *bytes))
+                    .collect();
                 prop_assert_eq!(&read[..], &model[start..start + total]);
             }
         }

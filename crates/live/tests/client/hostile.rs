@@ -337,7 +337,10 @@ proptest! {
             let mut rest = &bytes[..];
             let mut given = fds(*descriptors);
             let message = loop {
-                prop_assert!(inbox.bytes_wanted() >= 1 && inbox.bytes_wanted() <= rest.len(), "never past the message");
+                prop_assert!(
+                    inbox.bytes_wanted() >= 1 && inbox.bytes_wanted() <= rest.len(),
+                    "never past the message"
+                );
                 let cut = cuts.next().unwrap().min(inbox.bytes_wanted());
                 let (now, later) = rest.split_at(cut);
                 rest = later;
@@ -356,7 +359,14 @@ proptest! {
     /// Any message with any content gets one well-formed reply, and the session continues.
     #[test]
     fn any_message_is_answered(
-        messages in prop::collection::vec((0u16..18, prop::collection::vec(any::<u8>(), 0..64), 0usize..3), 1..40),
+        messages in prop::collection::vec(
+            (
+                0u16..18,
+                prop::collection::vec(any::<u8>(), 0..64),
+                0usize..3,
+            ),
+            1..40,
+        ),
     ) {
         let mut client = ready();
         for (command, body, descriptors) in messages {
@@ -368,8 +378,18 @@ proptest! {
     /// Any access to any register of a running disk: no panic, and the registers stay readable.
     #[test]
     fn any_register_takes_anything(
-        accesses in prop::collection::vec((any::<bool>(), 0u64..0x40, prop::collection::vec(any::<u8>(), 1..9)), 1..100),
-        config in prop::collection::vec((0u64..256, prop::collection::vec(any::<u8>(), 1..9)), 0..20),
+        accesses in prop::collection::vec(
+            (
+                any::<bool>(),
+                0u64..0x40,
+                prop::collection::vec(any::<u8>(), 1..9),
+            ),
+            1..100,
+        ),
+        config in prop::collection::vec(
+            (0u64..256, prop::collection::vec(any::<u8>(), 1..9)),
+            0..20,
+        ),
     ) {
         let mut client = ready();
         client.begin(1 << 29);

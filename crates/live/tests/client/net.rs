@@ -413,13 +413,28 @@ proptest! {
     /// a reset restores the device.
     #[test]
     fn anything(
-        steps in prop::collection::vec((0u16..5, prop_oneof![0u64..RAM_BYTES, any::<u64>()], prop_oneof![0u32..2000, any::<u32>()], 0u16..8, 0u16..20, any::<u16>(), prop::collection::vec(any::<u8>(), 0..80), 0usize..3), 1..60),
+        steps in prop::collection::vec(
+            (
+                0u16..5,
+                prop_oneof![0u64..RAM_BYTES, any::<u64>()],
+                prop_oneof![0u32..2000, any::<u32>()],
+                0u16..8,
+                0u16..20,
+                any::<u16>(),
+                prop::collection::vec(any::<u8>(), 0..80),
+                0usize..3,
+            ),
+            1..60,
+        ),
         features in prop_oneof![Just(0u64), Just(MQ), Just(MQ | 1 << 28), Just(1 << 29)],
     ) {
         let mut card = card(2, features);
         for (queue, at, bytes, flags, next, count, frame, room) in steps {
             link(&mut card).room = room;
-            card.poke(rings(queue) + 16 * u64::from(next % 16), &descriptor(at, bytes, flags, next));
+            card.poke(
+                rings(queue) + 16 * u64::from(next % 16),
+                &descriptor(at, bytes, flags, next),
+            );
             card.poke(rings(queue) + 0x1004 + 2 * u64::from(count % 16), &next.to_le_bytes());
             card.poke(rings(queue) + 0x1002, &(count % 40).to_le_bytes());
             card.ring(queue.into());

@@ -373,7 +373,15 @@ proptest! {
     /// that the driver made.
     #[test]
     fn any_descriptors(
-        descriptors in prop::collection::vec((prop_oneof![AT..AT + 64, 0u64..RAM_BYTES, any::<u64>()], prop_oneof![Just(40u32), 0u32..5000, any::<u32>()], 0u16..8, 0u16..20), 16),
+        descriptors in prop::collection::vec(
+            (
+                prop_oneof![AT..AT + 64, 0u64..RAM_BYTES, any::<u64>()],
+                prop_oneof![Just(40u32), 0u32..5000, any::<u32>()],
+                0u16..8,
+                0u16..20,
+            ),
+            16,
+        ),
         heads in prop::collection::vec(any::<u16>(), 1..16),
     ) {
         let mut guest = ready();

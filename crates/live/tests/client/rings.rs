@@ -222,7 +222,15 @@ proptest! {
     /// Any descriptors in any ring: the process survives, and the device can be reset.
     #[test]
     fn any_descriptors(
-        descriptors in prop::collection::vec((prop_oneof![0u64..RAM_BYTES, any::<u64>()], prop_oneof![0u32..5000, any::<u32>()], 0u16..8, 0u16..20), 16),
+        descriptors in prop::collection::vec(
+            (
+                prop_oneof![0u64..RAM_BYTES, any::<u64>()],
+                prop_oneof![0u32..5000, any::<u32>()],
+                0u16..8,
+                0u16..20,
+            ),
+            16,
+        ),
         heads in prop::collection::vec(any::<u16>(), 1..16),
         features in prop_oneof![Just(0u64), Just(1 << 28), Just(1 << 29)],
     ) {

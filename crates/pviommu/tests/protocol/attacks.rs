@@ -175,7 +175,11 @@ proptest! {
         let mut rig = victim();
         for (mut bytes, kind, pages, own) in requests {
             if let Some(header) = bytes.get_mut(..16) {
-                let id = if own { NIC.get() } else { u64::from_le_bytes(header[..8].try_into().unwrap()) };
+                let id = if own {
+                    NIC.get()
+                } else {
+                    u64::from_le_bytes(header[..8].try_into().unwrap())
+                };
                 header[..8].copy_from_slice(&id.to_le_bytes());
                 header[8..12].copy_from_slice(&kind.to_le_bytes());
                 header[12..].copy_from_slice(&pages.to_le_bytes());

@@ -30,9 +30,11 @@ enum Step {
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
-        4 => (0..12_u64, 0..PAGE, 1..4_u64, 0..3_usize).prop_map(|(page, offset, pages, direction)| {
-            Step::Map { page, offset, pages, direction }
-        }),
+        4 => (0..12_u64, 0..PAGE, 1..4_u64, 0..3_usize).prop_map(
+            |(page, offset, pages, direction)| {
+                Step::Map { page, offset, pages, direction }
+            }
+        ),
         1 => (prop::collection::vec(0..12_u64, 1..4), 0..3_usize)
             .prop_map(|(pages, direction)| Step::List { pages, direction }),
         4 => any::<usize>().prop_map(Step::Unmap),

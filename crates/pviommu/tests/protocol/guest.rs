@@ -300,7 +300,12 @@ proptest! {
     /// Random buffers, mapped and unmapped in any order: accessible while mapped, and all addresses
     /// are free in the end.
     #[test]
-    fn buffers_come_and_go(steps in prop::collection::vec((0..1000_u64, 1..9000_u64, any::<bool>(), 0..8_usize), 1..60)) {
+    fn buffers_come_and_go(
+        steps in prop::collection::vec(
+            (0..1000_u64, 1..9000_u64, any::<bool>(), 0..8_usize),
+            1..60,
+        ),
+    ) {
         let mut guest = guest(None);
         let mut cpu = guest.dma.cpu();
         let mut held = Vec::new();
@@ -308,14 +313,24 @@ proptest! {
             if maps {
                 let memory = buffer(MEMORY + at * 700, bytes);
                 let direction = Direction::ALL[which % 3];
-                let mapped = guest.dma.map_single(&mut cpu, &mut guest.machine, &guest.at, at as u32, memory, direction);
+                let mapped = guest.dma.map_single(
+                    &mut cpu,
+                    &mut guest.machine,
+                    &guest.at,
+                    at as u32,
+                    memory,
+                    direction,
+                );
                 if let Ok((mapping, _)) = mapped {
                     held.push((mapping, memory, direction, at as u32));
                 }
             } else if !held.is_empty() {
                 let (mapping, _, _, given) = held.swap_remove(which % held.len());
                 let iova = mapping.iova().get();
-                let Released(back) = guest.dma.unmap_single(&mut cpu, &mut guest.machine, &guest.at, mapping).unwrap();
+                let Released(back) = guest
+                    .dma
+                    .unmap_single(&mut cpu, &mut guest.machine, &guest.at, mapping)
+                    .unwrap();
                 prop_assert_eq!(back, given);
                 prop_assert_eq!(guest.reach(iova, Access::Read), None);
             }
@@ -329,7 +344,10 @@ proptest! {
             }
         }
         for (mapping, ..) in held {
-            let _ = guest.dma.unmap_single(&mut cpu, &mut guest.machine, &guest.at, mapping).unwrap();
+            let _ = guest
+                .dma
+                .unmap_single(&mut cpu, &mut guest.machine, &guest.at, mapping)
+                .unwrap();
         }
         prop_assert_eq!((guest.live(), guest.broken()), (0, None));
         prop_assert_eq!(guest.left().len() as u64, SPACE);

@@ -281,7 +281,9 @@ proptest! {
             if !rig.fails.get() && !rig.keeps_tables.get() {
                 for device in [NIC, DISK] {
                     // Any request that passes validation completes a pending invalidation.
-                    let free = (0..20).map(giova).find(|g| !model.0.contains_key(&(device.get(), *g)));
+                    let free = (0..20)
+                        .map(giova)
+                        .find(|g| !model.0.contains_key(&(device.get(), *g)));
                     if let (Some(free), true) = (free, due.contains(&device.get())) {
                         let status = rig.map(device, Direction::ToDevice, &[(free, 0)]);
                         if status == Status::Ok {

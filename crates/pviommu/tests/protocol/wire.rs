@@ -119,11 +119,17 @@ proptest! {
     ) {
         let mut header = header;
         header[7] = 2;
-        let bytes: Vec<u8> = header.iter().chain(&list).flat_map(|word| word.to_le_bytes()).collect();
+        let bytes: Vec<u8> = header
+            .iter()
+            .chain(&list)
+            .flat_map(|word| word.to_le_bytes())
+            .collect();
         if let Ok(config) = Config::decode(&bytes) {
             let devices: Vec<_> = config.devices().collect();
             prop_assert!(devices.is_sorted_by(|a, b| a < b) && devices.len() == header[5] as usize);
-            prop_assert!(config.window().bytes() >= 4096 && (1..=PAGES_LIMIT).contains(&config.pages_max()));
+            prop_assert!(
+                config.window().bytes() >= 4096 && (1..=PAGES_LIMIT).contains(&config.pages_max())
+            );
             prop_assert_eq!(Config::decode(&config.encode()), Ok(config));
         }
     }
@@ -300,7 +306,10 @@ proptest! {
     }
 
     #[test]
-    fn unmaps_come_back(device in any::<u64>(), giovas in prop::collection::vec(any::<u64>(), 1..40)) {
+    fn unmaps_come_back(
+        device in any::<u64>(),
+        giovas in prop::collection::vec(any::<u64>(), 1..40),
+    ) {
         let giovas: Vec<_> = giovas.into_iter().map(Iova::new).collect();
         let mut bytes = Vec::new();
         encode_unmap(&mut bytes, Devid::new(device), giovas.iter().copied()).unwrap();
@@ -329,7 +338,10 @@ proptest! {
     #[test]
     fn streams_come_back(mappings in mappings()) {
         let bytes = stream(&mappings);
-        let raw: Vec<_> = mappings.iter().map(|(d, p, g, direction)| (*d, *p, *g, raw(*direction))).collect();
+        let raw: Vec<_> = mappings
+            .iter()
+            .map(|(d, p, g, direction)| (*d, *p, *g, raw(*direction)))
+            .collect();
         prop_assert_eq!(by_hand(&bytes), raw);
         let stream = MigrationStream::decode(&bytes).unwrap();
         let mut found = Vec::new();
@@ -342,13 +354,19 @@ proptest! {
         // No two adjacent records could be merged.
         let records: Vec<_> = stream.records().collect();
         for pair in records.windows(2) {
-            let joined = pair[0].device == pair[1].device && pair[0].direction == pair[1].direction && pair[0].end() == pair[1].first;
+            let joined = pair[0].device == pair[1].device
+                && pair[0].direction == pair[1].direction
+                && pair[0].end() == pair[1].first;
             prop_assert!(!joined);
         }
     }
 
     #[test]
-    fn a_changed_bit_is_noticed(mappings in mappings(), at in any::<prop::sample::Index>(), bit in 0..8_u32) {
+    fn a_changed_bit_is_noticed(
+        mappings in mappings(),
+        at in any::<prop::sample::Index>(),
+        bit in 0..8_u32,
+    ) {
         let mut bytes = stream(&mappings);
         let at = at.index(bytes.len());
         bytes[at] ^= 1 << bit;

@@ -176,7 +176,8 @@ macro_rules! promised {
 promised! {
     tree: Rtc::new, exact: true;
     flat: |cycles, limit| FlatRtc::new(cycles, limit, ResidencyPolicy::Fixed), exact: true;
-    adaptive: |cycles, limit| FlatRtc::new(cycles, limit, ResidencyPolicy::Adaptive { late: 10 }), exact: false;
+    adaptive: |cycles, limit| FlatRtc::new(cycles, limit, ResidencyPolicy::Adaptive { late: 10 }),
+        exact: false;
 }
 
 fn page(pages: u64, direction: Direction) -> MappingKey {

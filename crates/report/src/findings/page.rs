@@ -114,8 +114,10 @@ fn introduction(reproduction: &Reproduction, out: &mut String) {
             );
         }
     }
-    out.push_str("</dl>\n<table \
-        class=\"words\"><thead><tr><th>experiment</th><th>verdict</th><th>document</th></tr></thead>\n<tbody>\n");
+    out.push_str(
+        "</dl>\n<table class=\"words\"><thead><tr><th>experiment</th><th>verdict</th>\
+        <th>document</th></tr></thead>\n<tbody>\n",
+    );
     for finding in &reproduction.findings {
         let _ = writeln!(
             out,

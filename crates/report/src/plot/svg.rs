@@ -67,7 +67,8 @@ impl Svg {
     pub(super) fn bar(&mut self, x: f64, y: f64, width: f64, height: f64, class: &str) {
         if width > 0.05 {
             self.push(format_args!(
-                r#"<rect x="{x:.1}" y="{y:.1}" width="{width:.1}" height="{height:.1}" class="{class}"/>"#
+                "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{height:.1}\" \
+                class=\"{class}\"/>"
             ));
         }
     }

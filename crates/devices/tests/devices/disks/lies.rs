@@ -113,9 +113,10 @@ fn lies_of_a_controller_have_their_names() {
             let told = nvme
                 .queue
                 .complete(&mut world.api(), 9, |_| panic!("nothing is done"));
-            assert!(
-                matches!(told, Err(BlockError::Device(MalformedCompletion { kind: k, .. })) if k == kind)
-            );
+            assert!(matches!(
+                told,
+                Err(BlockError::Device(MalformedCompletion { kind: k, .. })) if k == kind
+            ));
         }
         all_back(nvme, &mut world, &mut pool, 1);
     }

@@ -88,7 +88,12 @@ proptest! {
                 Step::HandOver => daemon = hand_over(&dir, daemon),
             }
         }
-        let sent: BTreeMap<u32, Vec<u8>> = card.sent.iter().flatten().map(|f| (number(f), f.clone())).collect();
+        let sent: BTreeMap<u32, Vec<u8>> = card
+            .sent
+            .iter()
+            .flatten()
+            .map(|f| (number(f), f.clone()))
+            .collect();
         for looks in 0.. {
             prop_assert!(looks < LOOKS, "not everything comes");
             peer.write(100_000);
@@ -104,7 +109,11 @@ proptest! {
         let mut got = peer.frames();
         for pair in 0..2 {
             let of_pair: Vec<u32> = card.sent[pair].iter().map(|f| number(f)).collect();
-            let there: Vec<u32> = got.iter().map(|f| number(f)).filter(|n| of_pair.contains(n)).collect();
+            let there: Vec<u32> = got
+                .iter()
+                .map(|f| number(f))
+                .filter(|n| of_pair.contains(n))
+                .collect();
             prop_assert_eq!(there, of_pair, "sent on pair {}", pair);
         }
         got.sort_by_key(|frame| number(frame));

@@ -87,7 +87,10 @@ prop_compose! {
         bytes in bytes(100),
         fds in 0usize..16,
         too_many_fds in any::<bool>(),
-        ranges in prop::collection::vec((0u64..1 << 50, 1u64..1 << 50, any::<u64>(), maybe_fd()), 0..6),
+        ranges in prop::collection::vec(
+            (0u64..1 << 50, 1u64..1 << 50, any::<u64>(), maybe_fd()),
+            0..6,
+        ),
     ) -> SessionState {
         SessionState {
             stream: fd(),
@@ -165,7 +168,16 @@ fn link(bytes: Vec<u8>, flag: bool) -> LinkState {
 prop_compose! {
     fn handed()(
         kinds in prop::sample::subsequence(vec![0usize, 1, 2, 3, 4], 0..=5),
-        parts in prop::collection::vec((bytes(60), any::<bool>(), function(), prop::option::of(session()), any::<u64>()), 5),
+        parts in prop::collection::vec(
+            (
+                bytes(60),
+                any::<bool>(),
+                function(),
+                prop::option::of(session()),
+                any::<u64>(),
+            ),
+            5,
+        ),
     ) -> SavedDevices {
         let devices = kinds.into_iter().zip(parts);
         let devices = devices.map(|(kind, (bytes, flag, function, session, requests))| SavedDevice {

@@ -1,32 +1,42 @@
 //! The command line.
 
+// A build without the feature parses the arguments of `guest` and `serve`, so that it can report
+// what is missing.
+#[cfg_attr(not(feature = "live"), allow(dead_code))]
+mod guest;
 mod limits;
-// A build without the feature parses their arguments, so that it can report what is missing.
 #[cfg_attr(not(feature = "live"), allow(dead_code))]
 mod live;
+mod trace;
+mod values;
 
+pub(crate) use guest::GuestCommand;
 #[cfg(feature = "live")]
-pub(crate) use live::{
-    DeviceArgs, GuestArgs, GuestJudgeArgs, GuestLimitArgs, GuestPrepareArgs, GuestReadsArgs,
-    GuestRunArgs, ModuleArgs,
+pub(crate) use guest::{
+    GuestArgs, GuestBenchReadArgs, GuestPrepareArgs, GuestRunArgs, GuestVerifyQemuArgs, ModuleArgs,
 };
-pub(crate) use live::{GuestCommand, ServeArgs, TopArgs};
-
 pub(crate) use limits::{ReplayLimitArgs, TraceLimitArgs};
+#[cfg(feature = "live")]
+pub(crate) use live::{DeviceArgs, GuestLimitArgs};
+pub(crate) use live::{ServeArgs, TopArgs};
+pub(crate) use trace::{AnonymiseArgs, ConvertArgs, InfoArgs, RecordArgs, TraceCommand};
 
-use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueHint};
 use clap_complete::Shell;
-use ringfence_lab::LabError;
 use ringfence_lab::compose::compose;
 use ringfence_lab::experiments::Experiment;
 use ringfence_lab::experiments::guests::{Configuration, Kind};
 use ringfence_lab::guest::Cycles;
 use ringfence_lab::modes::Mode;
-use ringfence_report::{Condition, ConditionError};
+use ringfence_report::Condition;
+
+use values::{
+    conditions, configuration, cycle_ns, cycles, experiment, iotlb, kind, named_mode, paged_mode,
+    percent, positive, repetitions, ring_entries, walk_cache,
+};
 
 const EXIT_CODES: &str = "\
 Exit codes: 0 done, 1 error, 2 wrong usage or a condition on what was not measured, 3 a condition \
@@ -508,140 +518,6 @@ pub(crate) struct ReproduceGuestArgs {
     pub module_source: PathBuf,
 }
 
-/// Subcommands of `trace`.
-#[derive(Debug, Subcommand)]
-pub(crate) enum TraceCommand {
-    /// Print statistics of a trace: devices, order of unmaps, sizes, reuse, bursts
-    Info(InfoArgs),
-    /// Record the DMA mappings of this host (root; Linux 6.12 or later)
-    Record(RecordArgs),
-    /// Rename addresses, devices and tasks; keep the structure
-    Anonymise(AnonymiseArgs),
-    /// Write a trace's operations as Parquet, for tools that read tables; `compare` reads it too
-    Convert(ConvertArgs),
-}
-
-/// Arguments of `trace info`.
-#[derive(Debug, Args)]
-pub(crate) struct InfoArgs {
-    /// Traces; - is standard input [default: a bundled sample]
-    #[arg(value_name = "TRACE", value_hint = ValueHint::FilePath)]
-    pub traces: Vec<PathBuf>,
-    /// Count malformed lines instead of stopping at the first
-    #[arg(long)]
-    pub lenient: bool,
-    /// Print a JSON array with one object per trace
-    #[arg(long)]
-    pub json: bool,
-    /// Limits on the trace.
-    #[command(flatten)]
-    pub limits: TraceLimitArgs,
-}
-
-const RECORD_EXAMPLES: &str = "\
-Examples:
-  sudo ringfence trace record --seconds 10 -o idle.trace.zst
-  sudo ringfence trace record -o download.trace.zst -- curl -so /dev/null https://example.org/file
-  ringfence compare download.trace.zst
-
-The recording uses a tracing instance of its own and removes it at its end, on errors and on \
-Ctrl-C too; other tracing on the host is \
-not touched. Without an IOMMU in use the kernel prints no iommu:* events: then scatterlists and \
-coherent buffers lack addresses.
-
-The command runs as the user that runs ringfence, under sudo as root: `-- setpriv --reuid USER \
---regid GROUP --init-groups COMMAND` runs \
-it as another. A trace holds the kernel's addresses: the file can be read by its user alone.";
-
-/// Arguments of `trace record`.
-#[derive(Debug, Args)]
-#[command(
-    after_help = RECORD_EXAMPLES,
-    group = ArgGroup::new("workload").required(true).args(["seconds", "command"]),
-)]
-pub(crate) struct RecordArgs {
-    /// Output file, readable by the user alone; compressed if the name ends in .zst; - is standard
-    /// output
-    #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub output: PathBuf,
-    /// Record for this many seconds
-    #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = seconds)]
-    pub seconds: Option<Duration>,
-    /// Record while this command runs
-    #[arg(value_name = "COMMAND", last = true, value_hint = ValueHint::CommandWithArguments)]
-    pub command: Vec<OsString>,
-    /// Buffer size per CPU; events that do not fit are lost
-    #[arg(
-        long,
-        allow_negative_numbers = true,
-        value_name = "MIB",
-        default_value_t = 64,
-        value_parser = clap::value_parser!(u32).range(1..=65_536),
-    )]
-    pub buffer: u32,
-    /// Mount point of tracefs
-    #[arg(
-        long,
-        value_name = "DIR",
-        default_value = "/sys/kernel/tracing",
-        value_hint = ValueHint::DirPath,
-    )]
-    pub tracefs: PathBuf,
-}
-
-/// Arguments of `trace anonymise`.
-#[derive(Debug, Args)]
-pub(crate) struct AnonymiseArgs {
-    /// The trace; it must be a file, because it is read twice
-    #[arg(value_name = "TRACE", value_hint = ValueHint::FilePath)]
-    pub trace: PathBuf,
-    /// Output file; compressed if the name ends in .zst; - is standard output
-    #[arg(short, long, value_name = "FILE", default_value = "-", value_hint = ValueHint::FilePath)]
-    pub output: PathBuf,
-    /// Seed of the new layout of memory; keep it secret [default: from the system's randomness]
-    #[arg(long, allow_negative_numbers = true, value_name = "N")]
-    pub seed: Option<u64>,
-    /// Keep the times of the trace instead of beginning at 0
-    #[arg(long)]
-    pub keep_times: bool,
-    /// Leave out malformed lines instead of stopping at the first
-    #[arg(long)]
-    pub lenient: bool,
-    /// Limits on the trace.
-    #[command(flatten)]
-    pub limits: TraceLimitArgs,
-}
-
-const CONVERT_LONG: &str = "\
-Write a trace's operations as Parquet, for tools that read tables.
-
-One row an operation (map, unmap) or mark, in the order of the trace: time, device, processor, the \
-mapping that pairs an unmap with its \
-map, direction, class, and the buffer's segments. Devices and the summary stand in the file's \
-metadata. `compare` reads the file like \
-any trace, with the same rows. The lines themselves are not kept: `trace info` and `trace \
-anonymise` want the text.
-
-Needs a build with `--features parquet`.";
-
-/// Arguments of `trace convert`.
-#[derive(Debug, Args)]
-#[command(long_about = CONVERT_LONG)]
-pub(crate) struct ConvertArgs {
-    /// The trace; - is standard input
-    #[arg(value_name = "TRACE", value_hint = ValueHint::FilePath)]
-    pub trace: PathBuf,
-    /// The Parquet file; its name must end in .parquet; - is standard output
-    #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub output: PathBuf,
-    /// Leave out malformed lines instead of stopping at the first
-    #[arg(long)]
-    pub lenient: bool,
-    /// Limits on the trace.
-    #[command(flatten)]
-    pub limits: TraceLimitArgs,
-}
-
 const CALIBRATE_LONG: &str = "\
 Measure this machine and write a cost profile for `compare --profile`.
 
@@ -672,111 +548,6 @@ pub(crate) struct ManArgs {
     /// Write one page per subcommand into this directory, instead of one page to standard output
     #[arg(value_hint = ValueHint::DirPath)]
     pub dir: Option<PathBuf>,
-}
-
-fn named_mode(name: &str) -> Result<Mode, LabError> {
-    Mode::find(name).ok_or_else(|| LabError::NoSuchMode(name.to_owned()))
-}
-
-/// Parses a mode whose IOTLB caches pages.
-fn paged_mode(name: &str) -> Result<Mode, String> {
-    let mode = named_mode(name).map_err(|error| error.to_string())?;
-    if mode.has_rings() || !mode.translates() {
-        return Err("it looks up no pages".into());
-    }
-    Ok(mode)
-}
-
-fn experiment(id: &str) -> Result<&'static Experiment, String> {
-    Experiment::find(id).ok_or_else(|| {
-        let known: Vec<&str> = Experiment::ALL
-            .iter()
-            .map(|experiment| experiment.id)
-            .collect();
-        format!("there are {}", known.join(", "))
-    })
-}
-
-fn kind(name: &str) -> Result<Kind, String> {
-    let known = || Kind::ALL.map(Kind::word).join(", ");
-    Kind::called(name).ok_or_else(|| format!("there are {}", known()))
-}
-
-fn configuration(name: &str) -> Result<Configuration, String> {
-    let known = || Configuration::ALL.map(Configuration::name).join(", ");
-    Configuration::called(name).ok_or_else(|| format!("there are {}", known()))
-}
-
-fn conditions(text: &str) -> Result<Vec<Condition>, ConditionError> {
-    Condition::parse_all(text)
-}
-
-fn positive(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(value) if value.is_finite() && value > 0.0 => Ok(value),
-        _ => Err("it has to be a number above 0".into()),
-    }
-}
-
-fn percent(text: &str) -> Result<f64, String> {
-    let text = text.strip_suffix('%').unwrap_or(text);
-    match text.parse::<f64>() {
-        Ok(value) if value.is_finite() && value >= 0.0 => Ok(value),
-        _ => Err("it has to be a number of per cent".into()),
-    }
-}
-
-fn seconds(text: &str) -> Result<Duration, String> {
-    match text.parse::<f64>() {
-        Ok(value) if value > 0.0 && value <= 1e6 => Ok(Duration::from_secs_f64(value)),
-        _ => Err("it has to be a number of seconds, above 0".into()),
-    }
-}
-
-fn repetitions(text: &str) -> Result<usize, String> {
-    match text.parse::<usize>() {
-        Ok(number) if number <= 10_000 => Ok(number),
-        _ => Err("it has to be a number from 0 to 10000".into()),
-    }
-}
-
-/// Parses seconds and returns nanoseconds.
-fn cycle_ns(text: &str) -> Result<u64, String> {
-    match text.parse::<f64>() {
-        Ok(seconds) if (1e-6..=1e6).contains(&seconds) => Ok((seconds * 1e9) as u64),
-        _ => Err("a cycle lasts 0.000001 to 1000000 seconds".into()),
-    }
-}
-
-fn cycles(text: &str) -> Result<Cycles, String> {
-    let cycles = text.parse::<u8>().ok().and_then(Cycles::new);
-    cycles.ok_or_else(|| format!("C is 1 to {}", Cycles::MAX))
-}
-
-fn ring_entries(text: &str) -> Result<u32, String> {
-    match text.parse::<u32>() {
-        Ok(slots) if (1..1 << 18).contains(&slots) => Ok(slots),
-        _ => Err("a ring has 1 to 262143 slots".into()),
-    }
-}
-
-fn iotlb(text: &str) -> Result<(u32, u32), String> {
-    let wrong = || "it has to be SETSxWAYS, as in 16x4".to_owned();
-    let (sets, ways) = text.split_once('x').ok_or_else(wrong)?;
-    match (sets.parse::<u32>(), ways.parse::<u32>()) {
-        (Ok(sets), Ok(ways)) => Ok((sets, ways)),
-        _ => Err(wrong()),
-    }
-}
-
-fn walk_cache(text: &str) -> Result<[u32; 3], String> {
-    let wrong = || "it has to be three numbers of entries, as in 32,16,4".to_owned();
-    let parts: Vec<u32> = text
-        .split(',')
-        .map(|part| part.trim().parse::<u32>().ok())
-        .collect::<Option<_>>()
-        .ok_or_else(wrong)?;
-    parts.try_into().map_err(|_| wrong())
 }
 
 #[cfg(test)]

@@ -78,16 +78,23 @@ impl fmt::Display for MapReason {
             Self::Alloc(e) => e.fmt(f),
             Self::Table(e) => e.fmt(f),
             Self::BeyondMask => f.write_str("beyond the device's DMA mask, and no bounce buffer"),
-            Self::NotContiguous => f.write_str("scattered memory needs translation or a bounce buffer"),
+            Self::NotContiguous => {
+                f.write_str("scattered memory needs translation or a bounce buffer")
+            }
             Self::Flush(e) => e.fmt(f),
             Self::FlushRetriesExhausted { flushes } => {
-                write!(f, "no free address after {flushes} flushes: other CPUs took every released address")
+                write!(
+                    f,
+                    "no free address after {flushes} flushes: other CPUs took every released address"
+                )
             }
             Self::OutOfMemory => f.write_str("out of memory"),
             Self::RingFull(full) => full.fmt(f),
             Self::Ring(refusal) => refusal.fmt(f),
             Self::NotAttached => f.write_str("device is not attached"),
-            Self::RollbackFailed(e) => write!(f, "rollback failed: {e}; the addresses are not reused"),
+            Self::RollbackFailed(e) => {
+                write!(f, "rollback failed: {e}; the addresses are not reused")
+            }
         }
     }
 }

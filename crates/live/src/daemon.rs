@@ -3,6 +3,7 @@
 
 mod dma_path;
 mod local_config;
+mod mac;
 mod options;
 mod paused;
 mod rebuild;
@@ -23,9 +24,9 @@ use std::thread::{self, JoinHandle};
 
 use ringfence_types::RequesterId;
 use rustix::process::{Resource, getrlimit, setrlimit};
-use rustix::rand::{GetRandomFlags, getrandom};
 use rustix::thread::CapabilitySet;
 
+use self::mac::random_mac;
 use self::paused::PausedDevice;
 use self::sandboxed_disk::{SandboxArgs, start_sandboxed_disk};
 use crate::access::SocketAccess;
@@ -564,16 +565,6 @@ fn at(path: &Path) -> impl Fn(io::Error) -> (PathBuf, io::Error) {
 fn complaints(name: &'static str, log: &Log) -> RateLimitedLog {
     let log = Arc::clone(log);
     RateLimitedLog::new(move |refused| log(name, &ServeEvent::Refused(refused)))
-}
-
-/// Returns a random locally administered unicast address.
-fn random_mac() -> [u8; 6] {
-    let mut mac = [0; 6];
-    // On failure the address is the same each time, which is valid too.
-    let _ = getrandom(&mut mac, GetRandomFlags::empty());
-    let [first, ..] = &mut mac;
-    *first = (*first & !1) | 2;
-    mac
 }
 
 /// Returns the disk's injector; the entropy device performs the foreign accesses.

@@ -184,7 +184,9 @@ impl fmt::Display for RequestError {
             Self::NoEndpoint(endpoint) => write!(f, "there is no endpoint {endpoint}"),
             Self::NoDomain(domain) => write!(f, "there is no domain {domain}"),
             Self::DomainOutOfRange(domain) => write!(f, "domain {domain} is out of range"),
-            Self::BypassMismatch(domain) => write!(f, "domain {domain}: bypass flag does not match"),
+            Self::BypassMismatch(domain) => {
+                write!(f, "domain {domain}: bypass flag does not match")
+            }
             Self::BypassDomain(domain) => write!(f, "domain {domain} bypasses the IOMMU"),
             Self::NotAttached { endpoint, domain } => {
                 write!(f, "endpoint {endpoint} is not attached to domain {domain}")
@@ -195,7 +197,9 @@ impl fmt::Display for RequestError {
                     "domain {domain} maps what is reserved for endpoint {endpoint}"
                 )
             }
-            Self::EndBeforeStart { start, end } => write!(f, "range {start:#x}..={end:#x} ends before it starts"),
+            Self::EndBeforeStart { start, end } => {
+                write!(f, "range {start:#x}..={end:#x} ends before it starts")
+            }
             Self::Misaligned(range) => write!(f, "{range} is not made of whole granules"),
             Self::OutsideInput(range) => write!(f, "{range} lies outside the input range"),
             Self::OutsidePhysical(range) => write!(f, "{range} does not map to guest memory"),

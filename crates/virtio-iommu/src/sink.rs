@@ -105,7 +105,9 @@ impl fmt::Display for SinkError {
             Self::BadAddress(range) => write!(f, "{range} maps to memory that cannot be mapped"),
             Self::Unsupported => f.write_str("not supported"),
             Self::WouldBlock => f.write_str("would wait for the calling thread itself"),
-            Self::CommitFailed => f.write_str("commit failed: endpoints may still reach unmapped memory"),
+            Self::CommitFailed => {
+                f.write_str("commit failed: endpoints may still reach unmapped memory")
+            }
             Self::Failed => f.write_str("failed"),
         }
     }

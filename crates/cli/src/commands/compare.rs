@@ -40,12 +40,7 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<(), Failure> {
             .collect::<Result<_, _>>()?;
     }
     let repetitions = args.repeat.unwrap_or_else(|| default_repetitions(&inputs));
-    let mut report = Report::new(
-        profile.clone(),
-        executed_on(),
-        repetitions,
-        !args.no_attack,
-    );
+    let mut report = Report::new(profile.clone(), executed_on(), repetitions, !args.no_attack);
     for (input, name) in inputs.iter().zip(Input::names(&inputs)) {
         let devices = (!args.devices.is_empty()).then(|| args.devices.clone());
         let rings = if counted {

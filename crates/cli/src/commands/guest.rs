@@ -15,8 +15,8 @@ use ringfence_live::guest::{
 
 use super::serve::{check, devices, quote, start};
 use crate::args::{
-    GuestArgs, GuestBenchReadArgs, GuestCommand, GuestPrepareArgs, GuestRunArgs, GuestVerifyQemuArgs,
-    ModuleArgs,
+    GuestArgs, GuestBenchReadArgs, GuestCommand, GuestPrepareArgs, GuestRunArgs,
+    GuestVerifyQemuArgs, ModuleArgs,
 };
 use crate::directory::PrivateDir;
 use crate::failure::Failure;

@@ -93,14 +93,7 @@ fn a_trace_without_a_map_passes_no_gate() {
 
 #[test]
 fn what_was_not_measured_is_null_in_every_form() {
-    let args = [
-        "compare",
-        "--modes",
-        "none",
-        "--repeat",
-        "0",
-        "--no-attack",
-    ];
+    let args = ["compare", "--modes", "none", "--repeat", "0", "--no-attack"];
     let with = |form: &str| {
         let args: Vec<&str> = args.into_iter().chain([form]).collect();
         succeeded(&ringfence(&args))

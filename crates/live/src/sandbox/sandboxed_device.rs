@@ -102,7 +102,12 @@ pub fn enter(map: fn(&ControlRegion) -> !) -> io::Result<SandboxedDevice> {
                 stopped: tried.stopped,
             });
         };
-        disk.misbehave(DmaInjector::new(&injected, None, told, Arc::clone(&counters)));
+        disk.misbehave(DmaInjector::new(
+            &injected,
+            None,
+            told,
+            Arc::clone(&counters),
+        ));
     }
     let queues = disk.queue_sizes().iter();
     let queues = queues

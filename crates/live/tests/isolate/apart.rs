@@ -207,7 +207,10 @@ fn the_page_itself_is_gone_behind<I: Boundary>() {
         assert_eq!(I::fault(guest), Some((ENDPOINT, start + AWAY)), "{class}");
         let told = apart.told.lock().unwrap();
         let at = Iova::new(start + AWAY);
-        assert_eq!(*told, [format!("injected write ({class}) at {at}: stopped")]);
+        assert_eq!(
+            *told,
+            [format!("injected write ({class}) at {at}: stopped")]
+        );
     }
 }
 

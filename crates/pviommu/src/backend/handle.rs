@@ -50,7 +50,11 @@ pub struct CommitFailed(pub Devid);
 
 impl fmt::Display for CommitFailed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "commit failed: device {} may still reach unmapped pages", self.0)
+        write!(
+            f,
+            "commit failed: device {} may still reach unmapped pages",
+            self.0
+        )
     }
 }
 

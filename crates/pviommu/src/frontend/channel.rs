@@ -38,7 +38,11 @@ impl fmt::Display for ChannelFailure {
         match self {
             Self::Silent => f.write_str("the host did not answer in time"),
             Self::UnknownReply(id) => {
-                write!(f, "the host answered request {}, which is not in flight", id.0)
+                write!(
+                    f,
+                    "the host answered request {}, which is not in flight",
+                    id.0
+                )
             }
             Self::Full => f.write_str("the queue takes no request"),
             Self::UnmapRefused(status) => write!(f, "the host refused an unmap: {status}"),

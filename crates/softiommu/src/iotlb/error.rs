@@ -131,9 +131,14 @@ impl fmt::Display for IotlbError {
         match self {
             Self::NotForUs => f.write_str("a message that only back-ends send"),
             Self::NotShared { range, user } => {
-                write!(f, "update of {range} names {user:#x}, which the front-end has not shared")
+                write!(
+                    f,
+                    "update of {range} names {user:#x}, which the front-end has not shared"
+                )
             }
-            Self::NoPage { range, memory } => write!(f, "update of {range} to {memory} contains no whole page"),
+            Self::NoPage { range, memory } => {
+                write!(f, "update of {range} to {memory} contains no whole page")
+            }
             Self::Map(error) => error.fmt(f),
             Self::NotAMiss(fault) => write!(f, "not an IOTLB miss: {fault}"),
             Self::TooManyMisses => f.write_str("too many misses under way"),

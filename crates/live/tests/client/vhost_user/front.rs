@@ -127,7 +127,12 @@ impl Front {
         let mut disk = Blk::new(disk_file(), false, Arc::clone(&counters)).unwrap();
         let told = Arc::clone(&report);
         let tell = move |tried: &_| told(&ServeEvent::InjectedDma(tried));
-        disk.misbehave(DmaInjector::new(injected, None, tell, Arc::clone(&counters)));
+        disk.misbehave(DmaInjector::new(
+            injected,
+            None,
+            tell,
+            Arc::clone(&counters),
+        ));
         let (theirs, counted) = (stop.clone(), Arc::clone(&counters));
         let thread = thread::spawn(move || {
             let clients = Clients {

@@ -1,0 +1,253 @@
+//! The command line of `guest`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueHint};
+
+use super::GuestLimitArgs;
+use super::live::DeviceArgs;
+
+/// Subcommands of `guest`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum GuestCommand {
+    /// Boot a guest, run a command in it, and exit with the command's exit code
+    #[command(long_about = GUEST_RUN_LONG, after_help = GUEST_RUN_EXAMPLES)]
+    Run(Box<GuestRunArgs>),
+    /// Fetch and build the components of a guest, and print their paths
+    #[command(long_about = GUEST_PREPARE_LONG, after_help = GUEST_PREPARE_EXAMPLES)]
+    Prepare(GuestPrepareArgs),
+    /// Inside a guest: time direct reads of 4 KiB
+    #[command(long_about = GUEST_BENCH_READ_LONG)]
+    BenchRead(GuestBenchReadArgs),
+    /// Compare the software IOMMU with QEMU's own, over the mappings of a stock Linux guest
+    #[command(long_about = GUEST_VERIFY_QEMU_LONG)]
+    VerifyQemu(GuestVerifyQemuArgs),
+}
+
+const GUEST_BENCH_READ_LONG: &str = "\
+Inside a guest: time direct reads of 4 KiB.
+
+In a guest that was booted with --icount a nanosecond is an instruction. What a processor of the \
+guest's works for a read is told without what \
+the read waits for its disk: meanwhile another thread counts its own turns. Reads whose data was \
+there before they had begun to wait work less, \
+and are told apart:
+
+  ringfence guest run --icount --with-ringfence -- ringfence guest bench-read /dev/vda";
+
+/// Arguments of `guest bench-read`.
+#[derive(Debug, Args)]
+pub(crate) struct GuestBenchReadArgs {
+    /// File to read
+    pub file: PathBuf,
+    /// Number of reads
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        value_name = "N",
+        default_value_t = 1000,
+        value_parser = clap::value_parser!(u32).range(1..=10_000),
+    )]
+    pub count: u32,
+}
+
+const GUEST_VERIFY_QEMU_LONG: &str = "\
+Have the software IOMMU judged by QEMU's own, over what a stock Linux maps.
+
+Boots a guest behind QEMU's intel-iommu whose disk lives here. What QEMU tells of the guest's \
+mappings goes into the software IOMMU, and \
+random accesses, legal and illegal, are tried through both while the guest is stopped: both have to \
+let an access through, to the same \
+bytes, or both to reject it. QEMU tells of a mapping for writing only as one for both; reads that \
+it then rejects are counted apart.
+
+The exit code is 0 if as many cases were tried as asked for, and none differs. A command, if one \
+is given, is what the guest does instead of \
+reading and writing its disk.";
+
+/// Arguments of `guest verify-qemu`.
+#[derive(Debug, Args)]
+pub(crate) struct GuestVerifyQemuArgs {
+    /// Options of the guest.
+    #[command(flatten)]
+    pub guest: GuestArgs,
+    /// Number of accesses to try
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        value_name = "N",
+        default_value_t = 2000,
+        value_parser = clap::value_parser!(u32).range(1..=1_000_000),
+    )]
+    pub cases: u32,
+    /// Seed of the random accesses
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        value_name = "SEED",
+        default_value_t = 1
+    )]
+    pub seed: u64,
+    /// Maximum run time of the guest in seconds
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        value_name = "SECONDS",
+        default_value_t = 300,
+        value_parser = clap::value_parser!(u64).range(1..=86400),
+    )]
+    pub timeout: u64,
+}
+
+const GUEST_PREPARE_LONG: &str = "\
+Fetch and build what a guest needs, and print where it is.
+
+For a QEMU that you start yourself, with the devices of `ringfence serve`: prints assignments for \
+a shell, QEMU (the program and its first \
+arguments), KERNEL (the image), APPEND (the kernel's command line) and INITRAMFS. The user space \
+runs a command as that of `guest run` \
+does: its input and output are the second serial line, its exit code goes to the third.";
+
+const GUEST_PREPARE_EXAMPLES: &str = "\
+Examples:
+  ringfence serve --dir RUN --blk disk.img >arguments &
+  eval \"$(ringfence guest prepare -- md5sum /dev/vda)\"
+  eval \"$QEMU $(cat arguments)\" -display none -kernel '$KERNEL' -initrd '$INITRAMFS' -append \
+  '\"$APPEND\"' \\
+    -serial file:console -serial stdio -serial file:status";
+
+/// Options of the guest.
+#[derive(Debug, Args)]
+pub(crate) struct GuestArgs {
+    /// Debian kernel: the beginning of its version; `latest`, the newest one at the time of the
+    /// fetch; or the path of a directory with unpacked packages
+    #[arg(long, value_name = "VERSION", default_value = "6.12")]
+    pub kernel: String,
+    /// Invalidate at each unmap, so that devices cannot reach a page after the kernel's unmap
+    /// returns; the default
+    #[arg(long, conflicts_with = "lazy")]
+    pub strict: bool,
+    /// Batch unmaps and invalidate them together, as Linux does by default
+    #[arg(long)]
+    pub lazy: bool,
+    /// Additional words for the kernel's command line
+    #[arg(
+        long,
+        value_name = "WORDS",
+        default_value = "",
+        hide_default_value = true
+    )]
+    pub append: String,
+    /// Directory for fetched components
+    #[arg(
+        long,
+        value_name = "DIR",
+        default_value = "target/guest",
+        value_hint = ValueHint::DirPath,
+    )]
+    pub cache: PathBuf,
+    /// Command to run [default: a shell]
+    #[arg(last = true, value_name = "COMMAND")]
+    pub command: Vec<String>,
+}
+
+/// Options of this project's modules in the guest.
+#[derive(Debug, Args)]
+pub(crate) struct ModuleArgs {
+    /// Load this module, built for the guest's kernel, before the drivers: pviommu, the driver of
+    /// the para-virtual IOMMU, which then replaces the virtio-iommu
+    #[arg(long, value_name = "NAME", value_parser = ["pviommu"])]
+    pub module: Option<String>,
+    /// Parameters of the module, as for insmod: "cache=0 t_ms=1000"
+    #[arg(
+        long,
+        value_name = "WORDS",
+        default_value = "",
+        hide_default_value = true,
+        requires = "module"
+    )]
+    pub module_args: String,
+    /// Put this module into the guest, at /modules/NAME.ko, for the command to load
+    #[arg(long, value_name = "NAME", value_parser = ["dma_count"])]
+    pub with_module: Option<String>,
+    /// Directory of the modules' sources
+    #[arg(long, value_name = "DIR", default_value = "kmod", value_hint = ValueHint::DirPath)]
+    pub module_source: PathBuf,
+}
+
+/// Arguments of `guest prepare`.
+#[derive(Debug, Args)]
+pub(crate) struct GuestPrepareArgs {
+    /// Options of the guest.
+    #[command(flatten)]
+    pub guest: GuestArgs,
+    /// Options of the modules.
+    #[command(flatten)]
+    pub module: ModuleArgs,
+    /// Output file for the user space
+    #[arg(
+        long,
+        value_name = "FILE",
+        default_value = "initramfs.cpio",
+        value_hint = ValueHint::FilePath,
+    )]
+    pub initramfs: PathBuf,
+}
+
+const GUEST_RUN_LONG: &str = "\
+Boot a guest, run a command in it, end with the command's exit code.
+
+The guest is Debian's kernel as it is, with busybox as its user space. Its disk lives in this \
+process, behind a virtio-iommu that lives \
+here too: no byte of the guest's memory is reached that the guest has not mapped for the disk. \
+Standard input and output are the \
+command's. What is missing (QEMU 10.1 or later, the kernel) is fetched from Debian's archive into \
+the cache, without root; busybox-static \
+and xz-utils have to be installed.";
+
+const GUEST_RUN_EXAMPLES: &str = "\
+Examples:
+  ringfence guest run -- sh -c 'dd if=/dev/vda of=/dev/null bs=4k count=1000 iflag=direct'
+  ringfence guest run --kernel latest --lazy --metrics -- md5sum /dev/vda
+  ringfence guest run --module pviommu -- sh -c 'md5sum /dev/vda; grep -r . \
+  /sys/kernel/debug/pviommu'
+  ringfence guest run                                 a shell
+
+Exit codes: the command's; 1 also if the guest could not be booted or ended without one.";
+
+/// Arguments of `guest run`.
+#[derive(Debug, Args)]
+pub(crate) struct GuestRunArgs {
+    /// Options of the guest.
+    #[command(flatten)]
+    pub guest: GuestArgs,
+    /// Options of the modules.
+    #[command(flatten)]
+    pub module: ModuleArgs,
+    /// Maximum run time of the guest in seconds
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        value_name = "SECONDS",
+        default_value_t = 300,
+        value_parser = clap::value_parser!(u64).range(1..=86400),
+    )]
+    pub timeout: u64,
+    /// Directory for sockets, tables and the console [default: a temporary directory, kept only if
+    /// the guest fails]
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub dir: Option<PathBuf>,
+    /// Count time in instructions, a nanosecond each, and answer doorbells before the guest
+    /// continues
+    #[arg(long)]
+    pub icount: bool,
+    /// Put this program into the guest
+    #[arg(long)]
+    pub with_ringfence: bool,
+    /// Print the devices' counters to standard error at the end
+    #[arg(long)]
+    pub metrics: bool,
+    /// Options of the devices; without --blk the disk is an empty one of 64 MiB.
+    #[command(flatten)]
+    pub devices: DeviceArgs,
+}

@@ -1,0 +1,143 @@
+//! The command line of `trace`.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueHint};
+
+use super::TraceLimitArgs;
+use super::values::seconds;
+
+/// Subcommands of `trace`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum TraceCommand {
+    /// Print statistics of a trace: devices, order of unmaps, sizes, reuse, bursts
+    Info(InfoArgs),
+    /// Record the DMA mappings of this host (root; Linux 6.12 or later)
+    Record(RecordArgs),
+    /// Rename addresses, devices and tasks; keep the structure
+    Anonymise(AnonymiseArgs),
+    /// Write a trace's operations as Parquet, for tools that read tables; `compare` reads it too
+    Convert(ConvertArgs),
+}
+
+/// Arguments of `trace info`.
+#[derive(Debug, Args)]
+pub(crate) struct InfoArgs {
+    /// Traces; - is standard input [default: a bundled sample]
+    #[arg(value_name = "TRACE", value_hint = ValueHint::FilePath)]
+    pub traces: Vec<PathBuf>,
+    /// Count malformed lines instead of stopping at the first
+    #[arg(long)]
+    pub lenient: bool,
+    /// Print a JSON array with one object per trace
+    #[arg(long)]
+    pub json: bool,
+    /// Limits on the trace.
+    #[command(flatten)]
+    pub limits: TraceLimitArgs,
+}
+
+const RECORD_EXAMPLES: &str = "\
+Examples:
+  sudo ringfence trace record --seconds 10 -o idle.trace.zst
+  sudo ringfence trace record -o download.trace.zst -- curl -so /dev/null https://example.org/file
+  ringfence compare download.trace.zst
+
+The recording uses a tracing instance of its own and removes it at its end, on errors and on \
+Ctrl-C too; other tracing on the host is \
+not touched. Without an IOMMU in use the kernel prints no iommu:* events: then scatterlists and \
+coherent buffers lack addresses.
+
+The command runs as the user that runs ringfence, under sudo as root: `-- setpriv --reuid USER \
+--regid GROUP --init-groups COMMAND` runs \
+it as another. A trace holds the kernel's addresses: the file can be read by its user alone.";
+
+/// Arguments of `trace record`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = RECORD_EXAMPLES,
+    group = ArgGroup::new("workload").required(true).args(["seconds", "command"]),
+)]
+pub(crate) struct RecordArgs {
+    /// Output file, readable by the user alone; compressed if the name ends in .zst; - is standard
+    /// output
+    #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub output: PathBuf,
+    /// Record for this many seconds
+    #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = seconds)]
+    pub seconds: Option<Duration>,
+    /// Record while this command runs
+    #[arg(value_name = "COMMAND", last = true, value_hint = ValueHint::CommandWithArguments)]
+    pub command: Vec<OsString>,
+    /// Buffer size per CPU; events that do not fit are lost
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        value_name = "MIB",
+        default_value_t = 64,
+        value_parser = clap::value_parser!(u32).range(1..=65_536),
+    )]
+    pub buffer: u32,
+    /// Mount point of tracefs
+    #[arg(
+        long,
+        value_name = "DIR",
+        default_value = "/sys/kernel/tracing",
+        value_hint = ValueHint::DirPath,
+    )]
+    pub tracefs: PathBuf,
+}
+
+/// Arguments of `trace anonymise`.
+#[derive(Debug, Args)]
+pub(crate) struct AnonymiseArgs {
+    /// The trace; it must be a file, because it is read twice
+    #[arg(value_name = "TRACE", value_hint = ValueHint::FilePath)]
+    pub trace: PathBuf,
+    /// Output file; compressed if the name ends in .zst; - is standard output
+    #[arg(short, long, value_name = "FILE", default_value = "-", value_hint = ValueHint::FilePath)]
+    pub output: PathBuf,
+    /// Seed of the new layout of memory; keep it secret [default: from the system's randomness]
+    #[arg(long, allow_negative_numbers = true, value_name = "N")]
+    pub seed: Option<u64>,
+    /// Keep the times of the trace instead of beginning at 0
+    #[arg(long)]
+    pub keep_times: bool,
+    /// Leave out malformed lines instead of stopping at the first
+    #[arg(long)]
+    pub lenient: bool,
+    /// Limits on the trace.
+    #[command(flatten)]
+    pub limits: TraceLimitArgs,
+}
+
+const CONVERT_LONG: &str = "\
+Write a trace's operations as Parquet, for tools that read tables.
+
+One row an operation (map, unmap) or mark, in the order of the trace: time, device, processor, the \
+mapping that pairs an unmap with its \
+map, direction, class, and the buffer's segments. Devices and the summary stand in the file's \
+metadata. `compare` reads the file like \
+any trace, with the same rows. The lines themselves are not kept: `trace info` and `trace \
+anonymise` want the text.
+
+Needs a build with `--features parquet`.";
+
+/// Arguments of `trace convert`.
+#[derive(Debug, Args)]
+#[command(long_about = CONVERT_LONG)]
+pub(crate) struct ConvertArgs {
+    /// The trace; - is standard input
+    #[arg(value_name = "TRACE", value_hint = ValueHint::FilePath)]
+    pub trace: PathBuf,
+    /// The Parquet file; its name must end in .parquet; - is standard output
+    #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub output: PathBuf,
+    /// Leave out malformed lines instead of stopping at the first
+    #[arg(long)]
+    pub lenient: bool,
+    /// Limits on the trace.
+    #[command(flatten)]
+    pub limits: TraceLimitArgs,
+}

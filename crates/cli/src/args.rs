@@ -40,8 +40,7 @@ use values::{
 
 const EXIT_CODES: &str = "\
 Exit codes: 0 done, 1 error, 2 wrong usage or a condition on what was not measured, 3 a condition \
-of --fail-if or --max-regression holds, \
-130 ended by a signal, with unfinished files removed.";
+of --fail-if or --max-regression holds, 130 ended by a signal, with unfinished files removed.";
 
 /// Measure the cost of DMA protection on your workload and its exposure, and find better modes.
 #[derive(Debug, Parser)]
@@ -97,16 +96,14 @@ const COMPARE_LONG: &str = "\
 Replay traces through protection modes; print what each costs and what it exposes.
 
 Each trace is replayed twice in every mode under an oracle that knows which byte is granted to \
-which device: once with a device that \
-does what the trace implies (metered), once with an attacker that touches every buffer it has \
-lost. A third, timed run measures the \
-mapping layer alone. Cycles are executed by this processor, but for the invalidation of the IOTLB, \
-which no user program can execute: \
-it is charged by the cost profile, and every report says how much of a row that is.
+which device: once with a device that does what the trace implies (metered), once with an attacker \
+that touches every buffer it has lost. A third, timed run measures the mapping layer alone. Cycles \
+are executed by this processor, but for the invalidation of the IOTLB, which no user program can \
+execute: it is charged by the cost profile, and every report says how much of a row that is.
 
 relative_throughput = c / (c + map + unmap): a packet that costs c cycles without protection costs \
-c + map + unmap with it. c comes \
-from the profile (908 for r210-2015: half of a packet of two mappings) or from --baseline-cycles.
+c + map + unmap with it. c comes from the profile (908 for r210-2015: half of a packet of two \
+mappings) or from --baseline-cycles.
 
 Why fence and fence-burst stand side by side: an invalidation that is charged at every unmap caps \
 a mode at c / (c + invalidation), \
@@ -127,8 +124,8 @@ Examples:
   ringfence compare --iotlb 64x8 --coherent --baseline-cycles 2500
   ringfence compare --fail-if 'fence:violations>0,false_faults>0'
 
-A condition on what was not measured (cycles with --repeat 0, violations with --no-attack) and \
-one on a trace without a map are wrong usage.
+A condition on what was not measured (cycles with --repeat 0, violations with --no-attack) and one \
+on a trace without a map are wrong usage.
 
 Exit codes: 0 done, 1 error, 2 wrong usage, 3 a condition of --fail-if holds.";
 
@@ -299,14 +296,11 @@ const SIZE_LONG: &str = "\
 Say how large a trace wants its rings and its IOTLB.
 
 A ring is a device and a direction. A first pass counts: L, most slots mapped at once; B, most \
-slots withheld at once until the end of a \
-burst; in which order unmaps come. From that follow N >= L + B, and the fewest slots with which \
-this trace stalls no map. A second pass \
-replays the trace with rings of several sizes, once with a ring that takes only the slot at its \
-tail (riommu) and once with one that takes \
-any free slot (riommu-ooo), and says how many maps waited, beside what a model of slots predicts. \
-The same pass tries IOTLBs of several \
-shapes under modes that map pages.
+slots withheld at once until the end of a burst; in which order unmaps come. From that follow N >= \
+L + B, and the fewest slots with which this trace stalls no map. A second pass replays the trace \
+with rings of several sizes, once with a ring that takes only the slot at its tail (riommu) and \
+once with one that takes any free slot (riommu-ooo), and says how many maps waited, beside what a \
+model of slots predicts. The same pass tries IOTLBs of several shapes under modes that map pages.
 
 Nothing is timed: the numbers are the same on every machine.";
 
@@ -400,8 +394,8 @@ Example:
   ringfence compare --json > after.json
   ringfence diff before.json after.json --max-regression 20
 
-Exit codes: 0 done, 1 error, 2 wrong usage or, with --max-regression, reports that did not measure the \
-same, 3 a row got worse than --max-regression allows.";
+Exit codes: 0 done, 1 error, 2 wrong usage or, with --max-regression, reports that did not measure \
+the same, 3 a row got worse than --max-regression allows.";
 
 /// Arguments of `diff`.
 #[derive(Debug, Args)]
@@ -522,10 +516,9 @@ const CALIBRATE_LONG: &str = "\
 Measure this machine and write a cost profile for `compare --profile`.
 
 What a user program can execute is measured: the cycle counter's rate and cost, storing a table \
-entry, writing a line back and waiting \
-for it. What it cannot execute, the invalidation of the IOTLB, a miss, a packet without \
-protection, is taken from r210-2015; the file \
-says of every number which it is. Edit it where you know better.";
+entry, writing a line back and waiting for it. What it cannot execute, the invalidation of the \
+IOTLB, a miss, a packet without protection, is taken from r210-2015; the file says of every number \
+which it is. Edit it where you know better.";
 
 /// Arguments of `calibrate`.
 #[derive(Debug, Args)]

@@ -85,7 +85,8 @@ impl fmt::Display for MapReason {
             Self::FlushRetriesExhausted { flushes } => {
                 write!(
                     f,
-                    "no free address after {flushes} flushes: other CPUs took every released address"
+                    "no free address after {flushes} flushes: other CPUs took every released \
+                    address"
                 )
             }
             Self::OutOfMemory => f.write_str("out of memory"),

@@ -126,8 +126,8 @@ impl fmt::Display for ConditionError {
                 mode,
             } => write!(
                 f,
-                "{condition:?} has nothing to look at: mode {mode} mapped nothing of {trace}; \
-                 give a trace with maps, or name rows with MODE:"
+                "{condition:?} has nothing to look at: mode {mode} mapped nothing of {trace}; give \
+                 a trace with maps, or name rows with MODE:"
             ),
             Self::NoSuchMode { mode, ran } => {
                 let hint = hint(mode, ran);

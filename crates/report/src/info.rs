@@ -16,8 +16,7 @@ pub fn trace_info(name: &str, info: &Info, look: TableStyle) -> String {
     );
     let facts = format!(
         "{} maps, {} unmaps, {} coherent allocations, {} frees, {} syncs, {} iommu:map, {} \
-        iommu:unmap; \
-         {} mappings alive at most, {} at the end; {} pages mapped {} times each.",
+        iommu:unmap; {} mappings alive at most, {} at the end; {} pages mapped {} times each.",
         count(info.map_events),
         count(info.unmap_events),
         count(info.allocs),

@@ -106,8 +106,8 @@ pub fn oddities(notes: &TraceNotes) -> Vec<String> {
         out.insert(
             0,
             format!(
-                "the driver of {devices} skips unmaps: the trace does not say when its \
-                mappings end, no safety is claimed"
+                "the driver of {devices} skips unmaps: the trace does not say when its mappings \
+                end, no safety is claimed"
             ),
         );
     }

@@ -136,8 +136,7 @@ fn no_strict(rows: &[&Row]) -> String {
     match leaking {
         Some(row) => format!(
             "{} promises to be {} and did not keep to it ({} violations, {} false faults): that is \
-            a defect. \
-             Report it with the trace.",
+            a defect. Report it with the trace.",
             row.mode,
             row.safety,
             count(through(row)),

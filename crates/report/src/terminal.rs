@@ -305,8 +305,7 @@ fn executed(report: &Report, rows: &[&Row]) -> String {
     };
     format!(
         "Executed: {} code on {} ({} cycles, median of {}). Charged by profile {}: {} cycles for \
-        each invalidation{kicks} ({}). \
-         Relative throughput = c / (c + map + unmap), c = {}.",
+        each invalidation{kicks} ({}). Relative throughput = c / (c + map + unmap), c = {}.",
         on.build,
         on.cpu,
         on.unit,
@@ -322,8 +321,7 @@ fn modelled(profile: &Profile) -> String {
     let [leaf, middle, upper] = profile.walk_cache;
     format!(
         "Modelled: IOTLB {} sets x {} ways, walk caches of {leaf}, {middle}, {upper} entries for \
-        levels 1, 2, 3, {} walker; a miss \
-         costs the device {} cycles, which no column contains.",
+        levels 1, 2, 3, {} walker; a miss costs the device {} cycles, which no column contains.",
         profile.iotlb_sets,
         profile.iotlb_ways,
         if profile.coherent {
@@ -356,8 +354,7 @@ fn component_warning(report: &Report, rows: &[&Row]) -> Option<String> {
     }
     Some(format!(
         "Warning: how the cycles of {} split into components depends by more than a quarter on the \
-        order of measurement; a longer \
-         trace, a quiet machine or --repeat {} helps.",
+        order of measurement; a longer trace, a quiet machine or --repeat {} helps.",
         noisy.join(", "),
         report.repetitions * 4
     ))

@@ -40,9 +40,8 @@ fn main() {
         };
         println!(
             "{name}: {} MB, {} events; reader {:.2} GB/s (best {:.2}, {:.1} M events/s, spread \
-            {:.0}%), \
-             split-and-parse {:.2} GB/s (spread {:.0}%), ratio {:.1}; to operations {:.2} GB/s \
-             ({:.1} M events/s)",
+            {:.0}%), split-and-parse {:.2} GB/s (spread {:.0}%), ratio {:.1}; to operations {:.2} \
+            GB/s ({:.1} M events/s)",
             text.len() / 1_000_000,
             events[0],
             rate(&ours),

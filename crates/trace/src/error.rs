@@ -258,8 +258,7 @@ impl fmt::Display for TraceError {
             Self::TraceCmdMissing { file, .. } => write!(
                 f,
                 "{}: a trace-cmd recording, and trace-cmd cannot be started; install trace-cmd, or \
-                run \
-                 `trace-cmd report {0} > trace.txt` where it is installed and read that",
+                run `trace-cmd report {0} > trace.txt` where it is installed and read that",
                 file.display()
             ),
             Self::TraceCmdFailed { file, message } => {

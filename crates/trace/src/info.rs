@@ -208,8 +208,7 @@ impl fmt::Display for Info {
         writeln!(
             f,
             "{} maps, {} unmaps ({} without a map), {} allocs, {} frees, {} iommu:map, {} \
-            iommu:unmap, \
-             {} mappings of iommu:* lines alone",
+            iommu:unmap, {} mappings of iommu:* lines alone",
             self.map_events,
             self.unmap_events,
             self.unmatched_unmaps,

@@ -118,8 +118,7 @@ pub fn render(
                 return write!(
                     out,
                     "dma_alloc: {name} dir={dir} dma_addr={iova:x} size={size} \
-                    virt_addr=0000000000000001 \
-                     flags=GFP_KERNEL attrs="
+                    virt_addr=0000000000000001 flags=GFP_KERNEL attrs="
                 );
             }
             write!(

@@ -189,8 +189,8 @@ fn a_split_of_many_pieces_does_not_gather_in_one_chunk() {
         for n in 0..256 {
             let (iova, end) = (at(n), at(n + 1));
             text += &format!(
-                "t-1 [000] ..... 2.0: unmap: IOMMU: iova=0x{iova:016x} - 0x{end:016x} \
-                 size=4096 unmapped_size=4096\n"
+                "t-1 [000] ..... 2.0: unmap: IOMMU: iova=0x{iova:016x} - 0x{end:016x} size=4096 \
+                 unmapped_size=4096\n"
             );
         }
     }

@@ -56,7 +56,8 @@ Have the software IOMMU judged by QEMU's own, over what a stock Linux maps.
 
 Boots a guest behind QEMU's intel-iommu whose disk lives here. What QEMU tells of the guest's \
 mappings goes into the software IOMMU, and \
-random accesses, legal and illegal, are tried through both while the guest is stopped: both have to \
+random accesses, legal and illegal, are tried through both while the guest is stopped: both have \
+to \
 let an access through, to the same \
 bytes, or both to reject it. QEMU tells of a mapping for writing only as one for both; reads that \
 it then rejects are counted apart.

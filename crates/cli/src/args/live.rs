@@ -17,10 +17,9 @@ pub(crate) const SERVE_LONG: &str = "\
 Serve virtio devices to a QEMU, every DMA of theirs behind a virtio-iommu.
 
 Each device listens on a socket of its own in the directory, for QEMU's vfio-user-pci (10.1 or \
-later). The arguments that QEMU needs \
-are printed; the kernel, its user space and a console are yours to add. The guest's kernel needs \
-virtio-iommu and VIOT (Debian's since \
-6.12). Counters in Prometheus's text format can be read from metrics.sock.
+later). The arguments that QEMU needs are printed; the kernel, its user space and a console are \
+yours to add. The guest's kernel needs virtio-iommu and VIOT (Debian's since 6.12). Counters in \
+Prometheus's text format can be read from metrics.sock.
 
 Another process can take the devices over while the guest runs (--take-over): the guest sees a \
 pause, and nothing else.
@@ -62,8 +61,7 @@ pub(crate) struct ServeArgs {
 
 pub(crate) const TOP_LONG: &str = "\
 Show what the devices of a `serve` or `guest run` are doing, until Ctrl-C: requests and bytes per \
-second, within what time half and 99 % of \
-the requests were served, and what was stopped.
+second, within what time half and 99 % of the requests were served, and what was stopped.
 
 Rates and times are of the last interval. `stale` counts accesses to what had been unmapped \
 shortly before, among the faults.";

@@ -50,8 +50,8 @@ not touched. Without an IOMMU in use the kernel prints no iommu:* events: then s
 coherent buffers lack addresses.
 
 The command runs as the user that runs ringfence, under sudo as root: `-- setpriv --reuid USER \
---regid GROUP --init-groups COMMAND` runs \
-it as another. A trace holds the kernel's addresses: the file can be read by its user alone.";
+--regid GROUP --init-groups COMMAND` runs it as another. A trace holds the kernel's addresses: the \
+file can be read by its user alone.";
 
 /// Arguments of `trace record`.
 #[derive(Debug, Args)]
@@ -116,11 +116,9 @@ const CONVERT_LONG: &str = "\
 Write a trace's operations as Parquet, for tools that read tables.
 
 One row an operation (map, unmap) or mark, in the order of the trace: time, device, processor, the \
-mapping that pairs an unmap with its \
-map, direction, class, and the buffer's segments. Devices and the summary stand in the file's \
-metadata. `compare` reads the file like \
-any trace, with the same rows. The lines themselves are not kept: `trace info` and `trace \
-anonymise` want the text.
+mapping that pairs an unmap with its map, direction, class, and the buffer's segments. Devices and \
+the summary stand in the file's metadata. `compare` reads the file like any trace, with the same \
+rows. The lines themselves are not kept: `trace info` and `trace anonymise` want the text.
 
 Needs a build with `--features parquet`.";
 

@@ -159,8 +159,8 @@ fn profile(measured: &Measured) -> Result<String, Failure> {
         counter.\n#\n",
     );
     out.push_str(
-        "# Measured on this machine; `compare` executes these costs, nothing below is \
-        charged for them:\n",
+        "# Measured on this machine; `compare` executes these costs, nothing below is charged for \
+        them:\n",
     );
     let mut say = |what: &str, value: String| {
         // Writing to a string does not fail.

@@ -269,8 +269,8 @@ fn verify_qemu(args: &GuestVerifyQemuArgs) -> Result<ExitCode, Failure> {
     } = &report;
     let mut text = format!(
         "seed {}: {} cases over at most {most_mapped} mappings: {allowed} let through by both to \
-        the same bytes, {rejected} rejected by both, \
-         {told_more} reads of what QEMU told more of than it grants, {} differ\n",
+        the same bytes, {rejected} rejected by both, {told_more} reads of what QEMU told more of \
+        than it grants, {} differ\n",
         args.seed,
         report.cases(),
         differing.len()

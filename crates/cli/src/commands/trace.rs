@@ -73,8 +73,8 @@ fn record(args: &RecordArgs) -> Result<(), Failure> {
     for path in stale_instances(&args.tracefs) {
         let path = path.display();
         print_line(&format!(
-            "{path} was left by a recording that was killed, and takes memory; remove it: \
-             echo 0 >{path}/events/enable; rmdir {path}"
+            "{path} was left by a recording that was killed, and takes memory; remove it: echo 0 \
+             >{path}/events/enable; rmdir {path}"
         ));
     }
 

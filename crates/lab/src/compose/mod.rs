@@ -186,8 +186,7 @@ fn senseless(alloc: Alloc, table: TableKind, flush: FlushKind) -> Option<&'stati
         }
         (A::BitmapAsPublished, _) => Some(
             "the literal bitmap differs from the bitmap only in what it reuses before a wrap's \
-            flush; \
-             use alloc=bitmap",
+            flush; use alloc=bitmap",
         ),
         _ => None,
     }

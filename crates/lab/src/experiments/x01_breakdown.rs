@@ -63,9 +63,8 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     runs.truncate(5);
     let mut found = Findings::with_method(format!(
         "{} runs of mlx stream; the meter of `compare` takes one component after the other away \
-        (decision 0007) and averages over all \
-         runs, the modes in turns. Page walks do not snoop. Invalidations are charged where a \
-         policy asks for them.",
+        (decision 0007) and averages over all runs, the modes in turns. Page walks do not snoop. \
+        Invalidations are charged where a policy asks for them.",
         runs.len()
     ));
     let sheet = Sheet::named("riommu_table1")?;
@@ -158,8 +157,8 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         a packet are in neither.",
     );
     found.note(
-        "Erratum 4: the allocation in strict depends on history; the two documents print \
-        3986 and 7656 cycles for one machine.",
+        "Erratum 4: the allocation in strict depends on history; the two documents print 3986 and \
+        7656 cycles for one machine.",
     );
     Ok(found)
 }
@@ -206,8 +205,8 @@ fn by_stages(
     }
     found.explain(format!(
         "riommu / strict, from what was executed here to what the document prints, one component \
-        after the other: {}. The rows \"the \
-         document's: ...\" have the ratio after each; the document's stay once they are in.",
+        after the other: {}. The rows \"the document's: ...\" have the ratio after each; the \
+        document's stay once they are in.",
         moved.join(", "),
     ));
     Ok(())
@@ -236,9 +235,8 @@ fn reasons(runs: &[Run], found: &mut Findings) -> Result<(), LabError> {
         (
             "map, page table",
             "a walk of four levels and one entry, written back by one instruction and one store \
-            fence; the document's kernel put a full \
-             barrier before and behind a CLFLUSH, which drops the line that the next map needs \
-             (X02 has CLFLUSH beside).",
+            fence; the document's kernel put a full barrier before and behind a CLFLUSH, which \
+            drops the line that the next map needs (X02 has CLFLUSH beside).",
         ),
         (
             "unmap, page table",
@@ -252,14 +250,13 @@ fn reasons(runs: &[Run], found: &mut Findings) -> Result<(), LabError> {
         (
             "unmap, iova free",
             "in strict and defer taking a node out of the tree, and balancing it; in strict+ and \
-            defer+ a push onto a list, whose cost is \
-             within the meter's error here.",
+            defer+ a push onto a list, whose cost is within the meter's error here.",
         ),
         (
             "unmap, iotlb inv",
             "in strict and strict+ 2150 of them are charged; executed are two descriptors of the \
-            invalidation queue and a look at its \
-             answer. In defer and defer+ it is a 250th of that.",
+            invalidation queue and a look at its answer. In defer and defer+ it is a 250th of \
+            that.",
         ),
         (
             "map, other",

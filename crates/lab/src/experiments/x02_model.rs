@@ -52,8 +52,8 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let runs = runs(setting)?;
     let mut found = Findings::with_method(format!(
         "{} runs of mlx stream, all modes in turns, {} times each; C is 1816 cycles and twice the \
-        cost of a map and an unmap in the last \
-         run. Page walks do not snoop, but for riommu. The busy-wait line is executed.",
+        cost of a map and an unmap in the last run. Page walks do not snoop, but for riommu. The \
+        busy-wait line is executed.",
         runs.len(),
         setting.repetitions,
     ));
@@ -187,9 +187,8 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     };
     found.explain(format!(
         "What differs is what was executed: of C, {:.0}% is charged in strict, {:.0}% in strict+ \
-        and {:.0}% in riommu, and equals the document's. \
-         X01 has the rest component by component, and what riommu / strict becomes as one \
-         component after the other is the document's.",
+        and {:.0}% in riommu, and equals the document's. X01 has the rest component by component, \
+        and what riommu / strict becomes as one component after the other is the document's.",
         100.0 * share("strict")?,
         100.0 * share("strict+")?,
         100.0 * share("riommu")?,
@@ -202,13 +201,12 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     );
     found.explain(
         "riommu-: the document waits for a barrier and a write-back at each of two maps and two \
-        unmaps a packet. The repaired ring writes \
-         lines back, of four entries each, before a doorbell and before a release; riommu--literal \
-         does what Fig. 11 prints.",
+        unmaps a packet. The repaired ring writes lines back, of four entries each, before a \
+        doorbell and before a release; riommu--literal does what Fig. 11 prints.",
     );
     found.note(
-        "Throughput is proportional to 1 / C, so the crosses lie on the line by \
-        construction; the line itself is what is tested.",
+        "Throughput is proportional to 1 / C, so the crosses lie on the line by construction; the \
+        line itself is what is tested.",
     );
     Ok(found)
 }

@@ -130,9 +130,8 @@ fn frame(row: &Table2Row, cost: impl Fn(&str) -> f64) -> Frame {
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let mut found = Findings::with_method(
         "Two or three runs of each benchmark; the last one counts. A frame costs what it costs \
-        without protection, and the executed and \
-         charged cycles of its maps and unmaps; throughput is the inverse of that, up to 10 Gbit/s \
-         on brcm.",
+        without protection, and the executed and charged cycles of its maps and unmaps; throughput \
+        is the inverse of that, up to 10 Gbit/s on brcm.",
     );
     let sheet = Sheet::named("riommu_table2")?;
     for (table, group) in TABLE_2.iter().zip(GROUPS) {
@@ -198,13 +197,13 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     }
     found.explain(
         "The charged invalidation is the document's, the executed rest is this processor's (X01). \
-        Where C_none is fitted it takes up what \
-         of strict+ is executed in fewer cycles than there, and comes out smaller than it was.",
+        Where C_none is fitted it takes up what of strict+ is executed in fewer cycles than there, \
+        and comes out smaller than it was.",
     );
     found.explain(
         "In the document's strict, Apache and Memcached search hundreds of ranges for each address \
-        (EIOVAR Table 2: 381 to 1078 steps), \
-         after a hundred long runs; after a few runs here they do not yet (X11, X15).",
+        (EIOVAR Table 2: 381 to 1078 steps), after a hundred long runs; after a few runs here they \
+        do not yet (X11, X15).",
     );
     found.note(
         "Fitted, one printed cell a row of the table, marked there: throughput of riommu over \

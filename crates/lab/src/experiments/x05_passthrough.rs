@@ -58,13 +58,12 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     }
     found.explain(
         "The document's 200 cycles are those of the kernel's generic DMA code on the way to a \
-        pass-through domain. Here all identity modes \
-         are the same code, and only what the hardware looks up differs: nothing is left to differ \
-         in the processor's cycles.",
+        pass-through domain. Here all identity modes are the same code, and only what the hardware \
+        looks up differs: nothing is left to differ in the processor's cycles.",
     );
     found.note(
-        "Request-response, where the document finds no difference at all, follows: what is \
-        not executed cannot delay.",
+        "Request-response, where the document finds no difference at all, follows: what is not \
+        executed cannot delay.",
     );
     Ok(found)
 }

@@ -223,8 +223,8 @@ fn found(setting: &Setting, amount: SendCount) -> Result<Findings, LabError> {
     }
     found.explain(
         "The 1532 cycles are the document's own number, charged once for each miss that the model \
-        counts. What is tested here is the number \
-         of misses: nearly one a frame with a random buffer, none with one buffer.",
+        counts. What is tested here is the number of misses: nearly one a frame with a random \
+        buffer, none with one buffer.",
     );
     found.note(
         "A program cannot make its own processor's IOMMU miss. The executed row says what a walk \

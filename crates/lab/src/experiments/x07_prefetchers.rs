@@ -210,10 +210,9 @@ fn recorded(setting: &Setting, found: &mut Findings) {
             .into(),
         rings => format!(
             "Recorded devices: {rings} of {} have a ring whose addresses come again in the same \
-            order a ring's length apart, which is what the \
-             document's claim about Markov and Recency speaks of; these are held to it. What the \
-             others are, and what that does to a history, \
-             stands below.",
+            order a ring's length apart, which is what the document's claim about Markov and \
+            Recency speaks of; these are held to it. What the others are, and what that does to a \
+            history, stands below.",
             used.len()
         ),
     });
@@ -239,9 +238,8 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let rows = synthetic()?;
     let mut found = Findings::with_method(
         "Rings of five shapes with five kinds of addresses; each stream is fed to Markov, Recency \
-        and Distance, as published and modified, \
-         with histories from a quarter to eight times the ring, and to two entries a ring. Shares \
-         of buffers whose first page was predicted.",
+        and Distance, as published and modified, with histories from a quarter to eight times the \
+        ring, and to two entries a ring. Shares of buffers whose first page was predicted.",
     );
     for summary in summarise(&rows) {
         let judged = CLAIMS

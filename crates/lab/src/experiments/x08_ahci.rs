@@ -212,13 +212,12 @@ fn found(setting: &Setting, requests: u64) -> Result<Findings, LabError> {
     });
     found.note(
         "What the file system and the block layer cost is left out of both modes; it would bring \
-        strict nearer to none. The disks' speeds are \
-         no measurements: they are what such devices and the link reach at most.",
+        strict nearer to none. The disks' speeds are no measurements: they are what such devices \
+        and the link reach at most.",
     );
     found.note(
         "The document says why rings are not for AHCI: 32 slots in arbitrary order. The share of \
-        unmaps out of order is this driver's under a \
-         drive that chooses at random.",
+        unmaps out of order is this driver's under a drive that chooses at random.",
     );
     recorded(setting, &mut found);
     Ok(found)
@@ -250,9 +249,8 @@ fn recorded(setting: &Setting, found: &mut Findings) {
         }
         _ => {
             "Recorded ports: mappings of a direction, in the order in which the kernel's driver \
-            made them. How far out of order they come back \
-             is the emulated drive's and the block layer's doing; a scatterlist counts as one \
-             mapping."
+            made them. How far out of order they come back is the emulated drive's and the block \
+            layer's doing; a scatterlist counts as one mapping."
         }
     });
 }

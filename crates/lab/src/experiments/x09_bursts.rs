@@ -83,12 +83,11 @@ impl Point {
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let mut found = Findings::with_method(
         "mlx stream with interrupts at 1 to 400 packets: the driver's calls are recorded while \
-        frames cross the wire and are verified, and \
-         performed again on rings that the driver owns, and on rings behind the mapping layer. A \
-         packet is charged 1816 cycles, and 2150 for \
-         each invalidation; maps and unmaps are executed. On owned rings they are executed by the \
-         driver's loops, and what the same loops \
-         take without protection is not counted: it is in the 1816.",
+        frames cross the wire and are verified, and performed again on rings that the driver owns, \
+        and on rings behind the mapping layer. A packet is charged 1816 cycles, and 2150 for each \
+        invalidation; maps and unmaps are executed. On owned rings they are executed by the \
+        driver's loops, and what the same loops take without protection is not counted: it is in \
+        the 1816.",
     );
     let points = BURSTS.map(|packets| Point::measure(setting, packets));
     let points = points.into_iter().collect::<Result<Vec<_>, _>>()?;
@@ -99,20 +98,18 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     overflow(&mut found)?;
     found.explain(
         "An interrupt at 100 received packets ends a burst of 200 unmaps; the transmit rings' \
-        bursts are shorter, for an acknowledgement \
-         follows two packets, and the mean over both is below 200.",
+        bursts are shorter, for an acknowledgement follows two packets, and the mean over both is \
+        below 200.",
     );
     found.note(
         "riommu / none: the document prints 0.77 for mlx stream, where a map and an unmap cost \
-        about 260 cycles; on rings that their driver \
-         owns they are executed here in a few dozens, so that the charged invalidation decides \
-         until bursts are long.",
+        about 260 cycles; on rings that their driver owns they are executed here in a few dozens, \
+        so that the charged invalidation decides until bursts are long.",
     );
     found.note(
         "Busy-waited: the document's own method (RI19), none with the real driver code and a spin \
-        of 2150 cycles at each invalidation of a \
-         ring. What it measures is put beside executed and charged cycles; they may differ by what \
-         the spin overshoots or overlaps.",
+        of 2150 cycles at each invalidation of a ring. What it measures is put beside executed and \
+        charged cycles; they may differ by what the spin overshoots or overlaps.",
     );
     found.note(
         "Erratum 8: until a burst ends, its last entries stay reachable; the repaired ring \
@@ -120,8 +117,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     );
     found.note(
         "N >= L avoids overflow in the document. A slot freed in a burst may not be given out \
-        before its invalidation, so here \
-         N >= L and the longest burst.",
+        before its invalidation, so here N >= L and the longest burst.",
     );
     Ok(found)
 }

@@ -128,12 +128,11 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     );
     found.explain(
         "History, why it does not under section 4's own words, unmap and then map: receive \
-        addresses lie above those of transmissions, since \
-         rings are filled first. One is free only inside a pair of calls, where nothing is sent, \
-         and a transmit address that is freed there lies \
-         below C and does not move it. Nothing is ever exchanged, and each turn costs one search \
-         through the ring, whatever came before. \
-         Table 1 has its H above L and does not say how it came there.",
+        addresses lie above those of transmissions, since rings are filled first. One is free only \
+        inside a pair of calls, where nothing is sent, and a transmit address that is freed there \
+        lies below C and does not move it. Nothing is ever exchanged, and each turn costs one \
+        search through the ring, whatever came before. Table 1 has its H above L and does not say \
+        how it came there.",
     );
     found.explain(
         "How long: the document's 153 is a mean over 150 runs of a machine of which neither the \
@@ -145,14 +144,13 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     );
     found.explain(
         "With k = W nothing is searched as long as maps and unmaps alternate, as in the receive \
-        rings alone. A transmit interrupt gives a \
-         burst of addresses back that no map follows at once: more than W are then free, the lists \
-         take no more than k, and the rest goes to \
-         the tree and is searched for later (X13 has the threshold by burst).",
+        rings alone. A transmit interrupt gives a burst of addresses back that no map follows at \
+        once: more than W are then free, the lists take no more than k, and the rest goes to the \
+        tree and is searched for later (X13 has the threshold by burst).",
     );
     found.note(
-        "Erratum 4: the two documents, on one machine, differ by a factor of 2 in the cost \
-        of this search.",
+        "Erratum 4: the two documents, on one machine, differ by a factor of 2 in the cost of this \
+        search.",
     );
     found.note("Every number is counted; nothing is timed or charged.");
     Ok(found)

@@ -141,8 +141,8 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
          Table 2, differ by more than that.",
     );
     found.note(
-        "The document prints 20% to 60%; a row is held to the lower end. A larger gain is a \
-        longer search of the baseline.",
+        "The document prints 20% to 60%; a row is held to the lower end. A larger gain is a longer \
+        search of the baseline.",
     );
     Ok(found)
 }

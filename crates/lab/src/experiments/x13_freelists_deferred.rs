@@ -268,10 +268,9 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     figure("Occupancy of the lists", "k", "nodes", series);
     found.explain(
         "Throughput: the document's ratio at k = 250 is that of what a processor of 2012 spent in \
-        searches to all that a packet cost it. \
-         Here a step of the search and the rest of the layer cost what they cost on this \
-         processor, and 1816 cycles are charged for \
-         the packet, so a jump in the search shows less in throughput.",
+        searches to all that a packet cost it. Here a step of the search and the rest of the layer \
+        cost what they cost on this processor, and 1816 cycles are charged for the packet, so a \
+        jump in the search shows less in throughput.",
     );
     found.explain(
         "The threshold, from the model: lists leave nothing to the tree if they hold every address \
@@ -287,12 +286,11 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     );
     found.explain(
         "Occupancy, from the same model: where W are freed and then used up, the lists hold 1 to k \
-        and then k for W - k frees, and k - 1 to 0 and \
-         then 0 for W - k allocations: kW over 2W calls, k/2 exactly, in the receive rings alone. \
-         With acknowledgements the addresses that a \
-         transmit interrupt has freed lie in the lists a little longer than they are missed, which \
-         adds up to 7% where k is near W. The \
-         document derives k/2 from the k allocations that the lists satisfy.",
+        and then k for W - k frees, and k - 1 to 0 and then 0 for W - k allocations: kW over 2W \
+        calls, k/2 exactly, in the receive rings alone. With acknowledgements the addresses that a \
+        transmit interrupt has freed lie in the lists a little longer than they are missed, which \
+        adds up to 7% where k is near W. The document derives k/2 from the k allocations that the \
+        lists satisfy.",
     );
     Ok(found)
 }

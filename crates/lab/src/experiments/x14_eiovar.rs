@@ -84,11 +84,9 @@ fn on(setting: &Setting, benchmarks: &[(&str, Benchmark)]) -> Result<Findings, L
     setting.repetitions = 1;
     let mut found = Findings::with_method(
         "Two runs of each benchmark as EIOVAR ran it, strict and deferred: searches are counted in \
-        the last run, cycles of an allocation and \
-         of a deallocation are the meter's over both. Throughput and processor use follow from \
-         what a frame costs without protection, \
-         which X03 takes from the rIOMMU document's table of the same machine: nothing is fitted \
-         to this one.",
+        the last run, cycles of an allocation and of a deallocation are the meter's over both. \
+        Throughput and processor use follow from what a frame costs without protection, which X03 \
+        takes from the rIOMMU document's table of the same machine: nothing is fitted to this one.",
     );
     let sheet = Sheet::named("eiovar_table2")?;
     for (name, adapter, nic) in [
@@ -168,21 +166,19 @@ fn on(setting: &Setting, benchmarks: &[(&str, Benchmark)]) -> Result<Findings, L
     }
     found.explain(
         "The searches of the document have developed over 150 runs of 20 s; two runs here are a \
-        ten-thousandth of that. What is held is \
-         that the freelists take the search away, and how long it was.",
+        ten-thousandth of that. What is held is that the freelists take the search away, and how \
+        long it was.",
     );
     found.note(
-        "Erratum 3: brcm stream, strict, prints 100 -> 53 and \"-49%\"; it should be -47%. \
-        Erratum 20: 75-85% is 73-86% in the table.",
+        "Erratum 3: brcm stream, strict, prints 100 -> 53 and \"-49%\"; it should be -47%. Erratum \
+        20: 75-85% is 73-86% in the table.",
     );
     found.explain(
         "Among the benchmarks: rings mix by one exchange a turn from receiving to sending (X11). \
-        Request-response turns at every frame, so that two runs \
-         mix its ring more than the document's 206 steps say; Apache and Memcached have long \
-         turns, and two runs leave their rings nearly in order \
-         where the document's have 381 to 1078 steps. The order among benchmarks is one of history \
-         and of how often a server turns, of which \
-         neither is printed.",
+        Request-response turns at every frame, so that two runs mix its ring more than the \
+        document's 206 steps say; Apache and Memcached have long turns, and two runs leave their \
+        rings nearly in order where the document's have 381 to 1078 steps. The order among \
+        benchmarks is one of history and of how often a server turns, of which neither is printed.",
     );
     found.note(
         "Processor use of request-response is left out: nothing that is printed says what a \

@@ -89,19 +89,17 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
 fn found(setting: &Setting, packets: u64) -> Result<Findings, LabError> {
     let mut found = Findings::with_method(
         "Fig. 11: brcm stream with messages of 64 bytes to 16 KB, a packet each below 1460 bytes \
-        (decision 0011). A packet costs what it \
-         costs without protection and its maps and unmaps; throughput is bounded by the core, the \
-         port's packets a second and the wire. \
-         Fig. 12: Memcached on mlx with 1 to 32 clients, each on a fresh interface for 24 runs, of \
-         which the last is shown.",
+        (decision 0011). A packet costs what it costs without protection and its maps and unmaps; \
+        throughput is bounded by the core, the port's packets a second and the wire. Fig. 12: \
+        Memcached on mlx with 1 to 32 clients, each on a fresh interface for 24 runs, of which the \
+        last is shown.",
     );
     messages(setting, packets, &mut found)?;
     clients(setting, packets, &mut found)?;
     found.note(
         "Fitted, one number a figure: what a packet costs without protection. Fig. 11: to the 4 \
-        Gbit/s of strict with large messages (E14). \
-         Fig. 12: to what strict+ reaches of none on Memcached (rIOMMU Table 2, 0.83 / 1.19), at \
-         32 clients. All else is predicted.",
+        Gbit/s of strict with large messages (E14). Fig. 12: to what strict+ reaches of none on \
+        Memcached (rIOMMU Table 2, 0.83 / 1.19), at 32 clients. All else is predicted.",
     );
     found.note(
         "Only anchors of these figures are printed: 256 bytes, 4 Gbit/s, \"up to 5.5x\". The \

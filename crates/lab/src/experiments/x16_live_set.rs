@@ -44,8 +44,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let runs = setting.runs.clamp(1, 4);
     let mut found = Findings::with_method(format!(
         "{runs} runs of each benchmark on mlx, strict and deferred, with unbounded freelists: \
-        allocated addresses, and addresses that \
-         were allocated before and are free."
+        allocated addresses, and addresses that were allocated before and are free."
     ));
     let facts = Sheet::named("eiovar_k_threshold_facts")?;
     let fact = |fact: &str| facts.printed(&[("subject", "workload"), ("fact", fact)], "value");
@@ -104,14 +103,13 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     }
     found.explain(
         "Addresses wait when a burst of transmitted packets is unmapped, and nothing maps until \
-        there is more to send. How many that are \
-         depends on how far a server fills its transmit rings, which the document does not print; \
-         the rings here hold what decision \
-         0011 gives them.",
+        there is more to send. How many that are depends on how far a server fills its transmit \
+        rings, which the document does not print; the rings here hold what decision 0011 gives \
+        them.",
     );
     found.note(
-        "12K is printed without decimals: 12,288 are the buffers of all rings of the \
-        profile, a parameter, not a result.",
+        "12K is printed without decimals: 12,288 are the buffers of all rings of the profile, a \
+        parameter, not a result.",
     );
     Ok(found)
 }

@@ -24,8 +24,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     runs.truncate(2);
     let mut found = Findings::with_method(
         "Two runs of mlx stream on a platform whose walker does not snoop, so that write-backs are \
-        executed: FreeBSD as found, FreeBSD with \
-         the flush repaired, Linux 3.4 with EIOVAR.",
+        executed: FreeBSD as found, FreeBSD with the flush repaired, Linux 3.4 with EIOVAR.",
     );
     let sheet = Sheet::named("eiovar_table3_freebsd")?;
     let inv = setting.profile.invalidation_cycles as f64;
@@ -86,9 +85,8 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     by_clflush(setting, &runs, &mut found)?;
     found.explain(
         "The flush: FreeBSD writes 64 lines back where one changed. CLWB leaves a line that is not \
-        modified where it is, and that is 63 of them; \
-         CLFLUSH, which the document's processor had, drops each, and the next walk fetches it \
-         again. The rows by CLFLUSH execute that.",
+        modified where it is, and that is 63 of them; CLFLUSH, which the document's processor had, \
+        drops each, and the next walk fetches it again. The rows by CLFLUSH execute that.",
     );
     found.explain(
         "FreeBSD's other costs, locks and a busdma layer above the table among them, are not built \
@@ -162,12 +160,10 @@ fn by_clflush(setting: &Setting, runs: &[Run], found: &mut Findings) -> Result<(
     found.push(row.beside(claim("E22")?).require(Requirement::AtLeast));
     found.explain(format!(
         "By CLFLUSH: the repair saves 63 lines of 64 at each unmap. Here that is {:.0} cycles a \
-        line, the fetching again included, where the \
-         document's ~10K are 159: a line that is dropped lies further away on this processor. The \
-         gain in throughput is larger than the document's \
-         1.76 because the same flush is set against less: {:.0} cycles of a map and an unmap are \
-         left after the repair, and the document's \
-         25,663 are some 15,700 then.",
+        line, the fetching again included, where the document's ~10K are 159: a line that is \
+        dropped lies further away on this processor. The gain in throughput is larger than the \
+        document's 1.76 because the same flush is set against less: {:.0} cycles of a map and an \
+        unmap are left after the repair, and the document's 25,663 are some 15,700 then.",
         saved / 63.0,
         fixed.per_pair(profile),
     ));

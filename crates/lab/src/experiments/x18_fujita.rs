@@ -69,10 +69,9 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let count = 3 * setting.packets;
     let mut found = Findings::with_method(format!(
         "{} requests of 1024 bytes, one at a time, on the mapping layer of each configuration, all \
-        in turns; the last {count} count. A \
-         request without protection costs what the document's numbers say: 3.0 GHz / 124,337 IOPS, \
-         less the 20% that the default \
-         configuration costs there. Page walks do not snoop.",
+        in turns; the last {count} count. A request without protection costs what the document's \
+        numbers say: 3.0 GHz / 124,337 IOPS, less the 20% that the default configuration costs \
+        there. Page walks do not snoop.",
         FRAMES + count,
     ));
     let facts = Sheet::named("fujita_facts")?;
@@ -158,12 +157,12 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     );
     found.push(row.beside(two).require(Requirement::Near));
     found.note(
-        "Erratum 13: the document's table of 256 entries has 512; the walk here is of four \
-        levels of 512.",
+        "Erratum 13: the document's table of 256 entries has 512; the walk here is of four levels \
+        of 512.",
     );
     found.note(
-        "C of a request is derived from printed numbers (124,337 IOPS and 20%); nothing is \
-        fitted to a measurement.",
+        "C of a request is derived from printed numbers (124,337 IOPS and 20%); nothing is fitted \
+        to a measurement.",
     );
     Ok(found)
 }
@@ -213,10 +212,9 @@ fn by_part(
     let (_, charged) = of("strict");
     found.explain(format!(
         "The document's default costs {:.0} cycles a request beyond disabled, of allocator, table \
-        and locks on a processor of 2007. Executed \
-         here for the same work are {executed:.0}. Of that its default and strict pay the same, so \
-         all configurations with a tree lie \
-         nearer to disabled here.",
+        and locks on a processor of 2007. Executed here for the same work are {executed:.0}. Of \
+        that its default and strict pay the same, so all configurations with a tree lie nearer to \
+        disabled here.",
         beyond(kept),
     ));
     found.explain(format!(

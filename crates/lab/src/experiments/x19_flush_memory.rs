@@ -113,13 +113,12 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     );
     found.explain(
         "The bitmap here keeps a second and a third one of what was freed since the flush and \
-        during it: the document's single bitmap hands \
-         addresses out again that were freed ahead of its pointer, before any flush (decision \
-         0003).",
+        during it: the document's single bitmap hands addresses out again that were freed ahead of \
+        its pointer, before any flush (decision 0003).",
     );
     found.explain(
-        "A range of Linux 2.6.26 took 40 bytes on a list and in a tree; a node here has \
-        indices instead of pointers.",
+        "A range of Linux 2.6.26 took 40 bytes on a list and in a tree; a node here has indices \
+        instead of pointers.",
     );
     Ok(found)
 }

@@ -292,16 +292,15 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     uncounted(cells, &mut found);
     found.explain(
         "The document measured time, throughput and utilisation on real cards and hosts. Here the \
-        guest is emulated and its devices are programs, so time says \
-         nothing; counted is what causes the time: requests, the exits for them, and the guest's \
-         own instructions. Table 1 therefore stands beside nothing.",
+        guest is emulated and its devices are programs, so time says nothing; counted is what \
+        causes the time: requests, the exits for them, and the guest's own instructions. Table 1 \
+        therefore stands beside nothing.",
     );
     found.note(
         "The pool and the pointer to the last table (HOPT) are the host's: no request, exit or \
-        instruction of the guest depends on them. What they change \
-         there stands in the rows of walks and frames, and in X25. A page's frame is the model's: \
-         where the guest's memory is all shared, as QEMU shares it, \
-         no byte moves when a page gets one.",
+        instruction of the guest depends on them. What they change there stands in the rows of \
+        walks and frames, and in X25. A page's frame is the model's: where the guest's memory is \
+        all shared, as QEMU shares it, no byte moves when a page gets one.",
     );
     found.note(
         "In the baseline a simulated device is an emulated one: the document's, too, has its \
@@ -309,9 +308,9 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     );
     found.note(
         "A frame's instructions are not told: four processors send at once, each to a neighbour of \
-        its own, and nothing in the guest counts what one of them \
-         works for a frame, as `guest bench-read` does for a read. Its share of the IOMMU's work is \
-         told: the mappings a frame, each with the instructions a DMA.",
+        its own, and nothing in the guest counts what one of them works for a frame, as `guest \
+        bench-read` does for a read. Its share of the IOMMU's work is told: the mappings a frame, \
+        each with the instructions a DMA.",
     );
     found.note(
         "The cache makes a mapping outlive its unmap by up to 40 s: what is saved here is \

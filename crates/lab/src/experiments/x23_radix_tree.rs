@@ -201,18 +201,16 @@ fn table_8(found: &mut Findings) -> Result<(), LabError> {
 fn measure(_: &Setting) -> Result<Findings, LabError> {
     let mut found = Findings::with_method(
         "The tree is built for the worst and the best case of each operation, and its comparisons \
-        of key bytes are counted; sizes follow \
-         from the node types' arrays and a header.",
+        of key bytes are counted; sizes follow from the node types' arrays and a header.",
     );
     table_6(&mut found)?;
     table_7(&mut found)?;
     table_8(&mut found)?;
     found.explain(
         "The root has a key of 4 bits, so at most 16 children, which take one comparison less than \
-        the 32 that Table 7 counts at every level: \
-         41 instead of 42, and 5 + 6 x 31 + 15 less than its 217. And the root is always searched, \
-         so no search is free, nor an insertion, which begins with \
-         one; a deletion begins at the leaf.",
+        the 32 that Table 7 counts at every level: 41 instead of 42, and 5 + 6 x 31 + 15 less than \
+        its 217. And the root is always searched, so no search is free, nor an insertion, which \
+        begins with one; a deletion begins at the leaf.",
     );
     found.explain(
         "Table 6 prints a key array of 256 for Node256, where its own text says that there is none \

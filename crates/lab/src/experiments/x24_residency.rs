@@ -216,22 +216,20 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     });
     found.explain(
         "A mapping that is released just after a cycle has begun stays for what is left of it and \
-        three more: almost 40 s, never 40. One released in a \
-         cycle's last instant stays for 30.",
+        three more: almost 40 s, never 40. One released in a cycle's last instant stays for 30.",
     );
     found.note(
         "The literal tree finds and deletes along different paths (a key of 60 bits is inserted, \
-        one of 52 searched), so it is shown with 20 mappings only and \
-         held to nothing.",
+        one of 52 searched), so it is shown with 20 mappings only and held to nothing.",
     );
     found.note(
         "The oracle counts a buffer as exposed until the invalidation that covers its pages. What \
-        the literal frontend forgets without unmapping can lie in the range of such a \
-         batch, so that its exposure is a lower bound.",
+        the literal frontend forgets without unmapping can lie in the range of such a batch, so \
+        that its exposure is a lower bound.",
     );
     found.note(
-        "A cached mapping is reached by the device after its unmap: the stay is exposure, \
-        and the mode is bounded, never strict.",
+        "A cached mapping is reached by the device after its unmap: the stay is exposure, and the \
+        mode is bounded, never strict.",
     );
     Ok(found)
 }

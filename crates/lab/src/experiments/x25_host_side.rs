@@ -333,9 +333,9 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     migration(&mut found, mapped)?;
     found.explain(
         "The document has no numbers for the pool and the pointer alone, only that RTC improves \
-        latency dramatically and HOPT little: the pointer saves \
-         a walk of a request, and the cache saves nearly all requests and their kicks. \"Little\" \
-         is read as less than half, fixed before the runs.",
+        latency dramatically and HOPT little: the pointer saves a walk of a request, and the cache \
+        saves nearly all requests and their kicks. \"Little\" is read as less than half, fixed \
+        before the runs.",
     );
     found.note(
         "As printed, the pointer takes bits 12 to 19 of an address as the index into a table of \
@@ -345,9 +345,9 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     );
     found.note(
         "rtc-literal is unsafe, and this device does not show it: it maps whole pages in one \
-        direction for one user (X24, and the modes in compare, have what others do). \
-         It asks for two mappings more than there are pages, since the printed tree stores two \
-         keys of a node outside of its array and maps their pages again.",
+        direction for one user (X24, and the modes in compare, have what others do). It asks for \
+        two mappings more than there are pages, since the printed tree stores two keys of a node \
+        outside of its array and maps their pages again.",
     );
     found.note(
         "A walk here reads tables that are in this processor's caches; the document's \"hundreds \

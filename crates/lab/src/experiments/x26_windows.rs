@@ -42,8 +42,7 @@ fn device() -> Result<Operations<TraceSource>, LabError> {
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let mut found = Findings::with_method(
         "A run of brcm stream under the oracle, with a device that touches every buffer it has \
-        lost. Time is that of the calls: 146 ns \
-         each, as a packet without protection takes.",
+        lost. Time is that of the calls: 146 ns each, as a packet without protection takes.",
     );
     let mut capture = Capture::with(
         Adapter::BRCM,
@@ -114,8 +113,8 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         us, far below its 10 ms.",
     );
     found.note(
-        "The documents print no number; what is held is that strict leaves no window and \
-        deferring leaves one.",
+        "The documents print no number; what is held is that strict leaves no window and deferring \
+        leaves one.",
     );
     Ok(found)
 }

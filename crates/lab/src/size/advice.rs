@@ -205,8 +205,7 @@ fn why(fit: Fit, ring: &RingDemand, in_order: Option<u32>) -> String {
             ),
             None => format!(
                 "{}; a ring that takes only its tail's slot would have to hold the {} slots from \
-                the oldest mapping on, more than \
-                 a ring can have",
+                the oldest mapping on, more than a ring can have",
                 disorder(),
                 ring.in_order_need
             ),
@@ -345,8 +344,8 @@ impl TraceSizing {
             Some(best) => match best.entries_90 {
                 Some(entries) if best.best() >= 0.01 => format!(
                     "With pages instead of rings, an IOTLB of {entries} entries keeps nine of ten \
-                    translations that any of those tried keeps \
-                     from map to unmap ({}); more buys little.",
+                    translations that any of those tried keeps from map to unmap ({}); more buys \
+                    little.",
                     best.mode
                 ),
                 _ => "With pages instead of rings, no IOTLB of those tried keeps a translation \

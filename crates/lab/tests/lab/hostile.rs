@@ -21,15 +21,15 @@ fn operations(text: &str) -> Operations<TraceSource> {
 
 fn map(seconds: u64, device: &str, at: u64) -> String {
     format!(
-        "t-1 [0] ..... {seconds}.0: dma_map_phys: {device} dir=TO_DEVICE dma_addr={at:x} \
-         size=64 phys_addr=1000 attrs=\n"
+        "t-1 [0] ..... {seconds}.0: dma_map_phys: {device} dir=TO_DEVICE dma_addr={at:x} size=64 \
+         phys_addr=1000 attrs=\n"
     )
 }
 
 fn unmap(seconds: u64, device: &str, at: u64) -> String {
     format!(
-        "t-1 [0] ..... {seconds}.0: dma_unmap_phys: {device} dir=TO_DEVICE dma_addr={at:x} \
-         size=64 attrs=\n"
+        "t-1 [0] ..... {seconds}.0: dma_unmap_phys: {device} dir=TO_DEVICE dma_addr={at:x} size=64 \
+         attrs=\n"
     )
 }
 

@@ -113,8 +113,7 @@ impl std::fmt::Display for GuestError {
             Self::NoHeaders { package, root } => write!(
                 f,
                 "Debian's archive has no {package}; unpack it, its linux-headers-*-common and its \
-                linux-kbuild-* into {} \
-                 (`dpkg-deb -x`), or take a kernel that the archive has",
+                linux-kbuild-* into {} (`dpkg-deb -x`), or take a kernel that the archive has",
                 root.display()
             ),
             Self::Build { log } => write!(

@@ -55,8 +55,7 @@ fn tables_that_lead_nowhere_go_back() {
     );
     println!(
         "a page in each of {regions} regions, one after the other: {as_linux} table pages if they \
-        stay, {ours} with {KEPT_TABLES} kept, {few} \
-         with 16"
+        stay, {ours} with {KEPT_TABLES} kept, {few} with 16"
     );
     assert!(as_linux as u64 >= regions);
     // Also the tables of the mapped page.

@@ -70,9 +70,8 @@ fn introduction(reproduction: &Reproduction, out: &mut String) {
         "<p>What the rIOMMU, EIOVAR and Fujita documents print, beside what was measured \
         here.</p>\n\
          <p class=\"faint\">Executed on {} ({}, {} build, cycles by {}). Profile {} charges {} \
-         cycles an invalidation, {} a miss, and what a \
-         packet costs without protection; all else was executed. Its page walker {walker}. \
-         {}.</p>\n",
+         cycles an invalidation, {} a miss, and what a packet costs without protection; all else \
+         was executed. Its page walker {walker}. {}.</p>\n",
         escape(&executed.cpu),
         escape(executed.arch),
         executed.build,

@@ -136,8 +136,8 @@ impl Svg {
         let about = escape(about);
         format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width:.0} {height:.0}\" \
-            width=\"{width:.0}\" \
-             height=\"{height:.0}\" role=\"img\">\n<title>{about}</title>\n<style>{STYLE}</style>\n\
+            width=\"{width:.0}\" height=\"{height:.0}\" \
+            role=\"img\">\n<title>{about}</title>\n<style>{STYLE}</style>\n\
              <rect x=\"0\" y=\"0\" width=\"{width:.0}\" height=\"{height:.0}\" \
              class=\"ground\"/>\n{body}</svg>\n"
         )

@@ -24,16 +24,16 @@ pub fn sizing_terminal(sizing: &Sizing, look: TableStyle) -> String {
                 out.push('\n');
             }
             out.push_str(
-                "\nMaps that wait, by N: as predicted from slots alone, and as replayed \
-                on the driver\n",
+                "\nMaps that wait, by N: as predicted from slots alone, and as replayed on the \
+                driver\n",
             );
             out.push_str(&sweep(trace).render(look));
             out.push('\n');
         }
         if !trace.iotlb.is_empty() {
             out.push_str(
-                "IOTLB of page-granular modes: hits when a buffer's pages are touched at \
-                its map and before its unmap\n",
+                "IOTLB of page-granular modes: hits when a buffer's pages are touched at its map \
+                and before its unmap\n",
             );
             out.push_str(&iotlb(&trace.iotlb).render(look));
             out.push('\n');

@@ -51,10 +51,9 @@ pub(super) fn compare_with_fixed(cells: &[GuestCell], found: &mut Findings) {
     if literal.iter().any(|cell| cell.map_unmap().is_some()) {
         found.note(
             "rtc-literal is unsafe: whoever maps a page gets the mapping that is there, with the \
-            direction and the length of whoever came first, and the first \
-             unmap of several users puts it away. So a device has rights and ranges of others', \
-             bounded by nothing, and lacks its own. It is here for what it \
-             costs beside the repaired cache.",
+            direction and the length of whoever came first, and the first unmap of several users \
+            puts it away. So a device has rights and ranges of others', bounded by nothing, and \
+            lacks its own. It is here for what it costs beside the repaired cache.",
         );
     }
     let names = |wanted: fn(&GuestCell) -> bool| {
@@ -63,13 +62,13 @@ pub(super) fn compare_with_fixed(cells: &[GuestCell], found: &mut Findings) {
         (!names.is_empty()).then(|| names.join("; "))
     };
     let why = "A disk's driver has the headers and the statuses of its requests in the same pages: \
-        where a header came first no status can be written, and the driver takes the 0 \
-               that stands there for success; where a status came first no header can be read.";
+        where a header came first no status can be written, and the driver takes the 0 that stands \
+        there for success; where a status came first no header can be read.";
     if let Some(names) = names(|cell| matches!(&cell.counts, Err(Uncounted::FalseFaults(_)))) {
         found.note(format!(
             "No operation of rtc-literal could be counted with: {names}. The device does not do \
-            what it is asked to, and its rows say how far it came; instructions a \
-             DMA are counted without it. {why}"
+            what it is asked to, and its rows say how far it came; instructions a DMA are counted \
+            without it. {why}"
         ));
     }
     if let Some(names) = names(|cell| matches!(&cell.counts, Ok(counts) if counts.unanswered > 0.0))

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Hands a guest's devices over from one process to the next while the guest writes: see
-# docs/GUEST.md, "Hand-over".
+# docs/HANDOVER.md and README.md.
 #
 #   tests/guest/handover.sh                          build, all cases, a line each; exit code 0/1
 #   tests/guest/handover.sh stock                    only the cases whose names begin so

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Stock Debian guests with a disk that `ringfence` serves, behind its virtio-iommu: see
-# docs/GUEST.md.
+# docs/GUEST.md and README.md.
 #
 #   tests/guest/live.sh                          build, boot all cases, a line each; exit code 0/1
 #   tests/guest/live.sh errant killed            only the cases whose names begin so

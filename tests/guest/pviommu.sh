@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Stock Debian guests with devices behind the para-virtual IOMMU, driven by the module in kmod/: see
-# docs/GUEST.md.
+# docs/GUEST.md and README.md.
 #
 #   tests/guest/pviommu.sh                       build, boot all cases, a line each; exit code 0/1
 #   tests/guest/pviommu.sh errant                only the cases whose names begin so

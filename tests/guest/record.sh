@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Tests `ringfence trace record` on a stock Debian kernel in an emulated machine, end to end: see
-# docs/GUEST.md.
+# docs/RECORDING.md.
 #
 #   tests/guest/record.sh             build, boot, record, check; one line of verdict; exit code 0/1
 #   RINGFENCE=PATH tests/guest/record.sh    with this command instead of building it

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Hostile clients next to a working guest: see docs/GUEST.md, "Soak", and soak.py.
+# Hostile clients next to a working guest: see README.md and soak.py.
 #
 #   tests/guest/soak.sh                       build, all cases, one line each; exit code 0 or 1
 #   SOAK_SECONDS=600 tests/guest/soak.sh      each case takes this long (default 60)

@@ -1,5 +1,5 @@
-//! Guests with real kernels (docs/GUEST.md): `trace record` in a guest, or guests with devices of
-//! `ringfence`. Scripts do the work.
+//! Guests with real kernels (tests/guest/README.md): `trace record` in a guest, or guests with
+//! devices of `ringfence`. Scripts do the work.
 
 use std::process::Command;
 

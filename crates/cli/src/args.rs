@@ -22,7 +22,6 @@ pub(crate) use live::{ServeArgs, TopArgs};
 pub(crate) use trace::{AnonymiseArgs, ConvertArgs, InfoArgs, RecordArgs, TraceCommand};
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueHint};
 use clap_complete::Shell;

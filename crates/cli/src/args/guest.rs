@@ -4,7 +4,6 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueHint};
 
-use super::GuestLimitArgs;
 use super::live::DeviceArgs;
 
 /// Subcommands of `guest`.

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand, ValueHint};
+use clap::{Args, ValueHint};
 #[cfg(feature = "live")]
 use ringfence_live::dma_fault_injection::InjectedDma;
 #[cfg(feature = "live")]

@@ -33,7 +33,7 @@ pub(crate) struct WalkCaches {
     caches: [Cache; WALK_CACHES],
 }
 
-/// Returns the number of address bits below the region that one table of `level` covers.
+/// Returns the binary logarithm of the bytes that one table of `level` covers.
 #[inline]
 fn covered<F: Format>(format: &F, level: Level) -> u32 {
     format

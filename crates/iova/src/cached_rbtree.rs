@@ -2,13 +2,12 @@
 //! a cached node.
 //!
 //! Source: EIOVAR section 4 and Fig. 2. Where the figure is silent, the code follows Linux 3.4.
-//! Without a cached node the search starts at the request's limit. Only requests whose limit is the
-//! 32-bit boundary use and move the cached node.
+//! Without a cached node, the search starts at the highest range; ranges above the limit count as
+//! steps. Only requests whose limit is the 32-bit boundary use and move the cached node.
 //!
-//! It departs in one point: if a search from the cached node fails, a second search starts at the
-//! limit. Ranges of several sizes leave gaps above the cached node. Fig. 2 would then run off the
-//! tree (Linux 3.4 would report exhaustion) although free space exists. The steps of the second
-//! search are added.
+//! The code departs from both in one point. Ranges of different sizes leave gaps above the cached
+//! node, so a search from it can fail although space exists. Linux 3.4 then reports exhaustion;
+//! this code searches again from the top, and adds both step counts.
 
 use ringfence_types::{Pfn, PfnRange};
 
@@ -27,7 +26,7 @@ pub struct CachedTree {
     /// Requests with this limit start at the cached node and move it: the 32-bit boundary, or the
     /// end of a smaller space.
     cached_limit: u64,
-    /// C of Fig. 2 ("cached32_node"). NIL represents the top of the space.
+    /// C of Fig. 2 ("cached32_node"). With NIL, no node is cached.
     cache: Index,
 }
 

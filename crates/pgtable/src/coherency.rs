@@ -10,7 +10,8 @@ pub(crate) const LINE: u64 = 64;
 pub enum Coherency {
     /// The walk snoops CPU caches. Stores need ordering only.
     Coherent,
-    /// The walk does not snoop. The CPU must write back every dirty line and wait for completion.
+    /// The walk does not snoop. The CPU must write back every dirty line, and order the write-backs
+    /// before later accesses.
     NonCoherent,
 }
 
@@ -23,7 +24,7 @@ impl Coherency {
         }
     }
 
-    /// Waits for earlier write-backs if the walk does not snoop.
+    /// Orders earlier write-backs before every later access if the walk does not snoop.
     #[inline]
     pub(crate) fn drain<M: PhysMemory + ?Sized>(self, mem: &M) {
         if self == Self::NonCoherent {

@@ -38,7 +38,7 @@ pub struct TraceNotes {
     pub bursts_cut_by_map: u64,
     /// Events that the kernel lost.
     pub lost: u64,
-    /// Events that do not concern DMA.
+    /// Events that do not concern DMA mappings.
     pub unknown: u64,
     /// Malformed lines that the reader skipped (`--lenient`).
     pub malformed: u64,
@@ -50,9 +50,9 @@ pub struct TraceNotes {
     pub unmatched_frees: u64,
     /// Mappings that only `iommu:*` lines show.
     pub iommu_only_maps: u64,
-    /// Maps from before the driver started: ignored.
+    /// `iommu:map` lines that no driver's map explains, such as identity maps; ignored.
     pub setup_maps: u64,
-    /// `iommu:*` lines whose `dma:*` line lies beyond the end of the trace.
+    /// `iommu:*` lines whose `dma:*` line may lie beyond the end of the trace.
     pub cut_lines: u64,
     /// Scatterlists that the kernel printed only in part.
     pub truncated_lists: u64,

@@ -7,7 +7,8 @@ use std::fmt;
 use ringfence_types::{DomainId, Iova, IovaRange, PhysAddr, RequesterId};
 
 /// The calling thread has a read section open ([`ReadSection`](crate::ReadSection)), of this or
-/// another unit. It would wait for itself, or for a thread that waits for it. Nothing was changed.
+/// another unit. A change of mappings would wait for itself, or for a thread that waits for it.
+/// Nothing was changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ReadSectionOpen;
 
@@ -108,7 +109,7 @@ impl From<ReadSectionOpen> for UnmapError {
     }
 }
 
-/// Error of a change of endpoints or domains. Nothing has changed.
+/// The reason why an operation on endpoints, readers or domains failed. Nothing has changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum IommuError {

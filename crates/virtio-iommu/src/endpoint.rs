@@ -10,9 +10,10 @@ use crate::{DomainId, EndpointId, LimitReached, Sink, SinkError};
 /// Type of a reserved region (virtio 1.3, section 5.13.6.8.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ReservedRegionKind {
-    /// Reserved: the device blocks all accesses.
+    /// The driver cannot map it. Accesses are blocked unless the endpoint bypasses the IOMMU.
     Reserved,
-    /// Doorbells of message signaled interrupts: writes are interrupts, regardless of mappings.
+    /// Doorbell of message signaled interrupts: writes of an attached endpoint that is not blocked
+    /// are interrupts, without a mapping.
     Msi,
 }
 
@@ -38,7 +39,7 @@ pub(crate) struct Endpoint {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AttachState {
     /// Attached to no domain. `bypasses` is true if the endpoint bypasses the IOMMU; false if the
-    /// sink refused the bypass.
+    /// device blocks it, because bypass is off or the sink refused it.
     Unattached {
         bypasses: bool,
     },
@@ -146,7 +147,8 @@ pub enum EndpointError {
     LimitReached(LimitReached),
     /// The reserved regions are invalid.
     Reserved(ReservedRegionsError),
-    /// The sink cannot begin.
+    /// `Sink::begin` failed, and nothing changed; or `Sink::commit` failed, and the change is made
+    /// but endpoints may still reach what they should not.
     Sink(SinkError),
 }
 

@@ -2,8 +2,9 @@
 
 use super::{Attacker, DmaPort, DriverEvent};
 
-/// Just before an unmap, makes one access of two bytes that starts at the buffer's last byte. A
-/// unit that checks only the first byte of an access allows it.
+/// The device makes one two-byte access at the buffer's last byte, just before the driver unmaps
+/// the buffer. If the buffer ends at a page boundary, only an IOMMU that checks just the first byte
+/// allows the access. Otherwise every IOMMU whose granule is a page does.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Straddler;
 

@@ -30,26 +30,23 @@ pub const BURST_NS: u64 = 50_000;
 /// Interval between timer ticks on the trace's clock: a jiffy.
 const TICK_NS: u64 = 1_000_000;
 
-/// Time for which ticks continue after the last operation. No policy has a longer timer.
+/// Time for which ticks continue after the last operation. Flush queues time out after 10 ms; the
+/// planner adds the ends of cache cycles separately.
 const QUIET_NS: u64 = 12_000_000;
 
-/// Maximum number of open bursts; each belongs to a (device, direction, CPU). A machine has few
-/// within the 50 us of a burst. A trace whose clock stands still could open any number, and each
-/// operation searches all of them.
+/// Maximum number of open bursts; each belongs to a (device, direction, CPU). Each operation
+/// searches all open bursts. The limit bounds the cost for a trace whose clock does not advance.
 const MAX_OPEN_BURSTS: usize = 1024;
 
-/// Maximum number of cycle ends to plan after [`QUIET_NS`] of quiet, for each cycle length. A cache
-/// keeps a mapping for C cycles and C is at most 254, so the cache is empty after 256 ends.
-const MAX_IDLE_CYCLES: u64 = 256;
-
-/// Returns the number of cycle ends after which a cache of C cycles has dropped all unused
-/// mappings. The cache as published keeps a reused mapping for a second round of C + 1.
+/// Returns the number of cycle ends, after [`QUIET_NS`] without an operation, after which a cache
+/// of C cycles has dropped all unused mappings: 510 at most. The cache as published keeps a reused
+/// mapping for a second round of C + 1.
 fn idle_cycle_ends(cycles: Cycles) -> u64 {
-    MAX_IDLE_CYCLES.min(2 * (u64::from(cycles.get()) + 1))
+    2 * (u64::from(cycles.get()) + 1)
 }
 
-/// Number of steps after which a plan ends. A chunk with long gaps has many more steps than
-/// operations.
+/// Number of steps after which a plan ends at the next operation. A chunk with long gaps has many
+/// more steps than operations.
 const MAX_STEPS: usize = 64 * 1024;
 
 /// One step of a plan.

@@ -1,9 +1,9 @@
-//! A device in a sandbox. The confined process maps only guest pages that the IOMMU grants to the
-//! device (the PVIOMMU paper, section 4.2).
+//! Runs a device in a sandbox: a confined process, which maps only the guest pages that the IOMMU
+//! grants to the device (the PVIOMMU paper, section 4.2). The daemon checks all that it sends.
 //!
 //! ```text
 //! daemon (trusted)                                             sandbox process (not trusted)
-//!   disk_proxy.rs: registers, interrupts   -- wire.rs ----------->  sandboxed_device.rs: device
+//!   disk_proxy.rs: registers, interrupts   <- wire.rs ----------->  sandboxed_device.rs: device
 //!   grants.rs: windows, I/O page table     -- control_region.rs ->  sandbox_memory.rs: translation
 //!                                                                   copy.rs: accesses and faults
 //!   supervisor.rs: every mmap and munmap  <-- the kernel ---------  mapper.rs: maps and unmaps

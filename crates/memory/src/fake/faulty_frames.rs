@@ -29,7 +29,7 @@ impl<S: FrameSource> FaultyFrames<S> {
         }
     }
 
-    /// Lets `count` more allocations succeed and fails all later ones.
+    /// Passes the next `count` allocations to the inner source, and fails all later ones.
     pub fn fail_after(&self, count: u64) {
         let mut state = self.lock();
         state.fail_from = Some(state.asked + count);

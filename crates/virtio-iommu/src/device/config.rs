@@ -131,7 +131,7 @@ impl<S: Sink> Device<S> {
     /// MAP may cover them.
     ///
     /// # Errors
-    /// No endpoint was added.
+    /// No endpoint was added, except if [`Sink::commit`](crate::Sink::commit) failed.
     pub fn add_endpoint(
         &mut self,
         id: EndpointId,

@@ -66,10 +66,10 @@ impl Window {
 
     /// Moves the waiting pieces that cover the DMA segments to the piece arena, in their order.
     ///
-    /// The search covers the event's own CPU. If the kernel migrated the task between the lines, it
-    /// covers lines of the same task on other CPUs. `phys` is the physical address of the first
-    /// segment, if known. With `rest`, the list of segments was truncated, and adjacent pieces
-    /// after the last segment belong to it too.
+    /// The search covers the event's own CPU, and then lines of the same task on other CPUs,
+    /// because the kernel can migrate the task between the lines. `phys` is the physical address of
+    /// the first segment, if known. With `rest`, the list of segments was truncated, and adjacent
+    /// pieces after the last segment belong to it too.
     pub(super) fn take_pieces(
         &mut self,
         cpu: usize,
@@ -173,7 +173,7 @@ impl Window {
 }
 
 /// Returns true if one IOVA allocation can span `start..end`. Linux aligns each allocation to its
-/// size rounded up to a power of two (`iova_size_aligned` in `alloc_iova_fast`). A range that is
+/// size rounded up to a power of two (`size_aligned` of `alloc_iova`). A range that is
 /// not so aligned consists of two adjacent requests.
 fn fits_alignment(start: u64, end: u64) -> bool {
     let size = end.wrapping_sub(start);

@@ -1,5 +1,7 @@
 //! A device's access to the guest's memory.
 
+use std::io;
+
 use vm_memory::{GuestMemory, GuestMemoryMmap};
 
 use crate::handover::{DeviceState, HandOverBlocker};
@@ -39,6 +41,15 @@ pub trait Dma: Send {
                 return result;
             }
         }
+    }
+
+    /// Locks in `memory`, which is to replace the guest's memory, the pages that must stay locked
+    /// because devices can access them. The default locks nothing.
+    ///
+    /// # Errors
+    /// The host cannot lock one of them, so `memory` must not replace the guest's memory.
+    fn lock_pinned(&mut self, _memory: &GuestMemoryMmap) -> io::Result<()> {
+        Ok(())
     }
 
     /// Replaces the guest's memory and discards all translations of the old one.

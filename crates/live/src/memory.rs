@@ -72,7 +72,7 @@ pub enum MemoryError {
         /// The requested range.
         range: IovaRange,
     },
-    /// The host cannot lock the whole range in memory.
+    /// The host cannot lock the range, or the pages in it that devices can access.
     Unlockable {
         /// The requested range.
         range: IovaRange,
@@ -182,6 +182,19 @@ impl GuestRam {
     /// # Errors
     /// [`MemoryError`]; nothing has changed.
     pub fn map(&mut self, range: IovaRange, source: RangeSource) -> Result<(), MemoryError> {
+        self.map_with(range, source, |_| Ok(()))
+    }
+
+    /// Like [`map`](Self::map), but fails if `lock` fails for the new snapshot.
+    ///
+    /// # Errors
+    /// [`MemoryError`]; nothing has changed.
+    pub(crate) fn map_with(
+        &mut self,
+        range: IovaRange,
+        source: RangeSource,
+        lock: impl FnOnce(&GuestMemoryMmap) -> io::Result<()>,
+    ) -> Result<(), MemoryError> {
         if self.ranges.len() >= MAX_RANGES {
             return Err(MemoryError::TooMany { range });
         }
@@ -190,7 +203,9 @@ impl GuestRam {
         }
         let reach = match source.file {
             Some(file) if source.accessible => {
-                self.memory = self.with_mapped(range, file, source.offset)?;
+                let memory = self.with_mapped(range, file, source.offset)?;
+                lock(&memory).map_err(|_| MemoryError::Unlockable { range })?;
+                self.memory = memory;
                 Reachability::Mapped
             }
             _ => Reachability::Unreachable,

@@ -1,5 +1,7 @@
 //! A client's session with one PCI function: it turns messages into replies and uses no socket.
 
+use std::io;
+
 use vm_memory::GuestMemoryMmap;
 
 use crate::memory::{GuestRam, MAX_RANGES, MemoryError, MemoryRules, RangeSource};
@@ -116,6 +118,15 @@ pub trait Function {
     /// # Errors
     /// [`FunctionError`]; nothing has changed.
     fn set_irqs(&mut self, request: SetIrqs) -> Result<(), FunctionError>;
+    /// Locks the pages in `memory` that must stay locked because devices can access them. Called
+    /// before [`memory_changed`](Self::memory_changed) with memory that has a new range. The
+    /// default locks nothing.
+    ///
+    /// # Errors
+    /// The host cannot lock one of them; the client's request is refused.
+    fn lock_pinned(&mut self, _memory: &GuestMemoryMmap) -> io::Result<()> {
+        Ok(())
+    }
     /// Replaces the guest's memory. The function drops everything derived from the old memory
     /// before it returns.
     fn memory_changed(&mut self, memory: &GuestMemoryMmap);
@@ -267,18 +278,21 @@ impl<F: Function> Session<F> {
                 writable,
                 offset,
                 file,
-            } => self.changed(|ram| {
-                ram.map(
-                    range,
-                    RangeSource {
-                        file,
-                        offset,
-                        accessible: readable && writable,
-                    },
-                )
-            }),
+            } => {
+                let source = RangeSource {
+                    file,
+                    offset,
+                    accessible: readable && writable,
+                };
+                let function = &mut self.function;
+                let lock = |memory: &GuestMemoryMmap| function.lock_pinned(memory);
+                let mapped = self.ram.map_with(range, source, lock);
+                self.changed(mapped)
+            }
             VfioUserRequest::DmaUnmap { range, flags } => {
-                self.changed(|ram| ram.unmap(range))?;
+                // The remaining ranges keep their locks.
+                let unmapped = self.ram.unmap(range);
+                self.changed(unmapped)?;
                 let (start, bytes) = range.map_or((0, 0), |r| (r.start().get(), r.bytes()));
                 Ok(body(&[24, flags], &[start, bytes]))
             }
@@ -359,11 +373,8 @@ impl<F: Function> Session<F> {
         Ok(reply)
     }
 
-    fn changed(
-        &mut self,
-        change: impl FnOnce(&mut GuestRam) -> Result<(), MemoryError>,
-    ) -> Result<Vec<u8>, Refusal> {
-        change(&mut self.ram).map_err(Refusal::Memory)?;
+    fn changed(&mut self, result: Result<(), MemoryError>) -> Result<Vec<u8>, Refusal> {
+        result.map_err(Refusal::Memory)?;
         // Reply only after the function has dropped the old memory.
         self.function.memory_changed(self.ram.memory());
         Ok(Vec::new())

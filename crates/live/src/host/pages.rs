@@ -5,6 +5,7 @@
 //! a device can access (PV10, attack A32).
 
 use std::collections::BTreeMap;
+use std::io;
 use std::sync::Arc;
 
 use ringfence_pviommu::backend::{GuestBacking, PinError, Resident};
@@ -50,8 +51,27 @@ impl GuestPages {
         });
     }
 
-    /// Replaces the guest's memory. Locks the pinned pages that exist in the new one, as far as the
-    /// host allows.
+    /// Locks the pinned pages that exist in `memory`. No device can access a missing page.
+    ///
+    /// # Errors
+    /// The host cannot lock one of them. Pages of new ranges may be locked until the caller drops
+    /// `memory`.
+    pub(super) fn lock_pinned(&self, memory: &GuestMemoryMmap) -> io::Result<()> {
+        let Some(locked) = &self.locked else {
+            return Ok(());
+        };
+        for region in memory.iter() {
+            let first = Gpa::new(region.start_addr().raw_value()).align_down(PAGE_BYTES);
+            let last = region.last_addr().raw_value();
+            for (page, _) in locked.pins.range(first.get()..=last) {
+                lock(memory, *page, PAGE_BYTES)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Replaces the guest's memory. If it has a new range, the caller has locked the pinned pages
+    /// in it ([`lock_pinned`](Self::lock_pinned)).
     pub(super) fn set_memory(&mut self, memory: &GuestMemoryMmap) {
         let ranges = memory.iter().filter_map(|region| {
             let start = Gpa::new(region.start_addr().raw_value());
@@ -60,11 +80,6 @@ impl GuestPages {
         self.resident = Resident::new(ranges.collect());
         if let Some(locked) = &mut self.locked {
             locked.memory = memory.clone();
-            for page in locked.pins.keys() {
-                // No device can access a missing page. If the host cannot lock a page, access is
-                // only slower.
-                let _ = lock(memory, *page, PAGE_BYTES);
-            }
         }
     }
 }
@@ -119,12 +134,16 @@ impl GuestBacking for GuestPages {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::sync::{Mutex, PoisonError};
 
     use vm_memory::GuestAddress;
 
     use super::*;
 
-    /// Returns the KiB that this process has locked; no other test here locks memory.
+    /// Held by each test that locks memory: [`locked_kib`] counts the whole process.
+    static LOCKING: Mutex<()> = Mutex::new(());
+
+    /// Returns the KiB that this process has locked.
     fn locked_kib() -> u64 {
         let status = fs::read_to_string("/proc/self/status").unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("VmLck:"));
@@ -136,12 +155,20 @@ mod tests {
         GuestMemoryMmap::from_ranges(&[(GuestAddress(start), pages << 12)]).unwrap()
     }
 
+    /// Replaces the memory as a session does when its client maps a range.
+    fn share(frames: &mut GuestPages, memory: &GuestMemoryMmap) -> io::Result<()> {
+        frames.lock_pinned(memory)?;
+        frames.set_memory(memory);
+        Ok(())
+    }
+
     #[test]
     fn a_page_is_locked_as_long_as_it_is_pinned_anywhere() {
+        let _locking = LOCKING.lock().unwrap_or_else(PoisonError::into_inner);
         let counters = Arc::new(DeviceCounters::default());
         let mut frames = GuestPages::new();
         frames.lock(Arc::clone(&counters));
-        frames.set_memory(&memory(0x10_000, 8));
+        share(&mut frames, &memory(0x10_000, 8)).unwrap();
         let (page, other) = (Gpa::new(0x12_000), Gpa::new(0x13_000));
         assert_eq!(frames.pin(page), Ok(PhysAddr::new(0x12_000)));
         assert_eq!(locked_kib(), 4);
@@ -151,10 +178,10 @@ mod tests {
         frames.unpin(page);
         assert_eq!(locked_kib(), 8);
         // The client shares other memory at the same address: the pinned pages are locked there.
-        frames.set_memory(&memory(0x10_000, 8));
+        share(&mut frames, &memory(0x10_000, 8)).unwrap();
         assert_eq!(locked_kib(), 8);
         // One of the two pages is missing in this memory.
-        frames.set_memory(&memory(0x13_000, 2));
+        share(&mut frames, &memory(0x13_000, 2)).unwrap();
         assert_eq!(locked_kib(), 4);
         frames.unpin(page);
         assert_eq!(locked_kib(), 4);
@@ -166,9 +193,30 @@ mod tests {
         assert_eq!(counters.unlocked.get(), 2);
         assert_eq!(frames.pin(page), Err(PinError::NotMemory));
         // A guest page that spans two host pages cannot be locked without its neighbours.
-        frames.set_memory(&memory(0x10_800, 8));
+        share(&mut frames, &memory(0x10_800, 8)).unwrap();
         assert_eq!(frames.pin(page), Err(PinError::NoRoom));
         assert_eq!(locked_kib(), 0);
+    }
+
+    /// A page that spans two host pages cannot be locked without its neighbours.
+    #[test]
+    fn a_pinned_page_that_cannot_be_locked_is_an_error() {
+        let _locking = LOCKING.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut frames = GuestPages::new();
+        frames.lock(Arc::default());
+        frames.set_memory(&memory(0x1_0000, 2));
+        let page = Gpa::new(0x1_1000);
+        // No page is pinned yet.
+        frames.lock_pinned(&memory(0x1_0800, 2)).unwrap();
+        frames.pin(page).unwrap();
+        for (start, bytes) in [(0x1_0800, 0x2000), (0x1_0000, 0x1800), (0x1_1800, 0x1000)] {
+            let ranges = [(GuestAddress(start), bytes)];
+            let part = GuestMemoryMmap::from_ranges(&ranges).unwrap();
+            assert!(frames.lock_pinned(&part).is_err(), "{start:#x}");
+        }
+        frames.lock_pinned(&memory(0x1_2000, 2)).unwrap();
+        frames.unpin(page);
+        frames.lock_pinned(&memory(0x1_0800, 2)).unwrap();
     }
 
     #[test]

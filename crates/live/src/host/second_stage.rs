@@ -84,6 +84,14 @@ impl Memory {
         self.resident.set_memory(memory);
     }
 
+    /// Locks the pinned pages that exist in `memory`, which is to replace the guest's memory.
+    ///
+    /// # Errors
+    /// The host cannot lock one of them.
+    pub(crate) fn lock_pinned(&self, memory: &GuestMemoryMmap) -> io::Result<()> {
+        self.resident.lock_pinned(memory)
+    }
+
     /// Locks and counts pages that are pinned from now on. No page may be pinned yet.
     pub(crate) fn lock(&mut self, counters: Arc<DeviceCounters>) {
         self.resident.lock(counters);

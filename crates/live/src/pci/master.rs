@@ -6,6 +6,7 @@
 //! another kernel. Here every access to memory or a vector requires a [`BusMasterGuard`], which
 //! only the configuration space creates.
 
+use std::io;
 use std::marker::PhantomData;
 
 use vm_memory::GuestMemoryMmap;
@@ -43,6 +44,14 @@ impl<A> BusMasterGate<A> {
 
 /// Operations that are not memory accesses.
 impl<A: Dma> BusMasterGate<A> {
+    /// Locks the pages in `memory` that devices can access.
+    ///
+    /// # Errors
+    /// As for [`Dma::lock_pinned`].
+    pub(crate) fn lock_pinned(&mut self, memory: &GuestMemoryMmap) -> io::Result<()> {
+        self.0.lock_pinned(memory)
+    }
+
     /// Replaces the guest's memory.
     pub(crate) fn set_memory(&mut self, memory: &GuestMemoryMmap) {
         self.0.set_memory(memory);

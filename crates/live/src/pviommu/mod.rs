@@ -193,6 +193,10 @@ impl Dma for PvDma {
         self.direct.with(access)
     }
 
+    fn lock_pinned(&mut self, memory: &GuestMemoryMmap) -> io::Result<()> {
+        self.iommu.unit().lock_pinned(memory)
+    }
+
     /// Replaces the guest's memory. When it returns, no endpoint holds any of the old memory.
     fn set_memory(&mut self, memory: &GuestMemoryMmap) {
         self.direct.set_memory(memory);

@@ -168,6 +168,14 @@ impl Unit {
         self.backend.backing().lock(counters);
     }
 
+    /// Locks the pinned pages that exist in `memory`, which is to replace the guest's memory.
+    ///
+    /// # Errors
+    /// The host cannot lock one of them.
+    pub(super) fn lock_pinned(&mut self, memory: &GuestMemoryMmap) -> io::Result<()> {
+        self.backend.backing().lock_pinned(memory)
+    }
+
     /// Replaces the guest's memory. When it returns, no device holds any of the old memory.
     pub(super) fn set_memory(&mut self, memory: &GuestMemoryMmap) {
         self.backend.backing().set_memory(memory);

@@ -1,5 +1,6 @@
 //! A virtio device as a PCI function.
 
+use std::io;
 use std::time::Instant;
 
 use vm_memory::GuestMemoryMmap;
@@ -309,6 +310,10 @@ impl<D: Device, A: Dma> Function for VirtioPci<D, A> {
 
     fn set_irqs(&mut self, request: SetIrqs) -> Result<(), FunctionError> {
         self.vectors.set(request)
+    }
+
+    fn lock_pinned(&mut self, memory: &GuestMemoryMmap) -> io::Result<()> {
+        self.dma.lock_pinned(memory)
     }
 
     fn memory_changed(&mut self, memory: &GuestMemoryMmap) {

@@ -256,3 +256,29 @@ fn ten_million_requests() {
     guest.attach();
     assert_eq!(guest.map(data, PAGE, 0xb000, READ_WRITE), 0);
 }
+
+/// Attack A32: the client shares memory anew, and the host cannot lock a mapped page in it.
+#[test]
+fn memory_in_which_a_mapped_page_cannot_be_locked_is_refused() {
+    const ENOMEM: u32 = 12;
+    const START: u64 = 1 << 30;
+    let mut guest = Guest::behind_para(|iommu, counters| {
+        iommu.lock_mapped();
+        Blk::new(disk_file(), false, counters).unwrap()
+    });
+    guest.attach();
+    assert_eq!(guest.iommu.map(START, 2 * PAGE, 0, 3).errno, 0);
+    assert_eq!(guest.map(AWAY, PAGE, START + PAGE, READ_WRITE), 0);
+    // No device can access a missing page.
+    assert_eq!(guest.iommu.unmap(START, 2 * PAGE, 0).errno, 0);
+    // Here the page spans two host pages, or only half of it is present.
+    let half = PAGE / 2;
+    for (start, bytes) in [(START + half, 2 * PAGE), (START, PAGE + half)] {
+        assert_eq!(guest.iommu.map(start, bytes, 0, 3).errno, ENOMEM);
+    }
+    // The refusals changed nothing.
+    assert_eq!(guest.iommu.map(START, 2 * PAGE, 0, 3).errno, 0);
+    assert_eq!(guest.unmap(AWAY, PAGE), 0);
+    assert_eq!(guest.iommu.unmap(START, 2 * PAGE, 0).errno, 0);
+    assert_eq!(guest.iommu.map(START + half, 2 * PAGE, 0, 3).errno, 0);
+}

@@ -6,8 +6,8 @@
 //! order and with these registers, and lets each continue. It allows no other call. The thread
 //! makes one call at a time, so all calls have completed when it asks again.
 //!
-//! Every wait is limited, and so is the sum of the waits (`lateness.rs`). The sum excludes time in
-//! which the thread was runnable but had no CPU; the limit of a single wait includes it.
+//! Every wait is limited, and so is the sum of the waits (`lateness.rs`). Both limits exclude time
+//! in which the late thread was runnable but had no CPU. [`LONGEST_ELAPSED`] includes it.
 
 use std::fs::File;
 use std::io;
@@ -31,6 +31,9 @@ use crate::counters::DeviceCounters;
 /// time beyond this allowance counts as lateness.
 const BATCH_ALLOWANCE: Duration = Duration::from_millis(1);
 const CALL_ALLOWANCE: Duration = Duration::from_micros(200);
+/// Longest wait for one answer on a host that has no CPU for the thread. A process has two threads,
+/// so it cannot keep itself off the CPU for more than half of the time.
+const LONGEST_ELAPSED: Duration = Duration::from_secs(5);
 
 /// Protocol violation for which the daemon ends a process.
 #[derive(Debug)]
@@ -105,8 +108,10 @@ pub(super) struct Supervisor {
 struct Wait {
     /// Time after which the process is late.
     late_after: Instant,
-    /// Time at which the wait fails.
+    /// Time at which the wait fails, without time on the run queue.
     until: Instant,
+    /// Time at which the wait fails in any case.
+    ends: Instant,
     /// Run-queue time of the thread when the process became late.
     queued: Option<Duration>,
 }
@@ -133,6 +138,7 @@ impl Supervisor {
         let mut wait = Wait {
             late_after: until,
             until,
+            ends: until,
             queued: None,
         };
         let asked = supervisor.next(&mut wait)?;
@@ -164,6 +170,7 @@ impl Supervisor {
         let mut wait = Wait {
             late_after: begun + free,
             until: begun + free + patience,
+            ends: begun + free + LONGEST_ELAPSED,
             queued: None,
         };
         let done = self.make_all(calls, &mut wait);
@@ -171,22 +178,27 @@ impl Supervisor {
         if late.is_zero() {
             return done;
         }
-        let queued = self.queued().zip(wait.queued);
-        let queued = queued.map(|(after, before)| after.saturating_sub(before));
-        let late = late.saturating_sub(queued.unwrap_or_default());
+        let late = late.saturating_sub(self.queued_since_late(&wait));
         let charged = self.child.charge(Waiter::Iommu, late);
         done?;
         charged.map_err(|_| ProtocolViolation::AllowanceExceeded)
     }
 
     /// Returns the time that the mapping thread has spent runnable without a CPU: the second number
-    /// of `schedstat` (proc(5)), in nanoseconds.
+    /// of `schedstat` (proc(5)), in nanoseconds. The kernel adds a wait when it has ended.
     fn queued(&self) -> Option<Duration> {
         let mut text = [0; 64];
         let read = self.scheduled.as_ref()?.read_at(&mut text, 0).ok()?;
         let text = std::str::from_utf8(text.get(..read)?).ok()?;
         let nanoseconds = text.split_whitespace().nth(1)?.parse().ok()?;
         Some(Duration::from_nanos(nanoseconds))
+    }
+
+    /// Returns the time that the mapping thread has spent on the run queue since it became late.
+    fn queued_since_late(&self, wait: &Wait) -> Duration {
+        let queued = self.queued().zip(wait.queued);
+        let queued = queued.map(|(after, before)| after.saturating_sub(before));
+        queued.unwrap_or_default()
     }
 
     fn make_all(&mut self, calls: &[Call], wait: &mut Wait) -> Result<(), ProtocolViolation> {
@@ -228,12 +240,19 @@ impl Supervisor {
             if late && wait.queued.is_none() {
                 wait.queued = self.queued();
             }
-            let until = if late { wait.until } else { wait.late_after };
+            let until = if late {
+                let queued = self.queued_since_late(wait).min(LONGEST_ELAPSED);
+                (wait.until + queued).min(wait.ends)
+            } else {
+                wait.late_after
+            };
             let left = until.saturating_duration_since(now);
+            let expired = late && left.is_zero();
             let left = Timespec::try_from(left).map_err(|_| ProtocolViolation::Late)?;
             let mut asks = [PollFd::new(&self.listener, PollFlags::IN)];
             match poll(&mut asks, Some(&left)) {
-                Ok(0) if late => return Err(ProtocolViolation::Late),
+                Ok(0) if expired => return Err(ProtocolViolation::Late),
+                // The thread may have been on the run queue meanwhile, so compute the limit again.
                 Ok(0) => continue,
                 Ok(_) => {}
                 Err(rustix::io::Errno::INTR) => continue,
@@ -268,5 +287,59 @@ fn refused(call: &Call) -> Result<(), ProtocolViolation> {
             Err(ProtocolViolation::Refused { errno })
         }
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::process::Command;
+
+    use super::*;
+
+    const MS: fn(u64) -> Duration = Duration::from_millis;
+
+    /// Waits for a thread that never answers and has been on the run queue for `queued` since it
+    /// became late. Returns the time until the wait failed.
+    fn wait_for_silent_thread(patience: Duration, ends: Duration, queued: Duration) -> Duration {
+        let child = Command::new("/bin/sleep").arg("600").spawn().unwrap();
+        let mut scheduled = tempfile::tempfile().unwrap();
+        writeln!(scheduled, "1 {} 1", queued.as_nanos()).unwrap();
+        // The listener never becomes readable: the other end stays open and sends nothing.
+        let (listener, _silent) = rustix::pipe::pipe().unwrap();
+        let supervisor = Supervisor {
+            listener,
+            control: Arc::new(ControlRegion::create().unwrap()),
+            child: Arc::new(ChildProcess::new(child).unwrap()),
+            thread: 0,
+            idle: None,
+            scheduled: Some(scheduled),
+            counters: Arc::default(),
+        };
+        let begun = Instant::now();
+        let mut wait = Wait {
+            late_after: begun,
+            until: begun + patience,
+            ends: begun + ends,
+            queued: Some(Duration::ZERO),
+        };
+        let error = supervisor.next(&mut wait).unwrap_err();
+        assert!(matches!(error, ProtocolViolation::Late), "{error}");
+        begun.elapsed()
+    }
+
+    #[test]
+    fn a_wait_excludes_time_without_a_cpu() {
+        assert!(wait_for_silent_thread(MS(20), MS(60_000), MS(0)) >= MS(20));
+        let waited = wait_for_silent_thread(MS(20), MS(60_000), MS(500));
+        assert!(waited >= MS(520), "{waited:?}");
+    }
+
+    #[test]
+    fn a_wait_ends_even_without_a_cpu() {
+        let hour = Duration::from_secs(3600);
+        let waited = wait_for_silent_thread(MS(20), MS(200), hour);
+        assert!(waited >= MS(200), "{waited:?}");
+        assert!(waited < LONGEST_ELAPSED, "{waited:?}");
     }
 }

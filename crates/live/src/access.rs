@@ -1,25 +1,27 @@
 //! Access control for the sockets and files of this process.
 //!
-//! A socket gets its mode before its name, so other users can never connect in between. Unless a
-//! group may connect, each connection's user is checked as well, since the mode can be changed
-//! later.
+//! A socket gets its mode before its name, so other users can never connect in between. The user
+//! and the groups of each connection are checked as well, since the mode can be changed later.
 
 mod directory;
+mod peer_groups;
 
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::path::Path;
 
 use rustix::fs::{AtFlags, CWD, Mode, chmod, chownat, fchmod};
+use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with,
 };
 use rustix::process::geteuid;
 
 pub use self::directory::{NotPrivate, make_cache};
+use self::peer_groups::peer_groups;
 pub use rustix::process::{Gid, Uid};
 
 use crate::stale_socket;
@@ -107,13 +109,16 @@ impl SocketAccess {
     /// # Errors
     /// [`RefusedPeer`].
     pub fn admit(self, stream: &UnixStream) -> Result<(), RefusedPeer> {
-        let user = peer(stream).map_err(|_| RefusedPeer { user: u32::MAX })?;
-        // For a group, the kernel checked the socket's mode when the process connected.
-        if is_own(user) || self != Self::OwnUser {
+        let peer = socket_peercred(stream).map_err(|_| RefusedPeer { user: u32::MAX })?;
+        let is_member = |group: u32| {
+            group == peer.gid.as_raw()
+                || peer_groups(stream).is_ok_and(|groups| groups.contains(&group))
+        };
+        if is_own(peer.uid) || self.group().is_some_and(is_member) {
             return Ok(());
         }
         Err(RefusedPeer {
-            user: user.as_raw(),
+            user: peer.uid.as_raw(),
         })
     }
 
@@ -154,7 +159,7 @@ fn named(kind: SocketType, path: &Path) -> io::Result<OwnedFd> {
 /// Returns the user of the process at the other end: for a client, of the listener; for a listener,
 /// of the client.
 pub(crate) fn peer(stream: &UnixStream) -> io::Result<Uid> {
-    Ok(rustix::net::sockopt::socket_peercred(stream.as_fd())?.uid)
+    Ok(socket_peercred(stream)?.uid)
 }
 
 /// Returns true if this process trusts `user` like its own user.
@@ -168,7 +173,7 @@ mod tests {
     use std::path::PathBuf;
     use std::thread;
 
-    use rustix::thread::set_thread_res_uid;
+    use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 
     use super::*;
 
@@ -192,9 +197,22 @@ mod tests {
     /// Connects to `path` from a thread of another user. `None` if this test may not change its
     /// user.
     fn connect_as_nobody(path: &Path) -> Option<io::Result<UnixStream>> {
+        connect_with_groups(path, 65534, &[])
+    }
+
+    /// Like [`connect_as_nobody`], with this group and these supplementary groups.
+    fn connect_with_groups(
+        path: &Path,
+        group: u32,
+        groups: &[u32],
+    ) -> Option<io::Result<UnixStream>> {
         let path = path.to_owned();
+        let group = Gid::from_raw(group);
+        let groups: Vec<Gid> = groups.iter().copied().map(Gid::from_raw).collect();
         let connect = move || {
             let nobody = Uid::from_raw(65534);
+            set_thread_groups(&groups).ok()?;
+            set_thread_res_gid(group, group, group).ok()?;
             set_thread_res_uid(nobody, nobody, nobody).ok()?;
             Some(UnixStream::connect(path))
         };
@@ -244,10 +262,45 @@ mod tests {
         let (stream, _) = listener.accept().unwrap();
         let refused = Err(RefusedPeer { user: 65534 });
         assert_eq!(SocketAccess::OwnUser.admit(&stream), refused);
-        assert_eq!(
-            SocketAccess::Group(Gid::from_raw(65534)).admit(&stream),
-            Ok(())
-        );
+    }
+
+    /// The socket's mode lets everyone connect; only members of the group are admitted.
+    #[test]
+    fn only_members_of_the_group_are_admitted_whatever_the_mode() {
+        const GROUP: u32 = 4321;
+        let dir = Dir::new("members");
+        let socket = dir.0.join("socket");
+        let listener = SocketAccess::OwnUser.listen(&socket).unwrap();
+        fs::set_permissions(&dir.0, fs::Permissions::from_mode(0o755)).unwrap();
+        fs::set_permissions(&socket, fs::Permissions::from_mode(0o666)).unwrap();
+        // More groups than the first buffer of `peer_groups` has room for.
+        let many: Vec<u32> = (GROUP - 200..=GROUP).collect();
+        let (last, others) = many.split_last().unwrap();
+        for (group, groups, admitted) in [
+            (GROUP, &[][..], true),
+            (1, &[2, GROUP], true),
+            (1, &many, true),
+            (1, &[], false),
+            (*last + 1, others, false),
+        ] {
+            let Some(connected) = connect_with_groups(&socket, group, groups) else {
+                return;
+            };
+            let _theirs = connected.unwrap();
+            let (stream, _) = listener.accept().unwrap();
+            let result = SocketAccess::Group(Gid::from_raw(GROUP)).admit(&stream);
+            assert_eq!(
+                result.is_ok(),
+                admitted,
+                "group {group} of {}",
+                groups.len()
+            );
+        }
+        // This process's user needs no group.
+        let _own = UnixStream::connect(&socket).unwrap();
+        let (stream, _) = listener.accept().unwrap();
+        let access = SocketAccess::Group(Gid::from_raw(GROUP));
+        assert_eq!(access.admit(&stream), Ok(()));
     }
 
     #[test]

@@ -46,6 +46,10 @@ const ALLOWED: &[(&str, &str)] = &[
         "crates/live/tests/isolate/simulator.rs",
         "processes that break out",
     ),
+    (
+        "crates/live/src/access/peer_groups.rs",
+        "the groups of a socket's peer",
+    ),
     ("crates/live/src/link/tap.rs", "a tap interface's ioctl"),
     (
         "crates/live/src/memory/lock.rs",

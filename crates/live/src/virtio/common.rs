@@ -308,7 +308,8 @@ impl Common {
     }
 
     /// Adds the new bits of a status write; a write of 0 resets. `DRIVER_OK` requires
-    /// `FEATURES_OK`.
+    /// `FEATURES_OK`, which requires acceptable features. `ACKNOWLEDGE` and `DRIVER` have no effect
+    /// on the device: their order (section 3.1.1) binds the driver and is not enforced.
     fn set_status(&mut self, new: u8) -> Effect {
         if new == 0 {
             return Effect::Reset;

@@ -41,6 +41,7 @@ pub const OUTCOMES: &[&str] = &[
     "no message",
     "refused",
     "kept",
+    "orphaned",
     "state: NoStream",
     "state: Version",
     "state: Truncated",
@@ -410,6 +411,7 @@ fn conversation(mut data: &[u8], things: &Things, lasting: &Lasting, reached: Re
         Err(TakeOverError::Message) => reached("no message"),
         Err(TakeOverError::Refused(_)) => reached("refused"),
         Err(TakeOverError::Kept(_)) => reached("kept"),
+        Err(TakeOverError::Orphaned(_)) => reached("orphaned"),
         Err(error @ TakeOverError::TimeOut) => panic!("waited: {error}"),
         Err(error @ TakeOverError::OtherUser { .. }) => panic!("this user's socket: {error}"),
     }

@@ -25,7 +25,8 @@ impl Daemon {
     /// requests. Then the other process pauses them.
     ///
     /// # Errors
-    /// [`TakeOverError`]: the other process continues to serve the devices.
+    /// [`TakeOverError`]: this process does not serve the devices. The other process continues to
+    /// serve them, unless the error is [`TakeOverError::Orphaned`] or that process has ended.
     pub fn take_over(
         here: LocalConfig<'_>,
         meanwhile: u64,
@@ -41,7 +42,8 @@ impl Daemon {
     /// the devices. The other process releases them at the end.
     ///
     /// # Errors
-    /// [`TakeOverError`]: the other process continues to serve the devices.
+    /// [`TakeOverError`]: this process does not serve the devices. The other process continues to
+    /// serve them, unless the error is [`TakeOverError::Orphaned`] or that process has ended.
     pub fn rehearse_take_over(
         first: UnixStream,
         here: LocalConfig<'_>,

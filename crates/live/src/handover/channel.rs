@@ -29,6 +29,7 @@ pub(super) enum MessageKind {
     Released = 5,
     Kept = 6,
     Refused = 7,
+    Orphaned = 8,
 }
 
 impl MessageKind {
@@ -41,6 +42,7 @@ impl MessageKind {
             5 => Self::Released,
             6 => Self::Kept,
             7 => Self::Refused,
+            8 => Self::Orphaned,
             _ => return None,
         })
     }

@@ -114,6 +114,7 @@ impl PendingTakeOver<'_> {
         match answer.kind {
             MessageKind::Released => Ok(()),
             MessageKind::Kept => Err(TakeOverError::Kept(answer.text())),
+            MessageKind::Orphaned => Err(TakeOverError::Orphaned(answer.text())),
             _ => Err(TakeOverError::Message),
         }
     }

@@ -121,9 +121,11 @@ pub enum TakeOverError {
     TimeOut,
     /// The source refused to hand the devices over, for the given reason.
     Refused(String),
-    /// The source did not release the devices, for the given reason. It has resumed them, unless
-    /// the reason says that nobody has them.
+    /// The source did not release the devices, for the given reason, and has resumed them.
     Kept(String),
+    /// The source released the devices but cannot stop one of them, for the given reason. No
+    /// process serves the devices.
+    Orphaned(String),
     /// The source sent a malformed or unexpected message.
     Message,
     /// The state that the source sent is invalid.
@@ -140,6 +142,7 @@ impl std::fmt::Display for TakeOverError {
             Self::TimeOut => f.write_str("no answer in time"),
             Self::Refused(why) => write!(f, "not handed over: {why}"),
             Self::Kept(why) => write!(f, "kept: {why}"),
+            Self::Orphaned(why) => write!(f, "nobody has the devices: {why}"),
             Self::Message => f.write_str("what came is no message of a hand-over"),
             Self::State(error) => write!(f, "what was handed over: {error}"),
         }

@@ -12,12 +12,15 @@
 //! | source | stream | all devices are paused before the source copies the first |
 //! | destination | rebuilt | confirms that all devices are rebuilt |
 //! | source | released | the source has released the guest's memory and all sockets |
+//! | source | refused | no copy was made |
+//! | source | kept | the source has resumed the devices |
+//! | source | orphaned | the source cannot stop a released device; no process owns the devices |
 //!
 //! The destination validates a whole stream before it uses any part of it. The source answers a
 //! failed copy with `refused`. Until the confirmation the source owns the devices: if the
 //! destination fails or is late, the source resumes them and sends `kept`. After the confirmation
 //! the destination owns them. If the source then cannot stop a device, no process owns the devices;
-//! the source sends `kept` with that reason and exits.
+//! the source sends `orphaned` with that reason and exits.
 
 mod bytes;
 mod channel;

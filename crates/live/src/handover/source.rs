@@ -96,7 +96,7 @@ pub(crate) fn serve_destination(
         };
         let (said, why) = match offer.serve(&channel) {
             Ok(DeviceOwner::Destination) => (MessageKind::Released, None),
-            Ok(DeviceOwner::Unknown(why)) => (MessageKind::Kept, Some(why)),
+            Ok(DeviceOwner::Unknown(why)) => (MessageKind::Orphaned, Some(why)),
             Ok(DeviceOwner::Source) => continue,
             Err(why) => {
                 log(&why);
@@ -114,7 +114,7 @@ pub(crate) fn serve_destination(
         let text = why.as_deref().unwrap_or_default();
         let _ = channel.send(said, text.as_bytes(), &[], limit);
         return why.map_or(Ok(SourceOutcome::HandedOver), |why| {
-            Err(io::Error::other(why))
+            Err(io::Error::other(format!("nobody has the devices: {why}")))
         });
     }
 }
@@ -213,7 +213,7 @@ impl HandOverSource {
             // A closed channel means that the thread has ended and released the device.
             if let Ok(PauseReply::Stuck) = called.replies.recv() {
                 whose = DeviceOwner::Unknown(format!(
-                    "nobody has the devices: {name}'s process was ended, and hangs in the kernel"
+                    "{name}'s process was ended, and hangs in the kernel"
                 ));
             }
         }
@@ -339,7 +339,12 @@ mod tests {
         let mut said = Vec::new();
         second.read_to_end(&mut said).unwrap();
         // The source sends a stream and a final message; the reason's text contains neither type.
-        let kinds = [MessageKind::Released, MessageKind::Kept].map(|kind| kind as u32);
+        let kinds = [
+            MessageKind::Released,
+            MessageKind::Kept,
+            MessageKind::Orphaned,
+        ];
+        let kinds = kinds.map(|kind| kind as u32);
         let words = said.windows(4).map(|word| word.try_into().unwrap());
         let mut words = words.map(u32::from_le_bytes);
         (words.rfind(|word| kinds.contains(word)).unwrap(), offered)
@@ -351,9 +356,9 @@ mod tests {
         assert_eq!(said, MessageKind::Released as u32);
         assert_eq!(offered.unwrap(), SourceOutcome::HandedOver);
         // A process that is still alive may have the guest's memory: the destination must not
-        // begin.
+        // begin, and must not believe that the source has resumed the devices.
         let (said, offered) = confirmed(PauseReply::Stuck);
-        assert_eq!(said, MessageKind::Kept as u32);
+        assert_eq!(said, MessageKind::Orphaned as u32);
         let why = offered.unwrap_err().to_string();
         assert!(
             why.starts_with("nobody has the devices: blk's process"),

@@ -21,6 +21,7 @@ use crate::rig::{longs, words};
 const STREAM: u32 = 4;
 const GONE: u32 = 5;
 const KEPT: u32 = 6;
+const ORPHANED: u32 = 8;
 
 /// The scripted source process.
 struct First(UnixStream);
@@ -105,6 +106,15 @@ fn devices_are_the_seconds_when_the_first_says_so_and_no_sooner() {
         matches!(&result, Err(TakeOverError::Kept(why)) if why == "too late"),
         "{result:?}"
     );
+    assert_eq!(asked, [1, 2, 3]);
+    // The source has released the devices but cannot stop one, so no process serves them.
+    let (result, asked) = told(&dir, |first| {
+        both(first);
+        first.say(ORPHANED, b"blk is stuck", &[]);
+    });
+    let error = result.unwrap_err();
+    assert!(matches!(error, TakeOverError::Orphaned(_)), "{error:?}");
+    assert_eq!(error.to_string(), "nobody has the devices: blk is stuck");
     assert_eq!(asked, [1, 2, 3]);
     let (result, _) = told(&dir, both);
     assert!(matches!(result, Err(TakeOverError::Io(_))), "{result:?}");

@@ -11,7 +11,7 @@ use std::io;
 use std::os::fd::{AsFd, RawFd};
 use std::sync::Arc;
 
-use ringfence_pgtable::{Coherency, MapRequest, SecondStage, Table};
+use ringfence_pgtable::{Coherency, MapError, MapRequest, SecondStage, Table};
 use ringfence_types::{
     DomainId, Iova, IovaRange, PageSize, Permissions, PfnRange, PhysAddr, PhysRange,
 };
@@ -38,7 +38,8 @@ pub(super) const FIRST_FILE: RawFd = 64;
 pub enum GrantError {
     /// The limit of windows, tables or files is reached.
     NoRoom,
-    /// The range does not consist of whole pages, or its start is already mapped.
+    /// The range does not consist of whole pages, overlaps a grant, or exceeds the address width of
+    /// the table.
     Unfit,
 }
 
@@ -46,7 +47,7 @@ impl std::fmt::Display for GrantError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::NoRoom => "no room for another grant",
-            Self::Unfit => "not whole pages, or granted already",
+            Self::Unfit => "not whole pages, granted already, or beyond the table",
         })
     }
 }
@@ -149,7 +150,11 @@ impl Grants {
         }
         let page = PageSize::Size4K.bytes();
         let whole = range.start().is_aligned(page) && range.bytes().is_multiple_of(page);
-        if !whole || !physical.is_aligned(page) || self.granted.contains_key(&range.start()) {
+        // Grants do not overlap each other, so only the last one that begins in or before the range
+        // can overlap it.
+        let before = self.granted.range(..=range.last()).next_back();
+        let overlaps = before.is_some_and(|(_, grant)| grant.range.overlaps(&range));
+        if !whole || !physical.is_aligned(page) || overlaps {
             return Err(GrantError::Unfit);
         }
         let mut grant = Grant {
@@ -207,7 +212,10 @@ impl Grants {
             permissions: grant.permissions,
         };
         let mapped = self.table.map(&*self.control, &*self.control, request);
-        mapped.map_err(|_| GrantError::NoRoom)?;
+        mapped.map_err(|error| match error {
+            MapError::OutOfFrames => GrantError::NoRoom,
+            _ => GrantError::Unfit,
+        })?;
         self.windows_in_use.insert(window.start, window);
         let call = Call::grant(window, part.file, part.offset, grant.permissions);
         grant.parts.push(WindowMapping {

@@ -3,12 +3,13 @@
 
 use ringfence_live::dma_fault_injection::InjectedDma;
 use ringfence_live::limits::GuestLimits;
-use ringfence_types::Iova;
+use ringfence_live::sandbox::GrantError;
+use ringfence_types::{Iova, IovaRange, Permissions, PhysAddr};
 
 use crate::guest::*;
 use crate::para::Para;
 use crate::rig::*;
-use crate::{Apart, Boundary, apart, apart_within};
+use crate::{Apart, Boundary, DEVICE, apart, apart_within};
 
 fn good<I: Boundary>() -> Apart<I> {
     apart("", &[], &disk_file()).mapped()
@@ -294,4 +295,42 @@ fn a_ring_may_be_as_long_as_was_offered() {
     guest.settle();
     assert_eq!(guest.disk.peek(0x9000, 1), [0]);
     assert_eq!(guest.disk.peek(0x1_a002, 2), [1, 0]);
+}
+
+#[test]
+fn a_range_that_overlaps_a_grant_is_unfit() {
+    const MEMORY: u64 = 0xb000;
+    const HOLE: u64 = 1 << 40;
+    let apart = good::<Virtio>();
+    let map = |start: u64, bytes: u64, physical: u64| {
+        let range = IovaRange::new(Iova::new(start), bytes).unwrap();
+        let physical = PhysAddr::new(physical);
+        let mapped = apart.behind.with_grants(DEVICE, |grants| {
+            grants.map(range, physical, Permissions::READ_WRITE)
+        });
+        mapped.unwrap()
+    };
+    // No memory is behind the second grant, so it has no entry in the table.
+    for (start, to) in [(1 << 32, MEMORY), (1 << 33, HOLE)] {
+        assert_eq!(map(start, 0x4000, to), Ok(()));
+        for (first, bytes) in [
+            (start, 0x1000),
+            (start + 0x3000, 0x2000),
+            (start - 0x1000, 0x2000),
+            (start - 0x1000, 0x8000),
+        ] {
+            assert_eq!(
+                map(first, bytes, to),
+                Err(GrantError::Unfit),
+                "{first:#x}, {bytes:#x}"
+            );
+        }
+        for neighbour in [start - 0x1000, start + 0x4000] {
+            assert_eq!(map(neighbour, 0x1000, to), Ok(()));
+        }
+    }
+    // Only a lack of tables or windows is a lack of room. Each of these pages needs a table.
+    let pages = (0..1 << 16).map(|page| (1 << 34) + (page << 21));
+    let mut failed = pages.filter_map(|start| map(start, 0x1000, MEMORY).err());
+    assert_eq!(failed.next(), Some(GrantError::NoRoom));
 }

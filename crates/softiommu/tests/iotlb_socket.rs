@@ -2,7 +2,7 @@
 //! silent, or sends malformed frames.
 #![cfg(feature = "vhost-user")]
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc;
 use std::thread;
@@ -131,8 +131,7 @@ fn misses_are_answered() {
         "{refused:?}"
     );
     tell_front.send(()).unwrap();
-    exchange.serve().unwrap();
-    exchange.serve().unwrap();
+    assert!(exchange.serve().unwrap() && exchange.serve().unwrap());
     assert_eq!(frame_of(&mut exchange, 3), None);
     front.join().unwrap();
 }
@@ -282,4 +281,71 @@ fn a_front_end_that_makes_no_sense_is_given_up() {
         let error = exchange.resolve(&fault).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}, not {expected}");
     }
+}
+
+/// Returns an IOTLB message that requests no acknowledgement.
+fn frame(message: &Message) -> Vec<u8> {
+    [&header(FRONTEND_IOTLB, 1, 32)[..], &message.encode()].concat()
+}
+
+fn is_timeout<T>(result: &Result<T, IotlbClientError>) -> bool {
+    matches!(result, Err(IotlbClientError::Socket(error)) if error.kind() == ErrorKind::TimedOut)
+}
+
+/// The front-end never answers the miss, but always has another valid message. The time limit is
+/// over before the first of them.
+#[test]
+fn other_messages_do_not_extend_a_miss() {
+    let (mut exchange, mut main, _requests) = connected(Duration::from_nanos(1));
+    for page in 1..=16 {
+        main.write_all(&frame(&page_is(page, page))).unwrap();
+    }
+    let fault = fault(&mut exchange, 0, Access::Read);
+    let result = exchange.resolve(&fault);
+    assert!(is_timeout(&result), "{result:?}");
+    let executed = exchange.iotlb().pages();
+    assert!(executed < 16, "{executed} messages after the limit");
+}
+
+/// The front-end stops within a reply, within a message, or does not read acknowledgements.
+#[test]
+fn a_front_end_that_stops_is_given_up() {
+    let patience = Duration::from_millis(50);
+    let (mut exchange, _main, mut requests) = connected(patience);
+    requests.write_all(&header(1, 1 | 4, 8)).unwrap();
+    let missing = fault(&mut exchange, 0, Access::Read);
+    let result = exchange.resolve(&missing);
+    assert!(is_timeout(&result), "within a reply: {result:?}");
+
+    let (mut exchange, mut main, _requests) = connected(patience);
+    main.write_all(&frame(&page_is(0, 0))[..43]).unwrap();
+    let missing = fault(&mut exchange, 0, Access::Read);
+    let result = exchange.resolve(&missing);
+    assert!(is_timeout(&result), "within a message: {result:?}");
+
+    let (mut exchange, mut main, _requests) = connected(patience);
+    let front = thread::spawn(move || {
+        let mut other = header(FRONTEND_IOTLB, 1 | 8, 32);
+        other.extend(page_is(1, 1).encode());
+        while main.write_all(&other).is_ok() {}
+    });
+    let missing = fault(&mut exchange, 0, Access::Read);
+    let result = exchange.resolve(&missing);
+    assert!(is_timeout(&result), "without acknowledgements: {result:?}");
+    drop(exchange);
+    front.join().unwrap();
+}
+
+#[test]
+fn an_idle_front_end_is_no_error() {
+    let (mut exchange, mut main, _requests) = connected(Duration::from_nanos(1));
+    assert!(!exchange.serve().unwrap());
+    main.write_all(&frame(&page_is(5, 3))).unwrap();
+    assert!(exchange.serve().unwrap());
+    assert_eq!(frame_of(&mut exchange, 5), Some(3));
+    assert!(!exchange.serve().unwrap());
+    // Within a frame, the streams are out of sync.
+    main.write_all(&header(FRONTEND_IOTLB, 1, 32)).unwrap();
+    let result = exchange.serve();
+    assert!(is_timeout(&result), "{result:?}");
 }

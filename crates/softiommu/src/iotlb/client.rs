@@ -4,13 +4,13 @@
 use std::collections::VecDeque;
 use std::error::Error;
 use std::fmt;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use ringfence_types::Fault;
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, recv};
+use rustix::net::{RecvFlags, SendFlags, recv, send};
 
 use super::cache::Iotlb;
 use super::error::{FrameError, IotlbError};
@@ -45,14 +45,44 @@ pub struct IotlbClient<M> {
     /// Misses whose reply has not been read, in the order of the replies.
     unreplied: VecDeque<MissId>,
     patience: Duration,
-    /// Start of the front-end's current silence while the client waits.
-    silent: Option<Instant>,
+    /// Time limit of the current call.
+    limit: TimeLimit,
+}
+
+/// Time limit of one call of the client. No message of the front-end extends it.
+#[derive(Debug, Clone, Copy)]
+struct TimeLimit {
+    start: Instant,
+    limit: Duration,
+}
+
+impl TimeLimit {
+    /// Starts to measure `limit`.
+    fn start(limit: Duration) -> Self {
+        Self {
+            start: Instant::now(),
+            limit,
+        }
+    }
+
+    /// Returns the remaining time, which is not zero.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::TimedOut`] if no time remains.
+    fn remaining(&self) -> io::Result<Duration> {
+        let left = self.limit.saturating_sub(self.start.elapsed());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        Ok(left)
+    }
 }
 
 /// Error of a miss or of a message.
 #[derive(Debug)]
 pub enum IotlbClientError {
-    /// Socket error, or timeout of the front-end.
+    /// Socket error. [`io::ErrorKind::TimedOut`] if the front-end exceeded a time limit, see
+    /// [`IotlbClient::new`].
     Socket(io::Error),
     /// The front-end sent a malformed or unexpected frame.
     Frame(FrameError),
@@ -104,21 +134,21 @@ impl From<IotlbError> for IotlbClientError {
 }
 
 impl<M> IotlbClient<M> {
-    /// Creates a client. `patience` is the maximum time that the front-end may be silent while the
-    /// client waits for an answer, or for the rest of a frame. Any message restarts it.
+    /// Creates a client. `patience` is the maximum time of one [`resolve`](Self::resolve), measured
+    /// from the call, before its first request. It covers all attempts, and the execution and
+    /// acknowledgement of other messages meanwhile. No message of the front-end extends it.
+    ///
+    /// It has no default. A front-end answers from its own tables, so a few seconds suffice. The
+    /// client may exceed it by milliseconds.
     ///
     /// # Errors
-    /// If a socket rejects the timeout.
+    /// `patience` is zero, or a socket rejects the timeout.
     pub fn new(
         iotlb: Iotlb<M>,
         main: UnixStream,
         requests: UnixStream,
         patience: Duration,
     ) -> io::Result<Self> {
-        for socket in [&main, &requests] {
-            socket.set_write_timeout(Some(patience))?;
-        }
-        requests.set_read_timeout(Some(patience))?;
         main.set_read_timeout(Some(MAIN_POLL_INTERVAL.min(patience)))?;
         Ok(Self {
             iotlb,
@@ -126,7 +156,7 @@ impl<M> IotlbClient<M> {
             requests,
             unreplied: VecDeque::new(),
             patience,
-            silent: None,
+            limit: TimeLimit::start(patience),
         })
     }
 
@@ -140,8 +170,10 @@ impl<M> IotlbClient<M> {
     /// access.
     ///
     /// # Errors
-    /// The front-end refused the access, or did not answer in time, or sent a malformed frame.
+    /// The front-end refused the access, or did not answer within `patience`, or sent a malformed
+    /// frame.
     pub fn resolve(&mut self, fault: &Fault) -> Result<(), IotlbClientError> {
+        self.limit = TimeLimit::start(self.patience);
         for _ in 0..ATTEMPTS {
             if self.unreplied.len() >= UNREPLIED {
                 self.take_replies(None)?;
@@ -155,7 +187,7 @@ impl<M> IotlbClient<M> {
                 MissAction::Wait(miss) => (miss, None),
             };
             if let Some(message) = message {
-                self.requests.write_all(&request(&message))?;
+                send_all(&self.requests, &request(&message), self.limit)?;
                 self.unreplied.push_back(miss);
             }
             match self.wait_for(miss)? {
@@ -168,15 +200,21 @@ impl<M> IotlbClient<M> {
     }
 
     /// Waits for one message of the front-end, executes it, and acknowledges it if requested.
+    /// Returns false if no message begins within `patience`; the client remains usable. A message
+    /// that cannot be executed is not an error: the client acknowledges it as failed.
     ///
     /// # Errors
-    /// The front-end sent a malformed frame, or no message within `patience`. A message that cannot
-    /// be executed is not an error: the client acknowledges it as failed.
-    pub fn serve(&mut self) -> Result<(), IotlbClientError> {
+    /// The front-end sent a malformed frame. Or it did not complete the frame, or read the
+    /// acknowledgement, within twice `patience` from the call.
+    pub fn serve(&mut self) -> Result<bool, IotlbClientError> {
+        // A frame that begins in time has at least `patience` for its rest.
+        self.limit = TimeLimit::start(self.patience.saturating_mul(2));
         while !self.serve_main()? {
-            self.check_patience()?;
+            if self.limit.start.elapsed() >= self.patience {
+                return Ok(false);
+            }
         }
-        Ok(())
+        Ok(true)
     }
 
     fn wait_for(&mut self, miss: MissId) -> Result<MissOutcome, IotlbClientError> {
@@ -193,15 +231,16 @@ impl<M> IotlbClient<M> {
     /// Executes one pending message of the front-end. If there is none, reads pending replies and
     /// returns the outcome of `miss` if its reply is among them.
     ///
-    /// Reads the main socket first: an update there precedes the reply to its miss.
+    /// Reads the main socket first: an update there precedes the reply to its miss. Fails after the
+    /// time limit, even if messages are pending.
     fn poll_sockets(
         &mut self,
         miss: Option<MissId>,
     ) -> Result<Option<MissOutcome>, IotlbClientError> {
+        self.limit.remaining()?;
         if self.serve_main()? {
             return Ok(None);
         }
-        self.check_patience()?;
         self.take_replies(miss)
     }
 
@@ -221,7 +260,7 @@ impl<M> IotlbClient<M> {
                     if filled == 0 {
                         return Ok(false);
                     }
-                    self.check_patience()?;
+                    self.limit.remaining()?;
                 }
                 Err(error) => return Err(error.into()),
             }
@@ -229,10 +268,9 @@ impl<M> IotlbClient<M> {
                 need_reply = awaited(frame.first_chunk().ok_or(FrameError::NoReply)?)?;
             }
         }
-        self.silent = None;
         let done = self.apply(frame.last_chunk().ok_or(FrameError::NoReply)?);
         if need_reply {
-            self.main.write_all(&reply(FRONTEND_IOTLB, done))?;
+            send_all(&self.main, &reply(FRONTEND_IOTLB, done), self.limit)?;
         }
         Ok(true)
     }
@@ -242,8 +280,8 @@ impl<M> IotlbClient<M> {
         Message::decode(bytes).is_ok_and(|message| self.iotlb.receive(&message).is_ok())
     }
 
-    /// Reads pending replies without blocking. Returns the outcome of `miss` if its reply is among
-    /// them.
+    /// Reads pending replies. Waits only for the rest of a partial one. Returns the outcome of
+    /// `miss` if its reply is among them.
     fn take_replies(
         &mut self,
         miss: Option<MissId>,
@@ -255,10 +293,9 @@ impl<M> IotlbClient<M> {
             Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
             Err(error) => return Err(io::Error::from(error).into()),
         };
-        self.silent = None;
         let whole = filled.next_multiple_of(REPLY_BYTES);
-        self.requests
-            .read_exact(bytes.get_mut(filled..whole).unwrap_or_default())?;
+        let rest = bytes.get_mut(filled..whole).unwrap_or_default();
+        receive_all(&self.requests, rest, self.limit)?;
         let mut found = None;
         let (replies, _) = bytes.get(..whole).unwrap_or_default().as_chunks();
         for reply in replies {
@@ -271,16 +308,44 @@ impl<M> IotlbClient<M> {
         }
         Ok(found)
     }
+}
 
-    /// Fails if the front-end has been silent for `patience`.
-    fn check_patience(&mut self) -> Result<(), IotlbClientError> {
-        let since = *self.silent.get_or_insert_with(Instant::now);
-        if since.elapsed() >= self.patience {
-            self.silent = None;
-            return Err(io::Error::from(io::ErrorKind::TimedOut).into());
+/// Sends all of `bytes`.
+///
+/// # Errors
+/// Socket error, or the peer does not read them within `limit`.
+fn send_all(socket: &UnixStream, mut bytes: &[u8], limit: TimeLimit) -> io::Result<()> {
+    // Nearly always the socket has room: then this is one system call and needs no timeout.
+    let mut flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    while !bytes.is_empty() {
+        match send(socket, bytes, flags) {
+            Ok(sent) => bytes = bytes.get(sent..).unwrap_or_default(),
+            Err(Errno::AGAIN | Errno::INTR) => {
+                socket.set_write_timeout(Some(limit.remaining()?))?;
+                flags = SendFlags::NOSIGNAL;
+            }
+            Err(error) => return Err(error.into()),
         }
-        Ok(())
     }
+    Ok(())
+}
+
+/// Fills `bytes` from the socket.
+///
+/// # Errors
+/// Socket error, or the peer does not send them within `limit`.
+fn receive_all(mut socket: &UnixStream, mut bytes: &mut [u8], limit: TimeLimit) -> io::Result<()> {
+    while !bytes.is_empty() {
+        socket.set_read_timeout(Some(limit.remaining()?))?;
+        match socket.read(bytes) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(read) => bytes = bytes.get_mut(read..).unwrap_or_default(),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 /// Checks the header of an IOTLB message. Returns true if the message requests an acknowledgement.

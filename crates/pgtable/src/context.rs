@@ -171,7 +171,11 @@ impl fmt::Display for ContextError {
 impl core::error::Error for ContextError {}
 
 /// Finds the context entry of `device` as the hardware does, from the root table at `root_table`.
-/// Reads 128 bits twice.
+/// Reads the root entry and the context entry, 128 bits each.
+///
+/// Hardware reads 128 bits atomically; this function reads two words. An entry that changes during
+/// its read counts as not present. An entry must not change twice during one read, because the
+/// words could then belong to two contexts. Invalidate the context cache between two changes.
 ///
 /// # Errors
 /// Returns a [`ContextError`] for any invalid memory contents.
@@ -181,14 +185,25 @@ pub fn find_context<M: PhysMemory + ?Sized>(
     root_table: PhysAddr,
     device: RequesterId,
 ) -> Result<Context, ContextError> {
-    let [low, high] = read(mem, root_table, device.bus())?;
+    let table = find_context_table(mem, root_table, device.bus())?;
+    Context::decode(read(mem, table, device.devfn())?)
+}
+
+/// Returns the context table of `bus`.
+#[inline]
+fn find_context_table<M: PhysMemory + ?Sized>(
+    mem: &M,
+    root_table: PhysAddr,
+    bus: u8,
+) -> Result<PhysAddr, ContextError> {
+    let [low, high] = read(mem, root_table, bus)?;
     if low & PRESENT == 0 {
         return Err(ContextError::RootNotPresent);
     }
     if low & ROOT_RESERVED != 0 || high != 0 {
         return Err(ContextError::ReservedBit);
     }
-    Context::decode(read(mem, PhysAddr::new(low & POINTER), device.devfn())?)
+    Ok(PhysAddr::new(low & POINTER))
 }
 
 /// Returns the address of entry `index` of a root or context table.
@@ -219,8 +234,7 @@ fn read<M: PhysMemory + ?Sized>(
     let [low, high] = entry(mem, table, index)?;
     // Hardware reads the 128 bits atomically. Here the writer stores the low word, which holds P,
     // last and clears it first. If the low word is the same before and after, the high word belongs
-    // to it. Otherwise the entry was changing and counts as absent. The entry must not change twice
-    // during one read; an invalidation of the context cache in between ensures that.
+    // to it. Otherwise the entry was changing and counts as absent.
     let before = low.load(Ordering::Acquire);
     let high = high.load(Ordering::Acquire);
     if low.load(Ordering::Relaxed) != before {
@@ -290,23 +304,33 @@ impl ContextTables {
         Ok(())
     }
 
-    /// Clears the context entry of `device`, which denies it all DMA. Returns the old context.
+    /// Clears the context entry of `device`, valid or malformed, which denies the device all DMA.
+    /// Returns the old context; `None` if the entry was not present or malformed.
     ///
-    /// Returns `None` if the device had no valid context entry; a malformed entry stays in place.
+    /// # Errors
+    /// The context entry is out of reach and unchanged: [`ContextError::TableAccess`] if a table
+    /// lies outside memory, [`ContextError::ReservedBit`] if the bus has a malformed root entry.
     pub fn detach<M: PhysMemory + ?Sized>(
         &mut self,
         mem: &M,
         device: RequesterId,
-    ) -> Option<Context> {
-        let old = find_context(mem, self.root, device).ok()?;
-        let [root_low, _] = read(mem, self.root, device.bus()).ok()?;
-        let table = PhysAddr::new(root_low & POINTER);
+    ) -> Result<Option<Context>, ContextError> {
+        let table = match find_context_table(mem, self.root, device.bus()) {
+            Err(ContextError::RootNotPresent) => return Ok(None),
+            found => found?,
+        };
+        let old = read(mem, table, device.devfn())?;
+        let [low, _] = old;
+        if low & PRESENT == 0 {
+            return Ok(None);
+        }
         let at = address(table, device.devfn());
         // P is in the low word: clear it first.
-        store(mem, at, 0).ok()?;
-        store(mem, at.wrapping_add(8), 0).ok()?;
+        store(mem, at, 0)
+            .and_then(|()| store(mem, at.wrapping_add(8), 0))
+            .map_err(|_| ContextError::TableAccess)?;
         self.written(mem, at);
-        Some(old)
+        Ok(Context::decode(old).ok())
     }
 
     /// Frees all tables. The caller must first point the hardware to another root table and

@@ -76,15 +76,71 @@ fn attach_and_detach_as_the_device_sees_them() {
             Ok(context(0xffff)),
             "its neighbour is untouched"
         );
-        assert_eq!(tables.detach(&mem, device(0xff00)), Some(replaced));
+        assert_eq!(tables.detach(&mem, device(0xff00)), Ok(Some(replaced)));
         assert_eq!(
             see(&mem, device(0xff00)),
             Err(ContextError::ContextNotPresent)
         );
-        assert_eq!(tables.detach(&mem, device(0xff00)), None);
-        assert_eq!(tables.detach(&mem, device(0x5500)), None);
+        assert_eq!(tables.detach(&mem, device(0xff00)), Ok(None));
+        assert_eq!(tables.detach(&mem, device(0x5500)), Ok(None));
         tables.destroy(&mem, &frames);
         assert_eq!((frames.outstanding(), frames.wrong_frees()), (0, 0));
+    }
+}
+
+/// Real hardware may accept an entry that this model rejects, so a detach must clear it too.
+#[test]
+fn detach_clears_malformed_entries() {
+    let at = device(0x0102);
+    for (low, high, error) in [
+        (0x9011, 0x102, ContextError::ReservedBit),
+        (0x9001, 1 << 63 | 0x102, ContextError::ReservedBit),
+        (0x9001, 0x107, ContextError::Unsupported),
+        // TT = 01b: with a device-TLB.
+        (0x9005, 0x102, ContextError::Unsupported),
+        (u64::MAX, u64::MAX, ContextError::ReservedBit),
+    ] {
+        let mem = memory();
+        let frames = frames(&mem);
+        let mut tables = ContextTables::new(Coherency::NonCoherent, &mem, &frames).expect("frames");
+        assert_eq!(tables.attach(&mem, &frames, at, &context(1)), Ok(()));
+        let root_entry = mem.word(tables.root().wrapping_add(16)).expect("inside");
+        let table = root_entry.load(Ordering::Relaxed) & !0xfff;
+        let entry = PhysAddr::new(table + 2 * 16);
+        for words in [&mem as &dyn PhysMemory, mem.device_view()] {
+            let words = words.words(entry, 2).expect("inside");
+            words[0].store(low, Ordering::Relaxed);
+            words[1].store(high, Ordering::Relaxed);
+        }
+        let seen = find_context(mem.device_view(), tables.root(), at);
+        assert_eq!(seen, Err(error));
+        let detached = tables.detach(&mem, at);
+        let seen = mem.device_view().words(entry, 2).expect("inside");
+        let seen: Vec<u64> = seen
+            .iter()
+            .map(|word| word.load(Ordering::Relaxed))
+            .collect();
+        assert_eq!(seen, [0, 0], "{low:#x} {high:#x}: {detached:?}");
+        assert_eq!(detached, Ok(None));
+    }
+}
+
+/// A detach that cannot reach the entry says so.
+#[test]
+fn detach_behind_a_malformed_root_entry_fails() {
+    let mem = memory();
+    let frames = frames(&mem);
+    let at = device(0x0102);
+    for (low, error) in [
+        (0x3, ContextError::ReservedBit),
+        (0xffff_f000_0000_0001, ContextError::TableAccess),
+    ] {
+        let mut tables = ContextTables::new(Coherency::Coherent, &mem, &frames).expect("frames");
+        let root_entry = mem.word(tables.root().wrapping_add(16)).expect("inside");
+        root_entry.store(low, Ordering::Relaxed);
+        let before = snapshot(&mem);
+        assert_eq!(tables.detach(&mem, at), Err(error));
+        assert_eq!(snapshot(&mem), before);
     }
 }
 
@@ -208,7 +264,7 @@ fn between_any_two_stores_the_device_sees_the_old_entry_or_none_or_the_new_one()
     };
     assert_eq!(tables.attach(&watched, &frames, device, &old), Ok(()));
     assert_eq!(tables.attach(&watched, &frames, device, &new), Ok(()));
-    assert_eq!(tables.detach(&watched, device), Some(new));
+    assert_eq!(tables.detach(&watched, device), Ok(Some(new)));
     assert!(looks.get() > 10);
 }
 

@@ -53,7 +53,10 @@ pub enum MapError {
     },
 }
 
-/// Error of an unmap. The table is unchanged.
+/// Error of an unmap. The table is unchanged, unless another CPU changed entries of the range
+/// during the unmap, against the contract of [`Table`](crate::Table). Then some pages of the range
+/// may be cleared, and written back as after a successful unmap. The caller cannot tell the cases
+/// apart. If the contract may be broken, it must invalidate the range before it reuses the memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum UnmapError {

@@ -30,8 +30,8 @@ impl<F: Format> Table<F> {
     /// On a non-coherent platform the cleared entries are in memory on return.
     ///
     /// # Errors
-    /// The table is unchanged. A page of the range is not mapped, or the range covers only part of
-    /// a larger page.
+    /// A page of the range is not mapped, or the range covers only part of a larger page. The table
+    /// is unchanged, except after a breach of the contract of [`Table`]: see [`UnmapError`].
     #[inline]
     pub fn unmap<M: PhysMemory + ?Sized>(
         &self,
@@ -185,10 +185,25 @@ impl<F: Format> Table<F> {
             let run = self.run_at(mem, range, checked)?;
             checked = checked.saturating_add(run.pages.max(1));
         }
+        let cleared = self.clear_checked(mem, range, sink, book);
+        if cleared.is_err() {
+            // Some runs are cleared. Finish their write-back: a caller may still invalidate them.
+            sink.finish(mem);
+        }
+        cleared
+    }
+
+    /// Clears a checked range. Fails only if another CPU breaks the contract of [`Table`] and
+    /// changes entries of the range meanwhile. The runs before that entry are then cleared.
+    fn clear_checked<M: PhysMemory + ?Sized>(
+        &self,
+        mem: &M,
+        range: &PfnRange,
+        sink: &mut impl WriteBackPolicy,
+        book: impl EntryCount<F>,
+    ) -> Result<(), UnmapError> {
         let mut cleared = 0;
         while cleared < range.pages() {
-            // Fails only if another CPU breaks the contract and clears the same range. The range is
-            // cleared in either case.
             let run = self.run_at(mem, range, cleared)?;
             let iova = page_at(range.lo().iova(), cleared);
             let words = mem

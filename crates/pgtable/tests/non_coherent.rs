@@ -3,12 +3,12 @@
 mod common;
 
 use std::cell::{Cell, RefCell};
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use common::{DOMAIN, Memory, RUBBISH, frames, memory, page, range};
 use ringfence_pgtable::{
     Coherency, Cursor, DirtyLines, Levels, MapRequest, Reclaim, ReclaimingTable, SecondStage,
-    Table, WalkErrorKind, walk,
+    Table, UnmapError, WalkErrorKind, walk,
 };
 use ringfence_types::{
     CachedLevels, Invalidation, MemoryError, Pending, Permissions, PhysAddr, PhysMemory,
@@ -157,7 +157,7 @@ fn the_device_sees_a_map_and_an_unmap_when_they_return() {
     let wrong = Table::new(FORMAT, DOMAIN, Coherency::Coherent, &mem, &frames).expect("frames");
     assert_eq!(wrong.map(&mem, &frames, request(0, 1)), Ok(()));
     let entry = mem.device_view().word(wrong.root()).expect("inside");
-    assert_eq!(entry.load(std::sync::atomic::Ordering::Relaxed), RUBBISH);
+    assert_eq!(entry.load(Ordering::Relaxed), RUBBISH);
 }
 
 #[test]
@@ -257,6 +257,76 @@ fn a_burst_of_any_length_and_order_ends_in_memory() {
     }
     dirty.sync(&mem);
     assert!(!(0..1000).any(|turn| device_finds(&mem, table.root(), pfn(turn))));
+}
+
+/// Memory in which another CPU clears an entry before a lookup of many words, against the contract
+/// of the table.
+struct Contended<'m> {
+    inner: &'m Memory,
+    /// Number of lookups before that.
+    countdown: Cell<u64>,
+    entry: PhysAddr,
+}
+
+impl PhysMemory for Contended<'_> {
+    fn word(&self, at: PhysAddr) -> Result<&AtomicU64, MemoryError> {
+        self.inner.word(at)
+    }
+    fn table(&self, at: PhysAddr) -> Result<&[AtomicU64; TABLE_WORDS], MemoryError> {
+        self.inner.table(at)
+    }
+    fn words(&self, at: PhysAddr, count: usize) -> Result<&[AtomicU64], MemoryError> {
+        if self.countdown.get() == 0 {
+            self.inner.word(self.entry)?.store(0, Ordering::Relaxed);
+        }
+        self.countdown.set(self.countdown.get().wrapping_sub(1));
+        self.inner.words(at, count)
+    }
+    fn write_back(&self, at: PhysAddr, bytes: u64) {
+        self.inner.write_back(at, bytes);
+    }
+    fn drain(&self) {
+        self.inner.drain();
+    }
+}
+
+/// Another CPU breaks the contract after the check of the range. The pages already cleared must be
+/// in memory when the unmap fails, because the caller may invalidate them.
+#[test]
+fn an_interrupted_unmap_writes_back() {
+    let mem = memory();
+    let frames = frames(&mem);
+    let table = Table::new(FORMAT, DOMAIN, Coherency::NonCoherent, &mem, &frames).expect("frames");
+    table.map(&mem, &frames, request(0, 1024)).expect("frames");
+    // The check looks up both leaf tables; the first one is then looked up and cleared.
+    let contended = Contended {
+        inner: &mem,
+        countdown: Cell::new(4),
+        entry: entry_of(&mem, table.root(), 600),
+    };
+    let drains = mem.drains();
+    let failed = table.unmap(&contended, range(0, 1024)).err();
+    assert_eq!(failed, Some(UnmapError::NotMapped { iova: page(600) }));
+    let is_mapped = |pfn| table.lookup(&mem, page(pfn)).is_some();
+    let left = (0..1024).filter(|pfn| is_mapped(*pfn)).count();
+    assert_eq!(left, 511, "the first table is cleared");
+    let seen = (0..512).filter(|pfn| device_finds(&mem, table.root(), *pfn));
+    assert_eq!((seen.count(), mem.drains() - drains), (0, 1));
+    // An unmap that fails its check stores nothing and does not wait.
+    let drains = mem.drains();
+    assert!(table.unmap(&mem, range(0, 1024)).is_err());
+    assert_eq!(mem.drains(), drains);
+}
+
+/// Returns the address of the leaf entry of page `pfn`.
+fn entry_of(mem: &Memory, root: PhysAddr, pfn: u64) -> PhysAddr {
+    let mut table = root;
+    for shift in [27, 18, 9] {
+        let at = table.wrapping_add((pfn >> shift & 511) * 8);
+        let entry = mem.word(at).expect("inside").load(Ordering::Relaxed);
+        table = PhysAddr::new(entry & 0x000f_ffff_ffff_f000);
+    }
+    table.wrapping_add((pfn & 511) * 8)
 }
 
 #[test]

@@ -49,8 +49,14 @@ pub enum LabError {
     },
     /// The simulated NIC workload failed.
     Station(TestbedError),
-    /// The trace has more devices than domains, or than the mode's hardware supports.
+    /// More devices map memory than there are domains.
     TooManyDevices,
+    /// More devices map memory than the hardware of modes with a flat table has buses. Each device
+    /// needs a bus of its own.
+    TooFewBuses {
+        /// Number of buses.
+        limit: usize,
+    },
     /// The mode is behind the para-virtual IOMMU, whose host cannot list all devices of the trace.
     UnlistedDevice {
         /// Number of devices that the host lists.
@@ -132,6 +138,12 @@ impl fmt::Display for LabError {
             }
             Self::Station(e) => e.fmt(f),
             Self::TooManyDevices => f.write_str("more devices than there are domains"),
+            Self::TooFewBuses { limit } => write!(
+                f,
+                "the trace maps memory for more than {limit} devices, and the hardware of modes \
+                 with `table=flat` (Calgary) has {limit} buses, one for each device; name those to \
+                 replay by `--device`, or other modes by `--modes`"
+            ),
             Self::UnlistedDevice { limit } => write!(
                 f,
                 "the trace maps memory for more than {limit} devices, which is all that the \

@@ -49,10 +49,13 @@ pub trait Hardware: fmt::Debug + Sized + 'static {
     /// Turns translation off: all accesses pass through.
     fn disable(&mut self);
 
-    /// Returns the requester ID of the device at index `row` of the trace's device list; `recorded`
-    /// is the ID in the trace. `None` if the hardware cannot have so many devices.
-    fn requester(_row: u16, recorded: RequesterId) -> Option<RequesterId> {
-        Some(recorded)
+    /// Returns the requester ID of a device that is attached after `attached` others; `recorded` is
+    /// its ID in the trace.
+    ///
+    /// # Errors
+    /// The hardware cannot have so many devices.
+    fn requester(_attached: usize, recorded: RequesterId) -> Result<RequesterId, LabError> {
+        Ok(recorded)
     }
 
     /// Directs the accesses of `device` to the target `to`.
@@ -239,9 +242,12 @@ impl Hardware for Calgary {
         self.unit.disable();
     }
 
-    /// Uses `row` as the bus number.
-    fn requester(row: u16, _recorded: RequesterId) -> Option<RequesterId> {
-        (row < 256).then(|| RequesterId::new(row << 8))
+    /// Gives each device the next bus.
+    fn requester(attached: usize, _recorded: RequesterId) -> Result<RequesterId, LabError> {
+        match u8::try_from(attached) {
+            Ok(bus) => Ok(RequesterId::new(u16::from(bus) << 8)),
+            Err(_) => Err(LabError::TooFewBuses { limit: 256 }),
+        }
     }
 
     fn attach(

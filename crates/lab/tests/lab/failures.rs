@@ -80,8 +80,8 @@ impl Hardware for Fickle {
         self
     }
 
-    fn requester(row: u16, recorded: RequesterId) -> Option<RequesterId> {
-        Vtd::requester(row, recorded)
+    fn requester(attached: usize, recorded: RequesterId) -> Result<RequesterId, LabError> {
+        Vtd::requester(attached, recorded)
     }
 
     fn attach(

@@ -4,13 +4,16 @@ use std::fmt::Write;
 use std::io::Cursor;
 
 use ringfence_lab::compare::{CompareOptions, compare};
+use ringfence_lab::compose::compose;
 use ringfence_lab::guest::RtcParams;
+use ringfence_lab::hardware::{Calgary, Hardware};
 use ringfence_lab::modes::Mode;
 use ringfence_lab::plan::{Planner, Step, each_plan};
 use ringfence_lab::size::{RingSlots, SizeOptions, measure_demand, size};
 use ringfence_lab::{LabError, Profile, ReplayLimits};
 use ringfence_pviommu::rtc::Cycles;
 use ringfence_trace::{Operations, TraceOptions, TraceSource};
+use ringfence_types::RequesterId;
 
 const HOUR_NS: u64 = 3_600_000_000_000;
 
@@ -389,6 +392,28 @@ fn mappings_that_a_cache_keeps_are_bounded() {
         assert!(run(mode, 150).is_ok(), "{mode}");
     }
     assert!(run("pviommu", 0).is_ok());
+}
+
+/// Modes with a flat table give each device that maps memory a bus. The limit is the number of
+/// those devices, not of all devices in the trace, and the error names it.
+#[test]
+fn the_buses_of_flat_tables_are_counted_by_device_that_maps() {
+    let text: String = (0..300).map(|n| map(1, &format!("dev{n}"), 4096)).collect();
+    let options = CompareOptions {
+        devices: Some(vec!["dev257".to_owned()]),
+        modes: vec![compose("alloc=bitmap,table=flat,flush=per-unmap").unwrap()],
+        ..options("none", ReplayLimits::default())
+    };
+    let alone = compare("t", operations(&text), &options, |_| {}).map(|found| found.rows[0].maps);
+    assert!(matches!(alone, Ok(1)), "{alone:?}");
+
+    let recorded = RequesterId::new(7);
+    let last = Calgary::requester(255, recorded).unwrap();
+    assert_eq!(last.bus(), 255);
+    let message = Calgary::requester(256, recorded).unwrap_err().to_string();
+    for part in ["256 buses", "`table=flat`", "`--device`", "`--modes`"] {
+        assert!(message.contains(part), "{message}");
+    }
 }
 
 /// The paravirtual IOMMU supports fewer devices than a replay. The error names its limit.

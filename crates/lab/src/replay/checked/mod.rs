@@ -47,6 +47,8 @@ pub struct CheckedReplay<H, S: Space, F: Flush<S, u64>, X> {
     dma: Dma<S, F, u64>,
     cpus: Vec<Cpu<S, F, u64>>,
     attached: Vec<Option<Attachments>>,
+    /// Number of attached devices.
+    devices: usize,
     tokens: Vec<MappingToken>,
     stalled: StalledMaps,
     segments: Vec<DmaSegment>,
@@ -88,6 +90,7 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> CheckedReplay<H, S, F
             dma: Dma::new(flush),
             cpus: Vec::new(),
             attached: Vec::new(),
+            devices: 0,
             tokens: Vec::new(),
             stalled: StalledMaps::default(),
             segments: Vec::new(),
@@ -250,7 +253,7 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> CheckedReplay<H, S, F
         let recorded = devices
             .get(device)
             .map_or(RequesterId::new(device.0), |device| device.id);
-        let id = H::requester(device.0, recorded).ok_or(LabError::TooManyDevices)?;
+        let id = H::requester(self.devices, recorded)?;
         let (machine, make) = (&self.machine, &mut self.make);
         let mut directed = ContextTarget::PassThrough;
         let at = self
@@ -272,6 +275,7 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> CheckedReplay<H, S, F
         self.machine.attach(id, at.domain(), directed)?;
         self.rows.set(id, device.0);
         self.attached[device.index()] = Some(Attachments::new(&self.dma, at));
+        self.devices += 1;
         Ok(())
     }
 

@@ -107,17 +107,17 @@ impl<L: Lock<FlushQueue>, M: Lock<Vec<Arc<L>>>> PerCpuQueue<L, M> {
     ) -> Result<(), InvalidationError> {
         let domain = home.domain();
         let mut all = RangeBatch::with_capacity(0);
-        let mut lenders: Vec<(Arc<L>, usize)> = Vec::new();
+        let mut lenders: Vec<(Arc<L>, usize, Nanos)> = Vec::new();
         rings.with(|rings| {
             for ring in rings.iter() {
-                let count = ring.with(|ring| {
+                let (count, armed) = ring.with(|ring| {
                     let count = ring.batch.len();
                     ring.flushing = ring.flushing.saturating_add(count);
                     all.append(&mut ring.batch);
-                    count
+                    (count, ring.armed)
                 });
                 if count > 0 {
-                    lenders.push((Arc::clone(ring), count));
+                    lenders.push((Arc::clone(ring), count, armed));
                 }
             }
         });
@@ -127,12 +127,13 @@ impl<L: Lock<FlushQueue>, M: Lock<Vec<Arc<L>>>> PerCpuQueue<L, M> {
         let (mut left, result) =
             submit_and_release(Invalidation::Domain(domain), all, home, platform);
         // After a failure each queue gets its own ranges back, so no queue exceeds its bound. The
-        // ranges stay unusable until a later flush succeeds.
+        // ranges stay unusable until a later flush succeeds. They keep their age, even if the CPU
+        // has queued newer ranges meanwhile.
         let levels = left.levels();
         let mut lenders = lenders.into_iter();
         let mut current = lenders.next();
         left.drain_unmapped(|unmapped| {
-            while let Some((ring, count)) = &mut current {
+            while let Some((ring, count, armed)) = &mut current {
                 if *count > 0 {
                     *count -= 1;
                     let gone = ClearedRange {
@@ -142,6 +143,7 @@ impl<L: Lock<FlushQueue>, M: Lock<Vec<Arc<L>>>> PerCpuQueue<L, M> {
                     };
                     ring.with(|ring| {
                         ring.flushing = ring.flushing.saturating_sub(1);
+                        ring.armed = ring.armed.min(*armed);
                         ring.batch.push(gone);
                     });
                     return;
@@ -149,7 +151,7 @@ impl<L: Lock<FlushQueue>, M: Lock<Vec<Arc<L>>>> PerCpuQueue<L, M> {
                 current = lenders.next();
             }
         });
-        for (ring, count) in current.into_iter().chain(lenders) {
+        for (ring, count, _) in current.into_iter().chain(lenders) {
             ring.with(|ring| ring.flushing = ring.flushing.saturating_sub(count));
         }
         result

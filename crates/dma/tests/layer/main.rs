@@ -14,4 +14,5 @@ mod masks;
 mod premapped;
 mod rig;
 mod roll_back;
+mod timers;
 mod units;

@@ -1,6 +1,7 @@
 //! The mapping layer of one IOMMU: its domains, its flush policy and a handle for each CPU.
 
 use core::fmt;
+use core::sync::atomic::AtomicU64;
 
 use alloc::vec::Vec;
 
@@ -43,6 +44,8 @@ pub struct Dma<S: Space, F: Flush<S, B>, B> {
     pub(crate) epoch: u64,
     pub(crate) flush: F,
     pub(crate) bounce: Option<BouncePool>,
+    /// Number of pools of premapped buffers so far, which is the next one's identifier.
+    pub(crate) pools: AtomicU64,
 }
 
 /// The handle of one CPU to a [`Dma`]. Pass it to [`Dma::remove_cpu`] when the CPU is removed.
@@ -168,6 +171,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
             epoch: u64::from(unit) << 48,
             flush,
             bounce: None,
+            pools: AtomicU64::new(0),
         }
     }
 

@@ -11,6 +11,7 @@
 
 use alloc::vec::Vec;
 use core::fmt;
+use core::sync::atomic::Ordering;
 
 use ringfence_types::{Direction, Iova, IovaRange};
 
@@ -25,6 +26,8 @@ use crate::{Attachment, Cpu, Dma, Mapping, Platform};
 #[derive(Debug)]
 pub struct Premapped<B> {
     at: Attachment,
+    /// Distinguishes the pools of one layer.
+    id: u64,
     idle: Vec<Mapping<B>>,
     in_use: usize,
 }
@@ -34,6 +37,7 @@ pub struct Premapped<B> {
 #[derive(Debug)]
 pub struct CpuOwned<B> {
     mapping: Mapping<B>,
+    pool: u64,
 }
 
 /// A buffer of a pool that the device owns. Only this state has an address for the device.
@@ -41,6 +45,7 @@ pub struct CpuOwned<B> {
 #[derive(Debug)]
 pub struct DeviceOwned<B> {
     mapping: Mapping<B>,
+    pool: u64,
 }
 
 impl<B> CpuOwned<B> {
@@ -73,17 +78,22 @@ impl<B> Premapped<B> {
     pub fn acquire(&mut self) -> Option<CpuOwned<B>> {
         let mapping = self.idle.pop()?;
         self.in_use = self.in_use.saturating_add(1);
-        Some(CpuOwned { mapping })
+        Some(CpuOwned {
+            mapping,
+            pool: self.id,
+        })
     }
 
     /// Puts a buffer back into the pool.
     ///
     /// # Errors
-    /// Returns the buffer if it belongs to another domain's pool, even if that domain had the same
-    /// identifier. Also if no buffer of this pool is in use.
+    /// Returns the buffer if it belongs to another pool, of this domain or another one, even if
+    /// that domain had the same identifier.
     pub fn release(&mut self, loan: CpuOwned<B>) -> Result<(), CpuOwned<B>> {
+        let is_own =
+            loan.pool == self.id && loan.mapping.live.domain_handle == self.at.domain_handle;
         match self.in_use.checked_sub(1) {
-            Some(lent) if loan.mapping.live.domain_handle == self.at.domain_handle => {
+            Some(lent) if is_own => {
                 self.in_use = lent;
                 self.idle.push(loan.mapping);
                 Ok(())
@@ -139,6 +149,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         let idle = self.map_multi(cpu, platform, at, requests)?;
         Ok(Premapped {
             at: *at,
+            id: self.pools.fetch_add(1, Ordering::Relaxed),
             idle,
             in_use: 0,
         })
@@ -149,6 +160,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         self.sync_for_device(platform, &loan.mapping);
         DeviceOwned {
             mapping: loan.mapping,
+            pool: loan.pool,
         }
     }
 
@@ -157,6 +169,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         self.sync_for_cpu(platform, &posted.mapping);
         CpuOwned {
             mapping: posted.mapping,
+            pool: posted.pool,
         }
     }
 

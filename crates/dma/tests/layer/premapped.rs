@@ -187,3 +187,32 @@ fn turns_move_bounced_bytes() {
         .unwrap();
     assert_eq!(back, 2);
 }
+
+/// Two pools of one domain, each with a buffer in use. Each takes only its own buffers.
+#[test]
+fn a_loan_of_another_pool_is_not_taken() {
+    let mut rig = Rig::<Tree, Plain, _, u64>::new(Strict);
+    let Rig {
+        board,
+        dma,
+        cpu,
+        at,
+    } = &mut rig;
+    let [mut first, mut second] =
+        [1, 2].map(|count| dma.premap(cpu, board, at, requests(count)).unwrap());
+    let (loan, other) = (first.acquire().unwrap(), second.acquire().unwrap());
+    let loan = second
+        .release(loan)
+        .expect_err("a buffer of the first pool");
+    let posted = dma.post(board, loan);
+    let loan = dma.reap(board, posted);
+    let loan = second
+        .release(loan)
+        .expect_err("a buffer of the first pool");
+    first.release(loan).unwrap();
+    second.release(other).unwrap();
+    for pool in [first, second] {
+        assert_eq!(pool.in_use(), 0);
+        dma.unmap_premapped(cpu, board, pool, |_| {}).unwrap();
+    }
+}

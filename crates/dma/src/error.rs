@@ -1,6 +1,7 @@
 //! Errors of the mapping layer. A failed map leaves the layer unchanged, except for
 //! [`MapReason::RollbackFailed`].
 
+use alloc::boxed::Box;
 use core::fmt;
 use core::mem::ManuallyDrop;
 
@@ -13,6 +14,7 @@ use ringfence_types::{
 use crate::flush::ClearedMapping;
 use crate::mapping::HeldBuffer;
 use crate::ring::{RingFull, RingRefusal};
+use crate::space::{ClearedRange, UnmapRefusal};
 
 /// A map that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,10 +64,10 @@ pub enum MapReason {
     Ring(RingRefusal),
     /// The attachment belongs to another layer, or its domain was detached.
     NotAttached,
-    /// The map failed half-way, and the invalidation that should undo it failed too. The layer
-    /// never reuses the addresses. No device received them, but a device that guesses them may
-    /// still reach the first pieces: the returned buffer is exposed.
-    RollbackFailed(InvalidationError),
+    /// The map failed half-way, and undoing it failed too: the space rejected the unmap, or the
+    /// invalidation failed. The layer never reuses the addresses. No device received them, but a
+    /// device that guesses them may still reach the first pieces: the returned buffer is exposed.
+    RollbackFailed(UnmapFailure),
 }
 
 impl fmt::Display for MapReason {
@@ -155,10 +157,33 @@ pub enum UnmapReason<B> {
     /// The mapping belongs to this ring of the device, which is not the attachment's. Nothing
     /// changed.
     OtherRing(RingId, StillMapped<B>),
+    /// Some pieces of a list are unmapped, and at least one is not. Either the space rejected a
+    /// piece, or an invalidation failed while the space [keeps](crate::Space::CACHES_UNMAPPED)
+    /// another piece. The layer never reuses the addresses of a piece whose invalidation failed.
+    /// The device may reach the buffer until its domain is detached.
+    PartlyUnmapped(UnmapFailure, StillMapped<B>),
 }
 
-/// The buffer of a mapping whose unmap was rejected. The device may still reach the buffer.
-/// Dropping it leaks the buffer, as dropping the mapping does.
+/// The reason why a part of a mapping may still be reachable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum UnmapFailure {
+    /// The space rejected the unmap.
+    Refused(UnmapRefusal),
+    /// The table entries are cleared, but the invalidation failed.
+    NotFlushed(InvalidationError),
+}
+
+impl fmt::Display for UnmapFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Refused(refusal) => refusal.fmt(f),
+            Self::NotFlushed(error) => error.fmt(f),
+        }
+    }
+}
+
+/// The buffer of a mapping whose unmap was rejected, or was only partly done. The device may still
+/// reach the buffer. Dropping it leaks the buffer, as dropping the mapping does.
 #[must_use = "the buffer may still be reachable by the device"]
 #[derive(Debug)]
 pub struct StillMapped<B>(pub(crate) HeldBuffer<B>);
@@ -170,20 +195,32 @@ impl<B> StillMapped<B> {
     }
 
     /// Returns the buffer, to [claim](crate::Mapping::claim) the mapping again. Also for drivers
-    /// that know that nothing was mapped.
+    /// that know that nothing was mapped, or that detached the domain of a
+    /// [partly unmapped](UnmapReason::PartlyUnmapped) list.
     pub fn into_buffer(self) -> B {
         ManuallyDrop::into_inner(self.0)
     }
 }
 
-/// A cleared range whose invalidation has failed so far, with its buffer.
+/// A cleared mapping whose invalidation has failed so far, with its buffer.
 #[must_use = "the buffer may still be reachable by the device"]
 #[derive(Debug)]
 pub struct NotInvalidated<B> {
     pub(crate) mapping: ClearedMapping<B>,
+    /// Further cleared ranges of a list that was mapped piece by piece.
+    pub(crate) further: Box<[ClearedRange]>,
 }
 
 impl<B> NotInvalidated<B> {
+    /// Creates the token of a mapping of one range.
+    #[cold]
+    pub(crate) fn new(mapping: ClearedMapping<B>) -> Self {
+        Self {
+            mapping,
+            further: Box::default(),
+        }
+    }
+
     /// Returns the direction of the mapping.
     pub fn direction(&self) -> Direction {
         self.mapping.direction
@@ -195,15 +232,14 @@ impl<B> fmt::Display for UnmapError<B> {
         write!(f, "cannot unmap {} of {}: ", self.range, self.device)?;
         match &self.reason {
             UnmapReason::Table(e, _) => e.fmt(f),
-            UnmapReason::NotAllocated(_) => {
-                f.write_str("no allocated range of that start and size")
-            }
+            UnmapReason::NotAllocated(_) => UnmapRefusal::NotAllocated.fmt(f),
             UnmapReason::NotFlushed(e, _) => e.fmt(f),
             UnmapReason::NotAttached(_) => f.write_str("device is not attached"),
             UnmapReason::BurstFull(_) => f.write_str("the burst must end first"),
             UnmapReason::Detached(_) => f.write_str("its domain was detached"),
             UnmapReason::OtherDomain(domain, _) => write!(f, "mapped in domain {domain}"),
             UnmapReason::OtherRing(ring, _) => write!(f, "mapped in ring {ring}"),
+            UnmapReason::PartlyUnmapped(failure, _) => write!(f, "only partly unmapped: {failure}"),
         }
     }
 }

@@ -42,7 +42,9 @@ pub mod space;
 pub use bounce::{BouncePool, BounceSlot};
 pub use coherent::{Coherent, FreeCoherentError};
 pub use detach::{DetachError, Detached, Teardown};
-pub use error::{MapError, MapReason, NotInvalidated, StillMapped, UnmapError, UnmapReason};
+pub use error::{
+    MapError, MapReason, NotInvalidated, StillMapped, UnmapError, UnmapFailure, UnmapReason,
+};
 pub use flush::{BurstKey, Flush, Outcome, Released, ReleasedStale, Withheld};
 pub use layer::{AttachError, Attachment, Cpu, Dma};
 pub use mapping::{DmaSegment, Mapping};

@@ -344,7 +344,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     /// detach already invalidated it.
     ///
     /// # Errors
-    /// Returns `owed` if the invalidation failed again, or if it belongs to another unit
+    /// Returns `owed` if an invalidation failed again, or if it belongs to another unit
     /// ([`InvalidationError::Unsupported`]).
     pub fn retry_invalidation<P: Platform>(
         &self,
@@ -370,7 +370,16 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
             cpus: &mut cpu.spaces,
             domain_index: here,
         };
-        Strict::invalidate(&mut home, platform, owed.mapping)
+        let NotInvalidated { mapping, further } = owed;
+        let mut further = further.into_vec();
+        while let Some(range) = further.pop() {
+            if let Err((error, range)) = home.invalidate_and_release(range, platform) {
+                further.push(range);
+                let further = further.into();
+                return Err((error, NotInvalidated { mapping, further }));
+            }
+        }
+        Strict::invalidate(&mut home, platform, mapping)
     }
 }
 

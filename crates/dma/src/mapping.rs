@@ -1,5 +1,6 @@
 //! Tokens that a driver holds while a device may reach its buffer.
 
+use alloc::vec::Vec;
 use core::mem::ManuallyDrop;
 
 use ringfence_types::{Direction, DomainId, Iova, IovaRange, RingId};
@@ -63,16 +64,22 @@ impl<B> LiveMapping<B> {
         StillMapped(self.buffer)
     }
 
-    /// Creates the token for a mapping whose entries are cleared but not invalidated.
+    /// Creates the token for a list whose entries are cleared but not invalidated: `range`, and the
+    /// ranges of `further` pieces.
     #[cold]
-    pub(crate) fn into_not_invalidated(self, gone: ClearedRange) -> NotInvalidated<B> {
+    pub(crate) fn into_not_invalidated(
+        self,
+        range: ClearedRange,
+        further: Vec<ClearedRange>,
+    ) -> NotInvalidated<B> {
         NotInvalidated {
             mapping: ClearedMapping {
-                range: gone,
+                range,
                 direction: self.direction,
                 domain_handle: self.domain_handle,
                 buffer: self.buffer,
             },
+            further: further.into(),
         }
     }
 

@@ -8,10 +8,10 @@ use ringfence_types::{Direction, InvalidationError, IovaRange, PhysRange};
 
 use crate::flush::{Flush, FlushContext, Outcome, PendingUnmap};
 use crate::mapping::LiveMapping;
-use crate::space::{IotlbSync, Space};
+use crate::space::{IotlbSync, Space, UnmapRefusal};
 use crate::{
     Attachment, Cpu, Dma, MapError, MapReason, Mapping, NotInvalidated, Platform, UnmapError,
-    UnmapReason,
+    UnmapFailure, UnmapReason,
 };
 
 /// One buffer of [`Dma::map_multi`].
@@ -263,10 +263,10 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     }
 
     /// Unmaps and invalidates a range at once under every policy, because no driver has received
-    /// its address. If the invalidation fails, the layer never reuses the addresses.
+    /// its address.
     ///
     /// # Errors
-    /// Returns the error of that invalidation.
+    /// The device may still reach the range. The layer never reuses its addresses.
     #[cold]
     pub(crate) fn undo_map<P: Platform>(
         &self,
@@ -274,14 +274,14 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         platform: &mut P,
         at: &Attachment,
         range: IovaRange,
-    ) -> Result<(), InvalidationError> {
-        if let Some((space, own)) = self.space_and_cpu(&mut cpu.spaces, at)
-            && let Ok(gone) = space.unmap(own, platform, range)
-        {
-            return gone
-                .iotlb_sync(&mut self.flush_ctx(cpu, at), platform)
-                .map_err(|(error, _)| error);
-        }
-        Ok(())
+    ) -> Result<(), UnmapFailure> {
+        let unmapped = match self.space_and_cpu(&mut cpu.spaces, at) {
+            Some((space, own)) => space.unmap(own, platform, range),
+            None => Err(UnmapRefusal::NotAllocated),
+        };
+        unmapped
+            .map_err(UnmapFailure::Refused)?
+            .iotlb_sync(&mut self.flush_ctx(cpu, at), platform)
+            .map_err(|(error, _)| UnmapFailure::NotFlushed(error))
     }
 }

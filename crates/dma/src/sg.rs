@@ -229,7 +229,8 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     /// Unmaps a scatterlist mapping.
     ///
     /// # Errors
-    /// As for [`unmap_single`](Self::unmap_single).
+    /// As for [`unmap_single`](Self::unmap_single), and
+    /// [`PartlyUnmapped`](crate::UnmapReason::PartlyUnmapped).
     #[inline]
     pub fn unmap_sg<P: Platform>(
         &self,

@@ -8,10 +8,10 @@ use ringfence_types::IovaRange;
 use crate::flush::{Flush, FlushContext};
 use crate::mapping::LiveMapping;
 use crate::sg::segments;
-use crate::space::{IotlbSync, Space, UnmapRefusal};
+use crate::space::{ClearedRange, IotlbSync, Space, UnmapRefusal};
 use crate::{
     Attachment, Cpu, Dma, MapError, MapReason, Platform, SgMapping, SgRequest, UnmapError,
-    UnmapReason,
+    UnmapFailure, UnmapReason,
 };
 
 impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
@@ -75,8 +75,9 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     /// cached, and the policy returns the buffer accordingly.
     ///
     /// # Errors
-    /// If a piece is rejected, the pieces after it stay mapped, and the caller keeps the list's
-    /// buffer.
+    /// If the first piece is rejected, nothing changed. After a later failure, the remaining pieces
+    /// are still unmapped and invalidated as far as possible. A retry can complete the unmap if
+    /// every piece is cleared; otherwise the reason is [`UnmapReason::PartlyUnmapped`].
     pub(crate) fn unmap_sg_per_segment<P: Platform>(
         &self,
         cpu: &mut Cpu<S, F, B>,
@@ -102,7 +103,10 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         if !known {
             return Err(failed(self.wrong_domain(live)));
         }
+        // The policy receives the result of one piece: a cached one if the space keeps any.
         let mut left: Option<S::UnmapResult> = None;
+        let mut failure: Option<UnmapFailure> = None;
+        let mut not_invalidated: Vec<ClearedRange> = Vec::new();
         for range in apart {
             let unmapped = match self.space_and_cpu(&mut cpu.spaces, at) {
                 Some((space, own)) => space.unmap(own, platform, range),
@@ -110,32 +114,52 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
             };
             let gone = match unmapped {
                 Ok(gone) => gone,
-                Err(refusal) => return Err(failed(refusal.with(live.into_still_mapped()))),
-            };
-            let done = match left.take() {
-                None => gone,
-                Some(other) => {
-                    let (stays, leaves) = if other.is_cached() {
-                        (other, gone)
-                    } else {
-                        (gone, other)
-                    };
-                    let mut home = self.flush_ctx(cpu, at);
-                    if let Err((error, gone)) = leaves.iotlb_sync(&mut home, platform) {
-                        return Err(failed(UnmapReason::NotFlushed(
-                            error,
-                            live.into_not_invalidated(gone),
-                        )));
-                    }
-                    stays
+                Err(refusal) if left.is_none() => {
+                    return Err(failed(refusal.with(live.into_still_mapped())));
+                }
+                Err(refusal) => {
+                    failure = Some(UnmapFailure::Refused(refusal));
+                    continue;
                 }
             };
-            left = Some(done);
+            let leaves = if left.as_ref().is_some_and(IotlbSync::is_cached) {
+                Some(gone)
+            } else {
+                left.replace(gone)
+            };
+            let mut home = self.flush_ctx(cpu, at);
+            if let Some(leaves) = leaves
+                && let Err((error, range)) = leaves.iotlb_sync(&mut home, platform)
+            {
+                failure.get_or_insert(UnmapFailure::NotFlushed(error));
+                not_invalidated.push(range);
+            }
         }
-        let (Some(gone), Some((shared, own))) = (left, self.flush_state(&mut cpu.flush, at)) else {
+        let Some(gone) = left else {
             return Err(failed(
                 UnmapRefusal::NotAllocated.with(live.into_still_mapped()),
             ));
+        };
+        if let Some(failure) = failure {
+            let is_cached = gone.is_cached();
+            let mut home = self.flush_ctx(cpu, at);
+            if let Err((_, range)) = gone.iotlb_sync(&mut home, platform) {
+                not_invalidated.push(range);
+            }
+            return Err(failed(match (failure, not_invalidated.pop()) {
+                (UnmapFailure::NotFlushed(error), Some(range)) if !is_cached => {
+                    let owed = live.into_not_invalidated(range, not_invalidated);
+                    UnmapReason::NotFlushed(error, owed)
+                }
+                _ => UnmapReason::PartlyUnmapped(failure, live.into_still_mapped()),
+            }));
+        }
+        let Some((shared, own)) = self.flush_state(&mut cpu.flush, at) else {
+            let failure = UnmapFailure::Refused(UnmapRefusal::NotAllocated);
+            return Err(failed(UnmapReason::PartlyUnmapped(
+                failure,
+                live.into_still_mapped(),
+            )));
         };
         let item = live.into_pending_unmap(gone, at.ring());
         let home = FlushContext {

@@ -2,7 +2,7 @@
 
 use ringfence_dma::{
     Coherent, Cpu, Dma, Flush, MapReason, Mapping as LayerMapping, Outcome, Platform, Released,
-    Space, UnmapError, UnmapReason,
+    Space, UnmapError, UnmapFailure, UnmapReason,
 };
 use ringfence_types::{PhysRange, RequesterId};
 
@@ -61,6 +61,9 @@ where
                     Ok(Released(buffer)) => return Ok(buffer),
                     Err((error, _)) => UnmapCause::NotFlushed(error),
                 }
+            }
+            UnmapReason::PartlyUnmapped(UnmapFailure::NotFlushed(error), _) => {
+                UnmapCause::NotFlushed(error)
             }
             UnmapReason::BurstFull(_) => UnmapCause::BurstFull,
             UnmapReason::OtherDomain(domain, _) => UnmapCause::OtherDomain(domain),

@@ -410,8 +410,6 @@ impl<S: Space<UnmapResult = ClearedRange>, B> PendingUnmap<S, B> {
     /// Converts to the token for the caller if the policy cannot take the mapping over.
     #[cold]
     fn into_not_invalidated(self) -> NotInvalidated<B> {
-        NotInvalidated {
-            mapping: self.into_cleared_mapping(),
-        }
+        NotInvalidated::new(self.into_cleared_mapping())
     }
 }

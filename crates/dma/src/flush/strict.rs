@@ -39,7 +39,7 @@ impl Strict {
                     domain_handle: tenant,
                     buffer,
                 };
-                Err((error, NotInvalidated { mapping: cleared }))
+                Err((error, NotInvalidated::new(cleared)))
             }
         }
     }
@@ -166,22 +166,18 @@ impl<T: TablePages, S: Space<UnmapResult = ClearedRange<T>>, B> Flush<S, B> for 
                 let mut owed = Vec::with_capacity(buffers.len());
                 let mut buffers = buffers.into_iter();
                 left.drain_unmapped(|unmapped| {
-                    owed.extend(
-                        buffers
-                            .next()
-                            .map(|(direction, tenant, buffer)| NotInvalidated {
-                                mapping: ClearedMapping {
-                                    range: ClearedRange {
-                                        unmapped,
-                                        levels,
-                                        tables: (),
-                                    },
-                                    direction,
-                                    domain_handle: tenant,
-                                    buffer,
-                                },
-                            }),
-                    );
+                    owed.extend(buffers.next().map(|(direction, tenant, buffer)| {
+                        NotInvalidated::new(ClearedMapping {
+                            range: ClearedRange {
+                                unmapped,
+                                levels,
+                                tables: (),
+                            },
+                            direction,
+                            domain_handle: tenant,
+                            buffer,
+                        })
+                    }));
                 });
                 Err((error, owed))
             }

@@ -18,6 +18,7 @@ pub use rings::{RingDriver, Rings, RingsCpu};
 pub use unmap_result::{Expire, UnmapResult};
 
 use alloc::vec::Vec;
+use core::fmt;
 
 use ringfence_iova::FreeProof;
 use ringfence_types::{
@@ -129,6 +130,15 @@ pub enum UnmapRefusal {
     Table(ringfence_pgtable::UnmapError),
     /// No allocated range starts at this address with this size.
     NotAllocated,
+}
+
+impl fmt::Display for UnmapRefusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Table(error) => error.fmt(f),
+            Self::NotAllocated => f.write_str("no allocated range of that start and size"),
+        }
+    }
 }
 
 impl UnmapRefusal {

@@ -5,14 +5,14 @@ use alloc::vec::Vec;
 use ringfence_iova::{AllocError, AllocRequest, IovaAllocator};
 use ringfence_pgtable::MapRequest;
 use ringfence_types::{
-    CachedLevels, DomainId, Flushed, InvalidationError, IovaRange, PageSize, Permissions, Pfn,
-    PfnRange, PhysRange, Unmapped, WholeDomain,
+    CachedLevels, DomainId, Flushed, IovaRange, PageSize, Permissions, Pfn, PfnRange, PhysRange,
+    Unmapped, WholeDomain,
 };
 
 use super::{
     AddressLimits, ClearedRange, FlushesBeforeReuse, IoPageTable, MapResult, Space, UnmapRefusal,
 };
-use crate::{MapReason, Platform};
+use crate::{MapReason, Platform, UnmapFailure};
 
 const GRANULE: PageSize = PageSize::Size4K;
 
@@ -237,8 +237,10 @@ impl<A: IovaAllocator, T: IoPageTable> Paged<A, T> {
     }
 
     /// Undoes a partial map. The device may already have used the installed pieces, so the range is
-    /// invalidated before it is freed. If that fails, the addresses are leaked, and the error
-    /// reports that the device may still reach the pieces.
+    /// invalidated before it is freed. If the table rejects the unmap, or if the invalidation
+    /// fails, the addresses are leaked, and the error reports that the device may still reach the
+    /// pieces. This includes a piece whose map failed: a table in another machine may have installed
+    /// it without an answer.
     #[cold]
     fn roll_back<P: Platform>(
         &self,
@@ -246,17 +248,16 @@ impl<A: IovaAllocator, T: IoPageTable> Paged<A, T> {
         platform: &mut P,
         reserved: PfnRange,
         installed: Option<PfnRange>,
-    ) -> Result<(), InvalidationError> {
-        let gone = match installed {
-            Some(range) => self.table.unmap(&mut cpu.table, platform, range).ok(),
+    ) -> Result<(), UnmapFailure> {
+        let (unmapped, levels, tables) = match installed {
+            Some(range) => self
+                .table
+                .unmap(&mut cpu.table, platform, range)
+                .map_err(|error| UnmapFailure::Refused(UnmapRefusal::Table(error)))?,
             None => {
                 let cleared = Unmapped::attest_cleared(self.table.domain(), reserved);
-                Some((cleared, CachedLevels::Leaves, T::Pages::default()))
+                (cleared, CachedLevels::Leaves, T::Pages::default())
             }
-        };
-        // If the table rejects the unmap, other code cleared these entries: free nothing.
-        let Some((unmapped, levels, tables)) = gone else {
-            return Ok(());
         };
         let Ok(unmapped) = unmapped.widen(reserved) else {
             return Ok(());
@@ -273,9 +274,7 @@ impl<A: IovaAllocator, T: IoPageTable> Paged<A, T> {
                 self.allocator.free(&mut cpu.allocator, range.into());
                 Ok(())
             }
-            // No entry was installed, so no cache holds one.
-            Err(_) if installed.is_none() => Ok(()),
-            Err((error, _)) => Err(error),
+            Err((error, _)) => Err(UnmapFailure::NotFlushed(error)),
         }
     }
 }

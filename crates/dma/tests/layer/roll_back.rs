@@ -2,7 +2,9 @@
 //! returned.
 
 use ringfence_dma::flush::{Flush, Strict};
-use ringfence_dma::{DmaSegment, MapError, MapMultiRequest, MapReason, SgLimits, SgRequest};
+use ringfence_dma::{
+    DmaSegment, MapError, MapMultiRequest, MapReason, SgLimits, SgRequest, UnmapFailure,
+};
 use ringfence_iova::AllocError;
 use ringfence_types::{Direction, FrameSource, InvalidationError, PhysRange};
 
@@ -255,7 +257,7 @@ fn a_roll_back_that_fails_is_reported() {
             let error = perform(&mut rig, shape).unwrap_err();
             assert_eq!(
                 error.reason,
-                MapReason::RollbackFailed(expected),
+                MapReason::RollbackFailed(UnmapFailure::NotFlushed(expected)),
                 "{shape:?}"
             );
             assert!(!rig.board.port.log.is_empty());

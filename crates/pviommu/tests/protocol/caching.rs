@@ -1,6 +1,8 @@
 //! The cache in front of the frontend: its requests to the host, and which pages a device can
 //! access for how long.
 
+mod lists;
+
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;

@@ -9,8 +9,8 @@ use proptest::prelude::*;
 use ringfence_dma::flush::Strict;
 use ringfence_dma::space::{Paged, Rounding};
 use ringfence_dma::{
-    Attachment, Cpu, Dma, DmaSegment, MapError, Mapping, Released, SgLimits, SgMapping, SgRequest,
-    UnmapReason,
+    Attachment, Cpu, Dma, DmaSegment, MapError, MapMultiRequest, MapReason, Mapping, Released,
+    SgLimits, SgMapping, SgRequest, UnmapFailure, UnmapReason,
 };
 use ringfence_iova::{AllocRequest as Alloc, CachedRbTree, CachedTree, IovaAllocator};
 use ringfence_memory::Arena;
@@ -292,6 +292,46 @@ fn a_buffer_of_several_requests_is_mapped_whole_or_not_at_all() {
         .unmap_single(&mut cpu, &mut guest.machine, &guest.at, mapping)
         .unwrap();
     assert_eq!(guest.left().len() as u64, SPACE);
+}
+
+/// The host maps the last buffer and falls silent, so nothing can be unmapped again. The error says
+/// that the device may reach the buffers, and their addresses are not free.
+#[test]
+fn a_roll_back_that_is_refused_is_reported() {
+    for (count, as_list) in [(1, false), (2, false), (2, true)] {
+        let pages = (0..count).map(|page| buffer(MEMORY + 2 * page * PAGE, PAGE));
+        let memory: Vec<PhysRange> = pages.collect();
+        let mut guest = guest(Some((count - 1, Trick::Never)));
+        let mut cpu = guest.dma.cpu();
+        let direction = Direction::ToDevice;
+        let error = if as_list {
+            guest.map_list(&mut cpu, &memory, direction).unwrap_err()
+        } else {
+            let request = |memory| MapMultiRequest {
+                buffer: 0,
+                memory,
+                direction,
+            };
+            let requests = memory.into_iter().map(request).collect();
+            let (machine, at) = (&mut guest.machine, &guest.at);
+            let mapped = guest.dma.map_multi(&mut cpu, machine, at, requests);
+            mapped.unwrap_err().1
+        };
+        assert_eq!(guest.broken(), Some(ChannelFailure::Silent));
+        let reached: Vec<u64> = (0..SPACE)
+            .map(|page| WINDOW + page * PAGE)
+            .filter(|iova| guest.reach(*iova, Access::Read).is_some())
+            .collect();
+        assert_eq!(reached.len() as u64, count);
+        let MapReason::RollbackFailed(failure) = error.reason else {
+            panic!("{error}, and the device reaches {reached:x?}");
+        };
+        // A single piece was not installed as far as the guest knows.
+        let refused = matches!(failure, UnmapFailure::Refused(_));
+        assert_eq!(refused, count > 1, "{failure}");
+        let left = guest.left();
+        assert!(reached.iter().all(|iova| !left.contains(iova)));
+    }
 }
 
 proptest! {

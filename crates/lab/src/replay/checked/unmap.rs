@@ -63,8 +63,12 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> CheckedReplay<H, S, F
             MappingToken::List(mapping) => self.dma.unmap_sg(own, &mut self.machine, at, mapping),
             MappingToken::None => return,
         };
-        let refused = matches!(&outcome, Err(error)
-            if !matches!(error.reason, UnmapReason::NotFlushed(..)));
+        let refused = outcome.as_ref().is_err_and(|error| {
+            !matches!(
+                error.reason,
+                UnmapReason::NotFlushed(..) | UnmapReason::PartlyUnmapped(..)
+            )
+        });
         if refused {
             // Nothing changed: the mapping is live.
             self.outcomes.refused_unmaps += 1;
@@ -103,6 +107,11 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> CheckedReplay<H, S, F
                 self.withhold(grant);
                 self.not_invalidated.push(owed);
             }
+            // The driver keeps the buffer for good, since the device may reach it.
+            Err(UnmapError {
+                reason: UnmapReason::PartlyUnmapped(..),
+                ..
+            }) => self.withhold(grant),
             Err(_) => {}
         }
         if used {

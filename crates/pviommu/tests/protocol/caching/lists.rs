@@ -1,0 +1,146 @@
+//! Lists of which a piece is refused or its invalidation fails.
+
+use std::ops::Range;
+
+use ringfence_dma::space::UnmapRefusal;
+use ringfence_dma::{Mapping, Released, SgMapping, UnmapFailure, UnmapReason};
+use ringfence_pviommu::frontend::{UnknownUnmap, UnmapCompletions};
+use ringfence_pviommu::rtc::Rtc;
+use ringfence_types::{Access, Invalidation, InvalidationError, Invalidator, IovaRange, Ticket};
+
+use super::{FROM, Guest, Looped, buffer, c, guest_that};
+use crate::machine::{SPACE, Waits};
+
+/// Waits for answers, except that the invalidations of some numbers fail.
+struct Failing<I> {
+    waits: I,
+    submitted: u32,
+    fails: Range<u32>,
+}
+
+impl<I: Invalidator> Invalidator for Failing<I> {
+    fn submit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {
+        let number = self.submitted;
+        self.submitted += 1;
+        if self.fails.contains(&number) {
+            return Err(InvalidationError::QueueFull);
+        }
+        self.waits.submit(request)
+    }
+
+    fn poll(&mut self, ticket: Ticket) -> Result<bool, InvalidationError> {
+        self.waits.poll(ticket)
+    }
+}
+
+type FailingGuest = Guest<Rtc, Failing<Waits<Looped>>>;
+
+/// A guest with a list of three pieces, all of them in the IOTLB. The cache keeps the first `kept`
+/// pieces, and the invalidations numbered `fails` fail.
+fn guest_with_list(kept: usize, fails: Range<u32>) -> (FailingGuest, SgMapping<u32>) {
+    let waits = |link| Failing {
+        waits: UnmapCompletions::new(link),
+        submitted: 0,
+        fails,
+    };
+    let mut guest = guest_that(Rtc::new(c(), kept), UnknownUnmap::Refused, waits);
+    let list = guest.map_list(&[1, 3, 5].map(|page| buffer(page, 0, 512)), FROM);
+    let list = list.unwrap();
+    assert_eq!(reached(&guest, list.piece_ranges()), [true; 3]);
+    (guest, list)
+}
+
+fn reached(guest: &FailingGuest, ranges: &[IovaRange]) -> Vec<bool> {
+    let reach = |range: &IovaRange| guest.reach(range.start(), Access::Write).is_some();
+    ranges.iter().map(reach).collect()
+}
+
+/// Invalidations of a list's pieces fail. A retry that releases the buffer has invalidated every
+/// piece, and all addresses are free.
+#[test]
+fn a_list_is_released_when_no_piece_is_reached() {
+    for fails in [0..1, 1..2, 2..3, 0..2, 0..3, 0..4, 0..6] {
+        let (mut guest, list) = guest_with_list(0, fails.clone());
+        let ranges = list.piece_ranges().to_vec();
+        let (cpu, machine) = (&mut guest.cpu, &mut guest.machine);
+        let unmapped = guest.dma.unmap_sg(cpu, machine, &guest.at, list);
+        let mut owed = match unmapped.map(drop).unwrap_err().reason {
+            UnmapReason::NotFlushed(InvalidationError::QueueFull, owed) => owed,
+            other => panic!("{fails:?}: {other:?}"),
+        };
+        let buffer = loop {
+            match guest.dma.retry_invalidation(cpu, machine, owed) {
+                Ok(Released(buffer)) => break buffer,
+                Err((_, left)) => owed = left,
+            }
+        };
+        let still = reached(&guest, &ranges);
+        assert_eq!((buffer, still), (7, vec![false; 3]), "{fails:?}");
+        assert_eq!(guest.left().len() as u64, SPACE, "{fails:?}");
+    }
+}
+
+/// As above, but the cache keeps the first piece. The device reaches that piece, so no retry can
+/// release the buffer.
+#[test]
+fn a_list_with_a_kept_piece_and_a_failed_invalidation_is_not_released() {
+    for (fails, lost) in [(0..1, 1), (1..2, 1), (0..2, 2)] {
+        let (mut guest, list) = guest_with_list(1, fails.clone());
+        let ranges = list.piece_ranges().to_vec();
+        let (cpu, machine) = (&mut guest.cpu, &mut guest.machine);
+        let unmapped = guest.dma.unmap_sg(cpu, machine, &guest.at, list);
+        match unmapped.map(drop).unwrap_err().reason {
+            UnmapReason::PartlyUnmapped(UnmapFailure::NotFlushed(_), buffer) => {
+                assert_eq!(*buffer.buffer(), 7);
+            }
+            UnmapReason::NotFlushed(_, owed) => {
+                let retried = guest.dma.retry_invalidation(cpu, machine, owed);
+                let still = reached(&guest, &ranges);
+                panic!("{fails:?}: {retried:?}, and the device reaches {still:?}");
+            }
+            other => panic!("{fails:?}: {other:?}"),
+        }
+        guest.flush();
+        assert_eq!(reached(&guest, &ranges), [false; 3]);
+        // The addresses of pieces whose invalidation failed are not free.
+        assert_eq!(guest.left().len() as u64, SPACE - lost, "{fails:?}");
+    }
+}
+
+/// A driver has already unmapped one piece of a list. If that is the first piece, nothing changes;
+/// otherwise the other pieces are unmapped and their addresses are free.
+#[test]
+fn a_list_with_a_stray_piece_is_unmapped_as_far_as_possible() {
+    for stray in 0..3 {
+        let (mut guest, list) = guest_with_list(0, 0..0);
+        let ranges = list.piece_ranges().to_vec();
+        let claimed = Mapping::claim(&guest.at, ranges[stray], FROM, 7);
+        assert!(!guest.unmap(claimed), "not stale");
+        let before = reached(&guest, &ranges);
+        let (cpu, machine) = (&mut guest.cpu, &mut guest.machine);
+        let unmapped = guest.dma.unmap_sg(cpu, machine, &guest.at, list);
+        let reason = unmapped.map(drop).unwrap_err().reason;
+        if stray == 0 {
+            assert!(matches!(reason, UnmapReason::NotAllocated(_)), "{reason:?}");
+            assert_eq!(reached(&guest, &ranges), before);
+            for range in &ranges[1..] {
+                let claimed = Mapping::claim(&guest.at, *range, FROM, 7);
+                assert!(!guest.unmap(claimed), "not stale");
+            }
+        } else {
+            assert!(
+                matches!(
+                    reason,
+                    UnmapReason::PartlyUnmapped(
+                        UnmapFailure::Refused(UnmapRefusal::NotAllocated),
+                        _
+                    )
+                ),
+                "{stray}: {reason:?}, and the device reaches {:?}",
+                reached(&guest, &ranges)
+            );
+        }
+        assert_eq!(reached(&guest, &ranges), [false; 3]);
+        assert_eq!(guest.left().len() as u64, SPACE, "{stray}");
+    }
+}

@@ -239,8 +239,8 @@ impl<A: IovaAllocator, T: IoPageTable> Paged<A, T> {
     /// Undoes a partial map. The device may already have used the installed pieces, so the range is
     /// invalidated before it is freed. If the table rejects the unmap, or if the invalidation
     /// fails, the addresses are leaked, and the error reports that the device may still reach the
-    /// pieces. This includes a piece whose map failed: a table in another machine may have installed
-    /// it without an answer.
+    /// pieces. This includes a piece whose map failed: a table in another machine may have
+    /// installed it without an answer.
     #[cold]
     fn roll_back<P: Platform>(
         &self,

@@ -77,7 +77,8 @@ impl Hardware {
     pub(super) fn set_context(&self, device: RequesterId, context: Option<&Context>) {
         let mut silicon = self.model();
         let IommuModel { unit, contexts, .. } = &mut *silicon;
-        contexts.detach(self.host.memory(), device);
+        // An entry that is out of reach here is out of the unit's reach too, and blocks the device.
+        let _ = contexts.detach(self.host.memory(), device);
         if let Some(context) = context {
             let _ = contexts.attach(self.host.memory(), self.host.contexts(), device, context);
         }

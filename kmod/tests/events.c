@@ -87,10 +87,10 @@ bool virtqueue_enable_cb(struct virtqueue *vq)
 static void passes(unsigned int ms)
 {
 	for (; ms; ms--) {
-		if (pvi.events.work.queued && pvi.events.due <= jiffies) {
+		if (pvi.events.work.queued && !time_after(pvi.events.due, jiffies)) {
 			pvi.events.work.queued = false;
 			pvi_events_work(&pvi.events.work);
-			CHECK(!pvi.events.work.queued || pvi.events.due > jiffies);
+			CHECK(!pvi.events.work.queued || time_after(pvi.events.due, jiffies));
 		}
 		test_now_us += 1000;
 	}

@@ -264,6 +264,7 @@ void test_sleeps(unsigned int us);
 #define ktime_get() ((ktime_t)test_now_us * 1000)
 #define jiffies ((unsigned long)(test_now_us / 1000))
 #define msecs_to_jiffies(ms) ((unsigned long)(ms))
+#define time_after(one, other) ((long)((other) - (one)) < 0)
 
 /* Devices. */
 struct dma_map_ops;

@@ -8,7 +8,7 @@
 //! - A mapping that is reused and released is queued again. Its first element decides when it
 //!   expires, and the queue grows with every release.
 //!
-//! Where the figures are silent, this implementation takes the reading that works best. A mapping
+//! If the figures are silent, this implementation takes the reading that works best. A mapping
 //! is in the tree from its map on, with its REUSING bit set; release clears the bit. (Step 3
 //! inserts it at release. Then two buffers of one page are mapped twice. At the second's release,
 //! Insert finds the first and marks it as in use forever.) The embedder sets the limit; the paper

@@ -1,7 +1,7 @@
 //! The tree exactly as published in Figures 7 to 9 of the PVIOMMU paper, with its defects (errata
 //! 11, 16).
 //!
-//! Where the figures are incomplete, this implementation adds the minimum that lets them run:
+//! If the figures are incomplete, this implementation adds the minimum that lets them run:
 //!
 //! - InsertSort, Movel and the lines that add a key to a Node64 or Node256 update the node's
 //!   length. Otherwise the second key would overwrite the first one.

@@ -18,7 +18,7 @@
 static char *pvi_devices[PVI_DEVICES_MAX];
 static int pvi_device_count;
 module_param_array_named(devices, pvi_devices, charp, &pvi_device_count, 0444);
-MODULE_PARM_DESC(devices, "endpoints by PCI address, such as 0000:00:04.0; all that the host translates for if none is named");
+MODULE_PARM_DESC(devices, "endpoints by PCI address, such as 0000:00:04.0; default: all that the host translates for");
 
 static u32 pvi_devid(struct pci_dev *pdev)
 {
@@ -181,10 +181,10 @@ static int pvi_bus_event(struct notifier_block *block, unsigned long event, void
 		return NOTIFY_OK;
 	/* After a failed probe, devres frees the device's allocations only after this event. */
 	if (event == BUS_NOTIFY_DRIVER_NOT_BOUND) {
-		pvi_cache_drop_unused(endpoint);
+		pvi_cache_evict_unused(endpoint);
 		return NOTIFY_OK;
 	}
-	pvi_cache_abandon(endpoint);
+	pvi_cache_unbind(endpoint);
 	if (event == BUS_NOTIFY_UNBOUND_DRIVER) {
 		/* The owners of the remaining mappings unmap them with these operations later. */
 		if (READ_ONCE(endpoint->orphans))
@@ -267,7 +267,7 @@ void pvi_bind_stop(struct pvi *pvi)
 		if (endpoint->pdev && get_dma_ops(&endpoint->pdev->dev) == &endpoint->ops)
 			pvi_release_driver(pvi, endpoint->pdev);
 		pvi_forget_unplugged(endpoint);
-		pvi_cache_abandon(endpoint);
+		pvi_cache_unbind(endpoint);
 		cancel_work_sync(&endpoint->trim);
 	}
 }

@@ -11,7 +11,7 @@
  * cycle. The parameter literal selects the paper's behaviour.
  *
  * Cached mappings, in use or unused, have at most pvi_cache_pages pages. A mapping that does not
- * fit is unmapped with its last user, and a worker (leave.c) evicts the oldest sixteenth.
+ * fit is unmapped with its last user, and a worker (evict.c) evicts the oldest sixteenth.
  */
 #include <linux/dma-mapping.h>
 #include <linux/log2.h>
@@ -75,7 +75,7 @@ void pvi_cache_free(struct pvi_endpoint *endpoint)
 }
 
 /* Caller holds endpoint->lock. Removes the mapping from the tables. */
-void pvi_forget(struct pvi_endpoint *endpoint, struct pvi_mapping *mapping)
+void pvi_unhash_mapping(struct pvi_endpoint *endpoint, struct pvi_mapping *mapping)
 {
 	if (mapping->shared) {
 		hlist_del(&mapping->by_page);
@@ -114,7 +114,7 @@ struct pvi_mapping *pvi_mapping_new(struct pvi_endpoint *endpoint, u64 gpa, u32 
 	mapping->giova = pvi_iova_alloc(endpoint, pages, limit);
 	if (!mapping->giova && !call->made_room) {
 		call->made_room = true;
-		if (pvi_make_room(endpoint, &call->patience))
+		if (pvi_make_room(endpoint, &call->timeout))
 			mapping->giova = pvi_iova_alloc(endpoint, pages, limit);
 	}
 	if (!mapping->giova) {
@@ -174,12 +174,12 @@ void pvi_failed(struct pvi_endpoint *endpoint, const char *what, int err, unsign
 }
 
 /* Caller holds endpoint->lock. A mapping that does not fit into the cache belongs to its user. */
-static void pvi_know(struct pvi_endpoint *endpoint, struct pvi_mapping *mapping)
+static void pvi_hash_mapping(struct pvi_endpoint *endpoint, struct pvi_mapping *mapping)
 {
 	if (mapping->shared && mapping->pages > pvi_cache_pages - endpoint->cached_pages) {
 		mapping->shared = false;
 		endpoint->full++;
-		pvi_want_room(endpoint);
+		pvi_request_room(endpoint);
 	}
 	if (mapping->shared) {
 		endpoint->cached_pages += mapping->pages;
@@ -206,7 +206,7 @@ int pvi_cache_add(struct pvi_endpoint *endpoint, struct list_head *fresh, struct
 	err = pvi_queue_map(endpoint, fresh, direction, call, undone);
 	if (err == -ENOSPC && *undone && !call->made_room) {
 		call->made_room = true;
-		if (pvi_make_room(endpoint, &call->patience))
+		if (pvi_make_room(endpoint, &call->timeout))
 			err = pvi_queue_map(endpoint, fresh, direction, call, undone);
 	}
 	if (err) {
@@ -215,7 +215,7 @@ int pvi_cache_add(struct pvi_endpoint *endpoint, struct list_head *fresh, struct
 	}
 	spin_lock_irqsave(&endpoint->lock, flags);
 	list_for_each_entry(mapping, fresh, list) {
-		pvi_know(endpoint, mapping);
+		pvi_hash_mapping(endpoint, mapping);
 		endpoint->live++;
 	}
 	spin_unlock_irqrestore(&endpoint->lock, flags);
@@ -225,7 +225,7 @@ int pvi_cache_add(struct pvi_endpoint *endpoint, struct list_head *fresh, struct
 /* Caller holds endpoint->lock. Frees an orphan, and its addresses unless they are lost. */
 void pvi_orphan_free(struct pvi_endpoint *endpoint, struct pvi_mapping *mapping, bool lost)
 {
-	pvi_forget(endpoint, mapping);
+	pvi_unhash_mapping(endpoint, mapping);
 	endpoint->orphans--;
 	if (lost)
 		endpoint->lost += mapping->pages;

@@ -17,7 +17,7 @@
 /* With the buffers, at most 1600 events a second. */
 #define PVI_EVENTS_PAUSE_MS	10
 
-static int pvi_leave(struct virtqueue *vq, struct pvi_event *event)
+static int pvi_queue_event_buffer(struct virtqueue *vq, struct pvi_event *event)
 {
 	struct scatterlist list;
 
@@ -25,7 +25,7 @@ static int pvi_leave(struct virtqueue *vq, struct pvi_event *event)
 	return virtqueue_add_inbuf(vq, &list, 1, event, GFP_KERNEL);
 }
 
-static void pvi_tell(struct pvi *pvi, const struct pvi_event *event)
+static void pvi_log_event(struct pvi *pvi, const struct pvi_event *event)
 {
 	u32 access = le32_to_cpu(event->access);
 	u32 reason = le32_to_cpu(event->reason);
@@ -54,7 +54,7 @@ static void pvi_queue_events_work(struct pvi *pvi)
 }
 
 /* Interrupt handler of the event queue. */
-void pvi_events_come(struct virtqueue *vq)
+void pvi_events_callback(struct virtqueue *vq)
 {
 	virtqueue_disable_cb(vq);
 	pvi_queue_events_work(vq->vdev->priv);
@@ -76,11 +76,11 @@ void pvi_events_work(struct work_struct *work)
 			break;
 		/* Copy the event, because the host can still write to the buffer. */
 		memcpy(&copy, event, sizeof(copy));
-		pvi_leave(vq, event);
+		pvi_queue_event_buffer(vq, event);
 		if (!pvi_event_is_known(&copy, bytes))
 			continue;
 		pvi->events_seen++;
-		pvi_tell(pvi, &copy);
+		pvi_log_event(pvi, &copy);
 	}
 	if (count)
 		virtqueue_kick(vq);
@@ -101,6 +101,6 @@ int pvi_events_init(struct pvi *pvi, struct virtqueue *vq)
 		return -ENOMEM;
 	pvi->events_vq = vq;
 	for (i = 0; i < count && !err; i++)
-		err = pvi_leave(vq, &pvi->event_buffers[i]);
+		err = pvi_queue_event_buffer(vq, &pvi->event_buffers[i]);
 	return err;
 }

@@ -21,7 +21,7 @@
  *
  * pvi_literal is tested only where the repaired cache would fail, so it costs nothing on a hit.
  */
-static __always_inline bool pvi_serves(const struct pvi_mapping *mapping, u32 pages,
+static __always_inline bool pvi_covers(const struct pvi_mapping *mapping, u32 pages,
 				       enum dma_data_direction direction)
 {
 	return (mapping->pages == pages && mapping->direction == direction) || pvi_literal;
@@ -37,7 +37,7 @@ static __always_inline bool pvi_used_after_put(struct pvi_mapping *mapping)
 	return false;
 }
 
-static __always_inline int pvi_put_of_unknown(void)
+static __always_inline int pvi_unmap_unknown(void)
 {
 	return pvi_literal ? 0 : -ENOENT;
 }
@@ -69,7 +69,7 @@ static __always_inline struct pvi_mapping *pvi_find(struct pvi_endpoint *endpoin
 	struct pvi_mapping *mapping;
 
 	hlist_for_each_entry(mapping, pvi_page_bucket(endpoint, gpa, pages, direction), by_page) {
-		if (mapping->gpa == gpa && pvi_serves(mapping, pages, direction) &&
+		if (mapping->gpa == gpa && pvi_covers(mapping, pages, direction) &&
 		    mapping->users != U32_MAX &&
 		    mapping->giova + ((u64)pages << PVI_PAGE_SHIFT) - 1 <= limit)
 			return mapping;
@@ -118,7 +118,7 @@ static __always_inline struct pvi_mapping *pvi_cache_put(struct pvi_endpoint *en
 			return NULL;
 		endpoint->live--;
 		if (!mapping->shared) {
-			pvi_forget(endpoint, mapping);
+			pvi_unhash_mapping(endpoint, mapping);
 			return mapping;
 		}
 		mapping->cycle = READ_ONCE(endpoint->pvi->cycle);
@@ -127,7 +127,7 @@ static __always_inline struct pvi_mapping *pvi_cache_put(struct pvi_endpoint *en
 		endpoint->kept_pages += mapping->pages;
 		return NULL;
 	}
-	return ERR_PTR(pvi_put_of_unknown());
+	return ERR_PTR(pvi_unmap_unknown());
 }
 
 #endif

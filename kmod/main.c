@@ -14,15 +14,15 @@
 
 bool pvi_cache;
 module_param_named(cache, pvi_cache, bool, 0444);
-MODULE_PARM_DESC(cache, "keep mappings that nobody uses for T x (C + 1) at most: devices reach buffers for so long after their unmap (default: off)");
+MODULE_PARM_DESC(cache, "keep unused mappings for at most T x (C + 1): devices can access buffers for that time after their unmap (default: off)");
 
 unsigned int pvi_cache_pages = 65536;
 module_param_named(limit, pvi_cache_pages, uint, 0444);
-MODULE_PARM_DESC(limit, "pages of 4096 bytes that a device's cache has mapped at most, 1 to 1048576 (default: 65536, or 256 MiB)");
+MODULE_PARM_DESC(limit, "maximum number of 4096-byte pages that a device's cache maps, 1 to 1048576 (default: 65536, or 256 MiB)");
 
 bool pvi_literal;
 module_param_named(literal, pvi_literal, bool, 0444);
-MODULE_PARM_DESC(literal, "with cache=1: the document's key (the page alone) and its one bit in place of a count of users, to show what they let through (default: off)");
+MODULE_PARM_DESC(literal, "with cache=1: the paper's key (the page alone) and its one bit instead of a count of users, to show the defects (default: off)");
 
 unsigned int pvi_cycle_ms = 10000;
 module_param_named(t_ms, pvi_cycle_ms, uint, 0444);
@@ -90,7 +90,7 @@ static int pvi_find_queues(struct pvi *pvi)
 {
 	struct virtqueue_info infos[] = {
 		{ .name = "requests" },
-		{ .name = "events", .callback = pvi_events_come },
+		{ .name = "events", .callback = pvi_events_callback },
 	};
 	bool events = virtio_has_feature(pvi->vdev, PVI_F_EVENTS);
 	struct virtqueue *queues[2];
@@ -230,12 +230,12 @@ static int __init pvi_init(void)
 
 	if (!pvi_cycle_ms || pvi_cycle_ms > 3600000 || !pvi_cache_pages ||
 	    pvi_cache_pages > PVI_LIMIT_MAX || (pvi_literal && !pvi_cache)) {
-		pr_err("pviommu: t_ms has to be 1 to 3600000, limit 1 to %u, and literal=1 needs cache=1\n",
+		pr_err("pviommu: t_ms must be 1 to 3600000, limit 1 to %u, and literal=1 requires cache=1\n",
 		       PVI_LIMIT_MAX);
 		return -EINVAL;
 	}
 	if (pvi_literal)
-		pr_warn("pviommu: literal=1, the document's key and one bit: devices reach what they should not, and not what they should\n");
+		pr_warn("pviommu: literal=1, the paper's key and one bit: devices can access buffers that they must not, and lose access to others\n");
 	/* Freeing memory may depend on a disk behind this device. */
 	pvi_workqueue = alloc_workqueue("pviommu", WQ_UNBOUND | WQ_MEM_RECLAIM, 0);
 	if (!pvi_workqueue)

@@ -47,9 +47,9 @@ static u64 pvi_streaming_limit(struct device *dev)
  * the memory is allocated by this module and the mapping is not shared. On failure, *reached is
  * true if the host may still map it.
  */
-static noinline dma_addr_t pvi_map_anew(struct pvi_endpoint *endpoint, u64 gpa, u32 pages,
-					enum dma_data_direction direction, u64 limit,
-					unsigned long attrs, bool *reached)
+static noinline dma_addr_t pvi_map_uncached(struct pvi_endpoint *endpoint, u64 gpa, u32 pages,
+					    enum dma_data_direction direction, u64 limit,
+					    unsigned long attrs, bool *reached)
 {
 	struct pvi_mapping *mapping;
 	struct pvi_call call = {};
@@ -98,7 +98,7 @@ static dma_addr_t pvi_map(struct pvi_endpoint *endpoint, u64 gpa, size_t size,
 	}
 	spin_unlock_irqrestore(&endpoint->lock, flags);
 	if (!mapping) {
-		giova = pvi_map_anew(endpoint, gpa, pages, direction, limit, attrs, NULL);
+		giova = pvi_map_uncached(endpoint, gpa, pages, direction, limit, attrs, NULL);
 		if (giova == DMA_MAPPING_ERROR)
 			return giova;
 	}
@@ -106,31 +106,31 @@ static dma_addr_t pvi_map(struct pvi_endpoint *endpoint, u64 gpa, size_t size,
 }
 
 /* Maps whole pages that this module has allocated and that no other driver maps. */
-static dma_addr_t pvi_map_own(struct pvi_endpoint *endpoint, u64 gpa, size_t size,
-			      enum dma_data_direction direction, u64 limit, unsigned long attrs,
-			      bool *reached)
+static dma_addr_t pvi_map_allocated(struct pvi_endpoint *endpoint, u64 gpa, size_t size,
+				    enum dma_data_direction direction, u64 limit,
+				    unsigned long attrs, bool *reached)
 {
 	unsigned long flags;
 
 	spin_lock_irqsave(&endpoint->lock, flags);
 	endpoint->maps++;
 	spin_unlock_irqrestore(&endpoint->lock, flags);
-	return pvi_map_anew(endpoint, gpa, pvi_pages_for(gpa, size), direction, limit, attrs,
-			    reached);
+	return pvi_map_uncached(endpoint, gpa, pvi_pages_for(gpa, size), direction, limit, attrs,
+				reached);
 }
 
 /* Slow path of an unmap: unmaps an uncached mapping through the host, or reports an error. */
-static noinline int pvi_unmap_beside_cache(struct pvi_endpoint *endpoint, struct pvi_mapping *put)
+static noinline int pvi_unmap_uncached(struct pvi_endpoint *endpoint, struct pvi_mapping *put)
 {
-	struct pvi_patience patience = {};
-	LIST_HEAD(gone);
+	struct pvi_poll_timeout timeout = {};
+	LIST_HEAD(evicted);
 
 	if (IS_ERR(put)) {
 		pvi_failed(endpoint, "an unmap of what is not mapped", PTR_ERR(put), 0);
 		return PTR_ERR(put);
 	}
-	list_add(&put->list, &gone);
-	return pvi_mappings_release(endpoint, &gone, &patience);
+	list_add(&put->list, &evicted);
+	return pvi_mappings_release(endpoint, &evicted, &timeout);
 }
 
 /* Returns 0 if the device can no longer access the pages, or after their expiry from the cache. */
@@ -144,7 +144,7 @@ static int pvi_unmap(struct pvi_endpoint *endpoint, dma_addr_t giova)
 	put = pvi_cache_put(endpoint, giova);
 	spin_unlock_irqrestore(&endpoint->lock, flags);
 	/* An unmap of a cached mapping needs no more than this. */
-	return put ? pvi_unmap_beside_cache(endpoint, put) : 0;
+	return put ? pvi_unmap_uncached(endpoint, put) : 0;
 }
 
 #ifdef PVI_HAVE_MAP_PHYS
@@ -182,10 +182,10 @@ static void pvi_unmap_sg(struct device *dev, struct scatterlist *list, int nents
 			 enum dma_data_direction direction, unsigned long attrs)
 {
 	struct pvi_endpoint *endpoint = pvi_endpoint_of(dev);
-	struct pvi_patience patience = {};
+	struct pvi_poll_timeout timeout = {};
 	struct scatterlist *entry;
 	unsigned long flags;
-	LIST_HEAD(gone);
+	LIST_HEAD(evicted);
 	int err = 0;
 	int i;
 
@@ -197,12 +197,12 @@ static void pvi_unmap_sg(struct device *dev, struct scatterlist *list, int nents
 		if (IS_ERR(put))
 			err = err ?: PTR_ERR(put);
 		else if (put)
-			list_add_tail(&put->list, &gone);
+			list_add_tail(&put->list, &evicted);
 	}
 	spin_unlock_irqrestore(&endpoint->lock, flags);
 	if (err)
 		pvi_failed(endpoint, "an unmap of what is not mapped", err, 0);
-	pvi_mappings_release(endpoint, &gone, &patience);
+	pvi_mappings_release(endpoint, &evicted, &timeout);
 }
 
 /*
@@ -219,7 +219,7 @@ static int pvi_map_sg(struct device *dev, struct scatterlist *list, int nents,
 	unsigned long flags;
 	struct pvi_call call = {};
 	LIST_HEAD(fresh);
-	LIST_HEAD(gone);
+	LIST_HEAD(evicted);
 	bool undone;
 	int err = 0;
 	int i;
@@ -279,10 +279,10 @@ static int pvi_map_sg(struct device *dev, struct scatterlist *list, int nents,
 		if (sg_dma_len(entry))
 			mapping = pvi_cache_put(endpoint, sg_dma_address(entry));
 		if (!IS_ERR_OR_NULL(mapping))
-			list_add_tail(&mapping->list, &gone);
+			list_add_tail(&mapping->list, &evicted);
 	}
 	spin_unlock_irqrestore(&endpoint->lock, flags);
-	pvi_mappings_release(endpoint, &gone, &call.undoing);
+	pvi_mappings_release(endpoint, &evicted, &call.undoing);
 	pvi_failed(endpoint, "a map of a list", err, attrs);
 	switch (err) {
 	case -ENOSPC:
@@ -311,8 +311,8 @@ static void *pvi_alloc(struct device *dev, size_t size, dma_addr_t *address, gfp
 	memory = alloc_pages_exact(size, gfp | __GFP_ZERO);
 	if (!memory)
 		return NULL;
-	*address = pvi_map_own(pvi_endpoint_of(dev), virt_to_phys(memory), size, DMA_BIDIRECTIONAL,
-			       limit, attrs, &reached);
+	*address = pvi_map_allocated(pvi_endpoint_of(dev), virt_to_phys(memory), size,
+				     DMA_BIDIRECTIONAL, limit, attrs, &reached);
 	if (*address != DMA_MAPPING_ERROR)
 		return memory;
 	if (!reached)
@@ -336,8 +336,8 @@ static struct page *pvi_alloc_pages(struct device *dev, size_t size, dma_addr_t 
 
 	if (!page)
 		return NULL;
-	*address = pvi_map_own(pvi_endpoint_of(dev), page_to_phys(page), size, direction, limit, 0,
-			       &reached);
+	*address = pvi_map_allocated(pvi_endpoint_of(dev), page_to_phys(page), size,
+				     direction, limit, 0, &reached);
 	if (*address != DMA_MAPPING_ERROR)
 		return page;
 	if (!reached)

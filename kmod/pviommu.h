@@ -166,7 +166,7 @@ struct pvi_endpoint {
 	/* Mappings of unbound drivers: unmapped, but their addresses are still reserved. */
 	u64 orphans;
 	/* True if the worker must remove some of the unused mappings. */
-	bool room_wanted;
+	bool room_requested;
 
 	u64 maps;
 	u64 unmaps;
@@ -186,9 +186,9 @@ struct pvi_endpoint {
  * Time that a caller has waited for the host, over all its requests. A host that answers each
  * request at the last moment gets no more time than one that never answers.
  */
-struct pvi_patience {
+struct pvi_poll_timeout {
 	bool may_sleep;
-	unsigned int looks;
+	unsigned int polls;
 	/* Number of delays of one microsecond. */
 	u32 microseconds;
 	/* Total time of completed waits. */
@@ -200,9 +200,9 @@ struct pvi_patience {
 /* A driver's map call, which cannot sleep. */
 struct pvi_call {
 	/* For its maps, and for making room. */
-	struct pvi_patience patience;
+	struct pvi_poll_timeout timeout;
 	/* For undoing its maps. */
-	struct pvi_patience undoing;
+	struct pvi_poll_timeout undoing;
 	/* True after the first attempt to make room; there is only one. */
 	bool made_room;
 };
@@ -222,7 +222,7 @@ void pvi_queue_free(struct pvi *pvi);
 int pvi_queue_map(struct pvi_endpoint *endpoint, struct list_head *mappings,
 		  enum dma_data_direction direction, struct pvi_call *call, bool *undone);
 int pvi_queue_unmap(struct pvi_endpoint *endpoint, struct list_head *mappings,
-		    struct pvi_patience *patience);
+		    struct pvi_poll_timeout *timeout);
 
 /* iova.c */
 int pvi_iova_init(struct pvi_endpoint *endpoint);
@@ -238,22 +238,22 @@ struct pvi_mapping *pvi_mapping_new(struct pvi_endpoint *endpoint, u64 gpa, u32 
 				    enum dma_data_direction direction, u64 limit, bool shared,
 				    struct pvi_call *call);
 void pvi_failed(struct pvi_endpoint *endpoint, const char *what, int err, unsigned long attrs);
-void pvi_forget(struct pvi_endpoint *endpoint, struct pvi_mapping *mapping);
+void pvi_unhash_mapping(struct pvi_endpoint *endpoint, struct pvi_mapping *mapping);
 void pvi_mappings_free(struct pvi_endpoint *endpoint, struct list_head *mappings, bool lost);
 void pvi_orphan_free(struct pvi_endpoint *endpoint, struct pvi_mapping *mapping, bool lost);
 int pvi_cache_add(struct pvi_endpoint *endpoint, struct list_head *fresh, struct pvi_call *call,
 		  bool *undone);
 int pvi_put_orphan(struct pvi_endpoint *endpoint, struct pvi_mapping *mapping);
 
-/* leave.c */
-int pvi_mappings_release(struct pvi_endpoint *endpoint, struct list_head *gone,
-			 struct pvi_patience *patience);
-void pvi_want_room(struct pvi_endpoint *endpoint);
-bool pvi_make_room(struct pvi_endpoint *endpoint, struct pvi_patience *patience);
+/* evict.c */
+int pvi_mappings_release(struct pvi_endpoint *endpoint, struct list_head *evicted,
+			 struct pvi_poll_timeout *timeout);
+void pvi_request_room(struct pvi_endpoint *endpoint);
+bool pvi_make_room(struct pvi_endpoint *endpoint, struct pvi_poll_timeout *timeout);
 void pvi_cache_expire(struct pvi_endpoint *endpoint, u64 cycle);
-void pvi_cache_shed(struct pvi_endpoint *endpoint);
-void pvi_cache_drop_unused(struct pvi_endpoint *endpoint);
-void pvi_cache_abandon(struct pvi_endpoint *endpoint);
+void pvi_cache_evict_share(struct pvi_endpoint *endpoint);
+void pvi_cache_evict_unused(struct pvi_endpoint *endpoint);
+void pvi_cache_unbind(struct pvi_endpoint *endpoint);
 void pvi_trim_work(struct work_struct *work);
 
 /* ops.c */
@@ -268,7 +268,7 @@ void pvi_trim_all(struct pvi *pvi);
 /* events.c */
 void pvi_events_work(struct work_struct *work);
 int pvi_events_init(struct pvi *pvi, struct virtqueue *vq);
-void pvi_events_come(struct virtqueue *vq);
+void pvi_events_callback(struct virtqueue *vq);
 
 /* debugfs.c */
 void pvi_debugfs_add(struct pvi *pvi);

@@ -22,10 +22,10 @@
 
 #define PVI_TIMEOUT_MS		10000
 /* Polls before the first check of the time. */
-#define PVI_QUICK_LOOKS		4096
+#define PVI_BUSY_POLLS		4096
 /* Sleep between two polls in sleepable context, in microseconds. */
-#define PVI_NAP_LEAST		50
-#define PVI_NAP_MOST		200
+#define PVI_SLEEP_MIN		50
+#define PVI_SLEEP_MAX		200
 /* Pages of a map in an ordinary slot. */
 #define PVI_SLOT_PAGES		64
 /* Pages of an unmap in the large slot. It is filled with interrupts disabled. */
@@ -78,7 +78,7 @@ static void pvi_cursor_next(struct pvi_cursor *cursor, u64 *giova, u64 *gpa)
 	*gpa = cursor->mapping->gpa + offset;
 }
 
-static void pvi_break(struct pvi *pvi, const char *why)
+static void pvi_break_queue(struct pvi *pvi, const char *why)
 {
 	struct pvi_queue *queue = &pvi->queue;
 	unsigned long flags;
@@ -92,7 +92,7 @@ static void pvi_break(struct pvi *pvi, const char *why)
 		return;
 	__virtqueue_break(queue->vq);
 	dev_err(&pvi->vdev->dev,
-		"%s: it is not asked again, maps fail, and what was not unmapped stays out of use\n",
+		"%s: the queue is broken: maps fail, and ranges not yet unmapped stay reserved\n",
 		why);
 }
 
@@ -209,7 +209,7 @@ static bool pvi_kick_due(struct pvi_queue *queue)
 }
 
 /* Reschedules if the caller is preemptible: in process context, without locks. */
-static void pvi_let_others_run(void)
+static void pvi_cond_resched(void)
 {
 	if (IS_ENABLED(CONFIG_PREEMPT_COUNT) && preemptible() && !rcu_preempt_depth())
 		cond_resched();
@@ -219,41 +219,41 @@ static void pvi_let_others_run(void)
  * Called after a poll without an answer. Returns false after the time-out. With interrupts disabled
  * the clock may stop, so delays are counted as well; the earlier of both ends the wait.
  */
-static bool pvi_patient(struct pvi_patience *patience)
+static bool pvi_poll_continue(struct pvi_poll_timeout *timeout)
 {
-	if (patience->looks < PVI_QUICK_LOOKS) {
-		patience->looks++;
+	if (timeout->polls < PVI_BUSY_POLLS) {
+		timeout->polls++;
 		cpu_relax();
 		return true;
 	}
-	if (!patience->since)
-		patience->since = ktime_get();
-	if (patience->may_sleep) {
-		usleep_range(PVI_NAP_LEAST, PVI_NAP_MOST);
+	if (!timeout->since)
+		timeout->since = ktime_get();
+	if (timeout->may_sleep) {
+		usleep_range(PVI_SLEEP_MIN, PVI_SLEEP_MAX);
 	} else {
 		udelay(1);
-		patience->microseconds++;
-		if (!(patience->microseconds & 0xffff))
+		timeout->microseconds++;
+		if (!(timeout->microseconds & 0xffff))
 			touch_nmi_watchdog();
-		pvi_let_others_run();
+		pvi_cond_resched();
 	}
-	return patience->microseconds < PVI_TIMEOUT_MS * 1000u &&
-	       patience->waited_ns + ktime_to_ns(ktime_sub(ktime_get(), patience->since)) <
+	return timeout->microseconds < PVI_TIMEOUT_MS * 1000u &&
+	       timeout->waited_ns + ktime_to_ns(ktime_sub(ktime_get(), timeout->since)) <
 		       PVI_TIMEOUT_MS * (s64)NSEC_PER_MSEC;
 }
 
 /* Pauses the count after an answer. */
-static void pvi_patience_pause(struct pvi_patience *patience)
+static void pvi_poll_timeout_pause(struct pvi_poll_timeout *timeout)
 {
-	patience->looks = 0;
-	if (!patience->since)
+	timeout->polls = 0;
+	if (!timeout->since)
 		return;
-	patience->waited_ns += ktime_to_ns(ktime_sub(ktime_get(), patience->since));
-	patience->since = 0;
+	timeout->waited_ns += ktime_to_ns(ktime_sub(ktime_get(), timeout->since));
+	timeout->since = 0;
 }
 
 /* Waits for the host's answer and returns its status as an error code. */
-static int pvi_wait(struct pvi *pvi, struct pvi_sent *sent, struct pvi_patience *patience)
+static int pvi_wait(struct pvi *pvi, struct pvi_sent *sent, struct pvi_poll_timeout *timeout)
 {
 	struct pvi_queue *queue = &pvi->queue;
 	bool answered, broken;
@@ -266,10 +266,10 @@ static int pvi_wait(struct pvi *pvi, struct pvi_sent *sent, struct pvi_patience 
 		broken = virtqueue_is_broken(queue->vq);
 		spin_unlock_irqrestore(&queue->lock, flags);
 		if (answered) {
-			pvi_patience_pause(patience);
+			pvi_poll_timeout_pause(timeout);
 			return sent->err;
 		}
-	} while (!broken && pvi_patient(patience));
+	} while (!broken && pvi_poll_continue(timeout));
 
 	/*
 	 * The host still owns the slot and may write to it, but sent becomes invalid when this
@@ -282,14 +282,14 @@ static int pvi_wait(struct pvi *pvi, struct pvi_sent *sent, struct pvi_patience 
 	spin_unlock_irqrestore(&queue->lock, flags);
 	if (answered)
 		return sent->err;
-	pvi_break(pvi, broken ? PVI_UNASKED : PVI_LATE);
+	pvi_break_queue(pvi, broken ? PVI_UNASKED : PVI_LATE);
 	return broken ? -EIO : -ETIMEDOUT;
 }
 
 /* Makes a group of at least one request available, with one kick. Returns their number. */
 static int pvi_send_group(struct pvi_endpoint *endpoint, enum pvi_type type,
 			  enum dma_data_direction direction, struct pvi_cursor *cursor, u64 *left,
-			  struct pvi_sent *sent, struct pvi_patience *patience)
+			  struct pvi_sent *sent, struct pvi_poll_timeout *timeout)
 {
 	struct pvi_queue *queue = &endpoint->pvi->queue;
 	unsigned long flags;
@@ -314,17 +314,17 @@ static int pvi_send_group(struct pvi_endpoint *endpoint, enum pvi_type type,
 		if (count || err != -EBUSY)
 			break;
 		/* Other callers own all slots. Wait for the host to answer one of them. */
-		if (!pvi_patient(patience)) {
-			pvi_break(endpoint->pvi, PVI_LATE);
+		if (!pvi_poll_continue(timeout)) {
+			pvi_break_queue(endpoint->pvi, PVI_LATE);
 			return -ETIMEDOUT;
 		}
 		err = 0;
 	}
-	pvi_patience_pause(patience);
+	pvi_poll_timeout_pause(timeout);
 	if (kick)
 		virtqueue_notify(queue->vq);
 	if (err && err != -EBUSY && virtqueue_is_broken(queue->vq))
-		pvi_break(endpoint->pvi, PVI_UNASKED);
+		pvi_break_queue(endpoint->pvi, PVI_UNASKED);
 	return count ?: err;
 }
 
@@ -340,20 +340,20 @@ static u64 pvi_pages_of(struct list_head *mappings)
 
 /* Unmaps this many pages from the cursor on. Tries all and returns the first error, if any. */
 static int pvi_unmap_from(struct pvi_endpoint *endpoint, struct pvi_cursor cursor, u64 left,
-			  struct pvi_patience *patience)
+			  struct pvi_poll_timeout *timeout)
 {
 	struct pvi_sent sent[PVI_GROUP];
 	int first = 0;
 
 	while (left) {
 		int count = pvi_send_group(endpoint, PVI_UNMAP, DMA_NONE, &cursor, &left, sent,
-					   patience);
+					   timeout);
 		int i;
 
 		if (count < 0)
 			return first ?: count;
 		for (i = 0; i < count; i++) {
-			int err = pvi_wait(endpoint->pvi, &sent[i], patience);
+			int err = pvi_wait(endpoint->pvi, &sent[i], timeout);
 
 			first = first ?: err;
 		}
@@ -378,7 +378,7 @@ int pvi_queue_map(struct pvi_endpoint *endpoint, struct list_head *mappings,
 	*undone = true;
 	while (left && !failed) {
 		int count = pvi_send_group(endpoint, PVI_MAP, direction, &cursor, &left, sent,
-					   &call->patience);
+					   &call->timeout);
 		u64 in_group = 0;
 		int i;
 
@@ -387,7 +387,7 @@ int pvi_queue_map(struct pvi_endpoint *endpoint, struct list_head *mappings,
 			break;
 		}
 		for (i = 0; i < count; i++) {
-			sent[i].err = pvi_wait(endpoint->pvi, &sent[i], &call->patience);
+			sent[i].err = pvi_wait(endpoint->pvi, &sent[i], &call->timeout);
 			failed = failed ?: sent[i].err;
 			in_group += sent[i].pages;
 		}
@@ -412,10 +412,10 @@ int pvi_queue_map(struct pvi_endpoint *endpoint, struct list_head *mappings,
 
 /* Unmaps the pages of all mappings. On failure, their addresses must not be reused. */
 int pvi_queue_unmap(struct pvi_endpoint *endpoint, struct list_head *mappings,
-		    struct pvi_patience *patience)
+		    struct pvi_poll_timeout *timeout)
 {
 	return pvi_unmap_from(endpoint, pvi_cursor_at_first(mappings), pvi_pages_of(mappings),
-			      patience);
+			      timeout);
 }
 
 static int pvi_slot_init(struct pvi_slot *slot, size_t room)

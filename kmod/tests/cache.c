@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Runs cache.c and leave.c in user space, with the environment of host.c: residency and limit of
+ * Runs cache.c and evict.c in user space, with the environment of host.c: residency and limit of
  * the cache (crates/pviommu/vectors/cache.txt), room for maps, and mappings left by a driver. With
  * literal=1 the device gets the accesses that the PVIOMMU paper's cache allows; with literal=0 it
  * does not.
@@ -217,7 +217,7 @@ static void left_by_a_driver(void)
 		if (cached)
 			CHECK(map(8 * PAGE_SIZE + 64, 64, DMA_FROM_DEVICE) == shared + 64);
 		memory = pvi_ops.alloc(&pdev.dev, PAGE_SIZE, &address, 0, 0);
-		pvi_cache_abandon(endpoint);
+		pvi_cache_unbind(endpoint);
 		CHECK(!host.mapped_count && !endpoint->live && endpoint->orphans == 3);
 		CHECK(test_complaints == 1 && endpoint->lost == 0);
 		/* The next driver, and a late unmap. */
@@ -250,7 +250,7 @@ static void left_by_a_driver(void)
 		host.prompt = refused;
 		host.refuse_after = 1;
 		host.refuse_with = PVI_FAILED;
-		pvi_cache_abandon(endpoint);
+		pvi_cache_unbind(endpoint);
 		CHECK(endpoint->lost == 3 && !endpoint->orphans && !endpoint->live);
 		unmap(left);
 		if (refused)
@@ -278,7 +278,7 @@ static void left_and_unmapped_meanwhile(void)
 	unmapped_meanwhile = left;
 	host.prompt = false;
 	on_wait = host_answers_after_a_late_unmap;
-	pvi_cache_abandon(endpoint);
+	pvi_cache_unbind(endpoint);
 	CHECK(!endpoint->orphans && !host.mapped_count && !endpoint->live);
 	CHECK(map(0, 3 * PAGE_SIZE, DMA_FROM_DEVICE) == left);
 	end();
@@ -356,7 +356,7 @@ static void two_users(bool literal)
 	CHECK((other == one) == literal && device_writes(two, 'b'));
 	CHECK(buffers[4 * PAGE_SIZE + 64] == (literal ? 'b' : 'a'));
 	unmap(two);
-	pvi_cache_drop_unused(endpoint);
+	pvi_cache_evict_unused(endpoint);
 	CHECK(device_writes(other, 'c') == !literal);
 	/* An unmap without a mapping is ignored. */
 	unmap(other);
@@ -476,7 +476,7 @@ static void vectors(const char *directory)
 			pvi_cache_expire(endpoint, pvi.cycle);
 			vector_gone(line, list, endpoint->forced + endpoint->expired - before);
 		} else if (sscanf(line, "shed %127s", list) == 1) {
-			pvi_cache_shed(endpoint);
+			pvi_cache_evict_share(endpoint);
 			vector_gone(line, list, endpoint->forced + endpoint->expired - before);
 		} else if (sscanf(line, "holds %llu %llu", &kept, &page) == 2) {
 			if (endpoint->kept != kept || endpoint->cached_pages != page) {

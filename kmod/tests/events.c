@@ -59,7 +59,7 @@ static void host_fills(unsigned int most)
 					     .reason = PVI_EVENT_NOT_MAPPED };
 		filled[filled_count++] = event;
 	}
-	pvi_events_come(&queue);
+	pvi_events_callback(&queue);
 }
 
 bool virtqueue_kick(struct virtqueue *vq)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Runs queue.c, cache.c, leave.c and ops.c in user space (kernel.h, host.c). The host answers at
+ * Runs queue.c, cache.c, evict.c and ops.c in user space (kernel.h, host.c). The host answers at
  * once, late, never, or with a refusal. Interrupts arrive during waits.
  */
 #include "host.c"
@@ -44,7 +44,7 @@ static void maps_and_unmaps(void)
 			CHECK(pvi.queue.requests == 1 && endpoint->hits == 61);
 		}
 		/* Pages that exceed a request take several requests with one kick. */
-		pvi_cache_drop_unused(endpoint);
+		pvi_cache_evict_unused(endpoint);
 		pvi.queue.requests = 0;
 		pvi.queue.kicks = 0;
 		fill(list, 200, 8 * PAGE_SIZE);
@@ -55,7 +55,7 @@ static void maps_and_unmaps(void)
 		pvi_ops.unmap_sg(&pdev.dev, list, 200, DMA_TO_DEVICE, 0);
 		CHECK(endpoint->live == 0 && test_complaints == 0 && nobody_waits());
 		/* The large slot is free again. */
-		pvi_cache_drop_unused(endpoint);
+		pvi_cache_evict_unused(endpoint);
 		pvi.queue.requests = 0;
 		CHECK(pvi_ops.map_sg(&pdev.dev, list, 200, DMA_TO_DEVICE, 0) == 200);
 		CHECK(pvi.queue.requests == asked);
@@ -308,7 +308,7 @@ static void lists_with_an_entry_that_is_not_mapped(void)
 			pvi_ops.unmap_sg(&pdev.dev, list, 4, DMA_FROM_DEVICE, 0);
 			CHECK(!endpoint->live && endpoint->unmaps == 5);
 			CHECK(endpoint->failures == 1 && test_complaints == 1);
-			pvi_cache_drop_unused(endpoint);
+			pvi_cache_evict_unused(endpoint);
 			for (i = 0; i < 4; i++)
 				CHECK(!device_writes(sg_dma_address(&list[i]), 'a'));
 			end();
@@ -366,7 +366,7 @@ static void waits(void)
 	CHECK(one != DMA_MAPPING_ERROR && test_yields > 1000 && !test_naps);
 	unmap(one);
 	test_yields = 0;
-	pvi_cache_drop_unused(endpoint);
+	pvi_cache_evict_unused(endpoint);
 	CHECK(!host.mapped_count && test_naps > 100 && test_yields < 10);
 	test_atomic = true;
 	one = map(0, PAGE_SIZE, DMA_TO_DEVICE);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * The host and the environment of queue.c, cache.c, leave.c and ops.c in user space: the device
+ * The host and the environment of queue.c, cache.c, evict.c and ops.c in user space: the device
  * side of the virtqueue, checking allocators, a clock, a driver and its device. The host records
  * the mappings. It checks that no page is freed, no address is reused and no request's memory is
  * freed while the host may still use it.
@@ -8,7 +8,7 @@
 #define PVI_HAVE_MAP_PHYS
 #include "../queue.c"
 #include "../cache.c"
-#include "../leave.c"
+#include "../evict.c"
 #include "../ops.c"
 
 #define CHECK(what)                                                                                \
@@ -382,7 +382,7 @@ static void begin_with_queue(const char *name, bool cached, unsigned int chains)
 static void end(void)
 {
 	test_atomic = false;
-	pvi_cache_abandon(endpoint);
+	pvi_cache_unbind(endpoint);
 	CHECK(!endpoint->live && !endpoint->kept && !endpoint->kept_pages);
 	CHECK(!endpoint->cached_pages && test_most_steps <= PVI_LOCKED_STEPS);
 	host.asked_count = 0;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Kernel interfaces of queue.c, cache.c, leave.c, ops.c and events.c for user space. The headers
+ * Kernel interfaces of queue.c, cache.c, evict.c, ops.c and events.c for user space. The headers
  * that they include are empty, and this file is included before them. There is one CPU. Time
  * advances when code waits. Memory comes from malloc(), and physical addresses are virtual ones.
  */

@@ -14,15 +14,15 @@
 /* Pages that a map evicts to make room: one request of an ordinary slot. */
 #define PVI_ROOM_PAGES		128
 /* Share of the limit that the worker evicts when the cache is full. */
-#define PVI_SHED_SHARE		16
+#define PVI_EVICT_SHARE		16
 
 /*
- * Caller holds endpoint->lock. Moves the oldest unused mappings to gone, if they lost their last
+ * Caller holds endpoint->lock. Moves the oldest unused mappings to evicted, if they lost their last
  * user in cycle last or before: up to this many pages, and at most PVI_LOCKED_STEPS mappings. If
  * one_at_least, moves the first one whatever its size. Returns the number of pages moved.
  */
-static u64 pvi_take_unused(struct pvi_endpoint *endpoint, u64 last, u64 pages, bool one_at_least,
-			   u64 *left_by, struct list_head *gone)
+static u64 pvi_collect_unused(struct pvi_endpoint *endpoint, u64 last, u64 pages, bool one_at_least,
+			      u64 *counter, struct list_head *evicted)
 {
 	struct pvi_mapping *mapping, *next;
 	unsigned int steps = 0;
@@ -34,37 +34,37 @@ static u64 pvi_take_unused(struct pvi_endpoint *endpoint, u64 last, u64 pages, b
 		if ((taken || !one_at_least) &&
 		    (taken >= pages || mapping->pages > pages - taken))
 			break;
-		pvi_forget(endpoint, mapping);
-		list_move_tail(&mapping->list, gone);
+		pvi_unhash_mapping(endpoint, mapping);
+		list_move_tail(&mapping->list, evicted);
 		taken += mapping->pages;
 		endpoint->kept--;
 		endpoint->kept_pages -= mapping->pages;
-		(*left_by)++;
+		(*counter)++;
 	}
 	return taken;
 }
 
 /* Unmaps these mappings. Frees their addresses if the host confirms. */
-int pvi_mappings_release(struct pvi_endpoint *endpoint, struct list_head *gone,
-			 struct pvi_patience *patience)
+int pvi_mappings_release(struct pvi_endpoint *endpoint, struct list_head *evicted,
+			 struct pvi_poll_timeout *timeout)
 {
 	int err;
 
-	if (list_empty(gone))
+	if (list_empty(evicted))
 		return 0;
-	err = pvi_queue_unmap(endpoint, gone, patience);
+	err = pvi_queue_unmap(endpoint, evicted, timeout);
 	if (err)
 		pvi_failed(endpoint, "an unmap", err, 0);
-	pvi_mappings_free(endpoint, gone, err);
+	pvi_mappings_free(endpoint, evicted, err);
 	return err;
 }
 
 /* Caller holds endpoint->lock. Queues the worker to make room, if any mapping is unused. */
-void pvi_want_room(struct pvi_endpoint *endpoint)
+void pvi_request_room(struct pvi_endpoint *endpoint)
 {
 	if (!endpoint->kept)
 		return;
-	endpoint->room_wanted = true;
+	endpoint->room_requested = true;
 	queue_work(pvi_workqueue, &endpoint->trim);
 }
 
@@ -73,46 +73,46 @@ void pvi_want_room(struct pvi_endpoint *endpoint)
  * with one request, which a caller that cannot sleep can wait for. The worker evicts more. Returns
  * true if a retry is worthwhile.
  */
-bool pvi_make_room(struct pvi_endpoint *endpoint, struct pvi_patience *patience)
+bool pvi_make_room(struct pvi_endpoint *endpoint, struct pvi_poll_timeout *timeout)
 {
 	unsigned long flags;
-	LIST_HEAD(gone);
+	LIST_HEAD(evicted);
 	u64 taken;
 
 	spin_lock_irqsave(&endpoint->lock, flags);
-	taken = pvi_take_unused(endpoint, U64_MAX, PVI_ROOM_PAGES, true, &endpoint->forced,
-				&gone);
-	pvi_want_room(endpoint);
+	taken = pvi_collect_unused(endpoint, U64_MAX, PVI_ROOM_PAGES, true, &endpoint->forced,
+				   &evicted);
+	pvi_request_room(endpoint);
 	spin_unlock_irqrestore(&endpoint->lock, flags);
-	return taken && !pvi_mappings_release(endpoint, &gone, patience);
+	return taken && !pvi_mappings_release(endpoint, &evicted, timeout);
 }
 
 /*
  * Sleepable context only. Evicts mappings that lost their last user in cycle last or before, oldest
  * first, up to this many pages but at least one mapping. Each request is as large as possible.
  */
-static void pvi_drop(struct pvi_endpoint *endpoint, u64 last, u64 pages, u64 *left_by)
+static void pvi_evict(struct pvi_endpoint *endpoint, u64 last, u64 pages, u64 *counter)
 {
 	bool one_at_least = true;
 	unsigned long flags;
 	u64 taken, batch;
 
 	do {
-		struct pvi_patience patience = { .may_sleep = true };
-		LIST_HEAD(gone);
+		struct pvi_poll_timeout timeout = { .may_sleep = true };
+		LIST_HEAD(evicted);
 
 		batch = 0;
 		do {
 			spin_lock_irqsave(&endpoint->lock, flags);
-			taken = pvi_take_unused(endpoint, last, pages, one_at_least, left_by,
-						&gone);
+			taken = pvi_collect_unused(endpoint, last, pages, one_at_least, counter,
+						   &evicted);
 			spin_unlock_irqrestore(&endpoint->lock, flags);
 			one_at_least = false;
 			batch += taken;
 			pages -= min(pages, taken);
 			cond_resched();
 		} while (taken && pages && batch < endpoint->pvi->pages_max);
-		pvi_mappings_release(endpoint, &gone, &patience);
+		pvi_mappings_release(endpoint, &evicted, &timeout);
 	} while (batch && pages);
 }
 
@@ -123,20 +123,20 @@ static void pvi_drop(struct pvi_endpoint *endpoint, u64 last, u64 pages, u64 *le
 void pvi_cache_expire(struct pvi_endpoint *endpoint, u64 cycle)
 {
 	if (cycle > pvi_cycles)
-		pvi_drop(endpoint, cycle - pvi_cycles - 1, U64_MAX, &endpoint->expired);
+		pvi_evict(endpoint, cycle - pvi_cycles - 1, U64_MAX, &endpoint->expired);
 }
 
 /* Evicts a sixteenth of the limit before expiry. */
-void pvi_cache_shed(struct pvi_endpoint *endpoint)
+void pvi_cache_evict_share(struct pvi_endpoint *endpoint)
 {
-	u64 pages = DIV_ROUND_UP(pvi_cache_pages, PVI_SHED_SHARE);
+	u64 pages = DIV_ROUND_UP(pvi_cache_pages, PVI_EVICT_SHARE);
 
-	pvi_drop(endpoint, U64_MAX, pages, &endpoint->forced);
+	pvi_evict(endpoint, U64_MAX, pages, &endpoint->forced);
 }
 
-void pvi_cache_drop_unused(struct pvi_endpoint *endpoint)
+void pvi_cache_evict_unused(struct pvi_endpoint *endpoint)
 {
-	pvi_drop(endpoint, U64_MAX, U64_MAX, &endpoint->forced);
+	pvi_evict(endpoint, U64_MAX, U64_MAX, &endpoint->forced);
 }
 
 /* Work that a map in interrupt context cannot wait for. */
@@ -148,11 +148,11 @@ void pvi_trim_work(struct work_struct *work)
 
 	pvi_cache_expire(endpoint, READ_ONCE(endpoint->pvi->cycle));
 	spin_lock_irqsave(&endpoint->lock, flags);
-	wanted = endpoint->room_wanted;
-	endpoint->room_wanted = false;
+	wanted = endpoint->room_requested;
+	endpoint->room_requested = false;
 	spin_unlock_irqrestore(&endpoint->lock, flags);
 	if (wanted)
-		pvi_cache_shed(endpoint);
+		pvi_cache_evict_share(endpoint);
 }
 
 /*
@@ -188,14 +188,14 @@ static u64 pvi_orphan_bucket(struct pvi_endpoint *endpoint, struct hlist_head *b
  */
 static void pvi_orphans_unmap(struct pvi_endpoint *endpoint, struct list_head *left)
 {
-	struct pvi_patience patience = { .may_sleep = true };
+	struct pvi_poll_timeout timeout = { .may_sleep = true };
 	struct pvi_mapping *mapping, *next;
 	unsigned long flags;
 	int err;
 
 	if (list_empty(left))
 		return;
-	err = pvi_queue_unmap(endpoint, left, &patience);
+	err = pvi_queue_unmap(endpoint, left, &timeout);
 	if (err)
 		pvi_failed(endpoint, "an unmap of what a driver left", err, 0);
 	list_for_each_entry_safe(mapping, next, left, list) {
@@ -214,7 +214,7 @@ static void pvi_orphans_unmap(struct pvi_endpoint *endpoint, struct list_head *l
  * addresses stay reserved: a later unmap (page_pool does this) must not affect another driver's
  * mapping.
  */
-void pvi_cache_abandon(struct pvi_endpoint *endpoint)
+void pvi_cache_unbind(struct pvi_endpoint *endpoint)
 {
 	size_t buckets = (size_t)1 << endpoint->table_bits;
 	unsigned long flags;
@@ -223,12 +223,12 @@ void pvi_cache_abandon(struct pvi_endpoint *endpoint)
 	u64 count;
 	size_t i;
 
-	pvi_cache_drop_unused(endpoint);
+	pvi_cache_evict_unused(endpoint);
 	count = READ_ONCE(endpoint->live);
 	if (!count)
 		return;
 	dev_warn(&endpoint->pvi->vdev->dev,
-		 "%s: %llu mappings were left by the driver: they are unmapped, their addresses stay out of use\n",
+		 "%s: the driver left %llu mappings: they are unmapped, and their addresses stay reserved\n",
 		 endpoint->name, count);
 	for (i = 0; i < buckets; i++) {
 		spin_lock_irqsave(&endpoint->lock, flags);
@@ -242,5 +242,5 @@ void pvi_cache_abandon(struct pvi_endpoint *endpoint)
 	}
 	pvi_orphans_unmap(endpoint, &left);
 	/* Mappings that became unused in the meantime. */
-	pvi_cache_drop_unused(endpoint);
+	pvi_cache_evict_unused(endpoint);
 }
